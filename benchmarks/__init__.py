@@ -1,1 +1,2 @@
-"""Figures as ratios, each measured beside its comparison in the same run: `python -m benchmarks [letter ...] [--quick]`."""
+"""Figures as ratios, each measured beside its comparison in the same run: `python -m benchmarks
+[letter ...] [--quick]`."""

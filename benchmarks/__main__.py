@@ -1,4 +1,5 @@
-"""`python -m benchmarks [letter ...] [--quick] [--check]`: each prints one table; without letters, all of them in order."""
+"""`python -m benchmarks [letter ...] [--quick] [--check]`: each prints one table; without letters,
+all of them in order."""
 
 from __future__ import annotations
 
@@ -12,24 +13,49 @@ from benchmarks.harness.ground import end_in_order, folder, redis_server
 from benchmarks.harness.report import Report, machine, show
 
 MODULES = {
-    "a": "queues.feed", "b": "queues.queue_path", "n": "noop_path", "c": "http_path", "d": "queues.redis_bytes",
-    "e": "parts.memory", "q": "pace", "m": "parts.embed", "f": "parts.flower", "t": "parts.tracing",
-    "r": "queues.redis_steps", "g": "growth", "h": "parts.http_clients", "u": "reuse", "p": "parts.plan",
-    "s": "parts.direct_door", "o": "parts.door_uploads", "j": "parts.door_jobs", "w": "parts.door_pages",
+    "a": "queues.feed",
+    "b": "queues.queue_path",
+    "n": "noop_path",
+    "c": "http_path",
+    "d": "queues.redis_bytes",
+    "e": "parts.memory",
+    "q": "pace",
+    "m": "parts.embed",
+    "f": "parts.flower",
+    "t": "parts.tracing",
+    "r": "queues.redis_steps",
+    "g": "growth",
+    "h": "parts.http_clients",
+    "u": "reuse",
+    "p": "parts.plan",
+    "s": "parts.direct_door",
+    "o": "parts.door_uploads",
+    "j": "parts.door_jobs",
+    "w": "parts.door_pages",
     "l": "parts.door_beside",
-}  # fmt: skip
+}
 EXPLAINED = {
-    "a": "feed rate", "b": "queue path against stock Celery", "n": "queue path with both stores, no-op lane",
-    "c": "whole path over HTTP", "d": "bytes of Redis", "e": "peak memory", "q": "shared quota beside other limiters",
-    "m": "embed lane beside fixed batches and an offline run", "f": "Flower attached and detached",
-    "t": "tracing off, of one item in a hundred, and of all", "r": "what Redis spends on each step of an item",
+    "a": "feed rate",
+    "b": "queue path against stock Celery",
+    "n": "queue path with both stores, no-op lane",
+    "c": "whole path over HTTP",
+    "d": "bytes of Redis",
+    "e": "peak memory",
+    "q": "shared quota beside other limiters",
+    "m": "embed lane beside fixed batches and an offline run",
+    "f": "Flower attached and detached",
+    "t": "tracing off, of one item in a hundred, and of all",
+    "r": "what Redis spends on each step of an item",
     "g": "what grows with a job",
-    "h": "HTTP clients alone", "p": "plan and --dry-run beside the run itself",
-    "s": "calls that wait beside direct calls", "o": "files up and down through the door",
+    "h": "HTTP clients alone",
+    "p": "plan and --dry-run beside the run itself",
+    "s": "calls that wait beside direct calls",
+    "o": "files up and down through the door",
     "j": "jobs over HTTP: until the first claim, and status calls while one runs",
-    "w": "pages of the dashboard over a large ledger", "l": "calls that wait and files beside LiteLLM's proxy",
+    "w": "pages of the dashboard over a large ledger",
+    "l": "calls that wait and files beside LiteLLM's proxy",
     "u": "equal requests: looked for, fanned out, and taken from the cache",
-}  # fmt: skip
+}
 
 
 def main() -> None:
@@ -67,13 +93,25 @@ def _arguments() -> argparse.Namespace:
     listed = "; ".join(f"{letter} = {text}" for letter, text in EXPLAINED.items())
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=listed)
     parser.add_argument(
-        "which", nargs="*", metavar="letter", choices=[*EXPLAINED, []], help="which to run; default all"
+        "which",
+        nargs="*",
+        metavar="letter",
+        choices=[*EXPLAINED, []],
+        help="which to run; default all",
     )
-    parser.add_argument("--quick", action="store_true", help="small numbers, one round: a look, not a figure to quote")
     parser.add_argument(
-        "--check", action="store_true",
-        help="run what has targets, with small numbers, and exit with 1 where a ratio is beyond its limit in targets.py",
-    )  # fmt: skip
+        "--quick",
+        action="store_true",
+        help="small numbers, one round: a look, not a figure to quote",
+    )
+    parser.add_argument(
+        "--check",
+        action="store_true",
+        help=(
+            "run what has targets, with small numbers, and exit with 1 where a ratio is beyond its "
+            "limit in targets.py"
+        ),
+    )
     return parser.parse_args()
 
 

@@ -1,7 +1,9 @@
-"""Jobs through the `batch` lane, at the simulated provider: what a document costs there, and whether anything grows with a job.
+"""Jobs through the `batch` lane, at the simulated provider: what a document costs there, and
+whether anything grows with a job.
 
-`python -m benchmarks.batch_lane --documents 10000 100000 [--postgres]`: one job of each number, each with a fleet of its own (a
-worker, a control process, Redis, a database), the smallest beside the others. CPU is that of the fleet, not the simulator's.
+`python -m benchmarks.batch_lane --documents 10000 100000 [--postgres]`: one job of each number,
+each with a fleet of its own (a worker, a control process, Redis, a database), the smallest beside
+the others. CPU is that of the fleet, not the simulator's.
 """
 
 from __future__ import annotations
@@ -59,9 +61,13 @@ def measure(sizes: Sequence[int], *, batch: int, postgres: bool) -> Report:
     runs = [_one(size, batch=batch, postgres=postgres) for size in sorted(sizes)]
     small, rows = runs[0], list[Row]()
     for run in runs:
-        for (what, figure, unit), (_, beside, _) in zip(run.figures(), small.figures(), strict=True):
+        for (what, figure, unit), (_, beside, _) in zip(
+            run.figures(), small.figures(), strict=True
+        ):
             ratio = f"{figure / beside:.2f}x" if beside and run is not small else ""
-            is_flat = figure <= FLAT * beside if what.startswith("peak") and run is not small else None
+            is_flat = (
+                figure <= FLAT * beside if what.startswith("peak") and run is not small else None
+            )
             target = f"<= {FLAT}x" if is_flat is not None else ""
             rows.append(
                 Row(
@@ -74,7 +80,10 @@ def measure(sizes: Sequence[int], *, batch: int, postgres: bool) -> Report:
                 )
             )
     database = "PostgreSQL" if postgres else "SQLite"
-    notes = [f"batches of {batch:,}, which take the simulated provider {BATCH_S:g} s; one worker, one run each"]
+    notes = [
+        f"batches of {batch:,}, which take the simulated provider {BATCH_S:g} s; one worker, one "
+        "run each"
+    ]
     return Report(f"the batch lane, {database}", rows, notes)
 
 
@@ -90,9 +99,10 @@ def _one(documents: int, *, batch: int, postgres: bool) -> Run:
         database = Database(started)
         simulated = stack.enter_context(simulator(0, 0, "--batch-s", str(BATCH_S)))
         own = {
-            "PENSTOCK_BATCH__FOLDER": str(place / "packed"), "PENSTOCK_BATCH__POLL_FIRST_S": "0.5",
+            "PENSTOCK_BATCH__FOLDER": str(place / "packed"),
+            "PENSTOCK_BATCH__POLL_FIRST_S": "0.5",
             "PENSTOCK_BATCH__POLL_CAP_S": "2",
-        }  # fmt: skip
+        }
         spec = {"lane": "batch", "batch_max_requests": batch}
         running = stack.enter_context(
             fleet(
@@ -114,7 +124,10 @@ def _one(documents: int, *, batch: int, postgres: bool) -> Run:
 
 
 def _rows(running: Fleet) -> dict[str, int]:
-    with contextlib.closing(open_database(running.database_url)) as database, database.engine.connect() as connection:
+    with (
+        contextlib.closing(open_database(running.database_url)) as database,
+        database.engine.connect() as connection,
+    ):
         counts = {name: select(func.count()).select_from(metadata.tables[name]) for name in TABLES}
         return {name: int(connection.execute(count).scalar_one()) for name, count in counts.items()}
 
@@ -122,7 +135,9 @@ def _rows(running: Fleet) -> dict[str, int]:
 def main() -> None:
     end_in_order()
     parser = argparse.ArgumentParser(prog="python -m benchmarks.batch_lane", description=__doc__)
-    parser.add_argument("--documents", nargs="+", type=int, default=list(DOCUMENTS), help="of each job")
+    parser.add_argument(
+        "--documents", nargs="+", type=int, default=list(DOCUMENTS), help="of each job"
+    )
     parser.add_argument("--batch", type=int, default=5_000, help="documents of one provider batch")
     parser.add_argument("--postgres", action="store_true", help="a PostgreSQL in place of SQLite")
     given = parser.parse_args()

@@ -1,10 +1,12 @@
-"""How well adaptive concurrency finds what a server can take: goodput, refusals and the limits it ends with.
+"""How well adaptive concurrency finds what a server can take: goodput, refusals and the limits it
+ends with.
 
     python -m benchmarks.concurrency [--seconds 600]
 
-In virtual time, so it takes seconds and every run is the same. Two servers: one like vLLM, which refuses nothing, serves
-48 at once and queues the rest; and shared capacity that refuses above 40 in flight, or 55 in every other two minutes. Beside
-Penstock's: fixed limits, and additive increase with multiplicative decrease as llm-d's gateway has it (half, plus one).
+In virtual time, so it takes seconds and every run is the same. Two servers: one like vLLM, which
+refuses nothing, serves 48 at once and queues the rest; and shared capacity that refuses above 40 in
+flight, or 55 in every other two minutes. Beside Penstock's: fixed limits, and additive increase
+with multiplicative decrease as llm-d's gateway has it (half, plus one).
 """
 
 from __future__ import annotations
@@ -51,7 +53,8 @@ class Fixed:
 
 @dataclass
 class HalfPlusOne:
-    """Additive increase, multiplicative decrease: half per episode of refusals, one more per limit of good answers."""
+    """Additive increase, multiplicative decrease: half per episode of refusals, one more per limit
+    of good answers."""
 
     clock: Callable[[], float]
     limit: int = 8
@@ -92,7 +95,8 @@ class Queueing:
 
 
 class Refusing:
-    """Shared capacity: what comes above it is refused, and how much it is changes without notice."""
+    """Shared capacity: what comes above it is refused, and how much it is changes without
+    notice."""
 
     def __init__(self) -> None:
         self._busy = 0
@@ -115,7 +119,9 @@ class Account:
     refused: int = 0
 
 
-async def keep_busy(control: Control, server: Server, seconds: float, rng: random.Random, account: Account) -> None:
+async def keep_busy(
+    control: Control, server: Server, seconds: float, rng: random.Random, account: Account
+) -> None:
     """One process that always has more to send than it may."""
     loop = asyncio.get_running_loop()
 
@@ -140,13 +146,19 @@ async def keep_busy(control: Control, server: Server, seconds: float, rng: rando
 
 
 async def play(
-    make: Callable[[Callable[[], float]], Control], server: type[Queueing | Refusing], processes: int, seconds: float
+    make: Callable[[Callable[[], float]], Control],
+    server: type[Queueing | Refusing],
+    processes: int,
+    seconds: float,
 ) -> tuple[Account, list[int]]:
     loop = asyncio.get_running_loop()
     controls = [make(loop.time) for _ in range(processes)]
     account, one = Account(), server()
     await asyncio.gather(
-        *(keep_busy(control, one, seconds, random.Random(n), account) for n, control in enumerate(controls))
+        *(
+            keep_busy(control, one, seconds, random.Random(n), account)
+            for n, control in enumerate(controls)
+        )
     )
     return account, [control.limit for control in controls]
 
@@ -162,8 +174,12 @@ WAYS: dict[str, tuple[Callable[[Callable[[], float]], Control], int]] = {
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seconds", type=float, default=600.0, help="of virtual time; the second half is measured")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--seconds", type=float, default=600.0, help="of virtual time; the second half is measured"
+    )
     seconds = parser.parse_args().seconds
     for server in (Queueing, Refusing):
         rows = {}

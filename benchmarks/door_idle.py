@@ -1,4 +1,5 @@
-"""`python -m benchmarks.door_idle 10000 [MAX]`: how fast a door with that many idle connections answers, and at what memory."""
+"""`python -m benchmarks.door_idle 10000 [MAX]`: how fast a door with that many idle connections
+answers, and at what memory."""
 
 from __future__ import annotations
 
@@ -24,9 +25,11 @@ def main(count: int, most: int) -> None:
         port = int(probe.getsockname()[1])
         probe.close()
         given = {
-            "DATABASE_URL": f"sqlite:///{folder}/ledger.db", "REDIS_URL": "redis://127.0.0.1:1/0",
-            "GATEWAY__MAX_CONNECTIONS": str(most), "GATEWAY__HEADER_TIMEOUT_S": "120",
-        }  # fmt: skip
+            "DATABASE_URL": f"sqlite:///{folder}/ledger.db",
+            "REDIS_URL": "redis://127.0.0.1:1/0",
+            "GATEWAY__MAX_CONNECTIONS": str(most),
+            "GATEWAY__HEADER_TIMEOUT_S": "120",
+        }
         surroundings = os.environ | {f"PENSTOCK_{name}": value for name, value in given.items()}
         command = [sys.executable, "-m", "penstock_cli", "gateway", "--port", str(port)]
         door = subprocess.Popen(command, env=surroundings, cwd=folder, stderr=subprocess.DEVNULL)
@@ -50,7 +53,9 @@ def _measure(pid: int, port: int, count: int, most: int) -> None:
         ("alone", before, memory),
         (f"with {count} idle connections, {most} allowed", after, then),
     ):
-        print(f"{name}: median {looks[LOOKS // 2]:.1f} ms, slowest {looks[-1]:.1f} ms, {mib:.0f} MiB")
+        print(
+            f"{name}: median {looks[LOOKS // 2]:.1f} ms, slowest {looks[-1]:.1f} ms, {mib:.0f} MiB"
+        )
 
 
 def _wait(port: int) -> None:

@@ -1,7 +1,9 @@
-"""Our gpu lane beside vLLM's own ways of doing a batch: `python -m benchmarks.engine [--quick] [--items N] [--gpu] [case ...]`.
+"""Our gpu lane beside vLLM's own ways of doing a batch: `python -m benchmarks.engine [--quick]
+[--items N] [--gpu] [case ...]`.
 
-It runs in the environment of `make test-vllm`, and takes a model that is made on the spot. On a CPU the engine is slow and
-the rest of the machine is not, so ratios are kinder to us than on a GPU: `--gpu` has the shape of an 8B model instead.
+It runs in the environment of `make test-vllm`, and takes a model that is made on the spot. On a CPU
+the engine is slow and the rest of the machine is not, so ratios are kinder to us than on a GPU:
+`--gpu` has the shape of an 8B model instead.
 """
 
 from __future__ import annotations
@@ -28,7 +30,9 @@ CASES = {
 
 def main() -> None:
     arguments = _arguments()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit("terminated"))  # so that engines and folders go, too
+    signal.signal(
+        signal.SIGTERM, lambda *_: sys.exit("terminated")
+    )  # so that engines and folders go, too
     with folder() as place:
         with redis_server(place) as server:
             print(f"{machine(server.client())}; {_vllm()}", flush=True)
@@ -48,18 +52,30 @@ def _vllm() -> str:
             return f"{name} {metadata.version(name)}"
         except metadata.PackageNotFoundError:
             continue
-    sys.exit("vLLM is not installed: run this in the environment of `make test-vllm`, or with penstock[gpu]")
+    sys.exit(
+        "vLLM is not installed: run this in the environment of `make test-vllm`, or with "
+        "penstock[gpu]"
+    )
 
 
 def _arguments() -> argparse.Namespace:
     listed = "; ".join(f"{name} = {text}" for name, text in CASES.items())
     parser = argparse.ArgumentParser(prog="python -m benchmarks.engine", description=listed)
-    parser.add_argument("which", nargs="*", metavar="case", choices=[*CASES, []], help="which to run; default all")
-    parser.add_argument("--quick", action="store_true", help="few items: a look, not a figure to quote")
     parser.add_argument(
-        "--items", type=int, metavar="N", help="items of a round, in place of 2,000 (40,000 with --gpu)"
+        "which", nargs="*", metavar="case", choices=[*CASES, []], help="which to run; default all"
     )
-    parser.add_argument("--gpu", action="store_true", help="a model of 8B's shape, and sizes for a large GPU")
+    parser.add_argument(
+        "--quick", action="store_true", help="few items: a look, not a figure to quote"
+    )
+    parser.add_argument(
+        "--items",
+        type=int,
+        metavar="N",
+        help="items of a round, in place of 2,000 (40,000 with --gpu)",
+    )
+    parser.add_argument(
+        "--gpu", action="store_true", help="a model of 8B's shape, and sizes for a large GPU"
+    )
     return parser.parse_args()
 
 

@@ -1,8 +1,10 @@
-"""(g) What grows with a job: the same no-op documents in jobs of 100,000 to millions, and in a thousand small jobs.
+"""(g) What grows with a job: the same no-op documents in jobs of 100,000 to millions, and in a
+thousand small jobs.
 
-`python -m benchmarks.growth 100000 1000000 [--jobs 1000x100] [--postgres]`. All figures are per document, so that flat
-means flat: CPU of each process, Redis, the database, the time to write a job's files, and the feeder's memory. Beside each
-of them, at the same time, a second fleet runs one job of 10,000 after the other: what else the machine does meets both.
+`python -m benchmarks.growth 100000 1000000 [--jobs 1000x100] [--postgres]`. All figures are per
+document, so that flat means flat: CPU of each process, Redis, the database, the time to write a
+job's files, and the feeder's memory. Beside each of them, at the same time, a second fleet runs one
+job of 10,000 after the other: what else the machine does meets both.
 """
 
 from __future__ import annotations
@@ -52,7 +54,9 @@ class Grown:
     redis_peak: int  # bytes above an idle fleet's
     redis_after: int  # of them still there when the job is complete
     database: int  # bytes, its log included
-    assembly_s: float  # CPU of writing output.jsonl and errors.jsonl; 0 where no single job is written
+    assembly_s: (
+        float  # CPU of writing output.jsonl and errors.jsonl; 0 where no single job is written
+    )
 
     @property
     def cpu_us(self) -> float:
@@ -75,7 +79,9 @@ class Grown:
 
     def rows(self, small: Grown) -> Iterator[Row]:
         """Each figure beside that of the ``small`` jobs."""
-        for (what, figure, unit), (_, beside, _) in zip(self.figures(), small.figures(), strict=True):
+        for (what, figure, unit), (_, beside, _) in zip(
+            self.figures(), small.figures(), strict=True
+        ):
             if figure:
                 ratio = f"{figure / beside:.2f}x" if beside else ""
                 yield Row(f"{self.name}: {what}", f"{figure:,.1f} {unit}", f"{beside:,.1f}", ratio)
@@ -90,28 +96,40 @@ def measure(sizes: Sequence[int], many: tuple[int, int] | None, *, postgres: boo
     rows: list[Row] = []
     ratios: dict[str, float] = {}
     for size in sizes:
-        large, small = _beside_small_jobs(partial(_one_job, size, postgres=postgres), postgres=postgres)
+        large, small = _beside_small_jobs(
+            partial(_one_job, size, postgres=postgres), postgres=postgres
+        )
         ratios[GROWTH] = large.cpu_us / small.cpu_us
         rows += large.rows(small)
     if many is not None:
-        jobs, small = _beside_small_jobs(partial(_many_jobs, *many, postgres=postgres), postgres=postgres)
+        jobs, small = _beside_small_jobs(
+            partial(_many_jobs, *many, postgres=postgres), postgres=postgres
+        )
         ratios[MANY] = jobs.cpu_us / small.cpu_us
         rows += [*jobs.rows(small), *_price_of_a_job(jobs, small, many[1])]
-    rows += [Row(name, "", "", f"{ratio:.2f}x").judged(judge(name, ratio)) for name, ratio in ratios.items()]
+    rows += [
+        Row(name, "", "", f"{ratio:.2f}x").judged(judge(name, ratio))
+        for name, ratio in ratios.items()
+    ]
     database = "PostgreSQL" if postgres else "SQLite"
-    title = f"(g) growth, no-op lane, {database}, one worker; beside: jobs of {SMALL:,} at the same time"
+    title = (
+        f"(g) growth, no-op lane, {database}, one worker; beside: jobs of {SMALL:,} at the same "
+        "time"
+    )
     return Report(title, rows, ratios=ratios)
 
 
 def _price_of_a_job(jobs: Grown, small: Grown, each: int) -> Iterator[Row]:
-    """What a job costs beside its documents: CPU of jobs of ``each`` beyond that of as many documents in ``small`` jobs."""
+    """What a job costs beside its documents: CPU of jobs of ``each`` beyond that of as many
+    documents in ``small`` jobs."""
     for what, cost_of in PARTS.items():
         more = each * (cost_of(jobs.cost) - cost_of(small.cost))
         yield Row(f"a job's own price: {what}", f"{more:.1f} ms")
 
 
 def _beside_small_jobs(run: Callable[[], Grown], *, postgres: bool) -> tuple[Grown, Grown]:
-    """What ``run`` returns, and the mean of the jobs of ``SMALL`` that another fleet ran meanwhile."""
+    """What ``run`` returns, and the mean of the jobs of ``SMALL`` that another fleet ran
+    meanwhile."""
     with ThreadPoolExecutor(1) as thread, running_fleet(postgres) as (_, running, database):
         large = thread.submit(run)
         before = redis_memory(running)
@@ -121,12 +139,16 @@ def _beside_small_jobs(run: Callable[[], Grown], *, postgres: bool) -> tuple[Gro
         peak, after = running.redis_peak() - before, redis_memory(running) - before
         items = SMALL * len(costs)
         mean = replace(
-            costs[-1], items=items, wall_s=sum(cost.wall_s for cost in costs),
+            costs[-1],
+            items=items,
+            wall_s=sum(cost.wall_s for cost in costs),
             worker_ms=statistics.mean(cost.worker_ms for cost in costs),
             redis_ms=statistics.mean(cost.redis_ms for cost in costs),
             control_ms=statistics.mean(cost.control_ms for cost in costs),
-        )  # fmt: skip
-        return large.result(), Grown("small jobs", items, mean, peak, after, database.size(running), 0.0)
+        )
+        return large.result(), Grown(
+            "small jobs", items, mean, peak, after, database.size(running), 0.0
+        )
 
 
 def _one_job(items: int, *, postgres: bool) -> Grown:
@@ -135,7 +157,9 @@ def _one_job(items: int, *, postgres: bool) -> Grown:
         cost = running.run(items)
         peak, after = running.redis_peak() - before, redis_memory(running) - before
         assembly_s = _assemble(running.database_url, running.last_job, place / "outputs", items)
-        return Grown(f"{items:,} documents", items, cost, peak, after, database.size(running), assembly_s)
+        return Grown(
+            f"{items:,} documents", items, cost, peak, after, database.size(running), assembly_s
+        )
 
 
 def _many_jobs(jobs: int, each: int, *, postgres: bool) -> Grown:
@@ -143,7 +167,9 @@ def _many_jobs(jobs: int, each: int, *, postgres: bool) -> Grown:
         before = redis_memory(running)
         cost = running.run_many(jobs, each)
         peak, after = running.redis_peak() - before, redis_memory(running) - before
-        return Grown(f"{jobs:,} jobs of {each}", jobs * each, cost, peak, after, database.size(running), 0.0)
+        return Grown(
+            f"{jobs:,} jobs of {each}", jobs * each, cost, peak, after, database.size(running), 0.0
+        )
 
 
 class Database:
@@ -161,7 +187,11 @@ class Database:
             contextlib.closing(open_database(running.database_url)) as database,
             database.engine.connect() as connection,
         ):
-            return int(connection.exec_driver_sql("select pg_database_size(current_database())").scalar_one())
+            return int(
+                connection.exec_driver_sql(
+                    "select pg_database_size(current_database())"
+                ).scalar_one()
+            )
 
 
 @contextlib.contextmanager
@@ -176,7 +206,13 @@ def running_fleet(postgres: bool) -> Iterator[tuple[Path, Fleet, Database]]:
             stack.callback(started.stop)
         database = Database(started)
         running = stack.enter_context(
-            fleet(place / "fleet", server, worker=WORKER, concurrency=CONCURRENCY, database_url=database.url)
+            fleet(
+                place / "fleet",
+                server,
+                worker=WORKER,
+                concurrency=CONCURRENCY,
+                database_url=database.url,
+            )
         )
         yield place, running, database
 
@@ -196,12 +232,20 @@ def _assemble(database_url: str, job_id: str, destination: Path, items: int) -> 
 def main() -> None:
     end_in_order()
     parser = argparse.ArgumentParser(prog="python -m benchmarks.growth", description=__doc__)
-    parser.add_argument("sizes", nargs="*", type=int, default=list(SIZES), help="documents of each job")
-    parser.add_argument("--jobs", metavar="JOBSxDOCUMENTS", help="also so many jobs at once, such as 1000x100")
+    parser.add_argument(
+        "sizes", nargs="*", type=int, default=list(SIZES), help="documents of each job"
+    )
+    parser.add_argument(
+        "--jobs", metavar="JOBSxDOCUMENTS", help="also so many jobs at once, such as 1000x100"
+    )
     parser.add_argument("--postgres", action="store_true", help="a PostgreSQL in place of SQLite")
     given = parser.parse_args()
     jobs, _, each = (given.jobs or "").partition("x")
-    show(measure(given.sizes, (int(jobs), int(each)) if given.jobs else None, postgres=given.postgres))
+    show(
+        measure(
+            given.sizes, (int(jobs), int(each)) if given.jobs else None, postgres=given.postgres
+        )
+    )
 
 
 if __name__ == "__main__":

@@ -1,9 +1,10 @@
 """What grows inside one large job: `python -m benchmarks.growth_marks 1000000 [--postgres]`.
 
-One fleet works off one job of no-op documents, and at each mark (10,000, 100,000, … documents done) a row is printed at once:
-CPU per document since the mark before, sizes, memory, and the price of writing all answers so far. So a run that is stopped
-(Ctrl-C, SIGTERM) has printed what it measured. A second fleet runs a job of 10,000 every now and then: what else the machine
-does meets both, and each stretch is held against the small jobs of its own time.
+One fleet works off one job of no-op documents, and at each mark (10,000, 100,000, … documents done)
+a row is printed at once: CPU per document since the mark before, sizes, memory, and the price of
+writing all answers so far. So a run that is stopped (Ctrl-C, SIGTERM) has printed what it measured.
+A second fleet runs a job of 10,000 every now and then: what else the machine does meets both, and
+each stretch is held against the small jobs of its own time.
 """
 
 from __future__ import annotations
@@ -27,9 +28,21 @@ WRITTEN_FROM = 100_000  # fewer answers are written too quickly to be measured
 LOOK_EACH_S = 0.5
 REST = 4.0  # times the time of a small job: the second fleet takes a fifth of the machine at most
 HEADINGS = (
-    "done", "per s", "worker us", "redis us", "control us", "sum", "small jobs", "ratio", "redis MiB", "bytes/doc",
-    "database bytes/doc", "writing us", "control MiB", "worker MiB",
-)  # fmt: skip
+    "done",
+    "per s",
+    "worker us",
+    "redis us",
+    "control us",
+    "sum",
+    "small jobs",
+    "ratio",
+    "redis MiB",
+    "bytes/doc",
+    "database bytes/doc",
+    "writing us",
+    "control MiB",
+    "worker MiB",
+)
 
 
 class Point(NamedTuple):
@@ -45,7 +58,8 @@ class Point(NamedTuple):
 
 
 class SmallJobs:
-    """A second fleet that runs small jobs, one after the other with rests, in a thread that ends with this process."""
+    """A second fleet that runs small jobs, one after the other with rests, in a thread that ends
+    with this process."""
 
     def __init__(self, running: Fleet) -> None:
         self._running = running
@@ -60,7 +74,8 @@ class SmallJobs:
         self._ended.set()
 
     def take(self) -> float:
-        """Mean microseconds of CPU per document since the last call; 0 where no job has ended since."""
+        """Mean microseconds of CPU per document since the last call; 0 where no job has ended
+        since."""
         costs, self._costs = self._costs, []
         return 1000 * statistics.mean(_cpu_ms(cost) for cost in costs) if costs else 0.0
 
@@ -88,19 +103,29 @@ def measure(size: int, *, postgres: bool) -> None:
         running.last_job = ""
         job = threading.Thread(target=running.run, args=(size,), daemon=True)
         job.start()
-        while job.is_alive() and not running.done():  # an idle fleet has a price per second, and the survey takes long
+        while (
+            job.is_alive() and not running.done()
+        ):  # an idle fleet has a price per second, and the survey takes long
             time.sleep(LOOK_EACH_S)
         before = _point(running, running.done())
         for mark in [*(mark for mark in MARKS if mark < size), size]:
             while job.is_alive() and running.done() < mark:
                 time.sleep(LOOK_EACH_S)
             point = _point(running, running.done())
-            _show(before, point, small.take(), redis_memory(running) - idle, database, running, place)
+            _show(
+                before, point, small.take(), redis_memory(running) - idle, database, running, place
+            )
             before = _point(running, running.done())
 
 
 def _show(
-    before: Point, now: Point, small_us: float, redis_bytes: int, database: Database, running: Fleet, place: Path
+    before: Point,
+    now: Point,
+    small_us: float,
+    redis_bytes: int,
+    database: Database,
+    running: Fleet,
+    place: Path,
 ) -> None:
     items = max(1, now.done - before.done)
     worker = 1e6 * (now.worker_s - before.worker_s) / items
@@ -108,11 +133,23 @@ def _show(
     control = 1e6 * (now.control_s - before.control_s) / items
     whole = worker + redis + control
     print(
-        f"{now.done:,}", f"{items / (now.at - before.at):.0f}", f"{worker:.0f}", f"{redis:.0f}", f"{control:.0f}",
-        f"{whole:.0f}", f"{small_us:.0f}", f"{whole / small_us:.2f}x" if small_us else "", f"{redis_bytes / MIB:.1f}",
-        f"{redis_bytes / now.done:.1f}", f"{database.size(running) / now.done:.0f}", _writing(running, place, now.done),
-        f"{now.control_peak / MIB:.1f}", f"{now.worker_peak / MIB:.1f}", sep="  ", flush=True,
-    )  # fmt: skip
+        f"{now.done:,}",
+        f"{items / (now.at - before.at):.0f}",
+        f"{worker:.0f}",
+        f"{redis:.0f}",
+        f"{control:.0f}",
+        f"{whole:.0f}",
+        f"{small_us:.0f}",
+        f"{whole / small_us:.2f}x" if small_us else "",
+        f"{redis_bytes / MIB:.1f}",
+        f"{redis_bytes / now.done:.1f}",
+        f"{database.size(running) / now.done:.0f}",
+        _writing(running, place, now.done),
+        f"{now.control_peak / MIB:.1f}",
+        f"{now.worker_peak / MIB:.1f}",
+        sep="  ",
+        flush=True,
+    )
 
 
 def _writing(running: Fleet, place: Path, done: int) -> str:
@@ -128,7 +165,13 @@ def _writing(running: Fleet, place: Path, done: int) -> str:
 def _point(running: Fleet, done: int) -> Point:
     workers, control, redis = running.usages()
     return Point(
-        done, time.monotonic(), workers.cpu_s, control.cpu_s, redis.cpu_s, workers.peak_bytes, control.peak_bytes
+        done,
+        time.monotonic(),
+        workers.cpu_s,
+        control.cpu_s,
+        redis.cpu_s,
+        workers.peak_bytes,
+        control.peak_bytes,
     )
 
 

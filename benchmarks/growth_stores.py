@@ -1,8 +1,10 @@
-"""What a database grows by, without a fleet: `python -m benchmarks.growth_stores 1000000 [--postgres]`.
+"""What a database grows by, without a fleet: `python -m benchmarks.growth_stores 1000000
+[--postgres]`.
 
-Results as the no-op lane brings them are settled in groups, as a worker does it, and at each mark a row is printed at once:
-bytes per document, CPU per document of settling since the mark before, CPU per document of writing all answers so far as
-files, and the peak memory of this process. The server's CPU is not in it.
+Results as the no-op lane brings them are settled in groups, as a worker does it, and at each mark a
+row is printed at once: bytes per document, CPU per document of settling since the mark before, CPU
+per document of writing all answers so far as files, and the peak memory of this process. The
+server's CPU is not in it.
 """
 
 from __future__ import annotations
@@ -24,7 +26,10 @@ from penstock_producer.outputs import write_outputs
 MARKS = (10_000, 100_000, 300_000, 1_000_000, 2_000_000, 5_000_000)
 GROUP = 64  # outcomes that a busy worker settles together
 JOB = "job_grows"
-BODY = b'{"id":"chatcmpl-0","choices":[{"index":0,"message":{"content":"%b"},"finish_reason":"stop"}]}' % (b"x" * 200)
+BODY = (
+    b'{"id":"chatcmpl-0","choices":[{"index":0,"message":{"content":"%b"},"finish_reason":"stop"}]}'
+    % (b"x" * 200)
+)
 
 
 def measure(size: int, url: str, place: Path) -> None:
@@ -45,13 +50,20 @@ def measure(size: int, url: str, place: Path) -> None:
             written_s = time.thread_time() - began
             peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
             print(
-                f"{done:,}", f"{_bytes(database, url) / done:.0f}", f"{1e6 * settled_s / (done - first):.1f}",
-                f"{1e6 * written_s / done:.1f}", f"{peak:.0f}", sep="  ", flush=True,
-            )  # fmt: skip
+                f"{done:,}",
+                f"{_bytes(database, url) / done:.0f}",
+                f"{1e6 * settled_s / (done - first):.1f}",
+                f"{1e6 * written_s / done:.1f}",
+                f"{peak:.0f}",
+                sep="  ",
+                flush=True,
+            )
 
 
 def _result(n: int) -> Result:
-    return Result(ItemKey(JOB, 1, doc_id(n)), 200, BODY, "req_0", "sim-small", "stop", 1, 1, 0, 120, 8, 0)
+    return Result(
+        ItemKey(JOB, 1, doc_id(n)), 200, BODY, "req_0", "sim-small", "stop", 1, 1, 0, 120, 8, 0
+    )
 
 
 def _bytes(database: Database, url: str) -> int:
@@ -60,7 +72,9 @@ def _bytes(database: Database, url: str) -> int:
         path = Path(url.removeprefix("sqlite:///"))
         return sum(part.stat().st_size for part in path.parent.glob(path.name + "*"))
     with database.engine.connect() as connection:
-        return int(connection.exec_driver_sql("select pg_database_size(current_database())").scalar_one())
+        return int(
+            connection.exec_driver_sql("select pg_database_size(current_database())").scalar_one()
+        )
 
 
 @contextlib.contextmanager

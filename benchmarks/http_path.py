@@ -1,14 +1,23 @@
-"""(c) The whole path over HTTP, every Penstock process counted, beside loops that do nothing but call.
+"""(c) The whole path over HTTP, every Penstock process counted, beside loops that do nothing but
+call.
 
-`python -m benchmarks.http_path --beside CHECKOUT --setting PENSTOCK_UVLOOP=false` measures other code and other settings in
-the same rounds: that is how a change is weighed.
+`python -m benchmarks.http_path --beside CHECKOUT --setting PENSTOCK_UVLOOP=false` measures other
+code and other settings in the same rounds: that is how a change is weighed.
 """
 
 from __future__ import annotations
 
 from benchmarks.harness.ground import end_in_order
 from benchmarks.harness.report import Report, show
-from benchmarks.harness.rounds import OURS, Contender, Measured, arguments, contenders, ground_of, measure
+from benchmarks.harness.rounds import (
+    OURS,
+    Contender,
+    Measured,
+    arguments,
+    contenders,
+    ground_of,
+    measure,
+)
 
 WORKER = "penstock_workers"
 ITEMS, ROUNDS = 20_000, 5
@@ -22,8 +31,14 @@ def run(quick: bool) -> Report:
 
 def _report(measured: Measured) -> Report:
     costs = measured.fleets[OURS]
-    title = f"(c) whole path over HTTP, {measured.items:,} items, {len(costs)} round(s), medians of the rounds"
-    ratios = {f"{part} / bare aiohttp": measured.ratio(OURS, part) for part in ("whole path", "worker", "redis")}
+    title = (
+        f"(c) whole path over HTTP, {measured.items:,} items, {len(costs)} round(s), medians of "
+        "the rounds"
+    )
+    ratios = {
+        f"{part} / bare aiohttp": measured.ratio(OURS, part)
+        for part in ("whole path", "worker", "redis")
+    }
     return Report(title, list(measured.rows()), list(measured.notes()), ratios)
 
 

@@ -1,6 +1,8 @@
-"""(n) The queue path with both stores: runner, starts and settle around a lane that answers at once.
+"""(n) The queue path with both stores: runner, starts and settle around a lane that answers at
+once.
 
-`python -m benchmarks.noop_path --beside CHECKOUT` measures other code in the same rounds, as benchmarks.http_path does.
+`python -m benchmarks.noop_path --beside CHECKOUT` measures other code in the same rounds, as
+benchmarks.http_path does.
 """
 
 from __future__ import annotations
@@ -12,7 +14,15 @@ from celery import Celery
 from benchmarks.harness.fleet import fleet
 from benchmarks.harness.ground import RunningRedis, end_in_order, folder, redis_server
 from benchmarks.harness.report import Report, Row, median, show
-from benchmarks.harness.rounds import OURS, Contender, Measured, arguments, contenders, ground_of, measure
+from benchmarks.harness.rounds import (
+    OURS,
+    Contender,
+    Measured,
+    arguments,
+    contenders,
+    ground_of,
+    measure,
+)
 from benchmarks.harness.targets import judge
 
 WORKER = "benchmarks.noop_worker"
@@ -33,7 +43,10 @@ def run(quick: bool) -> Report:
 
 def _report(measured: Measured, rows: list[Row]) -> Report:
     rounds = len(measured.fleets[OURS])
-    title = f"(n) queue path with SQL and Redis settlement, no-op lane, {measured.items:,} items, {rounds} round(s)"
+    title = (
+        f"(n) queue path with SQL and Redis settlement, no-op lane, {measured.items:,} items, "
+        f"{rounds} round(s)"
+    )
     ratios = {NOOP: measured.ratio(OURS, "worker")}
     if TWO in measured.fleets:
         ratios[SCALING] = _two_over_one(measured)
@@ -41,19 +54,28 @@ def _report(measured: Measured, rows: list[Row]) -> Report:
 
 
 def _scaling(measured: Measured) -> Iterator[Row]:
-    """By CPU, since two workers, Redis, control and whatever else runs share two cores: what a second one adds to each."""
+    """By CPU, since two workers, Redis, control and whatever else runs share two cores: what a
+    second one adds to each."""
     ratio = _two_over_one(measured)
-    pace = {name: median([cost.items / cost.wall_s for cost in measured.fleets[name]]) for name in (OURS, TWO)}
-    each = Row("two workers: items per CPU second of each worker", "", "one worker's", f"{ratio:.2f}x")
+    pace = {
+        name: median([cost.items / cost.wall_s for cost in measured.fleets[name]])
+        for name in (OURS, TWO)
+    }
+    each = Row(
+        "two workers: items per CPU second of each worker", "", "one worker's", f"{ratio:.2f}x"
+    )
     yield each.judged(judge(SCALING, ratio))
     yield Row(
-        "two workers: items per second, wall clock", f"{pace[TWO]:,.0f}/s", f"{pace[OURS]:,.0f}/s",
+        "two workers: items per second, wall clock",
+        f"{pace[TWO]:,.0f}/s",
+        f"{pace[OURS]:,.0f}/s",
         f"{pace[TWO] / pace[OURS]:.2f}x",
-    )  # fmt: skip
+    )
 
 
 def _two_over_one(measured: Measured) -> float:
-    """Twice the cores at so much CPU per item: 2.0 where an item costs the same beside another worker."""
+    """Twice the cores at so much CPU per item: 2.0 where an item costs the same beside another
+    worker."""
     pairs = zip(measured.fleets[OURS], measured.fleets[TWO], strict=True)
     return 2 * median([one.steady_ms / two.steady_ms for one, two in pairs])
 
@@ -68,9 +90,13 @@ def _watched(items: int) -> Iterator[Row]:
         enable_events(server)
         watched = running.run(items).worker_ms
     yield Row(
-        "with task events on, as Flower wants them", f"{watched:.3f} ms", f"{quiet:.3f} ms", f"{watched / quiet:.2f}x",
-        f"<= {EVENTS_TARGET}x", watched <= EVENTS_TARGET * quiet,
-    )  # fmt: skip
+        "with task events on, as Flower wants them",
+        f"{watched:.3f} ms",
+        f"{quiet:.3f} ms",
+        f"{watched / quiet:.2f}x",
+        f"<= {EVENTS_TARGET}x",
+        watched <= EVENTS_TARGET * quiet,
+    )
 
 
 def enable_events(server: RunningRedis) -> None:

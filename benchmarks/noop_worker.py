@@ -45,7 +45,9 @@ def main() -> None:
         return WorkerEngine(settings, NoopLane())
 
     app = create_app(WorkerSettings.load(lane="api"), build)
-    app.worker_main(["worker", "--loglevel", "WARNING", "--without-mingle", "--without-gossip", "-n", "noop@%h"])
+    app.worker_main(
+        ["worker", "--loglevel", "WARNING", "--without-mingle", "--without-gossip", "-n", "noop@%h"]
+    )
 
 
 if __name__ == "__main__":

@@ -1,7 +1,9 @@
-"""(u) Equal requests: what looking for them costs where none repeats, and what a document costs that takes an answer.
+"""(u) Equal requests: what looking for them costs where none repeats, and what a document costs
+that takes an answer.
 
-`python -m benchmarks.reuse 10000 5`: documents of each job, and rounds. The no-op lane answers at once, so a call costs
-nothing here: what is shown is what Penstock itself spends, and a real call would come on top of the first two rows.
+`python -m benchmarks.reuse 10000 5`: documents of each job, and rounds. The no-op lane answers at
+once, so a call costs nothing here: what is shown is what Penstock itself spends, and a real call
+would come on top of the first two rows.
 """
 
 from __future__ import annotations
@@ -44,7 +46,8 @@ def run(quick: bool) -> Report:
 
 
 def measure(items: int, rounds: int) -> Report:
-    """Jobs of each kind take turns in one fleet; the answers of a round are another tenant's than those of the next."""
+    """Jobs of each kind take turns in one fleet; the answers of a round are another tenant's than
+    those of the next."""
     found: dict[str, list[tuple[JobCost, float]]] = {name: [] for name in KINDS}
     with running_fleet(postgres=False) as (_, running, _):
         for turn in range(rounds):
@@ -55,10 +58,17 @@ def measure(items: int, rounds: int) -> Report:
     for name, costs in found.items():
         for part, of in (("all but submit", _all), ("worker", _worker), ("redis", _redis)):
             figure = median([of(cost) for cost, _ in costs])
-            ratio = median([of(cost) / of(beside) for (cost, _), beside in zip(costs, plain, strict=True)])
+            ratio = median(
+                [of(cost) / of(beside) for (cost, _), beside in zip(costs, plain, strict=True)]
+            )
             rows.append(Row(f"{name}: {part}", f"{figure:.0f} us/item", "", f"{ratio:.2f}x"))
-        rows.append(Row(f"{name}: commands of Redis", f"{median([calls for _, calls in costs]):.2f} /item"))
-    title = f"(u) equal requests, no-op lane, jobs of {items:,}, {rounds} round(s); beside jobs where {PLAIN}"
+        rows.append(
+            Row(f"{name}: commands of Redis", f"{median([calls for _, calls in costs]):.2f} /item")
+        )
+    title = (
+        f"(u) equal requests, no-op lane, jobs of {items:,}, {rounds} round(s); beside jobs where "
+        f"{PLAIN}"
+    )
     return Report(title, rows)
 
 

@@ -1,9 +1,10 @@
-"""One source read by 1, 2 and 4 feeders, each a process: `python -m benchmarks.sharded_feed [documents] [rounds]`.
+"""One source read by 1, 2 and 4 feeders, each a process: `python -m benchmarks.sharded_feed
+[documents] [rounds]`.
 
-Each process leads its part of the source's shards and publishes as the control loop does; all of them begin at the same
-moment, into one real Redis, with cursors in one database (SQLite). Rounds are interleaved. CPU per document is what a feeder
-costs; the clock says what a machine with as many cores as this one makes of it. One process that leads four shards is what
-one machine would do.
+Each process leads its part of the source's shards and publishes as the control loop does; all of
+them begin at the same moment, into one real Redis, with cursors in one database (SQLite). Rounds
+are interleaved. CPU per document is what a feeder costs; the clock says what a machine with as many
+cores as this one makes of it. One process that leads four shards is what one machine would do.
 """
 
 from __future__ import annotations
@@ -20,7 +21,14 @@ from typing import Final, NamedTuple
 import orjson
 import redis
 
-from benchmarks.harness.ground import RunningRedis, end_in_order, folder, redis_server, usage, write_documents
+from benchmarks.harness.ground import (
+    RunningRedis,
+    end_in_order,
+    folder,
+    redis_server,
+    usage,
+    write_documents,
+)
 from benchmarks.harness.report import machine, median
 from penstock_ledger import JobStore, Meta, RedisLedger, open_database
 from penstock_producer import Producer
@@ -52,16 +60,32 @@ def measure(documents: int, rounds: int) -> None:
         runs: dict[Way, list[Run]] = {way: [] for way in WAYS}
         for turn in range(rounds):
             for way in WAYS:
-                runs[way].append(fed(place, path, server, way, f"round-{turn}-{way.processes}-{way.shards}", documents))
+                runs[way].append(
+                    fed(
+                        place,
+                        path,
+                        server,
+                        way,
+                        f"round-{turn}-{way.processes}-{way.shards}",
+                        documents,
+                    )
+                )
                 print(turn, *way, *(f"{part:.2f}" for part in runs[way][-1]), flush=True)
                 server.client().flushall()
     print(f"{documents:,} documents, {rounds} rounds")
     print("processes  shards  documents/s  over one  feeder us  redis us")
     for way, found in runs.items():
         rate = median([documents / run.wall_s for run in found])
-        over = median([first.wall_s / run.wall_s for first, run in zip(runs[ONE], found, strict=True)])
-        feeder, server_us = (median([1e6 * part / documents for part in parts]) for parts in _cpu(found))
-        print(f"{way.processes}  {way.shards}  {rate:,.0f}  {over:.2f}x  {feeder:.1f}  {server_us:.1f}")
+        over = median(
+            [first.wall_s / run.wall_s for first, run in zip(runs[ONE], found, strict=True)]
+        )
+        feeder, server_us = (
+            median([1e6 * part / documents for part in parts]) for parts in _cpu(found)
+        )
+        print(
+            f"{way.processes}  {way.shards}  {rate:,.0f}  {over:.2f}x  {feeder:.1f}  "
+            f"{server_us:.1f}"
+        )
 
 
 def _cpu(runs: Sequence[Run]) -> tuple[list[float], list[float]]:
@@ -78,24 +102,37 @@ def fed(place: Path, path: Path, server: RunningRedis, way: Way, key: str, docum
         hot.check_epoch()
         hot.install_epoch()
     shards = [*range(1, way.shards + 1)] if way.shards > 1 else [0]
-    command = [sys.executable, "-m", "benchmarks.sharded_feed", "--feeder", url, server.url, job.job_id]
+    command = [
+        sys.executable,
+        "-m",
+        "benchmarks.sharded_feed",
+        "--feeder",
+        url,
+        server.url,
+        job.job_id,
+    ]
     with contextlib.ExitStack() as stack:
         feeders = [
             stack.enter_context(
                 subprocess.Popen(
                     [*command, ",".join(map(str, shards[number :: way.processes]))],
-                    stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
                 )
             )
             for number in range(way.processes)
-        ]  # fmt: skip
+        ]
         for feeder in feeders:
             _line(feeder)  # it is ready
         began, redis_s = time.monotonic(), usage(server.pid).cpu_s
         for feeder in feeders:
             _begin(feeder)
         ends = [orjson.loads(_line(feeder)) for feeder in feeders]
-        run = Run(time.monotonic() - began, sum(end["cpu_s"] for end in ends), usage(server.pid).cpu_s - redis_s)
+        run = Run(
+            time.monotonic() - began,
+            sum(end["cpu_s"] for end in ends),
+            usage(server.pid).cpu_s - redis_s,
+        )
     assert sum(end["published"] for end in ends) == documents, "every document once"
     return run
 
@@ -112,7 +149,8 @@ def _begin(feeder: subprocess.Popen[bytes]) -> None:
 
 
 def feed(url: str, redis_url: str, job_id: str, shards: Sequence[int]) -> None:
-    """One process: it leads these shards, or the feed of a source that is not split (0), and steps them in turns."""
+    """One process: it leads these shards, or the feed of a source that is not split (0), and steps
+    them in turns."""
     with contextlib.closing(open_database(url)) as database:
         jobs, owner = JobStore(database), f"feeder-{shards[0]}"
         whole = jobs.lease_feeds([(job_id, 1)] if shards == [0] else [], owner, LEASE_S)
@@ -125,7 +163,10 @@ def feed(url: str, redis_url: str, job_id: str, shards: Sequence[int]) -> None:
         began, published = time.process_time(), 0
         while not all(feeder.feed.exhausted for feeder in feeders):
             published += sum(feeder.step(STEP // len(feeders)).published for feeder in feeders)
-        print(orjson.dumps({"published": published, "cpu_s": time.process_time() - began}).decode(), flush=True)
+        print(
+            orjson.dumps({"published": published, "cpu_s": time.process_time() - began}).decode(),
+            flush=True,
+        )
 
 
 def main() -> None:
@@ -133,7 +174,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.sharded_feed", description=__doc__)
     parser.add_argument("documents", type=int, nargs="?", default=200_000)
     parser.add_argument("rounds", type=int, nargs="?", default=3)
-    parser.add_argument("--feeder", nargs=4, metavar=("URL", "REDIS", "JOB", "SHARDS"), help=argparse.SUPPRESS)
+    parser.add_argument(
+        "--feeder", nargs=4, metavar=("URL", "REDIS", "JOB", "SHARDS"), help=argparse.SUPPRESS
+    )
     given = parser.parse_args()
     if given.feeder:
         url, redis_url, job, shards = given.feeder

@@ -1,8 +1,9 @@
-"""What results cost on their way out: `python -m benchmarks.sinks files|into|settle|bucket [--rows N] [--rounds N]`.
+"""What results cost on their way out: `python -m benchmarks.sinks files|into|settle|bucket [--rows
+N] [--rounds N]`.
 
-Each figure stands beside the same work done by the library alone: pyarrow's writers, `executemany`, a ledger without the index of
-commits. Every run is a process of its own, so that its peak memory is its own, and the runs take turns; CPU time is compared,
-that of the database server included.
+Each figure stands beside the same work done by the library alone: pyarrow's writers, `executemany`,
+a ledger without the index of commits. Every run is a process of its own, so that its peak memory is
+its own, and the runs take turns; CPU time is compared, that of the database server included.
 """
 
 from __future__ import annotations
@@ -40,8 +41,15 @@ Figures = Mapping[str, float]
 
 def result(n: int) -> Result:
     said = orjson.dumps({"label": f"label {n % 7}", "score": n / 1_000, "why": "x" * 200}).decode()
-    body = orjson.dumps({"id": f"chatcmpl-{n}", "choices": [{"message": {"content": said}, "finish_reason": "stop"}]})
-    return Result(ItemKey(JOB, 1, f"doc-{n:09}"), 200, body, "req", "sim-small", "stop", 80, 60, 12, 120, 1, 0)
+    body = orjson.dumps(
+        {
+            "id": f"chatcmpl-{n}",
+            "choices": [{"message": {"content": said}, "finish_reason": "stop"}],
+        }
+    )
+    return Result(
+        ItemKey(JOB, 1, f"doc-{n:09}"), 200, body, "req", "sim-small", "stop", 80, 60, 12, 120, 1, 0
+    )
 
 
 def settle(database: Database, first: int, after: int, *, group: int = GROUP) -> None:
@@ -54,7 +62,10 @@ def settle(database: Database, first: int, after: int, *, group: int = GROUP) ->
 def ledger(url: str) -> Iterator[tuple[Database, Job]]:
     with closing(open_database(url)) as database:
         database.migrate()
-        yield database, JobStore(database).create(NewJob(JOB, JOB, SPEC, {"kind": "spool"}, "", None))[0]
+        yield (
+            database,
+            JobStore(database).create(NewJob(JOB, JOB, SPEC, {"kind": "spool"}, "", None))[0],
+        )
 
 
 def measured(work: Callable[[], object], server: psutil.Process | None = None) -> Figures:
@@ -71,10 +82,14 @@ def _cpu_of(server: psutil.Process | None) -> float:
         return 0.0
     ended = server.cpu_times()
     children = [process.cpu_times() for process in server.children(recursive=True)]
-    return float(sum(one.user + one.system for one in [ended, *children]) + ended.children_user + ended.children_system)
+    return float(
+        sum(one.user + one.system for one in [ended, *children])
+        + ended.children_user
+        + ended.children_system
+    )
 
 
-# -- one run each, in a process of its own -------------------------------------------------------------------------------
+# -- one run each, in a process of its own ---------------------------------------------------------
 
 
 def file_run(what: str, place: Path, rows: int) -> Figures:
@@ -89,7 +104,9 @@ def file_run(what: str, place: Path, rows: int) -> Figures:
                 return measured(lambda: sum(1 for _ in Reading(database, job)))
             case "csv" | "parquet":
                 form: Any = what
-                return measured(lambda: write_table(Reading(database, job), place, f"penstock.{what}", form))
+                return measured(
+                    lambda: write_table(Reading(database, job), place, f"penstock.{what}", form)
+                )
             case _:
                 return measured(lambda: _pyarrow_alone(what.removeprefix("pyarrow "), place, rows))
 
@@ -111,7 +128,8 @@ def _pyarrow_alone(form: str, place: Path, rows: int) -> None:
         for start in range(0, rows, BATCH):
             made = [[f"doc-{n:09}", *row[1:]] for n in range(start, min(start + BATCH, rows))]
             arrays = [
-                pa.array(values, field.type) for values, field in zip(zip(*made, strict=True), schema, strict=True)
+                pa.array(values, field.type)
+                for values, field in zip(zip(*made, strict=True), schema, strict=True)
             ]
             writer.write_batch(pa.RecordBatch.from_arrays(arrays, schema=schema))
 
@@ -126,12 +144,16 @@ def into_run(what: str, place: Path, url: str, server: psutil.Process | None) ->
             sink.prepare()
             if what.startswith("penstock"):
                 return measured(lambda: sink.write(job.job_id, reading), server)
-            values = [sink._values(row) for row in reading]  # the same rows, made before the clock starts
+            values = [
+                sink._values(row) for row in reading
+            ]  # the same rows, made before the clock starts
             work = {"alone, lists": _lists, "alone, COPY": _copy}.get(what, _executemany)
             return measured(lambda: _in_portions(work, sink, values), server)
 
 
-def _in_portions(work: Callable[[Any, Any, Sequence[Any]], None], sink: Any, values: Sequence[Any]) -> None:
+def _in_portions(
+    work: Callable[[Any, Any, Sequence[Any]], None], sink: Any, values: Sequence[Any]
+) -> None:
     for start in range(0, len(values), PORTION):
         with sink._engine.begin() as connection:
             work(connection, sink, values[start : start + PORTION])
@@ -145,9 +167,14 @@ def _lists(connection: Any, sink: Any, values: Sequence[Any]) -> None:
     """One statement with a list for each column."""
     targets = sink._fit.targets
     casts = ", ".join(f"CAST(c{at} AS {target.type})" for at, target in enumerate(targets))
-    names, marks = ", ".join(f"c{at}" for at in range(len(targets))), ", ".join(["CAST(%s AS text[])"] * len(targets))
+    names, marks = (
+        ", ".join(f"c{at}" for at in range(len(targets))),
+        ", ".join(["CAST(%s AS text[])"] * len(targets)),
+    )
     columns = tuple(map(list, zip(*values, strict=True)))
-    statement = sink._statements._upsert(targets, f"SELECT {casts} FROM unnest({marks}) AS given ({names})")
+    statement = sink._statements._upsert(
+        targets, f"SELECT {casts} FROM unnest({marks}) AS given ({names})"
+    )
     connection.exec_driver_sql(statement, columns)
 
 
@@ -166,13 +193,19 @@ def settle_run(what: str, url: str, rows: int, server: psutil.Process) -> Figure
 
 
 def bucket_run(place: Path, url: str, rows: int) -> Figures:
-    """Parts while results come, as every five seconds at 2,000 a second; then the whole. The server's CPU is not in it."""
+    """Parts while results come, as every five seconds at 2,000 a second; then the whole.
+
+    The server's CPU is not in it."""
     import boto3
 
     from penstock_producer.bucket.client import Bucket
     from penstock_producer.parts.growing import GrowingOutput
 
-    options: dict[str, Any] = {"aws_access_key_id": "x", "aws_secret_access_key": "x", "region_name": "us-east-1"}
+    options: dict[str, Any] = {
+        "aws_access_key_id": "x",
+        "aws_secret_access_key": "x",
+        "region_name": "us-east-1",
+    }
     client = boto3.client("s3", endpoint_url=url, **options)
     client.create_bucket(Bucket="sinks")
     puts = {"grow": 0, "all": 0}
@@ -190,18 +223,32 @@ def bucket_run(place: Path, url: str, rows: int) -> Figures:
         puts["grow"] = puts["all"]
         whole = measured(lambda: leader.complete(rows, keep=True))
     size = client.head_object(Bucket="sinks", Key=f"{JOB}/output.jsonl")["ContentLength"]
-    return {**whole, "growing": sum(grown), "puts": puts["grow"], "puts_of_all": puts["all"], "mib": size / 2**20}
+    return {
+        **whole,
+        "growing": sum(grown),
+        "puts": puts["grow"],
+        "puts_of_all": puts["all"],
+        "mib": size / 2**20,
+    }
 
 
-_WRITES: Final = frozenset({
-    "PutObject", "CreateMultipartUpload", "UploadPart", "UploadPartCopy", "CompleteMultipartUpload",
-})  # fmt: skip
+_WRITES: Final = frozenset(
+    {
+        "PutObject",
+        "CreateMultipartUpload",
+        "UploadPart",
+        "UploadPartCopy",
+        "CompleteMultipartUpload",
+    }
+)
 
 
-# -- rounds ----------------------------------------------------------------------------------------------------------------
+# -- rounds ----------------------------------------------------------------------------------------
 
 
-def rounds(kinds: Sequence[str], number: int, command: Callable[[str, int], Sequence[str]]) -> dict[str, list[Figures]]:
+def rounds(
+    kinds: Sequence[str], number: int, command: Callable[[str, int], Sequence[str]]
+) -> dict[str, list[Figures]]:
     """Each kind once per round, in turn."""
     found: dict[str, list[Figures]] = {kind: [] for kind in kinds}
     for turn in range(number):
@@ -221,12 +268,15 @@ def show(found: Mapping[str, Sequence[Figures]], rows: int) -> None:
     for kind, turns in found.items():
         spent = [one["cpu"] + one["server"] for one in turns]
         per = statistics.median(spent) / rows * 1e6
-        ratios = [mine / (other["cpu"] + other["server"]) for mine, other in zip(spent, found[base], strict=True)]
+        ratios = [
+            mine / (other["cpu"] + other["server"])
+            for mine, other in zip(spent, found[base], strict=True)
+        ]
         own = statistics.median(one["cpu"] for one in turns) / rows * 1e6
         peak = max(one["peak"] for one in turns)
         print(
-            f"{kind:32} {per:8.1f} us/row (here {own:.1f})  {statistics.median(ratios):5.2f}x of {base}  "
-            f"{1e6 / per:9,.0f} rows per CPU second  peak {peak:.0f} MiB",
+            f"{kind:32} {per:8.1f} us/row (here {own:.1f})  {statistics.median(ratios):5.2f}x of "
+            f"{base}  {1e6 / per:9,.0f} rows per CPU second  peak {peak:.0f} MiB",
             flush=True,
         )
 
@@ -277,9 +327,11 @@ def _all(given: argparse.Namespace, place: Path) -> None:
     elif given.what == "bucket":
         server = servers.S3Server.start()
         try:
-            (told,) = rounds(["bucket"], 1, lambda kind, _: ["bucket", "--one", kind, "--url", server.url, *common])[
-                "bucket"
-            ]
+            (told,) = rounds(
+                ["bucket"],
+                1,
+                lambda kind, _: ["bucket", "--one", kind, "--url", server.url, *common],
+            )["bucket"]
         finally:
             server.stop()
         print(json.dumps({"results": rows, "results_per_put": rows / told["puts"], **told}))
@@ -290,11 +342,22 @@ def _all(given: argparse.Namespace, place: Path) -> None:
             else:
                 kinds = ["without the index", "with the index"]
                 show(
-                    rounds(kinds, given.rounds, lambda kind, _: [
-                        "settle", "--one", kind, "--url", new_database(), "--server", str(process.pid), *common,
-                    ]),
+                    rounds(
+                        kinds,
+                        given.rounds,
+                        lambda kind, _: [
+                            "settle",
+                            "--one",
+                            kind,
+                            "--url",
+                            new_database(),
+                            "--server",
+                            str(process.pid),
+                            *common,
+                        ],
+                    ),
                     rows,
-                )  # fmt: skip
+                )
 
 
 def _show_into(
@@ -307,19 +370,39 @@ def _show_into(
     kinds = ["alone", "penstock"]
     print("SQLite")
     show(
-        rounds(kinds, given.rounds, lambda kind, turn: [
-            "into", "--one", kind, "--url", f"sqlite:///{place}/{kind}-{turn}.db", *common,
-        ]),
+        rounds(
+            kinds,
+            given.rounds,
+            lambda kind, turn: [
+                "into",
+                "--one",
+                kind,
+                "--url",
+                f"sqlite:///{place}/{kind}-{turn}.db",
+                *common,
+            ],
+        ),
         given.rows,
-    )  # fmt: skip
+    )
     print("PostgreSQL")
     kinds = ["alone", "alone, lists", "alone, COPY", "penstock"]
     show(
-        rounds(kinds, given.rounds, lambda kind, _: [
-            "into", "--one", kind, "--url", new_database(), "--server", str(process.pid), *common,
-        ]),
+        rounds(
+            kinds,
+            given.rounds,
+            lambda kind, _: [
+                "into",
+                "--one",
+                kind,
+                "--url",
+                new_database(),
+                "--server",
+                str(process.pid),
+                *common,
+            ],
+        ),
         given.rows,
-    )  # fmt: skip
+    )
 
 
 @contextmanager

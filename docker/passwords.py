@@ -1,6 +1,7 @@
 """Put random passwords into .env, where the example's are: python3 docker/passwords.py
 
-Makes .env from .env.example where there is none. What was chosen already stays. Needs Python 3 and nothing else.
+Makes .env from .env.example where there is none. What was chosen already stays. Needs Python 3 and
+nothing else.
 """
 
 from __future__ import annotations
@@ -10,7 +11,8 @@ import sys
 from pathlib import Path
 
 PLACEHOLDER = "CHANGE_ME"
-BYTES = 24  # 48 letters and digits: they travel in URLs, where other characters would have to be encoded
+# 48 letters and digits: they travel in URLs, where other characters would have to be encoded
+BYTES = 24
 
 
 def filled(text: str) -> str:

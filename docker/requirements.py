@@ -1,7 +1,7 @@
 """Print what the project needs, extras by name: `requirements.py worker s3`.
 
-With ``--beside FILE`` (``pip list --format=freeze`` of another environment), print constraints instead: the
-versions that are there stay, and the pins hold for all that is not there.
+With ``--beside FILE`` (``pip list --format=freeze`` of another environment), print constraints
+instead: the versions that are there stay, and the pins hold for all that is not there.
 """
 
 from __future__ import annotations
@@ -24,7 +24,9 @@ def requirements(project: Path, extras: Iterable[str]) -> list[str]:
             continue
         seen.add(extra)
         for entry in table["optional-dependencies"][extra]:
-            others = re.fullmatch(rf"{table['name']}\[(.+)\]", entry)  # an extra that is made of others
+            others = re.fullmatch(
+                rf"{table['name']}\[(.+)\]", entry
+            )  # an extra that is made of others
             if others is None:
                 found.add(entry)
             else:

@@ -1,9 +1,11 @@
-"""Gather every public docstring of the Python standard library as JSON Lines: real documents that every machine has.
+"""Gather every public docstring of the Python standard library as JSON Lines: real documents that
+every machine has.
 
     python examples/corpus.py OUT.jsonl [--limit N]
 
-Each line is `{"id", "module", "kind", "text"}`; an id is a dotted name such as `json.decoder.JSONDecoder.decode`.
-Nothing is imported: the source files are parsed. The same Python gives the same lines in the same order.
+Each line is `{"id", "module", "kind", "text"}`; an id is a dotted name such as
+`json.decoder.JSONDecoder.decode`. Nothing is imported: the source files are parsed. The same Python
+gives the same lines in the same order.
 """
 
 from __future__ import annotations
@@ -18,8 +20,18 @@ from itertools import islice
 from pathlib import Path
 from typing import TypedDict
 
-# Folders of the standard library that hold no library: its tests, applications, and what pip put there.
-NOT_LIBRARY = {"test", "tests", "idle_test", "idlelib", "turtledemo", "lib2to3", "site-packages", "dist-packages"}
+# Folders of the standard library that hold no library: its tests, applications, and what pip put
+# there.
+NOT_LIBRARY = {
+    "test",
+    "tests",
+    "idle_test",
+    "idlelib",
+    "turtledemo",
+    "lib2to3",
+    "site-packages",
+    "dist-packages",
+}
 
 Documented = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 
@@ -47,9 +59,12 @@ def documents(root: Path) -> Iterator[Record]:
 
 
 def module_name(file: Path) -> str | None:
-    """The dotted name of a public library module; None for tests, applications and private modules."""
+    """The dotted name of a public library module; None for tests, applications and private
+    modules."""
     parts = [*file.parent.parts, *([] if file.stem == "__init__" else [file.stem])]
-    if not parts or any(part in NOT_LIBRARY or not part.isidentifier() or part.startswith("_") for part in parts):
+    if not parts or any(
+        part in NOT_LIBRARY or not part.isidentifier() or part.startswith("_") for part in parts
+    ):
         return None
     return ".".join(parts)
 
@@ -62,7 +77,9 @@ def file_documents(file: Path, module: str) -> Iterator[Record]:
     for name, kind, node in named(tree, module):
         text = ast.get_docstring(node)
         if text and text.strip():
-            yield Record(id=name, module=module, kind=kind, text=text.encode("utf-8", "replace").decode())
+            yield Record(
+                id=name, module=module, kind=kind, text=text.encode("utf-8", "replace").decode()
+            )
 
 
 def named(node: ast.AST, name: str, kind: str = "module") -> Iterator[tuple[str, str, Documented]]:
@@ -97,7 +114,9 @@ def write(records: Iterator[Record], out: Path) -> int:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description="Write the docstrings of the standard library as JSON Lines.")
+    parser = argparse.ArgumentParser(
+        description="Write the docstrings of the standard library as JSON Lines."
+    )
     parser.add_argument("out", type=Path, metavar="OUT.jsonl")
     parser.add_argument("--limit", type=int, metavar="N", help="stop after N documents")
     options = parser.parse_args(arguments)

@@ -1,8 +1,9 @@
-"""The fleet's main job on one machine: every public docstring of the Python standard library gets a category.
+"""The fleet's main job on one machine: every public docstring of the Python standard library gets a
+category.
 
-Real documents, real Redis, real Celery workers, real HTTP; the provider is simulated (`penstock simulate`), with limits
-that make pacing show and a few per cent of the faults that real providers have. Press Ctrl-C in the middle and start it
-again: it goes on where it was. `make demo` runs this.
+Real documents, real Redis, real Celery workers, real HTTP; the provider is simulated (`penstock
+simulate`), with limits that make pacing show and a few per cent of the faults that real providers
+have. Press Ctrl-C in the middle and start it again: it goes on where it was. `make demo` runs this.
 """
 
 from __future__ import annotations
@@ -22,14 +23,34 @@ PROMPT = "Name the programming topic of this documentation in two words:\n\n{tex
 REQUESTS_PER_MINUTE = 6_000
 TOKENS_PER_MINUTE = 2_000_000
 FAULTS = [
-    "--throttle-rate", "0.003", "--retry-after-s", "0.5", "--error-rate", "0.02", "--drop-rate", "0.01",
-    "--truncate-rate", "0.002", "--poison-rate", "0.004", "--latency-ms", "250", "--latency-sigma", "0.5", "--seed", "7",
-]  # fmt: skip
+    "--throttle-rate",
+    "0.003",
+    "--retry-after-s",
+    "0.5",
+    "--error-rate",
+    "0.02",
+    "--drop-rate",
+    "0.01",
+    "--truncate-rate",
+    "0.002",
+    "--poison-rate",
+    "0.004",
+    "--latency-ms",
+    "250",
+    "--latency-sigma",
+    "0.5",
+    "--seed",
+    "7",
+]
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, default=Path("demo"), help="folder for documents, state and results")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--out", type=Path, default=Path("demo"), help="folder for documents, state and results"
+    )
     parser.add_argument("--docs", type=int, default=3_000, help="how many docstrings to take")
     options = parser.parse_args()
     documents = gather_documents(options.out / f"documents-{options.docs}.jsonl", options.docs)
@@ -50,12 +71,15 @@ def gather_documents(path: Path, limit: int) -> Path:
     """Write the corpus once; a resumed job must read the same file."""
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
-        subprocess.run([sys.executable, HERE / "corpus.py", path, "--limit", str(limit)], check=True)
+        subprocess.run(
+            [sys.executable, HERE / "corpus.py", path, "--limit", str(limit)], check=True
+        )
     return path
 
 
 def start_provider() -> tuple[subprocess.Popen[str], str]:
-    """The simulated provider in a session of its own, so that Ctrl-C lets the workers finish their calls."""
+    """The simulated provider in a session of its own, so that Ctrl-C lets the workers finish their
+    calls."""
     limits = ["--rpm", str(REQUESTS_PER_MINUTE), "--tpm", str(TOKENS_PER_MINUTE)]
     command = [*PENSTOCK, "simulate", "--port", "0", *limits, *FAULTS]
     provider = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True)
@@ -69,15 +93,41 @@ def start_provider() -> tuple[subprocess.Popen[str], str]:
 
 def run_job(documents: Path, out: Path, base_url: str) -> int:
     command = [
-        *PENSTOCK, "run", str(documents), "--out", str(out / "results"), "--job", JOB,
-        "--base-url", base_url, "--model", "sim-small", "--prompt", PROMPT, "--param", "max_tokens=32",
-        "--workers", "2", "--concurrency", "64",
-        "--rpm", str(REQUESTS_PER_MINUTE), "--tpm", str(TOKENS_PER_MINUTE),
-        "--usd-per-mtok-in", "0.15", "--usd-per-mtok-out", "0.60",
-    ]  # fmt: skip
-    job = subprocess.Popen(command, start_new_session=True)  # so that it gets each interrupt once, from here
+        *PENSTOCK,
+        "run",
+        str(documents),
+        "--out",
+        str(out / "results"),
+        "--job",
+        JOB,
+        "--base-url",
+        base_url,
+        "--model",
+        "sim-small",
+        "--prompt",
+        PROMPT,
+        "--param",
+        "max_tokens=32",
+        "--workers",
+        "2",
+        "--concurrency",
+        "64",
+        "--rpm",
+        str(REQUESTS_PER_MINUTE),
+        "--tpm",
+        str(TOKENS_PER_MINUTE),
+        "--usd-per-mtok-in",
+        "0.15",
+        "--usd-per-mtok-out",
+        "0.60",
+    ]
+    job = subprocess.Popen(
+        command, start_new_session=True
+    )  # so that it gets each interrupt once, from here
     for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda number, _frame: job.send_signal(number))  # it drains, and a second one hurries it
+        signal.signal(
+            number, lambda number, _frame: job.send_signal(number)
+        )  # it drains, and a second one hurries it
     return job.wait()
 
 

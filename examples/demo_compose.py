@@ -1,9 +1,10 @@
-"""The compose file's demo: push real documents into an open job, as another service would, and watch it to its end.
+"""The compose file's demo: push real documents into an open job, as another service would, and
+watch it to its end.
 
     python examples/demo_compose.py --docs 300        (with PENSTOCK_DATABASE_URL of a fleet that has workers)
 
-The documents are docstrings of Python's standard library (corpus.py). They travel through the database, so this needs no
-folder that the fleet could read.
+The documents are docstrings of Python's standard library (corpus.py). They travel through the
+database, so this needs no folder that the fleet could read.
 """
 
 from __future__ import annotations
@@ -33,7 +34,9 @@ SPEC = JobSpec(
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--docs", type=int, default=300, help="documents to send")
-    parser.add_argument("--timeout", type=float, default=900.0, help="seconds to wait for the job's end")
+    parser.add_argument(
+        "--timeout", type=float, default=900.0, help="seconds to wait for the job's end"
+    )
     asked = parser.parse_args()
     with Producer() as producer:
         with producer.open_job(SPEC, job_key=f"demo-{time.time():.0f}") as job:
@@ -47,7 +50,11 @@ def records(limit: int) -> Iterator[dict[str, str]]:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "corpus.jsonl"
         corpus = Path(__file__).with_name("corpus.py")
-        subprocess.run([sys.executable, corpus, path, "--limit", str(limit)], check=True, stdout=subprocess.DEVNULL)
+        subprocess.run(
+            [sys.executable, corpus, path, "--limit", str(limit)],
+            check=True,
+            stdout=subprocess.DEVNULL,
+        )
         with path.open(encoding="utf-8") as lines:
             yield from map(json.loads, lines)
 
@@ -64,7 +71,10 @@ def watch(producer: Producer, job_id: str, *, until: float) -> int:
     for result in islice(producer.results(job_id), 3):
         answer = json.loads(result.body or b"{}")["choices"][0]["message"]["content"]
         tell(f"{result.key.doc_id}: {answer}")
-    tell(f"the job is {status.job.state}: {counts.succeeded} results, {counts.dead} dead letters, {seconds:.0f} s")
+    tell(
+        f"the job is {status.job.state}: {counts.succeeded} results, {counts.dead} dead letters, "
+        f"{seconds:.0f} s"
+    )
     return 0 if status.job.state is JobState.COMPLETED and counts.succeeded else 1
 
 

@@ -1,7 +1,9 @@
-"""Meaning on one machine: docstrings of the Python standard library become vectors, and questions find their answers.
+"""Meaning on one machine: docstrings of the Python standard library become vectors, and questions
+find their answers.
 
-Real documents, real Redis, a real Celery worker and a real encoder inside it; no provider, no key, no GPU. Press Ctrl-C in
-the middle and start it again: it goes on where it was. `make demo-embed` runs this.
+Real documents, real Redis, a real Celery worker and a real encoder inside it; no provider, no key,
+no GPU. Press Ctrl-C in the middle and start it again: it goes on where it was. `make demo-embed`
+runs this.
 """
 
 from __future__ import annotations
@@ -29,8 +31,15 @@ LINE_CHARS = 70
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, default=Path("demo-embed"), help="folder for documents, state and results")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--out",
+        type=Path,
+        default=Path("demo-embed"),
+        help="folder for documents, state and results",
+    )
     parser.add_argument("--docs", type=int, default=1_500, help="how many docstrings to take")
     options = parser.parse_args()
     documents = gather_documents(options.out / f"documents-{options.docs}.jsonl", options.docs)
@@ -46,15 +55,30 @@ def gather_documents(path: Path, limit: int) -> Path:
     """Write the corpus once; a resumed job must read the same file."""
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
-        subprocess.run([sys.executable, HERE / "corpus.py", path, "--limit", str(limit)], check=True)
+        subprocess.run(
+            [sys.executable, HERE / "corpus.py", path, "--limit", str(limit)], check=True
+        )
     return path
 
 
 def run_job(documents: Path, out: Path) -> int:
     command = [
-        *PENSTOCK, "run", str(documents), "--out", str(out), "--job", JOB,
-        "--lane", "embed", "--model", MODEL, "--prompt", "{text}", "--on-overflow", "trim",
-    ]  # fmt: skip
+        *PENSTOCK,
+        "run",
+        str(documents),
+        "--out",
+        str(out),
+        "--job",
+        JOB,
+        "--lane",
+        "embed",
+        "--model",
+        MODEL,
+        "--prompt",
+        "{text}",
+        "--on-overflow",
+        "trim",
+    ]
     job = subprocess.Popen(command)
     hears = signal.signal(signal.SIGINT, signal.SIG_IGN)  # the job hears Ctrl-C itself and drains
     try:
@@ -64,11 +88,14 @@ def run_job(documents: Path, out: Path) -> int:
 
 
 def ask_questions(documents: Path, output: Path) -> None:
-    """Nearest neighbours by cosine: the vectors have length 1, so that a product is all it takes."""
+    """Nearest neighbours by cosine: the vectors have length 1, so that a product is all it
+    takes."""
     import numpy
 
     names, matrix = read_vectors(output)
-    texts = {record["id"]: record["text"] for record in map(json.loads, documents.open(encoding="utf-8"))}
+    texts = {
+        record["id"]: record["text"] for record in map(json.loads, documents.open(encoding="utf-8"))
+    }
     print(f"\nNearest of {len(names):,} docstrings:")
     for question, near in zip(QUESTIONS, encode(QUESTIONS) @ matrix.T, strict=True):
         print(f"\n  {question}")
@@ -96,7 +123,9 @@ def encode(questions: list[str]) -> Any:
     from penstock_workers.lanes.embed.models import model_folder
     from penstock_workers.lanes.embed.settings import EmbedSettings
 
-    encoder = SentenceTransformersEncoder(model_folder(MODEL), EmbedSettings(model=MODEL, device="cpu"))
+    encoder = SentenceTransformersEncoder(
+        model_folder(MODEL), EmbedSettings(model=MODEL, device="cpu")
+    )
     return numpy.array(encoder.encode(encoder.build(encoder.tokenise(questions))))
 
 

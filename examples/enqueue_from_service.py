@@ -1,4 +1,6 @@
-"""Push documents from another service. It needs `pip install penstock` and the database that the workers use.
+"""Push documents from another service.
+
+It needs `pip install penstock` and the database that the workers use.
 
 PENSTOCK_DATABASE_URL=postgresql://user@host/penstock python examples/enqueue_from_service.py
 """
@@ -15,13 +17,22 @@ TICKETS = {
 
 
 def main() -> None:
-    spec = JobSpec(model="gpt-4o-mini", prompt="Which team handles this? {text}", params={"max_tokens": 32})
+    spec = JobSpec(
+        model="gpt-4o-mini", prompt="Which team handles this? {text}", params={"max_tokens": 32}
+    )
     with Producer() as producer:
-        job = producer.open_job(spec)  # with a job_key=… of yours, a retry of this service finds the same job
+        job = producer.open_job(
+            spec
+        )  # with a job_key=… of yours, a retry of this service finds the same job
         for ticket, text in TICKETS.items():
             job.enqueue(ticket, {"text": text})
-        accepted = job.close()  # flushes: from here on every document ends as a result or a dead letter
-    print(f"{job.job_id}: {accepted} documents accepted; follow it with `penstock status {job.job_id} --watch`")
+        accepted = (
+            job.close()
+        )  # flushes: from here on every document ends as a result or a dead letter
+    print(
+        f"{job.job_id}: {accepted} documents accepted; follow it with `penstock status "
+        f"{job.job_id} --watch`"
+    )
 
 
 if __name__ == "__main__":

@@ -1,10 +1,13 @@
-"""Nightly evals: the same labelled cases go to each model of a matrix, are scored, and start by themselves every night.
+"""Nightly evals: the same labelled cases go to each model of a matrix, are scored, and start by
+themselves every night.
 
     python examples/evals.py                          # a simulated provider answers: no key
-    python examples/evals.py --base-url https://api.openai.com/v1 --api-key-env OPENAI_API_KEY --model gpt-5-mini gpt-5
+    python examples/evals.py --base-url https://api.openai.com/v1 --api-key-env OPENAI_API_KEY
+    --model gpt-5-mini gpt-5
 
-The cases are docstrings of Python's standard library, and the right answers are known: whether each documents a module,
-a class, a function or a method. With PENSTOCK_DATABASE_URL the jobs run in your fleet, else on this machine.
+The cases are docstrings of Python's standard library, and the right answers are known: whether each
+documents a module, a class, a function or a method. With PENSTOCK_DATABASE_URL the jobs run in your
+fleet, else on this machine.
 """
 
 from __future__ import annotations
@@ -34,13 +37,21 @@ NIGHTLY = "0 2 * * *"
 
 
 def main() -> int:
-    asked = flags_of(__doc__, "example-evals", docs=60, models=("sim-small", "sim-large")).parse_args()
+    asked = flags_of(
+        __doc__, "example-evals", docs=60, models=("sim-small", "sim-large")
+    ).parse_args()
     asked.out.mkdir(parents=True, exist_ok=True)
     cases = asked.out.absolute() / "cases.jsonl"
     right = write_cases(cases, asked.docs)
     with database_of(asked) as database, Producer(database_url=database) as producer:
-        jobs = {  # the key has the day: a second run of this script on the same day finds its jobs, and pays nothing
-            model: producer.submit(str(cases), spec_for(model), job_key=f"eval-{model}-{date.today()}")  # noqa: DTZ011
+        # the key has the day: a second run of this script on the same day finds its jobs, and pays
+        # nothing
+        jobs = {
+            model: producer.submit(
+                str(cases),
+                spec_for(model),
+                job_key=f"eval-{model}-{date.today()}",  # noqa: DTZ011
+            )
             for model in asked.model
         }
         passed = {}
@@ -52,7 +63,9 @@ def main() -> int:
         print(f"{model}: {len(ids)} of {len(right)} right ({len(ids) / len(right):.0%})")
     for one, other in combinations(passed, 2):
         compare(one, passed[one], other, passed[other])
-    (asked.out / "scores.json").write_text(json.dumps({model: len(ids) / len(right) for model, ids in passed.items()}))
+    (asked.out / "scores.json").write_text(
+        json.dumps({model: len(ids) / len(right) for model, ids in passed.items()})
+    )
     return 0
 
 
@@ -82,13 +95,15 @@ def write_cases(path: Path, limit: int) -> dict[str, str]:
 def score(producer: Producer, job_id: str, right: dict[str, str]) -> set[str]:
     """The cases that were answered rightly; a dead letter is none of them."""
     said = {
-        one.key.doc_id: json.loads(one.json()["choices"][0]["message"]["content"]) for one in producer.results(job_id)
+        one.key.doc_id: json.loads(one.json()["choices"][0]["message"]["content"])
+        for one in producer.results(job_id)
     }
     return {case for case, answer in said.items() if answer["kind"] == right[case]}
 
 
 def compare(one: str, passed: set[str], other: str, passed_by_other: set[str]) -> None:
-    """The cases on which two models differ, and by how much chance alone would explain that (an exact sign test)."""
+    """The cases on which two models differ, and by how much chance alone would explain that (an
+    exact sign test)."""
     gained, lost = len(passed_by_other - passed), len(passed - passed_by_other)
     less, all_of = min(gained, lost), gained + lost
     chance = min(1.0, 2 * sum(comb(all_of, at) for at in range(less + 1)) / 2**all_of)
@@ -98,7 +113,9 @@ def compare(one: str, passed: set[str], other: str, passed_by_other: set[str]) -
 def every_night(producer: Producer, cases: Path, models: list[str]) -> None:
     for model in models:
         with contextlib.suppress(ScheduleExists):  # added by an earlier run of this script
-            producer.schedules.add(f"eval-{model}", NIGHTLY, str(cases), spec_for(model), timezone="Europe/Berlin")
+            producer.schedules.add(
+                f"eval-{model}", NIGHTLY, str(cases), spec_for(model), timezone="Europe/Berlin"
+            )
     for schedule in producer.schedules.list():
         print(f"{schedule.name} starts at {NIGHTLY!r}")
 

@@ -1,4 +1,5 @@
-"""A job's own functions around inference: `--preprocess hooks_example:shorten --postprocess hooks_example:label`."""
+"""A job's own functions around inference: `--preprocess hooks_example:shorten --postprocess
+hooks_example:label`."""
 
 from __future__ import annotations
 

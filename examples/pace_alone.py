@@ -1,4 +1,6 @@
-"""Pace calls with `penstock_ratelimit` alone: no fleet, no key. With a Redis URL as argument, start it twice: they share.
+"""Pace calls with `penstock_ratelimit` alone: no fleet, no key.
+
+With a Redis URL as argument, start it twice: they share.
 
 python examples/pace_alone.py [redis://127.0.0.1:6379/0]
 """
@@ -38,7 +40,10 @@ async def paced(redis_url: str | None) -> None:
     await asyncio.gather(*(call() for _ in range(CALLS)))
     used = limiter.stats()["provider"].used
     seconds = time.monotonic() - began
-    print(f"async: {CALLS} calls in {seconds:.1f} s, {used['tokens']:.0f} tokens charged of {300 * CALLS} reserved")
+    print(
+        f"async: {CALLS} calls in {seconds:.1f} s, {used['tokens']:.0f} tokens charged of "
+        f"{300 * CALLS} reserved"
+    )
     await limiter.aclose()
     if client is not None:
         await client.aclose()

@@ -1,10 +1,12 @@
-"""Product descriptions from a catalogue: a prompt over the columns of a CSV, answers as Parquet, joined back to the products.
+"""Product descriptions from a catalogue: a prompt over the columns of a CSV, answers as Parquet,
+joined back to the products.
 
     python examples/products.py                       # a simulated provider answers: no key
-    python examples/products.py --base-url https://api.openai.com/v1 --api-key-env OPENAI_API_KEY --model gpt-5-mini
+    python examples/products.py --base-url https://api.openai.com/v1 --api-key-env OPENAI_API_KEY
+    --model gpt-5-mini
 
-The catalogue is real: some 400 products that are sold by the hour, with the texts which their maker wrote for engineers.
-They come with boto3 (`pip install 'penstock[all]'`).
+The catalogue is real: some 400 products that are sold by the hour, with the texts which their maker
+wrote for engineers. They come with boto3 (`pip install 'penstock[all]'`).
 """
 
 from __future__ import annotations
@@ -36,7 +38,8 @@ SCHEMA = {
     "required": ["title", "description", "shelf"],
     "additionalProperties": False,
 }
-LONGEST = "text=2000"  # characters of the maker's text; what is said behind them is rarely about the product
+# characters of the maker's text; what is said behind them is rarely about the product
+LONGEST = "text=2000"
 
 
 def main() -> int:
@@ -49,10 +52,27 @@ def main() -> int:
     schema.write_text(json.dumps(SCHEMA))
     with provider_of(asked) as provider:
         run(
-            str(catalogue), "--out", str(answers), "--job", "products", *provider, "--model", asked.model[0],
-            "--template", "jinja", "--prompt-file", str(prompt), "--truncate", LONGEST, "--id-field", "sku",
-            "--response-schema", str(schema), "--output-format", "parquet",
-        )  # fmt: skip
+            str(catalogue),
+            "--out",
+            str(answers),
+            "--job",
+            "products",
+            *provider,
+            "--model",
+            asked.model[0],
+            "--template",
+            "jinja",
+            "--prompt-file",
+            str(prompt),
+            "--truncate",
+            LONGEST,
+            "--id-field",
+            "sku",
+            "--response-schema",
+            str(schema),
+            "--output-format",
+            "parquet",
+        )
     join(catalogue, answers / "output.parquet", asked.out / "shop.parquet")
     return 0
 
@@ -70,12 +90,20 @@ def products() -> Iterator[tuple[str, str, str, str]]:
         model = loader.load_service_model(sku, "service-2")
         about = model["metadata"]
         if model.get("documentation"):
-            yield sku, about["serviceFullName"], about.get("serviceAbbreviation", ""), model["documentation"]
+            yield (
+                sku,
+                about["serviceFullName"],
+                about.get("serviceAbbreviation", ""),
+                model["documentation"],
+            )
 
 
 def join(catalogue: Path, answers: Path, out: Path) -> None:
-    """Every product is there once, with its columns and the answer's; a product without an answer has `error_code`."""
-    written = parquet.read_table(answers, columns=["id", "status", "title", "description", "shelf", "error_code"])
+    """Every product is there once, with its columns and the answer's; a product without an answer
+    has `error_code`."""
+    written = parquet.read_table(
+        answers, columns=["id", "status", "title", "description", "shelf", "error_code"]
+    )
     shop = arrow_csv.read_csv(catalogue).join(written, keys="sku", right_keys="id").sort_by("sku")
     parquet.write_table(shop, out)
     for row in shop.slice(0, 3).to_pylist():

@@ -14,11 +14,15 @@ CONFIG = "adapter_config.json"
 
 
 def weights(values: int = 8, tensors: Mapping[str, Any] | None = None) -> bytes:
-    """A safetensors file of so many numbers, with one tensor; ``tensors`` are names and shapes of others in their place."""
+    """A safetensors file of so many numbers, with one tensor; ``tensors`` are names and shapes of
+    others in their place."""
     named = tensors or {"a.lora_A.weight": [values]}
-    header = json.dumps({
-        name: {"dtype": "F32", "shape": shape, "data_offsets": [0, 4 * values]} for name, shape in named.items()
-    })  # fmt: skip
+    header = json.dumps(
+        {
+            name: {"dtype": "F32", "shape": shape, "data_offsets": [0, 4 * values]}
+            for name, shape in named.items()
+        }
+    )
     return struct.pack("<Q", len(header)) + header.encode() + b"\0" * 4 * values
 
 

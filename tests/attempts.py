@@ -37,24 +37,34 @@ def make_attempt(
 ) -> Attempt:
     """An attempt at a document that has its job and its body, and has not begun."""
     key = ItemKey(job_id, generation, doc_id)
-    delivery = Delivery(f"{job_id}:{doc_id}", {}, headers or {}, retries=retries, queue="penstock.api")
+    delivery = Delivery(
+        f"{job_id}:{doc_id}", {}, headers or {}, retries=retries, queue="penstock.api"
+    )
     settings, read = settings or ProviderSettings(), JobSpec.from_json(spec)
-    job = JobView(job_id, read, settings, 1, reuse=policy_of(job_id, read, settings, across_tenants=False))
+    job = JobView(
+        job_id, read, settings, 1, reuse=policy_of(job_id, read, settings, across_tenants=False)
+    )
     return Attempt.at(Item.of(delivery, ItemMessage(key, body, None)), job, body)
 
 
-def make_runner(part: object, *, concurrency: int = 1, pause_after_run: int = 20, **parts: Any) -> ItemRunner:
+def make_runner(
+    part: object, *, concurrency: int = 1, pause_after_run: int = 20, **parts: Any
+) -> ItemRunner:
     """A runner around ``part``, which plays every part that is not among ``parts``."""
     return _make(cast(Any, part), ItemWaits(concurrency), pause_after_run, parts)
 
 
-def make_host(part: object, *, concurrency: int = 1, pause_after_run: int = 20, **parts: Any) -> ItemHost:
+def make_host(
+    part: object, *, concurrency: int = 1, pause_after_run: int = 20, **parts: Any
+) -> ItemHost:
     """The same with its tasks; ``part`` plays the settler, too."""
     waits = ItemWaits(concurrency)
     return ItemHost(_make(cast(Any, part), waits, pause_after_run, parts), cast(Any, part), waits)
 
 
-def _make(part: Any, waits: ItemWaits, pause_after_run: int, parts: Mapping[str, Any]) -> ItemRunner:
+def _make(
+    part: Any, waits: ItemWaits, pause_after_run: int, parts: Mapping[str, Any]
+) -> ItemRunner:
     return ItemRunner(
         bridge=part,
         lane=parts.get("lane", part),

@@ -36,7 +36,10 @@ class BatchDoor:
 
     def create(self, client: openai.OpenAI, lines: Iterable[Any], **given: Any) -> Batch:
         file = client.files.create(file=("in.jsonl", io.BytesIO(as_jsonl(lines))), purpose="batch")
-        asked: dict[str, Any] = {"endpoint": "/v1/chat/completions", "completion_window": "24h"} | given
+        asked: dict[str, Any] = {
+            "endpoint": "/v1/chat/completions",
+            "completion_window": "24h",
+        } | given
         return client.batches.create(input_file_id=file.id, **asked)
 
     def look(self, client: openai.OpenAI, batch_id: str) -> Batch:
@@ -44,7 +47,9 @@ class BatchDoor:
         self.seen.setdefault(batch_id, []).append(batch)
         return batch
 
-    def wait(self, client: openai.OpenAI, batch_id: str, states: set[str] = ENDS, timeout_s: float = 60.0) -> Batch:
+    def wait(
+        self, client: openai.OpenAI, batch_id: str, states: set[str] = ENDS, timeout_s: float = 60.0
+    ) -> Batch:
         found: list[Batch] = []
 
         def reached() -> bool:
@@ -63,12 +68,17 @@ def door_fields(**batches: Any) -> GatewayFields:
     return GatewayFields(port=free_port(), batches=BatchFields(**fast))
 
 
-def settings_for(fleet: Fleet, providers: Mapping[str, ProviderFacts] | None = None, **batches: Any) -> GatewaySettings:
+def settings_for(
+    fleet: Fleet, providers: Mapping[str, ProviderFacts] | None = None, **batches: Any
+) -> GatewaySettings:
     fields = door_fields(**batches).model_copy(update={"files": str(fleet.folder / "files")})
     known = {"default": ProviderFacts(base_url=fleet.provider.url)} | dict(providers or {})
     return GatewaySettings(
-        database_url=fleet.database_url, redis_url=fleet.store.url, gateway=fields, providers=known,
-    )  # fmt: skip
+        database_url=fleet.database_url,
+        redis_url=fleet.store.url,
+        gateway=fields,
+        providers=known,
+    )
 
 
 @contextmanager
@@ -85,9 +95,11 @@ def door_of_fleet(fleet: Fleet, settings: GatewaySettings) -> Process:
     """The same as a process, which can be killed."""
     fields = settings.gateway
     given = {
-        "gateway__port": fields.port, "gateway__files": fields.files,
-        "gateway__batches__interval_s": fields.batches.interval_s, "gateway__batches__lease_s": fields.batches.lease_s,
-    }  # fmt: skip
+        "gateway__port": fields.port,
+        "gateway__files": fields.files,
+        "gateway__batches__interval_s": fields.batches.interval_s,
+        "gateway__batches__lease_s": fields.batches.lease_s,
+    }
     return fleet.command("door", "gateway", **given)
 
 
@@ -96,13 +108,21 @@ def chat(number: int, name: str = "doc", model: str = "sim", **body: Any) -> dic
     return line(f"{name}-{number}", {"model": model, "messages": messages} | body)
 
 
-def line(custom_id: Any, body: Any, url: str = "/v1/chat/completions", method: str = "POST") -> dict[str, Any]:
+def line(
+    custom_id: Any, body: Any, url: str = "/v1/chat/completions", method: str = "POST"
+) -> dict[str, Any]:
     return {"custom_id": custom_id, "method": method, "url": url, "body": body}
 
 
 def as_jsonl(lines: Iterable[Any]) -> bytes:
-    return b"".join((one if isinstance(one, bytes) else json.dumps(one).encode()) + b"\n" for one in lines)
+    return b"".join(
+        (one if isinstance(one, bytes) else json.dumps(one).encode()) + b"\n" for one in lines
+    )
 
 
 def read(client: openai.OpenAI, file_id: str | None) -> list[dict[str, Any]]:
-    return [] if file_id is None else [json.loads(one) for one in client.files.content(file_id).text.splitlines()]
+    return (
+        []
+        if file_id is None
+        else [json.loads(one) for one in client.files.content(file_id).text.splitlines()]
+    )

@@ -1,4 +1,5 @@
-"""A whole engine of the batch lane, and a provider in memory: tests say what that one does on bad days."""
+"""A whole engine of the batch lane, and a provider in memory: tests say what that one does on bad
+days."""
 
 from __future__ import annotations
 
@@ -36,19 +37,25 @@ Answers = Callable[[str, int], BatchAnswer | None]  # of a custom_id in the n-th
 
 def good(name: str, _nth: int = 0) -> BatchAnswer | None:
     choice = {"message": {"role": "assistant", "content": f"about {name}"}, "finish_reason": "stop"}
-    return BatchAnswer(name, 200, json.dumps({"model": "m", "choices": [choice], "usage": USAGE}).encode(), "req-1")
+    return BatchAnswer(
+        name, 200, json.dumps({"model": "m", "choices": [choice], "usage": USAGE}).encode(), "req-1"
+    )
 
 
 @dataclass
 class Memory:
-    """A provider that keeps its batches in memory. What is set makes it do what providers do on bad days."""
+    """A provider that keeps its batches in memory.
+
+    What is set makes it do what providers do on bad days."""
 
     limits = BatchLimits(requests=100, total_bytes=100_000, line_bytes=1_000)
     answer: Answers = good
     problems: Callable[[list[str], int], tuple[LineProblem, ...]] = lambda names, nth: ()
     odd: tuple[BatchAnswer | UnreadableLine, ...] = ()  # at the beginning of every output
     expired: Callable[[int], bool] = lambda nth: False
-    errors: dict[str, list[Exception]] = field(default_factory=dict)  # of calls, each raised once, in their order
+    errors: dict[str, list[Exception]] = field(
+        default_factory=dict
+    )  # of calls, each raised once, in their order
     late: int = 0  # looks at a batch that has ended which do not show its output yet
     counted: provider.Counts | None = None  # of every batch
     gone: set[int] = field(default_factory=set)  # batches that no look finds
@@ -63,7 +70,10 @@ class Memory:
     deleted: list[str | None] = field(default_factory=list)
 
     def line(self, custom_id: str, endpoint: str, body: bytes) -> bytes:
-        return json.dumps({"custom_id": custom_id, "url": endpoint, "body": json.loads(body)}).encode() + b"\n"
+        return (
+            json.dumps({"custom_id": custom_id, "url": endpoint, "body": json.loads(body)}).encode()
+            + b"\n"
+        )
 
     async def upload(self, batch: NewBatch) -> str | None:
         self._raise("upload")
@@ -76,13 +86,17 @@ class Memory:
     async def create(self, batch: NewBatch) -> BatchSeen:
         if not self.errors.get("create") or self.works_all_the_same:
             self.made.append(batch)
-            self.names.append([json.loads(line)["custom_id"] for line in batch.path.read_text().splitlines()])
+            self.names.append(
+                [json.loads(line)["custom_id"] for line in batch.path.read_text().splitlines()]
+            )
         self._raise("create")
         return self._seen(len(self.made) - 1)
 
     async def find(self, tag: str, since: float) -> BatchSeen | None:
         self._raise("find")
-        return next((self._seen(nth) for nth, batch in enumerate(self.made) if batch.tag == tag), None)
+        return next(
+            (self._seen(nth) for nth, batch in enumerate(self.made) if batch.tag == tag), None
+        )
 
     async def look(self, batch_id: str) -> BatchSeen:
         self._raise("look")
@@ -118,12 +132,22 @@ class Memory:
         """Nothing is open."""
 
     def _seen(self, nth: int) -> BatchSeen:
-        over, stopped = self.ended and nth not in self.never, str(nth) in self.cancelled and nth not in self.never
+        over, stopped = (
+            self.ended and nth not in self.never,
+            str(nth) in self.cancelled and nth not in self.never,
+        )
         problems = self.problems(self.names[nth], nth)
         return BatchSeen(
-            str(nth), "ended" if over else "runs", over or stopped, self.counted, expired=self.expired(nth), cancelled=stopped,
-            problems=problems, outputs=("out",), file_id=self.made[nth].file_id,
-        )  # fmt: skip
+            str(nth),
+            "ended" if over else "runs",
+            over or stopped,
+            self.counted,
+            expired=self.expired(nth),
+            cancelled=stopped,
+            problems=problems,
+            outputs=("out",),
+            file_id=self.made[nth].file_id,
+        )
 
     def _raise(self, call: str) -> None:
         waiting = self.errors.get(call, [])
@@ -146,7 +170,9 @@ class House:
     def submit(self, documents: int = 10, **spec: Any) -> Job:
         source = self.folder / "docs.jsonl"
         source.write_text("".join(f'{{"id": "d{n}", "text": "x{n}"}}\n' for n in range(documents)))
-        return self.producer.submit(source, {"lane": "batch", "model": "m", "prompt": "{text}", **spec})
+        return self.producer.submit(
+            source, {"lane": "batch", "model": "m", "prompt": "{text}", **spec}
+        )
 
     def counts(self, job: Job) -> Counts:
         return self.producer.status(job.job_id).counts
@@ -214,15 +240,27 @@ def batch_house(
     redis_url: str, folder: Path, memory: Memory, database_url: str | None = None, **provider: Any
 ) -> Iterator[House]:
     settings = WorkerSettings.load(
-        redis_url=redis_url, database_url=database_url or f"sqlite:///{folder}/ledger.db", lane="batch", control=False,
-        batch={"folder": folder / "packed", "poll_first_s": 0.02, "poll_cap_s": 0.05, "unclear_s": 0.02, "lost_after_s": 0.1},
+        redis_url=redis_url,
+        database_url=database_url or f"sqlite:///{folder}/ledger.db",
+        lane="batch",
+        control=False,
+        batch={
+            "folder": folder / "packed",
+            "poll_first_s": 0.02,
+            "poll_cap_s": 0.05,
+            "unclear_s": 0.02,
+            "lost_after_s": 0.1,
+        },
         providers={
             "default": {
-                "usd_per_mtok_in": 100, "usd_per_mtok_out": 200, "batch_discount": 0.5, "batch_enqueued_tokens": 1_000,
+                "usd_per_mtok_in": 100,
+                "usd_per_mtok_out": 200,
+                "batch_discount": 0.5,
+                "batch_enqueued_tokens": 1_000,
                 **provider,
             }
         },
-    )  # fmt: skip
+    )
     with Producer(settings) as producer:
         producer._database.migrate()
         yield House(settings, producer, folder, memory)

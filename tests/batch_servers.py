@@ -1,4 +1,5 @@
-"""A provider of batches for tests, whose every answer a test writes itself: it can break off, lie, and never end."""
+"""A provider of batches for tests, whose every answer a test writes itself: it can break off, lie,
+and never end."""
 
 from __future__ import annotations
 
@@ -12,7 +13,13 @@ from aiohttp import web
 
 from penstock_workers.lanes.batch.apis.http import Times
 from penstock_workers.lanes.batch.apis.open import open_batches
-from penstock_workers.lanes.batch.provider import BatchAnswer, BatchProvider, BatchSeen, NewBatch, UnreadableLine
+from penstock_workers.lanes.batch.provider import (
+    BatchAnswer,
+    BatchProvider,
+    BatchSeen,
+    NewBatch,
+    UnreadableLine,
+)
 from penstock_workers.settings import ProviderSettings
 
 KEY_VARIABLE = "BATCH_TEST_KEY"
@@ -67,7 +74,12 @@ async def provider_at(
 
 
 def packed(
-    folder: Path, provider: BatchProvider, ids: list[str], endpoint: str, body: bytes, model: str = "m"
+    folder: Path,
+    provider: BatchProvider,
+    ids: list[str],
+    endpoint: str,
+    body: bytes,
+    model: str = "m",
 ) -> NewBatch:
     """A packed file of one request for each id."""
     path = folder / "packed.jsonl"
@@ -75,7 +87,9 @@ def packed(
     return NewBatch(TAG, path, endpoint, model, len(ids), None)
 
 
-async def all_answers(provider: BatchProvider, seen: BatchSeen) -> list[BatchAnswer | UnreadableLine]:
+async def all_answers(
+    provider: BatchProvider, seen: BatchSeen
+) -> list[BatchAnswer | UnreadableLine]:
     return [one async for one in provider.answers(seen)]
 
 

@@ -15,7 +15,9 @@ ARGUMENTS = ("--no-sandbox", "--headless=new", "--disable-gpu", "--disable-dev-s
 @contextlib.contextmanager
 def chromium() -> Iterator[Browser]:
     """Raises MissingServer where there is none."""
-    path = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+    path = next(
+        filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
+    )
     if path is None:
         raise MissingServer("there is no Chromium: apt-get install chromium")
     with sync_playwright() as playwright:

@@ -1,4 +1,5 @@
-"""Workers and a provider that are played, for budgets: real scripts on a real Redis, a real control loop and ledger."""
+"""Workers and a provider that are played, for budgets: real scripts on a real Redis, a real control
+loop and ledger."""
 
 from __future__ import annotations
 
@@ -65,7 +66,11 @@ class House:
 
     def submit(self, documents: int, name: str, **spec: Any) -> Job:
         path = self.folder / f"{name}.jsonl"
-        path.write_bytes(b"".join(orjson.dumps({"id": f"d{n}", "text": f"text {n}"}) + b"\n" for n in range(documents)))
+        path.write_bytes(
+            b"".join(
+                orjson.dumps({"id": f"d{n}", "text": f"text {n}"}) + b"\n" for n in range(documents)
+            )
+        )
         return self.producer.submit(path, {"prompt": "{text}", "model": "m", **spec}, job_key=name)
 
     def state(self, job: Job) -> JobState:
@@ -94,7 +99,15 @@ class Call:
         return self.paid + self.cost
 
 
-FATES = {"done": 70, "dead": 5, "refused": 6, "paid again": 6, "repaired": 5, "unpaid": 5, "half settled": 3}
+FATES = {
+    "done": 70,
+    "dead": 5,
+    "refused": 6,
+    "paid again": 6,
+    "repaired": 5,
+    "unpaid": 5,
+    "half settled": 3,
+}
 
 
 class Played:
@@ -138,7 +151,9 @@ class Played:
         for call in again:
             if call.key in ended:  # as item/run/starts.py has it
                 job_id, generation, doc_id = call.key
-                self.house.hot.rehydrate(job_id, generation, [(doc_id, False)], buckets_for(call.job))
+                self.house.hot.rehydrate(
+                    job_id, generation, [(doc_id, False)], buckets_for(call.job)
+                )
                 self.house.hot.settle(SettleBatch(released=[call.key], paid={call.key: 0}))
                 self.house.hot.drop_from_window([call.key])
         self._begin([call for call in wanted if call.key not in ended], calls)
@@ -160,9 +175,15 @@ class Played:
         chance = self.chance[key.job_id]
         estimate = chance.randint(500, 3_000)
         self.estimate[key.job_id] = max(self.estimate[key.job_id], estimate)
-        wrong = 1.2 if chance.random() < 0.02 else 1.0  # a call once in a while costs more than was thought
+        wrong = (
+            1.2 if chance.random() < 0.02 else 1.0
+        )  # a call once in a while costs more than was thought
         fate = chance.choices([*FATES], [*FATES.values()])[0]
-        cost = 0 if fate in ("unpaid", "dead") else round(estimate * wrong * (wrong > 1 or chance.uniform(0.1, 1.0)))
+        cost = (
+            0
+            if fate in ("unpaid", "dead")
+            else round(estimate * wrong * (wrong > 1 or chance.uniform(0.1, 1.0)))
+        )
         call = MayCost(estimate, is_most=True, owner=owner)
         return Call(self.jobs[key.job_id], key, raw, call, cost, fate, chance.randint(0, 3))
 
@@ -176,15 +197,23 @@ class Played:
             self.billed[call.job.job_id] += call.cost
             buckets, in_all = buckets_for(call.job), self.earlier[call.key] + call.spent
             if call.fate in ("done", "half settled"):
-                results.append(Result(call.key, 200, b"{}", None, None, None, 1, 1, in_all, 1, 1, 1))
+                results.append(
+                    Result(call.key, 200, b"{}", None, None, None, 1, 1, in_all, 1, 1, 1)
+                )
             if call.fate == "done":
-                done.append(SettledDone(call.key, buckets, cost_microusd=call.spent, has_budget=True))
+                done.append(
+                    SettledDone(call.key, buckets, cost_microusd=call.spent, has_budget=True)
+                )
             elif call.fate == "half settled":  # its worker dies between SQL and Redis
                 self.seen.add(call.key)
                 self.back.append(call.raw)
             elif call.fate in ("dead", "refused"):
-                letters.append(DeadLetter(call.key, "x", 1, 1, "", 400, b"", None, cost_microusd=in_all))
-                dead.append(SettledDead(call.key, buckets, "x", cost_microusd=call.spent, has_budget=True))
+                letters.append(
+                    DeadLetter(call.key, "x", 1, 1, "", 400, b"", None, cost_microusd=in_all)
+                )
+                dead.append(
+                    SettledDead(call.key, buckets, "x", cost_microusd=call.spent, has_budget=True)
+                )
             elif call.fate != "repaired":
                 retries.append(self._put_off(call, call.cost))
         self.house.outcomes.settle(results, letters)
@@ -199,9 +228,15 @@ class Played:
     def _put_off(self, call: Call, cost: int) -> SettledRetry:
         self.earlier[call.key] += call.paid + cost
         return SettledRetry(
-            call.key, buckets_for(call.job), QUEUE, item_tag(call.key), call.raw, 0.0,
-            cost_microusd=call.paid + cost, has_budget=True,
-        )  # fmt: skip
+            call.key,
+            buckets_for(call.job),
+            QUEUE,
+            item_tag(call.key),
+            call.raw,
+            0.0,
+            cost_microusd=call.paid + cost,
+            has_budget=True,
+        )
 
     def _die(self, nth: int) -> None:
         """Its calls may be billed, and no one knows; its messages come back."""
@@ -219,7 +254,9 @@ class Played:
         for job_id in job_ids:
             account, budget = self.account(job_id), self.budgets[job_id]
             most = budget + self.estimate[job_id]
-            assert account.committed <= most, f"seed {self.jobs[job_id].job_key}: {account} of {budget}"
+            assert account.committed <= most, (
+                f"seed {self.jobs[job_id].job_key}: {account} of {budget}"
+            )
             assert self.billed[job_id] <= most
 
     def unfinished(self, job_id: str) -> int:

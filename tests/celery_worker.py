@@ -1,6 +1,8 @@
-"""Worker processes for tests: the real app with an engine that sleeps, and writes down what it ran and finished.
+"""Worker processes for tests: the real app with an engine that sleeps, and writes down what it ran
+and finished.
 
-What it ran goes to a file, because the tests also take Redis away; what it finished goes to Redis, as in a real engine.
+What it ran goes to a file, because the tests also take Redis away; what it finished goes to Redis,
+as in a real engine.
 
 Run as a program it is such a worker; imported it starts, signals and awaits them.
 """
@@ -210,7 +212,9 @@ class WorkerProcess:
 
     def until_ready(self) -> WorkerProcess:
         client = redis.Redis.from_url(self.settings.redis_url)
-        until(lambda: self.is_alive() and client.sismember(READY, self.settings.name), 30, self.text)
+        until(
+            lambda: self.is_alive() and client.sismember(READY, self.settings.name), 30, self.text
+        )
         return self
 
     def is_alive(self) -> bool:
@@ -265,7 +269,9 @@ class Fleet:
 
     def runs(self) -> dict[str, int]:
         """How often each task was started, over all workers."""
-        return Counter(line for file in self.folder.glob("*.runs") for line in file.read_text().split())
+        return Counter(
+            line for file in self.folder.glob("*.runs") for line in file.read_text().split()
+        )
 
     def done(self) -> set[str]:
         return {as_bytes(tag).decode() for tag in self.server.client().smembers(DONE)}
@@ -294,7 +300,9 @@ def fleet_on(server: RedisServer, folder: Path) -> Iterator[Fleet]:
         fleet.end()
 
 
-def until(condition: Callable[[], Any], timeout_s: float = 20, explain: Callable[[], str] = str) -> None:
+def until(
+    condition: Callable[[], Any], timeout_s: float = 20, explain: Callable[[], str] = str
+) -> None:
     """Polls; fails with what ``explain`` says when the time is over."""
     deadline = time.monotonic() + timeout_s
     while not condition():
@@ -322,7 +330,8 @@ def main() -> None:
         client.set("test:sum", a + b)
 
     def go_deaf() -> None:
-        """What a reconnect that went half wrong leaves behind: a hub that turns, and never asks for messages again."""
+        """What a reconnect that went half wrong leaves behind: a hub that turns, and never asks for
+        messages again."""
         hubs[0].call_soon(hubs[0].on_tick.clear)
 
     def tell(sender: Any, **_: Any) -> None:
@@ -332,10 +341,18 @@ def main() -> None:
     app.task(name="test.add")(add)
     app.task(name="test.go_deaf")(go_deaf)
     worker_ready.connect(tell, weak=False)
-    app.worker_main([
-        "worker", "--loglevel", "WARNING", "--without-mingle", "--without-gossip", "-n", f"{settings.name}@test",
-        *sys.argv[2:],
-    ])  # fmt: skip
+    app.worker_main(
+        [
+            "worker",
+            "--loglevel",
+            "WARNING",
+            "--without-mingle",
+            "--without-gossip",
+            "-n",
+            f"{settings.name}@test",
+            *sys.argv[2:],
+        ]
+    )
 
 
 if __name__ == "__main__":

@@ -1,4 +1,5 @@
-"""The compose files as tests read them: variables filled in, anchors merged, each service with what it would run."""
+"""The compose files as tests read them: variables filled in, anchors merged, each service with what
+it would run."""
 
 from __future__ import annotations
 
@@ -62,7 +63,8 @@ class Service:
 
 
 def example_environment() -> dict[str, str]:
-    """What the example sets, with passwords of the reader's own in the place of its placeholders."""
+    """What the example sets, with passwords of the reader's own in the place of its
+    placeholders."""
     text = EXAMPLE.read_text().replace("CHANGE_ME", "0123456789abcdef0123456789abcdef")
     lines = [line for line in text.splitlines() if line and not line.startswith("#")]
     return dict(line.split("=", 1) for line in lines)
@@ -81,7 +83,8 @@ def services(file: Path, environment: Mapping[str, str] | None = None) -> dict[s
 
 
 def filled(value: Any, environment: Mapping[str, str]) -> Any:
-    """With ``${NAME}``, ``${NAME:-default}``, ``${NAME:?message}`` and ``$$`` replaced, as compose does."""
+    """With ``${NAME}``, ``${NAME:-default}``, ``${NAME:?message}`` and ``$$`` replaced, as compose
+    does."""
     if isinstance(value, dict):
         return {name: filled(inner, environment) for name, inner in value.items()}
     if isinstance(value, list):

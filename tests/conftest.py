@@ -1,4 +1,5 @@
-"""Fixtures that start real servers: each on a free port or private socket, in a temporary folder, ended by its own pid."""
+"""Fixtures that start real servers: each on a free port or private socket, in a temporary folder,
+ended by its own pid."""
 
 from __future__ import annotations
 
@@ -18,7 +19,8 @@ settings.load_profile("untimed")
 
 RUNS_IN_CI = os.environ.get("CI") == "true"
 
-# Commands that tests start have the server of the tests, not another one that lies on the PATH of this machine.
+# Commands that tests start have the server of the tests, not another one that lies on the PATH of
+# this machine.
 with suppress(MissingServer):
     os.environ.setdefault("PENSTOCK_REDIS_SERVER", redis_binary())
 
@@ -55,7 +57,9 @@ def _shared_redis(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisSer
 
 @pytest.fixture
 def redis_server(_shared_redis: RedisServer) -> RedisServer:
-    """A real, empty redis-server shared by the session (flushed for each test). Do not kill this one."""
+    """A real, empty redis-server shared by the session (flushed for each test).
+
+    Do not kill this one."""
     _shared_redis.flush()
     return _shared_redis
 

@@ -1,4 +1,5 @@
-"""A ledger that the dashboard's tests and pictures look at: jobs in each state, hostile texts, workers and a held quota."""
+"""A ledger that the dashboard's tests and pictures look at: jobs in each state, hostile texts,
+workers and a held quota."""
 
 from __future__ import annotations
 
@@ -32,12 +33,16 @@ from penstock_ledger import (
 from penstock_producer import Producer, ProducerSettings
 
 HOSTILE = (
-    "<script>document.title='owned'</script></textarea></pre>\"><img src=x onerror=\"document.title='owned'\"> "
-    "\x1b[31mred\x1b[0m \x00 \u202egnp.exe\u202c javascript:alert(1) {{ 7 * 7 }} {% raw %}"
+    "<script>document.title='owned'</script></textarea></pre>\"><img src=x "
+    "onerror=\"document.title='owned'\"> \x1b[31mred\x1b[0m \x00 \u202egnp.exe\u202c "
+    "javascript:alert(1) {{ 7 * 7 }} {% raw %}"
 )
 SPEC: dict[str, Any] = {
-    "model": "gpt-5-mini", "provider": "openai", "endpoint": "/v1/chat/completions", "prompt": "Summarise: {text}",
-}  # fmt: skip
+    "model": "gpt-5-mini",
+    "provider": "openai",
+    "endpoint": "/v1/chat/completions",
+    "prompt": "Summarise: {text}",
+}
 SOURCE = {"kind": "file", "uri": "/srv/exports/in.jsonl", "size": 1, "sha256": "0" * 64}
 ERRORS = (
     ("timeout", None, "no answer within 60 s from 10.2.0.{n}:443"),
@@ -56,8 +61,12 @@ class Seeded(NamedTuple):
     other_tenant: str
 
 
-def seed(database: Database, folder: Path, client: redis.Redis | None = None, *, small: bool = True) -> Seeded:
-    """``folder`` gets the file that one of the jobs reads. ``small`` is for tests, the other for pictures."""
+def seed(
+    database: Database, folder: Path, client: redis.Redis | None = None, *, small: bool = True
+) -> Seeded:
+    """``folder`` gets the file that one of the jobs reads.
+
+    ``small`` is for tests, the other for pictures."""
     rng = random.Random(7)
     done = _from_file(database, folder)
     running = _job(
@@ -69,31 +78,61 @@ def seed(database: Database, folder: Path, client: redis.Redis | None = None, *,
         lane="auto",
         tenant="acme",
     )
-    _answer(database, running, rng, 900 if small else 2_900, dead=24 if small else 84, seconds=1_230)
+    _answer(
+        database, running, rng, 900 if small else 2_900, dead=24 if small else 84, seconds=1_230
+    )
     moves = LaneMoves(database)
     now = time.time()
-    moves.move(running.job_id, None, "api", "chosen", "nothing else serves gpt-5-mini now", {}, now=now - 1_259)
     moves.move(
-        running.job_id, "api", "batch", "cheaper", "a batch is half the price and ends 3 h before the deadline", {},
+        running.job_id,
+        None,
+        "api",
+        "chosen",
+        "nothing else serves gpt-5-mini now",
+        {},
+        now=now - 1_259,
+    )
+    moves.move(
+        running.job_id,
+        "api",
+        "batch",
+        "cheaper",
+        "a batch is half the price and ends 3 h before the deadline",
+        {},
         now=now - 700,
-    )  # fmt: skip
+    )
     moves.move(
-        running.job_id, "batch", "api", "deadline", "the batches of the provider take 5 h longer than they did", {},
+        running.job_id,
+        "batch",
+        "api",
+        "deadline",
+        "the batches of the provider take 5 h longer than they did",
+        {},
         now=now - 90,
-    )  # fmt: skip
+    )
     paused = _job(database, "contracts-nightly", total=900, age_s=5_400, tenant="legal")
     _answer(database, paused, rng, 310, dead=4, seconds=1_000)
     JobStore(database).set_state(
-        paused.job_id, JobState.PAUSED, reason="provider openai: out of credit (insufficient_quota)",
+        paused.job_id,
+        JobState.PAUSED,
+        reason="provider openai: out of credit (insufficient_quota)",
         expect=[JobState.RUNNING],
-    )  # fmt: skip
-    hostile = _job(database, HOSTILE.replace("\x00", "") if small else "imports-of-today", total=12, age_s=300)
+    )
+    hostile = _job(
+        database, HOSTILE.replace("\x00", "") if small else "imports-of-today", total=12, age_s=300
+    )
     _hostile(database, hostile)
     other = _job(database, "catalogue-2026", total=60_000, age_s=86_400 * 3, tenant="shop")
     _answer(database, other, rng, 400, dead=0, seconds=4_000)
     _ended(database, other.job_id, JobState.CANCELLED, 4_000)
     for number in range(8 if small else 40):
-        run = _job(database, f"eval-run-{number:03d}", total=20, age_s=90_000 + 3_600 * number, tenant="research")
+        run = _job(
+            database,
+            f"eval-run-{number:03d}",
+            total=20,
+            age_s=90_000 + 3_600 * number,
+            tenant="research",
+        )
         _answer(database, run, rng, 20 - number % 3, dead=number % 3, seconds=40)
         _ended(database, run.job_id, JobState.FAILED if number == 5 else JobState.COMPLETED, 41)
     if client is not None:
@@ -104,13 +143,16 @@ def seed(database: Database, folder: Path, client: redis.Redis | None = None, *,
 def _from_file(database: Database, folder: Path) -> str:
     """A job whose source can be read, with its answers."""
     rows = [
-        {"id": f"mail-{n:03d}", "text": f"Dear team, order {n} came damaged. Please send another."} for n in range(30)
+        {"id": f"mail-{n:03d}", "text": f"Dear team, order {n} came damaged. Please send another."}
+        for n in range(30)
     ]
     path = folder / "mails.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     settings = ProducerSettings(database_url="sqlite://")
     producer = Producer(settings, database=database)
-    job = producer.submit(str(path), {"prompt": "Summarise: {text}", "model": "gpt-5-mini"}, job_key="mails-of-monday")
+    job = producer.submit(
+        str(path), {"prompt": "Summarise: {text}", "model": "gpt-5-mini"}, job_key="mails-of-monday"
+    )
     rng = random.Random(3)
     _answer(database, job, rng, 29, dead=1, seconds=50, names=[str(row["id"]) for row in rows])
     _ended(database, job.job_id, JobState.COMPLETED, 52)
@@ -121,11 +163,16 @@ def _job(database: Database, key: str, *, total: int, age_s: float, **spec: Any)
     jobs = JobStore(database)
     lane = spec.pop("lane", "api")
     whole = SPEC | {"lane": lane} | spec
-    new = NewJob(f"job{len(jobs.list(limit=1000)):04d}x", key, whole, SOURCE,
-                 "0" * 64, total, lane="api")  # fmt: skip
+    new = NewJob(
+        f"job{len(jobs.list(limit=1000)):04d}x", key, whole, SOURCE, "0" * 64, total, lane="api"
+    )
     job, _ = jobs.create(new)
     change = text("UPDATE jobs SET created_at = :at WHERE job_id = :job")
-    database.write(lambda connection: connection.execute(change, {"at": time.time() - age_s, "job": job.job_id}))
+    database.write(
+        lambda connection: connection.execute(
+            change, {"at": time.time() - age_s, "job": job.job_id}
+        )
+    )
     return jobs.get(job.job_id)
 
 
@@ -145,16 +192,25 @@ def _answer(
     results = [_result(ItemKey(job.job_id, 1, ids[n]), rng) for n in range(done)]
     letters = [_letter(ItemKey(job.job_id, 1, ids[done + n]), n) for n in range(dead)]
     OutcomeStore(database, "api").settle(results, letters)
-    wave = "(0.5 + 0.5 * abs(((rowid * 7919) % 1000) / 1000.0 - 0.15)) * ((rowid * 104729) % 997) / 997.0"
-    spread = text(f"UPDATE outcomes SET created_at = :since + :seconds * {wave} WHERE job_id = :job")
+    wave = (
+        "(0.5 + 0.5 * abs(((rowid * 7919) % 1000) / 1000.0 - 0.15)) * ((rowid * 104729) % 997) / "
+        "997.0"
+    )
+    spread = text(
+        f"UPDATE outcomes SET created_at = :since + :seconds * {wave} WHERE job_id = :job"
+    )
     values = {"since": job.created_at, "seconds": seconds, "job": job.job_id}
     database.write(lambda connection: connection.execute(spread, values))
 
 
 def _ended(database: Database, job_id: str, state: JobState, seconds: float) -> None:
-    change = text("UPDATE jobs SET state = :state, finished_at = created_at + :seconds WHERE job_id = :job")
+    change = text(
+        "UPDATE jobs SET state = :state, finished_at = created_at + :seconds WHERE job_id = :job"
+    )
     database.write(
-        lambda connection: connection.execute(change, {"state": str(state), "seconds": seconds, "job": job_id})
+        lambda connection: connection.execute(
+            change, {"state": str(state), "seconds": seconds, "job": job_id}
+        )
     )
 
 
@@ -165,7 +221,20 @@ def _result(key: ItemKey, rng: random.Random) -> Result:
     prompt, answer = rng.randint(200, 900), rng.randint(40, 200)
     cost = round(prompt * 0.25 + answer * 2.0)
     took = round(400 + rng.expovariate(1 / 900))
-    return Result(key, 200, body, None, "gpt-5-mini-2026-08-07", "stop", prompt, answer, cost, took, tries, tries)
+    return Result(
+        key,
+        200,
+        body,
+        None,
+        "gpt-5-mini-2026-08-07",
+        "stop",
+        prompt,
+        answer,
+        cost,
+        took,
+        tries,
+        tries,
+    )
 
 
 def _letter(key: ItemKey, number: int) -> DeadLetter:
@@ -176,15 +245,34 @@ def _letter(key: ItemKey, number: int) -> DeadLetter:
         "max_tokens": 9000,
     }
     return DeadLetter(
-        key, reason, 3, 3, said.replace("{n}", str(4100 + number)), status, json.dumps(request).encode(), None
+        key,
+        reason,
+        3,
+        3,
+        said.replace("{n}", str(4100 + number)),
+        status,
+        json.dumps(request).encode(),
+        None,
     )
 
 
 def _hostile(database: Database, job: Job) -> None:
     words = {"choices": [{"message": {"content": HOSTILE}}]}
     request = {"model": "gpt-5-mini", "messages": [{"role": "user", "content": HOSTILE}]}
-    plain = Result(ItemKey(job.job_id, 1, "doc-hostile"), 200, json.dumps(words).encode(), None, HOSTILE[:60], "stop", 9, 9, 5,
-                   400, 1, 1)  # fmt: skip
+    plain = Result(
+        ItemKey(job.job_id, 1, "doc-hostile"),
+        200,
+        json.dumps(words).encode(),
+        None,
+        HOSTILE[:60],
+        "stop",
+        9,
+        9,
+        5,
+        400,
+        1,
+        1,
+    )
     letters = [
         DeadLetter(
             ItemKey(job.job_id, 1, name),
@@ -206,21 +294,47 @@ def _fleet(database: Database, client: redis.Redis, job: Job) -> None:
     ledger.install_epoch()
     for number in range(3):
         ledger.heartbeat(
-            f"api@node-{number + 1}", {"lane": "api", "concurrency": "256", "in_flight": str((256, 240, 198)[number])}
+            f"api@node-{number + 1}",
+            {"lane": "api", "concurrency": "256", "in_flight": str((256, 240, 198)[number])},
         )
     ledger.heartbeat(
         "gpu@node-7",
-        {"lane": "gpu", "concurrency": "512", "in_flight": "250", "running": "250", "waiting": "31", "kv_usage": "0.91",
-         "prompt_tokens_per_s": "21000", "generation_tokens_per_s": "6200", "bound": "memory", "cards": "0,1"},
-    )  # fmt: skip
+        {
+            "lane": "gpu",
+            "concurrency": "512",
+            "in_flight": "250",
+            "running": "250",
+            "waiting": "31",
+            "kv_usage": "0.91",
+            "prompt_tokens_per_s": "21000",
+            "generation_tokens_per_s": "6200",
+            "bound": "memory",
+            "cards": "0,1",
+        },
+    )
     now = time.time()
     CauseBook(client).note(
-        [Cause("openai", job.job_id, "rate_limited", "429: Rate limit reached for gpt-5-mini", 41, now - 70, now - 4)]
+        [
+            Cause(
+                "openai",
+                job.job_id,
+                "rate_limited",
+                "429: Rate limit reached for gpt-5-mini",
+                41,
+                now - 70,
+                now - 4,
+            )
+        ]
     )
-    config = {"dims": {"requests_per_minute": [80.0, 80.0, 1.0, 80.0]}, "margin": 1.0, "slope": [1.0, 1.0, None]}
+    config = {
+        "dims": {"requests_per_minute": [80.0, 80.0, 1.0, 80.0]},
+        "margin": 1.0,
+        "slope": [1.0, 1.0, None],
+    }
     client.sadd("penstock:quotas", "openai", "anthropic")
     client.hset(
-        "penstock:{q:openai}", mapping={"config": json.dumps(config), "n": "18230", "x:throttled": "41", "bs": "0"}
+        "penstock:{q:openai}",
+        mapping={"config": json.dumps(config), "n": "18230", "x:throttled": "41", "bs": "0"},
     )
     client.hset(
         "penstock:{q:anthropic}",

@@ -1,4 +1,6 @@
-"""One object of each kind that a path of the HTTP doors may name, made for a tenant. A room with a new kind adds its maker."""
+"""One object of each kind that a path of the HTTP doors may name, made for a tenant.
+
+A room with a new kind adds its maker."""
 
 from __future__ import annotations
 
@@ -26,9 +28,16 @@ def file(database: Database, settings: GatewaySettings, tenant: str) -> str:
     settings_folder.mkdir(exist_ok=True)
     (settings_folder / file_id).write_bytes(b"{}\n")
     _insert(
-        database, door_files, file_id=file_id, tenant=tenant, filename="a.jsonl", purpose="batch", bytes=3, sha256="0" * 64,
+        database,
+        door_files,
+        file_id=file_id,
+        tenant=tenant,
+        filename="a.jsonl",
+        purpose="batch",
+        bytes=3,
+        sha256="0" * 64,
         place=file_id,
-    )  # fmt: skip
+    )
     return file_id
 
 
@@ -48,9 +57,14 @@ def job(database: Database, settings: GatewaySettings, tenant: str) -> str:
 def webhook(database: Database, settings: GatewaySettings, tenant: str) -> str:
     endpoint_id = new_id("we")
     _insert(
-        database, webhook_endpoints, endpoint_id=endpoint_id, tenant=tenant, url="https://hooks.example/x",
-        secret="whsec_" + "a" * 32, events="batch.completed",
-    )  # fmt: skip
+        database,
+        webhook_endpoints,
+        endpoint_id=endpoint_id,
+        tenant=tenant,
+        url="https://hooks.example/x",
+        secret="whsec_" + "a" * 32,
+        events="batch.completed",
+    )
     return endpoint_id
 
 
@@ -63,7 +77,9 @@ def schedule(database: Database, settings: GatewaySettings, tenant: str, **optio
     source = "s3://corpora/in/" if options else "s3://corpora/in.jsonl"
     with Producer(settings, database=database) as producer:
         name, owner = secrets.token_hex(8), stored_key(tenant, "")
-        return producer.schedules.add(name, "0 0 1 1 *", source, spec, owned_by=owner, **options).schedule_id
+        return producer.schedules.add(
+            name, "0 0 1 1 *", source, spec, owned_by=owner, **options
+        ).schedule_id
 
 
 def notified_schedule(database: Database, settings: GatewaySettings, tenant: str) -> str:
@@ -88,10 +104,18 @@ OF_NO_TENANT = ("/ui/static/", "/v1/models/")
 
 def _batch(database: Database, tenant: str, kind: str, batch_id: str) -> str:
     _insert(
-        database, door_batches, batch_id=batch_id, kind=kind, tenant=tenant, endpoint="/v1/chat/completions",
-        input_file_id=new_id("file"), window_s=86_400.0, state="in_progress", counts='{"total": 1, "completed": 0, "failed": 0}',
+        database,
+        door_batches,
+        batch_id=batch_id,
+        kind=kind,
+        tenant=tenant,
+        endpoint="/v1/chat/completions",
+        input_file_id=new_id("file"),
+        window_s=86_400.0,
+        state="in_progress",
+        counts='{"total": 1, "completed": 0, "failed": 0}',
         expires_at=time.time() + 86_400,
-    )  # fmt: skip
+    )
     return batch_id
 
 

@@ -1,4 +1,5 @@
-"""The HTTP doors as tests start them: a real uvicorn on a free port, with a database and a folder of its own."""
+"""The HTTP doors as tests start them: a real uvicorn on a free port, with a database and a folder
+of its own."""
 
 from __future__ import annotations
 
@@ -30,10 +31,15 @@ from penstock_ledger import ApiKeyStore, KeyLimits, NewApiKey, open_database
 START_TIMEOUT_S = 60.0  # a machine that is busy with other tests starts nothing within seconds
 
 
-def door_settings(folder: Path, redis_url: str = "redis://127.0.0.1:1/0", **fields: Any) -> GatewaySettings:
-    """Settings of a door whose database and files lie in ``folder``; ``fields`` are those of `gateway.*`."""
+def door_settings(
+    folder: Path, redis_url: str = "redis://127.0.0.1:1/0", **fields: Any
+) -> GatewaySettings:
+    """Settings of a door whose database and files lie in ``folder``; ``fields`` are those of
+    `gateway.*`."""
     door = GatewayFields(port=free_port(), files=str(folder / "files"), **fields)
-    return GatewaySettings(database_url=f"sqlite:///{folder}/ledger.db", redis_url=redis_url, gateway=door)
+    return GatewaySettings(
+        database_url=f"sqlite:///{folder}/ledger.db", redis_url=redis_url, gateway=door
+    )
 
 
 @contextlib.contextmanager
@@ -54,22 +60,33 @@ def door(settings: GatewaySettings, *, extra: Sequence[APIRouter] = ()) -> Itera
 
 @contextlib.contextmanager
 def door_process(
-    settings: GatewaySettings, *, program: Sequence[str] = ("-m", "penstock_cli"), log: Path | None = None
+    settings: GatewaySettings,
+    *,
+    program: Sequence[str] = ("-m", "penstock_cli"),
+    log: Path | None = None,
 ) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
     """A door in a process of its own, which a test may kill; yields its URL and the process.
 
-    It has all fields of ``settings`` that were given. ``program`` is what runs `gateway`; ``log`` takes what it says.
+    It has all fields of ``settings`` that were given. ``program`` is what runs `gateway`; ``log``
+    takes what it says.
     """
     given = settings.model_dump(mode="json", exclude_unset=True)
-    said = {name: value if isinstance(value, str) else json.dumps(value) for name, value in given.items()}
+    said = {
+        name: value if isinstance(value, str) else json.dumps(value)
+        for name, value in given.items()
+    }
     surroundings = os.environ | {f"PENSTOCK_{name.upper()}": value for name, value in said.items()}
     with contextlib.ExitStack() as stack:
         out = None if log is None else stack.enter_context(log.open("ab"))
         command = [sys.executable, *program, "gateway"]
-        process = subprocess.Popen(command, env=surroundings, stdin=subprocess.DEVNULL, stdout=out, stderr=out)
+        process = subprocess.Popen(
+            command, env=surroundings, stdin=subprocess.DEVNULL, stdout=out, stderr=out
+        )
         url = f"http://127.0.0.1:{settings.gateway.port}"
         try:
-            until(lambda: process.poll() is not None or lives(url), START_TIMEOUT_S, "the door starts")
+            until(
+                lambda: process.poll() is not None or lives(url), START_TIMEOUT_S, "the door starts"
+            )
             assert process.poll() is None, "the door has ended while it was starting"
             yield url, process
         finally:
@@ -84,7 +101,11 @@ def door_process(
 
 def memory_mib(pid: int, line: str = "VmRSS") -> float:
     """The memory that a process has; ``VmHWM`` is the most that it has had."""
-    (found,) = (one for one in Path(f"/proc/{pid}/status").read_text().splitlines() if one.startswith(f"{line}:"))
+    (found,) = (
+        one
+        for one in Path(f"/proc/{pid}/status").read_text().splitlines()
+        if one.startswith(f"{line}:")
+    )
     return int(found.split()[1]) / 1024
 
 
@@ -109,7 +130,9 @@ class Answer:
         return json.loads(self.body)
 
 
-def asked(url: str, body: bytes | None = None, /, *, method: str | None = None, **headers: str) -> Answer:
+def asked(
+    url: str, body: bytes | None = None, /, *, method: str | None = None, **headers: str
+) -> Answer:
     """One request, whatever comes back; ``content_type`` among headers is written with a dash."""
     named = {name.replace("_", "-"): value for name, value in headers.items()}
     request = urllib.request.Request(url, body, named, method=method)
@@ -125,7 +148,8 @@ def _lower(headers: Message) -> dict[str, str]:
 
 
 def sent(url: str, *pieces: bytes, pause_s: float = 0.0) -> bytes:
-    """Bytes on a connection of their own, piece by piece; what comes back until the door ends it, or answers whole."""
+    """Bytes on a connection of their own, piece by piece; what comes back until the door ends it,
+    or answers whole."""
     with connected(url) as connection:
         for piece in pieces:
             with contextlib.suppress(ConnectionError):
@@ -154,6 +178,8 @@ def new_key(settings: GatewaySettings, tenant: str | None, *scopes: str, **limit
     database = open_database(settings.database_url)
     database.migrate()
     of_key = KeyLimits(**limits)
-    _, secret = ApiKeyStore(database).create(NewApiKey("test", tenant, frozenset(scopes), limits=of_key))
+    _, secret = ApiKeyStore(database).create(
+        NewApiKey("test", tenant, frozenset(scopes), limits=of_key)
+    )
     database.close()
     return secret

@@ -1,7 +1,9 @@
-"""Servers with a model, for tests of the embed lane: one keeps text-embeddings-inference's contract, one vLLM's.
+"""Servers with a model, for tests of the embed lane: one keeps text-embeddings-inference's
+contract, one vLLM's.
 
-text-embeddings-inference's is from its documentation (docs/openapi.json) and its sources, 1.8 and 1.9: paths, field names,
-statuses and words. A token is a word; a score is the number of words, a class more for each label.
+text-embeddings-inference's is from its documentation (docs/openapi.json) and its sources, 1.8 and
+1.9: paths, field names, statuses and words. A token is a word; a score is the number of words, a
+class more for each label.
 """
 
 from __future__ import annotations
@@ -66,7 +68,9 @@ class PlayedServer(ABC):
 
 
 class Tei(PlayedServer):
-    """`/info`, `/v1/embeddings` and `/predict`. What is wrong with a request was 413 up to 1.8 and is 422 since 1.9."""
+    """`/info`, `/v1/embeddings` and `/predict`.
+
+    What is wrong with a request was 413 up to 1.8 and is 422 since 1.9."""
 
     def __init__(self, labels: Sequence[str] | None = None, *, invalid: int = 422) -> None:
         super().__init__(labels, model="BAAI/bge-small")
@@ -81,7 +85,9 @@ class Tei(PlayedServer):
 
     def error(self, path: str, status: int, message: str, kind: str) -> web.Response:
         if path.startswith("/v1/"):
-            return web.json_response({"message": message, "code": status, "type": kind}, status=status)
+            return web.json_response(
+                {"message": message, "code": status, "type": kind}, status=status
+            )
         return web.json_response({"error": message, "error_type": kind}, status=status)
 
     async def info(self, _: web.Request) -> web.Response:
@@ -90,14 +96,27 @@ class Tei(PlayedServer):
         names = {str(place): label for place, label in enumerate(self.labels or ())}
         kind: dict[str, Any] = {"embedding": {"pooling": "cls"}}
         if names:
-            classes = {"id2label": names, "label2id": {label: int(place) for place, label in names.items()}}
+            classes = {
+                "id2label": names,
+                "label2id": {label: int(place) for place, label in names.items()},
+            }
             kind = {"reranker" if len(names) == 1 else "classifier": classes}
-        return web.json_response({
-            "model_id": self.model, "model_sha": None, "model_dtype": "float32", "model_type": kind,
-            "max_concurrent_requests": 512, "max_input_length": MAX_TOKENS, "max_batch_tokens": 16384,
-            "max_batch_requests": None, "max_client_batch_size": MAX_BATCH, "auto_truncate": False,
-            "tokenization_workers": 2, "version": "1.9.3",
-        })  # fmt: skip
+        return web.json_response(
+            {
+                "model_id": self.model,
+                "model_sha": None,
+                "model_dtype": "float32",
+                "model_type": kind,
+                "max_concurrent_requests": 512,
+                "max_input_length": MAX_TOKENS,
+                "max_batch_tokens": 16384,
+                "max_batch_requests": None,
+                "max_client_batch_size": MAX_BATCH,
+                "auto_truncate": False,
+                "tokenization_workers": 2,
+                "version": "1.9.3",
+            }
+        )
 
     async def embeddings(self, request: web.Request) -> web.Response:
         asked, instead = await self.read(request)
@@ -111,7 +130,9 @@ class Tei(PlayedServer):
         asked, instead = await self.read(request)
         if instead is not None:
             return instead
-        texts = [" ".join(one) for one in asked["inputs"]]  # each is a list of one text, or of a pair
+        texts = [
+            " ".join(one) for one in asked["inputs"]
+        ]  # each is a list of one text, or of a pair
         assert all(isinstance(one, list) and len(one) in (1, 2) for one in asked["inputs"])
         wrong = self._wrong(request.path, texts, truncate=asked["truncate"])
         if wrong is not None:
@@ -121,8 +142,12 @@ class Tei(PlayedServer):
         for text in texts:
             numbers = [factor * number for number in numbers_of(text, self.labels or ())]
             pairs = zip(numbers, self.labels or (), strict=True)
-            said.append([{"score": number, "label": label} for number, label in sorted(pairs, reverse=True)])
-        return web.json_response(said, headers={"x-compute-tokens": str(sum(map(tokens_of, texts)))})
+            said.append(
+                [{"score": number, "label": label} for number, label in sorted(pairs, reverse=True)]
+            )
+        return web.json_response(
+            said, headers={"x-compute-tokens": str(sum(map(tokens_of, texts)))}
+        )
 
     def _wrong(self, path: str, texts: Sequence[str], *, truncate: bool) -> web.Response | None:
         if len(texts) > MAX_BATCH:
@@ -130,7 +155,10 @@ class Tei(PlayedServer):
             return self.error(path, self.invalid, words, "Validation")
         longest = max(map(tokens_of, texts))
         if longest > MAX_TOKENS and not truncate:
-            words = f"Input validation error: `inputs` must have less than {MAX_TOKENS} tokens. Given: {longest}"
+            words = (
+                f"Input validation error: `inputs` must have less than {MAX_TOKENS} tokens. Given: "
+                f"{longest}"
+            )
             return self.error(path, self.invalid, words, "Validation")
         return None
 
@@ -167,7 +195,11 @@ class Vllm(PlayedServer):
     async def embeddings(self, request: web.Request) -> web.Response:
         asked, instead = await self.read(request)
         inputs = [asked["input"]] if isinstance(asked["input"], str) else asked["input"]
-        return instead or self._wrong(request.path, inputs, asked) or embedded(inputs, asked, asked["model"])
+        return (
+            instead
+            or self._wrong(request.path, inputs, asked)
+            or embedded(inputs, asked, asked["model"])
+        )
 
     async def score(self, request: web.Request) -> web.Response:
         asked, instead = await self.read(request)
@@ -177,7 +209,10 @@ class Vllm(PlayedServer):
         wrong = instead or self._wrong(request.path, texts, asked)
         if wrong is not None:
             return wrong
-        data = [{"index": at, "object": "score", "score": float(tokens_of(text))} for at, text in enumerate(texts)]
+        data = [
+            {"index": at, "object": "score", "score": float(tokens_of(text))}
+            for at, text in enumerate(texts)
+        ]
         return web.json_response(listed(data[::-1], texts, self.model))
 
     async def classify(self, request: web.Request) -> web.Response:
@@ -196,7 +231,10 @@ class Vllm(PlayedServer):
         longest = max(map(tokens_of, texts))
         if longest <= MAX_TOKENS or "truncate_prompt_tokens" in asked:
             return None
-        words = f"This model's maximum context length is {MAX_TOKENS} tokens. However, your prompt contains {longest}"
+        words = (
+            f"This model's maximum context length is {MAX_TOKENS} tokens. However, your prompt "
+            f"contains {longest}"
+        )
         return self.error(path, 400, words, "BadRequestError")
 
 

@@ -15,7 +15,9 @@ POISON = 666  # a token that makes the encoder fail
 
 
 class FakeEncoder:
-    """One token per word: its length plus one. A vector is (number of tokens, first token, 0, 0)."""
+    """One token per word: its length plus one.
+
+    A vector is (number of tokens, first token, 0, 0)."""
 
     max_tokens = 100
     dimensions = 4
@@ -59,14 +61,18 @@ class FakeEncoder:
 
 
 class FakeClassifier(FakeEncoder):
-    """A pair is one row, the words of both sides. A score is the words less the class's number, a logit twice that."""
+    """A pair is one row, the words of both sides.
+
+    A score is the words less the class's number, a logit twice that."""
 
     def __init__(self, *labels: str, memory: int | None = None) -> None:
         super().__init__(memory=memory)
         self.labels, self.dimensions = labels, len(labels)
 
     def encode(self, ids: list[TokenIds]) -> list[Vector]:
-        numbers = [[row[0] - place for place in range(self.dimensions)] for row in super().encode(ids)]
+        numbers = [
+            [row[0] - place for place in range(self.dimensions)] for row in super().encode(ids)
+        ]
         return [(row, [2 * number for number in row]) for row in numbers]
 
 

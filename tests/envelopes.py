@@ -21,4 +21,9 @@ def decode_envelope(raw: bytes) -> Envelope:
     _, kwargs, _ = orjson.loads(outer["body"])
     properties, headers = outer["properties"], outer["headers"]
     routing_key = properties["delivery_info"]["routing_key"]
-    return Envelope(decode_item(kwargs, headers), properties["delivery_tag"], routing_key, headers.get("retries") or 0)
+    return Envelope(
+        decode_item(kwargs, headers),
+        properties["delivery_tag"],
+        routing_key,
+        headers.get("retries") or 0,
+    )

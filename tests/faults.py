@@ -1,9 +1,9 @@
 """Faults as data: what is done to a real fleet, and the one account that holds after each of them.
 
-A `Scenario` says what is done and when the fault is over. `play` runs a job of its own under it and then holds the
-fleet to the promises: every document has exactly one outcome; nothing was paid for twice beyond the slots of what died;
-work went on within `RESUME_S` of the fault's end without a person, unless a person is what it waits for, and then
-`penstock status` says so.
+A `Scenario` says what is done and when the fault is over. `play` runs a job of its own under it and
+then holds the fleet to the promises: every document has exactly one outcome; nothing was paid for
+twice beyond the slots of what died; work went on within `RESUME_S` of the fault's end without a
+person, unless a person is what it waits for, and then `penstock status` says so.
 """
 
 from __future__ import annotations
@@ -51,7 +51,11 @@ class Stage:
         return self.fleet.worker(CONCURRENCY, control=True)
 
     def workers(self) -> list[Process]:
-        return [process for process in self.fleet.processes if process.alive and process.name.startswith("api")]
+        return [
+            process
+            for process in self.fleet.processes
+            if process.alive and process.name.startswith("api")
+        ]
 
     def kill(self, *workers: Process) -> None:
         for worker in workers:
@@ -59,7 +63,8 @@ class Stage:
             self.died += 1
 
     def replace_dead(self) -> None:
-        """As a supervisor would; a worker that was not killed by the scenario died of the fault, and its slots count."""
+        """As a supervisor would; a worker that was not killed by the scenario died of the fault,
+        and its slots count."""
         before = self.fleet.deaths
         self.fleet.replace_dead(self.start_worker)
         self.notes["deaths"] = self.notes.get("deaths", 0) + self.fleet.deaths - before
@@ -86,7 +91,9 @@ class Stage:
     def calls_of(self) -> Counter[str]:
         """What the provider did with the calls for this job, by its own log."""
         lines = (json.loads(line) for line in self.fleet.provider.call_log.read_text().splitlines())
-        return Counter(line["outcome"] for line in lines if line["document"].startswith(f"{self.job.job_id}:"))
+        return Counter(
+            line["outcome"] for line in lines if line["document"].startswith(f"{self.job.job_id}:")
+        )
 
 
 @dataclass(frozen=True)
@@ -125,7 +132,11 @@ def authority(folder: Path) -> Path:
 
 
 def start_provider(fleet: Fleet, certificate: str | None, seed: int) -> None:
-    flags = () if certificate is None else ("--certificate", certificate, "--authority", str(authority(fleet.folder)))
+    flags = (
+        ()
+        if certificate is None
+        else ("--certificate", certificate, "--authority", str(authority(fleet.folder)))
+    )
     fleet.provider.scheme = "http" if certificate is None else "https"
     fleet.provider.start("--latency-ms", str(LATENCY_MS), "--seed", str(seed), *flags)
 
@@ -150,17 +161,23 @@ def play(scenario: Scenario, fleet: Fleet, seed: int) -> Stage:
     fleet.wait_for(job, JobState.COMPLETED, END_S, stage.replace_dead)
     took_s = time.monotonic() - stage.ended_at
     adds_up(scenario, stage, before)
-    print(f"{scenario.name} seed {seed}: {took_s:.1f} s after the fault, {dict(stage.calls_of())}, {stage.died} died")
+    print(
+        f"{scenario.name} seed {seed}: {took_s:.1f} s after the fault, {dict(stage.calls_of())}, "
+        f"{stage.died} died"
+    )
     return stage
 
 
 def lift_what_waits_for_a_person(scenario: Scenario, stage: Stage) -> None:
-    """A job that is paused waits for a person only where the scenario says so; it shows, with the command to type."""
+    """A job that is paused waits for a person only where the scenario says so; it shows, with the
+    command to type."""
     if scenario.waits_for is None:
         return
     shown = stage.shown()
     if stage.fleet.state(stage.job) is JobState.PAUSED:
-        assert re.search(scenario.waits_for, shown), f"it waits for a person and does not say so: {shown}"
+        assert re.search(scenario.waits_for, shown), (
+            f"it waits for a person and does not say so: {shown}"
+        )
         assert "penstock resume" in shown, f"it does not say what the person is to do: {shown}"
         stage.fleet.penstock("resume", stage.job.job_id)
         stage.ended_at = time.monotonic()
@@ -189,7 +206,9 @@ def adds_up(scenario: Scenario, stage: Stage, logged: dict[str, int]) -> None:
     calls = stage.calls_of()
     paid = sum(count for outcome, count in calls.items() if outcome in GOOD)
     slots = (stage.died + stage.notes.get("deaths", 0)) * SLOTS + stage.notes.get("ambiguous", 0)
-    assert paid <= scenario.documents + slots, f"{paid} answers paid for {scenario.documents} documents: {calls}"
+    assert paid <= scenario.documents + slots, (
+        f"{paid} answers paid for {scenario.documents} documents: {calls}"
+    )
     assert fleet.provider._stats()["trapped"] == {}, "a redirect was followed"
     for process in fleet.processes:
         grown = process.log.stat().st_size - logged.get(process.name.removeprefix("dead-"), 0)

@@ -1,7 +1,9 @@
-"""A whole fleet on loopback: Redis, a ledger, a simulated provider and worker processes, each killed only by its own pid.
+"""A whole fleet on loopback: Redis, a ledger, a simulated provider and worker processes, each
+killed only by its own pid.
 
-`with Fleet(folder) as fleet` starts Redis; the rest is started by name. When the block fails, the ends of all logs are
-printed. The provider's own call log says what was paid; the ledger says what came of it; ``Fleet.account`` compares.
+`with Fleet(folder) as fleet` starts Redis; the rest is started by name. When the block fails, the
+ends of all logs are printed. The provider's own call log says what was paid; the ledger says what
+came of it; ``Fleet.account`` compares.
 """
 
 from __future__ import annotations
@@ -72,12 +74,16 @@ class Process:
         return self.popen.wait(timeout_s)
 
     def tail(self) -> str:
-        return f"---- {self.name} ({self.popen.poll()})\n{self.log.read_text(errors='replace')[-LOG_TAIL:]}"
+        return (
+            f"---- {self.name} ({self.popen.poll()})\n"
+            f"{self.log.read_text(errors='replace')[-LOG_TAIL:]}"
+        )
 
 
 @dataclass
 class Provider:
-    """`penstock simulate` on a port that stays the same when it is killed and started again, as does its call log."""
+    """`penstock simulate` on a port that stays the same when it is killed and started again, as
+    does its call log."""
 
     folder: Path
     port: int = field(default_factory=free_port)
@@ -99,9 +105,19 @@ class Provider:
 
     def start(self, *flags: str) -> Self:
         log = self.folder / "provider.log"
-        command = [*PENSTOCK, "simulate", "--port", str(self.port), "--call-log", str(self.call_log), *flags]
+        command = [
+            *PENSTOCK,
+            "simulate",
+            "--port",
+            str(self.port),
+            "--call-log",
+            str(self.call_log),
+            *flags,
+        ]
         with log.open("ab") as out:
-            popen = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT)
+            popen = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT
+            )
         self.process = Process("provider", log, popen)
         until(self._answers, START_S, f"the simulated provider answers: {self.process.tail()}")
         return self
@@ -119,13 +135,16 @@ class Provider:
         return int(self._stats()["in_flight"])
 
     def calls(self, job: Job | None = None) -> Counter[str]:
-        """Calls by document of one job, or by tag of all, as the provider wrote them down before it answered."""
+        """Calls by document of one job, or by tag of all, as the provider wrote them down before it
+        answered."""
         lines = self.call_log.read_text().splitlines() if self.call_log.exists() else []
         tags = Counter(json.loads(line)["document"] for line in lines)
         if job is None:
             return tags
         mine = f"{job.job_id}:"
-        return Counter({tag.removeprefix(mine): count for tag, count in tags.items() if tag.startswith(mine)})
+        return Counter(
+            {tag.removeprefix(mine): count for tag, count in tags.items() if tag.startswith(mine)}
+        )
 
     def _stats(self) -> dict[str, Any]:
         with self._open("/stats") as answer:
@@ -176,7 +195,9 @@ class Fleet:
         self.logs = folder / "logs"
         self.logs.mkdir(parents=True)
         (folder / "settings.toml").touch()
-        self.store: RedisServer | SentinelSet = redis or RedisServer.start(folder / "redis", appendonly=appendonly)
+        self.store: RedisServer | SentinelSet = redis or RedisServer.start(
+            folder / "redis", appendonly=appendonly
+        )
         self.database_url = database_url or f"sqlite:///{folder}/ledger.db"
         self.provider = Provider(folder)
         self._settings = settings or {}
@@ -190,7 +211,10 @@ class Fleet:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         for process in self.processes:
             process.kill()
@@ -203,7 +227,9 @@ class Fleet:
     @property
     def redis(self) -> RedisServer:
         """The one server, for tests that kill, stop or flush it."""
-        assert isinstance(self.store, RedisServer), "this fleet's Redis is a set of servers behind Sentinels"
+        assert isinstance(self.store, RedisServer), (
+            "this fleet's Redis is a set of servers behind Sentinels"
+        )
         return self.store
 
     @contextmanager
@@ -218,10 +244,12 @@ class Fleet:
     def print_tails(self) -> None:
         print("\n".join(process.tail() for process in self.processes))
 
-    # -- processes ---------------------------------------------------------------------------------------------------
+    # -- processes ---------------------------------------------------------------------------------
 
     def worker(self, concurrency: int = 8, *, lane: str = "api", **settings: object) -> Process:
-        """Start a worker; it is ready when it says so, which ``ready`` awaits. ``settings`` are PENSTOCK_* variables."""
+        """Start a worker; it is ready when it says so, which ``ready`` awaits.
+
+        ``settings`` are PENSTOCK_* variables."""
         return self._start(lane, ["worker", "--lane", lane, "-c", str(concurrency)], settings)
 
     def control(self, **settings: object) -> Process:
@@ -232,15 +260,21 @@ class Fleet:
         """Another Penstock command that runs until it is ended."""
         return self._start(name, arguments, settings)
 
-    def _start(self, lane: str, arguments: Sequence[str], settings: Mapping[str, object]) -> Process:
+    def _start(
+        self, lane: str, arguments: Sequence[str], settings: Mapping[str, object]
+    ) -> Process:
         command = [*PENSTOCK, *arguments]
         name = f"{lane}-{len(self.processes)}"
         log = self.logs / f"{name}.log"
         with log.open("ab") as out:
             popen = subprocess.Popen(
-                command, env=self._environment(settings), stdin=subprocess.DEVNULL, stdout=out,
-                stderr=subprocess.STDOUT, start_new_session=True,
-            )  # fmt: skip
+                command,
+                env=self._environment(settings),
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
         process = Process(name, log, popen)
         self.processes.append(process)
         return process
@@ -254,11 +288,16 @@ class Fleet:
     def run(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         """The same for a command that may fail."""
         return subprocess.run(
-            [*PENSTOCK, *arguments], env=self._environment({}), capture_output=True, text=True, timeout=START_S
+            [*PENSTOCK, *arguments],
+            env=self._environment({}),
+            capture_output=True,
+            text=True,
+            timeout=START_S,
         )
 
     def heard_of(self) -> set[int]:
-        """Pids of workers whose heartbeat says that they take items: of those that host a model, with the model up."""
+        """Pids of workers whose heartbeat says that they take items: of those that host a model,
+        with the model up."""
         seen = RedisLedger(self.store.client(), "").workers()
         return {int(worker.name.rpartition("-")[2]) for worker in seen if LOADS not in worker.info}
 
@@ -268,7 +307,9 @@ class Fleet:
 
     def replace_dead(self, start: Callable[[], Process]) -> None:
         """Replace workers that have died, as a supervisor would."""
-        for process in [process for process in self.processes if not process.alive and process.name[:3] == "api"]:
+        for process in [
+            process for process in self.processes if not process.alive and process.name[:3] == "api"
+        ]:
             self.deaths += 1
             process.name = f"dead-{process.name}"
             start()
@@ -287,24 +328,29 @@ class Fleet:
             **self._settings,
             **settings,
         }
-        kept = {name: value for name, value in os.environ.items() if not name.startswith("PENSTOCK_")}
+        kept = {
+            name: value for name, value in os.environ.items() if not name.startswith("PENSTOCK_")
+        }
         return (
             kept
             | dict(self._variables)
             | {f"PENSTOCK_{name.upper()}": str(value).strip() for name, value in chosen.items()}
         )
 
-    # -- jobs --------------------------------------------------------------------------------------------------------
+    # -- jobs --------------------------------------------------------------------------------------
 
     @property
     def sources(self) -> Path:
-        """The folder of ``source``, apart from the ledger, so that remote jobs may be allowed to read it."""
+        """The folder of ``source``, apart from the ledger, so that remote jobs may be allowed to
+        read it."""
         return self.folder / "sources"
 
     def source(self, documents: int, name: str = "docs") -> Path:
         self.sources.mkdir(parents=True, exist_ok=True)
         path = self.sources / f"{name}.jsonl"
-        path.write_text("".join(f'{{"id":"doc-{n}","text":"review {n}"}}\n' for n in range(documents)))
+        path.write_text(
+            "".join(f'{{"id":"doc-{n}","text":"review {n}"}}\n' for n in range(documents))
+        )
         return path
 
     def submit(self, documents: int, *, key: str | None = None, **spec: object) -> Job:
@@ -321,7 +367,9 @@ class Fleet:
     def finished(self, job: Job) -> int:
         return self.producer.status(job.job_id).finished
 
-    def wait_for(self, job: Job, state: JobState, timeout_s: float, meanwhile: Callable[[], object] = bool) -> None:
+    def wait_for(
+        self, job: Job, state: JobState, timeout_s: float, meanwhile: Callable[[], object] = bool
+    ) -> None:
         def reached() -> bool:
             meanwhile()
             return self.state(job) is state
@@ -332,14 +380,22 @@ class Fleet:
             raise AssertionError(f"{error}; {self.describe(job)}") from None
 
     def wait_for_outcomes(self, job: Job, number: int, timeout_s: float = 60.0) -> None:
-        until(lambda: self.finished(job) >= number, timeout_s, f"{number} outcomes; {self.describe(job)}")
+        until(
+            lambda: self.finished(job) >= number,
+            timeout_s,
+            f"{number} outcomes; {self.describe(job)}",
+        )
 
     def wait_until_retried(self, job: Job, times: int) -> None:
         until(lambda: retries(self.counters(job)) >= times, 30, f"{times} tries have failed")
 
     def wait_for_quiet(self, job: Job) -> None:
         """Nothing is in flight, claimed or queued; parked messages stay."""
-        until(lambda: not any(self.depths(job)[place] for place in ("queued", "unacked", "delayed")), 30, "quiet")
+        until(
+            lambda: not any(self.depths(job)[place] for place in ("queued", "unacked", "delayed")),
+            30,
+            "quiet",
+        )
 
     def provider_calls(self) -> int:
         return self.provider.calls().total()
@@ -352,7 +408,10 @@ class Fleet:
     def describe(self, job: Job) -> str:
         status = self.producer.status(job.job_id)
         calls = self.provider.calls(job).total()
-        return f"{status.job.state} ({status.job.reason}), {status.counts}, {self.depths(job)}, {calls} calls"
+        return (
+            f"{status.job.state} ({status.job.reason}), {status.counts}, {self.depths(job)}, "
+            f"{calls} calls"
+        )
 
     def depths(self, job: Job) -> dict[str, int]:
         client: Any = self.store.client()
@@ -368,15 +427,28 @@ class Fleet:
 
     def account(self, job: Job, documents: Collection[str] | int) -> Account:
         """Oracle L: every document ends in exactly one outcome, and nothing is left in Redis."""
-        wanted = {f"doc-{n}" for n in range(documents)} if isinstance(documents, int) else set(documents)
+        wanted = (
+            {f"doc-{n}" for n in range(documents)} if isinstance(documents, int) else set(documents)
+        )
         results = [result.key.doc_id for result in self.producer.results(job.job_id)]
-        letters = [(letter.key.doc_id, letter.reason) for letter in self.producer.dead_letters(job.job_id)]
+        letters = [
+            (letter.key.doc_id, letter.reason) for letter in self.producer.dead_letters(job.job_id)
+        ]
         dead = dict(letters)
-        assert (len(set(results)), len(dead)) == (len(results), len(letters)), "an outcome is listed twice"
+        assert (len(set(results)), len(dead)) == (len(results), len(letters)), (
+            "an outcome is listed twice"
+        )
         assert not dead.keys() & set(results), "a document has a result and a dead letter"
-        assert (wanted - set(results) - dead.keys(), (set(results) | dead.keys()) - wanted) == (set(), set())
+        assert (wanted - set(results) - dead.keys(), (set(results) | dead.keys()) - wanted) == (
+            set(),
+            set(),
+        )
         try:
-            until(lambda: not any(self.depths(job).values()), QUIET_S, "Redis holds nothing of the job")
+            until(
+                lambda: not any(self.depths(job).values()),
+                QUIET_S,
+                "Redis holds nothing of the job",
+            )
         except AssertionError as error:
             raise AssertionError(f"{error}: {self.describe(job)}") from None
         return Account(frozenset(results), dead, self.provider.calls(job))

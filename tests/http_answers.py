@@ -22,13 +22,23 @@ LARGE = b"large" * 20 * KIB
 
 
 async def post(
-    client: HttpClient, server: RawServer, body: bytes = b"{}", timeout_s: float = LIMIT_S, **more: Any
+    client: HttpClient,
+    server: RawServer,
+    body: bytes = b"{}",
+    timeout_s: float = LIMIT_S,
+    **more: Any,
 ) -> HttpAnswer:
     return await client.post(Target.of(server.url), body, headers={}, timeout_s=timeout_s, **more)
 
 
-def answer(body: bytes = b"", *headers: bytes, status: bytes = b"200 OK", length: int | None = None) -> bytes:
-    lines = [b"HTTP/1.1 " + status, b"content-length: %d" % (len(body) if length is None else length), *headers]
+def answer(
+    body: bytes = b"", *headers: bytes, status: bytes = b"200 OK", length: int | None = None
+) -> bytes:
+    lines = [
+        b"HTTP/1.1 " + status,
+        b"content-length: %d" % (len(body) if length is None else length),
+        *headers,
+    ]
     return b"\r\n".join(lines) + b"\r\n\r\n" + body
 
 
@@ -37,7 +47,8 @@ def chunked(*pieces: bytes) -> bytes:
 
 
 async def turn_the_loop(client: HttpClient) -> None:
-    """Ask another server twice: whatever has reached this machine meanwhile, the client has seen then."""
+    """Ask another server twice: whatever has reached this machine meanwhile, the client has seen
+    then."""
     async with raw_server(canned(OK)) as other:
         for _ in range(2):
             await post(client, other)

@@ -1,4 +1,5 @@
-"""Servers for HTTP clients: the same small service behind aiohttp, uvicorn and nginx, and a raw one that may do anything."""
+"""Servers for HTTP clients: the same small service behind aiohttp, uvicorn and nginx, and a raw one
+that may do anything."""
 
 from __future__ import annotations
 
@@ -21,7 +22,7 @@ START_TIMEOUT_S = 10.0
 PIECES = [b"one ", b"two ", b"three"]
 TEXT = b"a text that is worth packing " * 40
 
-# -- a service with one meaning, for every server that is to have it ---------------------------------------------------
+# -- a service with one meaning, for every server that is to have it -------------------------------
 
 
 @dataclass(frozen=True)
@@ -37,7 +38,13 @@ class Served:
 def serve(method: str, path: str, headers: dict[str, str], body: bytes) -> Served:
     match path.rsplit("/", 1)[-1]:
         case "echo":
-            seen = {"method": method, "path": path, "headers": headers, "size": len(body), "crc": zlib.crc32(body)}
+            seen = {
+                "method": method,
+                "path": path,
+                "headers": headers,
+                "size": len(body),
+                "crc": zlib.crc32(body),
+            }
             return Served(body=json.dumps(seen).encode(), headers={"x-request-id": "42"})
         case "pieces":
             return Served(pieces=PIECES)
@@ -45,7 +52,9 @@ def serve(method: str, path: str, headers: dict[str, str], body: bytes) -> Serve
             return Served(body=gzip.compress(TEXT), headers={"content-encoding": "gzip"})
         case "gzip-pieces":
             packed = gzip.compress(TEXT)
-            return Served(pieces=[packed[:9], packed[9:20], packed[20:]], headers={"content-encoding": "gzip"})
+            return Served(
+                pieces=[packed[:9], packed[9:20], packed[20:]], headers={"content-encoding": "gzip"}
+            )
         case "deflate":
             return Served(body=zlib.compress(TEXT), headers={"content-encoding": "deflate"})
         case "large":
@@ -114,7 +123,9 @@ async def uvicorn_service() -> AsyncIterator[str]:
         await send({"type": "http.response.body", "body": b""})
 
     port = free_port()
-    server = uvicorn.Server(uvicorn.Config(app, port=port, lifespan="off", log_level="critical", loop="none"))
+    server = uvicorn.Server(
+        uvicorn.Config(app, port=port, lifespan="off", log_level="critical", loop="none")
+    )
     running = asyncio.create_task(server.serve())
     async with asyncio.timeout(START_TIMEOUT_S):
         while not server.started:  # noqa: ASYNC110 - it has no event
@@ -157,7 +168,14 @@ async def nginx_service(folder: Path) -> AsyncIterator[str]:
         (folder / "nginx.conf").write_text(
             NGINX.format(user=getpass.getuser(), folder=folder, port=port, upstream=upstream)
         )
-        options = ("-p", str(folder), "-c", str(folder / "nginx.conf"), "-e", str(folder / "error.log"))
+        options = (
+            "-p",
+            str(folder),
+            "-c",
+            str(folder / "nginx.conf"),
+            "-e",
+            str(folder / "error.log"),
+        )
         process = await asyncio.create_subprocess_exec(binary, *options)
         try:
             await _await_port(port, process)
@@ -181,13 +199,15 @@ async def _await_port(port: int, process: asyncio.subprocess.Process) -> None:
     raise RuntimeError(f"nginx ended with status {process.returncode}")
 
 
-# -- a server without manners ------------------------------------------------------------------------------------------
+# -- a server without manners ----------------------------------------------------------------------
 
 
 class Peer:
     """One connection, as the server sees it."""
 
-    def __init__(self, server: RawServer, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    def __init__(
+        self, server: RawServer, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
         self.server, self.reader, self.writer = server, reader, writer
 
     async def head(self) -> str:
@@ -198,7 +218,11 @@ class Peer:
     async def request(self) -> bytes:
         """Wait for a whole request; its body."""
         head = await self.head()
-        sizes = [line.partition(":")[2] for line in head.split("\r\n") if line.lower().startswith("content-length:")]
+        sizes = [
+            line.partition(":")[2]
+            for line in head.split("\r\n")
+            if line.lower().startswith("content-length:")
+        ]
         return await self.reader.readexactly(int(sizes[0]) if sizes else 0)
 
     async def send(self, data: bytes) -> None:
@@ -215,7 +239,9 @@ Script = Callable[[Peer], Awaitable[None]]
 @dataclass
 class RawServer:
     url: str = ""
-    heads: list[str] = field(default_factory=list)  # of the requests, in the order in which they came
+    heads: list[str] = field(
+        default_factory=list
+    )  # of the requests, in the order in which they came
     connections: int = 0
     ended: int = 0  # connections that a script counts as ended
     gone: asyncio.Event = field(default_factory=asyncio.Event)  # a client has closed its connection
@@ -260,7 +286,8 @@ async def raw_server(
 
 
 def canned(*answers: bytes, close: bool = False) -> Script:
-    """Gives these answers to the requests of each connection, the last one again and again; ``close`` ends it after them."""
+    """Gives these answers to the requests of each connection, the last one again and again;
+    ``close`` ends it after them."""
 
     async def script(peer: Peer) -> None:
         left = list(answers)

@@ -18,7 +18,8 @@ ONCE = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\nconnection: close\r\n\r\nok"
 
 
 def write_authority(folder: Path) -> None:
-    """``ca.pem``, and from it ``good.pem`` for localhost and ``other.pem`` for 10.0.0.1; ``stranger.pem`` is from elsewhere."""
+    """``ca.pem``, and from it ``good.pem`` for localhost and ``other.pem`` for 10.0.0.1;
+    ``stranger.pem`` is from elsewhere."""
     from cryptography import x509
     from cryptography.hazmat.primitives import hashes, serialization
     from cryptography.hazmat.primitives.asymmetric import ec
@@ -31,15 +32,22 @@ def write_authority(folder: Path) -> None:
         made = x509.CertificateBuilder(
             x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, issuer)]),
             x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, name)]),
-            key.public_key(), x509.random_serial_number(), now - datetime.timedelta(hours=1), now + datetime.timedelta(days=1),
-        )  # fmt: skip
+            key.public_key(),
+            x509.random_serial_number(),
+            now - datetime.timedelta(hours=1),
+            now + datetime.timedelta(days=1),
+        )
         if names:
             made = made.add_extension(x509.SubjectAlternativeName(names), critical=False)
         else:
-            made = made.add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
+            made = made.add_extension(
+                x509.BasicConstraints(ca=True, path_length=None), critical=True
+            )
         return made.sign(key, hashes.SHA256()).public_bytes(pem)
 
-    private = key.private_bytes(pem, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+    private = key.private_bytes(
+        pem, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )
     (folder / "ca.pem").write_bytes(certificate("ca", [], "ca"))
     local = x509.DNSName("localhost")
     (folder / "good.pem").write_bytes(private + certificate("good", [local], "ca"))

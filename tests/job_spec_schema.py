@@ -1,4 +1,6 @@
-"""The JSON Schema of job spec files, in the package and in the docs. To write both anew: python tests/job_spec_schema.py"""
+"""The JSON Schema of job spec files, in the package and in the docs.
+
+To write both anew: python tests/job_spec_schema.py"""
 
 from __future__ import annotations
 

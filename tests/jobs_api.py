@@ -34,7 +34,9 @@ class Client:
         self.url = url
         self.secret = secret
 
-    def ask(self, method: str, path: str, body: Any = None, *, raw: bytes | None = None, **headers: str) -> Answer:
+    def ask(
+        self, method: str, path: str, body: Any = None, *, raw: bytes | None = None, **headers: str
+    ) -> Answer:
         data = raw if raw is not None else None if body is None else json.dumps(body).encode()
         sent = {name.replace("_", "-"): value for name, value in headers.items()}
         if self.secret is not None:
@@ -50,14 +52,17 @@ class Client:
 
     def get(self, path: str, **query: object) -> Answer:
         asked = {name: value for name, value in query.items() if value is not None}
-        return self.ask("GET", f"{path}?{urllib.parse.urlencode(asked, doseq=True)}" if asked else path)
+        return self.ask(
+            "GET", f"{path}?{urllib.parse.urlencode(asked, doseq=True)}" if asked else path
+        )
 
     def post(self, path: str, body: Any = None, **headers: str) -> Answer:
         return self.ask("POST", path, body, raw=None, **headers)
 
 
 def settings_with_roots(folder: Path, redis_url: str = "redis://127.0.0.1:1/0") -> GatewaySettings:
-    """Of a door that reads what lies in ``folder``/in, where six rows are; one beside it is not to be read."""
+    """Of a door that reads what lies in ``folder``/in, where six rows are; one beside it is not to
+    be read."""
     (folder / "in").mkdir()
     (folder / "in/rows.jsonl").write_bytes(ROWS)
     (folder / "in/odd.jsonl").write_bytes(ROWS + b"not json\n")
@@ -81,25 +86,45 @@ def uploaded(api: Client, lines: bytes = ROWS) -> str:
     """The id of a file of rows."""
     boundary = "b0undary"
     form = (
-        f'--{boundary}\r\nContent-Disposition: form-data; name="purpose"\r\n\r\nbatch\r\n--{boundary}\r\n'
-        'Content-Disposition: form-data; name="file"; filename="rows.jsonl"\r\n\r\n'
-    ).encode() + lines + f"\r\n--{boundary}--\r\n".encode()  # fmt: skip
-    made = api.ask("POST", "/v1/files", raw=form, content_type=f"multipart/form-data; boundary={boundary}")
+        (
+            f"--{boundary}\r\n"
+            'Content-Disposition: form-data; name="purpose"\r\n'
+            "\r\n"
+            "batch\r\n"
+            f"--{boundary}\r\n"
+            'Content-Disposition: form-data; name="file"; filename="rows.jsonl"\r\n'
+            "\r\n"
+        ).encode()
+        + lines
+        + f"\r\n--{boundary}--\r\n".encode()
+    )
+    made = api.ask(
+        "POST", "/v1/files", raw=form, content_type=f"multipart/form-data; boundary={boundary}"
+    )
     assert made.status == 200, made.raw
     return str(made.json["id"])
 
 
 def settle(
-    db: Database, job_id: str, done: int, dead: int = 0, first: int = 0, request: bytes = b'{"model": "gpt-x"}'
+    db: Database,
+    job_id: str,
+    done: int,
+    dead: int = 0,
+    first: int = 0,
+    request: bytes = b'{"model": "gpt-x"}',
 ) -> None:
     """Outcomes of the job's documents, as a worker writes them."""
     body = b'{"choices": [{"message": {"content": "ok"}}]}'
     results = [
-        Result(ItemKey(job_id, 1, f"d{number}"), 200, body, None, "gpt-x", "stop", 5, 2, 3, 10, 1, 1)
+        Result(
+            ItemKey(job_id, 1, f"d{number}"), 200, body, None, "gpt-x", "stop", 5, 2, 3, 10, 1, 1
+        )
         for number in range(first, first + done)
     ]
     letters = [
-        DeadLetter(ItemKey(job_id, 1, f"d{number}"), "http_400", 1, 1, "refused", 400, request, b"no json")
+        DeadLetter(
+            ItemKey(job_id, 1, f"d{number}"), "http_400", 1, 1, "refused", 400, request, b"no json"
+        )
         for number in range(first + done, first + done + dead)
     ]
     OutcomeStore(db).settle(results, letters)

@@ -35,7 +35,9 @@ class Simulator:
 @contextmanager
 def simulator(*flags: str) -> Iterator[Simulator]:
     process = subprocess.Popen(
-        [*PENSTOCK, "simulate", "--port", "0", "--latency-ms", "5", *flags], stdout=subprocess.PIPE, text=True
+        [*PENSTOCK, "simulate", "--port", "0", "--latency-ms", "5", *flags],
+        stdout=subprocess.PIPE,
+        text=True,
     )
     assert process.stdout is not None
     try:
@@ -53,13 +55,18 @@ class Machine:
     folder: Path
 
     def source(self, documents: int, name: str = "reviews.jsonl", bad: str = "") -> Path:
-        lines = [json.dumps({"id": f"doc-{number}", "text": f"review {number}"}) for number in range(documents)]
+        lines = [
+            json.dumps({"id": f"doc-{number}", "text": f"review {number}"})
+            for number in range(documents)
+        ]
         path = self.folder / name
         path.write_text("".join(f"{line}\n" for line in lines) + bad)
         return path
 
     def start(self, *arguments: str) -> subprocess.Popen[str]:
-        environment = {name: value for name, value in os.environ.items() if not name.startswith("PENSTOCK_")}
+        environment = {
+            name: value for name, value in os.environ.items() if not name.startswith("PENSTOCK_")
+        }
         return subprocess.Popen(
             [*PENSTOCK, *arguments],
             cwd=self.folder,
@@ -92,14 +99,18 @@ class Machine:
         return [json.loads(line) for line in (self.folder / "out" / name).read_text().splitlines()]
 
     def logs(self) -> str:
-        return "\n".join(path.read_text()[-3000:] for path in self.folder.glob("out/.penstock/logs/*.log"))
+        return "\n".join(
+            path.read_text()[-3000:] for path in self.folder.glob("out/.penstock/logs/*.log")
+        )
 
     def leftovers(self) -> list[str]:
         """Processes that still name this folder in their command line or work in it."""
         found = []
         for entry in Path("/proc").iterdir():
             try:
-                inside = entry.name.isdigit() and str((entry / "cwd").readlink()).startswith(str(self.folder))
+                inside = entry.name.isdigit() and str((entry / "cwd").readlink()).startswith(
+                    str(self.folder)
+                )
             except OSError:
                 continue
             if inside:

@@ -17,7 +17,8 @@ from servers import START_TIMEOUT_S, MissingServer, free_port
 
 @dataclass
 class MariaDb:
-    """One mariadbd process on a free loopback port, without system tables: every user may do everything."""
+    """One mariadbd process on a free loopback port, without system tables: every user may do
+    everything."""
 
     port: int
     process: subprocess.Popen[bytes]
@@ -34,22 +35,33 @@ class MariaDb:
         with (folder / "log").open("wb") as log:
             process = subprocess.Popen(
                 [
-                    binary, "--no-defaults", f"--basedir={Path(binary).resolve().parents[1]}", f"--datadir={data}",
-                    "--skip-grant-tables", "--bind-address=127.0.0.1", f"--port={port}", f"--socket={folder}/s",
-                    f"--user={getpass.getuser()}", "--innodb-buffer-pool-size=16M",
+                    binary,
+                    "--no-defaults",
+                    f"--basedir={Path(binary).resolve().parents[1]}",
+                    f"--datadir={data}",
+                    "--skip-grant-tables",
+                    "--bind-address=127.0.0.1",
+                    f"--port={port}",
+                    f"--socket={folder}/s",
+                    f"--user={getpass.getuser()}",
+                    "--innodb-buffer-pool-size=16M",
                 ],
                 stdout=log,
                 stderr=subprocess.STDOUT,
-            )  # fmt: skip
+            )
         server = cls(port, process)
         deadline = time.monotonic() + START_TIMEOUT_S
         while time.monotonic() < deadline and process.poll() is None:
-            with contextlib.suppress(Exception):  # whatever a client says of a server that is not there yet
+            with contextlib.suppress(
+                Exception
+            ):  # whatever a client says of a server that is not there yet
                 server.client().close()
                 return server
             time.sleep(0.05)
         server.stop()
-        raise RuntimeError(f"mariadbd did not answer on port {port}: {(folder / 'log').read_text()[-2000:]}")
+        raise RuntimeError(
+            f"mariadbd did not answer on port {port}: {(folder / 'log').read_text()[-2000:]}"
+        )
 
     def client(self) -> Any:
         import pymysql

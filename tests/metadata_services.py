@@ -1,4 +1,5 @@
-"""Stand-ins of the metadata services of AWS, Google Cloud and Azure: HTTP servers on loopback that keep to their contracts."""
+"""Stand-ins of the metadata services of AWS, Google Cloud and Azure: HTTP servers on loopback that
+keep to their contracts."""
 
 from __future__ import annotations
 
@@ -25,7 +26,9 @@ class Asked(NamedTuple):
 
 
 class MetadataService:
-    """One of the three. ``asked`` has every request; ``instead`` replaces the answers, for a service that misbehaves."""
+    """One of the three.
+
+    ``asked`` has every request; ``instead`` replaces the answers, for a service that misbehaves."""
 
     url: str
 
@@ -49,7 +52,9 @@ class MetadataService:
                 parts = urlsplit(self.path)
                 asked = Asked(self.command, parts.path, parse_qs(parts.query), self.headers)
                 service.asked.append(asked)
-                forwarded = "X-Forwarded-For" in self.headers  # all three refuse what comes through a proxy
+                forwarded = (
+                    "X-Forwarded-For" in self.headers
+                )  # all three refuse what comes through a proxy
                 found = service.instead or (Answer(403) if forwarded else service.answer(asked))
                 self.send_response(found.status)
                 for name, value in found.headers.items():
@@ -64,7 +69,9 @@ class MetadataService:
                 """Not in the output of tests."""
 
         server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
+        thread = threading.Thread(
+            target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True
+        )
         thread.start()
         self.url = f"http://127.0.0.1:{server.server_address[1]}"
         try:
@@ -75,7 +82,8 @@ class MetadataService:
 
 
 class Aws(MetadataService):
-    """IMDSv2: a token by PUT with its lifetime, 401 without a live one, 404 until there is a notice."""
+    """IMDSv2: a token by PUT with its lifetime, 401 without a live one, 404 until there is a
+    notice."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -89,7 +97,11 @@ class Aws(MetadataService):
     def answer(self, asked: Asked) -> Answer:
         if asked.method == "PUT":
             lifetime = asked.headers.get("X-aws-ec2-metadata-token-ttl-seconds", "")
-            if asked.path != "/latest/api/token" or not lifetime.isdigit() or not 1 <= int(lifetime) <= 21_600:
+            if (
+                asked.path != "/latest/api/token"
+                or not lifetime.isdigit()
+                or not 1 <= int(lifetime) <= 21_600
+            ):
                 return Answer(400)
             token = f"AQAEA-token-{len(self.tokens)}=="
             self.tokens.append(token)
@@ -103,7 +115,8 @@ class Aws(MetadataService):
 
 
 class Gcp(MetadataService):
-    """TRUE or FALSE, at once where the etag has changed or none is named, else when it changes or the time is over."""
+    """TRUE or FALSE, at once where the etag has changed or none is named, else when it changes or
+    the time is over."""
 
     FLAVOR: ClassVar = {"Metadata-Flavor": "Google"}
 
@@ -132,7 +145,9 @@ class Gcp(MetadataService):
             if asked.query.get("wait_for_change") == ["true"] and seen in ("", self._etag):
                 before = self._etag
                 self.waiting.set()
-                self._changed.wait_for(lambda: self._etag != before, float(asked.query["timeout_sec"][0]))
+                self._changed.wait_for(
+                    lambda: self._etag != before, float(asked.query["timeout_sec"][0])
+                )
             body = "TRUE" if self._preempted else "FALSE"
             return Answer(200, body, self.FLAVOR | {"ETag": self._etag})
 
@@ -145,19 +160,37 @@ class Azure(MetadataService):
         self.name = name
         self.events: list[object] = []
 
-    def schedule(self, *resources: str, kind: str = "Preempt", status: str = "Scheduled", not_before: str = "") -> None:
-        self.events.append({
-            "EventId": f"C7061BAC-{len(self.events)}", "EventType": kind, "ResourceType": "VirtualMachine",
-            "Resources": list(resources), "EventStatus": status, "NotBefore": not_before, "Description": "",
-            "EventSource": "Platform", "DurationInSeconds": -1,
-        })  # fmt: skip
+    def schedule(
+        self,
+        *resources: str,
+        kind: str = "Preempt",
+        status: str = "Scheduled",
+        not_before: str = "",
+    ) -> None:
+        self.events.append(
+            {
+                "EventId": f"C7061BAC-{len(self.events)}",
+                "EventType": kind,
+                "ResourceType": "VirtualMachine",
+                "Resources": list(resources),
+                "EventStatus": status,
+                "NotBefore": not_before,
+                "Description": "",
+                "EventSource": "Platform",
+                "DurationInSeconds": -1,
+            }
+        )
 
     def answer(self, asked: Asked) -> Answer:
         version = asked.query.get("api-version")
         if asked.headers.get("Metadata") != "true" or version is None:
             return Answer(400, json.dumps({"error": "Bad request"}))
-        if asked.path == "/metadata/instance/compute/name" and asked.query.get("format") == ["text"]:
+        if asked.path == "/metadata/instance/compute/name" and asked.query.get("format") == [
+            "text"
+        ]:
             return Answer(200, self.name)
         if asked.path != "/metadata/scheduledevents" or version != ["2020-07-01"]:
             return Answer(404)
-        return Answer(200, json.dumps({"DocumentIncarnation": len(self.events), "Events": self.events}))
+        return Answer(
+            200, json.dumps({"DocumentIncarnation": len(self.events), "Events": self.events})
+        )

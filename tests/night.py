@@ -8,7 +8,15 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 
-from penstock_ledger import Database, Firing, FiringOutcome, JobStore, NoticedStore, Schedule, ScheduleStore
+from penstock_ledger import (
+    Database,
+    Firing,
+    FiringOutcome,
+    JobStore,
+    NoticedStore,
+    Schedule,
+    ScheduleStore,
+)
 from penstock_producer import Producer, ProducerSettings, Schedules
 from penstock_producer.accepting.borders import Borders
 from penstock_workers.control.schedules.schedule_steps import LOOK_S, ScheduleSteps
@@ -24,16 +32,23 @@ ONE = datetime(2026, 3, 10, 1, tzinfo=UTC).timestamp()  # the first night
 class Night:
     """A ledger, a clock that is set by hand, a source, and any number of control processes."""
 
-    def __init__(self, db: Database, folder: Path, settings: ProducerSettings | None = None) -> None:
+    def __init__(
+        self, db: Database, folder: Path, settings: ProducerSettings | None = None
+    ) -> None:
         self.now = NOON
         self.db = db
         self.store = ScheduleStore(db, clock=lambda: self.now)
         self.jobs = JobStore(db)
         self.producer = Producer(settings or ProducerSettings(), database=db)
-        self.remote = Producer(settings or ProducerSettings(), database=db, borders=Borders(names_tenants=False))
+        self.remote = Producer(
+            settings or ProducerSettings(), database=db, borders=Borders(names_tenants=False)
+        )
         self.noticed = NoticedStore(db)
         self.schedules = Schedules(
-            self.store, self.noticed, lambda spec: self.producer._new.accepted(spec), self.producer._probe.check
+            self.store,
+            self.noticed,
+            lambda spec: self.producer._new.accepted(spec),
+            self.producer._probe.check,
         )
         self.source = folder / "tickets.jsonl"
         self.write("first")

@@ -1,4 +1,5 @@
-"""Texts that break what was not made for them; tests push each through every door at which text enters."""
+"""Texts that break what was not made for them; tests push each through every door at which text
+enters."""
 
 from __future__ import annotations
 
@@ -13,7 +14,8 @@ TEXTS: Final[dict[str, str]] = {
     "half an emoji": HALF,
     "low half": "\ude00 first",
     "two halves in the wrong order": "\ude00\ud83d",
-    "raw bytes of a name": "caf\udce9",  # as Python reads an argument or a file's name that is not UTF-8
+    # as Python reads an argument or a file's name that is not UTF-8
+    "raw bytes of a name": "caf\udce9",
     "line separators": "a\u2028b\u2029c\x85d",
     "right to left override": "safe\u202egpj.exe",
     "byte order mark": "a\ufeffb",

@@ -1,8 +1,9 @@
 """One document through a real worker in this process, with the code that it enters written down.
 
-Run as a program: `one_item.py <redis url> <folder>` writes `entered.json` there, three lists, `feed`, `item` and `idle`. Each
-entry is "file:function", of Penstock's Python code, entered while the feeder published the document, from then until the
-worker had acknowledged it, and in a while before that in which the worker had nothing to do.
+Run as a program: `one_item.py <redis url> <folder>` writes `entered.json` there, three lists,
+`feed`, `item` and `idle`. Each entry is "file:function", of Penstock's Python code, entered while
+the feeder published the document, from then until the worker had acknowledged it, and in a while
+before that in which the worker had nothing to do.
 """
 
 from __future__ import annotations
@@ -31,7 +32,9 @@ from penstock_workers.control.loop import Control
 from penstock_workers.settings import WorkerSettings
 
 ROOT = Path(__file__).parents[1]
-OURS = tuple(f"{ROOT}/{folder}/" for folder in ("producer", "workers", "ledger", "ratelimit", "cli"))
+OURS = tuple(
+    f"{ROOT}/{folder}/" for folder in ("producer", "workers", "ledger", "ratelimit", "cli")
+)
 ENTERED = "entered.json"
 IDLE_POLLS = 20  # a second: a worker that waits asks for messages each 0.05 s
 ITEM_S = 60.0
@@ -43,8 +46,8 @@ ANSWER = (
 
 
 class Recorder:
-    """Notes each piece of our code that is entered: in the worker's threads under the phase that is on, and in this
-    program's own thread within one step of the feeder."""
+    """Notes each piece of our code that is entered: in the worker's threads under the phase that is
+    on, and in this program's own thread within one step of the feeder."""
 
     def __init__(self) -> None:
         self.entered: dict[str, set[CodeType]] = {"feed": set(), "item": set(), "idle": set()}
@@ -70,13 +73,16 @@ class Recorder:
             self.entered["feed"].add(frame.f_code)
 
     def wait_for_polls(self, number: int) -> None:
-        """Until the worker has asked for messages so many times more: each is one turn of its hub, however busy the machine."""
+        """Until the worker has asked for messages so many times more: each is one turn of its hub,
+        however busy the machine."""
         last = self._polls + number
         until(lambda: self._polls >= last, f"{number} polls of the worker")
 
     def found(self, name: str) -> list[str]:
         codes = [code for code in self.entered[name] if code.co_filename.startswith(OURS)]
-        return sorted(f"{os.path.relpath(code.co_filename, ROOT)}:{code.co_qualname}" for code in codes)
+        return sorted(
+            f"{os.path.relpath(code.co_filename, ROOT)}:{code.co_qualname}" for code in codes
+        )
 
 
 class Provider(BaseHTTPRequestHandler):
@@ -103,7 +109,9 @@ def until(condition: Callable[[], object], what: str) -> None:
 
 
 def send_one(settings: WorkerSettings, recorder: Recorder, folder: Path) -> None:
-    """Submit one document, feed it, and wait until its message is acknowledged. In a thread beside the worker."""
+    """Submit one document, feed it, and wait until its message is acknowledged.
+
+    In a thread beside the worker."""
     recorder.wait_for_polls(IDLE_POLLS)  # what a worker does at first and then seldom is over
     recorder.phase("idle")
     recorder.wait_for_polls(IDLE_POLLS)
@@ -169,7 +177,9 @@ def main(redis_url: str, folder: Path) -> None:
         raise error
     if not recorder.entered["item"]:
         raise RuntimeError("the worker ended before it had an item")
-    (folder / ENTERED).write_text(json.dumps({name: recorder.found(name) for name in recorder.entered}))
+    (folder / ENTERED).write_text(
+        json.dumps({name: recorder.found(name) for name in recorder.entered})
+    )
 
 
 if __name__ == "__main__":

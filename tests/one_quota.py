@@ -1,4 +1,5 @@
-"""One quota on a real Redis, driven step by step with a clock to set: what the contract tests of the scripts share."""
+"""One quota on a real Redis, driven step by step with a clock to set: what the contract tests of
+the scripts share."""
 
 from __future__ import annotations
 
@@ -46,19 +47,32 @@ class Redis:
         self.version = self.install(account=account)
 
     def install(
-        self, quota: Quota | None = None, *, replaces: str = "any", empty: bool = False, account: str = ""
+        self,
+        quota: Quota | None = None,
+        *,
+        replaces: str = "any",
+        empty: bool = False,
+        account: str = "",
     ) -> str:
         terms = (quota or self.quota).terms()
-        return run(self.hash.install(terms, replaces=replaces, empty=empty, account=account)).version
+        return run(
+            self.hash.install(terms, replaces=replaces, empty=empty, account=account)
+        ).version
 
     def adopt(self, quota: Quota) -> None:
         """Put other limits in force, and work by them."""
         self.version, self.quota, self.terms = self.install(quota), quota, quota.terms()
 
     def reserve(
-        self, *items: tuple[float, ...], settle: Mapping[str, float] | None = None, ahead_s: float = 1e6, **more: Any
+        self,
+        *items: tuple[float, ...],
+        settle: Mapping[str, float] | None = None,
+        ahead_s: float = 1e6,
+        **more: Any,
     ) -> Reserved:
-        ask = Reserve(self.version, self.terms, items, settle or {}, ahead_s, more.pop("share_s", 0.0), **more)
+        ask = Reserve(
+            self.version, self.terms, items, settle or {}, ahead_s, more.pop("share_s", 0.0), **more
+        )
         return run(self.hash.reserve(ask))
 
     def report(self, seen: ProviderReport = NOTHING) -> Health:
@@ -90,13 +104,19 @@ def run(step: Coroutine[Any, Any, T]) -> T:
 
 def tokens(burst_s: float = BURST_S, rate: float = 1000.0, **more: Any) -> Quota:
     return Quota(
-        f"t{next(_names)}", {"tokens": PerSecond(rate)}, burst_s=burst_s, margin=more.pop("margin", 1.0), **more
+        f"t{next(_names)}",
+        {"tokens": PerSecond(rate)},
+        burst_s=burst_s,
+        margin=more.pop("margin", 1.0),
+        **more,
     )
 
 
 def both(**more: Any) -> Quota:
     limits = {name: PerSecond(rate) for name, rate in RATES.items()}
-    return Quota(f"b{next(_names)}", limits, burst_s=BURST_S, margin=more.pop("margin", 1.0), **more)
+    return Quota(
+        f"b{next(_names)}", limits, burst_s=BURST_S, margin=more.pop("margin", 1.0), **more
+    )
 
 
 def without_limits(**more: Any) -> Quota:

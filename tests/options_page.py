@@ -1,4 +1,6 @@
-"""docs/job-options.md, from the table of options and the spec's own limits. To write it anew: python tests/options_page.py"""
+"""docs/job-options.md, from the table of options and the spec's own limits.
+
+To write it anew: python tests/options_page.py"""
 
 from __future__ import annotations
 
@@ -29,13 +31,19 @@ This page is written from the table that the code reads (`penstock_producer/job/
 
 def page() -> str:
     properties = JobSpec.model_json_schema()["properties"]
-    return HEAD + "".join(_row(option, properties[option.field]) for option in OPTIONS.values()) + TAIL
+    return (
+        HEAD + "".join(_row(option, properties[option.field]) for option in OPTIONS.values()) + TAIL
+    )
 
 
 def _row(option: Option, schema: dict[str, Any]) -> str:
     flag = f"--{option.name}" + (f" / --no-{option.name}" if option.form is FlagForm.SWITCH else "")
     flag += f"` `--{option.name}-file" if option.from_file else ""
-    default = "" if schema.get("default") in (None, {}, False) else f"`{option.typed or schema['default']}`"
+    default = (
+        ""
+        if schema.get("default") in (None, {}, False)
+        else f"`{option.typed or schema['default']}`"
+    )
     cells = (f"`{flag}`", f"`{option.field}`", _type(schema), default, option.help)
     return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |\n"
 
@@ -49,11 +57,13 @@ def _type(schema: dict[str, Any]) -> str:
     limits = [
         words.format(schema[name])
         for name, words in (
-            ("exclusiveMinimum", "above {:g}"), ("minimum", "from {:g}"), ("maximum", "to {:g}"),
+            ("exclusiveMinimum", "above {:g}"),
+            ("minimum", "from {:g}"),
+            ("maximum", "to {:g}"),
             ("maxLength", "of at most {:,} characters"),
         )
         if name in schema
-    ]  # fmt: skip
+    ]
     pattern = [f"`{schema['pattern']}`"] if "pattern" in schema else []
     return " ".join([schema["type"], *limits, *pattern])
 

@@ -1,4 +1,5 @@
-"""A collector of traces on loopback that speaks OTLP over HTTP: it decodes what arrives with OpenTelemetry's own messages."""
+"""A collector of traces on loopback that speaks OTLP over HTTP: it decodes what arrives with
+OpenTelemetry's own messages."""
 
 from __future__ import annotations
 
@@ -35,7 +36,9 @@ class Told:
 
 @dataclass
 class Collector:
-    """Everything that was sent so far; a context manager. ``payloads`` are the requests as they came."""
+    """Everything that was sent so far; a context manager.
+
+    ``payloads`` are the requests as they came."""
 
     payloads: list[bytes] = field(default_factory=list)
     headers: list[dict[str, str]] = field(default_factory=list)
@@ -60,7 +63,10 @@ class Collector:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self._server.shutdown()
         self._server.server_close()
@@ -85,7 +91,9 @@ class Collector:
 
 
 def _document(spans: list[Told]) -> str:
-    """Document, with its generation where that is not the first. All spans of a trace that name one name the same."""
+    """Document, with its generation where that is not the first.
+
+    All spans of a trace that name one name the same."""
     names = {
         (span.attributes["penstock.document.id"], span.attributes["penstock.generation"])
         for span in spans
@@ -118,4 +126,8 @@ def _attributes(pairs: Any) -> dict[str, Any]:
 
 def _value(value: Any) -> Any:
     kind = value.WhichOneof("value")
-    return [_value(item) for item in value.array_value.values] if kind == "array_value" else getattr(value, kind)
+    return (
+        [_value(item) for item in value.array_value.values]
+        if kind == "array_value"
+        else getattr(value, kind)
+    )

@@ -16,7 +16,9 @@ from urllib.parse import parse_qs, urlsplit
 import psycopg
 from servers import START_TIMEOUT_S, MissingServer, free_port
 
-SERVER_CONNECTIONS = 3  # fewer than any fleet has clients: transactions of all of them meet in these
+SERVER_CONNECTIONS = (
+    3  # fewer than any fleet has clients: transactions of all of them meet in these
+)
 
 
 @dataclass
@@ -46,7 +48,9 @@ class PgBouncer:
             "auth_type = any\nadmin_users = admin\npool_mode = transaction\n"
             f"default_pool_size = {SERVER_CONNECTIONS}\nmax_client_conn = 100\n"
         )
-        if os.geteuid() == 0:  # it refuses to be root, and only the server's own user may open its socket
+        if (
+            os.geteuid() == 0
+        ):  # it refuses to be root, and only the server's own user may open its socket
             for parent in (folder, *list(folder.parents)[:-2]):
                 parent.chmod(parent.stat().st_mode | 0o011)
         with (folder / "log").open("wb") as log:
@@ -59,11 +63,16 @@ class PgBouncer:
         pooler = cls(port, database, process)
         deadline = time.monotonic() + START_TIMEOUT_S
         while time.monotonic() < deadline:
-            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=0.2):
+            with (
+                contextlib.suppress(OSError),
+                socket.create_connection(("127.0.0.1", port), timeout=0.2),
+            ):
                 return pooler
             time.sleep(0.02)
         pooler.stop()
-        raise RuntimeError(f"pgbouncer did not answer on port {port}: {(folder / 'log').read_text()}")
+        raise RuntimeError(
+            f"pgbouncer did not answer on port {port}: {(folder / 'log').read_text()}"
+        )
 
     @property
     def url(self) -> str:

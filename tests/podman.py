@@ -1,7 +1,9 @@
-"""podman for tests, with a storage of its own: nothing of the user's images and containers is seen or changed.
+"""podman for tests, with a storage of its own: nothing of the user's images and containers is seen
+or changed.
 
-It also works where a container engine usually does not: inside a virtual machine without systemd, without the right to set
-resource limits, and without a registry. Then images of official names are stand-ins made with Debian's debootstrap.
+It also works where a container engine usually does not: inside a virtual machine without systemd,
+without the right to set resource limits, and without a registry. Then images of official names are
+stand-ins made with Debian's debootstrap.
 """
 
 from __future__ import annotations
@@ -65,13 +67,17 @@ class Podman:
     def __init__(self, folder: Path) -> None:
         missing = [name for name in ("podman", "runc") if shutil.which(name) is None]
         if missing:
-            raise NoPodman(f"no {' and no '.join(missing)}: apt-get install podman runc debootstrap")
+            raise NoPodman(
+                f"no {' and no '.join(missing)}: apt-get install podman runc debootstrap"
+            )
         if os.geteuid() != 0:
             raise NoPodman("images are built as root here: sudo make test-images")
         self.folder = folder
         self._write("storage.conf", _STORAGE.format(folder=folder))
         self._write("containers.conf", _CONTAINERS.format(folder=folder))
-        self._write("runc", _RUNC.format(python=sys.executable, runc=shutil.which("runc"))).chmod(0o755)
+        self._write("runc", _RUNC.format(python=sys.executable, runc=shutil.which("runc"))).chmod(
+            0o755
+        )
 
     @property
     def environment(self) -> dict[str, str]:
@@ -85,22 +91,41 @@ class Podman:
         """What `podman …` says."""
         return self.command("podman", *arguments, timeout_s=timeout_s, check=check)
 
-    def command(self, *argv: str, cwd: Path = ROOT, timeout_s: float = COMMAND_S, check: bool = True) -> str:
+    def command(
+        self, *argv: str, cwd: Path = ROOT, timeout_s: float = COMMAND_S, check: bool = True
+    ) -> str:
         done = subprocess.run(
-            argv, cwd=cwd, env=self.environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT, text=True, timeout=timeout_s,
-        )  # fmt: skip
+            argv,
+            cwd=cwd,
+            env=self.environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=timeout_s,
+        )
         if check and done.returncode:
-            raise AssertionError(f"{' '.join(argv)}: exit status {done.returncode}\n{done.stdout[-4_000:]}")
+            raise AssertionError(
+                f"{' '.join(argv)}: exit status {done.returncode}\n{done.stdout[-4_000:]}"
+            )
         return done.stdout
 
-    def build(self, tag: str, file: Path, context: Path, *, mounted: Sequence[str] = (), **arguments: str) -> None:
+    def build(
+        self, tag: str, file: Path, context: Path, *, mounted: Sequence[str] = (), **arguments: str
+    ) -> None:
         mounts = [f"--volume={path}:{path}:ro" for path in mounted if Path(path).exists()]
         given = [f"--build-arg={name}={value}" for name, value in arguments.items()]
         self.run(
-            "build", "--isolation=chroot", "--network=host", *mounts, *given, f"--tag=localhost/{tag}",
-            f"--file={file}", str(context), timeout_s=BUILD_S,
-        )  # fmt: skip
+            "build",
+            "--isolation=chroot",
+            "--network=host",
+            *mounts,
+            *given,
+            f"--tag=localhost/{tag}",
+            f"--file={file}",
+            str(context),
+            timeout_s=BUILD_S,
+        )
 
     def provide(self, name: str, standin: str) -> str:
         """The image of this name: pulled where a registry is reached, else its stand-in."""
@@ -122,7 +147,9 @@ class Podman:
         if self.run("images", "--quiet", DEBIAN):
             return
         if shutil.which("debootstrap") is None:
-            raise NoPodman("no registry is reached, and no debootstrap is here: apt-get install debootstrap")
+            raise NoPodman(
+                "no registry is reached, and no debootstrap is here: apt-get install debootstrap"
+            )
         root = self.folder / "debian"
         self.command("debootstrap", "--variant=minbase", "bookworm", str(root), timeout_s=BUILD_S)
         archive = self.folder / "debian.tar"
@@ -161,19 +188,31 @@ class Project:
             assert isinstance(state, dict)
             if state["Status"] == "exited":
                 return int(state["ExitCode"])
-            assert time.monotonic() < deadline, f"{service} has not ended: {self.logs(service)[-3_000:]}"
+            assert time.monotonic() < deadline, (
+                f"{service} has not ended: {self.logs(service)[-3_000:]}"
+            )
             time.sleep(1)
 
     @contextmanager
     def up(self, *waves: Sequence[str], profile: str) -> Iterator[None]:
-        """Start services, those of a wave together; what ends by itself must have ended well before the next wave.
+        """Start services, those of a wave together; what ends by itself must have ended well before
+        the next wave.
 
-        These are the conditions of `depends_on`, kept by hand: podman 4.3 knows no `service_healthy`, and starts nothing
-        that requires a container which has ended.
+        These are the conditions of `depends_on`, kept by hand: podman 4.3 knows no
+        `service_healthy`, and starts nothing that requires a container which has ended.
         """
         try:
             for wave in waves:
-                self.compose("--profile", profile, "up", "--detach", "--no-build", "--no-deps", *wave, timeout_s=600)
+                self.compose(
+                    "--profile",
+                    profile,
+                    "up",
+                    "--detach",
+                    "--no-build",
+                    "--no-deps",
+                    *wave,
+                    timeout_s=600,
+                )
                 for service in {"migrate"} & set(wave):
                     assert self.exit_status(service, COMMAND_S) == 0, self.logs(service)
             yield

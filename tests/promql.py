@@ -1,4 +1,5 @@
-"""Reads PromQL with a real parser, as tests want it: which metrics an expression asks for, and by which labels it picks them."""
+"""Reads PromQL with a real parser, as tests want it: which metrics an expression asks for, and by
+which labels it picks them."""
 
 from __future__ import annotations
 

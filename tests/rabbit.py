@@ -1,4 +1,5 @@
-"""A real RabbitMQ node of a test's own: its ports, epmd, cookie and folders; on loopback, ended by the pids we started."""
+"""A real RabbitMQ node of a test's own: its ports, epmd, cookie and folders; on loopback, ended by
+the pids we started."""
 
 from __future__ import annotations
 
@@ -21,7 +22,9 @@ from servers import MissingServer, free_port
 
 START_TIMEOUT_S = 60.0  # an Erlang VM on a busy machine
 USER, PASSWORD, VHOST = "fleet", "r4bbit/p@ss:word", "jobs"
-INSTALLED = Path("/usr/lib/rabbitmq/bin/rabbitmq-server")  # Debian's in /usr/sbin changes user and folders
+INSTALLED = Path(
+    "/usr/lib/rabbitmq/bin/rabbitmq-server"
+)  # Debian's in /usr/sbin changes user and folders
 
 
 @dataclass
@@ -45,9 +48,13 @@ class RabbitServer:
         (folder / "rabbitmq.conf").write_text(
             f"listeners.tcp.1 = 127.0.0.1:{server.port}\n"
             f"listeners.ssl.1 = 127.0.0.1:{server.tls_port}\n"
-            f"ssl_options.cacertfile = {folder}/ca.pem\nssl_options.certfile = {folder}/server.pem\n"
-            f"ssl_options.keyfile = {folder}/server.key\nssl_options.verify = verify_none\n"
-            f"default_user = {USER}\ndefault_pass = {PASSWORD}\ndefault_vhost = {VHOST}\n"
+            f"ssl_options.cacertfile = {folder}/ca.pem\n"
+            f"ssl_options.certfile = {folder}/server.pem\n"
+            f"ssl_options.keyfile = {folder}/server.key\n"
+            "ssl_options.verify = verify_none\n"
+            f"default_user = {USER}\n"
+            f"default_pass = {PASSWORD}\n"
+            f"default_vhost = {VHOST}\n"
         )
         write_certificates(folder)
         (folder / "enabled_plugins").write_text("[].\n")
@@ -72,7 +79,9 @@ class RabbitServer:
     @contextmanager
     def channel(self) -> Iterator[Any]:
         """Of a client that is not Penstock's."""
-        with amqp.Connection(f"127.0.0.1:{self.port}", USER, PASSWORD, virtual_host=VHOST) as connection:
+        with amqp.Connection(
+            f"127.0.0.1:{self.port}", USER, PASSWORD, virtual_host=VHOST
+        ) as connection:
             yield connection.channel()
 
     def ready(self, queue: str) -> int:
@@ -94,9 +103,13 @@ class RabbitServer:
     def restart(self) -> None:
         with (self.folder / "out.log").open("ab") as out:
             self.process = subprocess.Popen(
-                [str(INSTALLED)], env=self._environment(), stdin=subprocess.DEVNULL, stdout=out, stderr=out,
+                [str(INSTALLED)],
+                env=self._environment(),
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=out,
                 start_new_session=True,
-            )  # fmt: skip
+            )
         deadline = time.monotonic() + START_TIMEOUT_S
         while time.monotonic() < deadline:
             assert self.process.poll() is None, self.text()

@@ -1,4 +1,5 @@
-"""Redis as fleets have it: with TLS and users of its own, and as a master with replicas that Sentinels watch."""
+"""Redis as fleets have it: with TLS and users of its own, and as a master with replicas that
+Sentinels watch."""
 
 from __future__ import annotations
 
@@ -20,8 +21,12 @@ from servers import START_TIMEOUT_S, MissingServer, RedisServer, free_port, redi
 from penstock_ledger import RedisAddress
 
 USER, PASSWORD = "fleet", "p@ss/w:rd"
-# What docs/stores.md tells an operator to allow: our keys and kombu's, and nothing that touches others' or the server.
-ACL = f"user {USER} on >{PASSWORD} ~penstock* ~unacked* ~_kombu.* ~*.pidbox &* +@all -@admin -@dangerous +info\n"
+# What docs/stores.md tells an operator to allow: our keys and kombu's, and nothing that touches
+# others' or the server.
+ACL = (
+    f"user {USER} on >{PASSWORD} ~penstock* ~unacked* ~_kombu.* ~*.pidbox &* +@all -@admin "
+    "-@dangerous +info\n"
+)
 SERVICE = "jobs"
 DOWN_AFTER_MS = 1_000
 
@@ -44,11 +49,22 @@ class TlsRedis(RedisServer):
             False,
             binary=binary,
             settings=(
-                "--port", "0", "--tls-port", str(port), "--tls-auth-clients", "no", "--aclfile", str(folder / "users.acl"),
-                "--tls-cert-file", str(folder / "server.pem"), "--tls-key-file", str(folder / "server.key"),
-                "--tls-ca-cert-file", str(folder / "ca.pem"),
+                "--port",
+                "0",
+                "--tls-port",
+                str(port),
+                "--tls-auth-clients",
+                "no",
+                "--aclfile",
+                str(folder / "users.acl"),
+                "--tls-cert-file",
+                str(folder / "server.pem"),
+                "--tls-key-file",
+                str(folder / "server.key"),
+                "--tls-ca-cert-file",
+                str(folder / "ca.pem"),
             ),
-        )  # fmt: skip
+        )
         server._launch()
         return server
 
@@ -67,7 +83,11 @@ def _binary_with_tls() -> str:
         binary = shutil.which("redis-server", path=folder)
         if binary is not None:
             said = subprocess.run(
-                [binary, "--tls-port", "none"], capture_output=True, text=True, timeout=10, check=False
+                [binary, "--tls-port", "none"],
+                capture_output=True,
+                text=True,
+                timeout=10,
+                check=False,
             )
             if "Bad directive" not in said.stdout + said.stderr:
                 return binary
@@ -81,11 +101,18 @@ def write_certificates(folder: Path) -> None:
     from cryptography.hazmat.primitives.asymmetric import ec
 
     now = datetime.datetime.now(datetime.UTC)
-    ca_key, server_key = ec.generate_private_key(ec.SECP256R1()), ec.generate_private_key(ec.SECP256R1())
+    ca_key, server_key = (
+        ec.generate_private_key(ec.SECP256R1()),
+        ec.generate_private_key(ec.SECP256R1()),
+    )
     ca_name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "test CA")])
 
-    def certificate(name: x509.Name, key: Any, extension: x509.ExtensionType, *, critical: bool) -> x509.Certificate:
-        builder = x509.CertificateBuilder(ca_name, name, key.public_key(), x509.random_serial_number())
+    def certificate(
+        name: x509.Name, key: Any, extension: x509.ExtensionType, *, critical: bool
+    ) -> x509.Certificate:
+        builder = x509.CertificateBuilder(
+            ca_name, name, key.public_key(), x509.random_serial_number()
+        )
         builder = builder.not_valid_before(now - datetime.timedelta(hours=1))
         builder = builder.not_valid_after(now + datetime.timedelta(days=1))
         return builder.add_extension(extension, critical=critical).sign(ca_key, hashes.SHA256())
@@ -94,11 +121,15 @@ def write_certificates(folder: Path) -> None:
     names = x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))])
     authority = x509.BasicConstraints(ca=True, path_length=None)
     pem = serialization.Encoding.PEM
-    (folder / "ca.pem").write_bytes(certificate(ca_name, ca_key, authority, critical=True).public_bytes(pem))
+    (folder / "ca.pem").write_bytes(
+        certificate(ca_name, ca_key, authority, critical=True).public_bytes(pem)
+    )
     server = certificate(server_name, server_key, names, critical=False)
     (folder / "server.pem").write_bytes(server.public_bytes(pem))
     (folder / "server.key").write_bytes(
-        server_key.private_bytes(pem, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+        server_key.private_bytes(
+            pem, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+        )
     )
 
 
@@ -114,9 +145,14 @@ class SentinelSet:
     def start(cls, folder: Path) -> Self:
         login = ("--requirepass", PASSWORD, "--masterauth", PASSWORD)
         master = _Member.start(folder / "first", settings=login)
-        replica = _Member.start(folder / "second", settings=(*login, "--replicaof", "127.0.0.1", str(master.port)))
+        replica = _Member.start(
+            folder / "second", settings=(*login, "--replicaof", "127.0.0.1", str(master.port))
+        )
         group = cls([master, replica])
-        _until(lambda: replica.client().info("replication")["master_link_status"] == "up", "the replica follows")
+        _until(
+            lambda: replica.client().info("replication")["master_link_status"] == "up",
+            "the replica follows",
+        )
         for number in range(3):
             group._start_sentinel(folder / f"sentinel-{number}", master.port)
         _until(group._is_watched, "the Sentinels know each other and the replica")
@@ -149,18 +185,26 @@ class SentinelSet:
         port = free_port()
         (folder / "sentinel.conf").write_text(
             f'port {port}\nbind 127.0.0.1\ndir {folder}\nrequirepass "{PASSWORD}"\n'
-            f"sentinel monitor {SERVICE} 127.0.0.1 {master_port} 2\nsentinel auth-pass {SERVICE} {PASSWORD}\n"
-            f"sentinel down-after-milliseconds {SERVICE} {DOWN_AFTER_MS}\nsentinel failover-timeout {SERVICE} 5000\n"
+            f"sentinel monitor {SERVICE} 127.0.0.1 {master_port} 2\nsentinel auth-pass {SERVICE} "
+            f"{PASSWORD}\n"
+            f"sentinel down-after-milliseconds {SERVICE} {DOWN_AFTER_MS}\nsentinel "
+            f"failover-timeout {SERVICE} 5000\n"
         )
         with (folder / "log").open("wb") as log:
             self.sentinels.append(
-                subprocess.Popen([redis_binary(), str(folder / "sentinel.conf"), "--sentinel"], stdout=log, stderr=log)
+                subprocess.Popen(
+                    [redis_binary(), str(folder / "sentinel.conf"), "--sentinel"],
+                    stdout=log,
+                    stderr=log,
+                )
             )
         self.ports.append(port)
 
     def _is_watched(self) -> bool:
         states: list[Any] = [self._ask(port).sentinel_masters()[SERVICE] for port in self.ports]
-        return all(state["num-other-sentinels"] == 2 and state["num-slaves"] == 1 for state in states)
+        return all(
+            state["num-other-sentinels"] == 2 and state["num-slaves"] == 1 for state in states
+        )
 
     def _ask(self, port: int) -> Any:
         return redis.Redis(port=port, password=PASSWORD)

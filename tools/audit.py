@@ -1,8 +1,10 @@
-"""`make audit`: a bill of materials of an environment, and which of its packages have known vulnerabilities.
+"""`make audit`: a bill of materials of an environment, and which of its packages have known
+vulnerabilities.
 
-It writes `sbom.json` (CycloneDX) and `audit.json` (pip-audit's own report) into a folder. A vulnerability is an error. A package
-that the advisory database did not answer for is not a safe one, so it is named and counted: pip-audit itself says "No known
-vulnerabilities found" also where it could ask about none.
+It writes `sbom.json` (CycloneDX) and `audit.json` (pip-audit's own report) into a folder. A
+vulnerability is an error. A package that the advisory database did not answer for is not a safe
+one, so it is named and counted: pip-audit itself says "No known vulnerabilities found" also where
+it could ask about none.
 """
 
 from __future__ import annotations
@@ -49,18 +51,25 @@ class Audit:
     def lines(self) -> list[str]:
         """Return what a person reads."""
         if not self.checked:
-            return ["audit: the advisory database could not be reached: no package was checked, so nothing is known"]
+            return [
+                "audit: the advisory database could not be reached: no package was checked, so "
+                "nothing is known"
+            ]
         said = [
             f"audit: {self.checked} packages checked, {len(self.vulnerable)} known vulnerabilities",
             *self.vulnerable,
         ]
         if self.unknown:
-            said.append(f"audit: the database did not answer for {len(self.unknown)}: {', '.join(self.unknown)}")
+            said.append(
+                f"audit: the database did not answer for {len(self.unknown)}: "
+                f"{', '.join(self.unknown)}"
+            )
         return said
 
 
 def write_bill(environment: Path, project: Path, to: Path) -> int:
-    """Write the bill of materials of what a Python interpreter can import; return the number of components."""
+    """Write the bill of materials of what a Python interpreter can import; return the number of
+    components."""
     command = [
         sys.executable,
         "-m",
@@ -76,14 +85,32 @@ def write_bill(environment: Path, project: Path, to: Path) -> int:
 
 
 def ask_for_advisories(environment: Path, to: Path) -> Audit:
-    """Have pip-audit ask about each package. It leaves no report where the network gave it no answer at all."""
+    """Have pip-audit ask about each package.
+
+    It leaves no report where the network gave it no answer at all."""
     to.unlink(missing_ok=True)
     find = [str(environment), "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"]
-    packages = subprocess.run(find, check=True, capture_output=True, text=True, timeout=60).stdout.strip()  # noqa: S603
-    command = [sys.executable, "-m", "pip_audit", "--path", packages, "--progress-spinner", "off", "--format", "json"]
+    packages = subprocess.run(  # noqa: S603
+        find, check=True, capture_output=True, text=True, timeout=60
+    ).stdout.strip()
+    command = [
+        sys.executable,
+        "-m",
+        "pip_audit",
+        "--path",
+        packages,
+        "--progress-spinner",
+        "off",
+        "--format",
+        "json",
+    ]
     try:
         done = subprocess.run(  # noqa: S603
-            [*command, "--output", str(to)], capture_output=True, text=True, timeout=LIMIT_S, check=False
+            [*command, "--output", str(to)],
+            capture_output=True,
+            text=True,
+            timeout=LIMIT_S,
+            check=False,
         )
         said = done.stderr
     except subprocess.TimeoutExpired:
@@ -95,7 +122,8 @@ def ask_for_advisories(environment: Path, to: Path) -> Audit:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Take the Python of the environment to look at, and the folder to write into; return the exit status."""
+    """Take the Python of the environment to look at, and the folder to write into; return the exit
+    status."""
     environment, folder = Path(arguments[0]).absolute(), Path(arguments[1])
     folder.mkdir(parents=True, exist_ok=True)
     components = write_bill(environment, Path("pyproject.toml"), folder / "sbom.json")

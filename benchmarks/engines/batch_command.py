@@ -24,16 +24,32 @@ class BatchCommand:
         self._log = place / "run-batch.log"
         self._metrics = tests_module("servers").free_port()
         command = [
-            *COMMAND, "run-batch", "-i", str(source), "-o", str(output),
-            "--served-model-name", SERVED_AS, "--enable-metrics", "--host", "127.0.0.1", "--port", str(self._metrics),
+            *COMMAND,
+            "run-batch",
+            "-i",
+            str(source),
+            "-o",
+            str(output),
+            "--served-model-name",
+            SERVED_AS,
+            "--enable-metrics",
+            "--host",
+            "127.0.0.1",
+            "--port",
+            str(self._metrics),
             *flags(setup.arguments),
-        ]  # fmt: skip
+        ]
         environment = os.environ | variables(setup) | named_vllm(place)
         with self._log.open("ab") as log:
             self._running = subprocess.Popen(
-                command, env=environment, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+                command,
+                env=environment,
+                cwd=ROOT,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
                 start_new_session=True,
-            )  # fmt: skip
+            )
 
     def wait(self) -> None:
         try:
@@ -44,7 +60,9 @@ class BatchCommand:
             raise GroundError(f"run-batch ended with {code}:\n{self._log_end()}")
 
     def wait_for(self, finished: int) -> tuple[int, int]:
-        """Until so many requests have finished: how many have, and how many run. Only the engine's own counters tell."""
+        """Until so many requests have finished: how many have, and how many run.
+
+        Only the engine's own counters tell."""
         deadline = time.monotonic() + RUN_TIMEOUT_S
         while (seen := self._seen())[0] < finished:
             if self._running.poll() is not None or time.monotonic() > deadline:
@@ -59,7 +77,9 @@ class BatchCommand:
 
     def _seen(self) -> tuple[int, int]:
         try:
-            with urllib.request.urlopen(f"http://127.0.0.1:{self._metrics}/metrics", timeout=5) as answer:
+            with urllib.request.urlopen(
+                f"http://127.0.0.1:{self._metrics}/metrics", timeout=5
+            ) as answer:
                 lines = answer.read().decode().splitlines()
         except OSError:
             return 0, 0

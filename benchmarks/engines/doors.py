@@ -1,7 +1,9 @@
-"""`doors`: calls that wait, through our door and gpu lane and through `vllm serve`, and many prompts in one call to each.
+"""`doors`: calls that wait, through our door and gpu lane and through `vllm serve`, and many
+prompts in one call to each.
 
-Both have an engine of their own, warm, with the same arguments; they take turns, round by round, with the same texts. The two do
-not do the same: ours commits each prompt to the ledger first, queues it, and keeps its answer; vLLM's server keeps nothing.
+Both have an engine of their own, warm, with the same arguments; they take turns, round by round,
+with the same texts. The two do not do the same: ours commits each prompt to the ledger first,
+queues it, and keeps its answer; vLLM's server keeps nothing.
 """
 
 from __future__ import annotations
@@ -50,7 +52,9 @@ def run(place: Path, setup: Setup) -> Report:
         fleet.start()
         folder = place / "doors"
         with door(folder, fleet.database_url, fleet.server.url) as (port, pid):
-            ways = dict(zip(WAYS, (_ours(setup, fleet, port, pid), _theirs(setup, *theirs)), strict=True))
+            ways = dict(
+                zip(WAYS, (_ours(setup, fleet, port, pid), _theirs(setup, *theirs)), strict=True)
+            )
             for way in ways.values():
                 _measured(setup, way, WARM_UP)
             for number in range(setup.rounds):
@@ -60,11 +64,14 @@ def run(place: Path, setup: Setup) -> Report:
     rows = [row for case in dict.fromkeys(case for _, case in found) for row in _rows(case, found)]
     notes = [
         "Penstock: door, ledger, queue, worker, engine, ledger, answer; CPU of them all and Redis",
-        "vllm serve: server and engine; nothing is kept. Many prompts in one call: POST /v1/batch/sync beside "
-        "POST /v1/chat/completions/batch",
+        "vllm serve: server and engine; nothing is kept. Many prompts in one call: POST "
+        "/v1/batch/sync beside POST /v1/chat/completions/batch",
     ]
     return Report(
-        f"doors, answers of {setup.output_tokens} tokens, {setup.rounds} interleaved rounds, medians", rows, notes
+        f"doors, answers of {setup.output_tokens} tokens, {setup.rounds} interleaved rounds, "
+        "medians",
+        rows,
+        notes,
     )
 
 
@@ -98,7 +105,9 @@ def _ours(setup: Setup, fleet: WorkerFleet, port: int, pid: int) -> Way:
     def together(first: int) -> Request:
         bodies = [item["body"] for item in items(setup, TOGETHER, first=first)]
         shared = {name: value for name, value in bodies[0].items() if name != "messages"}
-        return Request("POST", "/v1/batch/sync", shared | {"prompts": [body["messages"] for body in bodies]})
+        return Request(
+            "POST", "/v1/batch/sync", shared | {"prompts": [body["messages"] for body in bodies]}
+        )
 
     return Way(port, lambda: fleet.cpu_s() + cpu_seconds(pid), together)
 
@@ -106,7 +115,9 @@ def _ours(setup: Setup, fleet: WorkerFleet, port: int, pid: int) -> Way:
 def _theirs(setup: Setup, port: int, pid: int) -> Way:
     def together(first: int) -> Request:
         bodies = [item["body"] for item in items(setup, TOGETHER, first=first)]
-        return Request("POST", f"{CHAT}/batch", bodies[0] | {"messages": [body["messages"] for body in bodies]})
+        return Request(
+            "POST", f"{CHAT}/batch", bodies[0] | {"messages": [body["messages"] for body in bodies]}
+        )
 
     return Way(port, lambda: cpu_seconds(pid), together)
 
@@ -116,19 +127,34 @@ def _vllm(place: Path, setup: Setup) -> Iterator[tuple[int, int]]:
     """The port of `vllm serve` and its process, ready."""
     port, log = tests_module("servers").free_port(), place / "vllm-serve.log"
     command = [
-        *COMMAND, "serve", setup.model, "--served-model-name", SERVED_AS, "--host", "127.0.0.1", "--port", str(port),
+        *COMMAND,
+        "serve",
+        setup.model,
+        "--served-model-name",
+        SERVED_AS,
+        "--host",
+        "127.0.0.1",
+        "--port",
+        str(port),
         *flags({name: value for name, value in setup.arguments.items() if name != "model"}),
-    ]  # fmt: skip
+    ]
     with log.open("wb") as out:
         running = subprocess.Popen(
-            command, env=os.environ | variables(setup) | named_vllm(place), cwd=ROOT, stdin=subprocess.DEVNULL, stdout=out,
-            stderr=out, start_new_session=True,
-        )  # fmt: skip
+            command,
+            env=os.environ | variables(setup) | named_vllm(place),
+            cwd=ROOT,
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=out,
+            start_new_session=True,
+        )
     try:
         deadline = time.monotonic() + START_TIMEOUT_S
         while not _answers(port):
             if running.poll() is not None or time.monotonic() > deadline:
-                raise GroundError(f"vllm serve did not start:\n{log.read_text(errors='replace')[-LOG_END:]}")
+                raise GroundError(
+                    f"vllm serve did not start:\n{log.read_text(errors='replace')[-LOG_END:]}"
+                )
             time.sleep(LOOK_EACH_S)
         yield port, running.pid
     finally:
@@ -146,9 +172,14 @@ def _answers(port: int) -> bool:
 def _rows(case: str, found: dict[tuple[str, str], list[Calls]]) -> Iterator[Row]:
     ours, theirs = (medians(found[name, case]) for name in WAYS)
     for what, mine, other in (
-        ("p50", ours.p50_ms, theirs.p50_ms), ("p99", ours.p99_ms, theirs.p99_ms), ("CPU of a call", ours.cpu_ms, theirs.cpu_ms),
-    ):  # fmt: skip
+        ("p50", ours.p50_ms, theirs.p50_ms),
+        ("p99", ours.p99_ms, theirs.p99_ms),
+        ("CPU of a call", ours.cpu_ms, theirs.cpu_ms),
+    ):
         yield Row(f"{case}: {what}", f"{mine:.1f} ms", f"{other:.1f} ms", f"{mine / other:.2f}x")
     yield Row(
-        f"{case}: calls a second", f"{ours.per_s:.1f}", f"{theirs.per_s:.1f}", f"{ours.per_s / theirs.per_s:.2f}x"
+        f"{case}: calls a second",
+        f"{ours.per_s:.1f}",
+        f"{theirs.per_s:.1f}",
+        f"{ours.per_s / theirs.per_s:.2f}x",
     )

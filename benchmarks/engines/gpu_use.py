@@ -14,7 +14,9 @@ EVERY_MS = 500
 
 @dataclass
 class GpuUse:
-    """Percent of time in which a kernel ran, one figure per sample. Written by the sampler's thread; read afterwards."""
+    """Percent of time in which a kernel ran, one figure per sample.
+
+    Written by the sampler's thread; read afterwards."""
 
     samples: list[float] = field(default_factory=list)
 
@@ -31,8 +33,16 @@ def gpu_use() -> Iterator[GpuUse]:
     if shutil.which("nvidia-smi") is None:
         yield use
         return
-    command = ["nvidia-smi", "--query-gpu=utilization.gpu", "--format=csv,noheader,nounits", "-lms", str(EVERY_MS)]
-    sampler = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    command = [
+        "nvidia-smi",
+        "--query-gpu=utilization.gpu",
+        "--format=csv,noheader,nounits",
+        "-lms",
+        str(EVERY_MS),
+    ]
+    sampler = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    )
     reader = threading.Thread(target=_read, args=(sampler, use), daemon=True)
     reader.start()
     try:

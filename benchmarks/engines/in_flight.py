@@ -1,4 +1,6 @@
-"""`in-flight`: what a worker's number of items in flight does to its rate. First row: a task queue that runs one at a time."""
+"""`in-flight`: what a worker's number of items in flight does to its rate.
+
+First row: a task queue that runs one at a time."""
 
 from __future__ import annotations
 
@@ -19,12 +21,17 @@ def run(place: Path, setup: Setup) -> Report:
     one = works[setup.in_flight[0]]
     rows = [
         Row(
-            f"{slots} in flight, {work.items:,} items", f"{work.per_s:,.1f} items/s", f"{one.per_s:,.1f} items/s",
+            f"{slots} in flight, {work.items:,} items",
+            f"{work.per_s:,.1f} items/s",
+            f"{one.per_s:,.1f} items/s",
             f"{work.per_s / one.per_s:.1f}x",
         )
         for slots, work in works.items()
-    ]  # fmt: skip
-    note = f"beside it: {setup.in_flight[0]} in flight; the engine runs up to {setup.max_num_seqs} at once"
+    ]
+    note = (
+        f"beside it: {setup.in_flight[0]} in flight; the engine runs up to {setup.max_num_seqs} at "
+        "once"
+    )
     return Report("in-flight, one worker each, one round", rows, [note])
 
 

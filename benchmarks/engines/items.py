@@ -1,4 +1,5 @@
-"""The items of an engine benchmark: lines of an OpenAI Batch file, made of words of the standard library, always the same."""
+"""The items of an engine benchmark: lines of an OpenAI Batch file, made of words of the standard
+library, always the same."""
 
 from __future__ import annotations
 
@@ -12,7 +13,10 @@ import orjson
 
 from benchmarks.engines.setup import SERVED_AS, Setup, tiny_model
 
-SHORTEST, LONGEST = 6, 24  # words of a question; the tiny tokenizer makes some 35 tokens of a prompt, template included
+SHORTEST, LONGEST = (
+    6,
+    24,
+)  # words of a question; the tiny tokenizer makes some 35 tokens of a prompt, template included
 PREFIX_WORDS = 440  # at least 500 tokens, whatever the tokenizer
 SOURCES = 20  # files whose words are used
 
@@ -25,7 +29,8 @@ def items(setup: Setup, number: int, *, first: int = 0) -> list[Item]:
 
 
 def items_with_prefixes(setup: Setup, number: int, *, first: int = 0) -> list[Item]:
-    """Each begins like every ``setup.prefixes``-th other one: interleaved, the worst order for a small cache."""
+    """Each begins like every ``setup.prefixes``-th other one: interleaved, the worst order for a
+    small cache."""
     prefixes = [_prefix(first, n) for n in range(setup.prefixes)]
     return [
         _item(setup, n, [{"role": "system", "content": prefixes[n % setup.prefixes]}, _user(n)])
@@ -45,9 +50,18 @@ def read(path: Path) -> Iterator[Item]:
 
 def _item(setup: Setup, number: int, messages: list[dict[str, str]]) -> Item:
     body = {
-        "model": SERVED_AS, "messages": messages, "max_tokens": setup.output_tokens, "temperature": 0, "ignore_eos": True,
-    }  # fmt: skip
-    return {"custom_id": f"item-{number:08d}", "method": "POST", "url": "/v1/chat/completions", "body": body}
+        "model": SERVED_AS,
+        "messages": messages,
+        "max_tokens": setup.output_tokens,
+        "temperature": 0,
+        "ignore_eos": True,
+    }
+    return {
+        "custom_id": f"item-{number:08d}",
+        "method": "POST",
+        "url": "/v1/chat/completions",
+        "body": body,
+    }
 
 
 def _user(number: int) -> dict[str, str]:

@@ -28,9 +28,12 @@ TIMEOUT_S = 600.0
 
 async def measure(setup: Setup) -> None:
     gpu = GpuSettings(
-        model=setup.model, names=(SERVED_AS,), max_num_seqs=setup.max_num_seqs,
-        max_num_batched_tokens=setup.max_num_batched_tokens, engine=setup.engine,
-    )  # fmt: skip
+        model=setup.model,
+        names=(SERVED_AS,),
+        max_num_seqs=setup.max_num_seqs,
+        max_num_batched_tokens=setup.max_num_batched_tokens,
+        engine=setup.engine,
+    )
     settings = WorkerSettings(lane="gpu", gpu=gpu)
     lane = GpuLane(settings)
     started = time.monotonic()
@@ -48,7 +51,9 @@ async def measure(setup: Setup) -> None:
 
 
 async def _run(lane: GpuLane, settings: WorkerSettings, lines: list[Item]) -> Work:
-    requests = [_request(line) for line in lines]  # encoded beforehand: the worker finds them so in its queue
+    requests = [
+        _request(line) for line in lines
+    ]  # encoded beforehand: the worker finds them so in its queue
     answers: list[bytes] = []
     started, cpu_s = time.monotonic(), cpu_seconds()
     shared = iter(requests)
@@ -59,7 +64,9 @@ async def _run(lane: GpuLane, settings: WorkerSettings, lines: list[Item]) -> Wo
     usages = [orjson.loads(body)["usage"] for body in answers]
     prompt = sum(usage["prompt_tokens"] for usage in usages)
     cached = sum(usage["prompt_tokens_details"]["cached_tokens"] for usage in usages)
-    return Work(len(answers), seconds, sum(usage["total_tokens"] for usage in usages), cached, prompt, cpu_s)
+    return Work(
+        len(answers), seconds, sum(usage["total_tokens"] for usage in usages), cached, prompt, cpu_s
+    )
 
 
 async def _slot(lane: GpuLane, requests: Iterator[Request], answers: list[bytes]) -> None:

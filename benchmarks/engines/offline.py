@@ -1,4 +1,5 @@
-"""`offline`: the whole fleet beside vLLM's own batch class, on the same items with the same engine, in interleaved rounds."""
+"""`offline`: the whole fleet beside vLLM's own batch class, on the same items with the same engine,
+in interleaved rounds."""
 
 from __future__ import annotations
 
@@ -28,8 +29,12 @@ Rounds = dict[str, list[tuple[Work, Work]]]  # the short and the long run of eac
 
 def run(place: Path, setup: Setup) -> Report:
     with contextlib.ExitStack() as stack:
-        peer = stack.enter_context(contender("benchmarks.engines.offline_vllm", setup, place / "offline.log"))
-        lane = stack.enter_context(contender("benchmarks.engines.lane_alone", setup, place / "lane.log"))
+        peer = stack.enter_context(
+            contender("benchmarks.engines.offline_vllm", setup, place / "offline.log")
+        )
+        lane = stack.enter_context(
+            contender("benchmarks.engines.lane_alone", setup, place / "lane.log")
+        )
         fleet = stack.enter_context(worker_fleet(place / "offline", setup))
         fleet.start()
         fleet.run(items(setup, setup.max_num_seqs, first=WARM_UP))
@@ -42,18 +47,29 @@ def run(place: Path, setup: Setup) -> Report:
         with gpu_use() as use:
             rounds = _rounds(setup, ways)
         starts = fleet.start_s, peer.start_s
-    title = f"offline, {setup.items:,} and {setup.items // SHORT:,} items, median of {setup.rounds} interleaved rounds"
+    title = (
+        f"offline, {setup.items:,} and {setup.items // SHORT:,} items, median of {setup.rounds} "
+        "interleaved rounds"
+    )
     rows = [
         *_beside(rounds, "fleet", "chat", "whole fleet beside LLM.chat", judged=True),
         *_beside(rounds, "lane", "chat", "lane alone beside LLM.chat"),
-        *_beside(rounds, "fleet", "generate", "whole fleet beside LLM.generate, tokens made beforehand"),
-        Row("start until ready", f"{starts[0]:.1f} s", f"{starts[1]:.1f} s", f"{starts[0] / starts[1]:.2f}"),
+        *_beside(
+            rounds, "fleet", "generate", "whole fleet beside LLM.generate, tokens made beforehand"
+        ),
+        Row(
+            "start until ready",
+            f"{starts[0]:.1f} s",
+            f"{starts[1]:.1f} s",
+            f"{starts[0] / starts[1]:.2f}",
+        ),
     ]
     return Report(title, rows, [*_notes(rounds), *([str(use)] if setup.gpu else [])])
 
 
 def _rounds(setup: Setup, ways: dict[str, Run]) -> Rounds:
-    """Each round has texts of its own, the same for all; who is first in one is last in the next."""
+    """Each round has texts of its own, the same for all; who is first in one is last in the
+    next."""
     rounds: Rounds = defaultdict(list)
     first = 0
     for number in range(setup.rounds):
@@ -66,7 +82,9 @@ def _rounds(setup: Setup, ways: dict[str, Run]) -> Rounds:
     return rounds
 
 
-def _beside(rounds: Rounds, ours: str, theirs: str, words: str, *, judged: bool = False) -> list[Row]:
+def _beside(
+    rounds: Rounds, ours: str, theirs: str, words: str, *, judged: bool = False
+) -> list[Row]:
     """Long runs as they are, and without their start and end; by wall and by CPU."""
     pairs = list(zip(rounds[ours], rounds[theirs], strict=True))
     whole = [(our_long, their_long) for (_, our_long), (_, their_long) in pairs]
@@ -76,14 +94,32 @@ def _beside(rounds: Rounds, ours: str, theirs: str, words: str, *, judged: bool 
     ]
     return [
         _row(f"{words}, all of a run", whole, _per_s, "items/s", BY_WALL if judged else None),
-        _row(f"{words}, start and end apart", steady, _per_s, "items/s", BY_WALL if judged else None),
-        _row("the same by CPU, all of a run", whole, _per_cpu_s, "items/CPU s", BY_CPU if judged else None),
-        _row("the same by CPU, start and end apart", steady, _per_cpu_s, "items/CPU s", BY_CPU if judged else None),
+        _row(
+            f"{words}, start and end apart", steady, _per_s, "items/s", BY_WALL if judged else None
+        ),
+        _row(
+            "the same by CPU, all of a run",
+            whole,
+            _per_cpu_s,
+            "items/CPU s",
+            BY_CPU if judged else None,
+        ),
+        _row(
+            "the same by CPU, start and end apart",
+            steady,
+            _per_cpu_s,
+            "items/CPU s",
+            BY_CPU if judged else None,
+        ),
     ]
 
 
 def _row(
-    what: str, pairs: list[tuple[Work, Work]], figure: Callable[[Work], float], unit: str, target: float | None
+    what: str,
+    pairs: list[tuple[Work, Work]],
+    figure: Callable[[Work], float],
+    unit: str,
+    target: float | None,
 ) -> Row:
     """Ratios are taken within a round: whatever else the machine does meets both."""
     ratio = statistics.median(figure(ours) / figure(theirs) for ours, theirs in pairs)
@@ -107,6 +143,7 @@ def _notes(rounds: Rounds) -> list[str]:
     ]
     return [
         "rounds, items per second and per CPU second: " + "; ".join(figures),
-        "a fleet's run lasts from the moment when its worker takes the first item to the last outcome in the ledger; vLLM's and "
-        "the lane's, one call or task group; all engines are warm and wait beside the one that runs",
+        "a fleet's run lasts from the moment when its worker takes the first item to the last "
+        "outcome in the ledger; vLLM's and the lane's, one call or task group; all engines are "
+        "warm and wait beside the one that runs",
     ]

@@ -1,4 +1,5 @@
-"""vLLM's own batch class on the items of a setup: `python -m benchmarks.engines.offline_vllm SETUP`."""
+"""vLLM's own batch class on the items of a setup: `python -m benchmarks.engines.offline_vllm
+SETUP`."""
 
 from __future__ import annotations
 
@@ -21,7 +22,9 @@ class Offline:
         vllm: Any = import_module("vllm")
         self._llm = vllm.LLM(**setup.arguments)
         self._tokenizer = self._llm.get_tokenizer()
-        self._params = vllm.SamplingParams(max_tokens=setup.output_tokens, temperature=0, ignore_eos=True)
+        self._params = vllm.SamplingParams(
+            max_tokens=setup.output_tokens, temperature=0, ignore_eos=True
+        )
 
     def chat(self, lines: list[Item]) -> Work:
         """All conversations in one call: templates, tokens and inference."""
@@ -33,10 +36,15 @@ class Offline:
     def generate(self, lines: list[Item]) -> Work:
         """Token ids in one call: inference only, the prompts are made beforehand."""
         texts = [
-            self._tokenizer.apply_chat_template(line["body"]["messages"], tokenize=False, add_generation_prompt=True)
+            self._tokenizer.apply_chat_template(
+                line["body"]["messages"], tokenize=False, add_generation_prompt=True
+            )
             for line in lines
         ]
-        prompts = [{"prompt_token_ids": ids} for ids in self._tokenizer(texts, add_special_tokens=False).input_ids]
+        prompts = [
+            {"prompt_token_ids": ids}
+            for ids in self._tokenizer(texts, add_special_tokens=False).input_ids
+        ]
         started, cpu_s = time.monotonic(), cpu_seconds()
         outputs = self._llm.generate(prompts, self._params, use_tqdm=False)
         return _work(outputs, time.monotonic() - started, cpu_seconds() - cpu_s)

@@ -1,4 +1,5 @@
-"""`prefix`: documents that share long beginnings, interleaved, with a KV cache for a few of them; in order and as they come."""
+"""`prefix`: documents that share long beginnings, interleaved, with a KV cache for a few of them;
+in order and as they come."""
 
 from __future__ import annotations
 
@@ -22,13 +23,19 @@ def run(place: Path, setup: Setup) -> Report:
         ordered = fleet.run(items_with_prefixes(small, number, first=number), prefix_order=True)
     rows = [
         Row(
-            "prefix_order on, beside off", f"{ordered.per_s:,.1f} items/s", f"{mixed.per_s:,.1f} items/s",
+            "prefix_order on, beside off",
+            f"{ordered.per_s:,.1f} items/s",
+            f"{mixed.per_s:,.1f} items/s",
             f"{ordered.per_s / mixed.per_s:.2f}x",
         ),
-        Row("prompt tokens from the prefix cache", f"{ordered.hit_rate:.1%}", f"{mixed.hit_rate:.1%}"),
-    ]  # fmt: skip
+        Row(
+            "prompt tokens from the prefix cache",
+            f"{ordered.hit_rate:.1%}",
+            f"{mixed.hit_rate:.1%}",
+        ),
+    ]
     note = (
-        f"{setup.prefixes} prefixes, interleaved; {mixed.prompt / mixed.items:.0f} tokens per prompt; the KV cache holds "
-        f"{setup.prefix_kv_tokens:,} tokens in blocks of {setup.block}"
+        f"{setup.prefixes} prefixes, interleaved; {mixed.prompt / mixed.items:.0f} tokens per "
+        f"prompt; the KV cache holds {setup.prefix_kv_tokens:,} tokens in blocks of {setup.block}"
     )
     return Report(f"prefix, {number:,} items, one round", rows, [note])

@@ -1,4 +1,5 @@
-"""`run-batch`: one file through the whole fleet and through `vllm run-batch`, from nothing to the end; and after kill -9."""
+"""`run-batch`: one file through the whole fleet and through `vllm run-batch`, from nothing to the
+end; and after kill -9."""
 
 from __future__ import annotations
 
@@ -31,25 +32,39 @@ class Killed:
 def run(place: Path, setup: Setup) -> Report:
     lines = items(setup, setup.items)
     source = write(place / "items.jsonl", lines)
-    theirs, theirs_killed = _whole_command(place, setup, source), _killed_command(place, setup, source)
+    theirs, theirs_killed = (
+        _whole_command(place, setup, source),
+        _killed_command(place, setup, source),
+    )
     ours, ours_killed = _whole_fleet(place, setup, lines), _killed_fleet(place, setup, lines)
     held = math.ceil(setup.max_num_seqs * (1 + BUFFER_SHARE))
     rows = [
-        Row("whole time, from nothing to the end", f"{ours:.1f} s", f"{theirs:.1f} s", f"{ours / theirs:.2f}"),
         Row(
-            f"items begun before kill -9 at {KILL_AT:.0%} and computed again", f"{ours_killed.again:,}",
-            f"{theirs_killed.again:,}", f"{ours_killed.again / theirs_killed.again:.2f}", f"<= {held:,}, in the engine",
+            "whole time, from nothing to the end",
+            f"{ours:.1f} s",
+            f"{theirs:.1f} s",
+            f"{ours / theirs:.2f}",
+        ),
+        Row(
+            f"items begun before kill -9 at {KILL_AT:.0%} and computed again",
+            f"{ours_killed.again:,}",
+            f"{theirs_killed.again:,}",
+            f"{ours_killed.again / theirs_killed.again:.2f}",
+            f"<= {held:,}, in the engine",
             ours_killed.again <= held,
         ),
         Row(
-            "from the second start to the end", f"{ours_killed.seconds:.1f} s", f"{theirs_killed.seconds:.1f} s",
+            "from the second start to the end",
+            f"{ours_killed.seconds:.1f} s",
+            f"{theirs_killed.seconds:.1f} s",
             f"{ours_killed.seconds / theirs_killed.seconds:.2f}",
         ),
-    ]  # fmt: skip
+    ]
     notes = [
-        f"killed with {ours_killed.done:,} outcomes in the ledger, which stay; run-batch with {theirs_killed.done:,} finished, "
-        f"of which it had written {theirs_killed.kept:,}",
-        f"the fleet's includes Redis, ledger and submit; a killed worker's items are lent for {LEASE_S:g} s here",
+        f"killed with {ours_killed.done:,} outcomes in the ledger, which stay; run-batch with "
+        f"{theirs_killed.done:,} finished, of which it had written {theirs_killed.kept:,}",
+        "the fleet's includes Redis, ledger and submit; a killed worker's items are lent for "
+        f"{LEASE_S:g} s here",
     ]
     return Report(f"run-batch, {setup.items:,} items, one round", rows, notes)
 
@@ -98,7 +113,9 @@ def _killed_fleet(place: Path, setup: Setup, lines: list[Item]) -> Killed:
         seconds = time.monotonic() - started
         counts = fleet.counts(job)
         if counts.succeeded != len(lines):
-            raise GroundError(f"{counts.succeeded} results of {len(lines)}: {counts.dead_by_reason}")
+            raise GroundError(
+                f"{counts.succeeded} results of {len(lines)}: {counts.dead_by_reason}"
+            )
         return Killed(done, done, interrupted, seconds)
 
 

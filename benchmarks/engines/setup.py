@@ -1,4 +1,6 @@
-"""What an engine benchmark runs on: the model, the engine's arguments and the sizes. A GPU differs from a CPU in these only."""
+"""What an engine benchmark runs on: the model, the engine's arguments and the sizes.
+
+A GPU differs from a CPU in these only."""
 
 from __future__ import annotations
 
@@ -26,7 +28,8 @@ class Setup:
     max_num_batched_tokens: int
     engine: dict[str, Any]  # further engine arguments, by vLLM's names
     items: int
-    rounds: int  # of as many items each, and of a fifth of them: the difference has neither start nor end
+    # of as many items each, and of a fifth of them: the difference has neither start nor end
+    rounds: int
     output_tokens: int
     in_flight: tuple[int, ...]  # the sweep
     prefixes: int  # of the prefix case
@@ -36,7 +39,8 @@ class Setup:
 
     @property
     def arguments(self) -> dict[str, Any]:
-        """For vLLM's own entry points: what the lane is given, and prefix caching, which the lane turns on by itself."""
+        """For vLLM's own entry points: what the lane is given, and prefix caching, which the lane
+        turns on by itself."""
         return self.engine | {
             "model": self.model,
             "max_num_seqs": self.max_num_seqs,
@@ -73,12 +77,20 @@ def cpu_setup(place: Path, quick: bool) -> Setup:
 
 
 def gpu_setup(place: Path, quick: bool) -> Setup:
-    """The shape of an 8B Llama without its weights: what it says is noise, what it costs is real."""
+    """The shape of an 8B Llama without its weights: what it says is noise, what it costs is
+    real."""
     tiny = tiny_model()
     shape = tiny.Shape(
-        hidden=4096, inner=14_336, layers=32, heads=32, kv_heads=8, head_size=128, embedded=128_256, context=8192,
+        hidden=4096,
+        inner=14_336,
+        layers=32,
+        heads=32,
+        kv_heads=8,
+        head_size=128,
+        embedded=128_256,
+        context=8192,
         tied=False,
-    )  # fmt: skip
+    )
     return Setup(
         model=str(tiny.make_model(place / SERVED_AS, "llama", shape, weights=False)),
         max_num_seqs=1024,

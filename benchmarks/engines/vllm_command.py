@@ -16,12 +16,19 @@ def flags(arguments: dict[str, Any]) -> list[str]:
     found = []
     for name, value in arguments.items():
         flag = name.replace("_", "-")
-        found += [f"--{flag}"] if value is True else [f"--no-{flag}"] if value is False else [f"--{flag}", str(value)]
+        found += (
+            [f"--{flag}"]
+            if value is True
+            else [f"--no-{flag}"]
+            if value is False
+            else [f"--{flag}", str(value)]
+        )
     return found
 
 
 def named_vllm(place: Path) -> dict[str, str]:
-    """The CPU build goes by another name, and the command asks for this one: tell it, in a folder of this run only."""
+    """The CPU build goes by another name, and the command asks for this one: tell it, in a folder
+    of this run only."""
     try:
         metadata.version("vllm")
     except metadata.PackageNotFoundError:
@@ -31,4 +38,8 @@ def named_vllm(place: Path) -> dict[str, str]:
     stub = place / "named-vllm" / f"vllm-{version}.dist-info"
     stub.mkdir(parents=True, exist_ok=True)
     (stub / "METADATA").write_text(f"Metadata-Version: 2.1\nName: vllm\nVersion: {version}\n")
-    return {"PYTHONPATH": os.pathsep.join(filter(None, (str(stub.parent), os.environ.get("PYTHONPATH"))))}
+    return {
+        "PYTHONPATH": os.pathsep.join(
+            filter(None, (str(stub.parent), os.environ.get("PYTHONPATH")))
+        )
+    }

@@ -1,4 +1,5 @@
-"""What running some items took, in the lane or without it; and the processes of a benchmark that say so in one line of JSON."""
+"""What running some items took, in the lane or without it; and the processes of a benchmark that
+say so in one line of JSON."""
 
 from __future__ import annotations
 
@@ -48,11 +49,16 @@ class Work:
         return self.tokens / self.seconds
 
     def beyond(self, short: Work) -> Work:
-        """What the further items of this longer run took: its start and its end are those of the short one."""
+        """What the further items of this longer run took: its start and its end are those of the
+        short one."""
         return Work(
-            self.items - short.items, self.seconds - short.seconds, self.tokens - short.tokens, self.cached - short.cached,
-            self.prompt - short.prompt, self.cpu_s - short.cpu_s,
-        )  # fmt: skip
+            self.items - short.items,
+            self.seconds - short.seconds,
+            self.tokens - short.tokens,
+            self.cached - short.cached,
+            self.prompt - short.prompt,
+            self.cpu_s - short.cpu_s,
+        )
 
     @property
     def hit_rate(self) -> float:
@@ -69,12 +75,18 @@ def cpu_seconds(*pids: int) -> float:
 
 @contextlib.contextmanager
 def contender(module: str, setup: Setup, log: Path) -> Iterator[Contender]:
-    """``python -m module`` with the setup, its engine warm; it runs what it is asked to, and is ended with all its own."""
+    """``python -m module`` with the setup, its engine warm; it runs what it is asked to, and is
+    ended with all its own."""
     with log.open("wb") as errors:
         running = subprocess.Popen(
-            [sys.executable, "-m", module, setup.to_json()], env=os.environ | variables(setup), cwd=ROOT,
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, start_new_session=True,
-        )  # fmt: skip
+            [sys.executable, "-m", module, setup.to_json()],
+            env=os.environ | variables(setup),
+            cwd=ROOT,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            start_new_session=True,
+        )
     try:
         yield Contender(running, log)
     finally:
@@ -104,7 +116,8 @@ class Contender:
 
 
 def orders() -> Iterator[tuple[str, int, int]]:
-    """In the contender: which way to run how many items, numbered from which; until its parent has no more."""
+    """In the contender: which way to run how many items, numbered from which; until its parent has
+    no more."""
     for line in sys.stdin:
         way, number, first = orjson.loads(line)
         yield way, number, first

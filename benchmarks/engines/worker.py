@@ -1,4 +1,5 @@
-"""Our fleet as a user runs it on one machine: Redis, a ledger in SQLite and one `penstock worker --lane gpu`, which feeds too."""
+"""Our fleet as a user runs it on one machine: Redis, a ledger in SQLite and one `penstock worker
+--lane gpu`, which feeds too."""
 
 from __future__ import annotations
 
@@ -31,7 +32,9 @@ LEASE_S = 5.0  # how long a killed worker's items stay away; the default is a mi
 class WorkerFleet:
     """One worker at a time, started, killed and started again over the same Redis and ledger."""
 
-    def __init__(self, place: Path, server: RunningRedis, setup: Setup, concurrency: int | None) -> None:
+    def __init__(
+        self, place: Path, server: RunningRedis, setup: Setup, concurrency: int | None
+    ) -> None:
         self._place, self._setup = place, setup
         self.server, self._client = server, server.client()
         self.database_url = f"sqlite:///{place / 'ledger.db'}"
@@ -48,9 +51,14 @@ class WorkerFleet:
         started = time.monotonic()
         with (self._place / "worker.log").open("ab") as log:
             self._worker = subprocess.Popen(
-                [sys.executable, "-m", "penstock_cli", "worker", "--lane", "gpu"], env=os.environ | self._variables,
-                cwd=ROOT, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
-            )  # fmt: skip
+                [sys.executable, "-m", "penstock_cli", "worker", "--lane", "gpu"],
+                env=os.environ | self._variables,
+                cwd=ROOT,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
         if not wait:
             return
         while not self._heard():
@@ -75,7 +83,7 @@ class WorkerFleet:
             end_group(self._worker)
             self._worker = None
 
-    # -- jobs ------------------------------------------------------------------------------------------------------
+    # -- jobs --------------------------------------------------------------------------------------
 
     def submit(self, lines: list[Item], **spec: object) -> Job:
         self._jobs += 1
@@ -83,7 +91,8 @@ class WorkerFleet:
         return self.producer.submit(path, {"lane": "gpu"} | spec)
 
     def run(self, lines: list[Item], **spec: object) -> Work:
-        """From the moment when the worker takes the first item to the last outcome, stored and counted."""
+        """From the moment when the worker takes the first item to the last outcome, stored and
+        counted."""
         job = self.submit(lines, **spec)
         while not self.taken():
             self._check_alive()
@@ -93,7 +102,8 @@ class WorkerFleet:
         return self._work(job, time.monotonic() - started, self.cpu_s() - cpu_s)
 
     def wait(self, job: Job, outcomes: int) -> None:
-        """Looks at one counter in Redis, which moves after the ledger has the outcome: it costs the worker nothing."""
+        """Looks at one counter in Redis, which moves after the ledger has the outcome: it costs the
+        worker nothing."""
         last, moved_at, patience_s = -1, time.monotonic(), START_TIMEOUT_S
         while (done := self.done(job)) < outcomes:
             if patience_s != STALLED_S and self._heard():
@@ -101,7 +111,9 @@ class WorkerFleet:
             if done != last:
                 last, moved_at = done, time.monotonic()
             elif time.monotonic() - moved_at > patience_s:
-                raise GroundError(f"{done} of {outcomes} outcomes, then silence:\n{self._log_end()}")
+                raise GroundError(
+                    f"{done} of {outcomes} outcomes, then silence:\n{self._log_end()}"
+                )
             self._check_alive()
             time.sleep(LOOK_EACH_S)
 
@@ -115,8 +127,13 @@ class WorkerFleet:
         return sum(int(self._client.hlen(keys.unacked(queue))) for queue in queues)
 
     def interrupted(self, job: Job) -> int:
-        """Of a killed worker: items that it had begun and of which the ledger has no outcome. They are computed again."""
-        begun = {name.decode() for name in self._client.hkeys(f"{keys.feed_scope(job.job_id, 1)}:starts")}  # type: ignore[union-attr]
+        """Of a killed worker: items that it had begun and of which the ledger has no outcome.
+
+        They are computed again."""
+        begun = {
+            name.decode()  # type: ignore[union-attr]
+            for name in self._client.hkeys(f"{keys.feed_scope(job.job_id, 1)}:starts")
+        }
         stored = {result.key.doc_id for result in self.producer.results(job.job_id)}
         return len(begun - stored)
 
@@ -124,20 +141,31 @@ class WorkerFleet:
         return self.producer.status(job.job_id).counts
 
     def _work(self, job: Job, seconds: float, cpu_s: float) -> Work:
-        usages = [orjson.loads(result.body)["usage"] for result in self.producer.results(job.job_id)]
+        usages = [
+            orjson.loads(result.body)["usage"] for result in self.producer.results(job.job_id)
+        ]
         dead = self.counts(job).dead_by_reason
         if dead:
             raise GroundError(f"dead letters: {dead}")
         prompt = sum(usage["prompt_tokens"] for usage in usages)
         cached = sum(usage["prompt_tokens_details"]["cached_tokens"] for usage in usages)
-        return Work(len(usages), seconds, sum(usage["total_tokens"] for usage in usages), cached, prompt, cpu_s)
+        return Work(
+            len(usages),
+            seconds,
+            sum(usage["total_tokens"] for usage in usages),
+            cached,
+            prompt,
+            cpu_s,
+        )
 
-    # -- the worker ------------------------------------------------------------------------------------------------
+    # -- the worker --------------------------------------------------------------------------------
 
     def _heard(self) -> bool:
         assert self._worker is not None, "start() comes first"
         name = f"-{self._worker.pid}"
-        return any(seen.name.endswith(name) and LOADS not in seen.info for seen in self._hot.workers())
+        return any(
+            seen.name.endswith(name) and LOADS not in seen.info for seen in self._hot.workers()
+        )
 
     def _check_alive(self) -> None:
         if self._worker is None or self._worker.poll() is not None:
@@ -153,8 +181,12 @@ class WorkerFleet:
 
 
 @contextlib.contextmanager
-def worker_fleet(place: Path, setup: Setup, *, concurrency: int | None = None) -> Iterator[WorkerFleet]:
-    """Redis and ledger of their own in ``place``; no worker yet. ``concurrency`` None = what the lane chooses."""
+def worker_fleet(
+    place: Path, setup: Setup, *, concurrency: int | None = None
+) -> Iterator[WorkerFleet]:
+    """Redis and ledger of their own in ``place``; no worker yet.
+
+    ``concurrency`` None = what the lane chooses."""
     place.mkdir(parents=True)
     with redis_server(place) as server:
         fleet = WorkerFleet(place, server, setup, concurrency)
@@ -165,7 +197,9 @@ def worker_fleet(place: Path, setup: Setup, *, concurrency: int | None = None) -
             fleet.producer.close()
 
 
-def _variables(setup: Setup, server: RunningRedis, database_url: str, concurrency: int | None) -> dict[str, str]:
+def _variables(
+    setup: Setup, server: RunningRedis, database_url: str, concurrency: int | None
+) -> dict[str, str]:
     chosen = {
         "PENSTOCK_REDIS_URL": server.url,
         "PENSTOCK_DATABASE_URL": database_url,

@@ -1,4 +1,6 @@
-"""Callers of an HTTP server: threads that each send a request, read its answer, and send the next. Every wait is bounded."""
+"""Callers of an HTTP server: threads that each send a request, read its answer, and send the next.
+
+Every wait is bounded."""
 
 from __future__ import annotations
 
@@ -45,7 +47,9 @@ def get(path: str) -> Asks:
 
 
 def calls(port: int, callers: int, each: int, request: Asks) -> Calls:
-    """``each`` calls of all ``callers``. Raises GroundError where an answer is not 200 or does not come in time."""
+    """``each`` calls of all ``callers``.
+
+    Raises GroundError where an answer is not 200 or does not come in time."""
     took: list[float] = []
     sizes: list[int] = []
     failed: list[str] = []
@@ -65,14 +69,18 @@ def calls(port: int, callers: int, each: int, request: Asks) -> Calls:
         finally:
             connection.close()
 
-    threads = [threading.Thread(target=call, args=(number,), daemon=True) for number in range(callers)]
+    threads = [
+        threading.Thread(target=call, args=(number,), daemon=True) for number in range(callers)
+    ]
     began = time.perf_counter()
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join(max(0.0, began + ROUND_S - time.perf_counter()))
     if any(thread.is_alive() for thread in threads):
-        raise GroundError(f"{len(took)} of {callers * each} calls were answered within {ROUND_S:g} s")
+        raise GroundError(
+            f"{len(took)} of {callers * each} calls were answered within {ROUND_S:g} s"
+        )
     if failed:
         raise GroundError(f"{len(failed)} calls of {callers * each} failed: {failed[0]}")
     return Calls(*quantiles(took), len(took) / (time.perf_counter() - began), round(median(sizes)))
@@ -82,7 +90,10 @@ def weighed(port: int, callers: int, each: int, request: Asks, pids: Sequence[in
     """The same with the CPU of these processes, which live all the while."""
     before = [usage(pid).cpu_s for pid in pids]
     found = calls(port, callers, each, request)
-    spent = [(usage(pid).cpu_s - was) * 1e3 / (callers * each) for pid, was in zip(pids, before, strict=True)]
+    spent = [
+        (usage(pid).cpu_s - was) * 1e3 / (callers * each)
+        for pid, was in zip(pids, before, strict=True)
+    ]
     return found._replace(cpu_ms=sum(spent), first_ms=spent[0])
 
 

@@ -1,4 +1,6 @@
-"""The requests that every contender sends. Needs nothing but Python: peers send them from environments of their own."""
+"""The requests that every contender sends.
+
+Needs nothing but Python: peers send them from environments of their own."""
 
 from __future__ import annotations
 

@@ -12,14 +12,21 @@ from pathlib import Path
 from benchmarks.harness.ground import ROOT, GroundError, process, tests_on_path
 
 START_S = 60.0
-SERVE = "from penstock_gateway import GatewaySettings, serve_door; serve_door(GatewaySettings.load())"
+SERVE = (
+    "from penstock_gateway import GatewaySettings, serve_door; serve_door(GatewaySettings.load())"
+)
 
 
 @contextmanager
 def door(
-    place: Path, database_url: str, redis_url: str, config: Path | None = None, checkout: Path = ROOT
+    place: Path,
+    database_url: str,
+    redis_url: str,
+    config: Path | None = None,
+    checkout: Path = ROOT,
 ) -> Iterator[tuple[int, int]]:
-    """Its port and its process id; ``config`` is the penstock.toml of the fleet behind it, ``checkout`` whose code it runs."""
+    """Its port and its process id; ``config`` is the penstock.toml of the fleet behind it,
+    ``checkout`` whose code it runs."""
     with tests_on_path():
         from servers import free_port
     port = free_port()
@@ -32,7 +39,9 @@ def door(
     if config is not None:
         variables["PENSTOCK_CONFIG"] = str(config)
     log = place / "door.log"
-    with process([sys.executable, "-c", SERVE], variables=variables, log=log, checkout=checkout) as running:
+    with process(
+        [sys.executable, "-c", SERVE], variables=variables, log=log, checkout=checkout
+    ) as running:
         deadline = time.monotonic() + START_S
         while not _listens(port):
             if time.monotonic() > deadline:

@@ -1,4 +1,5 @@
-"""A small fleet as users run it: a control process, a worker process under Celery, SQLite and Redis. One job at a time."""
+"""A small fleet as users run it: a control process, a worker process under Celery, SQLite and
+Redis. One job at a time."""
 
 from __future__ import annotations
 
@@ -12,23 +13,41 @@ from typing import Any, cast
 
 import orjson
 
-from benchmarks.harness.ground import ROOT, GroundError, RunningRedis, Usage, process, usage, write_documents
+from benchmarks.harness.ground import (
+    ROOT,
+    GroundError,
+    RunningRedis,
+    Usage,
+    process,
+    usage,
+    write_documents,
+)
 from penstock_ledger import Meta, RedisLedger, open_database
 from penstock_ledger.model import Job
 from penstock_producer import Producer
 
-WARM_UP_DOCS = 1_000  # connections are open and every path has been walked before anything is counted
+WARM_UP_DOCS = (
+    1_000  # connections are open and every path has been walked before anything is counted
+)
 READY_TIMEOUT_S = 240.0  # a machine with much else to do starts a fleet slowly
-STALLED_S = 120.0  # without a single conclusion: something is broken, and waiting longer tells nothing
+STALLED_S = (
+    120.0  # without a single conclusion: something is broken, and waiting longer tells nothing
+)
 LOOK_EACH_S = 0.05
-STEADY = (0.2, 0.8)  # of a job's items: between these marks its start, its ramp and its end are over or yet to come
+STEADY = (
+    0.2,
+    0.8,
+)  # of a job's items: between these marks its start, its ramp and its end are over or yet to come
 
 
 @dataclass(frozen=True)
 class JobCost:
-    """What one job cost. CPU in milliseconds per item, of each process; peaks in bytes, since the process started.
+    """What one job cost.
 
-    ``steady_ms`` is the workers' CPU per item over the middle of the job; all others are of the whole job.
+    CPU in milliseconds per item, of each process; peaks in bytes, since the process started.
+
+    ``steady_ms`` is the workers' CPU per item over the middle of the job; all others are of the
+    whole job.
     """
 
     items: int
@@ -48,7 +67,8 @@ class JobCost:
 
     @property
     def all_ms(self) -> float:
-        """Every Penstock process: the workers once they are under way, and the whole of Redis, control and submit."""
+        """Every Penstock process: the workers once they are under way, and the whole of Redis,
+        control and submit."""
         return self.steady_ms + self.redis_ms + self.control_ms + self.submit_ms
 
 
@@ -69,16 +89,29 @@ class _Job:
         pairs = zip(self.before, self.after, strict=True)
         worker, control, server = ((b.cpu_s - a.cpu_s) * 1000 / self.items for a, b in pairs)
         return JobCost(
-            self.items, self.wall_s, self.submit_s * 1000 / self.items, worker, control, server,
-            self.after[0].peak_bytes, self.after[1].peak_bytes, self.dead, self.steady_ms,
-        )  # fmt: skip
+            self.items,
+            self.wall_s,
+            self.submit_s * 1000 / self.items,
+            worker,
+            control,
+            server,
+            self.after[0].peak_bytes,
+            self.after[1].peak_bytes,
+            self.dead,
+            self.steady_ms,
+        )
 
 
 class Fleet:
     """Runs jobs, one after the other, and says what each cost."""
 
     def __init__(
-        self, place: Path, server: RunningRedis, worker_pids: Sequence[int], control_pid: int, database_url: str
+        self,
+        place: Path,
+        server: RunningRedis,
+        worker_pids: Sequence[int],
+        control_pid: int,
+        database_url: str,
     ) -> None:
         self.database_url = database_url
         self.last_job = ""  # the id of the job that was submitted last
@@ -90,8 +123,11 @@ class Fleet:
         self._client = server.client()
         self._jobs = 0
 
-    def run(self, items: int, spec: Mapping[str, Any] | None = None, *, texts: int | None = None) -> JobCost:
-        """Submit a file of ``items`` documents, of ``texts`` requests where not all are different, and wait for its end.
+    def run(
+        self, items: int, spec: Mapping[str, Any] | None = None, *, texts: int | None = None
+    ) -> JobCost:
+        """Submit a file of ``items`` documents, of ``texts`` requests where not all are different,
+        and wait for its end.
 
         Raises GroundError when it stalls.
         """
@@ -110,7 +146,10 @@ class Fleet:
     def run_many(self, jobs: int, each: int) -> JobCost:
         """The same for many small jobs at once."""
         path = write_documents(self._place / "many.jsonl", each)
-        with self._measured(jobs * each) as found, Producer(database_url=self.database_url) as producer:
+        with (
+            self._measured(jobs * each) as found,
+            Producer(database_url=self.database_url) as producer,
+        ):
             own_cpu = time.thread_time()
             submitted = [producer.submit(path, {}) for _ in range(jobs)]
             found.submit_s = time.thread_time() - own_cpu
@@ -144,15 +183,23 @@ class Fleet:
             deadline = time.monotonic() + READY_TIMEOUT_S
             while len(hot.workers()) < len(self._worker_pids):
                 if time.monotonic() > deadline:
-                    raise GroundError(f"no worker reported within {READY_TIMEOUT_S:.0f} s; see {self._place}")
+                    raise GroundError(
+                        f"no worker reported within {READY_TIMEOUT_S:.0f} s; see {self._place}"
+                    )
                 time.sleep(LOOK_EACH_S)
 
     def _wait(self, producer: Producer, job: Job, items: int) -> float:
-        """Looks at one counter in Redis, so that waiting costs the measured processes nothing. Returns ``steady_ms``."""
+        """Looks at one counter in Redis, so that waiting costs the measured processes nothing.
+
+        Returns ``steady_ms``."""
         last, moved_at = -1, time.monotonic()
-        marks: list[tuple[int, float]] = []  # items done and seconds of CPU, where each of STEADY was passed
+        marks: list[
+            tuple[int, float]
+        ] = []  # items done and seconds of CPU, where each of STEADY was passed
         while True:
-            done = sum(int(count or 0) for count in self._client.hmget(_stats(job), ["succeeded", "dead"]))
+            done = sum(
+                int(count or 0) for count in self._client.hmget(_stats(job), ["succeeded", "dead"])
+            )
             while len(marks) < len(STEADY) and done >= STEADY[len(marks)] * items:
                 marks.append((done, self._workers().cpu_s))
             if done >= items and producer.status(job.job_id).job.state.final:
@@ -161,7 +208,9 @@ class Fleet:
             if done != last:
                 last, moved_at = done, time.monotonic()
             elif time.monotonic() - moved_at > STALLED_S:
-                raise GroundError(f"{done} of {items} items after {STALLED_S:.0f} s of silence; see {self._place}")
+                raise GroundError(
+                    f"{done} of {items} items after {STALLED_S:.0f} s of silence; see {self._place}"
+                )
             time.sleep(LOOK_EACH_S)
 
     def usages(self) -> tuple[Usage, Usage, Usage]:
@@ -188,16 +237,19 @@ def fleet(
     database_url: str | None = None,
     warm_up: Mapping[str, Any] | None = None,
 ) -> Iterator[Fleet]:
-    """``worker`` is the module of the worker process, the real one or one with another lane; ``lane`` its argument.
+    """``worker`` is the module of the worker process, the real one or one with another lane;
+    ``lane`` its argument.
 
-    ``settings`` are further variables of all processes, which run the code of ``checkout``; ``warm_up`` are the options of the
-    first job, which nothing is measured of.
+    ``settings`` are further variables of all processes, which run the code of ``checkout``;
+    ``warm_up`` are the options of the first job, which nothing is measured of.
     """
     place.mkdir(parents=True, exist_ok=True)
     database_url = database_url or f"sqlite:///{place / 'ledger.db'}"
     with contextlib.closing(open_database(database_url)) as database:
         database.migrate()
-    variables = _variables(place, server, concurrency, base_url, database_url) | dict(settings or {})
+    variables = _variables(place, server, concurrency, base_url, database_url) | dict(
+        settings or {}
+    )
     with contextlib.ExitStack() as processes:
 
         def start(module: str, argument: str, log: str) -> int:
@@ -208,14 +260,20 @@ def fleet(
 
         control = start("penstock_workers", "control", "c.log")
         running = Fleet(
-            place, server, [start(worker, lane, f"w{n}.log") for n in range(workers)], control, database_url
+            place,
+            server,
+            [start(worker, lane, f"w{n}.log") for n in range(workers)],
+            control,
+            database_url,
         )
         running.wait_ready()
         running.run(WARM_UP_DOCS, warm_up)
         yield running
 
 
-def _variables(place: Path, server: RunningRedis, concurrency: int, base_url: str, database_url: str) -> dict[str, str]:
+def _variables(
+    place: Path, server: RunningRedis, concurrency: int, base_url: str, database_url: str
+) -> dict[str, str]:
     config = place / "penstock.toml"
     config.write_text("")
     return {

@@ -1,4 +1,5 @@
-"""What no door on FastAPI can be cheaper than: `GET /N` is answered with N bytes, by a route that does nothing else.
+"""What no door on FastAPI can be cheaper than: `GET /N` is answered with N bytes, by a route that
+does nothing else.
 
     python -m benchmarks.harness.floor
 
@@ -24,7 +25,9 @@ async def answer(size: int) -> Response:
 def main() -> None:
     with socket.socket() as listening:
         listening.bind(("127.0.0.1", 0))
-        config = uvicorn.Config(app, http="httptools", ws="none", log_level="warning", access_log=False)
+        config = uvicorn.Config(
+            app, http="httptools", ws="none", log_level="warning", access_log=False
+        )
         print(f"serving http://127.0.0.1:{listening.getsockname()[1]}", flush=True)
         uvicorn.Server(config).run([listening])
 

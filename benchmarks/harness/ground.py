@@ -1,4 +1,5 @@
-"""What every benchmark stands on: a Redis and a simulated provider of its own, a temporary folder, and a file of documents."""
+"""What every benchmark stands on: a Redis and a simulated provider of its own, a temporary folder,
+and a file of documents."""
 
 from __future__ import annotations
 
@@ -89,22 +90,37 @@ class RunningSimulator:
 
 @contextlib.contextmanager
 def simulator(latency_ms: float, sigma: float, *more: str) -> Iterator[RunningSimulator]:
-    """`penstock simulate` without limits or faults, with ``more`` flags, in a process of its own."""
-    options = ["--port", "0", "--latency-ms", f"{latency_ms:g}", "--latency-sigma", f"{sigma:g}", *more]
+    """`penstock simulate` without limits or faults, with ``more`` flags, in a process of its
+    own."""
+    options = [
+        "--port",
+        "0",
+        "--latency-ms",
+        f"{latency_ms:g}",
+        "--latency-sigma",
+        f"{sigma:g}",
+        *more,
+    ]
     with _serving([sys.executable, "-m", "penstock_simulate", *options]) as running:
         yield running
 
 
 @contextlib.contextmanager
 def provider(latency_ms: float) -> Iterator[RunningSimulator]:
-    """A server that answers all alike and costs next to nothing, in a process of its own. See provider.py."""
-    with _serving([sys.executable, "-m", "benchmarks.harness.provider", f"{latency_ms:g}"]) as running:
+    """A server that answers all alike and costs next to nothing, in a process of its own.
+
+    See provider.py."""
+    with _serving(
+        [sys.executable, "-m", "benchmarks.harness.provider", f"{latency_ms:g}"]
+    ) as running:
         yield running
 
 
 @contextlib.contextmanager
 def floor() -> Iterator[RunningSimulator]:
-    """A server that answers so many bytes and does nothing else, in a process of its own. See floor.py."""
+    """A server that answers so many bytes and does nothing else, in a process of its own.
+
+    See floor.py."""
     with _serving([sys.executable, "-m", "benchmarks.harness.floor"]) as running:
         yield running
 
@@ -128,16 +144,25 @@ def process(
     log: Path | None = None,
     checkout: Path = ROOT,
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """A child that is ended with the block: asked first, then killed. It runs the code of ``checkout``.
+    """A child that is ended with the block: asked first, then killed.
+
+    It runs the code of ``checkout``.
 
     ``log`` gets its stderr, and its stdout where no ``stdout`` is named.
     """
     output = log.open("wb") if log is not None else None
     environment = {**os.environ, **(variables or {})}
     if checkout != ROOT:  # before what is installed in this environment
-        environment["PYTHONPATH"] = os.pathsep.join(str(checkout / folder) for folder in PACKAGE_FOLDERS)
+        environment["PYTHONPATH"] = os.pathsep.join(
+            str(checkout / folder) for folder in PACKAGE_FOLDERS
+        )
     started = subprocess.Popen(
-        command, env=environment, stdin=stdin, stdout=output if stdout is None else stdout, stderr=output, cwd=checkout
+        command,
+        env=environment,
+        stdin=stdin,
+        stdout=output if stdout is None else stdout,
+        stderr=output,
+        cwd=checkout,
     )
     try:
         yield started
@@ -153,17 +178,25 @@ def process(
 
 
 def usage(pid: int) -> Usage:
-    """Of a living process, all its threads together. ``peak_bytes`` is 0 where the kernel does not tell."""
+    """Of a living process, all its threads together.
+
+    ``peak_bytes`` is 0 where the kernel does not tell."""
     times = psutil.Process(pid).cpu_times()
     return Usage(times.user + times.system, _peak_bytes(pid))
 
 
 def write_documents(path: Path, number: int, *, first: int = 0, texts: int | None = None) -> Path:
-    """An OpenAI Batch file of ``number`` lines with ids of 16 bytes; with ``texts`` only so many requests are different."""
+    """An OpenAI Batch file of ``number`` lines with ids of 16 bytes; with ``texts`` only so many
+    requests are different."""
     with path.open("wb") as file:
         for n in range(first, first + number):
             body = request_body(n if texts is None else n % texts)
-            line = {"custom_id": doc_id(n), "method": "POST", "url": "/v1/chat/completions", "body": body}
+            line = {
+                "custom_id": doc_id(n),
+                "method": "POST",
+                "url": "/v1/chat/completions",
+                "body": body,
+            }
             file.write(orjson.dumps(line) + b"\n")
     return path
 

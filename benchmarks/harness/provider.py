@@ -2,8 +2,9 @@
 
     python -m benchmarks.harness.provider [LATENCY_MS]
 
-`penstock simulate` costs about as much per request as the client that is measured, on the same two cores. This one reads
-a request's length, waits, and writes one answer; what is measured beside it has the machine nearly to itself.
+`penstock simulate` costs about as much per request as the client that is measured, on the same two
+cores. This one reads a request's length, waits, and writes one answer; what is measured beside it
+has the machine nearly to itself.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ ANSWER = (
     b'"finish_reason":"stop"}],"usage":{"prompt_tokens":120,"completion_tokens":12,"total_tokens":132}}'
 )
 RESPONSE = (
-    b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\nx-request-id: req_0\r\n"
+    b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\nx-request-id: "
+    b"req_0\r\n"
     b"Date: Sun, 22 Nov 2026 00:00:00 GMT\r\nServer: benchmark\r\n\r\n%b"
 ) % (len(ANSWER), ANSWER)
 LENGTH = re.compile(rb"content-length: *(\d+)", re.IGNORECASE)
@@ -52,7 +54,9 @@ class Provider(asyncio.Protocol):
 
 async def serve(latency_ms: float) -> None:
     loop = asyncio.get_running_loop()
-    server = await loop.create_server(lambda: Provider(latency_ms / 1000), "127.0.0.1", 0, backlog=1024)
+    server = await loop.create_server(
+        lambda: Provider(latency_ms / 1000), "127.0.0.1", 0, backlog=1024
+    )
     print(f"serving http://127.0.0.1:{server.sockets[0].getsockname()[1]}/v1", flush=True)
     await server.serve_forever()
 

@@ -1,4 +1,5 @@
-"""What a benchmark hands back, and how it is shown: the figure, what it is compared with, its target and its limit."""
+"""What a benchmark hands back, and how it is shown: the figure, what it is compared with, its
+target and its limit."""
 
 from __future__ import annotations
 
@@ -19,7 +20,9 @@ from benchmarks.harness.targets import Judged
 
 @dataclass(frozen=True)
 class Row:
-    """One line of a table. ``met`` and ``held`` are None for a figure that has no target, or no limit."""
+    """One line of a table.
+
+    ``met`` and ``held`` are None for a figure that has no target, or no limit."""
 
     what: str
     measured: str
@@ -31,7 +34,9 @@ class Row:
     held: bool | None = None
 
     def judged(self, judged: Judged) -> Row:
-        return replace(self, target=judged.target, met=judged.met, held_to=judged.held_to, held=judged.held)
+        return replace(
+            self, target=judged.target, met=judged.met, held_to=judged.held_to, held=judged.held
+        )
 
 
 @dataclass(frozen=True)
@@ -41,13 +46,17 @@ class Report:
     title: str
     rows: Sequence[Row]
     notes: Sequence[str] = field(default_factory=tuple)
-    ratios: Mapping[str, float] = field(default_factory=dict)  # what `--check` holds against targets.py, by name there
+    ratios: Mapping[str, float] = field(
+        default_factory=dict
+    )  # what `--check` holds against targets.py, by name there
 
 
 def machine(client: redis.Redis) -> str:
     """Cores, memory, versions and the load at this moment, in one line."""
     memory_gib = psutil.virtual_memory().total / 2**30
-    libraries = ", ".join(f"{name} {metadata.version(name)}" for name in ("celery", "kombu", "aiohttp", "redis"))
+    libraries = ", ".join(
+        f"{name} {metadata.version(name)}" for name in ("celery", "kombu", "aiohttp", "redis")
+    )
     server = client.info("server")["redis_version"]
     return (
         f"{os.cpu_count()} cores, {memory_gib:.0f} GiB, {platform.system()} {platform.machine()}, "
@@ -62,7 +71,14 @@ def show(report: Report) -> None:
         table.add_column(heading, overflow="fold")
     for row in report.rows:
         table.add_row(
-            row.what, row.measured, row.beside, row.ratio, row.target, _met(row.met), row.held_to, _holds(row.held)
+            row.what,
+            row.measured,
+            row.beside,
+            row.ratio,
+            row.target,
+            _met(row.met),
+            row.held_to,
+            _holds(row.held),
         )
     console = Console(width=None if os.isatty(1) else 150)
     console.print(table)

@@ -1,6 +1,7 @@
 """Interleaved rounds: in each of them every contender makes the same calls, one after the other.
 
-Whatever else the machine does meets all of them, and each figure is held against the bare loop of its own round.
+Whatever else the machine does meets all of them, and each figure is held against the bare loop of
+its own round.
 """
 
 from __future__ import annotations
@@ -46,13 +47,14 @@ PARTS: Mapping[str, Callable[[JobCost], float]] = {
     "submit": lambda cost: cost.submit_ms,
 }
 EXPLAINED = (
-    "worker: its CPU between one fifth and four fifths of a job's items; redis, control, feeder and submit: of the whole "
-    "job, its survey, feeding and assembly included"
+    "worker: its CPU between one fifth and four fifths of a job's items; redis, control, feeder "
+    "and submit: of the whole job, its survey, feeding and assembly included"
 )
 
 
 class Contender(NamedTuple):
-    """A fleet of its own: whose code it runs, with which variables beside the common ones, as how many workers."""
+    """A fleet of its own: whose code it runs, with which variables beside the common ones, as how
+    many workers."""
 
     checkout: Path = ROOT
     settings: Mapping[str, str] = MappingProxyType({})
@@ -66,7 +68,9 @@ class Measured:
     items: int
     concurrency: int = CONCURRENCY
     fleets: dict[str, list[JobCost]] = field(default_factory=lambda: defaultdict(list))
-    loops: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))  # milliseconds of CPU per call
+    loops: dict[str, list[float]] = field(
+        default_factory=lambda: defaultdict(list)
+    )  # milliseconds of CPU per call
 
     def ratio(self, name: str, part: str) -> float:
         """The median of the rounds' own ratios to their bare loops."""
@@ -77,15 +81,29 @@ class Measured:
         bare = median(self.loops[BARE])
         for name, costs in self.fleets.items():
             for part, cost_of in PARTS.items():
-                ratio, limit = self.ratio(name, part), named.format(part=part) if name == OURS else ""
+                ratio, limit = (
+                    self.ratio(name, part),
+                    named.format(part=part) if name == OURS else "",
+                )
                 yield Row(
-                    f"{name}: {part}", f"{median(list(map(cost_of, costs))):.3f} ms", f"{bare:.3f} ms", f"{ratio:.2f}x"
+                    f"{name}: {part}",
+                    f"{median(list(map(cost_of, costs))):.3f} ms",
+                    f"{bare:.3f} ms",
+                    f"{ratio:.2f}x",
                 ).judged(judge(limit, ratio))
         for name, calls in self.loops.items():
-            yield Row(name, f"{median(calls):.3f} ms", f"{bare:.3f} ms", f"{_over(calls, self.loops[BARE]):.2f}x")
+            yield Row(
+                name,
+                f"{median(calls):.3f} ms",
+                f"{bare:.3f} ms",
+                f"{_over(calls, self.loops[BARE]):.2f}x",
+            )
 
     def notes(self) -> Iterator[str]:
-        yield f"beside: a bare aiohttp loop, {self.concurrency} calls in flight; ratios are medians of the rounds' own"
+        yield (
+            f"beside: a bare aiohttp loop, {self.concurrency} calls in flight; ratios are medians "
+            "of the rounds' own"
+        )
         yield EXPLAINED
         for name, costs in self.fleets.items():
             rounds = ", ".join(f"{cost.all_ms:.3f} (worker {cost.steady_ms:.3f})" for cost in costs)
@@ -108,7 +126,11 @@ USUAL = Ground()
 
 
 def measure(
-    worker: str, items: int, rounds: int, contenders: Mapping[str, Contender], ground: Ground = USUAL
+    worker: str,
+    items: int,
+    rounds: int,
+    contenders: Mapping[str, Contender],
+    ground: Ground = USUAL,
 ) -> Measured:
     """``worker`` is the module that every contender's worker processes run."""
     measured = Measured(items, concurrency=ground.concurrency)
@@ -119,7 +141,14 @@ def measure(
         new_database = _databases(running) if ground.postgres else None
         fleets = {
             name: running.enter_context(
-                _fleet(worker, place / f"fleet-{n}", contender, server, ground, new_database and new_database())
+                _fleet(
+                    worker,
+                    place / f"fleet-{n}",
+                    contender,
+                    server,
+                    ground,
+                    new_database and new_database(),
+                )
             )
             for n, (name, contender) in enumerate(contenders.items())
         }
@@ -144,19 +173,33 @@ def _databases(running: contextlib.ExitStack) -> Callable[[], str]:
 
 @contextlib.contextmanager
 def _fleet(
-    worker: str, place: Path, contender: Contender, server: RunningSimulator, ground: Ground, database_url: str | None
+    worker: str,
+    place: Path,
+    contender: Contender,
+    server: RunningSimulator,
+    ground: Ground,
+    database_url: str | None,
 ) -> Iterator[Fleet]:
     with (
         redis_server(place) as redis,
         fleet(
-            place, redis, worker=worker, concurrency=ground.concurrency, base_url=server.url, checkout=contender.checkout,
-            settings=contender.settings, workers=contender.workers, database_url=database_url,
+            place,
+            redis,
+            worker=worker,
+            concurrency=ground.concurrency,
+            base_url=server.url,
+            checkout=contender.checkout,
+            settings=contender.settings,
+            workers=contender.workers,
+            database_url=database_url,
         ) as running,
-    ):  # fmt: skip
+    ):
         yield running
 
 
-def _peers(server: RunningSimulator, items: int, concurrency: int) -> Iterator[tuple[str, Callable[[], float]]]:
+def _peers(
+    server: RunningSimulator, items: int, concurrency: int
+) -> Iterator[tuple[str, Callable[[], float]]]:
     yield BARE, lambda: _peer("aiohttp", server, items, concurrency)
     if util.find_spec("uvloop") is not None:
         yield BARE_UVLOOP, lambda: _peer("aiohttp", server, items, concurrency, "uvloop")
@@ -181,7 +224,9 @@ def _peer(name: str, server: RunningSimulator, calls: int, concurrency: int, *mo
         str(concurrency),
         *more,
     ]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=PEER_TIMEOUT_S, check=False)
+    done = subprocess.run(
+        command, cwd=ROOT, capture_output=True, text=True, timeout=PEER_TIMEOUT_S, check=False
+    )
     if done.returncode:
         raise GroundError(f"the {name} loop failed: {done.stderr.strip().splitlines()[-1:]}")
     return float(json.loads(done.stdout)["cpu_ms"])
@@ -198,24 +243,51 @@ def _over(figures: Sequence[float], beside: Sequence[float]) -> float:
 
 
 def arguments(program: str, description: str | None, items: int, rounds: int) -> argparse.Namespace:
-    """Of a benchmark that measures changes: other checkouts and other settings take their turns in each round."""
-    parser = argparse.ArgumentParser(prog=f"python -m benchmarks.{program}", description=description)
-    parser.add_argument("--items", type=int, default=items, help="documents of each job (default %(default)s)")
-    parser.add_argument("--rounds", type=int, default=rounds, help="how often each takes its turn (%(default)s)")
+    """Of a benchmark that measures changes: other checkouts and other settings take their turns in
+    each round."""
+    parser = argparse.ArgumentParser(
+        prog=f"python -m benchmarks.{program}", description=description
+    )
     parser.add_argument(
-        "--beside", type=Path, action="append", default=[], metavar="CHECKOUT",
-        help="another checkout, whose code runs in this environment and takes its turn in each round",
-    )  # fmt: skip
+        "--items", type=int, default=items, help="documents of each job (default %(default)s)"
+    )
     parser.add_argument(
-        "--setting", action="append", default=[], metavar="NAME=VALUE",
+        "--rounds", type=int, default=rounds, help="how often each takes its turn (%(default)s)"
+    )
+    parser.add_argument(
+        "--beside",
+        type=Path,
+        action="append",
+        default=[],
+        metavar="CHECKOUT",
+        help=(
+            "another checkout, whose code runs in this environment and takes its turn in each round"
+        ),
+    )
+    parser.add_argument(
+        "--setting",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
         help="this code with an environment variable of its own, which takes its turn likewise",
-    )  # fmt: skip
+    )
     parser.add_argument(
-        "--simulator", action="store_true",
-        help="answers from `penstock simulate`, which costs as much as a client, in place of the benchmark's own server",
-    )  # fmt: skip
-    parser.add_argument("--concurrency", type=int, default=CONCURRENCY, help="slots of a worker (default %(default)s)")
-    parser.add_argument("--latency-ms", type=float, default=LATENCY_MS, help="of an answer (default %(default)s)")
+        "--simulator",
+        action="store_true",
+        help=(
+            "answers from `penstock simulate`, which costs as much as a client, in place of the "
+            "benchmark's own server"
+        ),
+    )
+    parser.add_argument(
+        "--concurrency",
+        type=int,
+        default=CONCURRENCY,
+        help="slots of a worker (default %(default)s)",
+    )
+    parser.add_argument(
+        "--latency-ms", type=float, default=LATENCY_MS, help="of an answer (default %(default)s)"
+    )
     parser.add_argument("--postgres", action="store_true", help="a PostgreSQL in place of SQLite")
     return parser.parse_args()
 

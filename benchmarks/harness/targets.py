@@ -1,11 +1,13 @@
-"""What each ratio should be one day, and what it must not become: `python -m benchmarks --check` fails on the second only.
+"""What each ratio should be one day, and what it must not become: `python -m benchmarks --check`
+fails on the second only.
 
-A *target* is where a ratio should get to; it is printed with every table. A ratio is *held* to a limit a little beyond what
-was measured, so that a check that fails means that something has become worse, and not that something is not good enough yet.
-When a ratio has improved for good, its limit follows: ``measured`` times ``MARGIN``.
+A *target* is where a ratio should get to; it is printed with every table. A ratio is *held* to a
+limit a little beyond what was measured, so that a check that fails means that something has become
+worse, and not that something is not good enough yet. When a ratio has improved for good, its limit
+follows: ``measured`` times ``MARGIN``.
 
-Ratios only, since milliseconds are a machine's. The yardstick is a bare aiohttp loop of the same run: one call that is sent,
-answered, parsed and forgotten.
+Ratios only, since milliseconds are a machine's. The yardstick is a bare aiohttp loop of the same
+run: one call that is sent, answered, parsed and forgotten.
 """
 
 from __future__ import annotations
@@ -13,8 +15,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Final
 
-# On a quiet machine medians of two rounds differ by up to a tenth from run to run, beside other work by a fifth; a change that
-# costs a quarter of a ratio is therefore a regression and not chance. Smaller ones are weighed with `--beside`.
+# On a quiet machine medians of two rounds differ by up to a tenth from run to run, beside other
+# work by a fifth; a change that costs a quarter of a ratio is therefore a regression and not
+# chance. Smaller ones are weighed with `--beside`.
 MARGIN: Final = 1.25
 
 
@@ -26,7 +29,9 @@ class Limit:
     least: float | None = None
 
     def met(self, ratio: float) -> bool:
-        return (self.most is None or ratio <= self.most) and (self.least is None or ratio >= self.least)
+        return (self.most is None or ratio <= self.most) and (
+            self.least is None or ratio >= self.least
+        )
 
     def __str__(self) -> str:
         if self.most is not None:
@@ -36,7 +41,8 @@ class Limit:
 
 @dataclass(frozen=True)
 class Target:
-    """A ratio that a benchmark measures: where it should get to, what was measured last, and where that is argued."""
+    """A ratio that a benchmark measures: where it should get to, what was measured last, and where
+    that is argued."""
 
     benchmark: str  # its letter
     argued: str
@@ -51,7 +57,11 @@ class Target:
         if self.measured is None:
             return Limit()
         lower_is_better = self.wanted.most is not None
-        return Limit(most=self.measured * MARGIN) if lower_is_better else Limit(least=self.measured / MARGIN)
+        return (
+            Limit(most=self.measured * MARGIN)
+            if lower_is_better
+            else Limit(least=self.measured / MARGIN)
+        )
 
 
 @dataclass(frozen=True)
@@ -73,9 +83,15 @@ TARGETS: Final = {
     "worker / bare aiohttp": Target("c", QUIET, Limit(most=1.0), measured=1.17),
     "redis / bare aiohttp": Target("c", QUIET, Limit(most=0.2), measured=0.24),
     "no-op worker / bare aiohttp": Target("n", QUIET, Limit(most=0.65), measured=0.94),
-    "two workers' items per CPU second / one's": Target("n", GROWTH, Limit(least=1.7), measured=1.87),
-    "CPU per item, largest job / jobs of 10,000": Target("g", GROWTH, Limit(most=1.2), measured=1.0),
-    "CPU per item, many jobs of 100 / jobs of 10,000": Target("g", GROWTH, Limit(most=1.2), measured=1.4),
+    "two workers' items per CPU second / one's": Target(
+        "n", GROWTH, Limit(least=1.7), measured=1.87
+    ),
+    "CPU per item, largest job / jobs of 10,000": Target(
+        "g", GROWTH, Limit(most=1.2), measured=1.0
+    ),
+    "CPU per item, many jobs of 100 / jobs of 10,000": Target(
+        "g", GROWTH, Limit(most=1.2), measured=1.4
+    ),
 }
 
 

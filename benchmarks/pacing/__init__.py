@@ -1,1 +1,2 @@
-"""Parts of the pacing benchmark: a strict provider, limiters behind one adapter, cases, and the arithmetic of the report."""
+"""Parts of the pacing benchmark: a strict provider, limiters behind one adapter, cases, and the
+arithmetic of the report."""

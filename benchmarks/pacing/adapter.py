@@ -14,7 +14,9 @@ from benchmarks.pacing.provider import Answer
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """What every limiter is given beforehand. Rates are units per second for all processes together."""
+    """What every limiter is given beforehand.
+
+    Rates are units per second for all processes together."""
 
     quota_port: int
     rates: Mapping[str, float]
@@ -26,7 +28,9 @@ class Setting:
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """One request for permission. ``certain`` is what is known for sure; the rest of ``costs`` is an estimate."""
+    """One request for permission.
+
+    ``certain`` is what is known for sure; the rest of ``costs`` is an estimate."""
 
     costs: Mapping[str, float]
     job: str
@@ -76,7 +80,10 @@ class Limiter:
         if self.package is None:
             return None
         if sys.version_info < self.python:
-            return f"{self.package} needs Python {self.python[0]}.{self.python[1]}; this is {sys.version.split()[0]}"
+            return (
+                f"{self.package} needs Python {self.python[0]}.{self.python[1]}; this is "
+                f"{sys.version.split()[0]}"
+            )
         try:
             metadata.version(self.package)
         except metadata.PackageNotFoundError:
@@ -85,10 +92,16 @@ class Limiter:
 
     @property
     def version(self) -> str:
-        return metadata.version(self.package) if self.package is not None and self.missing() is None else ""
+        return (
+            metadata.version(self.package)
+            if self.package is not None and self.missing() is None
+            else ""
+        )
 
     def open(self, setting: Setting) -> Adapter:
-        make: Callable[[Setting], Adapter] = getattr(importlib.import_module(self.module), self.factory)
+        make: Callable[[Setting], Adapter] = getattr(
+            importlib.import_module(self.module), self.factory
+        )
         return make(setting)
 
 

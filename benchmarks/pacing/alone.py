@@ -1,4 +1,5 @@
-"""One process alone: what permission costs without waiting, beside the floor of one round trip and of a bare timer."""
+"""One process alone: what permission costs without waiting, beside the floor of one round trip and
+of a bare timer."""
 
 from __future__ import annotations
 
@@ -60,7 +61,14 @@ def alone(place: Arena, limiter: str) -> Alone:
 
 def show_alone(found: Sequence[Alone]) -> list[dict[str, Any]]:
     table = Table(title="alone: permission without waiting, one caller", title_justify="left")
-    for heading in ("limiter", "acquire p50 us", "p99 us", "bare PING p50 us", "x PING", "CPU us/item at 2,000/s"):
+    for heading in (
+        "limiter",
+        "acquire p50 us",
+        "p99 us",
+        "bare PING p50 us",
+        "x PING",
+        "CPU us/item at 2,000/s",
+    ):
         table.add_column(heading, justify="left" if heading == "limiter" else "right")
     for one in found:
         ratio = one.acquire_p50_us / one.ping_p50_us
@@ -68,9 +76,13 @@ def show_alone(found: Sequence[Alone]) -> list[dict[str, Any]]:
         if one.cpu_us_per_item is not None and one.bare_cpu_us_per_item is not None:
             cpu = f"{one.cpu_us_per_item:.0f} (bare timers {one.bare_cpu_us_per_item:.0f})"
         table.add_row(
-            one.limiter, f"{one.acquire_p50_us:.0f}", f"{one.acquire_p99_us:.0f}", f"{one.ping_p50_us:.0f}",
-            f"{ratio:.2f}x", cpu,
-        )  # fmt: skip
+            one.limiter,
+            f"{one.acquire_p50_us:.0f}",
+            f"{one.acquire_p99_us:.0f}",
+            f"{one.ping_p50_us:.0f}",
+            f"{ratio:.2f}x",
+            cpu,
+        )
     Console(width=120).print(table)
     for one in found:
         if one.free_acquire_us is not None:
@@ -114,7 +126,8 @@ async def _pings(port: int) -> list[float]:
 
 
 async def _cpu_per_item(port: int) -> tuple[float, float]:
-    """Microseconds of CPU per item: with tickets that are settled, and of bare timers at the same moments."""
+    """Microseconds of CPU per item: with tickets that are settled, and of bare timers at the same
+    moments."""
     import redis.asyncio
 
     from penstock_ratelimit import PerSecond, Quota, SharedLimiter

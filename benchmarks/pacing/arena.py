@@ -1,4 +1,5 @@
-"""Runs a case: two private Redis servers, processes that share a quota, trouble on time, and the books at both ends."""
+"""Runs a case: two private Redis servers, processes that share a quota, trouble on time, and the
+books at both ends."""
 
 from __future__ import annotations
 
@@ -28,11 +29,13 @@ from benchmarks.pacing.provider import FOREIGN, Accounts, read_bins, scale_rates
 READY_TIMEOUT_S = 60.0
 START_MARGIN_S = 0.3
 OUTAGE_S = 2.0
-"""How long a restarted Redis is away: the reference's figure, below the grace after which a process lives on its share."""
+"""How long a restarted Redis is away: the reference's figure, below the grace after which a process
+lives on its share."""
 HALF = 0.5
 ENDED_TIMEOUT_S = 10.0
 ALL_PROCESSES_S = 2.0
-"""Rough seconds that starting and ending the processes of a run takes, for the announced duration."""
+"""Rough seconds that starting and ending the processes of a run takes, for the announced
+duration."""
 
 
 class Arena:
@@ -111,13 +114,17 @@ def crew(case: Case, limiter: str, place: Arena) -> Iterator[list[Member]]:
         for number in range(case.processes):
             near, far = spawn.Pipe()
             plan = Plan(case, limiter, number, place.quota_port, place.provider_port)
-            process = spawn.Process(target=run, args=(plan, far), daemon=True, name=f"pace {limiter} {number}")
+            process = spawn.Process(
+                target=run, args=(plan, far), daemon=True, name=f"pace {limiter} {number}"
+            )
             process.start()
             far.close()
             members.append(Member(process, near))
         for member in members:
             if not member.pipe.poll(READY_TIMEOUT_S) or member.pipe.recv() != "ready":
-                raise RuntimeError(f"{member.process.name} did not get ready within {READY_TIMEOUT_S:.0f} s")
+                raise RuntimeError(
+                    f"{member.process.name} did not get ready within {READY_TIMEOUT_S:.0f} s"
+                )
         yield members
     finally:
         for member in members:
@@ -130,8 +137,16 @@ def crew(case: Case, limiter: str, place: Arena) -> Iterator[list[Member]]:
 class Measurement:
     """The measured time of one run."""
 
-    def __init__(self, place: Arena, case: Case, limiter: str, members: list[Member], times: Times) -> None:
-        self._arena, self._case, self._limiter, self._members, self._times = place, case, limiter, members, times
+    def __init__(
+        self, place: Arena, case: Case, limiter: str, members: list[Member], times: Times
+    ) -> None:
+        self._arena, self._case, self._limiter, self._members, self._times = (
+            place,
+            case,
+            limiter,
+            members,
+            times,
+        )
         self._trouble_over: float | None = None  # Unix seconds
         self._half_since: float | None = None  # monotonic
 
@@ -206,12 +221,15 @@ class Measurement:
         self._members[-1].process.kill()
 
     def _utilisation(self, seen: Accounts, seconds: float) -> float:
-        """Of the dimension that binds, foreign traffic included: the provider's limit holds for all."""
+        """Of the dimension that binds, foreign traffic included: the provider's limit holds for
+        all."""
         whole_s = seconds
         if self._half_since is not None:
             whole_s -= (self._times.end - self._half_since) * (1 - HALF)
         rates = self._case.terms.rates
-        return max(utilisation(seen.charged.get(dim, 0.0), rate * whole_s) for dim, rate in rates.items())
+        return max(
+            utilisation(seen.charged.get(dim, 0.0), rate * whole_s) for dim, rate in rates.items()
+        )
 
     def _per_process(self, seen: Accounts) -> list[float]:
         """Items of those who were there all the time."""
@@ -222,7 +240,9 @@ class Measurement:
         fullest = 0.0
         for dim, rate in self._case.terms.rates.items():
             bins = {
-                at: units for at, units in read_bins(self._arena.provider, dim).items() if first_bin <= at < last_bin
+                at: units
+                for at, units in read_bins(self._arena.provider, dim).items()
+                if first_bin <= at < last_bin
             }
             fullest = max(fullest, peak_per_second(bins) / rate)
         return fullest

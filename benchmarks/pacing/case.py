@@ -1,10 +1,19 @@
-"""One case of the pacing benchmark: the provider, the load, what goes wrong, and what the shared quota must hold."""
+"""One case of the pacing benchmark: the provider, the load, what goes wrong, and what the shared
+quota must hold."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from benchmarks.pacing.provider import INPUT_TOKENS, OPENING_S, OUTPUT_TOKENS, REQUESTS, TOKENS, Charge, Terms
+from benchmarks.pacing.provider import (
+    INPUT_TOKENS,
+    OPENING_S,
+    OUTPUT_TOKENS,
+    REQUESTS,
+    TOKENS,
+    Charge,
+    Terms,
+)
 from benchmarks.pacing.sizes import LONG_TAIL, OUTPUT_SHARE, Sizes
 
 TOKENS_PER_REQUEST = 1000.0
@@ -57,7 +66,9 @@ class Case:
     fail_rate: float = 0.0
     job_parts: tuple[float, ...] = (0.5, 0.5)  # of each process's slots
     estimate_factor: float = 1.0  # estimates over the truth
-    learns: bool = False  # estimates are corrected by what was observed, by limiters that have an estimator
+    learns: bool = (
+        False  # estimates are corrected by what was observed, by limiters that have an estimator
+    )
     skew_s: float = 0.0  # the first process's clock is off by so much
     head_start_s: float = 0.0  # the first process starts earlier
     foreign: float = 0.0  # traffic of others on the same key, as part of the rate
@@ -76,13 +87,18 @@ class Case:
         rates = {REQUESTS: self.per_second}
         tokens = self.per_second * TOKENS_PER_REQUEST
         if self.charge is Charge.PRODUCED:
-            rates |= {INPUT_TOKENS: tokens * (1 - OUTPUT_SHARE), OUTPUT_TOKENS: tokens * OUTPUT_SHARE}
+            rates |= {
+                INPUT_TOKENS: tokens * (1 - OUTPUT_SHARE),
+                OUTPUT_TOKENS: tokens * OUTPUT_SHARE,
+            }
         else:
             rates[TOKENS] = tokens
         return Terms(rates, self.depth_s, self.window_s, self.opening_s)
 
     def size(self) -> Sizes:
-        return Sizes(self.sizes, self.mean_tokens, self.largest_s * self.per_second * TOKENS_PER_REQUEST)
+        return Sizes(
+            self.sizes, self.mean_tokens, self.largest_s * self.per_second * TOKENS_PER_REQUEST
+        )
 
     def slots_of(self, process: int) -> int:
         return self.slots[process % len(self.slots)]

@@ -1,4 +1,5 @@
-"""The command line of `python -m benchmarks.pace`: which cases with which limiters, how long, and what is handed back."""
+"""The command line of `python -m benchmarks.pace`: which cases with which limiters, how long, and
+what is handed back."""
 
 from __future__ import annotations
 
@@ -32,7 +33,8 @@ Runs = list[tuple[Case, list[str]]]
 
 
 def report(quick: bool) -> Report:
-    """One table of the promises that the cases of ``--quick`` make, for `python -m benchmarks q`."""
+    """One table of the promises that the cases of ``--quick`` make, for `python -m benchmarks
+    q`."""
     chosen = plan(_usual(quick=True), list(LIMITERS), quick)
     rows: list[Row] = []
     with arena() as place:
@@ -44,7 +46,8 @@ def report(quick: bool) -> Report:
 
 
 def plan(names: Sequence[str], limiters: Sequence[str], quick: bool) -> Runs:
-    """Ours runs every case, the others those that name them; a quick look shows one other where it is not the first case."""
+    """Ours runs every case, the others those that name them; a quick look shows one other where it
+    is not the first case."""
     runs: Runs = []
     for case in (CASES[name] for name in names if name in CASES):
         peers = case.peers[-1:] if quick and runs else case.peers
@@ -56,14 +59,21 @@ def duration_s(runs: Runs, seconds: float, quick: bool) -> float:
     """About how long the runs take."""
     return sum(
         len([name for name in limiters if LIMITERS[name].missing() is None])
-        * (_warm_up(case, quick) + max(seconds, case.least_s) + ALL_PROCESSES_S + case.processes / 4)
+        * (
+            _warm_up(case, quick)
+            + max(seconds, case.least_s)
+            + ALL_PROCESSES_S
+            + case.processes / 4
+        )
         for case, limiters in runs
     )
 
 
 def main() -> None:
     arguments = _arguments()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit("terminated"))  # so that servers and folders go, too
+    signal.signal(
+        signal.SIGTERM, lambda *_: sys.exit("terminated")
+    )  # so that servers and folders go, too
     seconds = arguments.seconds or (QUICK_SECONDS if arguments.quick else SECONDS)
     names = arguments.only or _usual(arguments.quick)
     runs = plan(names, arguments.limiters or list(LIMITERS), arguments.quick)
@@ -71,7 +81,10 @@ def main() -> None:
     with folder() as place, redis_server(place) as server:
         print(machine(server.client()))
     minutes = (duration_s(runs, seconds, arguments.quick) + extra_s) / 60
-    print(f"{sum(len(limiters) for _, limiters in runs)} runs, about {minutes:.1f} minutes in all", flush=True)
+    print(
+        f"{sum(len(limiters) for _, limiters in runs)} runs, about {minutes:.1f} minutes in all",
+        flush=True,
+    )
     found: dict[str, Any] = {"cases": []}
     with arena() as ring:
         for case, limiters in runs:
@@ -88,7 +101,9 @@ def main() -> None:
         print(text)
 
 
-def _run_case(place: Arena, case: Case, limiters: Sequence[str], seconds: float, quick: bool) -> list[Outcome]:
+def _run_case(
+    place: Arena, case: Case, limiters: Sequence[str], seconds: float, quick: bool
+) -> list[Outcome]:
     """Each limiter in its turn; those that are not installed are named with the table."""
     timed = replace(case, warm_up_s=_warm_up(case, quick))
     skipped = [(name, why) for name in limiters if (why := LIMITERS[name].missing()) is not None]
@@ -104,7 +119,9 @@ def _warm_up(case: Case, quick: bool) -> float:
 
 
 def _alone(place: Arena, limiters: Sequence[str]) -> list[dict[str, Any]]:
-    found: list[Alone] = [alone(place, name) for name in limiters if LIMITERS[name].missing() is None]
+    found: list[Alone] = [
+        alone(place, name) for name in limiters if LIMITERS[name].missing() is None
+    ]
     return show_alone(found)
 
 
@@ -120,10 +137,16 @@ def _plain(found: Any) -> Any:
 def _rows(case: Case, outcomes: Sequence[Outcome]) -> list[Row]:
     ours = next(outcome for outcome in outcomes if outcome.limiter == OURS)
     others = [outcome for outcome in outcomes if outcome.limiter != OURS]
-    best = max(others, key=lambda outcome: (outcome.utilisation - outcome.refused_share, outcome.jain), default=None)
+    best = max(
+        others,
+        key=lambda outcome: (outcome.utilisation - outcome.refused_share, outcome.jain),
+        default=None,
+    )
     beside = ""
     if best is not None:
-        beside = f"{best.limiter}: {best.utilisation:.1%}, {best.refused} 429s, Jain {best.jain:.3f}"
+        beside = (
+            f"{best.limiter}: {best.utilisation:.1%}, {best.refused} 429s, Jain {best.jain:.3f}"
+        )
         beside += f", {best.calls_per_item:.1f} calls"
     return [
         Row(
@@ -157,12 +180,20 @@ def _arguments() -> argparse.Namespace:
         prog="python -m benchmarks.pace", description="the shared quota beside other limiters"
     )
     parser.add_argument(
-        "--quick", action="store_true", help="a few cases, a few seconds each: a look, not a figure to quote"
+        "--quick",
+        action="store_true",
+        help="a few cases, a few seconds each: a look, not a figure to quote",
     )
     parser.add_argument(
-        "--only", type=names_of([*CASES, ALONE, FLEET]), help="cases: " + ", ".join([*CASES, ALONE, FLEET])
+        "--only",
+        type=names_of([*CASES, ALONE, FLEET]),
+        help="cases: " + ", ".join([*CASES, ALONE, FLEET]),
     )
     parser.add_argument("--limiters", type=names_of(list(LIMITERS)), help=", ".join(LIMITERS))
-    parser.add_argument("--seconds", type=float, help=f"measured after each warm-up; {SECONDS:g} if not said")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there instead of printing them")
+    parser.add_argument(
+        "--seconds", type=float, help=f"measured after each warm-up; {SECONDS:g} if not said"
+    )
+    parser.add_argument(
+        "--json", type=Path, metavar="FILE", help="write the figures there instead of printing them"
+    )
     return parser.parse_args()

@@ -1,4 +1,5 @@
-"""The arithmetic of the pacing benchmark: fairness, percentiles, peaks and overtaking, from counts alone."""
+"""The arithmetic of the pacing benchmark: fairness, percentiles, peaks and overtaking, from counts
+alone."""
 
 from __future__ import annotations
 
@@ -10,18 +11,21 @@ BINS_PER_S = 10
 
 
 def jain(shares: Sequence[float]) -> float:
-    """Jain's index of fairness, (sum x)^2 / (n * sum x^2): 1 when all got the same, 1/n when one got everything."""
+    """Jain's index of fairness, (sum x)^2 / (n * sum x^2): 1 when all got the same, 1/n when one
+    got everything."""
     squares = sum(share * share for share in shares)
     return sum(shares) ** 2 / (len(shares) * squares) if squares else 1.0
 
 
 def utilisation(accepted: float, allowed: float) -> float:
-    """The part of what the provider would have taken that it was given; 0 when it allows nothing."""
+    """The part of what the provider would have taken that it was given; 0 when it allows
+    nothing."""
     return accepted / allowed if allowed else 0.0
 
 
 def percentile(values: Iterable[float], share: float) -> float:
-    """The smallest value that at least ``share`` of all values do not exceed (nearest rank); NaN for no values."""
+    """The smallest value that at least ``share`` of all values do not exceed (nearest rank); NaN
+    for no values."""
     ordered = sorted(values)
     if not ordered:
         return math.nan
@@ -32,15 +36,20 @@ def peak_per_second(bins: Mapping[int, float]) -> float:
     """Units in the fullest second, whichever ten neighbouring bins that is."""
     fullest = 0.0
     for last in bins:
-        fullest = max(fullest, sum(bins.get(at, 0.0) for at in range(last - BINS_PER_S + 1, last + 1)))
+        fullest = max(
+            fullest, sum(bins.get(at, 0.0) for at in range(last - BINS_PER_S + 1, last + 1))
+        )
     return fullest
 
 
 class Line:
-    """Those who wait, in the order they came; tells when one is served before another who came earlier."""
+    """Those who wait, in the order they came; tells when one is served before another who came
+    earlier."""
 
     def __init__(self) -> None:
-        self._waiting: dict[int, None] = {}  # keeps insertion order: the first key is the longest wait
+        self._waiting: dict[
+            int, None
+        ] = {}  # keeps insertion order: the first key is the longest wait
         self._arrivals = 0
 
     def arrive(self) -> int:

@@ -11,7 +11,8 @@ SCRIPTS = ("evalsha", "eval", "fcall", "evalsha_ro", "eval_ro")
 
 @dataclass(frozen=True, slots=True)
 class RedisWork:
-    """Commands that scripts run inside count as ``commands`` too, their time is part of the script's."""
+    """Commands that scripts run inside count as ``commands`` too, their time is part of the
+    script's."""
 
     calls: int = 0  # scripts called: one round trip each
     commands: int = 0  # of any kind, those inside scripts and the transactions' own included
@@ -39,7 +40,11 @@ def read_work(client: redis.Redis) -> RedisWork:
     """Since the server started, without the reading itself."""
     stats = client.info("commandstats")
     cpu = client.info("cpu")
-    rows = {name.removeprefix("cmdstat_"): row for name, row in stats.items() if not name.startswith("cmdstat_info")}
+    rows = {
+        name.removeprefix("cmdstat_"): row
+        for name, row in stats.items()
+        if not name.startswith("cmdstat_info")
+    }
     scripts = [row for name, row in rows.items() if name in SCRIPTS]
     counted = scripts or list(rows.values())
     return RedisWork(

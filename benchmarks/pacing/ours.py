@@ -20,13 +20,19 @@ class Penstock:
         limits = {dim: PerSecond(rate) for dim, rate in setting.rates.items()}
         self._client = redis.asyncio.Redis(port=setting.quota_port)
         quota = Quota(
-            QUOTA, limits, burst_s=setting.burst_s, horizon_s=setting.horizon_s, discover=setting.told
-        )  # fmt: skip
+            QUOTA,
+            limits,
+            burst_s=setting.burst_s,
+            horizon_s=setting.horizon_s,
+            discover=setting.told,
+        )
         self._limiter = SharedLimiter(self._client, [quota])
         self._told = setting.told
 
     async def acquire(self, ask: Ask) -> Permission:
-        ticket = await self._limiter.acquire(QUOTA, ask.costs, certain=ask.certain, flow=Flow(job=ask.job))
+        ticket = await self._limiter.acquire(
+            QUOTA, ask.costs, certain=ask.certain, flow=Flow(job=ask.job)
+        )
         ticket.start()
         return Permission(ticket, told=self._told)
 
@@ -49,7 +55,8 @@ class Permission:
         self._ticket.failed(Signal.TRANSIENT, reason="server_error", headers=self._headers(answer))
 
     async def refused(self, answer: Answer) -> None:
-        """The fleet's next start waits for as long as the provider says; asking again is all there is to do."""
+        """The fleet's next start waits for as long as the provider says; asking again is all there
+        is to do."""
         self._ticket.failed(
             Signal.THROTTLED,
             retry_after_s=answer.retry_after_s,

@@ -11,7 +11,9 @@ from benchmarks.pacing.case import Targets
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """Figures of the measured time. NaN where nothing could be counted. Shares are of 1, times in seconds."""
+    """Figures of the measured time.
+
+    NaN where nothing could be counted. Shares are of 1, times in seconds."""
 
     case: str
     limiter: str
@@ -62,11 +64,15 @@ def verdicts(outcome: Outcome, targets: Targets) -> list[Verdict]:
 
     def at_least(what: str, figure: float, target: float | None, text: str) -> None:
         if target is not None:
-            found.append(Verdict(what, format(figure, text), ">= " + format(target, text), figure >= target))
+            found.append(
+                Verdict(what, format(figure, text), ">= " + format(target, text), figure >= target)
+            )
 
     def at_most(what: str, figure: float, target: float | None, text: str) -> None:
         if target is not None:
-            found.append(Verdict(what, format(figure, text), "<= " + format(target, text), figure <= target))
+            found.append(
+                Verdict(what, format(figure, text), "<= " + format(target, text), figure <= target)
+            )
 
     at_least("utilisation", outcome.utilisation, targets.utilisation, ".1%")
     at_most("429s", outcome.refused, targets.refused, ",d")
@@ -74,6 +80,8 @@ def verdicts(outcome: Outcome, targets: Targets) -> list[Verdict]:
     at_least("Jain over processes", outcome.jain, targets.jain, ".3f")
     at_least("Jain over jobs", outcome.jain_jobs, targets.jain_jobs, ".3f")
     at_most("Redis calls per item", outcome.calls_per_item, targets.calls_per_item, ".2f")
-    at_most("seconds without a start after the trouble", outcome.recovered_s, targets.recovered_s, ".1f")
+    at_most(
+        "seconds without a start after the trouble", outcome.recovered_s, targets.recovered_s, ".1f"
+    )
     at_most("errors of the limiter", sum(outcome.errors.values()), targets.errors, ",d")
     return found

@@ -1,7 +1,8 @@
 """Other people's limiters behind the benchmark's adapter, each used as its documentation shows.
 
-Those that know one number per key get two keys, requests first. All get the same burst, and wait for as long as it takes.
-After a 429 they come back when the provider said, with jitter, and ask for permission again: none of them listens to it.
+Those that know one number per key get two keys, requests first. All get the same burst, and wait
+for as long as it takes. After a 429 they come back when the provider said, with jitter, and ask for
+permission again: none of them listens to it.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ PATIENCE_S = 3600.0
 BACKOFF_S = 0.5
 BACKOFF_CAP_S = 8.0
 POLL_S = (0.05, 0.15)
-"""A limiter that only says yes or no is asked again after U(50, 150 ms): less often than that costs it utilisation."""
+"""A limiter that only says yes or no is asked again after U(50, 150 ms): less often than that costs
+it utilisation."""
 
 
 class Granted:
@@ -37,7 +39,8 @@ GRANTED = Granted()
 
 
 class Nothing:
-    """No limiter: send, and on 429 wait as the provider says, plus full jitter that doubles while the refusals last."""
+    """No limiter: send, and on 429 wait as the provider says, plus full jitter that doubles while
+    the refusals last."""
 
     def __init__(self, setting: Setting) -> None: ...
 
@@ -73,7 +76,9 @@ class ThrottledPy:
             dim: Throttled(
                 key=dim,
                 using="gcra",
-                quota=rate_limiter.per_sec(round(rate), burst=max(1, round(rate * setting.burst_s))),
+                quota=rate_limiter.per_sec(
+                    round(rate), burst=max(1, round(rate * setting.burst_s))
+                ),
                 store=store,
                 timeout=PATIENCE_S,
             )
@@ -99,7 +104,13 @@ class PyrateLimiter:
         self._limiters = {
             dim: Limiter(
                 StateBucket(
-                    [Rate(round(rate), Duration.SECOND, burst=max(1, round(rate * setting.burst_s)))],
+                    [
+                        Rate(
+                            round(rate),
+                            Duration.SECOND,
+                            burst=max(1, round(rate * setting.burst_s)),
+                        )
+                    ],
                     store=RedisStateStore(self._client, dim),
                 )
             )
@@ -125,8 +136,12 @@ class Limits:
         from limits.aio.strategies import SlidingWindowCounterRateLimiter
 
         url = f"async+redis://127.0.0.1:{setting.quota_port}"
-        self._strategy = SlidingWindowCounterRateLimiter(RedisStorage(url, implementation="redispy"))
-        self._items = {dim: RateLimitItemPerSecond(round(rate), 1) for dim, rate in setting.rates.items()}
+        self._strategy = SlidingWindowCounterRateLimiter(
+            RedisStorage(url, implementation="redispy")
+        )
+        self._items = {
+            dim: RateLimitItemPerSecond(round(rate), 1) for dim, rate in setting.rates.items()
+        }
 
     async def acquire(self, ask: Ask) -> Granted:
         for dim, item in self._items.items():
@@ -138,21 +153,38 @@ class Limits:
 
 
 class TokenThrottle:
-    """token-throttle, several metrics reserved at once and refunded, under its distributed locks."""
+    """token-throttle, several metrics reserved at once and refunded, under its distributed
+    locks."""
 
     def __init__(self, setting: Setting) -> None:
         import redis.asyncio
-        from token_throttle import PerModelConfig, Quota, RateLimiter, RedisBackendBuilder, UsageQuotas
+        from token_throttle import (
+            PerModelConfig,
+            Quota,
+            RateLimiter,
+            RedisBackendBuilder,
+            UsageQuotas,
+        )
 
-        pool = redis.asyncio.BlockingConnectionPool(port=setting.quota_port, max_connections=100, timeout=None)
+        pool = redis.asyncio.BlockingConnectionPool(
+            port=setting.quota_port, max_connections=100, timeout=None
+        )
         self._client = redis.asyncio.Redis(connection_pool=pool)
-        quotas = [Quota(metric=dim, limit=round(rate), per_seconds=1) for dim, rate in setting.rates.items()]
+        quotas = [
+            Quota(metric=dim, limit=round(rate), per_seconds=1)
+            for dim, rate in setting.rates.items()
+        ]
         self._limiter = RateLimiter(
-            PerModelConfig(quotas=UsageQuotas(quotas)), backend=RedisBackendBuilder(self._client, key_prefix="pace")
+            PerModelConfig(quotas=UsageQuotas(quotas)),
+            backend=RedisBackendBuilder(self._client, key_prefix="pace"),
         )
 
     async def acquire(self, ask: Ask) -> Reservation:
-        return Reservation(self._limiter, await self._limiter.acquire_capacity(usage=dict(ask.costs), model="m"), ask)
+        return Reservation(
+            self._limiter,
+            await self._limiter.acquire_capacity(usage=dict(ask.costs), model="m"),
+            ask,
+        )
 
     async def aclose(self) -> None:
         await self._limiter.aclose()
@@ -186,11 +218,15 @@ class AioLimiterSplit:
         from aiolimiter import AsyncLimiter
 
         part_s = setting.burst_s / setting.processes
-        self._limiters = {dim: AsyncLimiter(rate * part_s, setting.burst_s) for dim, rate in setting.rates.items()}
+        self._limiters = {
+            dim: AsyncLimiter(rate * part_s, setting.burst_s) for dim, rate in setting.rates.items()
+        }
 
     async def acquire(self, ask: Ask) -> Granted:
         for dim, limiter in self._limiters.items():
-            await limiter.acquire(min(ask.costs[dim], limiter.max_rate))  # more than that it refuses
+            await limiter.acquire(
+                min(ask.costs[dim], limiter.max_rate)
+            )  # more than that it refuses
         return GRANTED
 
     async def aclose(self) -> None: ...

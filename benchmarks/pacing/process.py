@@ -1,4 +1,5 @@
-"""One process of a run: its slots ask a limiter, call the provider, and note how long they waited."""
+"""One process of a run: its slots ask a limiter, call the provider, and note how long they
+waited."""
 
 from __future__ import annotations
 
@@ -98,7 +99,7 @@ async def _run(plan: Plan, pipe: Connection, warnings: Warnings) -> None:
     case = plan.case
     setting = Setting(
         plan.quota_port, case.terms.rates, case.processes, case.burst_s, case.horizon_s, case.told
-    )  # fmt: skip
+    )
     client = redis.asyncio.Redis(port=plan.provider_port, max_connections=sum(case.slots) + 10)
     adapter = LIMITERS[plan.limiter].open(setting)
     worker = Worker(plan, adapter, ProviderClient(client, f"process-{plan.number}"))
@@ -124,7 +125,8 @@ async def _run(plan: Plan, pipe: Connection, warnings: Warnings) -> None:
 
 
 def job_of(slot: int, parts: tuple[float, ...]) -> str:
-    """Slots are given to jobs in their parts, evenly mixed: each goes to the job that is furthest behind its part."""
+    """Slots are given to jobs in their parts, evenly mixed: each goes to the job that is furthest
+    behind its part."""
     given = [0] * len(parts)
     for n in range(slot + 1):
         behind = [part * (n + 1) - count for part, count in zip(parts, given, strict=True)]
@@ -134,7 +136,8 @@ def job_of(slot: int, parts: tuple[float, ...]) -> str:
 
 
 async def foreign_traffic(case: Case, provider: ProviderClient) -> None:
-    """Another user of the key: at random times, without regard to refusals, and without a part in the quota."""
+    """Another user of the key: at random times, without regard to refusals, and without a part in
+    the quota."""
     rng, sizes = random.Random(-1), case.size()
     while True:
         await asyncio.sleep(rng.expovariate(case.foreign * case.per_second))
@@ -151,7 +154,9 @@ class Worker:
         self._lines: dict[str, Line] = {}
         self._waits: list[float] = []
         self._tally = Tally()
-        self._estimates = Estimates(plan.case, learns=plan.case.learns and plan.limiter == "penstock")
+        self._estimates = Estimates(
+            plan.case, learns=plan.case.learns and plan.limiter == "penstock"
+        )
         self.measured_from = math.inf
 
     async def slot(self, job: str) -> None:
@@ -163,7 +168,9 @@ class Worker:
 
     async def ask_too_much(self) -> None:
         """A request above what the provider can ever take: its certain part alone is too large."""
-        costs = {dim: 100.0 * rate for dim, rate in self._case.terms.rates.items() if dim != REQUESTS}
+        costs = {
+            dim: 100.0 * rate for dim, rate in self._case.terms.rates.items() if dim != REQUESTS
+        }
         ask = Ask({REQUESTS: 1.0, **costs}, "job-0", certain=costs)
         while True:
             await asyncio.sleep(OVERSIZED_EACH_S)
@@ -190,7 +197,9 @@ class Worker:
                 await grant.refused(answer)
                 return False
             return await self._finish(call, grant, answer)
-        except Exception as error:  # a limiter's own trouble is a figure of this benchmark, not its end
+        except (
+            Exception
+        ) as error:  # a limiter's own trouble is a figure of this benchmark, not its end
             if time.monotonic() >= self.measured_from:
                 self._tally.errors[type(error).__name__] += 1
             await asyncio.sleep(self._rng.uniform(0, AFTER_ERROR_S))
@@ -240,8 +249,14 @@ class Estimates:
 
     def costs(self, call: Call) -> dict[str, float]:
         factor = self._factor(call)
-        costs = {dim: units * factor for dim, units in call.at_admission(self._case.charge).items() if dim != REQUESTS}
-        if self._case.charge is Charge.PRODUCED:  # like the caller of a real provider: half of max_tokens is usual
+        costs = {
+            dim: units * factor
+            for dim, units in call.at_admission(self._case.charge).items()
+            if dim != REQUESTS
+        }
+        if (
+            self._case.charge is Charge.PRODUCED
+        ):  # like the caller of a real provider: half of max_tokens is usual
             costs["output_tokens"] = call.max_tokens / MAX_TOKENS_FACTOR * factor
         return {REQUESTS: 1.0, **costs}
 
@@ -265,4 +280,6 @@ class Estimates:
         return math.ceil(self._true_tokens(call) * CHARS_PER_TOKEN * self._case.estimate_factor)
 
     def _true_tokens(self, call: Call) -> float:
-        return sum(units for dim, units in call.at_admission(self._case.charge).items() if dim != REQUESTS)
+        return sum(
+            units for dim, units in call.at_admission(self._case.charge).items() if dim != REQUESTS
+        )

@@ -1,4 +1,5 @@
-"""A strict provider in a Redis of its own, seen from both sides: the client that calls it, and the reader of its accounts."""
+"""A strict provider in a Redis of its own, seen from both sides: the client that calls it, and the
+reader of its accounts."""
 
 from __future__ import annotations
 
@@ -16,7 +17,8 @@ INPUT_TOKENS, OUTPUT_TOKENS = "input_tokens", "output_tokens"
 FOREIGN = "foreign"
 """Who calls with the same key and shares no quota with us."""
 OPENING_S = 1.0
-"""What the bucket holds at first, in seconds: a full deep one would let every limiter run above the rate for the whole test."""
+"""What the bucket holds at first, in seconds: a full deep one would let every limiter run above the
+rate for the whole test."""
 MINUTE_S = 60.0
 
 SCRIPT = Path(__file__).with_name("provider.lua").read_text("utf-8")
@@ -68,7 +70,11 @@ class Terms:
         client.flushall()
         fields: dict[Any, Any] = {f"rate:{dim}": rate for dim, rate in self.rates.items()}
         depth_s = self.window_s or self.depth_s
-        fields |= {"window": self.window_s, "depth": depth_s, "opening": self.window_s or self.opening_s}
+        fields |= {
+            "window": self.window_s,
+            "depth": depth_s,
+            "opening": self.window_s or self.opening_s,
+        }
         fields["charge_refused"] = int(self.charge_refused)
         client.hset(TERMS, mapping=fields)
 
@@ -88,7 +94,8 @@ class Answer:
 
 
 class ProviderClient:
-    """One process's side: each method is one call over the wire (without the jitter, which is the caller's)."""
+    """One process's side: each method is one call over the wire (without the jitter, which is the
+    caller's)."""
 
     def __init__(self, client: Any, who: str) -> None:
         self._script, self._who = client.register_script(SCRIPT), who
@@ -111,7 +118,8 @@ class ProviderClient:
 
 
 def _headers(dims: list[str], figures: list[float]) -> list[tuple[str, str]]:
-    """OpenAI's names; limit, remaining and reset are those of the window that is really enforced, as at Azure."""
+    """OpenAI's names; limit, remaining and reset are those of the window that is really enforced,
+    as at Azure."""
     headers = []
     for n, dim in enumerate(dims):
         capacity, level, full_s = figures[3 * n : 3 * n + 3]
@@ -138,7 +146,11 @@ class Accounts:
         rows = _figures(client, ACCOUNTS)
 
         def of(kind: str) -> dict[str, float]:
-            return {name.removeprefix(kind + ":"): count for name, count in rows.items() if name.startswith(kind + ":")}
+            return {
+                name.removeprefix(kind + ":"): count
+                for name, count in rows.items()
+                if name.startswith(kind + ":")
+            }
 
         return cls(of("accepted"), of("refused"), of("job"), of("charged"))
 
@@ -157,7 +169,11 @@ class Accounts:
 def read_bins(client: redis.Redis, dim: str) -> dict[int, float]:
     """Units accepted at admission, by tenth of a second of the server's Unix time."""
     prefix, rows = dim + ":", _figures(client, BINS)
-    return {int(name.removeprefix(prefix)): units for name, units in rows.items() if name.startswith(prefix)}
+    return {
+        int(name.removeprefix(prefix)): units
+        for name, units in rows.items()
+        if name.startswith(prefix)
+    }
 
 
 def _figures(client: redis.Redis, key: str) -> dict[str, float]:

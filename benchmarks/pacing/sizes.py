@@ -1,4 +1,5 @@
-"""How large requests are: drawn with a seed, and never larger than what every limiter here can take at once."""
+"""How large requests are: drawn with a seed, and never larger than what every limiter here can take
+at once."""
 
 from __future__ import annotations
 
@@ -14,7 +15,8 @@ MAX_TOKENS_FACTOR = 2.0
 """max_tokens is asked for with room to spare: twice what comes."""
 SIGMA = 1.0
 SMALL, LARGE, LARGE_SHARE = 500.0, 30_000.0, 0.05
-"""Two kinds of requests: 95 of 100 small, 5 of 100 sixty times as large. Scaled to the mean that a case asks for."""
+"""Two kinds of requests: 95 of 100 small, 5 of 100 sixty times as large. Scaled to the mean that a
+case asks for."""
 EVEN, LONG_TAIL, TWO_KINDS = "even", "lognormal", "bimodal"
 
 

@@ -1,4 +1,5 @@
-"""How outcomes are shown: a table per case, each limiter beside Penstock's, then the targets and whether they were met."""
+"""How outcomes are shown: a table per case, each limiter beside Penstock's, then the targets and
+whether they were met."""
 
 from __future__ import annotations
 
@@ -14,18 +15,38 @@ from benchmarks.pacing.case import Case
 from benchmarks.pacing.outcome import Outcome, verdicts
 
 HEADINGS = (
-    "limiter", "util %", "429s", "429 %", "Jain proc", "Jain jobs", "calls/item", "x ours", "cmds/item", "Redis us/item",
-    "x ours", "peak/limit", "overtaken", "wait p50 s", "p99 s", "remarks",
-)  # fmt: skip
+    "limiter",
+    "util %",
+    "429s",
+    "429 %",
+    "Jain proc",
+    "Jain jobs",
+    "calls/item",
+    "x ours",
+    "cmds/item",
+    "Redis us/item",
+    "x ours",
+    "peak/limit",
+    "overtaken",
+    "wait p50 s",
+    "p99 s",
+    "remarks",
+)
 WIDE = 190
 
 
 def show_case(case: Case, outcomes: Sequence[Outcome], skipped: Sequence[tuple[str, str]]) -> None:
     """``skipped`` are limiters that could not run, with the reason."""
-    title = f"{case.name}: {case.what}; {case.processes} process(es), {case.per_second:g} requests/s"
+    title = (
+        f"{case.name}: {case.what}; {case.processes} process(es), {case.per_second:g} requests/s"
+    )
     table = Table(title=title, title_justify="left")
     for heading in HEADINGS:
-        table.add_column(heading, justify="left" if heading in ("limiter", "remarks") else "right", overflow="fold")
+        table.add_column(
+            heading,
+            justify="left" if heading in ("limiter", "remarks") else "right",
+            overflow="fold",
+        )
     ours = next((outcome for outcome in outcomes if outcome.limiter == OURS), None)
     for outcome in outcomes:
         table.add_row(*_cells(outcome, ours))
@@ -35,7 +56,10 @@ def show_case(case: Case, outcomes: Sequence[Outcome], skipped: Sequence[tuple[s
     console.print(table)
     for verdict in verdicts(ours, case.targets) if ours is not None else ():
         said = "met" if verdict.met else "NOT MET"
-        console.print(f"  {said:8}{verdict.what}: {verdict.measured} (target {verdict.target})", highlight=False)
+        console.print(
+            f"  {said:8}{verdict.what}: {verdict.measured} (target {verdict.target})",
+            highlight=False,
+        )
 
 
 def _cells(outcome: Outcome, ours: Outcome | None) -> list[str]:
@@ -70,7 +94,10 @@ def remarks(outcome: Outcome) -> list[str]:
     if outcome.failed:
         found.append(f"{outcome.failed} answers of 500")
     if outcome.never_fits:
-        found.append(f"{outcome.never_fits} learned within {1000 * outcome.never_fits_s:.0f} ms that they never fit")
+        found.append(
+            f"{outcome.never_fits} learned within {1000 * outcome.never_fits_s:.0f} ms that they "
+            "never fit"
+        )
     if not math.isnan(outcome.recovered_s):
         found.append(f"next start after {outcome.recovered_s:.1f} s")
     if outcome.foreign:

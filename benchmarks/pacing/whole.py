@@ -1,4 +1,5 @@
-"""End to end: four worker processes of the real fleet, one quota, and `penstock simulate` that refuses and breaks."""
+"""End to end: four worker processes of the real fleet, one quota, and `penstock simulate` that
+refuses and breaks."""
 
 from __future__ import annotations
 
@@ -46,7 +47,9 @@ TARGET_UTILISATION, TARGET_JAIN, TARGET_CALLS = 0.98, 0.99, 0.5
 
 @dataclass(frozen=True, slots=True)
 class FleetOutcome:
-    """Figures of the measured time. ``jain`` is NaN where workers do not publish what they were granted."""
+    """Figures of the measured time.
+
+    ``jain`` is NaN where workers do not publish what they were granted."""
 
     seconds: float
     sent: int
@@ -60,7 +63,12 @@ class FleetOutcome:
 
 def run_fleet(seconds: float) -> dict[str, Any]:
     """Measure, show, and hand back the figures."""
-    with folder() as place, redis_server(place) as server, _simulator(place) as url, _fleet(place, server, url):
+    with (
+        folder() as place,
+        redis_server(place) as server,
+        _simulator(place) as url,
+        _fleet(place, server, url),
+    ):
         outcome = _measure(place, server, url, seconds)
     _show(outcome)
     return asdict(outcome)
@@ -95,17 +103,26 @@ def _measure(place: Path, server: RunningRedis, url: str, seconds: float) -> Fle
 
 def _show(outcome: FleetOutcome) -> None:
     print(
-        f"fleet: {WORKERS} worker processes, {PER_SECOND:g} requests/s, mixed sizes, {ERROR_RATE:.0%} 500s, "
-        f"bucket of {DEPTH_S:g} s, {outcome.seconds:.0f} s measured, {outcome.sent} sent, {outcome.errors} 500s, "
-        f"granted per process {list(outcome.granted)}"
+        f"fleet: {WORKERS} worker processes, {PER_SECOND:g} requests/s, mixed sizes, "
+        f"{ERROR_RATE:.0%} 500s, bucket of {DEPTH_S:g} s, {outcome.seconds:.0f} s measured, "
+        f"{outcome.sent} sent, {outcome.errors} 500s, granted per process {list(outcome.granted)}"
     )
     for what, measured, target, met in (
-        ("utilisation", f"{outcome.utilisation:.1%}", ">= 98%", outcome.utilisation >= TARGET_UTILISATION),
+        (
+            "utilisation",
+            f"{outcome.utilisation:.1%}",
+            ">= 98%",
+            outcome.utilisation >= TARGET_UTILISATION,
+        ),
         ("429s", f"{outcome.refused}", "<= 0", outcome.refused == 0),
         ("Jain over processes", f"{outcome.jain:.3f}", ">= 0.99", outcome.jain >= TARGET_JAIN),
-        ("Redis calls of the quota per item", f"{outcome.calls_per_item:.2f}", "<= 0.5",
-         outcome.calls_per_item <= TARGET_CALLS),
-    ):  # fmt: skip
+        (
+            "Redis calls of the quota per item",
+            f"{outcome.calls_per_item:.2f}",
+            "<= 0.5",
+            outcome.calls_per_item <= TARGET_CALLS,
+        ),
+    ):
         print(f"  {'met' if met else 'NOT MET':8}{what}: {measured} (target {target})")
 
 
@@ -116,9 +133,14 @@ def _simulator(place: Path) -> Iterator[str]:
         probe.bind(("127.0.0.1", 0))
         port = int(probe.getsockname()[1])
     options = {
-        "port": port, "rpm": PER_SECOND * MINUTE_S, "tpm": PER_SECOND * MINUTE_S * TOKENS_PER_REQUEST,
-        "depth-s": DEPTH_S, "charge": "actual", "error-rate": ERROR_RATE, "latency-ms": 200,
-    }  # fmt: skip
+        "port": port,
+        "rpm": PER_SECOND * MINUTE_S,
+        "tpm": PER_SECOND * MINUTE_S * TOKENS_PER_REQUEST,
+        "depth-s": DEPTH_S,
+        "charge": "actual",
+        "error-rate": ERROR_RATE,
+        "latency-ms": 200,
+    }
     flags = [text for name, value in options.items() for text in (f"--{name}", str(value))]
     with process([sys.executable, "-m", "penstock_simulate", *flags], log=place / "simulate.log"):
         url = f"http://127.0.0.1:{port}"
@@ -144,19 +166,26 @@ def _fleet(place: Path, server: RunningRedis, url: str) -> Iterator[None]:
     }
     with contextlib.ExitStack() as stack:
         command = [sys.executable, "-m", "penstock_workers"]
-        stack.enter_context(process([*command, "control"], variables=variables, log=place / "control.log"))
+        stack.enter_context(
+            process([*command, "control"], variables=variables, log=place / "control.log")
+        )
         for number in range(WORKERS):
             log = place / f"worker-{number}.log"
             stack.enter_context(process([*command, "api"], variables=variables, log=log))
         with contextlib.closing(open_database(_database_url(place))) as database:
             hot = RedisLedger(server.client(), Meta(database).epoch())
-            _wait(lambda: len(hot.workers()) == WORKERS, "not all workers reported", log=place / "worker-0.log")
+            _wait(
+                lambda: len(hot.workers()) == WORKERS,
+                "not all workers reported",
+                log=place / "worker-0.log",
+            )
         yield
 
 
 @contextlib.contextmanager
 def _quota_calls(server: RunningRedis) -> Iterator[list[float]]:
-    """Times of the script calls on the quota's keys, as the server sees them: the fleet uses one Redis for everything."""
+    """Times of the script calls on the quota's keys, as the server sees them: the fleet uses one
+    Redis for everything."""
     seen: list[float] = []
     client = server.client()
     with client.monitor() as monitor:  # type: ignore[no-untyped-call]  # untyped in redis-py
@@ -166,7 +195,11 @@ def _quota_calls(server: RunningRedis) -> Iterator[list[float]]:
                 while True:
                     told = monitor.next_command()
                     command = told["command"]
-                    if told["client_type"] != "lua" and command.startswith("EVALSHA") and QUOTA_KEY in command:
+                    if (
+                        told["client_type"] != "lua"
+                        and command.startswith("EVALSHA")
+                        and QUOTA_KEY in command
+                    ):
                         seen.append(told["time"])
 
         threading.Thread(target=listen, daemon=True, name="quota calls").start()
@@ -184,8 +217,17 @@ def _documents(path: Path, number: int) -> Path:
     with path.open("wb") as file:
         for n in range(number):
             text = "four" * math.ceil(sizes.draw(rng).prompt * CHARS_PER_TOKEN / 4)
-            body = {"model": "sim-small", "max_tokens": MAX_TOKENS, "messages": [{"role": "user", "content": text}]}
-            line = {"custom_id": f"d{n:06d}", "method": "POST", "url": "/v1/chat/completions", "body": body}
+            body = {
+                "model": "sim-small",
+                "max_tokens": MAX_TOKENS,
+                "messages": [{"role": "user", "content": text}],
+            }
+            line = {
+                "custom_id": f"d{n:06d}",
+                "method": "POST",
+                "url": "/v1/chat/completions",
+                "body": body,
+            }
             file.write(orjson.dumps(line) + b"\n")
     return path
 
@@ -201,7 +243,8 @@ def _status(stats: dict[str, Any], status: str) -> int:
 
 
 def _wait(ready: Any, otherwise: str, *, log: Path | None = None) -> None:
-    """Raises GroundError with the end of ``log``: the folder is gone by the time that the message is read."""
+    """Raises GroundError with the end of ``log``: the folder is gone by the time that the message
+    is read."""
     deadline = time.monotonic() + READY_TIMEOUT_S
     while time.monotonic() < deadline:
         with contextlib.suppress(OSError):

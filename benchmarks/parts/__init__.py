@@ -1,1 +1,2 @@
-"""What one part costs: HTTP clients, the embed lane's batches, memory, tracing, and Flower's events."""
+"""What one part costs: HTTP clients, the embed lane's batches, memory, tracing, and Flower's
+events."""

@@ -1,11 +1,13 @@
 """(s) Calls that wait: through the door and a fleet, beside the direct call to the same provider.
 
-The provider answers after LATENCY_MS. Direct calls and calls through the door take turns, round by round, from the same
-threads; CPU is that of door, worker, control and Redis together, by the calls of the round.
+The provider answers after LATENCY_MS. Direct calls and calls through the door take turns, round by
+round, from the same threads; CPU is that of door, worker, control and Redis together, by the calls
+of the round.
 
     python -m benchmarks.parts.direct_door [--beside CHECKOUT] [--setting NAME=VALUE]
 
-weighs a change: other code, or other settings, has a fleet and a door of its own, and takes its turn in each round.
+weighs a change: other code, or other settings, has a fleet and a door of its own, and takes its
+turn in each round.
 """
 
 from __future__ import annotations
@@ -33,7 +35,9 @@ PATH = "/v1/chat/completions"
 
 
 def run(quick: bool) -> Report:
-    return _measured(*((QUICK_CALLS, QUICK_ROUNDS) if quick else (CALLS, ROUNDS)), {OURS: Contender()})
+    return _measured(
+        *((QUICK_CALLS, QUICK_ROUNDS) if quick else (CALLS, ROUNDS)), {OURS: Contender()}
+    )
 
 
 def _measured(number: int, rounds: int, contenders: Mapping[str, Contender]) -> Report:
@@ -52,10 +56,14 @@ def _measured(number: int, rounds: int, contenders: Mapping[str, Contender]) -> 
                 for name, (door_port, pids) in sides.items():
                     through[name, callers].append(weighed(door_port, callers, each, chat, pids))
     rows = [
-        row for callers in CALLERS for name in contenders
+        row
+        for callers in CALLERS
+        for name in contenders
         for row in _rows(name, callers, through[name, callers], direct[callers])
-    ]  # fmt: skip
-    return Report(f"(s) calls that wait, provider of {LATENCY_MS:g} ms, {rounds} round(s), medians", rows)
+    ]
+    return Report(
+        f"(s) calls that wait, provider of {LATENCY_MS:g} ms, {rounds} round(s), medians", rows
+    )
 
 
 @contextlib.contextmanager
@@ -73,7 +81,9 @@ def _side(place: Path, one: Contender, url: str) -> Iterator[tuple[int, Sequence
             checkout=one.checkout,
             settings=one.settings,
         ) as running,
-        door(place, running.database_url, server.url, place / "fleet" / "penstock.toml", one.checkout) as (port, pid),
+        door(
+            place, running.database_url, server.url, place / "fleet" / "penstock.toml", one.checkout
+        ) as (port, pid),
     ):
         calls(port, 1, 10, chat)
         yield port, (pid, *running.pids)
@@ -87,7 +97,9 @@ def calls_of_each(number: int, callers: int) -> int:
 def chat(caller: int, at: int) -> Request:
     """Each says something else, so that no answer serves two."""
     text = f"Summarise review {caller}-{at}-{time.monotonic_ns()}"
-    return Request("POST", PATH, {"model": "sim-small", "messages": [{"role": "user", "content": text}]})
+    return Request(
+        "POST", PATH, {"model": "sim-small", "messages": [{"role": "user", "content": text}]}
+    )
 
 
 def in_words(callers: int) -> str:
@@ -97,9 +109,16 @@ def in_words(callers: int) -> str:
 def _rows(name: str, callers: int, through: list[Calls], direct: list[Calls]) -> Iterator[Row]:
     ours, theirs = medians(through), medians(direct)
     who = in_words(callers) if name == OURS else f"{name}: {in_words(callers)}"
-    for what, mine, other in (("p50", ours.p50_ms, theirs.p50_ms), ("p99", ours.p99_ms, theirs.p99_ms)):
-        yield Row(f"{who}: {what}", f"{mine:.1f} ms", f"{other:.1f} ms direct", f"+{mine - other:.1f} ms")
-    yield Row(f"{who}: CPU of a call", f"{ours.cpu_ms:.2f} ms", f"{ours.first_ms:.2f} ms of it the door's")
+    for what, mine, other in (
+        ("p50", ours.p50_ms, theirs.p50_ms),
+        ("p99", ours.p99_ms, theirs.p99_ms),
+    ):
+        yield Row(
+            f"{who}: {what}", f"{mine:.1f} ms", f"{other:.1f} ms direct", f"+{mine - other:.1f} ms"
+        )
+    yield Row(
+        f"{who}: CPU of a call", f"{ours.cpu_ms:.2f} ms", f"{ours.first_ms:.2f} ms of it the door's"
+    )
     yield Row(f"{who}: calls a second", f"{ours.per_s:.0f}", f"{theirs.per_s:.0f} direct")
 
 

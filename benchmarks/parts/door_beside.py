@@ -1,8 +1,10 @@
-"""(l) Calls that wait, and files, beside LiteLLM's proxy before the same provider: same callers, same rounds, keys off in both.
+"""(l) Calls that wait, and files, beside LiteLLM's proxy before the same provider: same callers,
+same rounds, keys off in both.
 
-The two do not do the same. LiteLLM passes a call on to the provider and keeps nothing. Penstock commits it to the ledger first,
-queues it, has a worker make it under quota and retries, commits the answer, and gives it back; the CPU is that of all its
-processes. LiteLLM passes a file on as well; Penstock keeps it. One process of LiteLLM, one door, one worker, SQLite.
+The two do not do the same. LiteLLM passes a call on to the provider and keeps nothing. Penstock
+commits it to the ledger first, queues it, has a worker make it under quota and retries, commits the
+answer, and gives it back; the CPU is that of all its processes. LiteLLM passes a file on as well;
+Penstock keeps it. One process of LiteLLM, one door, one worker, SQLite.
 """
 
 from __future__ import annotations
@@ -27,7 +29,11 @@ from benchmarks.parts.door_uploads import upload, written
 CALLERS = (1, 16, 64)
 CALLS, ROUNDS = 640, 5
 QUICK_CALLS, QUICK_ROUNDS = 160, 2
-FILE_LINES, FILES, LISTS = 2_000, 5, 40  # of a round: a file of 8 MB that many times, its list that many times
+FILE_LINES, FILES, LISTS = (
+    2_000,
+    5,
+    40,
+)  # of a round: a file of 8 MB that many times, its list that many times
 OURS, THEIRS, DIRECT = "Penstock", "LiteLLM", "the provider itself"
 FILE_LIST = "/v1/files?purpose=batch"
 
@@ -35,7 +41,10 @@ FILE_LIST = "/v1/files?purpose=batch"
 def run(quick: bool) -> Report:
     interpreter = litellm.python()
     if interpreter is None:
-        note = f"LiteLLM is not here: set {litellm.VARIABLE} to the Python of an environment that has litellm[proxy]"
+        note = (
+            f"LiteLLM is not here: set {litellm.VARIABLE} to the Python of an environment that has "
+            "litellm[proxy]"
+        )
         return Report("(l) beside LiteLLM's proxy: not run", [], [note])
     number, rounds = (QUICK_CALLS, QUICK_ROUNDS) if quick else (CALLS, ROUNDS)
     with folder() as place, redis_server(place) as server, contextlib.ExitStack() as stack:
@@ -46,19 +55,32 @@ def run(quick: bool) -> Report:
         config = place / "fleet" / "penstock.toml"
         port, pid = stack.enter_context(door(place, running.database_url, server.url, config))
         with litellm.proxy(place, interpreter, answering.url) as theirs:
-            found = _calls(port, (pid, *running.pids), theirs, urlsplit(answering.url).port or 0, number, rounds)
+            found = _calls(
+                port,
+                (pid, *running.pids),
+                theirs,
+                urlsplit(answering.url).port or 0,
+                number,
+                rounds,
+            )
         kept = stack.enter_context(simulator(0.0, 0.0))
         with litellm.proxy(place, interpreter, kept.url) as theirs:
-            files = list(_files(place, {OURS: (port, pid), THEIRS: (theirs.port, theirs.pid)}, rounds))
+            files = list(
+                _files(place, {OURS: (port, pid), THEIRS: (theirs.port, theirs.pid)}, rounds)
+            )
             version = theirs.version
     notes = [
-        "Penstock: ledger, queue, worker, quota, ledger, answer; CPU of door, worker, control and Redis",
+        "Penstock: ledger, queue, worker, quota, ledger, answer; CPU of door, worker, control and "
+        "Redis",
         f"LiteLLM {version}: passes calls and files on and keeps nothing; CPU of its process",
-        "files: Penstock keeps them, LiteLLM sends them to `penstock simulate`, whose CPU is not counted",
+        "files: Penstock keeps them, LiteLLM sends them to `penstock simulate`, whose CPU is not "
+        "counted",
     ]
     rows = [row for callers in CALLERS for row in _call_rows(callers, found)]
     return Report(
-        f"(l) beside LiteLLM's proxy, provider of {LATENCY_MS:g} ms, {rounds} round(s)", [*rows, *files], notes
+        f"(l) beside LiteLLM's proxy, provider of {LATENCY_MS:g} ms, {rounds} round(s)",
+        [*rows, *files],
+        notes,
     )
 
 
@@ -82,17 +104,26 @@ def _call_rows(callers: int, found: dict[tuple[str, int], list[Calls]]) -> Itera
     ours, theirs, direct = (medians(found[name, callers]) for name in (OURS, THEIRS, DIRECT))
     who = in_words(callers)
     for name, mine, other, bare in (
-        ("p50", ours.p50_ms, theirs.p50_ms, direct.p50_ms), ("p99", ours.p99_ms, theirs.p99_ms, direct.p99_ms),
-    ):  # fmt: skip
+        ("p50", ours.p50_ms, theirs.p50_ms, direct.p50_ms),
+        ("p99", ours.p99_ms, theirs.p99_ms, direct.p99_ms),
+    ):
         yield Row(
-            f"{who}: {name} over the direct call", f"+{mine - bare:.1f} ms", f"+{other - bare:.1f} ms {THEIRS}",
+            f"{who}: {name} over the direct call",
+            f"+{mine - bare:.1f} ms",
+            f"+{other - bare:.1f} ms {THEIRS}",
             f"{mine / other:.2f}x of all",
-        )  # fmt: skip
+        )
     yield Row(
-        f"{who}: CPU of a call", f"{ours.cpu_ms:.2f} ms", f"{theirs.cpu_ms:.2f} ms {THEIRS}",
+        f"{who}: CPU of a call",
+        f"{ours.cpu_ms:.2f} ms",
+        f"{theirs.cpu_ms:.2f} ms {THEIRS}",
         f"{ours.cpu_ms / theirs.cpu_ms:.2f}x",
-    )  # fmt: skip
-    yield Row(f"{who}: calls a second", f"{ours.per_s:.0f}", f"{theirs.per_s:.0f} {THEIRS}, {direct.per_s:.0f} direct")
+    )
+    yield Row(
+        f"{who}: calls a second",
+        f"{ours.per_s:.0f}",
+        f"{theirs.per_s:.0f} {THEIRS}, {direct.per_s:.0f} direct",
+    )
 
 
 def _files(place: Path, sides: dict[str, tuple[int, int]], rounds: int) -> Iterator[Row]:
@@ -104,12 +135,17 @@ def _files(place: Path, sides: dict[str, tuple[int, int]], rounds: int) -> Itera
             ups[name].append(_uploads(partial(upload, port, path), pid))
             lists[name].append(weighed(port, 1, LISTS, get(FILE_LIST), (pid,)))
     size = path.stat().st_size / 2**20
-    for what, found in ((f"upload of {size:.0f} MiB", ups), (f"list of {rounds * FILES} files", lists)):
+    for what, found in (
+        (f"upload of {size:.0f} MiB", ups),
+        (f"list of {rounds * FILES} files", lists),
+    ):
         ours, theirs = medians(found[OURS]), medians(found[THEIRS])
         yield Row(
-            f"{what}: p50, slowest", f"{ours.p50_ms:.1f}, {ours.p99_ms:.1f} ms",
-            f"{theirs.p50_ms:.1f}, {theirs.p99_ms:.1f} ms {THEIRS}", f"{ours.p50_ms / theirs.p50_ms:.2f}x",
-        )  # fmt: skip
+            f"{what}: p50, slowest",
+            f"{ours.p50_ms:.1f}, {ours.p99_ms:.1f} ms",
+            f"{theirs.p50_ms:.1f}, {theirs.p99_ms:.1f} ms {THEIRS}",
+            f"{ours.p50_ms / theirs.p50_ms:.2f}x",
+        )
         yield Row(
             f"{what}: CPU",
             f"{ours.cpu_ms:.1f} ms",

@@ -1,6 +1,8 @@
-"""(o) A large file through the door: CPU up and down, and the door's peak of memory beside that after a file of 1 MiB.
+"""(o) A large file through the door: CPU up and down, and the door's peak of memory beside that
+after a file of 1 MiB.
 
-200 MB in 50,000 lines, as OpenAI takes them. One door for all rounds: its peak cannot fall, so the small file comes first.
+200 MB in 50,000 lines, as OpenAI takes them. One door for all rounds: its peak cannot fall, so the
+small file comes first.
 """
 
 from __future__ import annotations
@@ -38,7 +40,10 @@ def run(quick: bool) -> Report:
         database = open_database(database_url)
         database.migrate()
         database.close()
-        small, large = written(place / "small.jsonl", SMALL_LINES), written(place / "large.jsonl", lines)
+        small, large = (
+            written(place / "small.jsonl", SMALL_LINES),
+            written(place / "large.jsonl", lines),
+        )
         with door(place, database_url, server.url) as (port, pid):
             first = moved(port, pid, small)
             found = [moved(port, pid, large) for _ in range(rounds)]
@@ -55,7 +60,9 @@ def written(path: Path, lines: int) -> Path:
         for number in range(lines):
             head = {"custom_id": doc_id(number), "method": "POST", "url": "/v1/chat/completions"}
             messages = [{"role": "user", "content": "x" * (LINE_BYTES - 200)}]
-            file.write(json.dumps(head | {"body": {"model": "sim-small", "messages": messages}}) + "\n")
+            file.write(
+                json.dumps(head | {"body": {"model": "sim-small", "messages": messages}}) + "\n"
+            )
     return path
 
 
@@ -73,7 +80,10 @@ def upload(port: int, path: Path) -> str:
     """The id of the file; it is sent in pieces, so that the client's memory is flat, too."""
     head, tail = _form(path.name)
     length = len(head) + path.stat().st_size + len(tail)
-    headers = {"content-type": f"multipart/form-data; boundary={BOUNDARY}", "content-length": str(length)}
+    headers = {
+        "content-type": f"multipart/form-data; boundary={BOUNDARY}",
+        "content-length": str(length),
+    }
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=TIMEOUT_S)
     try:
         connection.request("POST", "/v1/files", _pieces(head, path, tail), headers)
@@ -88,7 +98,11 @@ def upload(port: int, path: Path) -> str:
 
 def _form(filename: str) -> tuple[bytes, bytes]:
     purpose = f'--{BOUNDARY}\r\ncontent-disposition: form-data; name="purpose"\r\n\r\nbatch\r\n'
-    file = f'--{BOUNDARY}\r\ncontent-disposition: form-data; name="file"; filename="{filename}"\r\n\r\n'
+    file = (
+        f"--{BOUNDARY}\r\n"
+        f'content-disposition: form-data; name="file"; filename="{filename}"\r\n'
+        "\r\n"
+    )
     return (purpose + file).encode(), f"\r\n--{BOUNDARY}--\r\n".encode()
 
 
@@ -111,11 +125,16 @@ def _download(port: int, name: str, size: int) -> None:
     finally:
         connection.close()
     if answer.status != 200 or got != size:
-        raise GroundError(f"the content of {name} was answered {answer.status} with {got} bytes of {size}")
+        raise GroundError(
+            f"the content of {name} was answered {answer.status} with {got} bytes of {size}"
+        )
 
 
 def _rows(first: Moved, found: list[Moved], mib: float) -> Iterator[Row]:
-    for name, seconds in (("upload", [one.up_s for one in found]), ("download", [one.down_s for one in found])):
+    for name, seconds in (
+        ("upload", [one.up_s for one in found]),
+        ("download", [one.down_s for one in found]),
+    ):
         spent = median(seconds)
         yield Row(f"{name}: CPU of the door", f"{spent:.2f} s", f"{spent * 1e3 / mib:.1f} ms a MiB")
     peak = found[-1].peak_mib

@@ -1,4 +1,5 @@
-"""(m) The embed lane's batches beside others, on one encoder: arrival order in fixed batches, and a sorted offline run."""
+"""(m) The embed lane's batches beside others, on one encoder: arrival order in fixed batches, and a
+sorted offline run."""
 
 from __future__ import annotations
 
@@ -45,17 +46,31 @@ def run(quick: bool) -> Report:
             ways.setdefault(name, []).append(len(texts) / seconds)
     rates = {name: median(figures) for name, figures in ways.items()}
     rows = [
-        Row(f"the lane, {IN_FLIGHT} in flight, beside {name}", f"{rates['lane']:.1f}/s", f"{rate:.1f}/s",
-            f"{rates['lane'] / rate:.2f}x", f">= {TARGET:.2f}x" if name == "offline" else "",
-            rates["lane"] >= TARGET * rate if name == "offline" else None)
-        for name, rate in rates.items() if name != "lane"
-    ]  # fmt: skip
+        Row(
+            f"the lane, {IN_FLIGHT} in flight, beside {name}",
+            f"{rates['lane']:.1f}/s",
+            f"{rate:.1f}/s",
+            f"{rates['lane'] / rate:.2f}x",
+            f">= {TARGET:.2f}x" if name == "offline" else "",
+            rates["lane"] >= TARGET * rate if name == "offline" else None,
+        )
+        for name, rate in rates.items()
+        if name != "lane"
+    ]
     rows.append(
-        Row("real tokens by padded ones", f"{efficiency['lane']:.3f}", f"{_efficiency(encoder, texts, 32):.3f}")
+        Row(
+            "real tokens by padded ones",
+            f"{efficiency['lane']:.3f}",
+            f"{_efficiency(encoder, texts, 32):.3f}",
+        )
     )
-    notes = [f"{name}: " + ", ".join(f"{rate:.1f}" for rate in figures) + " items/s" for name, figures in ways.items()]
+    notes = [
+        f"{name}: " + ", ".join(f"{rate:.1f}" for rate in figures) + " items/s"
+        for name, figures in ways.items()
+    ]
     title = (
-        f"(m) {len(texts):,} docstrings through MiniLM, {os.cpu_count()} cores; beside: fixed batches, `model.encode`"
+        f"(m) {len(texts):,} docstrings through MiniLM, {os.cpu_count()} cores; beside: fixed "
+        "batches, `model.encode`"
     )
     return Report(title, rows, notes)
 
@@ -64,12 +79,16 @@ def _texts(count: int) -> list[str]:
     """Docstrings in the order of their files, as a job would bring them."""
     with folder() as place:
         subprocess.run(
-            [sys.executable, CORPUS, place / "c.jsonl", "--limit", str(count)], check=True, capture_output=True
+            [sys.executable, CORPUS, place / "c.jsonl", "--limit", str(count)],
+            check=True,
+            capture_output=True,
         )
         return [json.loads(line)["text"] for line in (place / "c.jsonl").read_text().splitlines()]
 
 
-def _lane(encoder: SentenceTransformersEncoder, texts: Sequence[str], efficiency: dict[str, float]) -> float:
+def _lane(
+    encoder: SentenceTransformersEncoder, texts: Sequence[str], efficiency: dict[str, float]
+) -> float:
     """Seconds, bodies and answers included."""
 
     async def main() -> float:
@@ -110,5 +129,7 @@ def _offline(encoder: SentenceTransformersEncoder, texts: Sequence[str]) -> floa
 def _efficiency(encoder: SentenceTransformersEncoder, texts: Sequence[str], size: int) -> float:
     """Of fixed batches in order of arrival."""
     sizes = [len(encoder.trim(text)) for text in texts]
-    padded = sum(max(sizes[at : at + size]) * len(sizes[at : at + size]) for at in range(0, len(sizes), size))
+    padded = sum(
+        max(sizes[at : at + size]) * len(sizes[at : at + size]) for at in range(0, len(sizes), size)
+    )
     return sum(sizes) / padded

@@ -1,7 +1,9 @@
-"""(f) Flower beside a fleet at full pace: what its events cost the worker, and what they cost Flower.
+"""(f) Flower beside a fleet at full pace: what its events cost the worker, and what they cost
+Flower.
 
-One worker with the no-op lane, one item of a thousand a dead letter. First each way of sending events by itself; then jobs in
-pairs, without Flower and with it, and a long stretch with it. Flower shares the machine with all the rest.
+One worker with the no-op lane, one item of a thousand a dead letter. First each way of sending
+events by itself; then jobs in pairs, without Flower and with it, and a long stretch with it. Flower
+shares the machine with all the rest.
 """
 
 from __future__ import annotations
@@ -22,7 +24,14 @@ import psutil
 from celery import Celery
 
 from benchmarks.harness.fleet import Fleet, JobCost, fleet
-from benchmarks.harness.ground import GroundError, RunningRedis, folder, process, redis_server, usage
+from benchmarks.harness.ground import (
+    GroundError,
+    RunningRedis,
+    folder,
+    process,
+    redis_server,
+    usage,
+)
 from benchmarks.harness.report import Report, Row, median
 from benchmarks.noop_path import CONCURRENCY, enable_events
 from benchmarks.parts.flower_worker import FAILS_EACH
@@ -59,19 +68,24 @@ class Mark:
 
 def run(quick: bool) -> Report:
     sizes = (
-        Sizes(10_000, 1, 5_000, 2, 10_000, 2, 60_000) if quick else Sizes(15_000, 1, 20_000, 4, 110_000, 2, 1_000_000)
+        Sizes(10_000, 1, 5_000, 2, 10_000, 2, 60_000)
+        if quick
+        else Sizes(15_000, 1, 20_000, 4, 110_000, 2, 1_000_000)
     )
     with folder() as place, redis_server(place) as server:
         ways = _ways(place, server, sizes)
         report = _attached(place, server, sizes)
         alone = _replayed(place, server, sizes.replayed)
     rows = [*ways, *report.rows, *alone.rows]
-    return Report(f"(f) Flower beside {sizes.attached:,} items", rows, [*report.notes, *alone.notes])
+    return Report(
+        f"(f) Flower beside {sizes.attached:,} items", rows, [*report.notes, *alone.notes]
+    )
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """Items per job and number of jobs: of each way alone, of neighbours without and with Flower, of the long stretch."""
+    """Items per job and number of jobs: of each way alone, of neighbours without and with Flower,
+    of the long stretch."""
 
     alone: int
     rounds: int
@@ -86,11 +100,12 @@ class Sizes:
         return self.neighbour * self.pairs + self.long * self.longs
 
 
-# -- each way of sending events, with no reader --------------------------------------------------------------------
+# -- each way of sending events, with no reader ----------------------------------------------------
 
 
 def _ways(place: Path, server: RunningRedis, sizes: Sizes) -> list[Row]:
-    """Each round runs all of them in turn: the machine may be busier in one round than in the next."""
+    """Each round runs all of them in turn: the machine may be busier in one round than in the
+    next."""
     found: dict[str, list[tuple[JobCost, int]]] = {name: [] for name in WAYS}
     for number in range(sizes.rounds):
         for name, (lane, on, variables) in WAYS.items():
@@ -107,7 +122,10 @@ def _cost(
 ) -> tuple[JobCost, int]:
     """And the number of PUBLISHes."""
     server.client().flushall()
-    with _variables(variables), fleet(place, server, worker=WORKER, concurrency=CONCURRENCY, lane=lane) as running:
+    with (
+        _variables(variables),
+        fleet(place, server, worker=WORKER, concurrency=CONCURRENCY, lane=lane) as running,
+    ):
         if on:
             enable_events(server)
         before = _publishes(server)
@@ -116,14 +134,22 @@ def _cost(
 
 def _way(name: str, costs: list[tuple[JobCost, int]], off: list[JobCost]) -> Row:
     pace = median([cost.items / cost.wall_s for cost, _ in costs])
-    worker, redis = (median(figures) for figures in zip(*[(c.worker_ms, c.redis_ms) for c, _ in costs], strict=True))
+    worker, redis = (
+        median(figures)
+        for figures in zip(*[(c.worker_ms, c.redis_ms) for c, _ in costs], strict=True)
+    )
     publishes = median([publishes / cost.items for cost, publishes in costs])
-    ratio = median([cost.worker_ms / beside.worker_ms for (cost, _), beside in zip(costs, off, strict=True)])
-    measured = f"{pace:,.0f}/s, worker {worker:.3f} ms, redis {redis:.3f} ms, {publishes:.4f} PUBLISH per item"
+    ratio = median(
+        [cost.worker_ms / beside.worker_ms for (cost, _), beside in zip(costs, off, strict=True)]
+    )
+    measured = (
+        f"{pace:,.0f}/s, worker {worker:.3f} ms, redis {redis:.3f} ms, {publishes:.4f} PUBLISH per "
+        "item"
+    )
     return Row(name, measured, "", f"CPU {ratio:.2f}x")
 
 
-# -- with Flower -------------------------------------------------------------------------------------------------------
+# -- with Flower -----------------------------------------------------------------------------------
 
 
 def _attached(place: Path, server: RunningRedis, sizes: Sizes) -> Report:
@@ -167,29 +193,61 @@ def _report(off: list[JobCost], on: list[JobCost], marks: list[Mark], publishes:
     pairs = list(zip(off, on, strict=False))  # each detached job and the one after it
     ratio = median([a.wall_s / b.wall_s for a, b in pairs])
     cpu_ratio = median([b.worker_ms / a.worker_ms for a, b in pairs])
-    paces = [median([cost.items / cost.wall_s for cost in costs]) for costs in zip(*pairs, strict=True)]
+    paces = [
+        median([cost.items / cost.wall_s for cost in costs]) for costs in zip(*pairs, strict=True)
+    ]
     cpus = [median([cost.worker_ms for cost in costs]) for costs in zip(*pairs, strict=True)]
     growth = last.rss / full.rss
     cpu_s, wall_s = last.cpu_s - marks[0].cpu_s, sum(cost.wall_s for cost in on)
     rows = [
-        Row("items per second, Flower attached", f"{paces[1]:,.0f}", f"detached {paces[0]:,.0f}", f"{ratio:.2f}x",
-            f">= {PACE_TARGET}x", ratio >= PACE_TARGET),
+        Row(
+            "items per second, Flower attached",
+            f"{paces[1]:,.0f}",
+            f"detached {paces[0]:,.0f}",
+            f"{ratio:.2f}x",
+            f">= {PACE_TARGET}x",
+            ratio >= PACE_TARGET,
+        ),
         Row("CPU per item, worker", f"{cpus[1]:.3f} ms", f"{cpus[0]:.3f} ms", f"{cpu_ratio:.2f}x"),
         Row("task events and PUBLISHes per item", f"{events / total:.3f}, {publishes / total:.4f}"),
-        Row("dead letters that Flower shows", f"{last.failed:,.0f}", f"{dead:,}", "", "all", last.failed == dead),
-        Row("Flower's memory at the end", f"{last.rss / MIB:.0f} MiB", f"{full.rss / MIB:.0f} MiB at {full.items:,}",
-            f"{growth:.2f}x", f"<= {GROWTH_MAX}x", growth <= GROWTH_MAX),
-        Row("Flower's CPU, share of one core", f"{cpu_s / wall_s:.0%}", "", f"{cpu_s / max(1, events) * 1e6:.0f} us per event"),
-    ]  # fmt: skip
-    notes = [f"{len(pairs)} pairs of {off[0].items:,} items; one of {FAILS_EACH:,} items fails", *map(_told, marks)]
+        Row(
+            "dead letters that Flower shows",
+            f"{last.failed:,.0f}",
+            f"{dead:,}",
+            "",
+            "all",
+            last.failed == dead,
+        ),
+        Row(
+            "Flower's memory at the end",
+            f"{last.rss / MIB:.0f} MiB",
+            f"{full.rss / MIB:.0f} MiB at {full.items:,}",
+            f"{growth:.2f}x",
+            f"<= {GROWTH_MAX}x",
+            growth <= GROWTH_MAX,
+        ),
+        Row(
+            "Flower's CPU, share of one core",
+            f"{cpu_s / wall_s:.0%}",
+            "",
+            f"{cpu_s / max(1, events) * 1e6:.0f} us per event",
+        ),
+    ]
+    notes = [
+        f"{len(pairs)} pairs of {off[0].items:,} items; one of {FAILS_EACH:,} items fails",
+        *map(_told, marks),
+    ]
     return Report("", rows, notes)
 
 
 def _told(mark: Mark) -> str:
-    return f"at {mark.items:>9,} items: Flower {mark.rss / MIB:.0f} MiB, {mark.events:,.0f} task events, {mark.cpu_s:.0f} s CPU"
+    return (
+        f"at {mark.items:>9,} items: Flower {mark.rss / MIB:.0f} MiB, {mark.events:,.0f} task "
+        f"events, {mark.cpu_s:.0f} s CPU"
+    )
 
 
-# -- Flower alone ------------------------------------------------------------------------------------------------------
+# -- Flower alone ----------------------------------------------------------------------------------
 
 
 def _replayed(place: Path, server: RunningRedis, events: int) -> Report:
@@ -206,21 +264,44 @@ def _replayed(place: Path, server: RunningRedis, events: int) -> Report:
     sent = events // MARKS // EVENTS_PER_ITEM * EVENTS_PER_ITEM * MARKS
     first, last = marks[1], marks[-1]
     taken, cpu_s = last.events - marks[0].events, last.cpu_s - marks[0].cpu_s
-    growth, is_full = last.rss / first.rss, first.events >= EVENTS_PER_ITEM * MAX_TASKS  # else it must still grow
+    growth, is_full = (
+        last.rss / first.rss,
+        first.events >= EVENTS_PER_ITEM * MAX_TASKS,
+    )  # else it must still grow
     rows = [
-        Row(f"events that Flower alone took in, sent at {REPLAY_PER_S:,.0f} a second", f"{taken:,.0f}", f"{sent:,}",
-            f"{taken / sent:.3f}x", "all", taken == sent),
-        Row("its memory after them", f"{last.rss / MIB:.0f} MiB", f"{first.rss / MIB:.0f} MiB at {first.events:,.0f}",
-            f"{growth:.2f}x", f"<= {GROWTH_MAX}x", growth <= GROWTH_MAX if is_full else None),
-        Row("its CPU", f"{cpu_s / wall_s:.0%} of a core", "", f"{cpu_s / taken * 1e6:.0f} us per event"),
-    ]  # fmt: skip
+        Row(
+            f"events that Flower alone took in, sent at {REPLAY_PER_S:,.0f} a second",
+            f"{taken:,.0f}",
+            f"{sent:,}",
+            f"{taken / sent:.3f}x",
+            "all",
+            taken == sent,
+        ),
+        Row(
+            "its memory after them",
+            f"{last.rss / MIB:.0f} MiB",
+            f"{first.rss / MIB:.0f} MiB at {first.events:,.0f}",
+            f"{growth:.2f}x",
+            f"<= {GROWTH_MAX}x",
+            growth <= GROWTH_MAX if is_full else None,
+        ),
+        Row(
+            "its CPU",
+            f"{cpu_s / wall_s:.0%} of a core",
+            "",
+            f"{cpu_s / taken * 1e6:.0f} us per event",
+        ),
+    ]
     return Report("", rows, [f"replayed: {_told(mark)}" for mark in marks])
 
 
 def _send(server: RunningRedis, items: int) -> None:
     """Whole items, in groups as workers send them."""
     group = 300  # items, of which a dispatcher makes one message
-    with Celery("bench", broker=server.url, set_as_current=False) as app, app.connection() as connection:
+    with (
+        Celery("bench", broker=server.url, set_as_current=False) as app,
+        app.connection() as connection,
+    ):
         sender = app.events.Dispatcher(connection, hostname="replay@bench", buffer_group=["task"])
         sender.buffer_limit, sender.on_send_buffered = 10 * group * EVENTS_PER_ITEM, None
         began = time.monotonic()
@@ -258,10 +339,13 @@ def _mark(pid: int, url: str, items: int) -> Mark:
     with urllib.request.urlopen(f"{url}/metrics", timeout=30) as answer:
         text = answer.read().decode()
     counted = {
-        kind: float(n) for kind, n in re.findall(r'flower_events_total\{.*?type="(task-[a-z]+)".*?\} (\S+)', text)
+        kind: float(n)
+        for kind, n in re.findall(r'flower_events_total\{.*?type="(task-[a-z]+)".*?\} (\S+)', text)
     }
     rss = int(psutil.Process(pid).memory_info().rss)
-    return Mark(items, rss, sum(counted.values()), counted.get("task-failed", 0.0), usage(pid).cpu_s)
+    return Mark(
+        items, rss, sum(counted.values()), counted.get("task-failed", 0.0), usage(pid).cpu_s
+    )
 
 
 def _publishes(server: RunningRedis) -> int:

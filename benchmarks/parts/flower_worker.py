@@ -1,4 +1,5 @@
-"""The no-op worker with one failure in a thousand, for flower.py; `stock` sends events as Celery does by itself."""
+"""The no-op worker with one failure in a thousand, for flower.py; `stock` sends events as Celery
+does by itself."""
 
 from __future__ import annotations
 
@@ -43,7 +44,9 @@ def use_stock_events() -> None:
     app_module.ItemTask.Request = "benchmarks.parts.flower_worker:StockRequest"
     app_module.ItemTask.send_events = True
     vars(handover)["gather_events"] = lambda *_: None
-    type.__setattr__(ShortRequest, "suits", staticmethod(lambda _message: False))  # each is Celery's whole request
+    type.__setattr__(
+        ShortRequest, "suits", staticmethod(lambda _message: False)
+    )  # each is Celery's whole request
 
 
 def main() -> None:
@@ -51,7 +54,9 @@ def main() -> None:
         use_stock_events()
     settings = WorkerSettings.load(lane="api")
     app = app_module.create_app(settings, lambda _app, given: WorkerEngine(given, FailingLane()))
-    app.worker_main(["worker", "--loglevel", "ERROR", "--without-mingle", "--without-gossip", "-n", "noop@%h"])
+    app.worker_main(
+        ["worker", "--loglevel", "ERROR", "--without-mingle", "--without-gossip", "-n", "noop@%h"]
+    )
 
 
 if __name__ == "__main__":

@@ -1,7 +1,8 @@
-"""(h) HTTP clients alone: a bare aiohttp loop, aiohttp behind the worker's interface, and the lean client, on both loops.
+"""(h) HTTP clients alone: a bare aiohttp loop, aiohttp behind the worker's interface, and the lean
+client, on both loops.
 
-Each round runs every client once, in a process of its own, against the same simulator: CPU per call, so that a busy machine
-meets all of them alike.
+Each round runs every client once, in a process of its own, against the same simulator: CPU per
+call, so that a busy machine meets all of them alike.
 """
 
 from __future__ import annotations
@@ -47,7 +48,9 @@ def run(quick: bool) -> Report:
 
 def _cost_us(name: str, url: str, calls: int) -> float:
     command = [sys.executable, "-m", "benchmarks.parts.http_clients", name, url, str(calls)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, timeout=PEER_TIMEOUT_S, check=True)
+    done = subprocess.run(
+        command, cwd=ROOT, capture_output=True, timeout=PEER_TIMEOUT_S, check=True
+    )
     return float(json.loads(done.stdout)["cpu_ms"]) * 1000
 
 
@@ -57,17 +60,27 @@ def _row(name: str, found: list[float], bare: list[float]) -> Row:
     if name != "lean":
         return Row(f"CPU per call, {name}", shown, "", f"{ratio:.2f}x")
     return Row(
-        f"CPU per call, {name}", shown, f"{median(bare):.0f} us", f"{ratio:.2f}x", f"<= {TARGET}x", ratio <= TARGET
+        f"CPU per call, {name}",
+        shown,
+        f"{median(bare):.0f} us",
+        f"{ratio:.2f}x",
+        f"<= {TARGET}x",
+        ratio <= TARGET,
     )
 
 
-async def _with_client(name: ClientName, base_url: str, bodies: Sequence[dict[str, Any]]) -> dict[str, float]:
+async def _with_client(
+    name: ClientName, base_url: str, bodies: Sequence[dict[str, Any]]
+) -> dict[str, float]:
     client = make_client(name)
     target = Target.of(f"{base_url}/chat/completions", {"Content-Type": "application/json"})
 
     async def call(body: dict[str, Any]) -> object:
         answer = await client.post(
-            target, orjson.dumps(body), headers={"X-Client-Request-Id": "job:document"}, timeout_s=LIMIT_S
+            target,
+            orjson.dumps(body),
+            headers={"X-Client-Request-Id": "job:document"},
+            timeout_s=LIMIT_S,
         )
         if answer.status != 200:
             raise RuntimeError(f"the simulator answered {answer.status}")

@@ -1,4 +1,5 @@
-"""(e) Peak memory of the feeding process and of a worker, for a small job and a large one, each in processes of its own."""
+"""(e) Peak memory of the feeding process and of a worker, for a small job and a large one, each in
+processes of its own."""
 
 from __future__ import annotations
 
@@ -32,4 +33,11 @@ def peaks(items: int) -> JobCost:
 
 def _row(what: str, few: int, many: int) -> Row:
     ratio = many / few
-    return Row(what, f"{many / MIB:.0f} MiB", f"{few / MIB:.0f} MiB", f"{ratio:.2f}x", f"<= {FLAT}x", ratio <= FLAT)
+    return Row(
+        what,
+        f"{many / MIB:.0f} MiB",
+        f"{few / MIB:.0f} MiB",
+        f"{ratio:.2f}x",
+        f"<= {FLAT}x",
+        ratio <= FLAT,
+    )

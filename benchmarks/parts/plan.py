@@ -1,7 +1,9 @@
-"""(p) What `penstock plan` and `--dry-run` say from a sample, beside the run itself: api with limits, batch, embed.
+"""(p) What `penstock plan` and `--dry-run` say from a sample, beside the run itself: api with
+limits, batch, embed.
 
-The provider is simulated, with known latencies, limits and prices; the server that embeds is one of this file, which embeds so
-many texts a second. Each run is a command of its own, and its time is that of the command by the clock.
+The provider is simulated, with known latencies, limits and prices; the server that embeds is one of
+this file, which embeds so many texts a second. Each run is a command of its own, and its time is
+that of the command by the clock.
 """
 
 from __future__ import annotations
@@ -51,22 +53,50 @@ class Case:
 
 CASES: Final = (
     Case(
-        "api, 900 requests a minute, 2 % errors", 1_200, 100,
-        ("--rpm", "900", "--latency-ms", "400", "--latency-sigma", "0.6", "--error-rate", "0.02", "--seed", "5"),
+        "api, 900 requests a minute, 2 % errors",
+        1_200,
+        100,
+        (
+            "--rpm",
+            "900",
+            "--latency-ms",
+            "400",
+            "--latency-sigma",
+            "0.6",
+            "--error-rate",
+            "0.02",
+            "--seed",
+            "5",
+        ),
         ("--rpm", "900", "--workers", "1", *PRICES),
     ),
     Case(
-        "batch, room for two batches at once", 900, 100,
+        "batch, room for two batches at once",
+        900,
+        100,
         ("--batch-s", "15", "--batch-sigma", "0", "--batch-step-s", "0.5", "--seed", "5"),
-        ("--lane", "batch", "--batch-max-requests", "100", "--batch-poll", "1s", "--workers", "1", *PRICES),
+        (
+            "--lane",
+            "batch",
+            "--batch-max-requests",
+            "100",
+            "--batch-poll",
+            "1s",
+            "--workers",
+            "1",
+            *PRICES,
+        ),
         {"PENSTOCK_PROVIDERS__DEFAULT__BATCH_ENQUEUED_TOKENS": "24000"},
     ),
     Case(
-        f"embed, a server of {EMBED_SLOTS / EMBED_S:g} a second", 3_000, 250, (),
+        f"embed, a server of {EMBED_SLOTS / EMBED_S:g} a second",
+        3_000,
+        250,
+        (),
         ("--lane", "embed", "--workers", "1"),
         {"PENSTOCK_COST__USD_PER_GPU_HOUR": "3.6"},
     ),
-)  # fmt: skip
+)
 
 
 def run(quick: bool) -> Report:
@@ -81,16 +111,37 @@ def _rows(case: Case, place: Path) -> list[Row]:
     _write(place / "docs.jsonl", case.documents)
     with _provider(case) as url:
         flags = [*_job(case), "--base-url", url] if not case.is_embedding else _job(case)
-        variables = {**case.variables, **({"PENSTOCK_EMBED__UPSTREAM_URL": url} if case.is_embedding else {})}
+        variables = {
+            **case.variables,
+            **({"PENSTOCK_EMBED__UPSTREAM_URL": url} if case.is_embedding else {}),
+        }
 
         def penstock(*words: str) -> tuple[str, float]:
             return _penstock(place, variables, words)
 
-        penstock("run", "docs.jsonl", "--out", "trial", "--job", "j", "--sample", str(case.sample), *flags)
+        penstock(
+            "run",
+            "docs.jsonl",
+            "--out",
+            "trial",
+            "--job",
+            "j",
+            "--sample",
+            str(case.sample),
+            *flags,
+        )
         said, _ = penstock("run", "docs.jsonl", "--out", "trial", "--job", "j", "--dry-run", *flags)
         (sample,) = (place / "trial/.penstock/samples").glob("*.json")
         asked = [flag for flag in flags if flag not in ("--workers", "1")]
-        from_job = ["--from-job", sample.stem, "--state", "trial/.penstock", "--workers", "1", "--json"]
+        from_job = [
+            "--from-job",
+            sample.stem,
+            "--state",
+            "trial/.penstock",
+            "--workers",
+            "1",
+            "--json",
+        ]
         planned, _ = penstock("plan", "docs.jsonl", *asked, *from_job)
         _, seconds = penstock("run", "docs.jsonl", "--out", "whole", "--job", "j", *flags)
     report = json.loads((place / "whole/report.json").read_text())
@@ -107,12 +158,23 @@ def _rows(case: Case, place: Path) -> list[Row]:
 def _row(what: str, said: float, measured: float, unit: str) -> Row:
     ratio = said / measured
     met = abs(ratio - 1) <= WITHIN
-    return Row(what, f"{said:.4g} {unit}", f"{measured:.4g} {unit}", f"{ratio:.2f}x", f"within {WITHIN:.0%}", met)
+    return Row(
+        what,
+        f"{said:.4g} {unit}",
+        f"{measured:.4g} {unit}",
+        f"{ratio:.2f}x",
+        f"within {WITHIN:.0%}",
+        met,
+    )
 
 
 def _job(case: Case) -> list[str]:
     asks = ["--prompt", "{text}", "--model", MODEL]
-    return [*asks, *case.flags] if case.is_embedding else [*asks, "--param", "max_tokens=200", *case.flags]
+    return (
+        [*asks, *case.flags]
+        if case.is_embedding
+        else [*asks, "--param", "max_tokens=200", *case.flags]
+    )
 
 
 def _write(path: Path, documents: int) -> None:
@@ -141,15 +203,25 @@ def _write(path: Path, documents: int) -> None:
 
 
 def _penstock(place: Path, variables: Mapping[str, str], words: Sequence[str]) -> tuple[str, float]:
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("PENSTOCK_")} | dict(
-        variables
-    )
+    environment = {
+        name: value for name, value in os.environ.items() if not name.startswith("PENSTOCK_")
+    } | dict(variables)
     began = time.monotonic()
     done = subprocess.run(
-        [*PENSTOCK, *words], cwd=place, env=environment, capture_output=True, text=True, timeout=600, check=False
+        [*PENSTOCK, *words],
+        cwd=place,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
     )
     if done.returncode not in (0, 3):
-        raise RuntimeError(f"penstock {' '.join(words)} ended with {done.returncode}:\n{done.stdout}\n{done.stderr}")
+        raise RuntimeError(
+            f"penstock {' '.join(words)} ended with {done.returncode}:\n"
+            f"{done.stdout}\n"
+            f"{done.stderr}"
+        )
     return done.stdout, time.monotonic() - began
 
 
@@ -162,14 +234,17 @@ _UNITS: Final = {"d": 86_400, "h": 3_600, "min": 60, "s": 1}
 
 def _seconds(line: str) -> float:
     about = line.partition("about ")[2].partition(" (")[0]
-    return sum(float(number) * _UNITS[unit] for number, unit in re.findall(r"([\d.]+) (d|h|min|s)\b", about))
+    return sum(
+        float(number) * _UNITS[unit]
+        for number, unit in re.findall(r"([\d.]+) (d|h|min|s)\b", about)
+    )
 
 
 def _usd(line: str) -> float:
     return float(line.partition("about $")[2].partition(" (")[0].replace(",", ""))
 
 
-# -- who answers ---------------------------------------------------------------------------------------------------------
+# -- who answers -----------------------------------------------------------------------------------
 
 
 @contextmanager
@@ -205,15 +280,21 @@ def _embeds() -> Iterator[str]:
             return web.json_response(_vectors(inputs))
 
         async def models(_: web.Request) -> web.Response:
-            return web.json_response({"object": "list", "data": [{"id": MODEL, "max_model_len": 100_000}]})
+            return web.json_response(
+                {"object": "list", "data": [{"id": MODEL, "max_model_len": 100_000}]}
+            )
 
         async def health(_: web.Request) -> web.Response:
             return web.Response()
 
         app = web.Application(client_max_size=2**24)
-        app.add_routes([
-            web.get("/health", health), web.get("/v1/models", models), web.post("/v1/embeddings", embeddings),
-        ])  # fmt: skip
+        app.add_routes(
+            [
+                web.get("/health", health),
+                web.get("/v1/models", models),
+                web.post("/v1/embeddings", embeddings),
+            ]
+        )
         runner = web.AppRunner(app)
         await runner.setup()
         await web.TCPSite(runner, "127.0.0.1", 0).start()
@@ -239,6 +320,10 @@ def _vectors(inputs: Sequence[str]) -> dict[str, Any]:
     tokens = sum(len(text.split()) for text in inputs)
     vector = "AACAPwAAAAAAAAAAAAAAAA=="  # 1, 0, 0, 0 as float32
     return {
-        "object": "list", "model": MODEL, "usage": {"prompt_tokens": tokens, "total_tokens": tokens},
-        "data": [{"object": "embedding", "index": at, "embedding": vector} for at in range(len(inputs))],
-    }  # fmt: skip
+        "object": "list",
+        "model": MODEL,
+        "usage": {"prompt_tokens": tokens, "total_tokens": tokens},
+        "data": [
+            {"object": "embedding", "index": at, "embedding": vector} for at in range(len(inputs))
+        ],
+    }

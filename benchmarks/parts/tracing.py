@@ -1,7 +1,9 @@
-"""(t) What tracing costs: the no-op fleet with nothing traced, one item in a hundred, and all of them.
+"""(t) What tracing costs: the no-op fleet with nothing traced, one item in a hundred, and all of
+them.
 
-Three fleets stand side by side, each with its own Redis, and run jobs of the same size in turn, so that whatever else the
-machine does meets all of them. A collector takes spans over HTTP and throws them away.
+Three fleets stand side by side, each with its own Redis, and run jobs of the same size in turn, so
+that whatever else the machine does meets all of them. A collector takes spans over HTTP and throws
+them away.
 """
 
 from __future__ import annotations
@@ -28,7 +30,10 @@ def run(quick: bool) -> Report:
     items, rounds = (5_000, 1) if quick else (20_000, ROUNDS)
     costs: dict[float, list[JobCost]] = defaultdict(list)
     with folder() as place, collector() as url, contextlib.ExitStack() as running:
-        fleets = {share: running.enter_context(_fleet(place / f"share-{share:g}", share, url)) for share in SHARES}
+        fleets = {
+            share: running.enter_context(_fleet(place / f"share-{share:g}", share, url))
+            for share in SHARES
+        }
         for number in range(rounds):
             for share in (*SHARES[number % 3 :], *SHARES[: number % 3]):
                 costs[share].append(fleets[share].run(items))
@@ -69,7 +74,9 @@ def _fleet(place: Path, share: float, collector_url: str) -> Iterator[Fleet]:
     settings = {"PENSTOCK_TRACE_SHARE": str(share), "OTEL_EXPORTER_OTLP_ENDPOINT": collector_url}
     with (
         redis_server(place) as server,
-        fleet(place / "fleet", server, worker=WORKER, concurrency=CONCURRENCY, settings=settings) as running,
+        fleet(
+            place / "fleet", server, worker=WORKER, concurrency=CONCURRENCY, settings=settings
+        ) as running,
     ):
         yield running
 
@@ -78,12 +85,18 @@ def _rows(share: float, costs: dict[float, list[JobCost]], items: int) -> Iterat
     worker, control, pace = _medians(costs[share], items)
     off_worker, off_control, off_pace = _medians(costs[0.0], items)
     name = "off" if not share else f"{share:.0%} traced"
-    target, met = ("", None) if share != 0.01 else (f"<= {FEW_TARGET}x", worker <= FEW_TARGET * off_worker)
-    compared = [("", "", "")] * 3 if not share else [
-        (f"{off_worker:.3f} ms off", f"{worker / off_worker:.2f}x", target),
-        (f"{off_control:.3f} ms off", f"{control / off_control:.2f}x", ""),
-        (f"{off_pace:,.0f} off", f"{pace / off_pace:.2f}x", ""),
-    ]  # fmt: skip
+    target, met = (
+        ("", None) if share != 0.01 else (f"<= {FEW_TARGET}x", worker <= FEW_TARGET * off_worker)
+    )
+    compared = (
+        [("", "", "")] * 3
+        if not share
+        else [
+            (f"{off_worker:.3f} ms off", f"{worker / off_worker:.2f}x", target),
+            (f"{off_control:.3f} ms off", f"{control / off_control:.2f}x", ""),
+            (f"{off_pace:,.0f} off", f"{pace / off_pace:.2f}x", ""),
+        ]
+    )
     yield Row(f"{name}: CPU per item, worker", f"{worker:.3f} ms", *compared[0], met)
     yield Row(f"{name}: CPU per item, control and feeder", f"{control:.3f} ms", *compared[1])
     yield Row(f"{name}: items per second", f"{pace:,.0f}", *compared[2])

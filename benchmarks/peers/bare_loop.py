@@ -1,7 +1,9 @@
-"""What others pay for the same calls: `python -m benchmarks.peers.bare_loop aiohttp|openai URL CALLS CONCURRENCY [uvloop]`.
+"""What others pay for the same calls: `python -m benchmarks.peers.bare_loop aiohttp|openai URL
+CALLS CONCURRENCY [uvloop]`.
 
-One asyncio loop, so many coroutines in flight, bodies made beforehand, each answer parsed and dropped: nothing is stored,
-shared or survives a crash. Prints milliseconds of CPU per call and calls per second as JSON.
+One asyncio loop, so many coroutines in flight, bodies made beforehand, each answer parsed and
+dropped: nothing is stored, shared or survives a crash. Prints milliseconds of CPU per call and
+calls per second as JSON.
 """
 
 from __future__ import annotations
@@ -24,7 +26,9 @@ TIMEOUT_S = 300.0  # of the SDK, which by its own takes a busy machine for a ser
 Call = Callable[[dict[str, Any]], Awaitable[object]]
 
 
-async def with_aiohttp(base_url: str, bodies: Sequence[dict[str, Any]], concurrency: int) -> dict[str, float]:
+async def with_aiohttp(
+    base_url: str, bodies: Sequence[dict[str, Any]], concurrency: int
+) -> dict[str, float]:
     import aiohttp
 
     headers = {"Content-Type": "application/json"}
@@ -40,10 +44,14 @@ async def with_aiohttp(base_url: str, bodies: Sequence[dict[str, Any]], concurre
         return await measured(call, bodies, concurrency)
 
 
-async def with_openai(base_url: str, bodies: Sequence[dict[str, Any]], concurrency: int) -> dict[str, float]:
+async def with_openai(
+    base_url: str, bodies: Sequence[dict[str, Any]], concurrency: int
+) -> dict[str, float]:
     from openai import AsyncOpenAI  # type: ignore[import-not-found,unused-ignore]  # an optional peer
 
-    async with AsyncOpenAI(base_url=base_url, api_key="none", max_retries=0, timeout=TIMEOUT_S) as client:
+    async with AsyncOpenAI(
+        base_url=base_url, api_key="none", max_retries=0, timeout=TIMEOUT_S
+    ) as client:
 
         async def call(body: dict[str, Any]) -> object:
             return await client.chat.completions.create(**body)
@@ -51,7 +59,9 @@ async def with_openai(base_url: str, bodies: Sequence[dict[str, Any]], concurren
         return await measured(call, bodies, concurrency)
 
 
-async def measured(call: Call, bodies: Sequence[dict[str, Any]], concurrency: int) -> dict[str, float]:
+async def measured(
+    call: Call, bodies: Sequence[dict[str, Any]], concurrency: int
+) -> dict[str, float]:
     await _all(call, iter(bodies[:WARM_UP_CALLS]), concurrency)
     cpu, wall = _cpu_s(), time.monotonic()
     await _all(call, iter(bodies), concurrency)
@@ -73,7 +83,12 @@ def _cpu_s() -> float:
 
 
 def main() -> None:
-    peer, base_url, calls, concurrency = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
+    peer, base_url, calls, concurrency = (
+        sys.argv[1],
+        sys.argv[2],
+        int(sys.argv[3]),
+        int(sys.argv[4]),
+    )
     bodies = [request_body(n) for n in range(calls)]
     run = {"aiohttp": with_aiohttp, "openai": with_openai}[peer]
     with asyncio.Runner(loop_factory=_uvloop() if "uvloop" in sys.argv[5:] else None) as runner:

@@ -2,8 +2,9 @@
 
     PYTHON -m benchmarks.peers.curator URL CONCURRENCY
 
-Says what it is as JSON, then makes as many calls as each line of stdin says. Its rate limits are set so high that they bind
-nothing. Each run has other documents, since curator answers known ones from its cache.
+Says what it is as JSON, then makes as many calls as each line of stdin says. Its rate limits are
+set so high that they bind nothing. Each run has other documents, since curator answers known ones
+from its cache.
 """
 
 from __future__ import annotations
@@ -42,10 +43,13 @@ def main() -> None:
         backend="openai",
         generation_params={"max_tokens": 32, "temperature": 0},
         backend_params={
-            "base_url": url, "max_requests_per_minute": UNBOUND, "max_tokens_per_minute": UNBOUND,
-            "max_concurrent_requests": concurrency, "max_retries": 1,
+            "base_url": url,
+            "max_requests_per_minute": UNBOUND,
+            "max_tokens_per_minute": UNBOUND,
+            "max_concurrent_requests": concurrency,
+            "max_retries": 1,
         },
-    )  # fmt: skip
+    )
     done = 0
 
     def run(number: int) -> int:
@@ -61,7 +65,8 @@ def main() -> None:
 
 
 def _tokenizers() -> Path:
-    """The encodings that litellm, which curator needs, brings along: tiktoken would download them."""
+    """The encodings that litellm, which curator needs, brings along: tiktoken would download
+    them."""
     litellm = find_spec("litellm")
     assert litellm is not None, "curator needs it"
     assert litellm.origin is not None, "a package with a file"

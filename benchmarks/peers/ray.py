@@ -2,8 +2,9 @@
 
     PYTHON -m benchmarks.peers.ray URL CONCURRENCY
 
-Says what it is as JSON, then makes as many calls as each line of stdin says. Its ``concurrency`` is a number of processes, each
-of which sends the rows of one batch; one process and batches of CONCURRENCY are what comes nearest to so many calls at once.
+Says what it is as JSON, then makes as many calls as each line of stdin says. Its ``concurrency`` is
+a number of processes, each of which sends the rows of one batch; one process and batches of
+CONCURRENCY are what comes nearest to so many calls at once.
 """
 
 from __future__ import annotations
@@ -26,14 +27,22 @@ def main() -> None:
     from ray.data.llm import HttpRequestProcessorConfig, build_processor  # type: ignore[import-not-found,unused-ignore]
 
     ray.init(
-        address="local", include_dashboard=False, log_to_driver=False, num_cpus=2, _node_ip_address="127.0.0.1",
+        address="local",
+        include_dashboard=False,
+        log_to_driver=False,
+        num_cpus=2,
+        _node_ip_address="127.0.0.1",
         _temp_dir=os.environ["HOME"],
-    )  # fmt: skip
+    )
     ray.data.DataContext.get_current().enable_progress_bars = False
     processor = build_processor(
-        HttpRequestProcessorConfig(url=f"{url}/chat/completions", batch_size=concurrency, concurrency=1),
+        HttpRequestProcessorConfig(
+            url=f"{url}/chat/completions", batch_size=concurrency, concurrency=1
+        ),
         preprocess=lambda row: {"payload": json.loads(row["body"])},
-        postprocess=lambda row: {"answer": row["http_response"]["choices"][0]["message"]["content"]},
+        postprocess=lambda row: {
+            "answer": row["http_response"]["choices"][0]["message"]["content"]
+        },
     )
 
     def run(number: int) -> int:

@@ -1,4 +1,5 @@
-"""(a) Feeding: a JSONL file through the real Feeder into a real Redis and SQLite, beside `apply_async`."""
+"""(a) Feeding: a JSONL file through the real Feeder into a real Redis and SQLite, beside
+`apply_async`."""
 
 from __future__ import annotations
 
@@ -22,12 +23,14 @@ ROUNDS = 3
 TARGET_PER_S = 20_000
 TARGET_RATIO = 16
 FED = "fed per CPU second / apply_async"  # in targets.py
-ORDERED_SHARE = 0.75  # of the plain rate: a GPU asks for hundreds of items per second, not for tens of thousands
+# of the plain rate: a GPU asks for hundreds of items per second, not for tens of thousands
+ORDERED_SHARE = 0.75
 
 
 @dataclass(frozen=True)
 class Rate:
-    """Items per second of wall clock, of this process's CPU, and of this process's and Redis's CPU together."""
+    """Items per second of wall clock, of this process's CPU, and of this process's and Redis's CPU
+    together."""
 
     wall: float
     cpu: float
@@ -48,7 +51,11 @@ class Watch:
 
     def rate(self, items: int, end: Watch) -> Rate:
         cpu = end.cpu - self.cpu
-        return Rate(items / (end.wall - self.wall), items / cpu, items / (cpu + end.redis_cpu - self.redis_cpu))
+        return Rate(
+            items / (end.wall - self.wall),
+            items / cpu,
+            items / (cpu + end.redis_cpu - self.redis_cpu),
+        )
 
 
 def run(quick: bool) -> Report:
@@ -67,11 +74,14 @@ def run(quick: bool) -> Report:
             server.client().flushall()
     rows = [*_rows(fed, sent), _ordered_row(ordered, fed)]
     title = f"(a) feed, {items:,} items against {calls:,} calls, {len(fed)} round(s)"
-    return Report(title, rows, ratios={FED: _ratio([rate.cpu for rate in fed], [rate.cpu for rate in sent])})
+    return Report(
+        title, rows, ratios={FED: _ratio([rate.cpu for rate in fed], [rate.cpu for rate in sent])}
+    )
 
 
 def feed(place: Path, path: Path, server: RunningRedis, key: str, **spec: object) -> Rate:
-    """The durable cursor and the queue message of every document; the survey at submit is not counted."""
+    """The durable cursor and the queue message of every document; the survey at submit is not
+    counted."""
     with contextlib.closing(open_database(f"sqlite:///{place / 'ledger.db'}")) as database:
         database.migrate()
         with Producer(database_url=f"sqlite:///{place / 'ledger.db'}") as producer:
@@ -116,16 +126,24 @@ def _rows(fed: list[Rate], sent: list[Rate]) -> list[Row]:
     return [
         _row("per second of wall clock", [rate.wall for rate in fed], [rate.wall for rate in sent]),
         _by_cpu([rate.cpu for rate in fed], [rate.cpu for rate in sent]),
-        _row("per CPU second of feeder and Redis", [rate.all_cpu for rate in fed], [rate.all_cpu for rate in sent]),
+        _row(
+            "per CPU second of feeder and Redis",
+            [rate.all_cpu for rate in fed],
+            [rate.all_cpu for rate in sent],
+        ),
     ]
 
 
 def _ordered_row(ordered: list[Rate], fed: list[Rate]) -> Row:
     mine, plain = median([rate.cpu for rate in ordered]), median([rate.cpu for rate in fed])
     return Row(
-        "in prefix order, items per CPU second", f"{mine:,.0f}", f"file's order {plain:,.0f}", f"{mine / plain:.2f}x",
-        f">= {ORDERED_SHARE:.2f}x", mine >= ORDERED_SHARE * plain,
-    )  # fmt: skip
+        "in prefix order, items per CPU second",
+        f"{mine:,.0f}",
+        f"file's order {plain:,.0f}",
+        f"{mine / plain:.2f}x",
+        f">= {ORDERED_SHARE:.2f}x",
+        mine >= ORDERED_SHARE * plain,
+    )
 
 
 def _by_cpu(fed: list[float], sent: list[float]) -> Row:
@@ -140,6 +158,10 @@ def _ratio(fed: list[float], sent: list[float]) -> float:
 def _row(what: str, fed: list[float], sent: list[float]) -> Row:
     ours, ratio = median(fed), _ratio(fed, sent)
     return Row(
-        f"items {what}", f"{ours:,.0f}", f"apply_async {median(sent):,.0f}", f"{ratio:.1f}x",
-        f">= {TARGET_PER_S:,} and >= {TARGET_RATIO}x", ours >= TARGET_PER_S and ratio >= TARGET_RATIO,
-    )  # fmt: skip
+        f"items {what}",
+        f"{ours:,.0f}",
+        f"apply_async {median(sent):,.0f}",
+        f"{ratio:.1f}x",
+        f">= {TARGET_PER_S:,} and >= {TARGET_RATIO}x",
+        ours >= TARGET_PER_S and ratio >= TARGET_RATIO,
+    )

@@ -1,4 +1,5 @@
-"""A worker for the queue path: `python -m benchmarks.queues.queue_worker penstock|prefork|threads|gevent redis://…`."""
+"""A worker for the queue path: `python -m benchmarks.queues.queue_worker
+penstock|prefork|threads|gevent redis://…`."""
 
 from __future__ import annotations
 
@@ -24,7 +25,15 @@ from penstock_workers.metrics.samples import Sample  # noqa: E402
 QUEUE = queue_name("api")
 LINGER_S = 0.02  # as if a group commit took place
 CHILDREN, THREADS = 2, 64
-WORKER = ["worker", "--loglevel", "WARNING", "--without-mingle", "--without-gossip", "-n", "bench@%h"]
+WORKER = [
+    "worker",
+    "--loglevel",
+    "WARNING",
+    "--without-mingle",
+    "--without-gossip",
+    "-n",
+    "bench@%h",
+]
 
 
 class NullEngine:
@@ -80,23 +89,34 @@ def run_ours() -> None:
     from penstock_workers.settings import WorkerSettings
 
     settings = WorkerSettings.load(lane="api", redis_url=URL)
-    create_app(settings, lambda _app, settings: NullEngine(settings.concurrency)).worker_main(WORKER)
+    create_app(settings, lambda _app, settings: NullEngine(settings.concurrency)).worker_main(
+        WORKER
+    )
 
 
 def run_stock() -> None:
-    """Configured as well as stock Celery can be for this: no priorities, no results, no events, generous pools."""
+    """Configured as well as stock Celery can be for this: no priorities, no results, no events,
+    generous pools."""
     app = Celery("stock", broker=URL, backend=None)
     app.conf.update(
-        task_acks_late=True, task_ignore_result=True, worker_prefetch_multiplier=2, task_default_queue=QUEUE,
-        broker_transport_options={"priority_steps": [0], "max_connections": 600}, task_serializer="json",
-    )  # fmt: skip
+        task_acks_late=True,
+        task_ignore_result=True,
+        worker_prefetch_multiplier=2,
+        task_default_queue=QUEUE,
+        broker_transport_options={"priority_steps": [0], "max_connections": 600},
+        task_serializer="json",
+    )
 
     @app.task(name=TASK_NAME)  # type: ignore[untyped-decorator]  # Celery is untyped
     def item(**_: Any) -> None: ...
 
     concurrency = CHILDREN if POOL == "prefork" else THREADS
-    prefetch = 64 if POOL == "prefork" else 4  # messages per child or thread: those of prefork need more to stay busy
-    app.worker_main([*WORKER, "-P", POOL, "-c", str(concurrency), "--prefetch-multiplier", str(prefetch)])
+    prefetch = (
+        64 if POOL == "prefork" else 4
+    )  # messages per child or thread: those of prefork need more to stay busy
+    app.worker_main(
+        [*WORKER, "-P", POOL, "-c", str(concurrency), "--prefetch-multiplier", str(prefetch)]
+    )
 
 
 if __name__ == "__main__":

@@ -1,4 +1,5 @@
-"""(d) What one document costs in Redis while it is queued, and once it is finished; and that the completed set is exact."""
+"""(d) What one document costs in Redis while it is queued, and once it is finished; and that the
+completed set is exact."""
 
 from __future__ import annotations
 
@@ -23,7 +24,11 @@ TARGET_BYTES = 24
 
 def run(quick: bool) -> Report:
     finished, queued = (100_000, 5_000) if quick else (1_000_000, 20_000)
-    with folder() as place, redis_server(place) as server, contextlib.closing(server.client()) as client:
+    with (
+        folder() as place,
+        redis_server(place) as server,
+        contextlib.closing(server.client()) as client,
+    ):
         hot = RedisLedger(client, "epoch")
         hot.check_epoch()
         hot.install_epoch()
@@ -32,17 +37,26 @@ def run(quick: bool) -> Report:
         client.flushall()
         hot.install_epoch()
         per_queued, body = _queued(client, hot, queued)
-    return Report(f"(d) bytes of Redis, {finished:,} finished and {queued:,} queued", [
-        Row(
-            "per finished document (16-byte id)", f"{per_finished:.1f} bytes", "16 bytes of id",
-            f"{per_finished / 16:.2f}x", f"<= {TARGET_BYTES}", per_finished <= TARGET_BYTES,
-        ),
-        Row(f"wrong answers of {2 * finished:,} look-ups", str(wrong), "", "", "0", wrong == 0),
-        Row(
-            "per queued document", f"{per_queued:,.0f} bytes", f"{body:,.0f} bytes of request body",
-            f"{per_queued / body:.2f}x",
-        ),
-    ])  # fmt: skip
+    return Report(
+        f"(d) bytes of Redis, {finished:,} finished and {queued:,} queued",
+        [
+            Row(
+                "per finished document (16-byte id)",
+                f"{per_finished:.1f} bytes",
+                "16 bytes of id",
+                f"{per_finished / 16:.2f}x",
+                f"<= {TARGET_BYTES}",
+                per_finished <= TARGET_BYTES,
+            ),
+            Row(f"wrong answers of {2 * finished:,} look-ups", str(wrong), "", "", "0", wrong == 0),
+            Row(
+                "per queued document",
+                f"{per_queued:,.0f} bytes",
+                f"{body:,.0f} bytes of request body",
+                f"{per_queued / body:.2f}x",
+            ),
+        ],
+    )
 
 
 def _completed_set(client: redis.Redis, hot: RedisLedger, number: int) -> float:
@@ -52,7 +66,8 @@ def _completed_set(client: redis.Redis, hot: RedisLedger, number: int) -> float:
 
 
 def _wrong_answers(hot: RedisLedger, number: int) -> int:
-    """Publishing asks the completed set: all that is in it must be dropped as done, and nothing else may be."""
+    """Publishing asks the completed set: all that is in it must be dropped as done, and nothing
+    else may be."""
     wrong = 0
     for group in _groups(2 * number):
         done = sum(n < number for n in group)
@@ -62,7 +77,8 @@ def _wrong_answers(hot: RedisLedger, number: int) -> int:
 
 
 def _queued(client: redis.Redis, hot: RedisLedger, number: int) -> tuple[float, float]:
-    """Queue message and window entry of documents with the bodies that the other benchmarks send."""
+    """Queue message and window entry of documents with the bodies that the other benchmarks
+    send."""
     import orjson
 
     bodies = [orjson.dumps(request_body(n)) for n in range(number)]

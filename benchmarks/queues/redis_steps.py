@@ -1,7 +1,9 @@
-"""(r) What Redis spends on each step of an item: microseconds of its CPU, in groups as a busy worker sends them.
+"""(r) What Redis spends on each step of an item: microseconds of its CPU, in groups as a busy
+worker sends them.
 
-Items go through as in a fleet: some thousand are fed ahead, 256 are in flight, and all of them are settled before the next
-256 begin. What a step costs depends on how much lies in the hashes that it touches.
+Items go through as in a fleet: some thousand are fed ahead, 256 are in flight, and all of them are
+settled before the next 256 begin. What a step costs depends on how much lies in the hashes that it
+touches.
 """
 
 from __future__ import annotations
@@ -40,7 +42,11 @@ T = TypeVar("T")
 
 def run(quick: bool) -> Report:
     turns, rounds = (40, 2) if quick else (80, 5)
-    with folder() as place, redis_server(place) as server, contextlib.closing(server.client()) as client:
+    with (
+        folder() as place,
+        redis_server(place) as server,
+        contextlib.closing(server.client()) as client,
+    ):
         found: dict[str, list[float]] = defaultdict(list)
         for _ in range(rounds):
             client.flushall()
@@ -49,7 +55,10 @@ def run(quick: bool) -> Report:
     plain = median(found.pop(PLAIN))
     rows = [_row(name, median(figures), plain) for name, figures in found.items()]
     rows.append(_row("all steps", sum(map(median, found.values())), plain))
-    title = f"(r) Redis CPU per item of each step, {turns * IN_FLIGHT:,} items with {IN_FLIGHT} in flight, {rounds} round(s)"
+    title = (
+        f"(r) Redis CPU per item of each step, {turns * IN_FLIGHT:,} items with {IN_FLIGHT} in "
+        f"flight, {rounds} round(s)"
+    )
     return Report(title, rows)
 
 
@@ -75,7 +84,10 @@ class _Path:
         self._hot = RedisLedger(client, "epoch")
         self._hot.check_epoch()
         self._hot.install_epoch()
-        self._where, self._buckets = lane_keys("api", visibility_timeout_s=60), bucket_count(JOB_ITEMS)
+        self._where, self._buckets = (
+            lane_keys("api", visibility_timeout_s=60),
+            bucket_count(JOB_ITEMS),
+        )
         self._claims, self._leases = ClaimScript(), LeaseScripts(client, self._where)
         done = ((doc_id(10_000_000 + n), False) for n in range(JOB_ITEMS))
         self._hot.rehydrate(JOB, 1, done, self._buckets)
@@ -90,9 +102,14 @@ class _Path:
 
     def publish(self) -> None:
         docs = [(n, ItemKey(JOB, 1, doc_id(n))) for n in islice(self._numbers, FED_AT_ONCE)]
-        raws = [encode_item(key, queue=QUEUE, body=orjson.dumps(request_body(n)), ref=None) for n, key in docs]
+        raws = [
+            encode_item(key, queue=QUEUE, body=orjson.dumps(request_body(n)), ref=None)
+            for n, key in docs
+        ]
         self._waiting += zip((key for _, key in docs), raws, strict=True)
-        found = [Publish(key, f"{n * 600}:600", raw) for (n, key), raw in zip(docs, raws, strict=True)]
+        found = [
+            Publish(key, f"{n * 600}:600", raw) for (n, key), raw in zip(docs, raws, strict=True)
+        ]
         self.published += self._hot.publish(QUEUE, found, self._buckets).published
 
     def claim(self) -> None:
@@ -128,7 +145,8 @@ class _Path:
 
 
 def _cpu(client: redis.Redis, step: Callable[[], None]) -> float:
-    """Seconds of CPU that the server says it used, its own answer to that question included: some 20 us each."""
+    """Seconds of CPU that the server says it used, its own answer to that question included: some
+    20 us each."""
     before = _used_s(client)
     step()
     return _used_s(client) - before

@@ -1,8 +1,10 @@
-"""What reading documents costs, a form after the other: `python -m benchmarks.sources [forms] [--rows N] [--rounds N]`.
+"""What reading documents costs, a form after the other: `python -m benchmarks.sources [forms]
+[--rows N] [--rounds N]`.
 
-Penstock's pass at submit (every row is checked and counted, its id compared with all others) and a feeder's pass from the pin
-into request bodies stand beside libraries that read the same file into Python dictionaries and do nothing with them. Every
-reading is a process of its own, so that its peak memory is its own, and they take turns. CPU of all its threads is compared.
+Penstock's pass at submit (every row is checked and counted, its id compared with all others) and a
+feeder's pass from the pin into request bodies stand beside libraries that read the same file into
+Python dictionaries and do nothing with them. Every reading is a process of its own, so that its
+peak memory is its own, and they take turns. CPU of all its threads is compared.
 """
 
 from __future__ import annotations
@@ -89,13 +91,20 @@ def postgresql() -> Iterator[None]:
 
 @contextmanager
 def bucket(objects: int) -> Iterator[None]:
-    """A bucket's server in a process of its own, whose CPU is not counted; children find it by their environment."""
+    """A bucket's server in a process of its own, whose CPU is not counted; children find it by
+    their environment."""
     command = [sys.executable, "-m", "benchmarks.sources.objects", str(objects)]
-    keys = {"AWS_ACCESS_KEY_ID": "x", "AWS_SECRET_ACCESS_KEY": "x", "AWS_DEFAULT_REGION": "us-east-1"}
+    keys = {
+        "AWS_ACCESS_KEY_ID": "x",
+        "AWS_SECRET_ACCESS_KEY": "x",
+        "AWS_DEFAULT_REGION": "us-east-1",
+    }
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as server:
         try:
             assert server.stdout is not None
-            os.environ.update({"AWS_ENDPOINT_URL_S3": f"http://127.0.0.1:{int(server.stdout.readline())}", **keys})
+            os.environ.update(
+                {"AWS_ENDPOINT_URL_S3": f"http://127.0.0.1:{int(server.stdout.readline())}", **keys}
+            )
             yield
         finally:
             server.terminate()
@@ -110,13 +119,26 @@ def _remove(path: Path) -> None:
 
 def _installed(form: str) -> list[str]:
     return [
-        name for name, peer in PEERS[form].items() if all(util.find_spec(need.partition(".")[0]) for need in peer.needs)
+        name
+        for name, peer in PEERS[form].items()
+        if all(util.find_spec(need.partition(".")[0]) for need in peer.needs)
     ]
 
 
 def _read(form: str, reader: str, path: Path, url: str, job_key: str, rows: int) -> Reading:
-    command = [sys.executable, "-m", "benchmarks.sources.one", form, reader, str(path), url, job_key]
-    told = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=LIMIT_S, check=False)
+    command = [
+        sys.executable,
+        "-m",
+        "benchmarks.sources.one",
+        form,
+        reader,
+        str(path),
+        url,
+        job_key,
+    ]
+    told = subprocess.run(
+        command, cwd=ROOT, capture_output=True, text=True, timeout=LIMIT_S, check=False
+    )
     if told.returncode:
         raise GroundError(f"{form}, {reader}: {told.stderr.strip()[-2_000:]}")
     reading = Reading(**json.loads(told.stdout.splitlines()[-1]))
@@ -126,20 +148,35 @@ def _read(form: str, reader: str, path: Path, url: str, job_key: str, rows: int)
 
 
 def table(form: str, found: Found) -> Table:
-    fastest = min((name for name in found if name not in OURS), key=lambda name: _row_us(found[name]))
+    fastest = min(
+        (name for name in found if name not in OURS), key=lambda name: _row_us(found[name])
+    )
     rows, rounds = found[FEED][0].rows, len(found[FEED])
     shown = Table(title=f"{form}, {rows:,} rows, {rounds} round(s)", title_justify="left")
     shown.add_column("reader")
-    for heading in ("CPU us/row", "rows/s of CPU", "rows/s", "peak MiB", "grown MiB", f"of {fastest}"):
+    for heading in (
+        "CPU us/row",
+        "rows/s of CPU",
+        "rows/s",
+        "peak MiB",
+        "grown MiB",
+        f"of {fastest}",
+    ):
         shown.add_column(heading, justify="right")
     for name, readings in found.items():
         per = _row_us(readings)
-        over = [one.cpu_s / other.cpu_s for one, other in zip(readings, found[fastest], strict=True)]
+        over = [
+            one.cpu_s / other.cpu_s for one, other in zip(readings, found[fastest], strict=True)
+        ]
         shown.add_row(
-            name, f"{per:.2f}", f"{1e6 / per:,.0f}", f"{median([one.rows / one.wall_s for one in readings]):,.0f}",
-            f"{max(one.peak for one in readings) / MIB:.0f}", f"{max(one.grown for one in readings) / MIB:.0f}",
+            name,
+            f"{per:.2f}",
+            f"{1e6 / per:,.0f}",
+            f"{median([one.rows / one.wall_s for one in readings]):,.0f}",
+            f"{max(one.peak for one in readings) / MIB:.0f}",
+            f"{max(one.grown for one in readings) / MIB:.0f}",
             f"{median(over):.2f}x",
-        )  # fmt: skip
+        )
     return shown
 
 
@@ -149,22 +186,33 @@ def _row_us(readings: Sequence[Reading]) -> float:
 
 def _versions() -> str:
     libraries = ("orjson", "pyarrow", "polars", "duckdb", "sqlalchemy")
-    found = ", ".join(f"{name} {metadata.version(name)}" for name in libraries if util.find_spec(name))
+    found = ", ".join(
+        f"{name} {metadata.version(name)}" for name in libraries if util.find_spec(name)
+    )
     return f"{os.cpu_count()} cores, {found}; load average {os.getloadavg()[0]:.1f} before the run"
 
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.sources", description=__doc__)
     parser.add_argument(
-        "forms", nargs="*", metavar="form", choices=[*FORMS, []], help=f"of {', '.join(FORMS)}; default all"
+        "forms",
+        nargs="*",
+        metavar="form",
+        choices=[*FORMS, []],
+        help=f"of {', '.join(FORMS)}; default all",
     )
     parser.add_argument(
         "--rows",
         type=int,
         default=1_000_000,
-        help="a folder and a bucket have a tenth as many files, a table of PostgreSQL a fifth as many rows (%(default)s)",
+        help=(
+            "a folder and a bucket have a tenth as many files, a table of PostgreSQL a fifth as "
+            "many rows (%(default)s)"
+        ),
     )
-    parser.add_argument("--rounds", type=int, default=3, help="how often each takes its turn (%(default)s)")
+    parser.add_argument(
+        "--rounds", type=int, default=3, help="how often each takes its turn (%(default)s)"
+    )
     return parser.parse_args()
 
 
@@ -177,7 +225,9 @@ def main() -> None:
         for form in given.forms or FORMS:
             console.print(table(form, measure(form, place, given.rows, given.rounds)))
     console.print(
-        "  peers make one dictionary per row; rows of a folder are files, those of a bucket objects", highlight=False
+        "  peers make one dictionary per row; rows of a folder are files, those of a bucket "
+        "objects",
+        highlight=False,
     )
 
 

@@ -1,4 +1,6 @@
-"""The same documents in every form that is measured. They are written a row at a time, so that a million takes no memory."""
+"""The same documents in every form that is measured.
+
+They are written a row at a time, so that a million takes no memory."""
 
 from __future__ import annotations
 
@@ -24,17 +26,51 @@ POSTGRESQL: Final = "BENCH_POSTGRESQL_URL"  # the variable that holds where a se
 BATCH: Final = 10_000  # rows of one row group of Parquet, and of one call of executemany
 _TEXTS: Final = 997  # different ones, further apart in a file than gzip looks back
 _WORDS: Final = (
-    "river", "bank", "quick", "brown", "fox", "lazy", "dog", "answer", "invoice", "parcel", "late", "refund", "order", "morning",
-    "broken", "screen", "charger", "polite", "angry", "never", "again", "thank", "you", "please", "waiting", "since", "Tuesday",
-    "delivery", "number", "street", "wrong", "colour", "returned", "money", "account", "closed",
-)  # fmt: skip
+    "river",
+    "bank",
+    "quick",
+    "brown",
+    "fox",
+    "lazy",
+    "dog",
+    "answer",
+    "invoice",
+    "parcel",
+    "late",
+    "refund",
+    "order",
+    "morning",
+    "broken",
+    "screen",
+    "charger",
+    "polite",
+    "angry",
+    "never",
+    "again",
+    "thank",
+    "you",
+    "please",
+    "waiting",
+    "since",
+    "Tuesday",
+    "delivery",
+    "number",
+    "street",
+    "wrong",
+    "colour",
+    "returned",
+    "money",
+    "account",
+    "closed",
+)
 COLUMNS: Final = ("id", "text", "kind", "score")
 
 Record = dict[str, Any]
 
 
 class Form(NamedTuple):
-    """``share``: one file of a folder, object, or row of a server's table for so many rows of the other forms."""
+    """``share``: one file of a folder, object, or row of a server's table for so many rows of the
+    other forms."""
 
     write: Callable[[Path, int], None]
     name: str  # below the folder of a run; objects are not there
@@ -44,7 +80,12 @@ class Form(NamedTuple):
 def records(rows: int) -> Iterator[Record]:
     drawn = texts()
     for n in range(rows):
-        yield {"id": doc_id(n), "text": f"[{n}] {drawn[n % _TEXTS]}", "kind": f"kind {n % 7}", "score": n % 1_000 / 8}
+        yield {
+            "id": doc_id(n),
+            "text": f"[{n}] {drawn[n % _TEXTS]}",
+            "kind": f"kind {n % 7}",
+            "score": n % 1_000 / 8,
+        }
 
 
 def texts() -> list[str]:
@@ -75,7 +116,9 @@ def _write_parquet(path: Path, rows: int) -> None:
     import pyarrow as pa
     from pyarrow import parquet
 
-    schema = pa.schema([("id", pa.string()), ("text", pa.string()), ("kind", pa.string()), ("score", pa.float64())])
+    schema = pa.schema(
+        [("id", pa.string()), ("text", pa.string()), ("kind", pa.string()), ("score", pa.float64())]
+    )
     with parquet.ParquetWriter(str(path), schema) as writer:
         for batch in _batches(rows):
             writer.write_batch(pa.RecordBatch.from_pylist(batch, schema=schema))
@@ -83,7 +126,9 @@ def _write_parquet(path: Path, rows: int) -> None:
 
 def _write_table(path: Path, rows: int) -> None:
     with closing(sqlite3.connect(path)) as database:
-        database.execute(f"CREATE TABLE {TABLE} (id TEXT PRIMARY KEY, text TEXT, kind TEXT, score REAL)")
+        database.execute(
+            f"CREATE TABLE {TABLE} (id TEXT PRIMARY KEY, text TEXT, kind TEXT, score REAL)"
+        )
         for batch in _batches(rows):
             database.executemany(f"INSERT INTO {TABLE} VALUES (:id, :text, :kind, :score)", batch)
             database.commit()
@@ -93,7 +138,10 @@ def _write_postgresql(_: Path, rows: int) -> None:
     import psycopg
 
     with psycopg.connect(os.environ[POSTGRESQL]) as database, database.cursor() as cursor:
-        cursor.execute(f"CREATE TABLE {TABLE} (id TEXT PRIMARY KEY, text TEXT, kind TEXT, score DOUBLE PRECISION)")
+        cursor.execute(
+            f"CREATE TABLE {TABLE} (id TEXT PRIMARY KEY, text TEXT, kind TEXT, score DOUBLE "
+            "PRECISION)"
+        )
         with cursor.copy(f"COPY {TABLE} ({', '.join(COLUMNS)}) FROM STDIN") as copy:
             for record in records(rows):
                 copy.write_row([record[name] for name in COLUMNS])

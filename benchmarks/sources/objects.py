@@ -1,6 +1,8 @@
-"""A bucket that holds as many objects as one asks for, and stores none: `python -m benchmarks.sources.objects NUMBER`.
+"""A bucket that holds as many objects as one asks for, and stores none: `python -m
+benchmarks.sources.objects NUMBER`.
 
-It plays what a reader of S3 needs: lists by pages of a thousand, and objects by ranges. Prints its port.
+It plays what a reader of S3 needs: lists by pages of a thousand, and objects by ranges. Prints its
+port.
 """
 
 from __future__ import annotations
@@ -44,22 +46,32 @@ class Objects:
         asked = urlsplit(head.split(" ", 2)[1])
         query = {name: values[0] for name, values in parse_qs(asked.query).items()}
         if "list-type" in query:
-            return _answer("200 OK", "".join(self._listed(query)).encode(), "Content-Type: application/xml\r\n")
+            return _answer(
+                "200 OK", "".join(self._listed(query)).encode(), "Content-Type: application/xml\r\n"
+            )
         n = self._numbers.get(asked.path.rpartition("/")[2].removesuffix(".txt"))
         if n is None:
             return _answer("404 Not Found", b"", "")
         more = f'ETag: "{n}"\r\nLast-Modified: {_DATE}\r\n'
-        ranged = next((line for line in head.split("\r\n") if line.lower().startswith("range:")), "")
+        ranged = next(
+            (line for line in head.split("\r\n") if line.lower().startswith("range:")), ""
+        )
         if not ranged:
             return _answer("200 OK", self._body(n), more)
         start, _, end = ranged.partition("=")[2].partition("-")
         body = self._body(n)
         part = body[int(start) : int(end) + 1]
-        return _answer("206 Partial Content", part, f"{more}Content-Range: bytes {start}-{end}/{len(body)}\r\n")
+        return _answer(
+            "206 Partial Content", part, f"{more}Content-Range: bytes {start}-{end}/{len(body)}\r\n"
+        )
 
     def _listed(self, query: dict[str, str]) -> Iterator[str]:
         after = query.get("start-after", "").removeprefix(PREFIX).removesuffix(".txt")
-        first = int(query["continuation-token"]) if "continuation-token" in query else self._numbers.get(after, -1) + 1
+        first = (
+            int(query["continuation-token"])
+            if "continuation-token" in query
+            else self._numbers.get(after, -1) + 1
+        )
         last = min(first + PAGE, self._number)
         yield f"<ListBucketResult><KeyCount>{last - first}</KeyCount>"
         if last < self._number:

@@ -1,4 +1,5 @@
-"""One reading, in a process of its own, which prints its figures: `python -m benchmarks.sources.one FORM READER PATH URL KEY`."""
+"""One reading, in a process of its own, which prints its figures: `python -m benchmarks.sources.one
+FORM READER PATH URL KEY`."""
 
 from __future__ import annotations
 
@@ -27,7 +28,9 @@ def count(form: str, reader: str, path: Path, url: str, job_key: str) -> int:
     if reader in (SUBMIT, FEED):
         from benchmarks.sources import ours
 
-        return ours.submit(form, path, url, job_key) if reader == SUBMIT else ours.feed(url, job_key)
+        return (
+            ours.submit(form, path, url, job_key) if reader == SUBMIT else ours.feed(url, job_key)
+        )
     return sum(1 for _ in PEERS[form][reader].read(path))
 
 
@@ -49,7 +52,10 @@ def main() -> None:
     rows = count(form, reader, Path(path), url, job_key)
     spent = {"cpu_s": time.process_time() - cpu, "wall_s": time.monotonic() - wall}
     peak = usage(os.getpid()).peak_bytes
-    print(json.dumps({"rows": rows, **spent, "peak": peak, "grown": peak - before.peak_bytes}), flush=True)
+    print(
+        json.dumps({"rows": rows, **spent, "peak": peak, "grown": peak - before.peak_bytes}),
+        flush=True,
+    )
 
 
 if __name__ == "__main__":

@@ -1,4 +1,5 @@
-"""Penstock's two passes over a source: the one at submit, and the feeder's from the pin into request bodies."""
+"""Penstock's two passes over a source: the one at submit, and the feeder's from the pin into
+request bodies."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""What others read the same files with, into one Python dictionary per row. None of them holds more than a batch."""
+"""What others read the same files with, into one Python dictionary per row.
+
+None of them holds more than a batch."""
 
 from __future__ import annotations
 
@@ -52,7 +54,10 @@ def _pyarrow_json(path: Path) -> Iterator[Record]:
     import pyarrow as pa
     from pyarrow import json as arrow_json
 
-    with pa.input_stream(str(path)) as stream, arrow_json.open_json(stream) as reader:  # unpacks by the file's name
+    with (
+        pa.input_stream(str(path)) as stream,
+        arrow_json.open_json(stream) as reader,
+    ):  # unpacks by the file's name
         for batch in reader:
             yield from batch.to_pylist()
 
@@ -107,7 +112,10 @@ def _psycopg(_: Path) -> Iterator[Record]:
     import psycopg
     from psycopg.rows import dict_row
 
-    with psycopg.connect(os.environ[POSTGRESQL]) as database, database.cursor("bench", row_factory=dict_row) as cursor:
+    with (
+        psycopg.connect(os.environ[POSTGRESQL]) as database,
+        database.cursor("bench", row_factory=dict_row) as cursor,
+    ):
         cursor.itersize = BATCH
         cursor.execute(f"SELECT {', '.join(COLUMNS)} FROM {TABLE} ORDER BY id")
         yield from cursor

@@ -15,7 +15,8 @@ def this_command() -> str:
 
 
 def this_command_with(**changed: str) -> str:
-    """The same with other values of some flags, wherever they stand; added where they are not given."""
+    """The same with other values of some flags, wherever they stand; added where they are not
+    given."""
     flags = {f"--{name.replace('_', '-')}": value for name, value in changed.items()}
     words, kept = list(sys.argv[1:]), []
     while words:

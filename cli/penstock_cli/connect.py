@@ -37,7 +37,9 @@ if TYPE_CHECKING:
 class Books:
     """Stores over one database, and Redis when it runs."""
 
-    def __init__(self, database: Database, redis_url: str | None, state: StateFolder | None) -> None:
+    def __init__(
+        self, database: Database, redis_url: str | None, state: StateFolder | None
+    ) -> None:
         from penstock_ledger import JobStore, Meta, OutcomeStore
 
         self.database = database
@@ -57,8 +59,8 @@ class Books:
 
         if self.redis_url is None:
             raise RedisNotRunning(
-                f"the private Redis of {self.state.root if self.state else 'this job'} is not running; "
-                "`penstock run` on the same state starts it"
+                f"the private Redis of {self.state.root if self.state else 'this job'} is not "
+                "running; `penstock run` on the same state starts it"
             )
         client = RedisAddress.parse(self.redis_url).connect(
             socket_timeout=REDIS_TIMEOUT_S, socket_connect_timeout=REDIS_TIMEOUT_S
@@ -77,7 +79,8 @@ class Books:
             return None
 
     def stats(self, job: Job) -> dict[str, int]:
-        """The Redis counters of a job, or what was kept of them; they decorate reports and decide nothing."""
+        """The Redis counters of a job, or what was kept of them; they decorate reports and decide
+        nothing."""
         from penstock_cli.show.figures import KeptFigures
 
         ledger = self.redis_if_running()
@@ -103,7 +106,8 @@ class Books:
         return BatchFigures(self.database).sums(job.job_id)
 
     def held_by_batches(self, job: Job) -> tuple[Account | None, dict[str, int]]:
-        """The account of its budget, and what each of its batches at a provider may cost, in millionths of a dollar."""
+        """The account of its budget, and what each of its batches at a provider may cost, in
+        millionths of a dollar."""
         from penstock_ledger import BatchFigures
 
         redis = self.redis_if_running()
@@ -123,7 +127,8 @@ class Books:
         return BatchFigures(self.database).lasted(provider, most)
 
     def quota(self, provider: str) -> QuotaView | None:
-        """What the fleet's quota says of a provider; None where Redis does not run, or knows nothing of it."""
+        """What the fleet's quota says of a provider; None where Redis does not run, or knows
+        nothing of it."""
         from penstock_ratelimit.for_penstock import read_quotas
 
         if self.redis_if_running() is None or self.redis_client is None:
@@ -171,7 +176,9 @@ def books(state: Path | None) -> Iterator[Books]:
 
 
 def refuse_without_database(settings: ProducerSettings) -> None:
-    """Looking must not create a database, and a job must not go where no fleet looks. Raises UsageProblem.
+    """Looking must not create a database, and a job must not go where no fleet looks.
+
+    Raises UsageProblem.
 
     A SQLite file that exists was made on purpose, by `penstock migrate` or a service.
     """
@@ -181,17 +188,18 @@ def refuse_without_database(settings: ProducerSettings) -> None:
     hint = StateFolder.nearby()
     if "database_url" not in settings.model_fields_set:
         raise UsageProblem(
-            "nothing is configured: set database_url and redis_url of your fleet in ./penstock.toml, or "
-            f"PENSTOCK_DATABASE_URL and PENSTOCK_REDIS_URL.{hint}"
+            "nothing is configured: set database_url and redis_url of your fleet in "
+            f"./penstock.toml, or PENSTOCK_DATABASE_URL and PENSTOCK_REDIS_URL.{hint}"
         )
     raise UsageProblem(
-        f"database_url is {settings.database_url}, and there is no such file: correct it, or create the tables with "
-        f"`penstock migrate`.{hint}"
+        f"database_url is {settings.database_url}, and there is no such file: correct it, or "
+        f"create the tables with `penstock migrate`.{hint}"
     )
 
 
 def refuse_without_redis(client: redis.Redis, settings: ProducerSettings) -> None:
-    """Raises UsageProblem where no Redis was configured and none answers at the default address, RedisNotRunning elsewhere."""
+    """Raises UsageProblem where no Redis was configured and none answers at the default address,
+    RedisNotRunning elsewhere."""
     import redis
 
     try:
@@ -200,8 +208,9 @@ def refuse_without_redis(client: redis.Redis, settings: ProducerSettings) -> Non
         if "redis_url" in settings.model_fields_set:
             raise no_redis(settings.redis_url, error) from error
         raise UsageProblem(
-            f"nothing is configured, and no Redis answers at {without_password(settings.redis_url)}: set redis_url of your "
-            f"fleet in ./penstock.toml, or PENSTOCK_REDIS_URL.{StateFolder.nearby()}"
+            "nothing is configured, and no Redis answers at "
+            f"{without_password(settings.redis_url)}: set redis_url of your fleet in "
+            f"./penstock.toml, or PENSTOCK_REDIS_URL.{StateFolder.nearby()}"
         ) from error
 
 

@@ -1,7 +1,9 @@
-"""Room on the disks that a local job writes to, and the hold on the job while there is too little of it.
+"""Room on the disks that a local job writes to, and the hold on the job while there is too little
+of it.
 
-A job is held before the disk is full, so that the answers of calls in flight, which are paid for, can still be stored.
-If it fills all the same, workers keep their answers in memory and take nothing new until they are stored.
+A job is held before the disk is full, so that the answers of calls in flight, which are paid for,
+can still be stored. If it fills all the same, workers keep their answers in memory and take nothing
+new until they are stored.
 """
 
 from __future__ import annotations
@@ -35,7 +37,8 @@ def shortage(path: Path) -> str | None:
 
 
 def is_full(error: BaseException) -> bool:
-    """Whether an error says that there is no room: of the operating system, of SQLite, or of Redis."""
+    """Whether an error says that there is no room: of the operating system, of SQLite, or of
+    Redis."""
     if isinstance(error, OSError):
         return error.errno in _NO_ROOM
     text = str(error).lower()
@@ -43,7 +46,8 @@ def is_full(error: BaseException) -> bool:
 
 
 def is_read_only(error: BaseException) -> bool:
-    """Return whether an error says that nothing can be written there any more: of the operating system, or of SQLite."""
+    """Return whether an error says that nothing can be written there any more: of the operating
+    system, or of SQLite."""
     if isinstance(error, OSError):
         return error.errno == errno.EROFS
     return "readonly database" in str(error).lower()
@@ -73,9 +77,15 @@ class DiskGuard:
         self.holds = False
 
     def look(self) -> Wait | None:
-        """None while there is room, else what is waited for. Raises what ``hold`` and ``go_on`` raise."""
+        """None while there is room, else what is waited for.
+
+        Raises what ``hold`` and ``go_on`` raise."""
         least = ENOUGH_BYTES if self.holds else LOW_BYTES
-        short = [(free, place) for place in self._places if (free := self._free(place)) is not None and free < least]
+        short = [
+            (free, place)
+            for place in self._places
+            if (free := self._free(place)) is not None and free < least
+        ]
         if not short:
             self.holds = self.holds and not self._go_on()
             return None
@@ -83,7 +93,7 @@ class DiskGuard:
         if not self.holds:
             self.holds = self._hold(f"disk_full: the disk of {place} has {megabytes(free)} left")
         return Wait(
-            f"the disk of {place} is nearly full: no new calls until {megabytes(ENOUGH_BYTES)} are free; what is paid "
-            "for is kept. Free some space and the job goes on by itself.",
+            f"the disk of {place} is nearly full: no new calls until {megabytes(ENOUGH_BYTES)} are "
+            "free; what is paid for is kept. Free some space and the job goes on by itself.",
             f"{megabytes(free)} are left.",
         )

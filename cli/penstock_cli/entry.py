@@ -8,11 +8,21 @@ import signal
 import sys
 from types import FrameType
 
-_OPTIONAL = ("typer", "rich", "celery", "kombu", "aiohttp", "aiohappyeyeballs", "aiolimiter", "httptools", "jsonschema")
+_OPTIONAL = (
+    "typer",
+    "rich",
+    "celery",
+    "kombu",
+    "aiohttp",
+    "aiohappyeyeballs",
+    "aiolimiter",
+    "httptools",
+    "jsonschema",
+)
 
 
-# Modules make a hundred thousand objects that stay: with Python's 700 new objects between two walks of the collector, a
-# tenth of a command's start would be such walks.
+# Modules make a hundred thousand objects that stay: with Python's 700 new objects between two walks
+# of the collector, a tenth of a command's start would be such walks.
 NEW_OBJECTS = 50_000
 
 
@@ -28,8 +38,8 @@ def main() -> None:
         if error.name not in _OPTIONAL:
             raise
         sys.exit(
-            f"penstock: the command line needs {error.name}, which a bare `pip install penstock` leaves out; "
-            "install it with: pip install 'penstock[worker]'"
+            f"penstock: the command line needs {error.name}, which a bare `pip install penstock` "
+            "leaves out; install it with: pip install 'penstock[worker]'"
         )
     try:
         run()
@@ -38,6 +48,7 @@ def main() -> None:
 
 
 def _leave(_number: int, _frame: FrameType | None) -> None:
-    """Ctrl-C while modules are still imported: nothing has begun, so there is nothing to clean up."""
+    """Ctrl-C while modules are still imported: nothing has begun, so there is nothing to clean
+    up."""
     os.write(2, b"penstock: interrupted\n")
     os._exit(130)

@@ -13,11 +13,15 @@ from penstock_ledger.errors import EXIT_USAGE, PenstockError, SchemaMissing
 from penstock_producer.reporting.text import safe
 
 # Packages that are usable alone, so that their errors have roots of their own.
-_ROOTS_OF_THEIR_OWN = (("penstock_ratelimit.errors", "RateLimitError"), ("penstock_simulate.errors", "BadSetting"))
+_ROOTS_OF_THEIR_OWN = (
+    ("penstock_ratelimit.errors", "RateLimitError"),
+    ("penstock_simulate.errors", "BadSetting"),
+)
 
 
 def leave_with(error: BaseException) -> NoReturn:
-    """End the process with the message of ``error`` on stderr and its exit status; with its traceback where one is wanted."""
+    """End the process with the message of ``error`` on stderr and its exit status; with its
+    traceback where one is wanted."""
     from penstock_ledger.log_lines import several_lines
     from penstock_ledger.redaction import redact
 
@@ -44,7 +48,10 @@ def message(error: BaseException) -> str:
     if isinstance(error, PenstockError) or any(_is(error, *root) for root in _ROOTS_OF_THEIR_OWN):
         return str(error)
     if _from(error, "redis"):
-        return f"Redis: {_sentence(error)} Check redis_url (PENSTOCK_REDIS_URL); `penstock doctor` looks closer."
+        return (
+            f"Redis: {_sentence(error)} Check redis_url (PENSTOCK_REDIS_URL); `penstock doctor` "
+            "looks closer."
+        )
     if _from(error, "sqlalchemy", "psycopg", "sqlite3"):
         return (
             f"the database: {_sentence(error)} Check database_url (PENSTOCK_DATABASE_URL); "

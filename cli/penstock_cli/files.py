@@ -30,7 +30,9 @@ def is_remote(place: str) -> bool:
 
 
 def s3_endpoint(place: str) -> str | None:
-    """The configured S3 endpoint, asked for only when something goes to S3. Raises SettingsError."""
+    """The configured S3 endpoint, asked for only when something goes to S3.
+
+    Raises SettingsError."""
     from penstock_producer.settings import ProducerSettings
 
     return ProducerSettings.load().s3_endpoint_url if is_remote(place) else None
@@ -45,34 +47,49 @@ def probe(out: str, source: str) -> None:
         probe_sink(out, s3_endpoint_url=s3_endpoint(out))
     except SinkError as error:
         raise UsageProblem(f"--out {out}: {error}") from error
-    for name in () if is_remote(out) or is_remote(source) else (OUTPUT_NAME, ERRORS_NAME, REPORT_NAME):
+    for name in (
+        () if is_remote(out) or is_remote(source) else (OUTPUT_NAME, ERRORS_NAME, REPORT_NAME)
+    ):
         written = Path(out) / name
         if written.exists() and Path(source).exists() and os.path.samefile(written, source):
-            raise UsageProblem(f"--out {out}: {name} there is the source itself and would be overwritten; name another")
+            raise UsageProblem(
+                f"--out {out}: {name} there is the source itself and would be overwritten; name "
+                "another"
+            )
     if is_remote(out) and is_remote(source):
         _keep_apart_in_bucket(out.rstrip("/") + "/", source)
-    if not (is_remote(source) or is_remote(out)) and source.endswith("/") and _is_read_with(Path(source), Path(out)):
+    if (
+        not (is_remote(source) or is_remote(out))
+        and source.endswith("/")
+        and _is_read_with(Path(source), Path(out))
+    ):
         raise UsageProblem(
-            f"--out {out}: its files would be sources of the next run of {source}; name a folder beside it, or one in it whose "
-            "name begins with _"
+            f"--out {out}: its files would be sources of the next run of {source}; name a folder "
+            "beside it, or one in it whose name begins with _"
         )
 
 
 def _keep_apart_in_bucket(out: str, source: str) -> None:
-    """Raises UsageProblem where an object of the results is the source itself, or lies below the prefix that is read."""
+    """Raises UsageProblem where an object of the results is the source itself, or lies below the
+    prefix that is read."""
     from penstock_producer.outputs import ERRORS_NAME, OUTPUT_NAME
 
     for name in (OUTPUT_NAME, ERRORS_NAME, REPORT_NAME):
         if source == out + name:
-            raise UsageProblem(f"--out {out}: {name} there is the source itself and would be overwritten; name another")
+            raise UsageProblem(
+                f"--out {out}: {name} there is the source itself and would be overwritten; name "
+                "another"
+            )
     if source.endswith("/") and out.startswith(source):
         raise UsageProblem(
-            f"--out {out}: its files would be sources of the next run of {source}; name a prefix beside it"
+            f"--out {out}: its files would be sources of the next run of {source}; name a prefix "
+            "beside it"
         )
 
 
 def _is_read_with(folder: Path, place: Path) -> bool:
-    """Whether files in ``place`` are read with ``folder``: on all levels but those whose names begin with . or _."""
+    """Whether files in ``place`` are read with ``folder``: on all levels but those whose names
+    begin with . or _."""
     whole, inside = folder.resolve(), place.resolve()
     return inside.is_relative_to(whole) and not any(
         part.startswith((".", "_")) for part in inside.relative_to(whole).parts
@@ -92,8 +109,9 @@ def refuse_other_jobs(out: str, job_key: str) -> None:
     else:
         return
     raise UsageProblem(
-        f"--out {out} holds {whose}, which job {safe(job_key)!r} would overwrite: give a folder of its own, "
-        f"for example --out {shlex.quote(out.rstrip('/') + '-' + re.sub('[^A-Za-z0-9._-]+', '-', job_key))}"
+        f"--out {out} holds {whose}, which job {safe(job_key)!r} would overwrite: give a folder of "
+        "its own, for example --out "
+        f"{shlex.quote(out.rstrip('/') + '-' + re.sub('[^A-Za-z0-9._-]+', '-', job_key))}"
     )
 
 
@@ -105,7 +123,9 @@ def _read_report(out: str) -> bytes | None:
         return None
     from penstock_producer.storage import read_object
 
-    return read_object(f"{out.rstrip('/')}/{REPORT_NAME}", REPORT_MAX_BYTES, s3_endpoint_url=s3_endpoint(out))
+    return read_object(
+        f"{out.rstrip('/')}/{REPORT_NAME}", REPORT_MAX_BYTES, s3_endpoint_url=s3_endpoint(out)
+    )
 
 
 def _job_of(report: bytes | None) -> str | None:
@@ -124,10 +144,14 @@ def _unowned(out: Path) -> list[str]:
 
 
 def write_outputs(ledger: Books, job: Job, out: str) -> dict[str, str]:
-    """Write the result files of a job; returns the place of each by its purpose. Raises SinkError."""
+    """Write the result files of a job; returns the place of each by its purpose.
+
+    Raises SinkError."""
     from penstock_producer import outputs
 
-    written = outputs.write_outputs(ledger.outcomes, job.job_id, out, s3_endpoint_url=s3_endpoint(out))
+    written = outputs.write_outputs(
+        ledger.outcomes, job.job_id, out, s3_endpoint_url=s3_endpoint(out)
+    )
     return {"results": written.output, "errors": written.errors}
 
 
@@ -139,7 +163,9 @@ def write_report(report: Report, out: str) -> str:
 
 
 def write_results(ledger: Books, job: Job, place: str) -> int:
-    """Write the results of a job as output lines into one file; returns how many. Raises SinkError."""
+    """Write the results of a job as output lines into one file; returns how many.
+
+    Raises SinkError."""
     from penstock_producer.outputs import output_line
 
     return write_lines(place, map(output_line, ledger.outcomes.results(job.job_id)))
@@ -152,17 +178,23 @@ def write_with_provenance(ledger: Books, job: Job, place: str) -> int:
 
     entries = Provenance(ledger.database).in_use(job.job_id)
     lines = (
-        provenance_line(result, made_by(entries, result.key.generation, result.model, at), job.digest)
+        provenance_line(
+            result, made_by(entries, result.key.generation, result.model, at), job.digest
+        )
         for result, at in ledger.outcomes.timed_results(job.job_id)
     )
     return write_lines(place, lines)
 
 
 def write_errors(ledger: Books, job: Job, place: str, *, reason: str | None = None) -> int:
-    """Write the dead letters of a job as error lines into one file; returns how many. Raises SinkError."""
+    """Write the dead letters of a job as error lines into one file; returns how many.
+
+    Raises SinkError."""
     from penstock_producer.outputs import error_line
 
-    return write_lines(place, map(error_line, ledger.outcomes.dead_letters(job.job_id, reason=reason)))
+    return write_lines(
+        place, map(error_line, ledger.outcomes.dead_letters(job.job_id, reason=reason))
+    )
 
 
 def folder_and_name(place: str) -> tuple[str, str]:

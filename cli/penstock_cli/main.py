@@ -1,4 +1,5 @@
-"""The `penstock` command: a table of commands, each imported when it is asked for; every failure leaves through here."""
+"""The `penstock` command: a table of commands, each imported when it is asked for; every failure
+leaves through here."""
 
 from __future__ import annotations
 
@@ -70,10 +71,14 @@ COMMANDS: Mapping[str, Command] = {
 
 
 def command_line(words: Sequence[str] = ()) -> typer.Typer:
-    """The command line that reads ``words``: only the command that they begin with is imported, else all of them."""
+    """The command line that reads ``words``: only the command that they begin with is imported,
+    else all of them."""
     app = typer.Typer(
         name="penstock",
-        help="LLM batch inference on a fleet of queue workers: one visible outcome for every document.",
+        help=(
+            "LLM batch inference on a fleet of queue workers: one visible outcome for every "
+            "document."
+        ),
         no_args_is_help=True,
         pretty_exceptions_enable=False,
         rich_markup_mode="rich",
@@ -96,7 +101,10 @@ def _mount(app: typer.Typer, name: str, command: Command) -> None:
 
 def _options(
     version_asked: Annotated[
-        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version, and exit.")
+        bool,
+        typer.Option(
+            "--version", callback=_print_version, is_eager=True, help="Print the version, and exit."
+        ),
     ] = False,
 ) -> None:
     pass
@@ -105,13 +113,16 @@ def _options(
 def main() -> None:
     """Run the command line; every failure becomes a message on stderr and an exit status."""
     if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
-        signal.signal(signal.SIGINT, _interrupted)  # commands that end in an orderly way bring their own
+        signal.signal(
+            signal.SIGINT, _interrupted
+        )  # commands that end in an orderly way bring their own
     try:
         command_line(sys.argv[1:])(prog_name="penstock")
     except SystemExit:
         raise
     except BrokenPipeError:
-        # The reader (`| head`) has what it wanted; without this the interpreter complains once more at its end.
+        # The reader (`| head`) has what it wanted; without this the interpreter complains once more
+        # at its end.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(EXIT_FAILED)
     except BaseException as error:
@@ -119,5 +130,6 @@ def main() -> None:
 
 
 def _interrupted(_number: int, _frame: FrameType | None) -> None:
-    """Unlike KeyboardInterrupt, this leaves through ``main``, with a line and the status of an interrupt."""
+    """Unlike KeyboardInterrupt, this leaves through ``main``, with a line and the status of an
+    interrupt."""
     raise Interrupted("interrupted")

@@ -46,7 +46,9 @@ def form_of(asked: str, output: str | None) -> Form:
 
 
 def put(ledger: Books, job: Job, report: Report, form: Form, output: str | None) -> str | None:
-    """Write it to ``output``, or to the terminal; returns what to tell besides. Raises SinkError and UsageProblem."""
+    """Write it to ``output``, or to the terminal; returns what to tell besides.
+
+    Raises SinkError and UsageProblem."""
     command = f"penstock dlq list {argument(job.job_key)}{ledger.option()}"
     if form is Form.TEXT and output in (None, STDOUT):
         from penstock_cli.report.text_form import show
@@ -68,11 +70,15 @@ def _written(ledger: Books, job: Job, report: Report, form: Form, command: str) 
         case Form.MARKDOWN:
             from penstock_producer.reporting.forms.markdown import markdown
 
-            return markdown(report, course_of(ledger.outcomes, job), dlq_command=command, now=time.time())
+            return markdown(
+                report, course_of(ledger.outcomes, job), dlq_command=command, now=time.time()
+            )
         case Form.HTML:
             from penstock_producer.reporting.forms.page import page
 
-            return page(report, course_of(ledger.outcomes, job), dlq_command=command, now=time.time())
+            return page(
+                report, course_of(ledger.outcomes, job), dlq_command=command, now=time.time()
+            )
 
 
 def _as_json(report: Report) -> str:

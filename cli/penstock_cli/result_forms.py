@@ -47,10 +47,14 @@ class Asked:
 
 
 def write(ledger: Books, job: Job, asked: Asked) -> str:
-    """Write them; returns what to tell. Raises UsageProblem, SinkError, PlaceLost and ContentError."""
+    """Write them; returns what to tell.
+
+    Raises UsageProblem, SinkError, PlaceLost and ContentError."""
     if asked.into is not None or asked.table is not None:
         if asked.provenance:
-            raise UsageProblem("--provenance goes with JSON lines: leave it out, or --into and --table")
+            raise UsageProblem(
+                "--provenance goes with JSON lines: leave it out, or --into and --table"
+            )
         return _into(ledger, job, asked)
     if asked.output is None:
         raise UsageProblem("say where the results go: -o FILE, or --into URL --table T")
@@ -67,7 +71,8 @@ def write(ledger: Books, job: Job, asked: Asked) -> str:
 def _with_provenance(ledger: Books, job: Job, asked: Asked, output: str, form: str) -> str:
     if form != LINES or asked.partial or asked.after is not None:
         raise UsageProblem(
-            "--provenance goes with all results as JSON lines: leave out --partial and --after, name a .jsonl"
+            "--provenance goes with all results as JSON lines: leave out --partial and --after, "
+            "name a .jsonl"
         )
     return f"{count(write_with_provenance(ledger, job, output))} results in {output}"
 
@@ -81,20 +86,26 @@ def _form(asked: Asked, output: str) -> str:
     if asked.escape_formulas and form != "csv":
         raise UsageProblem("--escape-formulas is for CSV: leave it out, or add --output-format csv")
     if asked.output_format is None and suffix in ("gz", "zst", "xlsx", "tsv"):
-        raise UsageProblem(f"results cannot be written as .{suffix}: name a file that ends in .jsonl, .csv or .parquet")
+        raise UsageProblem(
+            f"results cannot be written as .{suffix}: name a file that ends in .jsonl, .csv or "
+            ".parquet"
+        )
     return form
 
 
 def _appended(ledger: Books, job: Job, asked: Asked, output: str, form: str) -> str:
     if form == "parquet" or output == STDOUT or is_remote(output) or asked.after is not None:
         raise UsageProblem(
-            f"--partial appends to a local file of JSON lines or CSV. For other forms and places: --after {START}, and then "
-            "--after with the cursor that is printed, each time with a new file"
+            "--partial appends to a local file of JSON lines or CSV. For other forms and places: "
+            f"--after {START}, and then --after with the cursor that is printed, each time with a "
+            "new file"
         )
     from penstock_producer.tables.growing_file import append_results, append_rows
 
     if form == LINES:
-        return f"{count(append_results(ledger.database, job, Path(output)))} new results in {output}"
+        return (
+            f"{count(append_results(ledger.database, job, Path(output)))} new results in {output}"
+        )
     rows = append_rows(ledger.database, job, Path(output), escape_formulas=asked.escape_formulas)
     return f"{count(rows)} new documents in {output}"
 
@@ -109,7 +120,9 @@ def _written(ledger: Books, job: Job, asked: Asked, output: str, form: str) -> s
     if isinstance(reading, Lines):
         write_lines(output, reading)
     elif form == "csv":
-        write_lines(output, csv_lines(reading, reading.table.columns, escape_formulas=asked.escape_formulas))
+        write_lines(
+            output, csv_lines(reading, reading.table.columns, escape_formulas=asked.escape_formulas)
+        )
     elif output == STDOUT:
         raise UsageProblem("Parquet is not for standard output: name a file")
     else:
@@ -123,7 +136,9 @@ def _into(ledger: Books, job: Job, asked: Asked) -> str:
     if asked.into is None or asked.table is None:
         raise UsageProblem("--into URL and --table T belong together: give both")
     if asked.output is not None or asked.after is not None or asked.partial:
-        raise UsageProblem("--into keeps its own place in the table: leave out -o, --after and --partial")
+        raise UsageProblem(
+            "--into keeps its own place in the table: leave out -o, --after and --partial"
+        )
     filled = fill_table(ledger, job, asked.into, asked.table, asked.id_column)
     missing = (
         f"; {count(filled.missing)} documents have no row there, and the table takes no others"
@@ -142,8 +157,12 @@ def fill_table(ledger: Books, job: Job, into: str, table: str, id_column: str) -
 
 
 @contextmanager
-def opened_table(into: str, table: str, id_column: str, spec: Mapping[str, Any]) -> Iterator[TableSink]:
-    """The table, made where there is none. Raises SinkError for one that cannot take the results."""
+def opened_table(
+    into: str, table: str, id_column: str, spec: Mapping[str, Any]
+) -> Iterator[TableSink]:
+    """The table, made where there is none.
+
+    Raises SinkError for one that cannot take the results."""
     from penstock_producer.job.sinks import into_url
     from penstock_producer.tables.columns import Table
     from penstock_producer.tables.database import TableSink

@@ -7,7 +7,11 @@ from collections.abc import Mapping, Sequence
 
 DEBUG_VARIABLE = "PENSTOCK_DEBUG"
 SETTINGS_PREFIX = "PENSTOCK_"
-KEY_VARIABLES = {"openai": "OPENAI_API_KEY", "anthropic": "ANTHROPIC_API_KEY", "gemini": "GEMINI_API_KEY"}
+KEY_VARIABLES = {
+    "openai": "OPENAI_API_KEY",
+    "anthropic": "ANTHROPIC_API_KEY",
+    "gemini": "GEMINI_API_KEY",
+}
 REDIS_SERVER_VARIABLE = "PENSTOCK_REDIS_SERVER"
 PARENT_PID_VARIABLE = "PENSTOCK_PARENT_PID"  # set by the supervisor, for its own children only
 
@@ -24,7 +28,8 @@ def parent_pid() -> int | None:
 
 
 def chosen_redis_server() -> str | None:
-    """The server program that `penstock run` shall start; None = the first patched one that is found."""
+    """The server program that `penstock run` shall start; None = the first patched one that is
+    found."""
     return os.environ.get(REDIS_SERVER_VARIABLE) or None
 
 
@@ -48,13 +53,17 @@ def flower_variables() -> dict[str, str]:
 
 
 def adopt_settings(settings: Mapping[str, str]) -> None:
-    """Exactly these Penstock settings from now on, for a worker that was started before they were known."""
+    """Exactly these Penstock settings from now on, for a worker that was started before they were
+    known."""
     for name in [name for name in os.environ if name.startswith(SETTINGS_PREFIX)]:
         del os.environ[name]
     os.environ.update(settings)
 
 
 def child_environment(settings: Mapping[str, str]) -> dict[str, str]:
-    """Our environment with exactly these Penstock settings: what the parent has merged must not merge again."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(SETTINGS_PREFIX)}
+    """Our environment with exactly these Penstock settings: what the parent has merged must not
+    merge again."""
+    kept = {
+        name: value for name, value in os.environ.items() if not name.startswith(SETTINGS_PREFIX)
+    }
     return {**kept, **settings}

@@ -1,4 +1,5 @@
-"""The state folder of one-machine mode: where everything lies, and the lock that keeps two runs apart.
+"""The state folder of one-machine mode: where everything lies, and the lock that keeps two runs
+apart.
 
 STATE/lock             held (flock) by the `penstock run` or `serve` that works here; holds its pid
 STATE/penstock.db      the SQL ledger: jobs, results, dead letters
@@ -7,7 +8,8 @@ STATE/logs/            one log per worker process
 STATE/files/           uploads and results of the HTTP doors (`penstock serve`)
 STATE/figures/         per job: the figures that only Redis and the clock know, kept for reports
 
-Folders are of mode 0700 and files of 0600, whatever the umask is: documents and answers lie here, and digests of keys.
+Folders are of mode 0700 and files of 0600, whatever the umask is: documents and answers lie here,
+and digests of keys.
 """
 
 from __future__ import annotations
@@ -48,7 +50,9 @@ class StateFolder:
 
     @classmethod
     def create(cls, path: Path) -> StateFolder:
-        """Make the folder, readable by its owner only. Raises UsageProblem when it cannot be made or written."""
+        """Make the folder, readable by its owner only.
+
+        Raises UsageProblem when it cannot be made or written."""
         root = path.expanduser().absolute()
         try:
             root.mkdir(parents=True, exist_ok=True, mode=PRIVATE_MODE)
@@ -79,7 +83,8 @@ class StateFolder:
 
     @classmethod
     def nearby(cls) -> str:
-        """A sentence that names the state folders of local runs in and below the working folder; "" without any."""
+        """A sentence that names the state folders of local runs in and below the working folder; ""
+        without any."""
         found = [
             str(database.parent)
             for pattern in (".penstock", "*/.penstock", "*/*/.penstock")
@@ -117,7 +122,9 @@ class StateFolder:
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
-        """Hold the folder for one run. Raises StateBusy, naming the holder, when another run has it.
+        """Hold the folder for one run.
+
+        Raises StateBusy, naming the holder, when another run has it.
 
         The lock belongs to the open file, so the kernel frees it however this process ends.
         """
@@ -139,12 +146,15 @@ class StateFolder:
 
 
 def _close_to_others(root: Path) -> None:
-    """Take all rights of others from a folder and what is below it: it may have been there before, or be of an earlier release.
-    Raises OSError where that cannot be done to the folder itself, which then keeps others out no more."""
+    """Take all rights of others from a folder and what is below it: it may have been there before,
+    or be of an earlier release. Raises OSError where that cannot be done to the folder itself,
+    which then keeps others out no more."""
     root.chmod(PRIVATE_MODE)
     for folder, folders, files in os.walk(root):
         for name in (*folders, *files):
-            with contextlib.suppress(OSError):  # of another user, or gone meanwhile: the root is closed
+            with contextlib.suppress(
+                OSError
+            ):  # of another user, or gone meanwhile: the root is closed
                 path = Path(folder, name)
                 found = path.lstat()
                 if not stat.S_ISLNK(found.st_mode) and found.st_mode & FOR_OTHERS:

@@ -1,6 +1,8 @@
-"""Serve Penstock over HTTP: files and batches as OpenAI and Anthropic have them, jobs, calls that wait, and the dashboard.
+"""Serve Penstock over HTTP: files and batches as OpenAI and Anthropic have them, jobs, calls that
+wait, and the dashboard.
 
-The names below are the public ones; they load on first use, so that the command line starts without a web framework.
+The names below are the public ones; they load on first use, so that the command line starts without
+a web framework.
 """
 
 from __future__ import annotations

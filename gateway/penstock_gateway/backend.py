@@ -1,4 +1,5 @@
-"""What every route has: the settings, the producer, the database, Redis, and threads for work that blocks."""
+"""What every route has: the settings, the producer, the database, Redis, and threads for work that
+blocks."""
 
 from __future__ import annotations
 
@@ -32,9 +33,13 @@ __all__ = ["Backend", "backend_of"]
 P = ParamSpec("P")
 T = TypeVar("T")
 
-WAITING_MAX: Final = 1_000  # pieces of work that wait for a thread: some seconds of it; the next one is refused
+WAITING_MAX: Final = (
+    1_000  # pieces of work that wait for a thread: some seconds of it; the next one is refused
+)
 
-SMALL_BYTES: Final = 64 * 1024  # of a body: what the event loop may work on itself, for some milliseconds
+SMALL_BYTES: Final = (
+    64 * 1024
+)  # of a body: what the event loop may work on itself, for some milliseconds
 
 
 class Backend:
@@ -51,19 +56,22 @@ class Backend:
             role="gateway",
         )
         if self.database.is_sqlite:
-            self.database.migrate()  # an embedded file; the schema of a server is changed by its operator
+            # an embedded file; the schema of a server is changed by its operator
+            self.database.migrate()
             for made_once in (Meta(self.database).epoch, Meta(self.database).session_secret):
                 made_once()  # now, so that pages and lists can be read while nothing can be written
         # For what the doors submit themselves, out of files that they wrote.
         self.producer = Producer(settings, database=self.database)
-        # For what a caller names: sources inside source_roots only, and no more than `doors.*` allows. The key says whose it is.
+        # For what a caller names: sources inside source_roots only, and no more than `doors.*`
+        # allows. The key says whose it is.
         self.borders = Borders(settings.doors, names_tenants=False)
         self.remote = Producer(settings, database=self.database, borders=self.borders)
         address = RedisAddress.parse(settings.redis_url)
         self.redis: redis.asyncio.Redis = address.connect_async(
             socket_timeout=REDIS_TIMEOUT_S, socket_connect_timeout=REDIS_CONNECT_TIMEOUT_S
         )
-        # The same for work in threads. Doors look and tell workers what SQL says; they publish nothing, so no epoch is asked for.
+        # The same for work in threads. Doors look and tell workers what SQL says; they publish
+        # nothing, so no epoch is asked for.
         self.blocking_redis = address.connect(
             socket_timeout=REDIS_TIMEOUT_S, socket_connect_timeout=REDIS_CONNECT_TIMEOUT_S
         )
@@ -84,7 +92,9 @@ class Backend:
         self.on_round: dict[str, Callable[[], None]] = {}  # of background work, by its class
 
     def part(self, kind: Callable[[Backend], T]) -> T:
-        """What a room keeps for the whole server, made when it is first asked for. Of the event loop."""
+        """What a room keeps for the whole server, made when it is first asked for.
+
+        Of the event loop."""
         if kind not in self._parts:
             self._parts[kind] = kind(self)
         found: T = self._parts[kind]
@@ -94,24 +104,33 @@ class Backend:
         """Do blocking work in a thread. Raises Refused (503) where too much of it waits already."""
         if self._at_work >= self.settings.gateway.threads + WAITING_MAX:
             raise Refused(
-                503, "the server has too much to do now; try again in a few seconds", code="overloaded",
-                kind="server_error", headers={"retry-after": "5"},
-            )  # fmt: skip
+                503,
+                "the server has too much to do now; try again in a few seconds",
+                code="overloaded",
+                kind="server_error",
+                headers={"retry-after": "5"},
+            )
         self._at_work += 1
-        call: Callable[[], T] = partial(contextvars.copy_context().run, partial(work, *args, **kwargs))
+        call: Callable[[], T] = partial(
+            contextvars.copy_context().run, partial(work, *args, **kwargs)
+        )
         future = asyncio.get_running_loop().run_in_executor(self._threads, call)
         future.add_done_callback(self._worked)
         try:
             return await future
         finally:
-            del (
-                future
-            )  # with an error in it, it would keep this frame, and so the error, and a body in one of its frames
+            # with an error in it, it would keep this frame, and so the error, and a body in one of
+            # its frames
+            del future
 
-    async def run_sized(self, size: int, work: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
-        """Do work that grows with ``size`` bytes of a caller's: here where they are few, and else in a thread, so that the event
-        loop goes on. Raises Refused (503), as ``run`` does."""
-        return work(*args, **kwargs) if size <= SMALL_BYTES else await self.run(work, *args, **kwargs)
+    async def run_sized(
+        self, size: int, work: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs
+    ) -> T:
+        """Do work that grows with ``size`` bytes of a caller's: here where they are few, and else
+        in a thread, so that the event loop goes on. Raises Refused (503), as ``run`` does."""
+        return (
+            work(*args, **kwargs) if size <= SMALL_BYTES else await self.run(work, *args, **kwargs)
+        )
 
     def round_done(self, task: object) -> None:
         """A piece of background work has ended a round without an error."""

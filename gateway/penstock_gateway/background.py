@@ -21,21 +21,28 @@ END_S: Final = 10.0  # for which the end of the server waits for them
 
 
 class Task(Protocol):
-    """A piece of it. ``run`` goes on for ever, with a named pause between its rounds, and calls ``backend.round_done(self)``
-    after each that went well."""
+    """A piece of it.
+
+    ``run`` goes on for ever, with a named pause between its rounds, and calls
+    ``backend.round_done(self)`` after each that went well."""
 
     async def run(self, backend: Backend) -> None: ...
 
 
 @contextlib.asynccontextmanager
-async def running(tasks: Iterable[Task], backend: Backend, metrics: DoorMetrics) -> AsyncIterator[None]:
+async def running(
+    tasks: Iterable[Task], backend: Backend, metrics: DoorMetrics
+) -> AsyncIterator[None]:
     """All of them, for as long as the block lasts."""
     tasks = list(tasks)
     for task in tasks:
         name = type(task).__name__
         metrics.task_failures.labels(name)  # 0 until it fails
         backend.on_round[name] = metrics.task_round.labels(name).set_to_current_time
-    started = [asyncio.create_task(_kept_running(task, backend, metrics), name=type(task).__name__) for task in tasks]
+    started = [
+        asyncio.create_task(_kept_running(task, backend, metrics), name=type(task).__name__)
+        for task in tasks
+    ]
     try:
         yield
     finally:
@@ -55,7 +62,12 @@ async def _kept_running(task: Task, backend: Backend, metrics: DoorMetrics) -> N
         except Exception as error:
             metrics.task_failures.labels(type(task).__name__).inc()
             if repr(error) != failed:  # once, not every second for as long as a server is away
-                log.warning("%s has failed and goes on in %g s", type(task).__name__, pause_s, exc_info=error)
+                log.warning(
+                    "%s has failed and goes on in %g s",
+                    type(task).__name__,
+                    pause_s,
+                    exc_info=error,
+                )
             failed = repr(error)
         if loop.time() - began > MOST_PAUSE_S:
             pause_s, failed = FIRST_PAUSE_S, ""

@@ -22,13 +22,14 @@ def shown_source(job: Job) -> str:
 
 
 def told_of(job: Job, text: str | None) -> str:
-    """A sentence of the ledger about a job, as its tenant may read it: without places of this machine, and with fields in the
-    place of flags."""
+    """A sentence of the ledger about a job, as its tenant may read it: without places of this
+    machine, and with fields in the place of flags."""
     return over_http(without_places(job, text or ""))
 
 
 def without_places(job: Job, text: str) -> str:
-    """The same, where all other words stay as they are: those of a provider, of a model or of the job's own documents."""
+    """The same, where all other words stay as they are: those of a provider, of a model or of the
+    job's own documents."""
     uri, shown = str(job.source.get("uri", "")), shown_source(job)
     return text if uri == shown or not uri else text.replace(uri, shown)
 
@@ -38,12 +39,17 @@ def pause_shown(job: Job) -> dict[str, Any] | None:
     if job.pause is None:
         return None
     advice = [
-        {"text": told_of(job, one.text), "change": None if one.action is None else as_field(one.action)}
+        {
+            "text": told_of(job, one.text),
+            "change": None if one.action is None else as_field(one.action),
+        }
         for one in advice_for(job.pause)
     ]
     params = dict(job.pause.params)
     if examples := params.get("examples"):
-        params["examples"] = [{name: without_places(job, str(text)) for name, text in one.items()} for one in examples]
+        params["examples"] = [
+            {name: without_places(job, str(text)) for name, text in one.items()} for one in examples
+        ]
     pause = replace(job.pause, params=params)
     return pause.to_json() | {"message": explain(pause), "advice": advice}
 

@@ -32,7 +32,11 @@ async def health(request: Request) -> JSONResponse:
     backend = backend_of(request)
     database, redis_is = await asyncio.gather(_database(backend), _redis(backend))
     ready = database == redis_is == "ok" and not backend.closing
-    told: dict[str, Any] = {"status": "ok" if ready else "unavailable", "database": database, "redis": redis_is}
+    told: dict[str, Any] = {
+        "status": "ok" if ready else "unavailable",
+        "database": database,
+        "redis": redis_is,
+    }
     if backend.closing:
         told["status"] = "closing"
     return JSONResponse(told, 200 if ready else 503)
@@ -42,7 +46,8 @@ async def _database(backend: Backend) -> str:
     try:
         async with asyncio.timeout(LOOK_S):
             await backend.run(
-                backend.database.read, lambda connection: connection.execute(text("SELECT 1")).scalar_one()
+                backend.database.read,
+                lambda connection: connection.execute(text("SELECT 1")).scalar_one(),
             )
     except (TimeoutError, PenstockError):
         return "away"

@@ -1,7 +1,7 @@
 """The ids that the doors give: a prefix that says of what, and 27 random letters and digits.
 
-An id from a caller is matched whole before anything is looked up by it, so that no path, pattern or statement is made of
-another text.
+An id from a caller is matched whole before anything is looked up by it, so that no path, pattern or
+statement is made of another text.
 """
 
 from __future__ import annotations
@@ -13,16 +13,29 @@ from typing import Final, Literal
 
 __all__ = ["Kind", "is_id", "new_id"]
 
-Kind = Literal["file", "batch", "msgbatch", "batch_req", "req", "key", "chatcmpl", "cmpl", "msg", "we", "evt"]
+Kind = Literal[
+    "file", "batch", "msgbatch", "batch_req", "req", "key", "chatcmpl", "cmpl", "msg", "we", "evt"
+]
 
 _LETTERS: Final = string.digits + string.ascii_letters
 _LENGTH: Final = 27  # 160 bits, although some letters are a little likelier than others:
-_LETTER_OF: Final = bytes(ord(_LETTERS[byte % len(_LETTERS)]) for byte in range(256))  # one random byte makes one
+_LETTER_OF: Final = bytes(
+    ord(_LETTERS[byte % len(_LETTERS)]) for byte in range(256)
+)  # one random byte makes one
 _TAIL: Final = "[A-Za-z0-9]{24,64}"
 _PREFIX: Final[dict[Kind, str]] = {
-    "file": "file-", "batch": "batch_", "msgbatch": "msgbatch_", "batch_req": "batch_req_", "req": "req_", "key": "key_",
-    "chatcmpl": "chatcmpl-", "cmpl": "cmpl-", "msg": "msg_", "we": "we_", "evt": "evt_",
-}  # fmt: skip
+    "file": "file-",
+    "batch": "batch_",
+    "msgbatch": "msgbatch_",
+    "batch_req": "batch_req_",
+    "req": "req_",
+    "key": "key_",
+    "chatcmpl": "chatcmpl-",
+    "cmpl": "cmpl-",
+    "msg": "msg_",
+    "we": "we_",
+    "evt": "evt_",
+}
 _SHAPE: Final = {kind: re.compile(re.escape(prefix) + _TAIL) for kind, prefix in _PREFIX.items()}
 
 

@@ -1,6 +1,7 @@
 """What the HTTP doors count. docs/metrics.md is made from the catalogue.
 
-Routes are counted by their template, never by an address that was asked for, so the number of series is that of the routes.
+Routes are counted by their template, never by an address that was asked for, so the number of
+series is that of the routes.
 """
 
 from __future__ import annotations
@@ -41,12 +42,19 @@ class DoorMetric:
 
 
 REQUESTS: Final = DoorMetric(
-    "penstock_door_requests_total", "counter", "Requests that HTTP doors have answered.", ("route", "method", "status")
+    "penstock_door_requests_total",
+    "counter",
+    "Requests that HTTP doors have answered.",
+    ("route", "method", "status"),
 )
 REQUEST_SECONDS: Final = DoorMetric(
-    "penstock_door_request_seconds", "histogram", "Time from the head of a request to the end of its answer.", ("route",),
-    "seconds", bounds=SECONDS,
-)  # fmt: skip
+    "penstock_door_request_seconds",
+    "histogram",
+    "Time from the head of a request to the end of its answer.",
+    ("route",),
+    "seconds",
+    bounds=SECONDS,
+)
 RECEIVED: Final = DoorMetric(
     "penstock_door_received_bytes_total",
     "counter",
@@ -55,10 +63,17 @@ RECEIVED: Final = DoorMetric(
     "bytes",
 )
 REFUSED: Final = DoorMetric(
-    "penstock_door_refused_total", "counter", "Requests that were refused, by the code of the error.", ("code",)
+    "penstock_door_refused_total",
+    "counter",
+    "Requests that were refused, by the code of the error.",
+    ("code",),
 )
-IN_FLIGHT: Final = DoorMetric("penstock_door_requests_in_flight", "gauge", "Requests that are being answered.")
-CONNECTIONS: Final = DoorMetric("penstock_door_connections", "gauge", "Open connections, idle ones included.")
+IN_FLIGHT: Final = DoorMetric(
+    "penstock_door_requests_in_flight", "gauge", "Requests that are being answered."
+)
+CONNECTIONS: Final = DoorMetric(
+    "penstock_door_connections", "gauge", "Open connections, idle ones included."
+)
 DROPPED: Final = DoorMetric(
     "penstock_door_connections_dropped_total",
     "counter",
@@ -71,17 +86,27 @@ TASK_FAILURES: Final = DoorMetric(
     ("task",),
 )
 TASK_ROUND: Final = DoorMetric(
-    "penstock_door_task_round_timestamp_seconds", "gauge",
-    "When a piece of background work last ended a round without an error (Unix seconds).", ("task",), "seconds",
-)  # fmt: skip
-UPLOADS: Final = DoorMetric("penstock_door_uploads_total", "counter", "Files that callers have uploaded whole.")
+    "penstock_door_task_round_timestamp_seconds",
+    "gauge",
+    "When a piece of background work last ended a round without an error (Unix seconds).",
+    ("task",),
+    "seconds",
+)
+UPLOADS: Final = DoorMetric(
+    "penstock_door_uploads_total", "counter", "Files that callers have uploaded whole."
+)
 UPLOADED: Final = DoorMetric(
-    "penstock_door_uploaded_bytes_total", "counter", "Bytes of files that callers have uploaded whole.", (), "bytes"
+    "penstock_door_uploaded_bytes_total",
+    "counter",
+    "Bytes of files that callers have uploaded whole.",
+    (),
+    "bytes",
 )
 BATCH_STEPS: Final = DoorMetric(
     "penstock_door_batch_steps_total",
     "counter",
-    "Steps of batches, by the state in which they began and how they ended: done, stopped, or failed and tried again.",
+    "Steps of batches, by the state in which they began and how they ended: done, stopped, or "
+    "failed and tried again.",
     ("state", "result"),
 )
 WEBHOOK_TRIES: Final = DoorMetric(
@@ -93,17 +118,39 @@ WEBHOOK_TRIES: Final = DoorMetric(
 CALLS: Final = DoorMetric(
     "penstock_door_calls_total",
     "counter",
-    "Calls whose callers wait: answered, failed (a dead letter), late, refused, or replayed for their Idempotency-Key.",
+    "Calls whose callers wait: answered, failed (a dead letter), late, refused, or replayed for "
+    "their Idempotency-Key.",
     ("outcome",),
 )
 CALL_SECONDS: Final = DoorMetric(
-    "penstock_door_call_seconds", "histogram", "Time for which callers who wait have waited.", (), "seconds", bounds=SECONDS
-)  # fmt: skip
-CALLS_WAITING: Final = DoorMetric("penstock_door_calls_waiting", "gauge", "Calls whose callers wait now.")
+    "penstock_door_call_seconds",
+    "histogram",
+    "Time for which callers who wait have waited.",
+    (),
+    "seconds",
+    bounds=SECONDS,
+)
+CALLS_WAITING: Final = DoorMetric(
+    "penstock_door_calls_waiting", "gauge", "Calls whose callers wait now."
+)
 CATALOGUE: Final = (
-    REQUESTS, REQUEST_SECONDS, RECEIVED, REFUSED, IN_FLIGHT, CONNECTIONS, DROPPED, TASK_FAILURES, TASK_ROUND,
-    UPLOADS, UPLOADED, BATCH_STEPS, WEBHOOK_TRIES, CALLS, CALL_SECONDS, CALLS_WAITING,
-)  # fmt: skip
+    REQUESTS,
+    REQUEST_SECONDS,
+    RECEIVED,
+    REFUSED,
+    IN_FLIGHT,
+    CONNECTIONS,
+    DROPPED,
+    TASK_FAILURES,
+    TASK_ROUND,
+    UPLOADS,
+    UPLOADED,
+    BATCH_STEPS,
+    WEBHOOK_TRIES,
+    CALLS,
+    CALL_SECONDS,
+    CALLS_WAITING,
+)
 
 
 class DoorMetrics:
@@ -119,7 +166,11 @@ class DoorMetrics:
         self.connections = self._gauge(CONNECTIONS)
         self.task_round = self._gauge(TASK_ROUND)
         self.seconds = Histogram(
-            REQUEST_SECONDS.name, REQUEST_SECONDS.help, REQUEST_SECONDS.labels, buckets=SECONDS, registry=self.registry
+            REQUEST_SECONDS.name,
+            REQUEST_SECONDS.help,
+            REQUEST_SECONDS.labels,
+            buckets=SECONDS,
+            registry=self.registry,
         )
         self.uploads = self._counter(UPLOADS)
         self.uploaded = self._counter(UPLOADED)
@@ -128,7 +179,10 @@ class DoorMetrics:
         self.calls = self._counter(CALLS)
         self.calls_waiting = self._gauge(CALLS_WAITING)
         self.call_seconds = Histogram(
-            CALL_SECONDS.name, CALL_SECONDS.help, buckets=CALL_SECONDS.bounds, registry=self.registry
+            CALL_SECONDS.name,
+            CALL_SECONDS.help,
+            buckets=CALL_SECONDS.bounds,
+            registry=self.registry,
         )
         for state in DoorBatchState:  # 0 until there is one: rates begin with the first
             if not state.final:

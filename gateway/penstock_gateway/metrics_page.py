@@ -1,4 +1,5 @@
-"""The page that Prometheus reads: at /metrics with the key of an administrator, and without one at metrics_port."""
+"""The page that Prometheus reads: at /metrics with the key of an administrator, and without one at
+metrics_port."""
 
 from __future__ import annotations
 
@@ -24,7 +25,9 @@ router = Router()
 
 
 @router.get("/metrics", include_in_schema=False)
-async def metrics(request: Request, _caller: Annotated[Caller, Depends(caller_with("admin"))]) -> Response:
+async def metrics(
+    request: Request, _caller: Annotated[Caller, Depends(caller_with("admin"))]
+) -> Response:
     return Response(metrics_of(request).page(), media_type=CONTENT_TYPE_LATEST)
 
 
@@ -35,12 +38,17 @@ def metrics_served(settings: GatewaySettings, counted: DoorMetrics) -> Iterator[
         yield
         return
     try:
-        server, thread = start_http_server(settings.metrics_port, settings.metrics_host, counted.registry)
+        server, thread = start_http_server(
+            settings.metrics_port, settings.metrics_host, counted.registry
+        )
     except OSError as error:
         log.error(
-            "no metrics: metrics_port=%d on metrics_host=%s cannot be opened (%s); give each process of a machine its own",
-            settings.metrics_port, settings.metrics_host, error,
-        )  # fmt: skip
+            "no metrics: metrics_port=%d on metrics_host=%s cannot be opened (%s); give each "
+            "process of a machine its own",
+            settings.metrics_port,
+            settings.metrics_host,
+            error,
+        )
         yield
         return
     try:

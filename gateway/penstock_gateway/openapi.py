@@ -1,4 +1,5 @@
-"""The OpenAPI document: what the framework knows of the routes, with how callers prove who they are and how errors look."""
+"""The OpenAPI document: what the framework knows of the routes, with how callers prove who they are
+and how errors look."""
 
 from __future__ import annotations
 
@@ -16,7 +17,10 @@ __all__ = ["Doors"]
 
 _METHODS: Final = frozenset({"get", "put", "post", "delete", "patch", "head", "options"})
 _TAGS: Final = (
-    ("jobs", "Jobs: submit, push, look, steer, read results. Errors are problem details (RFC 9457)."),
+    (
+        "jobs",
+        "Jobs: submit, push, look, steer, read results. Errors are problem details (RFC 9457).",
+    ),
     ("schedules", "Jobs that start themselves, and notifications of buckets."),
     ("limits", "What keeps requests to the providers from starting."),
     ("keys", "API keys of these doors: make, list, revoke."),
@@ -51,18 +55,30 @@ _PROBLEM: Final = {
             "items": {
                 "type": "object",
                 "required": ["code", "pointer", "message", "fix"],
-                "properties": {name: {"type": "string"} for name in ("code", "pointer", "message", "fix")},
+                "properties": {
+                    name: {"type": "string"} for name in ("code", "pointer", "message", "fix")
+                },
             },
         },
     },
     "example": {
-        "type": "about:blank", "title": "Bad Request", "status": 400, "code": "unknown_field", "param": "promt",
-        "detail": "job spec: /promt: unknown_field; did you mean 'prompt'?", "request_id": "req_0a1b2c",
+        "type": "about:blank",
+        "title": "Bad Request",
+        "status": 400,
+        "code": "unknown_field",
+        "param": "promt",
+        "detail": "job spec: /promt: unknown_field; did you mean 'prompt'?",
+        "request_id": "req_0a1b2c",
         "errors": [
-            {"code": "unknown_field", "pointer": "/promt", "message": "the value is refused", "fix": "did you mean 'prompt'?"}
+            {
+                "code": "unknown_field",
+                "pointer": "/promt",
+                "message": "the value is refused",
+                "fix": "did you mean 'prompt'?",
+            }
         ],
     },
-}  # fmt: skip
+}
 _OPENAI: Final = {
     "type": "object",
     "required": ["error"],
@@ -99,7 +115,8 @@ class Doors(FastAPI):
     _document: bytes | None = None
 
     def setup(self) -> None:
-        """Serve the document as it was written once: no key is needed for it, and writing it takes as long as fifty requests."""
+        """Serve the document as it was written once: no key is needed for it, and writing it takes
+        as long as fifty requests."""
 
         async def document(_: Request) -> Response:
             if self._document is None:
@@ -130,15 +147,20 @@ def _completed(document: dict[str, Any]) -> dict[str, Any]:
 
 def _operations(document: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
     for path, methods in document.get("paths", {}).items():
-        yield from ((path, operation) for method, operation in methods.items() if method in _METHODS)
+        yield from (
+            (path, operation) for method, operation in methods.items() if method in _METHODS
+        )
 
 
 def _complete(path: str, operation: dict[str, Any]) -> None:
-    """With every error that a caller may get; what the framework would answer by itself it does not here."""
+    """With every error that a caller may get; what the framework would answer by itself it does not
+    here."""
     answers = operation["responses"]
     answers.pop("422", None)
     name, kind = (
-        ("Problem", "application/problem+json") if is_problem_path(path) else ("OpenAIError", "application/json")
+        ("Problem", "application/problem+json")
+        if is_problem_path(path)
+        else ("OpenAIError", "application/json")
     )
     for status, words in _ERRORS.items():
         content = {kind: {"schema": {"$ref": f"#/components/schemas/{name}"}}}

@@ -14,8 +14,9 @@ INVALID_REQUEST = "invalid_request_error"
 class Refused(HTTPException):
     """Answered with ``status`` and ``message``, in the shape that clients of the path know.
 
-    ``code`` is for programs, ``param`` names the field, ``kind`` is OpenAI's word for the sort of error, ``problems``
-    is each field that is wrong, where problem details tell them. (A framework that reads
+    ``code`` is for programs, ``param`` names the field, ``kind`` is OpenAI's word for the sort of
+    error, ``problems`` is each field that is wrong, where problem details tell them. (A framework
+    that reads
     a body lets an HTTPException through, and would answer any other exception itself.)
     """
 
@@ -31,7 +32,13 @@ class Refused(HTTPException):
         problems: Sequence[Mapping[str, str]] = (),
     ) -> None:
         super().__init__(status, message, dict(headers or {}))
-        self.status, self.message, self.code, self.param, self.kind = status, message, code, param, kind
+        self.status, self.message, self.code, self.param, self.kind = (
+            status,
+            message,
+            code,
+            param,
+            kind,
+        )
         self.problems = tuple(problems)
 
 

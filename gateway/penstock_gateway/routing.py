@@ -27,11 +27,14 @@ class _Request(Request):
             return self.scope["state"][_STATE]
         except KeyError:
             if not await self.body():
-                raise Refused(400, "The body is not valid JSON: it is empty.", code="invalid_json") from None
+                raise Refused(
+                    400, "The body is not valid JSON: it is empty.", code="invalid_json"
+                ) from None
             raise Refused(  # its Content-Type says JSON to the framework and not to us
-                415, "The body has to be JSON: send the header `Content-Type: application/json`.",
+                415,
+                "The body has to be JSON: send the header `Content-Type: application/json`.",
                 code="unsupported_content_type",
-            ) from None  # fmt: skip
+            ) from None
 
 
 class _Route(APIRoute):
@@ -45,7 +48,9 @@ class _Route(APIRoute):
 
 
 class Router(APIRouter):
-    """The routes of a room. Use it for all of them: FastAPI's own would parse each body again, on the event loop."""
+    """The routes of a room.
+
+    Use it for all of them: FastAPI's own would parse each body again, on the event loop."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(route_class=_Route, **options)
@@ -53,7 +58,8 @@ class Router(APIRouter):
 
 @contextmanager
 def json_kept(scope: Scope, value: Any) -> Iterator[None]:
-    """Keep what was read for the route, and no longer: a connection that stays open keeps the scope of its last request."""
+    """Keep what was read for the route, and no longer: a connection that stays open keeps the scope
+    of its last request."""
     scope.setdefault("state", {})[_STATE] = value
     try:
         yield

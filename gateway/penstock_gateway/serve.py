@@ -36,7 +36,8 @@ class DoorOpen(PenstockError):
 
 
 class DoorServer(uvicorn.Server):
-    """Says that it accepts no more work before it stops listening, where it listens, and when it has ended."""
+    """Says that it accepts no more work before it stops listening, where it listens, and when it
+    has ended."""
 
     def __init__(self, config: uvicorn.Config, app: FastAPI, door: GatewayFields) -> None:
         super().__init__(config)
@@ -48,7 +49,11 @@ class DoorServer(uvicorn.Server):
         for server in self.servers:
             for listening in server.sockets:
                 host, port = listening.getsockname()[:2]
-                log.info("the HTTP doors are open at http://%s:%d", f"[{host}]" if ":" in host else host, port)
+                log.info(
+                    "the HTTP doors are open at http://%s:%d",
+                    f"[{host}]" if ":" in host else host,
+                    port,
+                )
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         backend: Backend = self.app.state.backend
@@ -63,7 +68,9 @@ def door_server(settings: GatewaySettings, *, extra: Sequence[APIRouter] = ()) -
     """A server that is not started yet."""
     door = settings.gateway
     app = create_app(settings, extra=extra)
-    book = ConnectionBook(_fitting(door.max_connections), app.state.metrics, of_address=door.connections_of_address)
+    book = ConnectionBook(
+        _fitting(door.max_connections), app.state.metrics, of_address=door.connections_of_address
+    )
     config = uvicorn.Config(
         app,
         host=door.host,
@@ -82,7 +89,9 @@ def door_server(settings: GatewaySettings, *, extra: Sequence[APIRouter] = ()) -
 
 
 def serve_door(settings: GatewaySettings) -> None:
-    """Serve until SIGTERM or SIGINT. Raises DoorOpen, and SettingsError where jobs could read other tenants' files."""
+    """Serve until SIGTERM or SIGINT.
+
+    Raises DoorOpen, and SettingsError where jobs could read other tenants' files."""
     settings.refuse_shared_roots()
     refuse_open_door(settings)
     server = door_server(settings)
@@ -103,13 +112,15 @@ def refuse_open_door(settings: GatewaySettings) -> None:
         database.close()
     if not made:
         raise DoorOpen(
-            f"gateway.host is {settings.gateway.host!r}, which other machines can reach, and there is no API key: make the "
-            "first one with `penstock keys create NAME --scope admin`, or listen on 127.0.0.1"
+            f"gateway.host is {settings.gateway.host!r}, which other machines can reach, and there "
+            "is no API key: make the first one with `penstock keys create NAME --scope admin`, or "
+            "listen on 127.0.0.1"
         )
 
 
 def _fitting(connections: int) -> int:
-    """As many connections as the process may have files for; its soft limit is raised where that is enough."""
+    """As many connections as the process may have files for; its soft limit is raised where that is
+    enough."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     others = OTHER_FILES + PROBE_PLACES
     wanted = connections + others
@@ -118,6 +129,11 @@ def _fitting(connections: int) -> int:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     if soft < wanted and soft != resource.RLIM_INFINITY:
         fitting = max(1, soft - others)
-        log.warning("max_connections is %d, but this process may open %d files: %d fit", connections, soft, fitting)
+        log.warning(
+            "max_connections is %d, but this process may open %d files: %d fit",
+            connections,
+            soft,
+            fitting,
+        )
         return fitting
     return connections

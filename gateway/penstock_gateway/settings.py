@@ -1,4 +1,5 @@
-"""The settings of the HTTP doors: the producer's, plus `gateway.*`, as PENSTOCK_GATEWAY__PORT=8600."""
+"""The settings of the HTTP doors: the producer's, plus `gateway.*`, as
+PENSTOCK_GATEWAY__PORT=8600."""
 
 from __future__ import annotations
 
@@ -27,22 +28,30 @@ class DirectFields(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    # Where calls may go, in this order: a lane with models of its own takes those for a model that a worker there serves.
+    # Where calls may go, in this order: a lane with models of its own takes those for a model that
+    # a worker there serves.
     lanes: tuple[str, ...] = (*filter(has_own_model, LANES), DEFAULT_LANE)
     provider: Annotated[str, Field(min_length=1, max_length=64)] = "default"  # that lane api asks
-    timeout_s: Annotated[float, Field(gt=0, le=3600)] = 60.0  # for which a call waits that does not say
+    timeout_s: Annotated[float, Field(gt=0, le=3600)] = (
+        60.0  # for which a call waits that does not say
+    )
     max_timeout_s: Annotated[float, Field(gt=0, le=3600)] = 600.0  # that a call may ask for
-    # Calls that wait at once, in this process and of one tenant; each prompt of /v1/batch/sync is one.
+    # Calls that wait at once, in this process and of one tenant; each prompt of /v1/batch/sync is
+    # one.
     waiting: Annotated[int, Field(ge=1, le=100_000)] = 1_000
     tenant_waiting: Annotated[int, Field(ge=1, le=100_000)] = 500
     # Of one tenant at all doors together: what is queued or with a worker.
     queued: Annotated[int, Field(ge=1, le=1_000_000)] = 2_000
     batch_prompts: Annotated[int, Field(ge=1, le=10_000)] = 256  # of one /v1/batch/sync
     batch_bytes: Annotated[int, Field(ge=1024, le=1024**3)] = 8 * MIB  # of its body
-    max_tokens: Annotated[int, Field(ge=1, le=10_000_000)] = 32_768  # that a call may ask for in one answer
+    max_tokens: Annotated[int, Field(ge=1, le=10_000_000)] = (
+        32_768  # that a call may ask for in one answer
+    )
     max_n: Annotated[int, Field(ge=1, le=128)] = 8  # answers that it may ask for
     max_attempts: Annotated[int, Field(ge=1, le=100)] = 3  # of the calls behind it
-    keep_answers_s: Annotated[float, Field(ge=60, le=30 * 86_400)] = 86_400.0  # for which an Idempotency-Key is known
+    keep_answers_s: Annotated[float, Field(ge=60, le=30 * 86_400)] = (
+        86_400.0  # for which an Idempotency-Key is known
+    )
     # That bodies may have besides those of OpenAI's API and of vLLM's server, as safe_prompt.
     extra_fields: tuple[str, ...] = ()
 
@@ -60,20 +69,25 @@ class GatewayFields(DoorFiles):
 
     model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
 
-    host: Annotated[str, Field(min_length=1, max_length=255)] = "127.0.0.1"  # another needs an API key to be there
+    host: Annotated[str, Field(min_length=1, max_length=255)] = (
+        "127.0.0.1"  # another needs an API key to be there
+    )
     port: Annotated[int, Field(ge=0, le=65_535)] = DEFAULT_PORT  # 0 = any free one
-    # Names besides loopback's that requests may be addressed to while there are no keys: a page of another site, whose name was
-    # pointed at this machine, must not reach the doors through a browser.
+    # Names besides loopback's that requests may be addressed to while there are no keys: a page of
+    # another site, whose name was pointed at this machine, must not reach the doors through a
+    # browser.
     hosts: tuple[str, ...] = ()
-    # Balancers and proxies in front of these doors, as addresses and networks: 10.0.0.0/8. What they write into X-Forwarded-For
-    # is who asks, where wrong API keys are counted; from anywhere else that header says nothing.
+    # Balancers and proxies in front of these doors, as addresses and networks: 10.0.0.0/8. What
+    # they write into X-Forwarded-For is who asks, where wrong API keys are counted; from anywhere
+    # else that header says nothing.
     trusted_proxies: tuple[str, ...] = ()
     # Of one uploaded file: what OpenAI takes for a batch.
     max_upload_bytes: Annotated[int, Field(ge=1024, le=1024**4)] = 200 * MIB
     # Of any other body, read into memory whole: a call with images inside is some MiB.
     max_body_bytes: Annotated[int, Field(ge=1024, le=1024**3)] = 32 * MIB
-    # Of one tenant, at once and in this process: connections that follow jobs, uploads, and sources that are read to be submitted
-    # or estimated. The operator, who has no tenant, has what the door as a whole has.
+    # Of one tenant, at once and in this process: connections that follow jobs, uploads, and sources
+    # that are read to be submitted or estimated. The operator, who has no tenant, has what the door
+    # as a whole has.
     tenant_streams: Annotated[int, Field(ge=1, le=1_000)] = 100
     tenant_uploads: Annotated[int, Field(ge=1, le=1_000)] = 8
     tenant_reads: Annotated[int, Field(ge=1, le=256)] = 2
@@ -81,12 +95,14 @@ class GatewayFields(DoorFiles):
     tenant_file_bytes: Annotated[int, Field(ge=1024, le=1024**5)] = 100 * 1024 * MIB
     # Blocking work (SQL, files) at once; what comes on top waits in line.
     threads: Annotated[int, Field(ge=1, le=256)] = 8
-    # Open at once. Where there are as many, the one that has kept the door waiting for longest makes room for a new one.
+    # Open at once. Where there are as many, the one that has kept the door waiting for longest
+    # makes room for a new one.
     max_connections: Annotated[int, Field(ge=1, le=1_000_000)] = 2_000
-    # Of these, from one address (of IPv6: one /64 network), loopback included; None = half of them. Over a balancer that
-    # trusted_proxies names: requests under way of one address behind it.
+    # Of these, from one address (of IPv6: one /64 network), loopback included; None = half of them.
+    # Over a balancer that trusted_proxies names: requests under way of one address behind it.
     address_connections: Annotated[int, Field(ge=1, le=1_000_000)] | None = None
-    # Until the head of a request is there whole; and for which an open connection may have no request.
+    # Until the head of a request is there whole; and for which an open connection may have no
+    # request.
     header_timeout_s: Annotated[float, Field(gt=0, le=3600)] = 10.0
     keep_alive_s: Annotated[float, Field(gt=0, le=3600)] = 75.0
     # For which a body may bring nothing, or less than 1 KiB per second on average.
@@ -94,15 +110,18 @@ class GatewayFields(DoorFiles):
     # Of all headers of one request, its path included.
     max_header_bytes: Annotated[int, Field(ge=1024, le=MIB)] = 32 * 1024
     direct: DirectFields = Field(default_factory=DirectFields)
-    # After SIGTERM: for which /health says that no more work is taken while it still is, so that a balancer can turn away first.
+    # After SIGTERM: for which /health says that no more work is taken while it still is, so that a
+    # balancer can turn away first.
     leave_s: Annotated[float, Field(ge=0, le=600)] = 0.0
     # And then: for which requests that have begun may go on.
     drain_s: Annotated[float, Field(ge=0, le=3600)] = 30.0
     batches: BatchFields = Field(default_factory=BatchFields)
 
-    # Hosts that webhooks may be sent to although they are on this machine or in its network, by http and at any port, too.
+    # Hosts that webhooks may be sent to although they are on this machine or in its network, by
+    # http and at any port, too.
     webhook_hosts: tuple[str, ...] = ()
-    # A PEM file of authorities that receivers may have their certificates from, beside those that the system trusts.
+    # A PEM file of authorities that receivers may have their certificates from, beside those that
+    # the system trusts.
     webhook_ca_file: Path | None = None
 
     @property
@@ -116,7 +135,9 @@ class GatewayFields(DoorFiles):
             try:
                 ssl.create_default_context(cafile=str(path))
             except (OSError, ssl.SSLError) as error:
-                raise ValueError(f"give a PEM file of certificates: {error.strerror or error}") from None
+                raise ValueError(
+                    f"give a PEM file of certificates: {error.strerror or error}"
+                ) from None
         return path
 
     @field_validator("trusted_proxies")
@@ -126,7 +147,9 @@ class GatewayFields(DoorFiles):
             try:
                 ipaddress.ip_network(proxy)
             except ValueError:
-                raise ValueError(f"{proxy!r} is no address and no network; write 10.0.0.5 or 10.0.0.0/8") from None
+                raise ValueError(
+                    f"{proxy!r} is no address and no network; write 10.0.0.5 or 10.0.0.0/8"
+                ) from None
         return proxies
 
     @field_validator("files")

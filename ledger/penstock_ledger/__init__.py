@@ -1,8 +1,8 @@
 """Remember what is true: SQL tables and Redis keys, behind typed stores.
 
-The names below are the public ones. They load on first use, so that an error class or a value costs no SQL toolkit. Other
-packages of this distribution may also import what `INTERNAL_SURFACE` in tests/contract/test_boundaries.py lists, from each module
-what its `__all__` names.
+The names below are the public ones. They load on first use, so that an error class or a value costs
+no SQL toolkit. Other packages of this distribution may also import what `INTERNAL_SURFACE` in
+tests/contract/test_boundaries.py lists, from each module what its `__all__` names.
 """
 
 from __future__ import annotations
@@ -127,7 +127,9 @@ if TYPE_CHECKING:
     from penstock_ledger.in_redis.quotas_seen import QuotaSeen as QuotaSeen
     from penstock_ledger.in_redis.quotas_seen import counted as counted
     from penstock_ledger.in_redis.quotas_seen import quotas_seen as quotas_seen
-    from penstock_ledger.in_redis.redis_address import REDIS_CONNECT_TIMEOUT_S as REDIS_CONNECT_TIMEOUT_S
+    from penstock_ledger.in_redis.redis_address import (
+        REDIS_CONNECT_TIMEOUT_S as REDIS_CONNECT_TIMEOUT_S,
+    )
     from penstock_ledger.in_redis.redis_address import REDIS_TIMEOUT_S as REDIS_TIMEOUT_S
     from penstock_ledger.in_redis.redis_address import RedisAddress as RedisAddress
     from penstock_ledger.in_redis.redis_address import without_secrets as without_secrets
@@ -213,11 +215,13 @@ else:
         __name__,
         {
             "penstock_ledger.door_stores.api_keys": (
-                "ApiKey ApiKeyStore DEFAULT_SCOPES KEYS_MAX KEY_NAME_CHARS KeyLimits LockedKeys NewApiKey SCOPES "
-                "digest_of_key is_tenant_of_key looks_like_key"
+                "ApiKey ApiKeyStore DEFAULT_SCOPES KEYS_MAX KEY_NAME_CHARS KeyLimits LockedKeys "
+                "NewApiKey SCOPES digest_of_key is_tenant_of_key looks_like_key"
             ),
             "penstock_ledger.door_stores.batches": "DoorBatchStore",
-            "penstock_ledger.door_stores.door_batch": "BatchPage BatchesAsked DoorBatch DoorBatchState LeasedBatch NewDoorBatch",
+            "penstock_ledger.door_stores.door_batch": (
+                "BatchPage BatchesAsked DoorBatch DoorBatchState LeasedBatch NewDoorBatch"
+            ),
             "penstock_ledger.door_stores.door_calls": "CallClaim DoorCall DoorCallStore PushedCall",
             "penstock_ledger.door_stores.ended_sessions": "EndedSessions",
             "penstock_ledger.door_stores.events": "EVERY_EVENT note_event",
@@ -228,22 +232,28 @@ else:
             "penstock_ledger.door_stores.tenant_accounts": "TenantAccounts tenant_of_job",
             "penstock_ledger.door_stores.tenant_costs": "TenantBudgets TenantCosts",
             "penstock_ledger.stores.month_costs": "Month month_of",
-            "penstock_ledger.door_stores.webhooks": "Delivery DueDelivery Endpoint NewEndpoint WebhookStore",
+            "penstock_ledger.door_stores.webhooks": (
+                "Delivery DueDelivery Endpoint NewEndpoint WebhookStore"
+            ),
             "penstock_ledger.door_stores.whose": "EVERYONE Whose",
             "penstock_ledger.in_redis.answer_book": "AnswerBook Asked InFlight RequestName",
             "penstock_ledger.in_redis.batches": (
-                "FED_UP_TO AskedAgain Begin BeginReply Begun Depth Drained Drains JobSeen Keep Lately MayCost Memory Publish "
-                "PublishReport SettleBatch SettledCrash SettledDead SettledDone SettledRetry SettleReport WorkerSeen"
+                "FED_UP_TO AskedAgain Begin BeginReply Begun Depth Drained Drains JobSeen Keep "
+                "Lately MayCost Memory Publish PublishReport SettleBatch SettledCrash SettledDead "
+                "SettledDone SettledRetry SettleReport WorkerSeen"
             ),
-            "penstock_ledger.in_redis.budget_book": "Account BOUNDLESS BudgetBook TenantAccount TenantSeen",
+            "penstock_ledger.in_redis.budget_book": (
+                "Account BOUNDLESS BudgetBook TenantAccount TenantSeen"
+            ),
             "penstock_ledger.in_redis.causes": "Cause CauseBook",
             "penstock_ledger.in_redis.door_limits": "Admission Admitted DoorLimits",
             "penstock_ledger.sql.database": "Database open_database",
             "penstock_ledger.door_stores.job_pages": "JobPage JobPages JobPlace",
             "penstock_ledger.errors": (
-                "BatchLost DatabaseUnavailable DatabaseUnusable FeedLost FilesTaken JobClosed JobConflict JobError JobNotFound "
-                "JobNotReplayable LedgerError NothingToReplay OutcomesHeldBack PenstockError PlaceLost RedisForgot "
-                "RedisUnfit ScheduleExists ScheduleNotFound SchemaError SchemaMissing SchemaTooNew SpoolConflict TablesInUse "
+                "BatchLost DatabaseUnavailable DatabaseUnusable FeedLost FilesTaken JobClosed "
+                "JobConflict JobError JobNotFound JobNotReplayable LedgerError NothingToReplay "
+                "OutcomesHeldBack PenstockError PlaceLost RedisForgot RedisUnfit ScheduleExists "
+                "ScheduleNotFound SchemaError SchemaMissing SchemaTooNew SpoolConflict TablesInUse "
                 "TooManySchedules"
             ),
             "penstock_ledger.stores.batches.figures": "BatchFigures",
@@ -258,11 +268,12 @@ else:
             "penstock_ledger.stores.meta": "Meta",
             "penstock_ledger.stores.provenance": "InUse MadeWith Provenance RENOTED_S made_by",
             "penstock_ledger.provider_batch": (
-                "BatchState BatchSum BatchTrouble BatchesOpen CANCEL_WAIT_S KeptDocument Missing NewProviderBatch "
-                "ProviderBatch Remainder Waiting kept_documents"
+                "BatchState BatchSum BatchTrouble BatchesOpen CANCEL_WAIT_S KeptDocument Missing "
+                "NewProviderBatch ProviderBatch Remainder Waiting kept_documents"
             ),
             "penstock_ledger.model": (
-                "Counts DeadLetter Feed FeedKind ItemKey Job JobState LaneCounts NewJob Paid PaidBeside Result"
+                "Counts DeadLetter Feed FeedKind ItemKey Job JobState LaneCounts NewJob Paid "
+                "PaidBeside Result"
             ),
             "penstock_ledger.stores.noticed": "Noted NoticedFile NoticedStore",
             "penstock_ledger.stores.outcomes": "OutcomeStore PromptSizes",
@@ -270,10 +281,14 @@ else:
             "penstock_ledger.stores.purge": "purge_job",
             "penstock_ledger.in_redis.queue_book": "QueueBook",
             "penstock_ledger.in_redis.quotas_seen": "COUNTED QuotaSeen counted quotas_seen",
-            "penstock_ledger.in_redis.redis_address": "REDIS_CONNECT_TIMEOUT_S REDIS_TIMEOUT_S RedisAddress without_secrets",
+            "penstock_ledger.in_redis.redis_address": (
+                "REDIS_CONNECT_TIMEOUT_S REDIS_TIMEOUT_S RedisAddress without_secrets"
+            ),
             "penstock_ledger.in_redis.redis_health": "is_cluster",
             "penstock_ledger.in_redis.redis_ledger": "RedisLedger",
-            "penstock_ledger.schedule": "CatchUp Decision Firing FiringOutcome NewSchedule Schedule",
+            "penstock_ledger.schedule": (
+                "CatchUp Decision Firing FiringOutcome NewSchedule Schedule"
+            ),
             "penstock_ledger.stores.schedules": "ScheduleStore",
             "penstock_ledger.stores.source_keys": "SourceKeys",
             "penstock_ledger.stores.spool": "Spool SpoolRow",

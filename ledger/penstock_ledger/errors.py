@@ -75,13 +75,16 @@ def shown_ids(doc_ids: Sequence[str]) -> str:
 
 
 class PenstockError(Exception):
-    """Root of everything that Penstock raises on purpose. The message says what was seen and what to do."""
+    """Root of everything that Penstock raises on purpose.
+
+    The message says what was seen and what to do."""
 
     exit_status: ClassVar[int] = EXIT_FAILED
 
     @property
     def public_message(self) -> str:
-        """The message without the content of documents, prompts and other tenants' jobs: what a remote door may show."""
+        """The message without the content of documents, prompts and other tenants' jobs: what a
+        remote door may show."""
         return str(self)
 
 
@@ -99,22 +102,27 @@ class DatabaseUnavailable(LedgerError):
     """The database does not answer now: the same call may succeed later."""
 
     def __init__(self, where: str, why: str) -> None:
-        self.where, self.why = where, why  # host and database, without a password; the driver's words
+        self.where, self.why = (
+            where,
+            why,
+        )  # host and database, without a password; the driver's words
         super().__init__(
-            f"the database {where} does not answer ({why}): start it, or correct database_url (PENSTOCK_DATABASE_URL); "
-            "`penstock doctor` looks closer"
+            f"the database {where} does not answer ({why}): start it, or correct database_url "
+            "(PENSTOCK_DATABASE_URL); `penstock doctor` looks closer"
         )
 
 
 class TablesInUse(LedgerError):
-    """A migration did not get the lock on a table, and has changed nothing: the same call may succeed later."""
+    """A migration did not get the lock on a table, and has changed nothing: the same call may
+    succeed later."""
 
     def __init__(self, where: str, tries: int, lock_s: float, held_by: Sequence[str]) -> None:
         self.why = f"other transactions hold tables: {'; '.join(held_by) or 'they have ended now'}"
         super().__init__(
-            f"the tables of {where} were not changed: {tries} times no lock came within {lock_s:g} s ({self.why}). Jobs go on "
-            "as before. Repeat `penstock migrate` once those have ended (reports, exports and dumps read for long), or end "
-            "them: SELECT pg_terminate_backend(PID)"
+            f"the tables of {where} were not changed: {tries} times no lock came within {lock_s:g} "
+            f"s ({self.why}). Jobs go on as before. Repeat `penstock migrate` once those have "
+            "ended (reports, exports and dumps read for long), or end them: SELECT "
+            "pg_terminate_backend(PID)"
         )
 
 
@@ -140,8 +148,8 @@ class SchemaTooNew(SchemaError):
 
     def __init__(self, found: str, expected: str) -> None:
         super().__init__(
-            f"the database has schema {found}, this release knows none after {expected}: "
-            "a newer Penstock has migrated it; upgrade this one, or restore the database from before"
+            f"the database has schema {found}, this release knows none after {expected}: a newer "
+            "Penstock has migrated it; upgrade this one, or restore the database from before"
         )
 
 
@@ -160,14 +168,16 @@ class JobNotFound(JobError):
 
 
 class JobConflict(JobError):
-    """The job key is taken by a job with another spec or another source; ``differences`` says in what they differ."""
+    """The job key is taken by a job with another spec or another source; ``differences`` says in
+    what they differ."""
 
     def __init__(self, job_key: str, job_id: str, differences: Sequence[str] = ()) -> None:
         self.job_key, self.job_id, self.differences = job_key, job_id, tuple(differences)
         shown = "; ".join(self.differences)
         super().__init__(
-            f"job key {job_key!r} belongs to job {job_id}, which has another spec or source{f' ({shown})' if shown else ''}: "
-            "repeat the first submit unchanged, or choose another key"
+            f"job key {job_key!r} belongs to job {job_id}, which has another spec or "
+            f"source{f' ({shown})' if shown else ''}: repeat the first submit unchanged, or choose "
+            "another key"
         )
 
     @property
@@ -179,9 +189,15 @@ class JobClosed(JobError):
     """A closed job takes no more documents, and cannot be closed with another total."""
 
     def __init__(self, job_id: str, total: int, doc_ids: Sequence[str] = ()) -> None:
-        self.job_id, self.total, self.doc_ids = job_id, total, tuple(doc_ids)  # of documents that were not accepted
+        self.job_id, self.total, self.doc_ids = (
+            job_id,
+            total,
+            tuple(doc_ids),
+        )  # of documents that were not accepted
         refused = f", and {shown_ids(self.doc_ids)} not accepted" if self.doc_ids else ""
-        super().__init__(f"job {job_id} was closed with {total} documents{refused}: open another job for more")
+        super().__init__(
+            f"job {job_id} was closed with {total} documents{refused}: open another job for more"
+        )
 
 
 class JobNotReplayable(JobError):
@@ -189,7 +205,9 @@ class JobNotReplayable(JobError):
 
     def __init__(self, job_id: str, state: str) -> None:
         self.job_id, self.state = job_id, state
-        super().__init__(f"job {job_id} is {state}: only running, paused and completed jobs can be replayed")
+        super().__init__(
+            f"job {job_id} is {state}: only running, paused and completed jobs can be replayed"
+        )
 
 
 class NothingToReplay(LedgerError):
@@ -221,7 +239,8 @@ class ScheduleExists(LedgerError):
 
     def __init__(self, name: str) -> None:
         super().__init__(
-            f"there is a schedule {name!r} already: choose another --name, or remove it first: penstock schedule remove"
+            f"there is a schedule {name!r} already: choose another --name, or remove it first: "
+            "penstock schedule remove"
         )
 
 
@@ -229,7 +248,10 @@ class FilesTaken(LedgerError):
     """Another job of the schedule took one of these new files meanwhile."""
 
     def __init__(self) -> None:
-        super().__init__("another job of this schedule has taken these files meanwhile; the next time looks again")
+        super().__init__(
+            "another job of this schedule has taken these files meanwhile; the next time looks "
+            "again"
+        )
 
 
 class TooManySchedules(LedgerError):
@@ -239,7 +261,8 @@ class TooManySchedules(LedgerError):
 
     def __init__(self, most: int) -> None:
         super().__init__(
-            f"there are {most} schedules, and no database may have more: remove those that have had their time"
+            f"there are {most} schedules, and no database may have more: remove those that have "
+            "had their time"
         )
 
 
@@ -251,8 +274,9 @@ class PlaceLost(LedgerError):
     def __init__(self, job_id: str) -> None:
         self.job_id = job_id
         super().__init__(
-            f"the place to go on from is not one of job {job_id} in this database (the job is another one, or the database "
-            "was copied or restored): read its results again from the start"
+            f"the place to go on from is not one of job {job_id} in this database (the job is "
+            "another one, or the database was copied or restored): read its results again from the "
+            "start"
         )
 
 
@@ -261,8 +285,8 @@ class OutcomesHeldBack(LedgerError):
 
     def __init__(self, job_id: str, waited_s: float) -> None:
         super().__init__(
-            f"outcomes of job {job_id} are held back: a transaction in the database has been writing outcomes for more than "
-            f"{waited_s:g} s; read again once it has ended"
+            f"outcomes of job {job_id} are held back: a transaction in the database has been "
+            f"writing outcomes for more than {waited_s:g} s; read again once it has ended"
         )
 
 
@@ -270,7 +294,10 @@ class BatchLost(LedgerError):
     """Another process leads this provider batch now."""
 
     def __init__(self, tag: str) -> None:
-        super().__init__(f"provider batch {tag} is led by another process now: a lease ran out, or was handed over")
+        super().__init__(
+            f"provider batch {tag} is led by another process now: a lease ran out, or was handed "
+            "over"
+        )
 
 
 class FeedLost(LedgerError):
@@ -278,12 +305,15 @@ class FeedLost(LedgerError):
 
     def __init__(self, job_id: str, generation: int, fence: int) -> None:
         super().__init__(
-            f"feed {job_id}/{generation} is no longer led here at fence {fence}: stop feeding it; its new owner goes on"
+            f"feed {job_id}/{generation} is no longer led here at fence {fence}: stop feeding it; "
+            "its new owner goes on"
         )
 
 
 class SpoolConflict(LedgerError):
-    """Document ids were pushed again with another body. The first one counts; all other documents were stored."""
+    """Document ids were pushed again with another body.
+
+    The first one counts; all other documents were stored."""
 
     exit_status = EXIT_USAGE
 
@@ -291,18 +321,19 @@ class SpoolConflict(LedgerError):
         self.job_id, self.doc_ids = job_id, tuple(doc_ids)
         self.stored = stored  # documents of the same call that are new and stored
         super().__init__(
-            f"job {job_id} holds another body for {shown_ids(self.doc_ids)}: the first one stays, all other documents "
-            "are stored; give new documents new ids"
+            f"job {job_id} holds another body for {shown_ids(self.doc_ids)}: the first one stays, "
+            "all other documents are stored; give new documents new ids"
         )
 
 
 class RedisForgot(LedgerError):
-    """The sentinel is missing or of another epoch: Redis was emptied, replaced or restored from a backup."""
+    """The sentinel is missing or of another epoch: Redis was emptied, replaced or restored from a
+    backup."""
 
     def __init__(self, found: str | None, expected: str) -> None:
         super().__init__(
-            f"Redis has epoch {found or 'none'}, the database has {expected}: it forgot what is finished; "
-            "nothing is published until the control loop has rebuilt it from SQL"
+            f"Redis has epoch {found or 'none'}, the database has {expected}: it forgot what is "
+            "finished; nothing is published until the control loop has rebuilt it from SQL"
         )
 
 

@@ -1,23 +1,28 @@
-"""Every Redis key of the ledger. One prefix, one place; the Lua files name the ones that they touch.
+"""Every Redis key of the ledger.
 
-All of it is a cache: it can be rebuilt from SQL and the sources. One Redis (with replicas if you like), not a cluster:
-one script call touches keys of several jobs.
+One prefix, one place; the Lua files name the ones that they touch.
+
+All of it is a cache: it can be rebuilt from SQL and the sources. One Redis (with replicas if you
+like), not a cluster: one script call touches keys of several jobs.
 
 penstock:epoch                      string  the database's epoch: missing or different = Redis forgot
 penstock:epoch:run                  string  run id of the server that the epoch was written to: different = it has
                                             restarted, and the last second before may be gone
 penstock:epoch:rebuilt              string  short-lived: Redis was rebuilt lately, so windows may not be full again yet
 penstock:<job>:<gen>:done:<n>       hash    completed set, bucket n = crc32(doc) % buckets; field = document id (its
-                                            sha256 when longer than 64 bytes), value "" done, "!" dead
+                                            sha256 when longer than 64 bytes), value "" done, "!"
+                                            dead
 penstock:<job>:<gen>:window         hash    document id -> position in the source: fed and not settled
 penstock:<job>:<gen>:starts         hash    document id -> starts without a conclusion so far
 penstock:<job>:<gen>:lately         hash    what became of the latest documents, see lately.lua; and
 penstock:<job>:<gen>:earlier        hash    of those before them
 penstock:<job>:stats                hash    counters: succeeded, succeeded_after_retry, dead, dead:<reason>, calls,
-                                            retried:<reason>, rate_limited, prompt_tokens, completion_tokens,
-                                            cost_microusd, skipped, reused:<dedup or cache>
+                                            retried:<reason>, rate_limited, prompt_tokens,
+                                            completion_tokens, cost_microusd, skipped, reused:<dedup
+                                            or cache>
 penstock:<job>:state                string  paused | cancelled, as workers see it at begin; missing = running. purged, for a
-                                            week after a purge: nothing writes keys of the job any more
+                                            week after a purge: nothing writes keys of the job any
+                                            more
 penstock:<job>:lane                 string  the lane that the job has moved to, as workers see it at begin; missing = it has not
 penstock:<job>:parked               list    raw messages of a paused job, or of one whose budget has no room for them now
 penstock:<job>:budget               string  millionths of a dollar, of a job with a budget; so are the next, see account.lua
@@ -25,14 +30,16 @@ penstock:<job>:account              hash    reserved: the sum of the next; spent
 penstock:<job>:reserved             hash    "<gen>:<document id>" or "batch:<tag>" -> what a call, or a provider batch, that is
                                             under way may cost, and who makes it
 penstock:tenants:<digest>:<month>   hash    what a tenant with a budget may spend on jobs that were accepted in this month (as
-                                            2026-11, UTC), has spent and reserved, see account.lua; expires
+                                            2026-11, UTC), has spent and reserved, see account.lua;
+                                            expires
 penstock:tenants:<digest>:<month>:jobs  hash  prefix of each such job -> what it has spent and reserved; expires
 penstock:budgets:owners             zset    worker that makes calls for jobs with a budget -> when it last said that it lives
                                             (Unix seconds, this server's clock)
 penstock:<job>:queue                string  of a job that names no model, in a lane with queues per model: the queue of the
                                             model that answers it, as its first item has found it
 penstock:<job>:answers              hash    of a job that sends equal requests once: digest of a request -> who sends it now,
-                                            or whose result answers it, see lead.lua; bounded, and expires
+                                            or whose result answers it, see lead.lua; bounded, and
+                                            expires
 penstock:answers:<tenant>           hash    the same for all jobs of a tenant that take answers of earlier ones; the tenant by
                                             the digest of its name
 penstock:queues:<lane's queue>      zset    queue of a model in this lane -> when it was last noted (Unix seconds, this
@@ -63,16 +70,19 @@ penstock:door:<digest of task id>   string  how often a remote door has begun th
 penstock:sweep:<unacked key>        string  short-lived: some worker has looked for ended leases of a lane just now
 penstock:sweep:<unacked key>:ahead  string  since when leases of a time to come were seen: this server's clock stepped back
 penstock:relayed:<queue>            zset    tag -> since when its message lies in RabbitMQ (Unix seconds, this server's
-                                            clock) and no worker has taken it; it is in `unacked` all the while
+                                            clock) and no worker has taken it; it is in `unacked`
+                                            all the while
 penstock:wakes:<queue>              list    a mark for each group of urgent messages that came into the queue, at which idle
                                             workers wait; at most 64, and expires
 penstock:shovel:<queue>             string  short-lived: the process that moves the queue's messages to RabbitMQ
 <queue>                             list    kombu's own: raw messages. A lane's own is penstock.<lane>, that of a model in it
                                             penstock.<lane>.<model>
 unacked.<lane>                      hash    kombu's own, and so are the next: tag -> message that a worker holds. Of a worker
-                                            that hosts a model: unacked.<lane>.<model>, whatever queue it was in
+                                            that hosts a model: unacked.<lane>.<model>, whatever
+                                            queue it was in
 unacked_index.<lane>                zset    tag -> when its lease was last renewed (Unix seconds, this server's clock);
-                                            +inf while its message lies in RabbitMQ, where it needs no lease
+                                            +inf while its message lies in RabbitMQ, where it needs
+                                            no lease
 unacked_mutex.<lane>                string  lock of stock kombu's sweep
 unacked, unacked_index              as above, of workers from before lanes had keys of their own. What they held still
                                     counts as held, and any worker returns it when its lease ends
@@ -153,32 +163,49 @@ WORKERS: Final = PREFIX + "workers"
 CONTROLS: Final = PREFIX + "controls"
 BUDGET_OWNERS: Final = PREFIX + "budgets:owners"
 PARKED_UNKNOWN: Final = PREFIX + "parked:unknown"
-ANSWERED: Final = PREFIX + "answered"  # a channel, no key: documents whose callers wait, once their outcomes are stored
+ANSWERED: Final = (
+    PREFIX + "answered"
+)  # a channel, no key: documents whose callers wait, once their outcomes are stored
 REFUSED: Final = PREFIX + "refused"
 OLDER_UNACKED: Final = "unacked"
 OLDER_UNACKED_INDEX: Final = "unacked_index"
 
 DONE: Final = b""
 DEAD: Final = b"!"
-PER_BUCKET: Final = 160  # small hashes stay listpacks: up to 512 fields of up to 64 bytes in every Redis since 6.2
-UNKNOWN_BUCKETS: Final = 12_500  # for open jobs: 80 per bucket at one million documents, still compact at six
-MODEL_IN_QUEUE: Final = re.compile(r"[A-Za-z0-9._~-]{1,96}", re.ASCII)  # what follows a lane's own name
+PER_BUCKET: Final = (
+    160  # small hashes stay listpacks: up to 512 fields of up to 64 bytes in every Redis since 6.2
+)
+UNKNOWN_BUCKETS: Final = (
+    12_500  # for open jobs: 80 per bucket at one million documents, still compact at six
+)
+MODEL_IN_QUEUE: Final = re.compile(
+    r"[A-Za-z0-9._~-]{1,96}", re.ASCII
+)  # what follows a lane's own name
 ANSWERS_MAX: Final = 500_000
-"""Entries of a hash of answers, some 75 MB. In a full one the one that ends soonest, of a few looked at, makes room."""
-MAX_FIELD_BYTES: Final = 64  # longer fields would turn a whole bucket into a real hash table, 4 times as large
+"""Entries of a hash of answers, some 75 MB. In a full one the one that ends soonest, of a few
+looked at, makes room."""
+MAX_FIELD_BYTES: Final = (
+    64  # longer fields would turn a whole bucket into a real hash table, 4 times as large
+)
 
 
 PURGED: Final = "purged"  # the state of a job that is no more; see purged.lua
-RETRIED = "retried:"  # before the reason, in a job's counters of attempts that were followed by another
+RETRIED = (
+    "retried:"  # before the reason, in a job's counters of attempts that were followed by another
+)
 
 
 def bucket_count(total: int | None) -> int:
-    """Buckets of a completed set for ``total`` documents. It must be the same for the whole life of a job."""
+    """Buckets of a completed set for ``total`` documents.
+
+    It must be the same for the whole life of a job."""
     return UNKNOWN_BUCKETS if total is None else max(1, ceil(total / PER_BUCKET))
 
 
 def buckets_for(job: Job) -> int:
-    """Buckets of a job's completed set. Closing an open job gives it a total, but must not move its documents."""
+    """Buckets of a job's completed set.
+
+    Closing an open job gives it a total, but must not move its documents."""
     return bucket_count(None if job.source.get("kind") == FeedKind.SPOOL else job.total)
 
 
@@ -203,7 +230,8 @@ def job_state(job_id: str) -> str:
 
 
 def feed_scope(job_id: str, generation: int) -> str:
-    """Prefix of the keys of one generation; scripts append ``:done:<n>``, ``:window`` and ``:starts``."""
+    """Prefix of the keys of one generation; scripts append ``:done:<n>``, ``:window`` and
+    ``:starts``."""
     return f"{PREFIX}{job_id}:{generation}"
 
 
@@ -253,7 +281,8 @@ def door_starts(task_id: str) -> str:
 
 
 def unacked(queue: str) -> str:
-    """Of one lane, so that its depth (queued + unacked) can be counted, and scaled by, without the others'."""
+    """Of one lane, so that its depth (queued + unacked) can be counted, and scaled by, without the
+    others'."""
     return f"unacked.{queue.removeprefix(QUEUE_PREFIX)}"
 
 

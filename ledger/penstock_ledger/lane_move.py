@@ -8,7 +8,16 @@ from typing import Final, NamedTuple
 __all__ = ["BY_HAND", "MOVE_REASONS", "LaneMove"]
 
 BY_HAND: Final = "by_hand"
-MOVE_REASONS: Final = ("chosen", "cheaper", "deadline", "paused", "no_workers", "no_quota", "stuck", BY_HAND)
+MOVE_REASONS: Final = (
+    "chosen",
+    "cheaper",
+    "deadline",
+    "paused",
+    "no_workers",
+    "no_quota",
+    "stuck",
+    BY_HAND,
+)
 
 
 class LaneMove(NamedTuple):

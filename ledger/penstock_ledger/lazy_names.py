@@ -14,8 +14,8 @@ def lazy_names(
 ) -> tuple[list[str], Callable[[str], Any], Callable[[], list[str]]]:
     """``__all__``, ``__getattr__`` and ``__dir__`` for a package's ``__init__``.
 
-    ``homes`` gives the names of each module, separated by blanks. Type checkers cannot read it: they get imports of the same
-    names under ``if TYPE_CHECKING``, and a test holds both equal.
+    ``homes`` gives the names of each module, separated by blanks. Type checkers cannot read it:
+    they get imports of the same names under ``if TYPE_CHECKING``, and a test holds both equal.
     """
     home_of = {name: module for module, names in homes.items() for name in names.split()}
 

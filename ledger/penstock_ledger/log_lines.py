@@ -1,4 +1,5 @@
-"""How every Penstock process writes its log: one record, one line; no secrets, and no commands to a terminal."""
+"""How every Penstock process writes its log: one record, one line; no secrets, and no commands to a
+terminal."""
 
 from __future__ import annotations
 
@@ -16,15 +17,18 @@ __all__ = ["LineFormatter", "log_to_stderr", "make_safe", "one_line", "several_l
 FORMAT: Final = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 INDENT: Final = "    "  # before the lines of a traceback: only a record starts in the first column
 
-# C0 and C1 controls but the tab, DEL, the bidirectional overrides and the line separators: everything that moves a
-# cursor, colours, hides or reorders text, or begins a line.
-_CONTROL: Final = re.compile("[\x00-\x08\x0a-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff]")
+# C0 and C1 controls but the tab, DEL, the bidirectional overrides and the line separators:
+# everything that moves a cursor, colours, hides or reorders text, or begins a line.
+_CONTROL: Final = re.compile(
+    "[\x00-\x08\x0a-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff]"
+)
 
 _ExcInfo = tuple[type[BaseException], BaseException, TracebackType | None] | tuple[None, None, None]
 
 
 def one_line(text: str) -> str:
-    """Return ``text`` with every control character as an escape, newlines too, and U+FFFD for lone surrogates."""
+    """Return ``text`` with every control character as an escape, newlines too, and U+FFFD for lone
+    surrogates."""
     return replace_surrogates(_CONTROL.sub(lambda match: _escape(match[0]), text))
 
 
@@ -36,7 +40,8 @@ def several_lines(text: str) -> str:
 class LineFormatter(logging.Formatter):
     """What a provider, a document or an error says stays inside its record's line.
 
-    A traceback follows its record in lines of its own, each indented, so that none of them can be taken for a record.
+    A traceback follows its record in lines of its own, each indented, so that none of them can be
+    taken for a record.
     """
 
     def __init__(self, fmt: str = FORMAT) -> None:

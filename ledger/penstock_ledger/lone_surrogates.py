@@ -1,8 +1,10 @@
-"""Applies the one rule for lone surrogates: halves of a UTF-16 pair, which JSON can escape and UTF-8 cannot hold.
+"""Applies the one rule for lone surrogates: halves of a UTF-16 pair, which JSON can escape and
+UTF-8 cannot hold.
 
-JSON such as ``"\\ud83d"`` (half an emoji, from a model that was cut in the middle of one) is valid, so an answer that holds it
-is good, and is stored as its bytes came. Where such a text is decoded and goes on, to a terminal, a table, a prompt, a column
-of SQL or a child process, each half becomes U+FFFD. docs/faults.md has the rule in words.
+JSON such as ``"\\ud83d"`` (half an emoji, from a model that was cut in the middle of one) is valid,
+so an answer that holds it is good, and is stored as its bytes came. Where such a text is decoded
+and goes on, to a terminal, a table, a prompt, a column of SQL or a child process, each half becomes
+U+FFFD. docs/faults.md has the rule in words.
 """
 
 from __future__ import annotations
@@ -15,22 +17,28 @@ import orjson
 __all__ = ["dump_json", "parse_json", "replace_escaped_surrogates", "replace_surrogates"]
 
 REPLACEMENT: Final = "\N{REPLACEMENT CHARACTER}"
-REPLACED_MAX: Final = 100_000  # escapes in one body, 50 ms: an answer of 32 MB that is nothing else would take seconds
+# escapes in one body, 50 ms: an answer of 32 MB that is nothing else would take seconds
+REPLACED_MAX: Final = 100_000
 
 _SURROGATE: Final = re.compile("[\ud800-\udfff]")
 _HIGH: Final = rb"\\u[dD][89abAB][0-9a-fA-F]{2}"
 _LOW: Final = rb"\\u[dD][c-fC-F][0-9a-fA-F]{2}"
 _LONE_ESCAPE: Final = re.compile(_HIGH + b"(?!" + _LOW + b")|(?<!" + _HIGH + b")" + _LOW)
-_NO_JSON: Final = b"\0\0"  # stands for two backslashes while escapes are looked for: JSON has no such byte
+_NO_JSON: Final = (
+    b"\0\0"  # stands for two backslashes while escapes are looked for: JSON has no such byte
+)
 
 
 def replace_surrogates(text: str) -> str:
-    """Return the text with U+FFFD in the place of each lone surrogate, so that UTF-8 can hold it."""
+    """Return the text with U+FFFD in the place of each lone surrogate, so that UTF-8 can hold
+    it."""
     return text if text.isascii() else _SURROGATE.sub(REPLACEMENT, text)
 
 
 def replace_escaped_surrogates(body: bytes) -> bytes:
-    """Return JSON with ``\\ufffd`` in the place of each escape of a lone surrogate. It keeps its length, byte for byte.
+    """Return JSON with ``\\ufffd`` in the place of each escape of a lone surrogate.
+
+    It keeps its length, byte for byte.
 
     Those beyond ``REPLACED_MAX`` stay, and their body then cannot be read as JSON.
     """
@@ -50,11 +58,15 @@ def dump_json(value: Any) -> bytes:
     try:
         return orjson.dumps(value)
     except TypeError:
-        return orjson.dumps(_replaced(value))  # anything else than a lone surrogate is refused again
+        return orjson.dumps(
+            _replaced(value)
+        )  # anything else than a lone surrogate is refused again
 
 
 def parse_json(body: bytes | str) -> Any:
-    """Return the value of JSON that may escape lone surrogates. Raises orjson.JSONDecodeError for anything else."""
+    """Return the value of JSON that may escape lone surrogates.
+
+    Raises orjson.JSONDecodeError for anything else."""
     try:
         return orjson.loads(body)
     except orjson.JSONDecodeError:

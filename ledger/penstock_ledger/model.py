@@ -1,6 +1,7 @@
 """The nouns of the ledger: what is stored, in the words of the design.
 
-Everything here is a plain frozen value. Stores take and return these; nothing else of the ledger leaks out.
+Everything here is a plain frozen value. Stores take and return these; nothing else of the ledger
+leaks out.
 """
 
 from __future__ import annotations
@@ -41,7 +42,8 @@ SHARDS: Final = "shards"  # of the selection of a feed that is split: into how m
 
 
 class ItemKey(NamedTuple):
-    """Names one execution history of one document: replaying a document makes a new generation, never an overwrite."""
+    """Names one execution history of one document: replaying a document makes a new generation,
+    never an overwrite."""
 
     job_id: str
     generation: int
@@ -49,14 +51,18 @@ class ItemKey(NamedTuple):
 
 
 class JobState(StrEnum):
-    """Where a job stands. ``RUNNING`` and ``PAUSED`` are the two live states; the last three are final.
+    """Where a job stands.
+
+    ``RUNNING`` and ``PAUSED`` are the two live states; the last three are final.
 
     A replay moves ``COMPLETED`` back to ``RUNNING``; nothing leaves ``CANCELLED`` or ``FAILED``.
     """
 
     RUNNING = "running"
     PAUSED = "paused"
-    CANCELLING = "cancelling"  # undispatched documents are being written off as dead letters `cancelled`
+    CANCELLING = (
+        "cancelling"  # undispatched documents are being written off as dead letters `cancelled`
+    )
     COMPLETED = "completed"
     CANCELLED = "cancelled"
     FAILED = "failed"
@@ -67,7 +73,8 @@ class JobState(StrEnum):
 
 
 class FeedKind(StrEnum):
-    """What a feed reads: the pinned source, the spool of an open job, or dead letters being replayed."""
+    """What a feed reads: the pinned source, the spool of an open job, or dead letters being
+    replayed."""
 
     SOURCE = "source"
     SPOOL = "spool"
@@ -75,7 +82,8 @@ class FeedKind(StrEnum):
 
 
 class Shard(NamedTuple):
-    """A part of a source, between two cursors of it; an empty one is its start, and None its end."""
+    """A part of a source, between two cursors of it; an empty one is its start, and None its
+    end."""
 
     starts_at: dict[str, Any]
     ends_at: dict[str, Any] | None
@@ -83,7 +91,8 @@ class Shard(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class TakenFiles:
-    """What a job takes of a folder that a schedule watches: no later job of that schedule has it again."""
+    """What a job takes of a folder that a schedule watches: no later job of that schedule has it
+    again."""
 
     schedule_id: str
     files: Sequence[bytes]  # a key for the place and version of each
@@ -96,13 +105,17 @@ class NewJob:
     job_id: str
     job_key: str  # the caller's idempotency key; equals job_id when the caller gave none
     spec: dict[str, Any]  # penstock_producer.job.spec.JobSpec as JSON
-    # The pinned source: kind, uri, size, etag or sha256 ({"kind": "spool"} for an open job); with it travels the
-    # `traceparent` of the span in which the job was submitted, where there was one.
+    # The pinned source: kind, uri, size, etag or sha256 ({"kind": "spool"} for an open job); with
+    # it travels the `traceparent` of the span in which the job was submitted, where there was one.
     source: dict[str, Any]
     digest: str  # sha256 over spec and source pin: the same key with another digest is a conflict
-    total: int | None  # documents in the source, bad rows included; None while an open job is not closed
+    total: (
+        int | None
+    )  # documents in the source, bad rows included; None while an open job is not closed
     feed_kind: FeedKind = FeedKind.SOURCE
-    shards: tuple[Shard, ...] = ()  # of its first feed, in the source's order; none: one leader reads all of it
+    shards: tuple[
+        Shard, ...
+    ] = ()  # of its first feed, in the source's order; none: one leader reads all of it
     taken: TakenFiles | None = None
     lane: str | None = None  # where its documents go first; None: as its spec says
 
@@ -122,11 +135,19 @@ class Job:
     total: int | None
     created_at: float  # Unix seconds
     finished_at: float | None
-    resume_at: float | None = None  # Unix seconds; a paused job goes on by itself then, None = a person has to say so
+    resume_at: float | None = (
+        None  # Unix seconds; a paused job goes on by itself then, None = a person has to say so
+    )
     lane_now: str | None = None  # None: as its spec says
-    moves: int = 0  # how often its lane was chosen or changed: with 0 it is where it was submitted to
-    pause: Pause | None = None  # why it is paused, as data; None: it is not, or the reason is all that is known
-    accepted: Accepted | None = None  # of what a stop-loss had paused it for, when a person let it go on
+    moves: int = (
+        0  # how often its lane was chosen or changed: with 0 it is where it was submitted to
+    )
+    pause: Pause | None = (
+        None  # why it is paused, as data; None: it is not, or the reason is all that is known
+    )
+    accepted: Accepted | None = (
+        None  # of what a stop-loss had paused it for, when a person let it go on
+    )
 
     @property
     def lane(self) -> str:
@@ -138,9 +159,10 @@ class Job:
 class Feed:
     """The durable reading position of one generation of a job.
 
-    ``cursor`` belongs to the source that wrote it (a byte offset for a file); an empty one means "from the start".
-    ``fence`` grows with every change of owner, so that a feeder that was frozen cannot move its successor's cursor.
-    Where a source is split, each shard is such a position, too; the feed's own is exhausted once all of its shards are.
+    ``cursor`` belongs to the source that wrote it (a byte offset for a file); an empty one means
+    "from the start". ``fence`` grows with every change of owner, so that a feeder that was frozen
+    cannot move its successor's cursor. Where a source is split, each shard is such a position, too;
+    the feed's own is exhausted once all of its shards are.
     """
 
     job_id: str
@@ -149,10 +171,16 @@ class Feed:
     cursor: dict[str, Any]
     exhausted: bool
     fence: int
-    selection: dict[str, Any] = field(default_factory=dict)  # REPLAY: {"reason": …, "from_generation": g}
-    overrides: dict[str, Any] = field(default_factory=dict)  # REPLAY: {"set": {"model": …}, "prompt": …}
+    selection: dict[str, Any] = field(
+        default_factory=dict
+    )  # REPLAY: {"reason": …, "from_generation": g}
+    overrides: dict[str, Any] = field(
+        default_factory=dict
+    )  # REPLAY: {"set": {"model": …}, "prompt": …}
     shard: int = 0  # from 1 on: a part of the feed; 0: the feed itself
-    ends_at: dict[str, Any] | None = None  # of a shard: the cursor that is its end; None: the end of the source
+    ends_at: dict[str, Any] | None = (
+        None  # of a shard: the cursor that is its end; None: the end of the source
+    )
 
     @property
     def shards(self) -> int:
@@ -161,43 +189,59 @@ class Feed:
 
 
 class Result(Struct, frozen=True):
-    """A document's successful outcome. The first one written for a key stays; later ones are ignored.
+    """A document's successful outcome.
 
-    A struct where the others are dataclasses: one is made per item, and a frozen dataclass sets each field by a call.
+    The first one written for a key stays; later ones are ignored.
+
+    A struct where the others are dataclasses: one is made per item, and a frozen dataclass sets
+    each field by a call.
     """
 
     key: ItemKey
     status_code: int
-    body: bytes  # the provider's response body, JSON; a worker may write vectors.py's form, which is read as JSON
+    # the provider's response body, JSON; a worker may write vectors.py's form, which is read as
+    # JSON
+    body: bytes
     request_id: str | None
     model: str | None
     finish_reason: str | None
-    prompt_tokens: int | None  # of all answers to the document: those that the job refused were paid for, too
+    prompt_tokens: (
+        int | None
+    )  # of all answers to the document: those that the job refused were paid for, too
     completion_tokens: int | None
     cost_microusd: int  # millionths of a US dollar, likewise
     latency_ms: int
     attempts: int  # tries that counted, the successful one included
     calls: int  # requests really sent to the provider
-    reason: str | None = None  # why none was sent for it: `dedup` (an equal request of its job) or `cache` (of another)
+    reason: str | None = (
+        # why none was sent for it: `dedup` (an equal request of its job) or `cache` (of another)
+        None
+    )
     endpoint: str | None = None  # the path that was asked, where it is not the job's
-    unpriced: int | None = 0  # of its answers those without a known price; None: a release stored it that did not say
+    unpriced: int | None = (
+        0  # of its answers those without a known price; None: a release stored it that did not say
+    )
 
     def json(self) -> Any:
-        """The provider's response, parsed: ``result.json()["choices"][0]["message"]["content"]``."""
+        """The provider's response, parsed:
+        ``result.json()["choices"][0]["message"]["content"]``."""
         return parse_json(self.body)
 
 
 @dataclass(frozen=True, slots=True)
 class DeadLetter:
-    """A document's permanent failure, with what a person needs to understand it and to try again."""
+    """A document's permanent failure, with what a person needs to understand it and to try
+    again."""
 
     key: ItemKey
-    reason: str  # a short stable word: `http_400`, `retries_exhausted`, `worker_crashed`, `invalid_json`, …
+    # a short stable word: `http_400`, `retries_exhausted`, `worker_crashed`, `invalid_json`, …
+    reason: str
     attempts: int
     calls: int
     last_error: str  # for people: what the provider or the validator said, redacted and cut
     status_code: int | None
-    request: bytes  # the request body as it was (or would have been) sent, JSON; b"" when the row never parsed
+    # the request body as it was (or would have been) sent, JSON; b"" when the row never parsed
+    request: bytes
     response: bytes | None  # an excerpt of the provider's last answer
     line: int | None = None  # 1-based line of the source for rows that were refused at submit
     prompt_tokens: int | None = None
@@ -210,7 +254,8 @@ class DeadLetter:
 
 
 class PaidBeside(NamedTuple):
-    """What was used up on a document besides what its outcome says: an attempt in a lane that its job has left."""
+    """What was used up on a document besides what its outcome says: an attempt in a lane that its
+    job has left."""
 
     key: ItemKey
     calls: int
@@ -233,14 +278,16 @@ class Paid(NamedTuple):
         return Paid(*(one + more for one, more in zip(self, other, strict=True)))
 
     def beyond(self, other: Sequence[int]) -> Paid:
-        """Return what it has more than ``other``, figure by figure, and nothing where it has less."""
+        """Return what it has more than ``other``, figure by figure, and nothing where it has
+        less."""
         return Paid(*(max(0, one - less) for one, less in zip(self, other, strict=True)))
 
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """Outcomes of a job counted in SQL: the only figures that decide whether a job is complete. Beside them its account: what it
-    has spent over all generations and lanes, which only grows."""
+    """Outcomes of a job counted in SQL: the only figures that decide whether a job is complete.
+
+    Beside them its account: what it has spent over all generations and lanes, which only grows."""
 
     succeeded: int
     succeeded_after_retry: int
@@ -250,16 +297,24 @@ class Counts:
     prompt_tokens: int
     completion_tokens: int
     cost_microusd: int
-    reused: dict[str, int] = field(default_factory=dict)  # of the succeeded: those without a call, by Result.reason
+    reused: dict[str, int] = field(
+        default_factory=dict
+    )  # of the succeeded: those without a call, by Result.reason
     reused_tokens: dict[str, tuple[int, int]] = field(
         default_factory=dict
     )  # of the prompts and completions that they took
-    answered_twice: int = 0  # documents that were paid for again: both answers are in calls, tokens and cost
+    answered_twice: int = (
+        0  # documents that were paid for again: both answers are in calls, tokens and cost
+    )
     twice_microusd: int = 0  # of it: what the answers cost that came second
-    unpriced: int = 0  # of the account: answers of which no price is known; the cost is that of the others
+    unpriced: int = (
+        0  # of the account: answers of which no price is known; the cost is that of the others
+    )
     visible: Paid = field(default_factory=Paid)  # of the account: what visible outcomes took
     beside: Paid = field(default_factory=Paid)  # of the rest: what is not known to be of a lane
-    by_kind: dict[str, Paid] = field(default_factory=dict)  # the rest, by how it came there; see stores/account.py
+    by_kind: dict[str, Paid] = field(
+        default_factory=dict
+    )  # the rest, by how it came there; see stores/account.py
 
 
 class Spent(NamedTuple):
@@ -278,7 +333,8 @@ class Spent(NamedTuple):
 
 
 class LaneCounts(NamedTuple):
-    """Visible outcomes of a job that one lane answered, and what the job has spent there in all generations."""
+    """Visible outcomes of a job that one lane answered, and what the job has spent there in all
+    generations."""
 
     lane: str
     succeeded: int

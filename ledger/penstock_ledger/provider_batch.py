@@ -1,4 +1,5 @@
-"""The nouns of the `batch` lane's journal: a batch at a provider, and what such a batch left without an outcome."""
+"""The nouns of the `batch` lane's journal: a batch at a provider, and what such a batch left
+without an outcome."""
 
 from __future__ import annotations
 
@@ -29,8 +30,9 @@ __all__ = [
 ]
 
 CANCEL_WAIT_S: Final = 900.0
-"""A cancelled job waits so long for its calls and batches under way, before their documents are written off: longer than any
-call with its retries in the worker, and than providers take to cancel a batch (OpenAI: ten minutes)."""
+"""A cancelled job waits so long for its calls and batches under way, before their documents are
+written off: longer than any call with its retries in the worker, and than providers take to cancel
+a batch (OpenAI: ten minutes)."""
 
 
 class BatchState(StrEnum):
@@ -64,13 +66,17 @@ class NewProviderBatch:
 
 
 class BatchTrouble(NamedTuple):
-    """Why the step of a provider batch that is due does not get on, as its leader saw it last. Times are Unix seconds."""
+    """Why the step of a provider batch that is due does not get on, as its leader saw it last.
+
+    Times are Unix seconds."""
 
     call: str  # upload | create | look | answers | delete
-    name: (
-        str  # of the failure, as in the workers' table of fates, or `batch_missing`, `answers_missing`, `answers_short`
+    # of the failure, as in the workers' table of fates, or `batch_missing`, `answers_missing`,
+    # `answers_short`
+    name: str
+    said: (
+        str  # the provider's words, without secrets; foreign text, to be escaped where it is shown
     )
-    said: str  # the provider's words, without secrets; foreign text, to be escaped where it is shown
     status: int | None  # of HTTP
     since: float  # of the first failure of this step in a row
     times: int
@@ -126,18 +132,26 @@ class ProviderBatch(NewProviderBatch):
     handed_at: float | None
     trouble: BatchTrouble | None = None
     missing: Missing | None = None
-    answers_read: int | None = None  # good ones, the most that any reading of its outputs has brought; None: never read
-    unread: int | None = None  # answers that were paid for, as the provider counted them, and could not be read
-    unread_microusd: int | None = None  # what they cost at most, as estimated; None: no price is known
+    answers_read: int | None = (
+        None  # good ones, the most that any reading of its outputs has brought; None: never read
+    )
+    unread: int | None = (
+        None  # answers that were paid for, as the provider counted them, and could not be read
+    )
+    unread_microusd: int | None = (
+        None  # what they cost at most, as estimated; None: no price is known
+    )
 
     @property
     def is_of_source(self) -> bool:
-        """Whether its documents lie between two cursors; they are remainders of other batches otherwise."""
+        """Whether its documents lie between two cursors; they are remainders of other batches
+        otherwise."""
         return self.cursor_behind is not None
 
 
 class Remainder(NamedTuple):
-    """A document that a provider batch left without an outcome, and what earlier batches used up on it."""
+    """A document that a provider batch left without an outcome, and what earlier batches used up on
+    it."""
 
     key: ItemKey
     position: str
@@ -148,9 +162,9 @@ class Remainder(NamedTuple):
     cost_microusd: int
     reason: str
     most: int | None = None  # documents in its next batch; None: as many as in any other
-    unpriced: int = (
-        0  # answers of which no price is known, in a row that is read; of this batch alone, in one that is written
-    )
+    # answers of which no price is known, in a row that is read; of this batch alone, in one that is
+    # written
+    unpriced: int = 0
 
 
 class Waiting(NamedTuple):
@@ -170,30 +184,39 @@ class KeptDocument(NamedTuple):
     position: str
     used: tuple[
         int, ...
-    ] = ()  # by earlier batches, as a Remainder has it from ``attempts`` on; nothing where that is nothing
+        # by earlier batches, as a Remainder has it from ``attempts`` on; nothing where that is
+        # nothing
+    ] = ()
 
     def to_line(self) -> bytes:
         return orjson.dumps((self.doc_id, self.position, *self.used))
 
 
 def kept_documents(kept: bytes) -> Iterator[KeptDocument]:
-    """In the order of the batch's lines. ``kept``: their ``to_line``, one a line, compressed by zlib."""
+    """In the order of the batch's lines.
+
+    ``kept``: their ``to_line``, one a line, compressed by zlib."""
     for line in zlib.decompress(kept).splitlines():
         doc_id, position, *used = orjson.loads(line)
         yield KeptDocument(doc_id, position, tuple(used))
 
 
 class BatchesOpen(NamedTuple):
-    """The provider batches of a job that have not ended. Times are Unix seconds; None: there is none."""
+    """The provider batches of a job that have not ended.
 
-    created_at: float | None  # when the provider took the oldest one that it works on, or whose answers are missing
+    Times are Unix seconds; None: there is none."""
+
+    created_at: (
+        float | None
+    )  # when the provider took the oldest one that it works on, or whose answers are missing
     waits_since: float | None  # when the oldest one was packed that it has not taken
     why: str | None  # what that one waits for, where it is said
     answered: int  # requests of those that run, as far as the provider tells
 
 
 class BatchSum(NamedTuple):
-    """The provider batches of a job that are alike in their state and the provider's word for it."""
+    """The provider batches of a job that are alike in their state and the provider's word for
+    it."""
 
     state: BatchState
     status: str | None
@@ -202,8 +225,14 @@ class BatchSum(NamedTuple):
     succeeded: int | None  # None: for some of them the provider does not tell
     failed: int | None
     why: str | None  # of one of them
-    led: int | None = None  # by workers that live; the others wait for one. None: that was not looked at
+    led: int | None = (
+        None  # by workers that live; the others wait for one. None: that was not looked at
+    )
     provider: str = ""
-    troubles: tuple[tuple[int, BatchTrouble], ...] = ()  # of how many of them, and that of the one that is tried next
+    troubles: tuple[
+        tuple[int, BatchTrouble], ...
+    ] = ()  # of how many of them, and that of the one that is tried next
     unread: int = 0  # answers that were paid for and could not be read
-    unread_microusd: int | None = None  # None: for some of them no price is known, or there are none
+    unread_microusd: int | None = (
+        None  # None: for some of them no price is known, or there are none
+    )

@@ -1,9 +1,11 @@
-"""Keeps secrets out of errors, logs and whatever else is said about the work: the one place that knows them.
+"""Keeps secrets out of errors, logs and whatever else is said about the work: the one place that
+knows them.
 
-What a model answered is never touched: it belongs to the one who paid for it, and is stored as it came. Two kinds of secrets are
-known. Values that this process was given (API keys, passwords inside URLs, variables with names such as
-``…_TOKEN``), which the code that reads them passes to ``remember``; and the shapes of keys that providers hand out, wherever
-they come from. A text without any costs about a microsecond.
+What a model answered is never touched: it belongs to the one who paid for it, and is stored as it
+came. Two kinds of secrets are known. Values that this process was given (API keys, passwords inside
+URLs, variables with names such as ``…_TOKEN``), which the code that reads them passes to
+``remember``; and the shapes of keys that providers hand out, wherever they come from. A text
+without any costs about a microsecond.
 """
 
 from __future__ import annotations
@@ -29,16 +31,22 @@ __all__ = [
 ]
 
 HIDDEN: Final = "[redacted]"
-# Local servers take any key, so that people give `x`, `ollama`, `EMPTY` or `placeholder`: hiding those would make every error
-# unreadable and protect nothing. No provider's key is shorter than 16 characters, and no guide for passwords allows fewer than 8.
+# Local servers take any key, so that people give `x`, `ollama`, `EMPTY` or `placeholder`: hiding
+# those would make every error unreadable and protect nothing. No provider's key is shorter than 16
+# characters, and no guide for passwords allows fewer than 8.
 MIN_CHARS: Final = 8
-SURE_CHARS: Final = 16  # below it, letters alone are a word and digits alone a number of ordinary texts
+SURE_CHARS: Final = (
+    16  # below it, letters alone are a word and digits alone a number of ordinary texts
+)
 MIN_DIFFERENT: Final = 4  # characters: `xxxxxxxxxxxxxxxxxxxx` and lines of dashes are no secrets
 MAX_VALUES: Final = 500  # forms of values that are remembered; each costs every text one search
-MAX_PATTERN_BYTES: Final = 64 * 1024  # of a body that is searched for shapes; known values are found in all of it
+MAX_PATTERN_BYTES: Final = (
+    64 * 1024
+)  # of a body that is searched for shapes; known values are found in all of it
 
 _SECRET_NAME: Final = re.compile(
-    r"(?:^|[_.-])(?:api_?key|access_?key|key|token|secret|pass|passwd|password|credentials?|basic_auth|dsn)$", re.I
+    r"(?:^|[_.-])(?:api_?key|access_?key|key|token|secret|pass|passwd|password|credentials?|basic_auth|dsn)$",
+    re.I,
 )
 
 # (what must be in the lower-cased text for the search to be worth it, the shape, what stays of it)
@@ -51,7 +59,11 @@ _SHAPES: Final = (
     ("-", re.compile(r"\b(?:xai|nvapi|pplx|csk|glpat)-[A-Za-z0-9_-]{16,}"), ""),
     ("bearer", re.compile(r"\b(bearer\s+)(?=\S*\d)[A-Za-z0-9._~+/=-]{8,}", re.I), r"\1"),
     ("basic", re.compile(r"\b(basic\s+)(?=\S*[0-9=])[A-Za-z0-9+/=]{8,}", re.I), r"\1"),
-    ("key", re.compile(r"\b((?:x-)?(?:goog-)?api-key[\"']?\s*[:=]\s*[\"']?)[^\s\"',}]{8,}", re.I), r"\1"),
+    (
+        "key",
+        re.compile(r"\b((?:x-)?(?:goog-)?api-key[\"']?\s*[:=]\s*[\"']?)[^\s\"',}]{8,}", re.I),
+        r"\1",
+    ),
     ("://", re.compile(r"(://[^\s:/@\"']*:)[^\s\"']+@"), r"\1"),
     (
         "=",
@@ -62,19 +74,27 @@ _SHAPES: Final = (
         ),
         r"\1",
     ),
-)  # fmt: skip
+)
 
-_texts: tuple[str, ...] = ()  # longest first, so that a value inside another one does not leave a rest
+_texts: tuple[
+    str, ...
+] = ()  # longest first, so that a value inside another one does not leave a rest
 _bytes: tuple[bytes, ...] = ()
 
 
 def remember(*values: str | None) -> None:
-    """Hide these values from now on, also as JSON and URLs write them, but for those that can be no secret."""
+    """Hide these values from now on, also as JSON and URLs write them, but for those that can be no
+    secret."""
     global _texts, _bytes
     known = set(_texts)
     for value in values:
         if value is not None and _can_be_secret(value) and len(known) < MAX_VALUES:
-            known |= {value, json.dumps(value)[1:-1], value.replace("/", "\\/"), quote(value, safe="")}
+            known |= {
+                value,
+                json.dumps(value)[1:-1],
+                value.replace("/", "\\/"),
+                quote(value, safe=""),
+            }
     if len(known) != len(_texts):
         _texts = tuple(sorted(known, key=len, reverse=True))
         _bytes = tuple(text.encode("utf-8", "surrogatepass") for text in _texts)
@@ -88,7 +108,9 @@ def remember_url(url: str | None) -> None:
     if url is None or "://" not in url:
         return
     after = url.partition("://")[2]
-    login, _, rest = after.rpartition("@")  # the last @: one that is not encoded may stand in a password
+    login, _, rest = after.rpartition(
+        "@"
+    )  # the last @: one that is not encoded may stand in a password
     user, _, password = login.partition(":")
     shown = {user, *re.split(r"[/:?,]", rest)}
     remember(*(value for value in {password, unquote(password)} if value not in shown))
@@ -100,7 +122,8 @@ def remember_url(url: str | None) -> None:
 
 
 def remember_variables(variables: Mapping[str, str]) -> None:
-    """Hide the values of variables whose names say that they are secrets, and the passwords of URLs in any of them."""
+    """Hide the values of variables whose names say that they are secrets, and the passwords of URLs
+    in any of them."""
     for name, value in variables.items():
         if name.upper().endswith("_HEADERS"):  # OTEL_EXPORTER_OTLP_HEADERS: name=value,name=value
             remember(*(unquote(part.partition("=")[2]) for part in value.split(",")))
@@ -111,17 +134,20 @@ def remember_variables(variables: Mapping[str, str]) -> None:
 
 
 def is_secret_name(name: str) -> bool:
-    """Whether a field or variable of this name holds a secret: `api_key`, `AWS_SECRET_ACCESS_KEY`, `HF_TOKEN`."""
+    """Whether a field or variable of this name holds a secret: `api_key`, `AWS_SECRET_ACCESS_KEY`,
+    `HF_TOKEN`."""
     return _SECRET_NAME.search(name) is not None
 
 
 def is_secret_option(name: str) -> bool:
-    """Whether an option in the query of a URL holds a secret: `password`, `sslpassword`, `token`."""
+    """Whether an option in the query of a URL holds a secret: `password`, `sslpassword`,
+    `token`."""
     return name.lower().endswith("password") or is_secret_name(name)
 
 
 def looks_secret(value: str) -> bool:
-    """Whether this text is itself, or has in it, what looks like a key of a provider, or a value that is remembered."""
+    """Whether this text is itself, or has in it, what looks like a key of a provider, or a value
+    that is remembered."""
     return redact(value) != value
 
 
@@ -147,7 +173,8 @@ def redact_bytes(body: bytes) -> bytes:
 
 
 def redact_excerpt(body: bytes, size: int) -> bytes:
-    """Return the beginning of a body without secrets, and without the beginning of one where it is cut."""
+    """Return the beginning of a body without secrets, and without the beginning of one where it is
+    cut."""
     head = redact_bytes(body[:size])
     if len(body) > size:
         for value in _bytes:

@@ -8,10 +8,21 @@ from typing import Any, Final
 
 from penstock_ledger.model import JobState
 
-__all__ = ["TAKEN_MAX", "CatchUp", "Decision", "Firing", "FiringOutcome", "NewSchedule", "Schedule", "ScheduleState"]
+__all__ = [
+    "TAKEN_MAX",
+    "CatchUp",
+    "Decision",
+    "Firing",
+    "FiringOutcome",
+    "NewSchedule",
+    "Schedule",
+    "ScheduleState",
+]
 
 
-TAKEN_MAX: Final = 1_000_000  # files of one schedule that are remembered: some 100 MB in the database
+TAKEN_MAX: Final = (
+    1_000_000  # files of one schedule that are remembered: some 100 MB in the database
+)
 
 
 class CatchUp(StrEnum):
@@ -28,16 +39,17 @@ class FiringOutcome(StrEnum):
     STARTED = "started"
     SKIPPED = "skipped"
     FAILED = "failed"
-    NOTHING_NEW = (
-        "nothing_new"  # nothing that earlier jobs had not taken: no file of a folder, no outcome of another job
-    )
+    # nothing that earlier jobs had not taken: no file of a folder, no outcome of another job
+    NOTHING_NEW = "nothing_new"
 
 
 class ScheduleState(StrEnum):
     """How a schedule stands, for people who watch all of them."""
 
     ACTIVE = "active"
-    LATE = "late"  # a planned time has come, and longer ago than a start takes, but it has neither job nor decision
+    # a planned time has come, and longer ago than a start takes, but it has neither job nor
+    # decision
+    LATE = "late"
     PAUSED = "paused"
 
 
@@ -49,9 +61,10 @@ class NewSchedule:
     name: str
     cron: str  # five fields
     timezone: str  # a name of the IANA database
-    # What a submit would take: the job options as penstock_producer.job.spec.JobSpec has them, and the source by the
-    # argument's name, {"source": "s3://bucket/key"}; {"new_files": "s3://bucket/prefix/"} for a watched folder, and
-    # {"outcomes_of": {"schedule": "nightly", "where": ["status=dead"]}} for those of another job.
+    # What a submit would take: the job options as penstock_producer.job.spec.JobSpec has them, and
+    # the source by the argument's name, {"source": "s3://bucket/key"}; {"new_files":
+    # "s3://bucket/prefix/"} for a watched folder, and {"outcomes_of": {"schedule": "nightly",
+    # "where": ["status=dead"]}} for those of another job.
     spec: dict[str, Any]
     source: dict[str, Any]
     catch_up: CatchUp
@@ -103,5 +116,6 @@ class Decision:
     job_id: str | None = None
     reason: str | None = None
     taken: bytes | None = (
-        None  # what was looked at in vain, and is not looked at again: the key of another job's outcomes
+        # what was looked at in vain, and is not looked at again: the key of another job's outcomes
+        None
     )

@@ -1,9 +1,11 @@
-"""What a failure of a store means for what was being written: the one place that tells one kind from another.
+"""What a failure of a store means for what was being written: the one place that tells one kind
+from another.
 
-``REFUSED``: the same again gets the same answer, so the caller looks for the one row of its group that is refused.
-``AWAY``: the store cannot be reached, has no room, or is locked by another process; waiting helps, restarting this process
-does not. ``FAULTY``: it answers, with something that is none of these: waiting may help, and so may a restart (a password
-that was changed, a pool of connections that never comes free).
+``REFUSED``: the same again gets the same answer, so the caller looks for the one row of its group
+that is refused. ``AWAY``: the store cannot be reached, has no room, or is locked by another
+process; waiting helps, restarting this process does not. ``FAULTY``: it answers, with something
+that is none of these: waiting may help, and so may a restart (a password that was changed, a pool
+of connections that never comes free).
 """
 
 from __future__ import annotations
@@ -13,7 +15,14 @@ from enum import Enum
 from typing import Final
 
 import redis.exceptions as redis_errors
-from sqlalchemy.exc import DataError, DBAPIError, IntegrityError, InterfaceError, OperationalError, StatementError
+from sqlalchemy.exc import (
+    DataError,
+    DBAPIError,
+    IntegrityError,
+    InterfaceError,
+    OperationalError,
+    StatementError,
+)
 from sqlalchemy.exc import ProgrammingError as BadStatement
 
 from penstock_ledger.errors import DatabaseUnavailable, RedisForgot
@@ -29,7 +38,8 @@ class Trouble(Enum):
     FAULTY = "faulty"
 
 
-# By the first characters of an SQLSTATE, https://www.postgresql.org/docs/current/errcodes-appendix.html
+# By the first characters of an SQLSTATE,
+# https://www.postgresql.org/docs/current/errcodes-appendix.html
 _STATES: Final = {
     "22": Trouble.REFUSED,  # a value that is out of range, or no valid text
     "23": Trouble.REFUSED,  # a constraint
@@ -55,7 +65,8 @@ _SQLITE: Final = {
     sqlite3.SQLITE_MISMATCH: Trouble.REFUSED,
     sqlite3.SQLITE_RANGE: Trouble.REFUSED,
 }
-# Redis before version 7 puts the error of a command in a script into a longer text, so words are looked for anywhere in it.
+# Redis before version 7 puts the error of a command in a script into a longer text, so words are
+# looked for anywhere in it.
 _REDIS_AWAY: Final = (
     "READONLY",
     "OOM",
@@ -75,13 +86,20 @@ _REDIS_REFUSED: Final = (
     "would overflow",
     "is not a float",
 )
-_UNFIT_VALUES: Final = (UnicodeError, OverflowError, ValueError, TypeError)  # no driver could turn it into bytes
+_UNFIT_VALUES: Final = (
+    UnicodeError,
+    OverflowError,
+    ValueError,
+    TypeError,
+)  # no driver could turn it into bytes
 
 
 def trouble_of(error: BaseException) -> Trouble:
     """What kind of failure ``error`` is."""
     if isinstance(error, DatabaseUnavailable) and isinstance(error.__cause__, DBAPIError):
-        error = error.__cause__  # the driver's own words tell a password that was changed from a server that is away
+        error = (
+            error.__cause__
+        )  # the driver's own words tell a password that was changed from a server that is away
     if isinstance(error, DBAPIError):
         return _of_sql(error)
     if isinstance(error, redis_errors.RedisError):
@@ -107,7 +125,9 @@ def _of_sql(error: DBAPIError) -> Trouble:
     state = getattr(error.orig, "sqlstate", None)
     if state is not None:
         return _STATES.get(state, _STATES.get(state[:2], Trouble.FAULTY))
-    if isinstance(error, DataError | IntegrityError | BadStatement):  # the driver refused before it asked the server
+    if isinstance(
+        error, DataError | IntegrityError | BadStatement
+    ):  # the driver refused before it asked the server
         return Trouble.REFUSED
     return Trouble.AWAY if isinstance(error, OperationalError | InterfaceError) else Trouble.FAULTY
 
@@ -116,7 +136,9 @@ def _of_sqlite(error: sqlite3.Error) -> Trouble:
     code = getattr(error, "sqlite_errorcode", None)
     if code is not None:
         return _SQLITE.get(code & 0xFF, Trouble.FAULTY)
-    is_unbindable = isinstance(error, sqlite3.DataError | sqlite3.ProgrammingError | sqlite3.InterfaceError)
+    is_unbindable = isinstance(
+        error, sqlite3.DataError | sqlite3.ProgrammingError | sqlite3.InterfaceError
+    )
     return Trouble.REFUSED if is_unbindable and "closed" not in str(error) else Trouble.FAULTY
 
 
@@ -128,7 +150,9 @@ def _of_redis(error: redis_errors.RedisError) -> Trouble:
     if isinstance(error, redis_errors.DataError):
         return Trouble.REFUSED
     words = f"{type(error).__name__} {error}"
-    if isinstance(error, redis_errors.ReadOnlyError | redis_errors.OutOfMemoryError) or _has(words, _REDIS_AWAY):
+    if isinstance(error, redis_errors.ReadOnlyError | redis_errors.OutOfMemoryError) or _has(
+        words, _REDIS_AWAY
+    ):
         return Trouble.AWAY
     return Trouble.REFUSED if _has(words, _REDIS_REFUSED) else Trouble.FAULTY
 

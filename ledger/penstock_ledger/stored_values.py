@@ -1,7 +1,8 @@
-"""What every store takes: the one function that each text passes on its way into SQL, and the bounds of figures.
+"""What every store takes: the one function that each text passes on its way into SQL, and the
+bounds of figures.
 
-Texts come from providers, services and users. One odd character must not keep an outcome, or the pause of a job, from
-being written, so it is replaced and never an error.
+Texts come from providers, services and users. One odd character must not keep an outcome, or the
+pause of a job, from being written, so it is replaced and never an error.
 """
 
 from __future__ import annotations
@@ -14,8 +15,8 @@ from sqlalchemy.types import TypeDecorator
 from penstock_ledger.lone_surrogates import dump_json, replace_surrogates
 from penstock_ledger.model import COUNT_MAX
 
-# Tokens, millionths of a dollar and milliseconds of one document. No real figure comes near (100,000 USD, three years), and
-# the sum over ten million documents still fits into 64 bits.
+# Tokens, millionths of a dollar and milliseconds of one document. No real figure comes near
+# (100,000 USD, three years), and the sum over ten million documents still fits into 64 bits.
 FIGURE_MAX: Final = 10**11
 
 
@@ -26,14 +27,16 @@ def storable(text: None) -> None: ...
 @overload
 def storable(text: str | None) -> str | None: ...
 def storable(text: str | None) -> str | None:
-    """Return ``text`` without what PostgreSQL or UTF-8 refuse: a NUL and a lone surrogate become U+FFFD."""
+    """Return ``text`` without what PostgreSQL or UTF-8 refuse: a NUL and a lone surrogate become
+    U+FFFD."""
     if text is None or (text.isascii() and "\0" not in text):
         return text
     return replace_surrogates(text.replace("\0", "\N{REPLACEMENT CHARACTER}"))
 
 
 def json_text(value: Any) -> str:
-    """Return ``value`` as JSON that is storable: a lone surrogate in its texts or names becomes U+FFFD."""
+    """Return ``value`` as JSON that is storable: a lone surrogate in its texts or names becomes
+    U+FFFD."""
     return dump_json(value).decode()
 
 

@@ -1,7 +1,9 @@
-"""Embeddings as the ledger keeps them: one head that says what they are, then the numbers as they lay in memory.
+"""Embeddings as the ledger keeps them: one head that says what they are, then the numbers as they
+lay in memory.
 
-A result's body is JSON or this. The first byte tells: no JSON begins with NUL. So rows of earlier releases read as ever, and
-no column is needed. JSON is made of it for those who read JSON, as the request wanted it.
+A result's body is JSON or this. The first byte tells: no JSON begins with NUL. So rows of earlier
+releases read as ever, and no column is needed. JSON is made of it for those who read JSON, as the
+request wanted it.
 """
 
 from __future__ import annotations
@@ -24,8 +26,20 @@ MAGIC: Final = b"\0penstock vectors 1\n"
 _HEAD_LENGTH: Final = struct.Struct("<I")
 _HEAD_AT: Final = len(MAGIC) + _HEAD_LENGTH.size
 # Bits of one dimension, its letter in `struct`, and as many digits as give back the same number.
-_BITS: Final[dict[VectorType, int]] = {"float32": 32, "float16": 16, "int8": 8, "binary": 1, "ubinary": 1}
-_LETTERS: Final[dict[VectorType, str]] = {"float32": "f", "float16": "e", "int8": "b", "binary": "b", "ubinary": "B"}
+_BITS: Final[dict[VectorType, int]] = {
+    "float32": 32,
+    "float16": 16,
+    "int8": 8,
+    "binary": 1,
+    "ubinary": 1,
+}
+_LETTERS: Final[dict[VectorType, str]] = {
+    "float32": "f",
+    "float16": "e",
+    "int8": "b",
+    "binary": "b",
+    "ubinary": "B",
+}
 _DIGITS: Final[dict[str, bytes]] = {"float32": b"%.9g", "float16": b"%.5g"}
 
 
@@ -63,17 +77,22 @@ def unpack(body: bytes) -> Vectors:
     """Raises DamagedVectors."""
     try:
         (length,) = _HEAD_LENGTH.unpack_from(body, len(MAGIC))
-        found = Vectors(body[_HEAD_AT + length :], **orjson.loads(body[_HEAD_AT : _HEAD_AT + length]))
+        found = Vectors(
+            body[_HEAD_AT + length :], **orjson.loads(body[_HEAD_AT : _HEAD_AT + length])
+        )
         whole = body.startswith(MAGIC) and len(found.data) % found.row_bytes == 0
     except (ValueError, TypeError, LookupError, ArithmeticError, struct.error) as error:
-        raise DamagedVectors(f"a result's vectors cannot be read: {type(error).__name__}: {error}") from error
+        raise DamagedVectors(
+            f"a result's vectors cannot be read: {type(error).__name__}: {error}"
+        ) from error
     if not whole:
         raise DamagedVectors("a result's vectors cannot be read: the end of them is missing")
     return found
 
 
 def as_json(body: bytes) -> bytes:
-    """A result's body for those who read JSON: OpenAI's embeddings object, or what it was already."""
+    """A result's body for those who read JSON: OpenAI's embeddings object, or what it was
+    already."""
     return _answer(unpack(body)) if body.startswith(MAGIC) else body
 
 
@@ -100,7 +119,8 @@ def _text(row: bytes, _: Vectors) -> bytes:
 
 
 def _numbers(row: bytes, vectors: Vectors) -> bytes:
-    """Floats by numpy where it is installed: it has the fewest digits that give back the number, seven times as fast."""
+    """Floats by numpy where it is installed: it has the fewest digits that give back the number,
+    seven times as fast."""
     numpy, dtype = _numpy(), vectors.dtype
     if dtype in _DIGITS and numpy is not None:
         values = numpy.frombuffer(row, f"<f{_BITS[dtype] // 8}").astype(dtype, copy=False)

@@ -1,9 +1,9 @@
 """Accept work: job specs, sources, validation, the wire message and the feeder.
 
-The names below are the public ones: the doors, the values that they return, and everything that they raise
-(`PenstockError` is the root). They load on first use, so that importing the package costs a service nothing. Other packages
-of this distribution may also import what `INTERNAL_SURFACE` in tests/contract/test_boundaries.py lists, from each module
-what its `__all__` names.
+The names below are the public ones: the doors, the values that they return, and everything that
+they raise (`PenstockError` is the root). They load on first use, so that importing the package
+costs a service nothing. Other packages of this distribution may also import what `INTERNAL_SURFACE`
+in tests/contract/test_boundaries.py lists, from each module what its `__all__` names.
 """
 
 from __future__ import annotations
@@ -82,18 +82,18 @@ else:
             "penstock_ledger": "MadeWith",
             "penstock_ledger.errors": (
                 "DatabaseUnavailable DatabaseUnusable JobClosed JobConflict JobError JobNotFound "
-                "JobNotReplayable LedgerError NothingToReplay OutcomesHeldBack PenstockError PlaceLost ScheduleExists "
-                "ScheduleNotFound "
-                "SchemaError SchemaMissing SchemaTooNew SpoolConflict TablesInUse TooManySchedules"
+                "JobNotReplayable LedgerError NothingToReplay OutcomesHeldBack PenstockError "
+                "PlaceLost ScheduleExists ScheduleNotFound SchemaError SchemaMissing SchemaTooNew "
+                "SpoolConflict TablesInUse TooManySchedules"
             ),
             "penstock_ledger.model": "Counts DeadLetter ItemKey Job JobState Result",
             "penstock_ledger.schedule": "CatchUp Firing Schedule",
             "penstock_producer.async_producer": "AsyncOpenJob AsyncProducer",
             "penstock_producer.tables.cursors": "Committed",
             "penstock_producer.errors": (
-                "ContentError InvalidDocument JobCancelled Problem ProducerError ScheduleError SettingsError "
-                "SinkError SinkTaken SinkUnfit SourceChanged SourceError SourceForbidden SourceUnavailable SpecError "
-                "TemplateError TooManyBadRows"
+                "ContentError InvalidDocument JobCancelled Problem ProducerError ScheduleError "
+                "SettingsError SinkError SinkTaken SinkUnfit SourceChanged SourceError "
+                "SourceForbidden SourceUnavailable SpecError TemplateError TooManyBadRows"
             ),
             "penstock_producer.jobfile": "JobFile",
             "penstock_producer.open_job": "OpenJob",

@@ -5,7 +5,8 @@
         await live.enqueue("ticket-17", {"text": "The invoice is wrong."})
         await live.flush()  # from here on it is durable; without it, within a second
 
-SQL runs in a few threads that belong to the producer. Memory and durability are those of the blocking form.
+SQL runs in a few threads that belong to the producer. Memory and durability are those of the
+blocking form.
 """
 
 from __future__ import annotations
@@ -34,12 +35,16 @@ T = TypeVar("T")
 
 
 class AsyncProducer:
-    """``Producer`` with coroutines. Make it where the loop runs; as an async context manager it closes at the end.
+    """``Producer`` with coroutines.
+
+    Make it where the loop runs; as an async context manager it closes at the end.
 
     Each method does what that of ``Producer`` does, and raises the same.
     """
 
-    def __init__(self, settings: ProducerSettings | None = None, *, database_url: str | None = None) -> None:
+    def __init__(
+        self, settings: ProducerSettings | None = None, *, database_url: str | None = None
+    ) -> None:
         self._make: Callable[[], Producer] = lambda: Producer(settings, database_url=database_url)
         self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="penstock producer")
         self._opening = asyncio.Lock()
@@ -50,7 +55,10 @@ class AsyncProducer:
         return self
 
     async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         await self.close()
 
@@ -62,7 +70,9 @@ class AsyncProducer:
         finally:
             self._threads.shutdown(wait=False)
 
-    async def submit(self, source: str | Path, spec: JobSpec | Mapping[str, Any], *, job_key: str | None = None) -> Job:
+    async def submit(
+        self, source: str | Path, spec: JobSpec | Mapping[str, Any], *, job_key: str | None = None
+    ) -> Job:
         producer = await self._producer()
         return await self._run(lambda: producer.submit(source, spec, job_key=job_key))
 
@@ -75,18 +85,25 @@ class AsyncProducer:
         job_key: str | None = None,
     ) -> Job:
         producer = await self._producer()
-        return await self._run(lambda: producer.submit_from(job, spec, where=where, job_key=job_key))
+        return await self._run(
+            lambda: producer.submit_from(job, spec, where=where, job_key=job_key)
+        )
 
-    async def open_job(self, spec: JobSpec | Mapping[str, Any], *, job_key: str | None = None) -> AsyncOpenJob:
+    async def open_job(
+        self, spec: JobSpec | Mapping[str, Any], *, job_key: str | None = None
+    ) -> AsyncOpenJob:
         producer = await self._producer()
-        return AsyncOpenJob(await self._run(lambda: producer.open_job(spec, job_key=job_key)), self._run)
+        return AsyncOpenJob(
+            await self._run(lambda: producer.open_job(spec, job_key=job_key)), self._run
+        )
 
     async def status(self, job: str) -> JobStatus:
         producer = await self._producer()
         return await self._run(lambda: producer.status(job))
 
     async def results(self, job: str) -> AsyncIterator[Result]:
-        """Every visible result so far, in flat memory: ``async for result in producer.results(job)``."""
+        """Every visible result so far, in flat memory: ``async for result in
+        producer.results(job)``."""
         producer = await self._producer()
         async for result in self._pages(lambda: producer.results(job)):
             yield result
@@ -95,7 +112,9 @@ class AsyncProducer:
         self, job: str, *, after: str | None = None, dead_letters: bool = True
     ) -> AsyncIterator[Committed]:
         producer = await self._producer()
-        async for one in self._pages(lambda: producer.outcomes(job, after=after, dead_letters=dead_letters)):
+        async for one in self._pages(
+            lambda: producer.outcomes(job, after=after, dead_letters=dead_letters)
+        ):
             yield one
 
     async def made_with(self, job: str) -> list[MadeWith]:
@@ -107,7 +126,9 @@ class AsyncProducer:
         async for found in self._pages(lambda: producer.vectors(job)):
             yield found
 
-    async def dead_letters(self, job: str, *, reason: str | None = None) -> AsyncIterator[DeadLetter]:
+    async def dead_letters(
+        self, job: str, *, reason: str | None = None
+    ) -> AsyncIterator[DeadLetter]:
         producer = await self._producer()
         async for letter in self._pages(lambda: producer.dead_letters(job, reason=reason)):
             yield letter
@@ -125,10 +146,17 @@ class AsyncProducer:
         return await self._run(lambda: producer.cancel(job))
 
     async def limit(
-        self, job: str, *, budget_usd: float | None, deadline_s: float | None, stops: Mapping[str, Any] | None = None
+        self,
+        job: str,
+        *,
+        budget_usd: float | None,
+        deadline_s: float | None,
+        stops: Mapping[str, Any] | None = None,
     ) -> bool:
         producer = await self._producer()
-        return await self._run(lambda: producer.limit(job, budget_usd=budget_usd, deadline_s=deadline_s, stops=stops))
+        return await self._run(
+            lambda: producer.limit(job, budget_usd=budget_usd, deadline_s=deadline_s, stops=stops)
+        )
 
     async def replay(
         self,
@@ -139,7 +167,9 @@ class AsyncProducer:
         overrides: Mapping[str, Any] | None = None,
     ) -> int:
         producer = await self._producer()
-        return await self._run(lambda: producer.replay(job, reason=reason, doc_ids=doc_ids, overrides=overrides))
+        return await self._run(
+            lambda: producer.replay(job, reason=reason, doc_ids=doc_ids, overrides=overrides)
+        )
 
     async def _producer(self) -> Producer:
         async with self._opening:
@@ -170,17 +200,24 @@ class AsyncOpenJob:
         return self
 
     async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         await self._run(lambda: self._job.__exit__(kind, error, trace))
 
     async def enqueue(self, doc_id: str | int, document: Mapping[str, Any] | bytes | str) -> None:
-        """Take one document, at once unless the buffer is full and has to be written first. Raises as ``OpenJob.enqueue``."""
+        """Take one document, at once unless the buffer is full and has to be written first.
+
+        Raises as ``OpenJob.enqueue``."""
         while not self._job.offer(doc_id, document):
             await self._run(self._job.make_room)
 
     async def flush(self) -> int:
-        """Make everything enqueued so far durable. Calls that come together share their transactions."""
+        """Make everything enqueued so far durable.
+
+        Calls that come together share their transactions."""
         flushed: int = await self._run(self._job.flush)
         return flushed
 

@@ -10,7 +10,8 @@ _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 def id_fault(value: str) -> tuple[str, str] | None:
-    """What is wrong with ``value`` as a document id, and the fix ("" where that is up to the door); None: it is one.
+    """What is wrong with ``value`` as a document id, and the fix ("" where that is up to the door);
+    None: it is one.
 
     An id is text of 1 to 512 bytes without control characters and lone surrogates.
     """

@@ -17,9 +17,12 @@ __all__ = ["DocumentChecker"]
 
 
 class DocumentChecker:
-    """Turns what services push into request bodies: records where the spec has a prompt, request bodies otherwise."""
+    """Turns what services push into request bodies: records where the spec has a prompt, request
+    bodies otherwise."""
 
-    def __init__(self, spec: JobSpec, max_bytes: int, max_body_bytes: int = DEFAULT_MAX_BODY_BYTES) -> None:
+    def __init__(
+        self, spec: JobSpec, max_bytes: int, max_body_bytes: int = DEFAULT_MAX_BODY_BYTES
+    ) -> None:
         self._form = form_of(spec, max_body_bytes, media_of(spec, None, max_body_bytes))
         self._max_bytes = max_bytes
 
@@ -30,7 +33,9 @@ class DocumentChecker:
             raw = _as_json(given)
             if len(raw) > self._max_bytes:
                 raise InvalidDocument(
-                    "line_too_long", f"document {name!r} has {len(raw)} bytes; max_line_bytes allows {self._max_bytes}"
+                    "line_too_long",
+                    f"document {name!r} has {len(raw)} bytes; max_line_bytes allows "
+                    f"{self._max_bytes}",
                 )
             return name, self._form.request(parse_object(raw, self._form.control_keys))
         except RowFault as fault:

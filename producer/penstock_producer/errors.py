@@ -1,4 +1,6 @@
-"""What can go wrong on the enqueuing side. Every message names the field, the value seen and the fix.
+"""What can go wrong on the enqueuing side.
+
+Every message names the field, the value seen and the fix.
 
 PenstockError, of the ledger
 └── ProducerError
@@ -69,11 +71,15 @@ if TYPE_CHECKING:
 MAX_ROWS_KEPT = 20  # of a refused source, in the exception
 MAX_FAULTS_SHOWN = 10  # kinds of faults of a refused source, each with its first row
 MAX_LINES_SHOWN = 8  # further lines of one kind
-MAX_SEEN_CHARS = 80  # enough to recognise a value, too little to flood a terminal or leak a document
+MAX_SEEN_CHARS = (
+    80  # enough to recognise a value, too little to flood a terminal or leak a document
+)
 
 
 def seen(value: Any) -> str:
-    """``value`` as shown in an error message: its repr, cut to 80 characters. No more of it is written than is shown."""
+    """``value`` as shown in an error message: its repr, cut to 80 characters.
+
+    No more of it is written than is shown."""
     text = ""
     for piece in _repr_of(value):
         text += piece
@@ -83,7 +89,8 @@ def seen(value: Any) -> str:
 
 
 def _repr_of(value: Any) -> Iterator[str]:
-    """Yield its repr piece by piece: that of a 100 MB line, or of a million objects, would cost more than reading them."""
+    """Yield its repr piece by piece: that of a 100 MB line, or of a million objects, would cost
+    more than reading them."""
     if isinstance(value, (str, bytes)):
         yield repr(value[: MAX_SEEN_CHARS + 1])
     elif type(value) is dict:
@@ -105,12 +112,20 @@ def _repr_of(value: Any) -> Iterator[str]:
 
 
 def pointer_to(*names: object) -> str:
-    """The JSON pointer to a field, each name in it cut to 80 characters: a caller may have chosen it."""
+    """The JSON pointer to a field, each name in it cut to 80 characters: a caller may have chosen
+    it."""
     return "".join(f"/{str(name)[:MAX_SEEN_CHARS]}" for name in names)
 
 
 # Fields of a spec that hold content, as parts of a pointer; none is the whole spec.
-_CONFIDENTIAL: tuple[list[str], ...] = ([], ["prompt"], ["system"], ["params"], ["response_schema"], ["examples"])
+_CONFIDENTIAL: tuple[list[str], ...] = (
+    [],
+    ["prompt"],
+    ["system"],
+    ["params"],
+    ["response_schema"],
+    ["examples"],
+)
 
 
 class ProducerError(PenstockError):
@@ -131,7 +146,11 @@ class Problem:
         if self.place:
             field = f", field {'.'.join(self.pointer.split('/')[1:])}" if self.pointer else ""
             return f"{self.place}{field}: {self.message}" + (f"; {self.fix}" if self.fix else "")
-        return f"{self.pointer or '/'}: {self.message}; {self.fix}" if self.fix else f"{self.pointer}: {self.message}"
+        return (
+            f"{self.pointer or '/'}: {self.message}; {self.fix}"
+            if self.fix
+            else f"{self.pointer}: {self.message}"
+        )
 
     @property
     def public_message(self) -> str:
@@ -203,20 +222,29 @@ class SourceError(ContentError):
 class SourceUnavailable(SourceError):
     """The source cannot be read now; what was fed stays fed and reading resumes once it is back."""
 
-    def __init__(self, message: str, *, code: str = "source_unavailable", public: str | None = None) -> None:
+    def __init__(
+        self, message: str, *, code: str = "source_unavailable", public: str | None = None
+    ) -> None:
         super().__init__(code, message, public=public)
 
 
 class SourceForbidden(SourceUnavailable):
-    """A remote door, or a job that came through one, may not read there. Says the same of what exists and what does not,
-    and names the folders that are allowed to the operator only."""
+    """A remote door, or a job that came through one, may not read there.
+
+    Says the same of what exists and what does not, and names the folders that are allowed to the
+    operator only."""
 
     def __init__(self, where: str, roots: Sequence[str]) -> None:
         allowed = ", ".join(roots) or "nothing"
         what = f"{seen(where)} is not a file or object inside the setting source_roots"
-        fix = "put it there and name it by its plain path, or have the operator extend source_roots (PENSTOCK_SOURCE_ROOTS)"
+        fix = (
+            "put it there and name it by its plain path, or have the operator extend source_roots "
+            "(PENSTOCK_SOURCE_ROOTS)"
+        )
         super().__init__(
-            f"{what}, which allows {allowed}; {fix}", code="source_forbidden", public=f"{what} of the operator; {fix}"
+            f"{what}, which allows {allowed}; {fix}",
+            code="source_forbidden",
+            public=f"{what} of the operator; {fix}",
         )
 
 
@@ -228,20 +256,27 @@ class SourceChanged(SourceError):
 
 
 class BadReference(SourceChanged):
-    """A message names a place in its job's source where its document is not: the message is wrong, not the source."""
+    """A message names a place in its job's source where its document is not: the message is wrong,
+    not the source."""
 
     def __init__(self, message: str) -> None:
         super().__init__(message, code="bad_reference")
 
 
 class RowChanged(SourceChanged):
-    """A row of a source that may change is gone, or cannot be used any more. Only its own document is concerned."""
+    """A row of a source that may change is gone, or cannot be used any more.
+
+    Only its own document is concerned."""
 
 
 class TooManyBadRows(SourceError):
-    """More rows are refused than ``max_bad_rows`` allows; nothing was enqueued. ``rows`` are the first of them."""
+    """More rows are refused than ``max_bad_rows`` allows; nothing was enqueued.
 
-    def __init__(self, uri: str, limit: int, rows: Sequence[BadRow], *, counted: int, whole: bool) -> None:
+    ``rows`` are the first of them."""
+
+    def __init__(
+        self, uri: str, limit: int, rows: Sequence[BadRow], *, counted: int, whole: bool
+    ) -> None:
         self.rows = tuple(rows[:MAX_ROWS_KEPT])
         self.limit = limit
         count = f"{counted} row" if counted == 1 else f"{counted} rows"
@@ -249,10 +284,13 @@ class TooManyBadRows(SourceError):
         lines = "".join(f"\n  {line}" for line in _alike(rows))
         super().__init__(
             "too_many_bad_rows",
-            f"{found} of {uri} {are} unusable and max_bad_rows allows {limit}; correct the source, or raise max_bad_rows "
-            f"(--max-bad-rows) to make dead letters of such rows:{lines}",
+            f"{found} of {uri} {are} unusable and max_bad_rows allows {limit}; correct the source, "
+            f"or raise max_bad_rows (--max-bad-rows) to make dead letters of such rows:{lines}",
             public=f"{found} of {uri} {are} unusable and max_bad_rows allows {limit}: "
-            + "; ".join(f"{row.place}: {row.code}{f' ({row.field})' if row.field else ''}" for row in self.rows),
+            + "; ".join(
+                f"{row.place}: {row.code}{f' ({row.field})' if row.field else ''}"
+                for row in self.rows
+            ),
         )
 
 
@@ -285,7 +323,8 @@ class SinkError(ProducerError):
 
 
 class SinkUnfit(SinkError):
-    """It cannot be written as it is: trying again helps once the table, the URL or the software was changed."""
+    """It cannot be written as it is: trying again helps once the table, the URL or the software was
+    changed."""
 
 
 class SinkTaken(SinkError):
@@ -304,8 +343,8 @@ class JobCancelled(ProducerError):
     def __init__(self, job_id: str, state: str, doc_ids: Sequence[str]) -> None:
         self.job_id, self.state, self.doc_ids = job_id, state, tuple(doc_ids)
         super().__init__(
-            f"job {job_id} is {state}: {len(self.doc_ids)} documents were not accepted ({shown_ids(self.doc_ids)}); "
-            "push them into another job"
+            f"job {job_id} is {state}: {len(self.doc_ids)} documents were not accepted "
+            f"({shown_ids(self.doc_ids)}); push them into another job"
         )
 
 
@@ -318,11 +357,12 @@ class BadMessage(WireError):
 
 
 class UnknownMessageVersion(WireError):
-    """The message was written by a release that this one does not understand: keep it aside, never drop it."""
+    """The message was written by a release that this one does not understand: keep it aside, never
+    drop it."""
 
     def __init__(self, version: Any) -> None:
         self.version = version
         super().__init__(
-            f"message version v={seen(version)} is unknown (this release reads v=1); upgrade the workers, "
-            "the message is kept until then"
+            f"message version v={seen(version)} is unknown (this release reads v=1); upgrade the "
+            "workers, the message is kept until then"
         )

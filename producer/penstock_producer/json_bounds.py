@@ -1,8 +1,11 @@
-"""How much one JSON text may hold. A parser makes an object of every value and keeps all other threads waiting meanwhile: thirty
-megabytes of `{},` are ten million objects, a gigabyte of memory and seconds in which a server answers no request.
+"""How much one JSON text may hold.
 
-The values are counted before they are parsed: commas and opening brackets at first, which is quick and may only be too many,
-and without those inside texts where they are.
+A parser makes an object of every value and keeps all other threads waiting meanwhile: thirty
+megabytes of `{},` are ten million objects, a gigabyte of memory and seconds in which a server
+answers no request.
+
+The values are counted before they are parsed: commas and opening brackets at first, which is quick
+and may only be too many, and without those inside texts where they are.
 """
 
 from __future__ import annotations
@@ -12,13 +15,18 @@ from typing import Final
 __all__ = ["MAX_FIELDS", "MAX_VALUES", "overfull"]
 
 MAX_VALUES: Final = 400_000  # OpenAI takes 300,000 tokens in one call for embeddings
-MAX_FIELDS: Final = 100_000  # of all objects together: each costs ten times what a number in a list does
-_LEAST_BYTES: Final = min(2 * MAX_VALUES, 5 * MAX_FIELDS)  # a shorter text has room for neither: `1,` and `"":1,`
+MAX_FIELDS: Final = (
+    100_000  # of all objects together: each costs ten times what a number in a list does
+)
+_LEAST_BYTES: Final = min(
+    2 * MAX_VALUES, 5 * MAX_FIELDS
+)  # a shorter text has room for neither: `1,` and `"":1,`
 _PIECE: Final = 256 * 1024  # bytes that are counted together, within milliseconds
 
 
 def overfull(text: bytes | bytearray) -> str | None:
-    """Say what a JSON text has too much of; None for one within the bounds, and perhaps for one that is not JSON."""
+    """Say what a JSON text has too much of; None for one within the bounds, and perhaps for one
+    that is not JSON."""
     if len(text) < _LEAST_BYTES:
         return None
     values, fields = _counted(text)
@@ -30,20 +38,26 @@ def overfull(text: bytes | bytearray) -> str | None:
 
 
 def _counted(text: bytes | bytearray) -> tuple[int, int]:
-    """Return how many values there are, give or take one, and how many fields: a value follows a comma or a bracket."""
+    """Return how many values there are, give or take one, and how many fields: a value follows a
+    comma or a bracket."""
     return text.count(b",") + text.count(b"[") + text.count(b"{"), text.count(b":")
 
 
 def _counted_outside_texts(text: bytes | bytearray) -> tuple[int, int]:
-    """The same without what stands inside of texts, as far as it takes to know that there is too much."""
+    """The same without what stands inside of texts, as far as it takes to know that there is too
+    much."""
     values = fields = at = 0
     is_inside = False
     while at < len(text) and values <= MAX_VALUES and fields <= MAX_FIELDS:
         piece = bytes(text[at : at + _PIECE])
-        if (len(piece) - len(piece.rstrip(b"\\"))) % 2:  # the byte behind it belongs to its last backslash
+        if (
+            len(piece) - len(piece.rstrip(b"\\"))
+        ) % 2:  # the byte behind it belongs to its last backslash
             piece += text[at + _PIECE : at + _PIECE + 1]
         at += len(piece)
-        parts = piece.replace(b"\\\\", b"").replace(b'\\"', b"").split(b'"')  # every second one is a text
+        parts = (
+            piece.replace(b"\\\\", b"").replace(b'\\"', b"").split(b'"')
+        )  # every second one is a text
         more_values, more_fields = _counted(b"".join(parts[is_inside::2]))
         values, fields = values + more_values, fields + more_fields
         is_inside ^= len(parts) % 2 == 0

@@ -1,8 +1,9 @@
 """An open job: documents are pushed in groups into its spool, where the feeder takes them from.
 
-When a document is safe: `enqueue` takes it into this process's memory, and it is durable once it was flushed. That happens
-by `flush` or `close`, at the latest FLUSH_AFTER_S after it was enqueued, and when the interpreter ends; a process that is
-killed loses what it took in that time. Pushing a document again is harmless.
+When a document is safe: `enqueue` takes it into this process's memory, and it is durable once it
+was flushed. That happens by `flush` or `close`, at the latest FLUSH_AFTER_S after it was enqueued,
+and when the interpreter ends; a process that is killed loses what it took in that time. Pushing a
+document again is harmless.
 """
 
 from __future__ import annotations
@@ -28,15 +29,20 @@ log = logging.getLogger(__name__)
 # What waits in memory before it is written: one SQL transaction each.
 MAX_BUFFERED_DOCUMENTS = 1_000
 MAX_BUFFERED_BYTES = 4 * 1024 * 1024
-FLUSH_AFTER_S: float = 1.0  # from the first unflushed document on: a trickle costs one small transaction a second
+FLUSH_AFTER_S: float = (
+    1.0  # from the first unflushed document on: a trickle costs one small transaction a second
+)
 MAX_CONFLICTS_KEPT: Final = 1_000  # ids of documents that were refused by a flush without a caller
 TAKES_NO_MORE: Final = (JobState.CANCELLING, JobState.CANCELLED, JobState.FAILED)
 
 
 class OpenJob:
-    """``enqueue`` gathers, ``flush`` makes durable, ``close`` says that there will be no more. Thread-safe.
+    """``enqueue`` gathers, ``flush`` makes durable, ``close`` says that there will be no more.
 
-    As a context manager it flushes at the end, also after an exception, and does not close: other processes may go on.
+    Thread-safe.
+
+    As a context manager it flushes at the end, also after an exception, and does not close: other
+    processes may go on.
     """
 
     def __init__(self, job: Job, spec: JobSpec, spool: Spool, jobs: JobStore, *limits: int) -> None:
@@ -50,9 +56,14 @@ class OpenJob:
         _OPEN.add(self)
 
     def _begin(self) -> None:
-        """Empty, and with locks that no other thread holds: at first, and in the child of a fork."""
-        self._writing = threading.Lock()  # held while documents are written, so that `flush` returns after all of them
-        self._lock = threading.Lock()  # guards what follows; never held while anything is waited for
+        """Empty, and with locks that no other thread holds: at first, and in the child of a
+        fork."""
+        self._writing = (
+            threading.Lock()
+        )  # held while documents are written, so that `flush` returns after all of them
+        self._lock = (
+            threading.Lock()
+        )  # guards what follows; never held while anything is waited for
         self._buffer: list[tuple[str, bytes]] = []
         self._buffered_bytes = 0
         self._timer: threading.Timer | None = None  # one at a time, while anything is unflushed
@@ -66,7 +77,10 @@ class OpenJob:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         if kind is None:
             self.flush()
@@ -74,18 +88,21 @@ class OpenJob:
             self.flush_quietly()
 
     def enqueue(self, doc_id: str | int, document: Mapping[str, Any] | bytes | str) -> None:
-        """Take one document: a record for the spec's prompt, or a request body where the spec has none.
+        """Take one document: a record for the spec's prompt, or a request body where the spec has
+        none.
 
-        It is durable after ``flush``, or by itself within FLUSH_AFTER_S. The same ``doc_id`` again is ignored when it
-        holds the same; when it does not, the first one counts and a later ``flush`` or ``close`` raises SpoolConflict.
-        Raises InvalidDocument for this document, JobCancelled and JobClosed for a job that takes no more, and
-        DatabaseUnavailable when the buffer is full and cannot be written: this document is not taken then.
+        It is durable after ``flush``, or by itself within FLUSH_AFTER_S. The same ``doc_id`` again
+        is ignored when it holds the same; when it does not, the first one counts and a later
+        ``flush`` or ``close`` raises SpoolConflict. Raises InvalidDocument for this document,
+        JobCancelled and JobClosed for a job that takes no more, and DatabaseUnavailable when the
+        buffer is full and cannot be written: this document is not taken then.
         """
         while not self.offer(doc_id, document):
             self.make_room()
 
     def offer(self, doc_id: str | int, document: Mapping[str, Any] | bytes | str) -> bool:
-        """As ``enqueue``, but never waits: False when the buffer is full, and then ``make_room`` writes it."""
+        """As ``enqueue``, but never waits: False when the buffer is full, and then ``make_room``
+        writes it."""
         return self._take(self._checker.check(doc_id, document))
 
     def make_room(self) -> None:
@@ -93,30 +110,40 @@ class OpenJob:
         self._write(ask=False)
 
     def flush(self) -> int:
-        """Make everything enqueued so far durable; returns how many of those that it wrote were new.
+        """Make everything enqueued so far durable; returns how many of those that it wrote were
+        new.
 
-        Raises SpoolConflict for documents whose id is taken by another body, once each: all others are stored then.
-        Raises JobCancelled, JobClosed (the error names the documents that were not accepted) and DatabaseUnavailable,
-        after which it can be repeated.
+        Raises SpoolConflict for documents whose id is taken by another body, once each: all others
+        are stored then. Raises JobCancelled, JobClosed (the error names the documents that were not
+        accepted) and DatabaseUnavailable, after which it can be repeated.
         """
         return self._write(ask=True)
 
     def close(self) -> int:
-        """Flush and close the job: it completes once its documents have. Returns how many there are.
+        """Flush and close the job: it completes once its documents have.
 
-        Raises as ``flush`` does, and then the job is not closed yet: call it again to close it without those documents.
+        Returns how many there are.
+
+        Raises as ``flush`` does, and then the job is not closed yet: call it again to close it
+        without those documents.
         """
         self._write(ask=True)
         return self._jobs.close(self.job_id)
 
     def flush_quietly(self) -> None:
-        """Flush without a caller: by time, at exit, beside another exception. What fails is logged."""
+        """Flush without a caller: by time, at exit, beside another exception.
+
+        What fails is logged."""
         try:
             self._write(ask=False)
             self._failing = False
         except Exception as error:
             if not self._failing:  # one line for an outage, not one a second
-                log.warning("job %s: documents wait in memory, tried again each second: %s", self.job_id, error)
+                log.warning(
+                    "job %s: documents wait in memory, tried again each second: %s",
+                    self.job_id,
+                    error,
+                )
             self._failing = True
 
     def after_fork(self) -> None:
@@ -128,7 +155,10 @@ class OpenJob:
         with self._lock:
             if self._ended is not None:
                 raise self._ended
-            if len(self._buffer) >= MAX_BUFFERED_DOCUMENTS or self._buffered_bytes >= MAX_BUFFERED_BYTES:
+            if (
+                len(self._buffer) >= MAX_BUFFERED_DOCUMENTS
+                or self._buffered_bytes >= MAX_BUFFERED_BYTES
+            ):
                 return False
             self._buffer.append(entry)
             self._buffered_bytes += len(entry[1])
@@ -141,7 +171,9 @@ class OpenJob:
                 timer = threading.Timer(FLUSH_AFTER_S, self._time_is_up)
                 timer.daemon = True
                 timer.name = f"penstock flush {self.job_id}"
-                with contextlib.suppress(RuntimeError):  # the interpreter is ending and starts no more threads
+                with contextlib.suppress(
+                    RuntimeError
+                ):  # the interpreter is ending and starts no more threads
                     timer.start()
                     self._timer = timer
 
@@ -151,7 +183,10 @@ class OpenJob:
         self.flush_quietly()
 
     def _write(self, *, ask: bool) -> int:
-        """Write the buffer. What is wrong with documents is raised when the caller did ``ask``, else kept for who does."""
+        """Write the buffer.
+
+        What is wrong with documents is raised when the caller did ``ask``, else kept for who
+        does."""
         with self._writing:
             with self._lock:
                 taken, self._buffer, self._buffered_bytes = self._buffer, [], 0

@@ -1,8 +1,9 @@
-"""A job's outcomes as files: OpenAI Batch output lines and error lines, streamed from the ledger in flat memory.
+"""A job's outcomes as files: OpenAI Batch output lines and error lines, streamed from the ledger in
+flat memory.
 
-Lines are in the ledger's order, which is not that of the source; `custom_id` says whose they are. Writing them again
-gives the same bytes for the same outcomes. A folder and a bucket get both files, empty or not: a missing file and a job
-without dead letters must not look alike.
+Lines are in the ledger's order, which is not that of the source; `custom_id` says whose they are.
+Writing them again gives the same bytes for the same outcomes. A folder and a bucket get both files,
+empty or not: a missing file and a job without dead letters must not look alike.
 """
 
 from __future__ import annotations
@@ -64,9 +65,12 @@ class WrittenFiles:
 def write_outputs(
     outcomes: Outcomes, job_id: str, destination: str | Path, *, s3_endpoint_url: str | None = None
 ) -> WrittenFiles:
-    """Write `output.jsonl` and `errors.jsonl` into a folder or a prefix of a bucket. Raises SinkError.
+    """Write `output.jsonl` and `errors.jsonl` into a folder or a prefix of a bucket.
 
-    Both files appear when both are complete; until then, and after a failure, what was there before stays.
+    Raises SinkError.
+
+    Both files appear when both are complete; until then, and after a failure, what was there before
+    stays.
     """
     sink = open_sink(destination, s3_endpoint_url=s3_endpoint_url)
     writers: list[Writer] = []
@@ -88,7 +92,9 @@ def write_outputs(
 def write_errors(
     outcomes: Outcomes, job_id: str, destination: str | Path, *, s3_endpoint_url: str | None = None
 ) -> int:
-    """Write `errors.jsonl` alone, as ``write_outputs`` does; returns how many lines it has. Raises SinkError."""
+    """Write `errors.jsonl` alone, as ``write_outputs`` does; returns how many lines it has.
+
+    Raises SinkError."""
     writer = open_sink(destination, s3_endpoint_url=s3_endpoint_url).create(ERRORS_NAME)
     try:
         letters = _write_all(writer, map(error_line, outcomes.dead_letters(job_id)))
@@ -101,35 +107,46 @@ def write_errors(
 
 
 def probe_sink(destination: str | Path, *, s3_endpoint_url: str | None = None) -> None:
-    """Find out now whether outputs can be written there when the job ends. Raises SinkError saying what to do."""
+    """Find out now whether outputs can be written there when the job ends.
+
+    Raises SinkError saying what to do."""
     open_sink(destination, s3_endpoint_url=s3_endpoint_url).probe()
 
 
 def output_line(result: Result) -> bytes:
-    """One line of `output.jsonl`, newline included. One that no call was made for says so under `penstock`."""
-    response = _response(result.status_code, result.request_id, orjson.Fragment(on_one_line(result.body)))
+    """One line of `output.jsonl`, newline included.
+
+    One that no call was made for says so under `penstock`."""
+    response = _response(
+        result.status_code, result.request_id, orjson.Fragment(on_one_line(result.body))
+    )
     if result.reason is None:
         return _line(result.key, response=response, error=None)
-    return _line(result.key, response=response, error=None, penstock={"cached": True, "from": result.reason})
+    return _line(
+        result.key, response=response, error=None, penstock={"cached": True, "from": result.reason}
+    )
 
 
 def provenance_line(result: Result, made_with: Sequence[MadeWith], spec_digest: str) -> bytes:
-    """The same line with what made it, under `penstock`: a list of one combination, of more where the fleet was changed at that
-    moment, and of none for an answer that another request was given."""
+    """The same line with what made it, under `penstock`: a list of one combination, of more where
+    the fleet was changed at that moment, and of none for an answer that another request was
+    given."""
     more: dict[str, Any] = {"spec_digest": spec_digest, "model": result.model}
     if result.reason is not None:
         more |= {"cached": True, "from": result.reason}
     more["made_with"] = [] if result.reason is not None else [one._asdict() for one in made_with]
-    response = _response(result.status_code, result.request_id, orjson.Fragment(on_one_line(result.body)))
+    response = _response(
+        result.status_code, result.request_id, orjson.Fragment(on_one_line(result.body))
+    )
     return _line(result.key, response=response, error=None, penstock=more)
 
 
 def error_line(letter: DeadLetter) -> bytes:
     """One line of `errors.jsonl`, newline included.
 
-    As at OpenAI a request that the provider refused has `error` null and the refusal in `response.body.error`;
-    whatever never got such an answer has `response` null and `error.code`. What their format has no field for is under
-    `penstock`.
+    As at OpenAI a request that the provider refused has `error` null and the refusal in
+    `response.body.error`; whatever never got such an answer has `response` null and `error.code`.
+    What their format has no field for is under `penstock`.
     """
     more: dict[str, Any] = {
         "reason": letter.reason,
@@ -169,19 +186,23 @@ def _response(status_code: int, request_id: str | None, body: Any) -> dict[str, 
 
 
 def on_one_line(body: bytes) -> bytes:
-    """Return JSON without line ends. It has them only between its tokens, where a blank does as well."""
+    """Return JSON without line ends.
+
+    It has them only between its tokens, where a blank does as well."""
     if b"\n" in body or b"\r" in body:
         return body.replace(b"\n", b" ").replace(b"\r", b" ")
     return body
 
 
 def _refusal(letter: DeadLetter) -> Any:
-    """The provider's own error body; one made from what is known where only an excerpt, no JSON, or JSON too deep to be written
-    again was kept."""
+    """The provider's own error body; one made from what is known where only an excerpt, no JSON, or
+    JSON too deep to be written again was kept."""
     try:
         body = orjson.loads(letter.response or b"")
         if isinstance(body, dict) and "error" in body:
             return orjson.Fragment(orjson.dumps(body))
     except (orjson.JSONDecodeError, orjson.JSONEncodeError):
         pass
-    return {"error": {"message": letter.last_error, "type": None, "param": None, "code": letter.reason}}
+    return {
+        "error": {"message": letter.last_error, "type": None, "param": None, "code": letter.reason}
+    }

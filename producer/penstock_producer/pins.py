@@ -1,6 +1,8 @@
-"""What of a pin is content, and the names in it that are not: how, when, through which door and for whom a source was read.
+"""What of a pin is content, and the names in it that are not: how, when, through which door and for
+whom a source was read.
 
-A pin is what the ledger keeps of a job's source. By its content the same submit is known again, wherever the file lies by then.
+A pin is what the ledger keeps of a job's source. By its content the same submit is known again,
+wherever the file lies by then.
 """
 
 from __future__ import annotations
@@ -29,33 +31,57 @@ __all__ = [
 
 AWAITED: Final = "awaited"  # of an open job: callers wait for its answers
 DOOR: Final = "door"  # the kind of door that the job came through, where it is not a trusted one
-REMOTE: Final = "remote"  # a remote one: its source is read from inside `source_roots` only, at submit and ever after
-UPLOADED: Final = "uploaded"  # a remote one, which wrote the source itself: rows of it name no files of this machine
-ESTIMATE: Final = (
-    "estimate"  # tokens of all documents, as guessed from the first of them, where lanes or a deadline are weighed
-)
+# a remote one: its source is read from inside `source_roots` only, at submit and ever after
+REMOTE: Final = "remote"
+# a remote one, which wrote the source itself: rows of it name no files of this machine
+UPLOADED: Final = "uploaded"
+# tokens of all documents, as guessed from the first of them, where lanes or a deadline are weighed
+ESTIMATE: Final = "estimate"
 FILES: Final = "files"  # the pins of several files, whose digest is beside it
-MEDIA_NEWEST: Final = "media_newest_ns"  # when the last of the files that rows name was changed, at submit
+MEDIA_NEWEST: Final = (
+    "media_newest_ns"  # when the last of the files that rows name was changed, at submit
+)
 MEMBERS: Final = "members"  # [packed offset, plain offset] of places where reading can begin
 NEWEST: Final = "newest_ns"  # the time of the file of a folder that was changed last
 PREPARED: Final = "prepared"  # what the survey counted
-SAMPLE_OF: Final = "sample_of"  # of a random sample: how many documents there are, and the bytes of all their requests
+# of a random sample: how many documents there are, and the bytes of all their requests
+SAMPLE_OF: Final = "sample_of"
 SEGMENTS: Final = "segments"  # the name before each thousand files of a folder, and their digest
 STARTED_BY: Final = "started_by"  # the schedule that the job belongs to, and the planned time
 SUBMITTED_BY: Final = "traceparent"  # the span in which it was submitted
 
-_BESIDE_CONTENT: Final = frozenset({
-    "mtime_ns", "max_line_bytes", "max_body_bytes", AWAITED, DOOR, ESTIMATE, FILES, MEDIA_NEWEST, MEMBERS, NEWEST, PREPARED,
-    SAMPLE_OF, SEGMENTS, STARTED_BY, SUBMITTED_BY,
-})  # fmt: skip
+_BESIDE_CONTENT: Final = frozenset(
+    {
+        "mtime_ns",
+        "max_line_bytes",
+        "max_body_bytes",
+        AWAITED,
+        DOOR,
+        ESTIMATE,
+        FILES,
+        MEDIA_NEWEST,
+        MEMBERS,
+        NEWEST,
+        PREPARED,
+        SAMPLE_OF,
+        SEGMENTS,
+        STARTED_BY,
+        SUBMITTED_BY,
+    }
+)
 
 
 def shown_uri(pin: Mapping[str, Any]) -> str:
-    """Where the source lies, as its submitter may know it: of an uploaded file the name, not where this machine keeps it."""
+    """Where the source lies, as its submitter may know it: of an uploaded file the name, not where
+    this machine keeps it."""
     uri = str(pin.get("uri", ""))
     return uri.rpartition("/")[2] if pin.get(DOOR) == UPLOADED else uri
 
 
 def content_of(pin: Mapping[str, Any]) -> dict[str, Any]:
-    """What was read, not where or when. A moved or touched file is the same source, and so is one read with other limits."""
-    return {name: value for name, value in pin.items() if name not in _BESIDE_CONTENT and name != "uri"}
+    """What was read, not where or when.
+
+    A moved or touched file is the same source, and so is one read with other limits."""
+    return {
+        name: value for name, value in pin.items() if name not in _BESIDE_CONTENT and name != "uri"
+    }

@@ -1,4 +1,5 @@
-"""The door for other services: submit a file as a job, or push documents into an open one, and read its outcomes."""
+"""The door for other services: submit a file as a job, or push documents into an open one, and read
+its outcomes."""
 
 from __future__ import annotations
 
@@ -22,7 +23,16 @@ from penstock_ledger import (
     Spool,
     open_database,
 )
-from penstock_ledger.model import Counts, DeadLetter, FeedKind, ItemKey, Job, JobState, Result, TakenFiles
+from penstock_ledger.model import (
+    Counts,
+    DeadLetter,
+    FeedKind,
+    ItemKey,
+    Job,
+    JobState,
+    Result,
+    TakenFiles,
+)
 from penstock_ledger.vectors import Vectors
 from penstock_producer.accepting.acceptance import check_acceptable, check_other_lane, estimated_usd
 from penstock_producer.accepting.borders import Borders
@@ -83,7 +93,8 @@ class JobEstimate(NamedTuple):
     unusable: int  # rows that would be dead letters
     tokens_in: int
     tokens_out: int
-    tokens_out_capped: bool  # whether every request says how long its answer may be: ``tokens_out`` is the most then
+    # whether every request says how long its answer may be: ``tokens_out`` is the most then
+    tokens_out_capped: bool
     tokens_by: str  # what prompts were counted by
     usd: float | None  # None: no price is known
 
@@ -91,8 +102,9 @@ class JobEstimate(NamedTuple):
 class Producer:
     """Accepts jobs into the ledger; workers find them there. Needs the database only, not Redis.
 
-    Thread-safe, and usable on both sides of a fork. As a context manager it closes at the end. Everything that it raises
-    on purpose is a PenstockError, DatabaseUnavailable for a database that does not answer.
+    Thread-safe, and usable on both sides of a fork. As a context manager it closes at the end.
+    Everything that it raises on purpose is a PenstockError, DatabaseUnavailable for a database that
+    does not answer.
     """
 
     def __init__(
@@ -103,30 +115,40 @@ class Producer:
         borders: Borders | None = None,
         database: Database | None = None,
     ) -> None:
-        """``borders`` are for a remote door: its jobs may ask for no more, and read `source_roots` only.
+        """``borders`` are for a remote door: its jobs may ask for no more, and read `source_roots`
+        only.
 
         A ``database`` that is open already is used as it is, and stays open.
         """
         self._borders = borders
         self._settings = settings or ProducerSettings.load(database_url=database_url)
         self._owns_database = database is None
-        self._database = database or _opened_database(database_url or self._settings.database_url, self._settings)
+        self._database = database or _opened_database(
+            database_url or self._settings.database_url, self._settings
+        )
         self._jobs = JobStore(self._database)
         self._outcomes = OutcomeStore(self._database)
         self._new = NewJobs(self._database, self._jobs, self._settings, borders)
-        self._probe = ResultsProbe(self._settings, one_machine=self._database.is_sqlite, remote=borders is not None)
+        self._probe = ResultsProbe(
+            self._settings, one_machine=self._database.is_sqlite, remote=borders is not None
+        )
         self._open: weakref.WeakSet[OpenJob] = weakref.WeakSet()
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self.close()
 
     def close(self) -> None:
-        """Flush the open jobs of this producer and end its connections. Raises as ``OpenJob.flush`` does."""
+        """Flush the open jobs of this producer and end its connections.
+
+        Raises as ``OpenJob.flush`` does."""
         try:
             for job in list(self._open):
                 job.flush()
@@ -154,20 +176,23 @@ class Producer:
         check: Check | None = None,
         sample_of: Mapping[str, int] | None = None,
     ) -> Job:
-        """Accept every document of ``source`` (a path, an `s3://` URI, a database's URL) as one job.
+        """Accept every document of ``source`` (a path, an `s3://` URI, a database's URL) as one
+        job.
 
-        With a ``job_key``, submitting the same again returns the same job. Raises JobConflict when the key belongs to
-        another spec or content, SpecError, SourceError (as when reading takes longer than ``timeout_s``),
-        TooManyBadRows, and SinkError where its results could not be written; nothing is accepted then. ``progress`` is
-        called now and then with the number of rows read, and ``started_by`` is kept with the job, where schedules say their name.
-        ``uploaded``: a remote door has written the file itself, from what its caller sent; it need not lie in `source_roots`.
-        ``check`` refuses further documents, see accepting/survey.py. ``sample_of`` is kept with a job over what ``sample`` drew:
-        `documents` and `size` of all.
+        With a ``job_key``, submitting the same again returns the same job. Raises JobConflict when
+        the key belongs to another spec or content, SpecError, SourceError (as when reading takes
+        longer than ``timeout_s``), TooManyBadRows, and SinkError where its results could not be
+        written; nothing is accepted then. ``progress`` is called now and then with the number of
+        rows read, and ``started_by`` is kept with the job, where schedules say their name.
+        ``uploaded``: a remote door has written the file itself, from what its caller sent; it need
+        not lie in `source_roots`. ``check`` refuses further documents, see accepting/survey.py.
+        ``sample_of`` is kept with a job over what ``sample`` drew: `documents` and `size` of all.
         """
         spec = self._new.accepted(spec)
         if not isinstance(source, str | Path):  # a pin is made here, of what was read here
             raise SourceError(
-                "unsupported_source", f"{seen(source)} is not a source; give a path or an s3:// URI as text"
+                "unsupported_source",
+                f"{seen(source)} is not a source; give a path or an s3:// URI as text",
             )
         opened = self._source(source, spec, uploaded, timeout_s)
         known = self._new.known(job_key)
@@ -193,13 +218,21 @@ class Producer:
         timeout_s: float | None = None,
         uploaded: bool = False,
     ) -> JobEstimate:
-        """What a submit of these would accept, and about what it may cost. Nothing is accepted. Raises as ``submit``."""
+        """What a submit of these would accept, and about what it may cost.
+
+        Nothing is accepted. Raises as ``submit``."""
         spec = self._new.accepted(spec)
         found = survey(self._source(source, spec, uploaded, timeout_s), spec)
         usd = estimated_usd(spec, found.estimate, self._settings.prices(spec.provider))
         guess, unusable = found.estimate, len(found.refused)
         return JobEstimate(
-            found.total - unusable, unusable, guess.tokens_in, guess.tokens_out, guess.capped, guess.by, usd
+            found.total - unusable,
+            unusable,
+            guess.tokens_in,
+            guess.tokens_out,
+            guess.capped,
+            guess.by,
+            usd,
         )
 
     def first_rows(
@@ -211,7 +244,9 @@ class Producer:
         timeout_s: float | None = None,
         uploaded: bool = False,
     ) -> FirstRows:
-        """The first rows of a source as requests, and why others are none. Nothing is accepted. Raises as ``submit``."""
+        """The first rows of a source as requests, and why others are none.
+
+        Nothing is accepted. Raises as ``submit``."""
         accepted = self._new.accepted(spec)
         return first_rows(self._source(source, accepted, uploaded, timeout_s), most)
 
@@ -224,9 +259,13 @@ class Producer:
         timeout_s: float | None = None,
         uploaded: bool = False,
     ) -> Sample:
-        """``number`` documents drawn at random, as lines that are submitted as a job of its own. Raises as ``submit``."""
+        """``number`` documents drawn at random, as lines that are submitted as a job of its own.
+
+        Raises as ``submit``."""
         accepted = self._new.accepted(spec)
-        return sample_of(lambda: self._source(source, accepted, uploaded, timeout_s), accepted, number)
+        return sample_of(
+            lambda: self._source(source, accepted, uploaded, timeout_s), accepted, number
+        )
 
     def submit_new_files(
         self,
@@ -239,22 +278,30 @@ class Producer:
         among: Sequence[str] | None = None,
         timeout_s: float | None = None,
     ) -> tuple[Job | None, int]:
-        """Accept those files of a folder, prefix or pattern as one job that ``taken`` does not know; None for no such file.
+        """Accept those files of a folder, prefix or pattern as one job that ``taken`` does not
+        know; None for no such file.
 
-        With ``among``, of these names only, without a listing. For schedules; the job and what it takes are written together.
-        The number is of files that may still be written, and were left for the next time. Raises as ``submit``, and FilesTaken.
+        With ``among``, of these names only, without a listing. For schedules; the job and what it
+        takes are written together. The number is of files that may still be written, and were left
+        for the next time. Raises as ``submit``, and FilesTaken.
         """
         spec = self._new.accepted(spec)
-        opened, unsettled = open_new_files(source, spec, self._settings, taken, among=among, timeout_s=timeout_s)
+        opened, unsettled = open_new_files(
+            source, spec, self._settings, taken, among=among, timeout_s=timeout_s
+        )
         if opened is None:
             return None, unsettled
         self._probe.check(spec)
         found = survey(opened, spec)
         files = TakenFiles(str(started_by["schedule_id"]), taken_by(found.pin))
-        return self._new.create_surveyed(spec, found, job_key, started_by=started_by, taken=files), unsettled
+        return self._new.create_surveyed(
+            spec, found, job_key, started_by=started_by, taken=files
+        ), unsettled
 
     def gone_files(self, source: str, taken_between: TakenBetween) -> Iterator[Sequence[bytes]]:
-        """The keys of files that were taken of a folder, prefix or pattern, and are there no more. Raises SourceError."""
+        """The keys of files that were taken of a folder, prefix or pattern, and are there no more.
+
+        Raises SourceError."""
         chosen = choose(source, self._settings.s3_endpoint_url)
         return iter(()) if chosen is None else gone_files(chosen, taken_between)
 
@@ -269,10 +316,13 @@ class Producer:
         started_by: Mapping[str, Any] | None = None,
         after_generation: int = 0,
     ) -> Job:
-        """Accept the outcomes of a job that has ended, those for which each condition of ``where`` holds, as one job.
+        """Accept the outcomes of a job that has ended, those for which each condition of ``where``
+        holds, as one job.
 
-        See sources/outcomes/. Raises as ``submit``, JobNotFound, and SourceUnavailable while the job
-        has not ended. The last two are for schedules, which take each generation of a job once: raises FilesTaken.
+        See sources/outcomes/. Raises as ``submit``, JobNotFound, and SourceUnavailable while the
+        job
+        has not ended. The last two are for schedules, which take each generation of a job once:
+        raises FilesTaken.
         """
         spec = self._new.accepted(spec)
         source = self.outcomes_source(job, spec, where=where, after_generation=after_generation)
@@ -286,32 +336,49 @@ class Producer:
             what = " and ".join(where) or "any condition"
             raise SourceError(
                 "empty_source",
-                f"no outcome of job {pin['job_key']} satisfies {seen(what)}; penstock report counts what it has",
+                f"no outcome of job {pin['job_key']} satisfies {seen(what)}; penstock report "
+                "counts what it has",
             ) from error
         taken = None
         if started_by is not None:
             key = taken_key(pin["job_id"], pin["generation"])
             taken = TakenFiles(str(started_by["schedule_id"]), [key])
-        return self._new.create_surveyed(spec, surveyed, job_key, started_by=started_by, taken=taken)
+        return self._new.create_surveyed(
+            spec, surveyed, job_key, started_by=started_by, taken=taken
+        )
 
     def outcomes_source(
         self, job: str, spec: JobSpec, *, where: Sequence[str] = (), after_generation: int = 0
     ) -> OutcomesSource:
-        """What ``submit_from`` reads, for those who look at it first. Raises as that, and accepts nothing."""
+        """What ``submit_from`` reads, for those who look at it first.
+
+        Raises as that, and accepts nothing."""
         if self._borders is not None:
-            raise SourceError("unsupported_source", "remote doors read no outcomes of other jobs; submit a file")
+            raise SourceError(
+                "unsupported_source", "remote doors read no outcomes of other jobs; submit a file"
+            )
         found = self._found(job)
         if not spec.takes_records and spec.endpoint != found.spec["endpoint"]:
             fix = f"give the endpoint {found.spec['endpoint']}, or a prompt"
-            message = f"{seen(spec.endpoint)} is not where the requests of job {found.job_key} were sent"
+            message = (
+                f"{seen(spec.endpoint)} is not where the requests of job {found.job_key} were sent"
+            )
             raise SpecError([Problem("invalid_value", "/endpoint", message, fix)])
-        pin = pin_of(found, Where(where), self._settings.max_body_bytes, after_generation=after_generation)
+        pin = pin_of(
+            found, Where(where), self._settings.max_body_bytes, after_generation=after_generation
+        )
         return OutcomesSource(pin, spec, self._jobs, self._outcomes)
 
     def open_job(
-        self, spec: JobSpec | Mapping[str, Any], *, job_key: str | None = None, awaited: bool = False
+        self,
+        spec: JobSpec | Mapping[str, Any],
+        *,
+        job_key: str | None = None,
+        awaited: bool = False,
     ) -> OpenJob:
-        """A job that documents are pushed into until it is closed. The same ``job_key`` opens the same job again.
+        """A job that documents are pushed into until it is closed.
+
+        The same ``job_key`` opens the same job again.
 
         ``awaited``: callers wait for its answers, which workers then store at once and tell of.
 
@@ -329,7 +396,8 @@ class Producer:
     def push(self, job: str, doc_id: str | int, document: Mapping[str, Any] | bytes | str) -> bool:
         """Store one document of an open job at once; False when it is there already.
 
-        Raises JobNotFound, InvalidDocument, SpoolConflict for another document with this id, JobCancelled and JobClosed.
+        Raises JobNotFound, InvalidDocument, SpoolConflict for another document with this id,
+        JobCancelled and JobClosed.
         """
         found = self._opened(job)
         entry = DocumentChecker(JobSpec.accepted(found.spec), *self._limits).check(doc_id, document)
@@ -338,7 +406,9 @@ class Producer:
         return Spool(self._database).append(found.job_id, [entry]) > 0
 
     def seal(self, job: str) -> int:
-        """Close an open job; returns how many documents it has. Raises JobNotFound, SourceError. Safe to repeat."""
+        """Close an open job; returns how many documents it has.
+
+        Raises JobNotFound, SourceError. Safe to repeat."""
         return self._jobs.close(self._opened(job).job_id)
 
     def came_from_remote(self, job: str) -> bool:
@@ -346,29 +416,41 @@ class Producer:
         return self._found(job).source.get(DOOR) == REMOTE
 
     def check_tenant(self, job: str) -> None:
-        """Raises SpecError where this door's clients may not act for the tenant of this job, and JobNotFound."""
+        """Raises SpecError where this door's clients may not act for the tenant of this job, and
+        JobNotFound."""
         tenant = self._found(job).spec.get("tenant")
         self._new.check_tenant(None if tenant is None else str(tenant))
 
     def push_lines(self, job: str, lines: bytes) -> list[PushedLine]:
-        """Store documents of an open job that come as lines of JSON, `{"id": "a-1", "document": {…}}`; returns each line's fate.
+        """Store documents of an open job that come as lines of JSON, `{"id": "a-1", "document":
+        {…}}`; returns each line's fate.
 
-        All lines that are not refused are durable then; the same lines again change nothing. Raises JobNotFound, SourceError,
-        JobCancelled and JobClosed where the job takes none of them.
+        All lines that are not refused are durable then; the same lines again change nothing. Raises
+        JobNotFound, SourceError, JobCancelled and JobClosed where the job takes none of them.
         """
         found = self._opened(job)
         if found.state in TAKES_NO_MORE:
             raise JobCancelled(found.job_id, str(found.state), [])
         checker = DocumentChecker(JobSpec.accepted(found.spec), *self._limits)
-        return PushedLines(found.job_id, checker, Spool(self._database), self._settings.max_line_bytes).push(lines)
+        return PushedLines(
+            found.job_id, checker, Spool(self._database), self._settings.max_line_bytes
+        ).push(lines)
 
-    def _source(self, source: str | Path, spec: JobSpec, uploaded: bool, timeout_s: float | None) -> FileSource:
+    def _source(
+        self, source: str | Path, spec: JobSpec, uploaded: bool, timeout_s: float | None
+    ) -> FileSource:
         """What is read of it, within the borders of this door. Raises SourceError and SpecError."""
         if self._borders is None:
             return open_source(source, spec, self._settings, timeout_s=timeout_s)
         formats, remote = self._borders.doors.formats, not uploaded
         return open_source(
-            source, spec, self._settings, remote=remote, uploaded=uploaded, formats=formats, timeout_s=timeout_s
+            source,
+            spec,
+            self._settings,
+            remote=remote,
+            uploaded=uploaded,
+            formats=formats,
+            timeout_s=timeout_s,
         )
 
     @property
@@ -379,14 +461,22 @@ class Producer:
         found = self._found(job)
         if found.source.get("kind") != SPOOL:
             raise SourceError(
-                "not_open", f"job {found.job_id} reads a source; documents are pushed into open jobs only"
+                "not_open",
+                f"job {found.job_id} reads a source; documents are pushed into open jobs only",
             )
         return found
 
     def _found(self, job: object) -> Job:
         if not isinstance(job, str) or not job.isprintable() or len(job) > MAX_JOB_KEY_CHARS:
             raise SpecError(
-                [Problem("invalid_value", "/job", f"{seen(job)} is not the id or key of a job", "give its key")]
+                [
+                    Problem(
+                        "invalid_value",
+                        "/job",
+                        f"{seen(job)} is not the id or key of a job",
+                        "give its key",
+                    )
+                ]
             )
         return self._jobs.get(job)
 
@@ -399,12 +489,16 @@ class Producer:
         """Every visible result so far, in flat memory, in no promised order."""
         return self._outcomes.results(self._jobs.get(job).job_id)
 
-    def outcomes(self, job: str, *, after: str | None = None, dead_letters: bool = True) -> Iterator[Committed]:
-        """Results and dead letters as they were stored, in flat memory, also while the job runs: each comes once.
+    def outcomes(
+        self, job: str, *, after: str | None = None, dead_letters: bool = True
+    ) -> Iterator[Committed]:
+        """Results and dead letters as they were stored, in flat memory, also while the job runs:
+        each comes once.
 
-        The iteration ends with what was stored when it began. ``after`` is the `cursor` of one of them: the next iteration
-        goes on there, in this process or another, with nothing repeated and nothing left out. A document that is replayed
-        comes again, with its new outcome and a higher generation. Raises JobNotFound, PlaceLost and ContentError.
+        The iteration ends with what was stored when it began. ``after`` is the `cursor` of one of
+        them: the next iteration goes on there, in this process or another, with nothing repeated
+        and nothing left out. A document that is replayed comes again, with its new outcome and a
+        higher generation. Raises JobNotFound, PlaceLost and ContentError.
         """
         job_id = self._jobs.get(job).job_id
         place = None if after is None else place_in(job_id, after)
@@ -412,10 +506,12 @@ class Producer:
         return (Committed(outcome, place) for place, outcome in read)
 
     def record_batches(self, job: str) -> pyarrow.RecordBatchReader:
-        """Results and dead letters so far as Arrow batches, one after the other; docs/results.md names the columns.
+        """Results and dead letters so far as Arrow batches, one after the other; docs/results.md
+        names the columns.
 
-        ``reader.read_all()`` is a pyarrow table, ``reader.read_pandas()`` a frame of pandas, ``polars.from_arrow(reader)``
-        one of polars, ``duckdb.from_arrow(reader)`` a relation. Raises SinkError where pyarrow is not installed.
+        ``reader.read_all()`` is a pyarrow table, ``reader.read_pandas()`` a frame of pandas,
+        ``polars.from_arrow(reader)`` one of polars, ``duckdb.from_arrow(reader)`` a relation.
+        Raises SinkError where pyarrow is not installed.
         """
         from penstock_producer.tables.arrow import reader_of
         from penstock_producer.tables.reading import Reading
@@ -424,14 +520,16 @@ class Producer:
         return reader_of(reading, reading.table.columns)
 
     def made_with(self, job: str) -> list[MadeWith]:
-        """Releases, engines, providers and prices that results of this job came from, by generation; a result has its model."""
+        """Releases, engines, providers and prices that results of this job came from, by
+        generation; a result has its model."""
         return Provenance(self._database).of(self._jobs.get(job).job_id)
 
     def vectors(self, job: str) -> Iterator[tuple[ItemKey, Vectors]]:
-        """The embeddings of an embed job so far as they are stored, without JSON between; in the order of ``results``.
+        """The embeddings of an embed job so far as they are stored, without JSON between; in the
+        order of ``results``.
 
-        With numpy a row is ``numpy.frombuffer(vectors.rows()[0], "<f4")`` where ``vectors.dtype`` is float32. Answers of
-        providers are JSON, and only among ``results``.
+        With numpy a row is ``numpy.frombuffer(vectors.rows()[0], "<f4")`` where ``vectors.dtype``
+        is float32. Answers of providers are JSON, and only among ``results``.
         """
         return self._outcomes.vectors(self._jobs.get(job).job_id)
 
@@ -448,26 +546,46 @@ class Producer:
         return self._move(job, JobState.RUNNING, (JobState.PAUSED,), None)
 
     def limit(
-        self, job: str, *, budget_usd: float | None, deadline_s: float | None, stops: Mapping[str, Any] | None = None
+        self,
+        job: str,
+        *,
+        budget_usd: float | None,
+        deadline_s: float | None,
+        stops: Mapping[str, Any] | None = None,
     ) -> bool:
-        """Give a job another budget and deadline; None lifts one. Submitting with them again then is the same job.
+        """Give a job another budget and deadline; None lifts one.
 
-        ``stops`` are other bounds of its stop-loss, `stop_at_dead` and `stop_at_usd_per_doc`; what is left out stays.
-        False when the job was changed by another process meanwhile. Raises SpecError; of a job that has a budget the prices are
-        known, maybe to its workers only.
+        Submitting with them again then is the same job.
+
+        ``stops`` are other bounds of its stop-loss, `stop_at_dead` and `stop_at_usd_per_doc`; what
+        is left out stays. False when the job was changed by another process meanwhile. Raises
+        SpecError; of a job that has a budget the prices are known, maybe to its workers only.
         """
         found = self._jobs.get(job)
         bounds = {name: value for name, value in (stops or {}).items() if name in STOP_FIELDS}
-        spec = JobSpec.accepted({**found.spec, "budget_usd": budget_usd, "deadline_s": deadline_s, **bounds})
+        spec = JobSpec.accepted(
+            {**found.spec, "budget_usd": budget_usd, "deadline_s": deadline_s, **bounds}
+        )
         if found.spec.get("budget_usd") is None:
             check_acceptable(spec, self._settings.prices(spec.provider))
-            if budget_usd is not None and found.lane not in spec.permitted_lanes:  # it was moved there by hand
+            if (
+                budget_usd is not None and found.lane not in spec.permitted_lanes
+            ):  # it was moved there by hand
                 check_other_lane(spec, found.lane, self._settings)
-        return self._jobs.amend(found.job_id, spec.to_json(), digest_of(spec, found.source), expect=found.digest)
+        return self._jobs.amend(
+            found.job_id, spec.to_json(), digest_of(spec, found.source), expect=found.digest
+        )
 
     def cancel(self, job: str) -> bool:
-        """Documents not yet started become dead letters `cancelled`. False when the job has already ended."""
-        return self._move(job, JobState.CANCELLING, (JobState.RUNNING, JobState.PAUSED), "cancelled by its producer")
+        """Documents not yet started become dead letters `cancelled`.
+
+        False when the job has already ended."""
+        return self._move(
+            job,
+            JobState.CANCELLING,
+            (JobState.RUNNING, JobState.PAUSED),
+            "cancelled by its producer",
+        )
 
     def replay(
         self,
@@ -480,15 +598,19 @@ class Producer:
         """Try dead letters again as a new generation; returns how many.
 
         ``overrides`` changes their requests, and earlier changes stay until they are unset:
-        ``{"set": {"model": "large"}, "unset": ["max_tokens"], "prompt": "Briefly: {prompt}"}``, or one document's whole request
-        as ``{"body": {…}}``, see ``overrides.py``.
+        ``{"set": {"model": "large"}, "unset": ["max_tokens"], "prompt": "Briefly: {prompt}"}``, or
+        one document's whole request as ``{"body": {…}}``, see ``overrides.py``.
         Raises SpecError, JobNotReplayable, NothingToReplay.
         """
         changes, found = dict(overrides or {}), self._jobs.get(job)
         Overrides(changes, str(found.spec["endpoint"]))
         if changes.get("body") is not None and len(doc_ids or ()) != 1:
-            raise SpecError([Problem("invalid_value", "/body", "a body is one document's", "name one document")])
-        _, count = self._jobs.replay(found.job_id, reason=reason, doc_ids=doc_ids, overrides=changes)
+            raise SpecError(
+                [Problem("invalid_value", "/body", "a body is one document's", "name one document")]
+            )
+        _, count = self._jobs.replay(
+            found.job_id, reason=reason, doc_ids=doc_ids, overrides=changes
+        )
         return count
 
     def _move(self, job: str, to: JobState, expect: Sequence[JobState], reason: str | None) -> bool:
@@ -497,7 +619,10 @@ class Producer:
 
 def _opened_database(url: str, settings: ProducerSettings) -> Database:
     database = open_database(
-        url, pool_size=settings.database_pool or POOL_SIZE, waits=settings.database_waits, role="producer"
+        url,
+        pool_size=settings.database_pool or POOL_SIZE,
+        waits=settings.database_waits,
+        role="producer",
     )
     if url.startswith("sqlite:"):
         database.migrate()  # an embedded file; the schema of a server is changed by its operator

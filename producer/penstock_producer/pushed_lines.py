@@ -1,4 +1,6 @@
-"""Many documents of an open job at once, as lines of JSON: `{"id": "a-1", "document": {…}}`. Each line has a fate of its own."""
+"""Many documents of an open job at once, as lines of JSON: `{"id": "a-1", "document": {…}}`.
+
+Each line has a fate of its own."""
 
 from __future__ import annotations
 
@@ -15,7 +17,9 @@ from penstock_producer.sources.forms.strict_json import RowFault, parse_object
 __all__ = ["LINES_MAX", "LineFate", "PushedLine", "PushedLines"]
 
 LINES_MAX: Final = 10_000  # of one call, blank ones included: a request ends within seconds
-ID_CHARS_SHOWN: Final = 512  # of an id that is refused, perhaps for its length: as many as one may have
+ID_CHARS_SHOWN: Final = (
+    512  # of an id that is refused, perhaps for its length: as many as one may have
+)
 _FIELDS: Final = (b'"id"', b'"document"')  # quoted: neither may occur twice
 
 
@@ -38,7 +42,9 @@ class PushedLine(NamedTuple):
 class PushedLines:
     """For one job."""
 
-    def __init__(self, job_id: str, checker: DocumentChecker, spool: Spool, max_line_bytes: int) -> None:
+    def __init__(
+        self, job_id: str, checker: DocumentChecker, spool: Spool, max_line_bytes: int
+    ) -> None:
         self._job_id = job_id
         self._checker = checker
         self._spool = spool
@@ -49,17 +55,21 @@ class PushedLines:
         numbered = list(enumerate(lines.split(b"\n", LINES_MAX), 1))
         if len(numbered) > LINES_MAX and numbered[-1][1].strip():
             raise InvalidDocument(
-                "too_many_lines", f"more than {LINES_MAX} lines came at once; send the rest in another call"
+                "too_many_lines",
+                f"more than {LINES_MAX} lines came at once; send the rest in another call",
             )
         fates = list[PushedLine]()
-        for group in self._groups([(number, line) for number, line in numbered[:LINES_MAX] if line.strip()], fates):
+        for group in self._groups(
+            [(number, line) for number, line in numbered[:LINES_MAX] if line.strip()], fates
+        ):
             fates += self._store(group)
         return sorted(fates)
 
     def _groups(
         self, lines: list[tuple[int, bytes]], fates: list[PushedLine]
     ) -> Iterator[list[tuple[int, str, bytes]]]:
-        """Documents that can be stored, one transaction's at a time; what cannot goes to ``fates``."""
+        """Documents that can be stored, one transaction's at a time; what cannot goes to
+        ``fates``."""
         group, size = list[tuple[int, str, bytes]](), 0
         for number, line in lines:
             checked = self._checked(number, line)
@@ -84,8 +94,14 @@ class PushedLines:
             doc_id, document = given.get("id"), given.get("document")
             extra = sorted(given.keys() - {"id", "document"})
             if extra or not isinstance(document, dict):
-                wrong = f"there is no field {seen(extra[0])}" if extra else f"document is {seen(document)}"
-                raise InvalidDocument("invalid_item", f'{wrong}; write {{"id": "a-1", "document": {{…}}}}')
+                wrong = (
+                    f"there is no field {seen(extra[0])}"
+                    if extra
+                    else f"document is {seen(document)}"
+                )
+                raise InvalidDocument(
+                    "invalid_item", f'{wrong}; write {{"id": "a-1", "document": {{…}}}}'
+                )
             return self._checker.check(doc_id, document)
         except RowFault as fault:
             code, message = fault.code, f"{fault.message} Fix: {fault.fix}"
@@ -108,5 +124,7 @@ class PushedLines:
                 message = "another document with this id is there already; the first one stays"
                 yield PushedLine(number, doc_id, LineFate.REFUSED, "document_conflict", message)
             else:
-                yield PushedLine(number, doc_id, LineFate.DUPLICATE if doc_id in there else LineFate.ACCEPTED)
+                yield PushedLine(
+                    number, doc_id, LineFate.DUPLICATE if doc_id in there else LineFate.ACCEPTED
+                )
                 there.add(doc_id)

@@ -16,27 +16,35 @@ __all__ = ["changed_since", "lost", "lost_of", "refused"]
 CANCELLED = "cancelled"
 SOURCE_LOST = "source_lost"
 DUPLICATE = "duplicate_custom_id"  # the one refusal that cannot be seen from the row alone
-OUTSIDE: Final = "media_"  # codes of rows that are refused for what lies outside of their file begin so
+OUTSIDE: Final = (
+    "media_"  # codes of rows that are refused for what lies outside of their file begin so
+)
 _COMES_BACK: Final = frozenset({"media_unavailable", "media_forbidden"})
 
 
 def no_longer(code: str, words: str) -> SourceError | None:
-    """What it means that a row which was a document at submit is refused now; None where only the row itself decides."""
+    """What it means that a row which was a document at submit is refused now; None where only the
+    row itself decides."""
     if not code.startswith(OUTSIDE):
         return None
     return SourceUnavailable(words) if code in _COMES_BACK else SourceChanged(words)
 
 
 def changed_since(rows: Iterable[BadRow], lines: Container[int]) -> list[BadRow]:
-    """Rows of a table that the survey took and that can no longer be used. ``lines`` are those that it refused.
+    """Rows of a table that the survey took and that can no longer be used.
 
-    Raises SourceUnavailable or SourceChanged for a row that it took and whose image has gone: the job waits or fails.
+    ``lines`` are those that it refused.
+
+    Raises SourceUnavailable or SourceChanged for a row that it took and whose image has gone: the
+    job waits or fails.
     """
     rows = list(rows)
     for row in rows:
         if row.is_new:
             continue
-        gone = no_longer(row.code, str(row)) if row.line else None  # without lines it is not known what was refused
+        gone = (
+            no_longer(row.code, str(row)) if row.line else None
+        )  # without lines it is not known what was refused
         if gone is not None and row.line not in lines:
             raise gone
     return [row for row in rows if row.is_new]
@@ -69,7 +77,12 @@ def lost_of(waiting: Remainder, why: str) -> DeadLetter:
 
 
 def _letter(
-    key: ItemKey, reason: str, error: str, request: bytes, line: int | None, endpoint: str | None = None
+    key: ItemKey,
+    reason: str,
+    error: str,
+    request: bytes,
+    line: int | None,
+    endpoint: str | None = None,
 ) -> DeadLetter:
     return DeadLetter(
         key=key,

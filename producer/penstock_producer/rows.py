@@ -37,7 +37,9 @@ class BadRow:
 
     uri: str
     line: int
-    code: str  # stable, as in the catalogue of bad inputs: `invalid_json_line`, `missing_required_parameter`, …
+    # stable, as in the catalogue of bad inputs: `invalid_json_line`, `missing_required_parameter`,
+    # …
+    code: str
     field: str | None  # the field at fault, such as `body.model`
     message: str
     seen: str  # the value seen, cut to 80 characters
@@ -85,7 +87,9 @@ class Source(Protocol):
         ...
 
     def documents(self, cursor: Mapping[str, Any]) -> Iterator[Document | BadRow]:
-        """Everything after ``cursor`` ({} is the start). Raises SourceChanged and SourceUnavailable."""
+        """Everything after ``cursor`` ({} is the start).
+
+        Raises SourceChanged and SourceUnavailable."""
         ...
 
     def fetch(self, position: str) -> Document:

@@ -1,7 +1,8 @@
-"""The producer's settings: one frozen object from flags, `PENSTOCK_*` variables and `penstock.toml`, in that order.
+"""The producer's settings: one frozen object from flags, `PENSTOCK_*` variables and
+`penstock.toml`, in that order.
 
-Other roles subclass ``ProducerSettings`` and add fields; nested ones are set as `PENSTOCK_PROVIDERS__OPENAI__RPM=600`.
-The only place of the producer that reads the environment.
+Other roles subclass ``ProducerSettings`` and add fields; nested ones are set as
+`PENSTOCK_PROVIDERS__OPENAI__RPM=600`. The only place of the producer that reads the environment.
 """
 
 from __future__ import annotations
@@ -15,11 +16,22 @@ from typing import Annotated, Any, Literal, Self
 from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
-from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, TomlConfigSettingsSource
+from pydantic_settings import (
+    BaseSettings,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+    TomlConfigSettingsSource,
+)
 from pydantic_settings.exceptions import SettingsError as MalformedVariable
 
 from penstock_ledger import RedisAddress, Waits
-from penstock_ledger.redaction import HIDDEN, is_secret_name, redact, remember_url, remember_variables
+from penstock_ledger.redaction import (
+    HIDDEN,
+    is_secret_name,
+    redact,
+    remember_url,
+    remember_variables,
+)
 from penstock_producer.errors import SettingsError, seen
 from penstock_producer.job.endpoints import refusal
 from penstock_producer.job.lanes import DEFAULT_LANE, LANES
@@ -45,7 +57,8 @@ PLACEHOLDER = "CHANGE_ME"  # where .env.example has no password
 
 
 class DoorFiles(BaseModel):
-    """What every process knows of the HTTP doors, where its settings say it: the place of uploads."""
+    """What every process knows of the HTTP doors, where its settings say it: the place of
+    uploads."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
@@ -53,37 +66,57 @@ class DoorFiles(BaseModel):
 
 
 class ProducerSettings(BaseSettings):
-    """Where the queue, the database and the sources are. Make one with ``load()``, which explains what it refuses."""
+    """Where the queue, the database and the sources are.
+
+    Make one with ``load()``, which explains what it refuses."""
 
     model_config = SettingsConfigDict(
-        frozen=True, extra="ignore", env_prefix=ENV_PREFIX, env_nested_delimiter="__", protected_namespaces=()
+        frozen=True,
+        extra="ignore",
+        env_prefix=ENV_PREFIX,
+        env_nested_delimiter="__",
+        protected_namespaces=(),
     )
 
     redis_url: str = "redis://127.0.0.1:6379/0"
     database_url: str = "sqlite:///penstock.db"
-    # PostgreSQL only. A process opens no more connections than this; None = 4, and 6 where it also hosts control.
+    # PostgreSQL only. A process opens no more connections than this; None = 4, and 6 where it also
+    # hosts control.
     database_pool: Annotated[int, Field(ge=2, le=100)] | None = None
     database_statement_timeout_s: Annotated[float, Field(ge=0, le=3600)] = 60.0  # 0 = none
-    database_lock_timeout_s: Annotated[float, Field(ge=0, le=600)] = 10.0  # below the above; 0 = none
-    results_url: str | None = (
-        None  # folder or s3://bucket/prefix (gs://, az://) for each finished job's files; None = none
+    database_lock_timeout_s: Annotated[float, Field(ge=0, le=600)] = (
+        10.0  # below the above; 0 = none
     )
-    # Seconds for which a submit tries results_url, and the job's table, before it accepts the job; 0 = not at all.
+    results_url: str | None = (
+        # folder or s3://bucket/prefix (gs://, az://) for each finished job's files; None = none
+        None
+    )
+    # Seconds for which a submit tries results_url, and the job's table, before it accepts the job;
+    # 0 = not at all.
     results_probe_s: Annotated[float, Field(ge=0, le=300)] = 15.0
-    # Of a database whose table is a source: how long it may take for one part of the answer; 0 = without end.
+    # Of a database whose table is a source: how long it may take for one part of the answer; 0 =
+    # without end.
     source_query_timeout_s: Annotated[float, Field(ge=0, le=86_400)] = 300.0
-    # Buckets only: results as part objects while a job runs, which go when it ends, or stay. Needs to read, list and delete.
+    # Buckets only: results as part objects while a job runs, which go when it ends, or stay. Needs
+    # to read, list and delete.
     results_parts: Literal["off", "until_end", "keep"] = "off"
-    s3_endpoint_url: str | None = None  # None leaves it to AWS_ENDPOINT_URL_S3 and the profile, as boto3 does
+    s3_endpoint_url: str | None = (
+        None  # None leaves it to AWS_ENDPOINT_URL_S3 and the profile, as boto3 does
+    )
     max_line_bytes: Annotated[int, Field(ge=1024, le=1024**3)] = DEFAULT_MAX_LINE_BYTES
-    max_body_bytes: Annotated[int, Field(ge=1024, le=1024**3)] = DEFAULT_MAX_BODY_BYTES  # one request, rendered
-    # Folders and s3://bucket/prefix that jobs from remote doors (Celery tasks) may read; () = none. See docs/doors.md.
-    # Rows of other jobs may name images and sounds there, besides those beside their source.
+    max_body_bytes: Annotated[int, Field(ge=1024, le=1024**3)] = (
+        DEFAULT_MAX_BODY_BYTES  # one request, rendered
+    )
+    # Folders and s3://bucket/prefix that jobs from remote doors (Celery tasks) may read; () = none.
+    # See docs/doors.md. Rows of other jobs may name images and sounds there, besides those beside
+    # their source.
     source_roots: tuple[str, ...] = ()
     gateway: DoorFiles = Field(default_factory=DoorFiles)
     providers: Mapping[str, ProviderFacts] = Field(default_factory=dict)
 
-    def refused_endpoint(self, provider: str, endpoint: str, lane: str = DEFAULT_LANE) -> str | None:
+    def refused_endpoint(
+        self, provider: str, endpoint: str, lane: str = DEFAULT_LANE
+    ) -> str | None:
         """Why jobs of this lane may not send to this path of the provider; None when they may."""
         known = self.providers.get(provider)
         given = () if known is None else known.endpoints
@@ -97,7 +130,8 @@ class ProducerSettings(BaseSettings):
 
     @property
     def private_places(self) -> Mapping[str, str]:
-        """What belongs to all tenants, by the setting that names it: no remote job reads it, whatever `source_roots` says."""
+        """What belongs to all tenants, by the setting that names it: no remote job reads it,
+        whatever `source_roots` says."""
         places = {}
         if "files" in self.gateway.model_fields_set:
             places["gateway.files"] = self.gateway.files
@@ -105,7 +139,11 @@ class ProducerSettings(BaseSettings):
             places["results_url"] = self.results_url
         if self.database_url.startswith("sqlite:///"):
             places["database_url"] = self.database_url.removeprefix("sqlite:///").partition("?")[0]
-        return {name: place if "://" in place else os.path.abspath(place) for name, place in places.items() if place}
+        return {
+            name: place if "://" in place else os.path.abspath(place)
+            for name, place in places.items()
+            if place
+        }
 
     @property
     def readable(self) -> SourceRoots:
@@ -116,24 +154,33 @@ class ProducerSettings(BaseSettings):
         return SourceRoots(self.source_roots, (*places.values(), *beside))
 
     def refuse_shared_roots(self, state: Path | None = None) -> None:
-        """Raise SettingsError where a remote job could read by its path what belongs to other tenants.
+        """Raise SettingsError where a remote job could read by its path what belongs to other
+        tenants.
 
-        For processes with a remote door, before they open it. ``state`` is the state folder of one that has one.
+        For processes with a remote door, before they open it. ``state`` is the state folder of one
+        that has one.
         """
-        places = dict(self.private_places) | ({} if state is None else {"the state folder": str(state.absolute())})
+        places = dict(self.private_places) | (
+            {} if state is None else {"the state folder": str(state.absolute())}
+        )
         for root in self.source_roots:
             for name, place in places.items():
                 if overlap(root, place):
                     raise SettingsError(
-                        f"setting source_roots = {seen(root)} is refused: {name} ({seen(redact(place))}) lies there, "
-                        "so that jobs of one tenant could read what belongs to others. Give source_roots folders or prefixes "
-                        f"that hold sources alone, or move {name} elsewhere (docs/gateway-files.md)"
+                        f"setting source_roots = {seen(root)} is refused: {name} "
+                        f"({seen(redact(place))}) lies there, so that jobs of one tenant could "
+                        "read what belongs to others. Give source_roots folders or prefixes that "
+                        f"hold sources alone, or move {name} elsewhere (docs/gateway-files.md)"
                     )
 
     @property
     def writes_parts(self) -> bool:
         """Whether results go into a bucket while their job runs."""
-        return self.results_parts != "off" and self.results_url is not None and "://" in self.results_url
+        return (
+            self.results_parts != "off"
+            and self.results_url is not None
+            and "://" in self.results_url
+        )
 
     @property
     def database_waits(self) -> Waits:
@@ -141,7 +188,9 @@ class ProducerSettings(BaseSettings):
 
     @classmethod
     def load(cls, **flags: Any) -> Self:
-        """Read the settings; flags that are not None win. Raises SettingsError naming the setting, value and fix."""
+        """Read the settings; flags that are not None win.
+
+        Raises SettingsError naming the setting, value and fix."""
         remember_variables(os.environ)  # before anything is said of them
         config = config_path()
         try:
@@ -150,7 +199,8 @@ class ProducerSettings(BaseSettings):
             raise SettingsError(redact("\n".join(_explain(error)))) from None
         except MalformedVariable as error:
             raise SettingsError(
-                f"{redact(str(error))}; nested settings are JSON, or one variable per field with `__`"
+                f"{redact(str(error))}; nested settings are JSON, or one variable per field with "
+                "`__`"
             ) from None
         except tomllib.TOMLDecodeError as error:
             raise SettingsError(f"{config}: not valid TOML: {error}; correct that line") from None
@@ -169,7 +219,11 @@ class ProducerSettings(BaseSettings):
         dotenv_settings: PydanticBaseSettingsSource,
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        return init_settings, env_settings, TomlConfigSettingsSource(settings_cls, toml_file=config_path())
+        return (
+            init_settings,
+            env_settings,
+            TomlConfigSettingsSource(settings_cls, toml_file=config_path()),
+        )
 
     @field_validator("redis_url", check_fields=False)
     @classmethod
@@ -193,7 +247,9 @@ class ProducerSettings(BaseSettings):
     @field_validator("results_url", check_fields=False)
     @classmethod
     def _check_results_url(cls, url: str | None) -> str | None:
-        """Found out now, not when the first job ends. A compose file or a chart leaves a variable empty more easily than out."""
+        """Found out now, not when the first job ends.
+
+        A compose file or a chart leaves a variable empty more easily than out."""
         return check_destination(url) if url else None
 
     @field_validator("s3_endpoint_url", check_fields=False)
@@ -203,24 +259,33 @@ class ProducerSettings(BaseSettings):
 
     @classmethod
     def _refuse_typos(cls, config: Path | None) -> None:
-        """A misspelt setting would silently mean its default. Names unlike any setting belong to other roles."""
+        """A misspelt setting would silently mean its default.
+
+        Names unlike any setting belong to other roles."""
         names = list(cls.model_fields)
         for where, name in _given_names(config):
-            close = [] if name in names else difflib.get_close_matches(name, names, n=1, cutoff=0.85)
+            close = (
+                [] if name in names else difflib.get_close_matches(name, names, n=1, cutoff=0.85)
+            )
             if close:
-                raise SettingsError(f"{where}: there is no setting {name!r}; did you mean {close[0]!r}?")
+                raise SettingsError(
+                    f"{where}: there is no setting {name!r}; did you mean {close[0]!r}?"
+                )
 
 
 def config_path() -> Path | None:
     """The settings file: `PENSTOCK_CONFIG`, else `penstock.toml` in the working folder, else none.
 
-    Raises SettingsError when `PENSTOCK_CONFIG` names no file: a misspelt path must not mean the defaults.
+    Raises SettingsError when `PENSTOCK_CONFIG` names no file: a misspelt path must not mean the
+    defaults.
     """
     named = os.environ.get(CONFIG_VARIABLE)
     if named:
         path = Path(named)
         if not path.is_file():
-            raise SettingsError(f"{CONFIG_VARIABLE}={named!r}: there is no such file; correct the path or unset it")
+            raise SettingsError(
+                f"{CONFIG_VARIABLE}={named!r}: there is no such file; correct the path or unset it"
+            )
         return path
     path = Path(DEFAULT_CONFIG)
     return path if path.is_file() else None
@@ -241,7 +306,9 @@ def _given_names(config: Path | None) -> Iterable[tuple[str, str]]:
 
 
 def check_url(url: str, schemes: tuple[str, ...]) -> str:
-    """``url`` with a scheme, a host and, where it names one, a port that exists. Raises ValueError."""
+    """``url`` with a scheme, a host and, where it names one, a port that exists.
+
+    Raises ValueError."""
     parts = urlsplit(_with_scheme(url, schemes))
     try:
         port = parts.port
@@ -249,7 +316,8 @@ def check_url(url: str, schemes: tuple[str, ...]) -> str:
         port = 0
     if not parts.hostname or port == 0:
         raise ValueError(
-            f"name a host, and a port from 1 to 65535 where one is needed, as in {schemes[-1]}://host:8000"
+            "name a host, and a port from 1 to 65535 where one is needed, as in "
+            f"{schemes[-1]}://host:8000"
         )
     return url
 
@@ -266,11 +334,15 @@ def _explain(error: ValidationError) -> Iterable[str]:
         variable = ENV_PREFIX + "__".join(str(part) for part in detail["loc"]).upper()
         shown = _shown(name.rpartition(".")[2], detail["input"])
         why = detail["msg"].removeprefix("Value error, ")
-        yield f"setting {name} = {shown} is refused: {why} (set {name} in {DEFAULT_CONFIG} or {variable})"
+        yield (
+            f"setting {name} = {shown} is refused: {why} (set {name} in {DEFAULT_CONFIG} or "
+            f"{variable})"
+        )
 
 
 def _shown(name: str, value: Any) -> str:
-    """A refused value without what may be a secret: tables are not shown at all, since a key may be in any of them."""
+    """A refused value without what may be a secret: tables are not shown at all, since a key may be
+    in any of them."""
     if is_secret_name(name):
         return HIDDEN
     if isinstance(value, (dict, list, tuple, set)):
@@ -285,15 +357,19 @@ def refuse_example_password(url: str) -> None:
     """The example's password is public. Raises ValueError."""
     if f":{PLACEHOLDER}" in url:
         raise ValueError(
-            "this is the example's password: choose your own; `python3 docker/passwords.py` writes random ones into .env"
+            "this is the example's password: choose your own; `python3 docker/passwords.py` writes "
+            "random ones into .env"
         )
 
 
 def _refuse_open_passwords(url: str) -> None:
-    """Libraries would take a part of such a password for the port, and repeat it in their message."""
+    """Libraries would take a part of such a password for the port, and repeat it in their
+    message."""
     if url.startswith("sentinel"):  # which has a port for each of several hosts
         return
     try:
         _ = urlsplit(url).port
     except ValueError:
-        raise ValueError("give a number as the port, and %-encode what is special in user and password") from None
+        raise ValueError(
+            "give a number as the port, and %-encode what is special in user and password"
+        ) from None

@@ -1,11 +1,13 @@
-"""Where sources may lie that a remote door names: the setting `source_roots`, folders and bucket prefixes.
+"""Where sources may lie that a remote door names: the setting `source_roots`, folders and bucket
+prefixes.
 
-A file is checked by name, then resolved, then opened from its root one name at a time without following any link: what
-is exchanged between the check and the opening is refused, not read. A path outside is refused before anything there is
-touched, in the same words whether it exists or not.
+A file is checked by name, then resolved, then opened from its root one name at a time without
+following any link: what is exchanged between the check and the opening is refused, not read. A path
+outside is refused before anything there is touched, in the same words whether it exists or not.
 
-Uploads, results and the ledger belong to all tenants, so no root may hold them: processes refuse to start where settings say
-so (``overlap``), and what comes to lie inside later, by a mount or a link, is known by its device and inode when it is opened.
+Uploads, results and the ledger belong to all tenants, so no root may hold them: processes refuse to
+start where settings say so (``overlap``), and what comes to lie inside later, by a mount or a link,
+is known by its device and inode when it is opened.
 """
 
 from __future__ import annotations
@@ -28,35 +30,53 @@ _FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
 def check_root(root: str) -> str:
-    """One entry of `source_roots`, without a slash at its end. Raises ValueError, which says what to write instead."""
+    """One entry of `source_roots`, without a slash at its end.
+
+    Raises ValueError, which says what to write instead."""
     if root.startswith(_BUCKETS):
         bucket, key = _object(root)
         if not bucket or not _is_plain(key.strip("/"), may_be_empty=True):
-            raise ValueError(f"{seen(root)}: write s3://bucket or s3://bucket/prefix, without . and .. in it")
+            raise ValueError(
+                f"{seen(root)}: write s3://bucket or s3://bucket/prefix, without . and .. in it"
+            )
         return root.rstrip("/")
-    if "://" in root or not root.startswith("/") or not _is_plain(root.strip("/")) or _is_kernels(root):
-        raise ValueError(f"{seen(root)}: write the absolute path of a folder of data, or s3://bucket/prefix")
+    if (
+        "://" in root
+        or not root.startswith("/")
+        or not _is_plain(root.strip("/"))
+        or _is_kernels(root)
+    ):
+        raise ValueError(
+            f"{seen(root)}: write the absolute path of a folder of data, or s3://bucket/prefix"
+        )
     return root.rstrip("/")
 
 
 @dataclass(frozen=True, slots=True)
 class SourceRoots:
-    """What `source_roots` allows; without an entry nothing. ``private`` places stay shut, wherever they lie."""
+    """What `source_roots` allows; without an entry nothing.
+
+    ``private`` places stay shut, wherever they lie."""
 
     entries: Sequence[str]
     private: Sequence[str] = ()  # folders, files, and prefixes of buckets
 
     def admit(self, where: str) -> None:
-        """Raises SourceForbidden for what is not plainly a file or object inside; looks at the name only."""
+        """Raises SourceForbidden for what is not plainly a file or object inside; looks at the name
+        only."""
         if where.startswith(_BUCKETS):
             inside = self._has_object(where)
         else:
-            inside = _is_plain(where[1:]) and any(where.startswith(f"{root}/") for root in self._folders())
+            inside = _is_plain(where[1:]) and any(
+                where.startswith(f"{root}/") for root in self._folders()
+            )
         if not inside or any(_names_inside(where, place) for place in self.private):
             raise self._refused(where)
 
     def open(self, path: str) -> int:
-        """A descriptor of the file, opened for reading. Raises SourceForbidden, and OSError for a file inside."""
+        """A descriptor of the file, opened for reading.
+
+        Raises SourceForbidden, and OSError for a file inside."""
         self.admit(path)
         real = os.path.realpath(path)
         for root in self._folders():
@@ -76,7 +96,10 @@ class SourceRoots:
             self._refuse_private(opened, private, path)
         except OSError as error:
             os.close(opened)
-            if error.errno in (errno.ELOOP, errno.ENOTDIR):  # a link where there was none when the path was resolved
+            if error.errno in (
+                errno.ELOOP,
+                errno.ENOTDIR,
+            ):  # a link where there was none when the path was resolved
                 raise self._refused(path) from None
             raise
         except SourceForbidden:
@@ -107,7 +130,8 @@ class SourceRoots:
 
 
 def overlap(root: str, place: str) -> bool:
-    """Return whether one of both holds the other, by whatever name: through links, `..`, mounts, or another case."""
+    """Return whether one of both holds the other, by whatever name: through links, `..`, mounts, or
+    another case."""
     if root.startswith(_BUCKETS) or place.startswith(_BUCKETS):
         return _names_inside(root, place) or _names_inside(place, root)
     return _is_within(place, root) or _is_within(root, place)
@@ -133,14 +157,17 @@ def _identity(path: str) -> tuple[int, int] | None:
 
 
 def _names_inside(where: str, place: str) -> bool:
-    """Return whether ``where`` is at or below ``place``, by the names alone; in buckets as keys are."""
+    """Return whether ``where`` is at or below ``place``, by the names alone; in buckets as keys
+    are."""
     if where.startswith(_BUCKETS) != place.startswith(_BUCKETS):
         return False
     if not place.startswith(_BUCKETS):
         return f"{where}/".startswith(f"{place.rstrip('/')}/")
     asked, held = urlsplit(where), urlsplit(place)
     keys = [f"{unquote(parts.path).strip('/')}/".lstrip("/") for parts in (asked, held)]
-    return (asked.scheme, asked.netloc) == (held.scheme, held.netloc) and keys[0].startswith(keys[1])
+    return (asked.scheme, asked.netloc) == (held.scheme, held.netloc) and keys[0].startswith(
+        keys[1]
+    )
 
 
 def _object(uri: str) -> tuple[str, str]:
@@ -151,13 +178,18 @@ def _object(uri: str) -> tuple[str, str]:
         parts = urlsplit(uri)
     except ValueError:  # brackets that are not an address
         return "", ""
-    if parts.query or parts.fragment or not parts.netloc.replace("-", "").replace(".", "").replace("_", "").isalnum():
+    if (
+        parts.query
+        or parts.fragment
+        or not parts.netloc.replace("-", "").replace(".", "").replace("_", "").isalnum()
+    ):
         return "", ""
     return f"{parts.scheme}://{parts.netloc}", unquote(parts.path.removeprefix("/"))
 
 
 def _is_plain(path: str, *, may_be_empty: bool = False) -> bool:
-    """Names between single slashes, none of which means another place, and text that can be a path at all."""
+    """Names between single slashes, none of which means another place, and text that can be a path
+    at all."""
     if not path:
         return may_be_empty
     return path.isprintable() and all(name not in ("", ".", "..") for name in path.split("/"))

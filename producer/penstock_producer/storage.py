@@ -23,7 +23,9 @@ FOLDER_BUFFER_BYTES = 1024 * 1024
 
 
 class Writer(Protocol):
-    """One file being written. ``finish`` makes it durable, ``publish`` makes it visible, ``discard`` leaves no trace.
+    """One file being written.
+
+    ``finish`` makes it durable, ``publish`` makes it visible, ``discard`` leaves no trace.
 
     ``publish`` returns the place of the file, which is there also when nothing was written.
     """
@@ -48,15 +50,21 @@ class Sink(Protocol):
 
 
 def check_destination(text: str) -> str:
-    """A place for outputs by its looks alone: nothing is opened. Raises ValueError saying what to write instead."""
+    """A place for outputs by its looks alone: nothing is opened.
+
+    Raises ValueError saying what to write instead."""
     if "://" not in text:
         return text
     parts = urlsplit(text)
     if parts.scheme == "file" and parts.path.startswith("/") and parts.netloc in ("", "localhost"):
-        raise ValueError(f"{seen(text)} is not a place for outputs; write the folder alone: {unquote(parts.path)}")
+        raise ValueError(
+            f"{seen(text)} is not a place for outputs; write the folder alone: "
+            f"{unquote(parts.path)}"
+        )
     if parts.scheme not in ("s3", *STORES) or not parts.netloc or parts.query or parts.fragment:
         raise ValueError(
-            f"{seen(text)} is not a place for outputs; give a folder or s3://bucket/prefix, or one of gs:// or az://"
+            f"{seen(text)} is not a place for outputs; give a folder or s3://bucket/prefix, or one "
+            "of gs:// or az://"
         )
     return text
 
@@ -74,7 +82,9 @@ def open_sink(destination: str | Path, *, s3_endpoint_url: str | None = None) ->
 
 
 def bucket_at(destination: str, *, s3_endpoint_url: str | None = None) -> Place:
-    """The place that `s3://bucket/prefix` names, or one of gs:// or az://. Raises SinkError where its package is missing."""
+    """The place that `s3://bucket/prefix` names, or one of gs:// or az://.
+
+    Raises SinkError where its package is missing."""
     parts = urlsplit(destination)
     prefix = unquote(parts.path).strip("/")
     if parts.scheme in STORES:
@@ -83,7 +93,9 @@ def bucket_at(destination: str, *, s3_endpoint_url: str | None = None) -> Place:
 
 
 def probe_parts(destination: str, *, s3_endpoint_url: str | None = None) -> bool:
-    """What parts of results need beyond writing: to read, list and delete. Whether writes are conditional. Raises SinkError."""
+    """What parts of results need beyond writing: to read, list and delete.
+
+    Whether writes are conditional. Raises SinkError."""
     place = bucket_at(destination, s3_endpoint_url=s3_endpoint_url)
     place.head(PROBE_NAME)
     next(place.names(f"{PROBE_NAME}/"), None)
@@ -118,7 +130,8 @@ class FileWriter:
         self._file = self._part.open("wb", buffering=FOLDER_BUFFER_BYTES)
 
     def write(self, data: bytes) -> None:
-        try:  # and no context manager, which costs more than the write: this is called for every document
+        # and no context manager, which costs more than the write: this is called for every document
+        try:
             self._file.write(data)
         except OSError as error:
             raise _os_problem(self._path, error) from error
@@ -159,7 +172,8 @@ class BucketSink:
 
 
 def read_object(uri: str, limit: int, *, s3_endpoint_url: str | None = None) -> bytes | None:
-    """At most ``limit`` bytes of a small object; None when there is none, or when only writing is allowed."""
+    """At most ``limit`` bytes of a small object; None when there is none, or when only writing is
+    allowed."""
     parts = urlsplit(uri)
     if parts.scheme in STORES:
         return _read_small(uri, limit)
@@ -193,5 +207,6 @@ def _explained_os(path: Path) -> Iterator[None]:
 
 def _os_problem(path: Path, error: OSError) -> SinkError:
     return SinkError(
-        f"cannot write {path}: {error.strerror or error}; choose a folder that can be written and has room"
+        f"cannot write {path}: {error.strerror or error}; choose a folder that can be written and "
+        "has room"
     )

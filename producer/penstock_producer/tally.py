@@ -1,4 +1,5 @@
-"""What the options of a job changed in its rows, counted where they are read, so that nothing is cut in silence."""
+"""What the options of a job changed in its rows, counted where they are read, so that nothing is
+cut in silence."""
 
 from __future__ import annotations
 

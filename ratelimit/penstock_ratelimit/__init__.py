@@ -1,4 +1,6 @@
-"""Pace work: one shared quota of requests and tokens, tickets, a breaker and backoff. Usable alone: docs/ratelimit.md."""
+"""Pace work: one shared quota of requests and tokens, tickets, a breaker and backoff.
+
+Usable alone: docs/ratelimit.md."""
 
 from penstock_ratelimit.backoff import full_jitter
 from penstock_ratelimit.blocking.limiter import BlockingLimiter

@@ -40,28 +40,33 @@ class UnknownQuota(RateLimitError, LookupError):
 
     def __init__(self, quota_id: str, known: Iterable[str]) -> None:
         names = ", ".join(sorted(known)) or "none"
-        super().__init__(f"quota {quota_id!r} is not declared: pass it to the limiter (declared: {names})")
+        super().__init__(
+            f"quota {quota_id!r} is not declared: pass it to the limiter (declared: {names})"
+        )
         self.quota_id = quota_id
 
 
 class NeverFits(RateLimitError):
-    """A certain cost is larger than what the provider can ever take at once: waiting would not help."""
+    """A certain cost is larger than what the provider can ever take at once: waiting would not
+    help."""
 
     def __init__(self, quota_id: str, dimension: str, cost: float, cap: float) -> None:
         super().__init__(
-            f"quota {quota_id!r}: {dimension} costs {cost:g} and no more than {cap:g} can ever fit: "
-            f"make the request smaller, or raise caps[{dimension!r}] if the provider takes more"
+            f"quota {quota_id!r}: {dimension} costs {cost:g} and no more than {cap:g} can ever "
+            f"fit: make the request smaller, or raise caps[{dimension!r}] if the provider takes "
+            "more"
         )
         self.quota_id, self.dimension, self.cost, self.cap = quota_id, dimension, cost, cap
 
 
 class QuotaHeld(RateLimitError):
-    """The account is held: nothing it sends can succeed before a person acts, so callers do not wait for it."""
+    """The account is held: nothing it sends can succeed before a person acts, so callers do not
+    wait for it."""
 
     def __init__(self, quota_id: str, reason: str) -> None:
         super().__init__(
-            f"quota {quota_id!r} is held: {reason}; correct the account at the provider, then lift the hold "
-            f"(penstock limits --lift {shlex.quote(quota_id)})"
+            f"quota {quota_id!r} is held: {reason}; correct the account at the provider, then lift "
+            f"the hold (penstock limits --lift {shlex.quote(quota_id)})"
         )
         self.quota_id, self.reason = quota_id, reason
 

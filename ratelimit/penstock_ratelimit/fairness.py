@@ -1,12 +1,15 @@
-"""Who is next in line inside one process: fair between tenants, between their jobs by weight, and urgent work first.
+"""Who is next in line inside one process: fair between tenants, between their jobs by weight, and
+urgent work first.
 
-Start-time fair queueing (Goyal, Vin and Cheng, 1996) on three levels. At each level the one that was served least, for its
-weight, is next: its tag, the virtual time at which its next item starts, is the smallest. Serving an item moves the
-tag of its job by cost / weight, and so the tags of its tenant and its class. While two jobs wait, what they were given
-for their weights differs by no more than their largest items.
+Start-time fair queueing (Goyal, Vin and Cheng, 1996) on three levels. At each level the one that
+was served least, for its weight, is next: its tag, the virtual time at which its next item starts,
+is the smallest. Serving an item moves the tag of its job by cost / weight, and so the tags of its
+tenant and its class. While two jobs wait, what they were given for their weights differs by no more
+than their largest items.
 
-Classes of priority age by the same rule. A class weighs eight times the one below it, so urgent work passes normal work
-at once, and a class that is passed over keeps its tag while the tags of the others move on: its turn always comes.
+Classes of priority age by the same rule. A class weighs eight times the one below it, so urgent
+work passes normal work at once, and a class that is passed over keeps its tag while the tags of the
+others move on: its turn always comes.
 """
 
 from __future__ import annotations
@@ -23,9 +26,11 @@ from typing import Final, Generic, TypeVar
 T = TypeVar("T")
 
 CLASS_STEP: Final = 8.0
-"""Weight of a class over the one below it: urgent work waits for little, and a ninth always goes to the others."""
+"""Weight of a class over the one below it: urgent work waits for little, and a ninth always goes to
+the others."""
 MAX_FLOW_WEIGHT: Final = 1e6
-"""Weights are compared with each other; more than this between two jobs is a priority, not a weight."""
+"""Weights are compared with each other; more than this between two jobs is a priority, not a
+weight."""
 
 
 class Priority(IntEnum):
@@ -38,7 +43,9 @@ class Priority(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Flow:
-    """Whose work an item is. ``weight`` counts among the jobs of one tenant and class; tenants count the same.
+    """Whose work an item is.
+
+    ``weight`` counts among the jobs of one tenant and class; tenants count the same.
 
     Raises ValueError for a weight or a priority that cannot be.
     """
@@ -50,7 +57,10 @@ class Flow:
 
     def __post_init__(self) -> None:
         if not 0 < self.weight <= MAX_FLOW_WEIGHT:
-            raise ValueError(f"Flow.weight is {self.weight!r}: give a number above 0 and at most {MAX_FLOW_WEIGHT:g}")
+            raise ValueError(
+                f"Flow.weight is {self.weight!r}: give a number above 0 and at most "
+                f"{MAX_FLOW_WEIGHT:g}"
+            )
         Priority(self.priority)
 
 
@@ -58,25 +68,35 @@ DEFAULT_FLOW: Final = Flow()
 
 
 class FairLine(Generic[T]):
-    """A line of items, each with its flow and its cost. First come, first served inside a flow, and with one flow at all.
+    """A line of items, each with its flow and its cost.
 
-    Items for which ``gone`` is true are skipped and charged to no flow. Every step takes O(log flows). Kept are the items
-    and, of flows that left, the tags that are ahead of the waiting ones: leaving earns no credit and clears no debt. They
-    are forgotten when the others have caught up, and when the line is empty.
+    First come, first served inside a flow, and with one flow at all.
 
-    Items of one flow alone, as of a worker's only job, wait in a plain line: tags are for telling flows apart.
+    Items for which ``gone`` is true are skipped and charged to no flow. Every step takes O(log
+    flows). Kept are the items and, of flows that left, the tags that are ahead of the waiting ones:
+    leaving earns no credit and clears no debt. They are forgotten when the others have caught up,
+    and when the line is empty.
+
+    Items of one flow alone, as of a worker's only job, wait in a plain line: tags are for telling
+    flows apart.
     """
 
     def __init__(self, gone: Callable[[T], bool] | None = None) -> None:
         self._gone = gone or _never
-        self._returned: deque[T] = deque()  # ahead of all others; charged when they were taken the first time
-        self._alone: deque[tuple[T, float]] = deque()  # all others with their costs, while they are of one flow
+        self._returned: deque[T] = (
+            deque()
+        )  # ahead of all others; charged when they were taken the first time
+        self._alone: deque[tuple[T, float]] = (
+            deque()
+        )  # all others with their costs, while they are of one flow
         self._flow = DEFAULT_FLOW  # that one
         self._served = 0.0  # cost of the item of it that was taken last; 0 where none was
         self._classes: _Crowd[T] = _Crowd()  # all others, since a second flow came
 
     def push(self, item: T, flow: Flow, cost: float) -> None:
-        """To the end of its flow. ``cost`` is its part of what all wait for, in any one unit. Raises ValueError."""
+        """To the end of its flow.
+
+        ``cost`` is its part of what all wait for, in any one unit. Raises ValueError."""
         if not 0 < cost < math.inf:
             raise ValueError(f"the cost of an item is {cost!r}: give a finite number above 0")
         if not self._alone and not self._classes:
@@ -88,7 +108,8 @@ class FairLine(Generic[T]):
         self._alone.append((item, cost))
 
     def push_front(self, items: Iterable[T]) -> None:
-        """Give back items that were popped: they are next again, in this order, and are not charged a second time."""
+        """Give back items that were popped: they are next again, in this order, and are not charged
+        a second time."""
         self._returned.extendleft(reversed(list(items)))
 
     def pop(self) -> T | None:
@@ -108,7 +129,8 @@ class FairLine(Generic[T]):
         return None if popped is None else popped[0]
 
     def _sort(self) -> None:
-        """A second flow has come: the first keeps what it was charged last, as if it had had tags all the time."""
+        """A second flow has come: the first keeps what it was charged last, as if it had had tags
+        all the time."""
         if self._alone:
             self._classes.begin(_path(self._flow), self._served)
         while self._alone:
@@ -154,7 +176,9 @@ class _Queue(Generic[T]):
 
 
 class _Branch(Generic[T]):
-    """One of a crowd: a class, a tenant or a job. ``tag`` is the virtual time at which its next item starts."""
+    """One of a crowd: a class, a tenant or a job.
+
+    ``tag`` is the virtual time at which its next item starts."""
 
     __slots__ = ("line", "name", "tag", "weight")
 
@@ -164,19 +188,25 @@ class _Branch(Generic[T]):
 
 
 class _Crowd(Generic[T]):
-    """Branches that share what their crowd is given. Virtual time is the tag of the one served last."""
+    """Branches that share what their crowd is given.
+
+    Virtual time is the tag of the one served last."""
 
     __slots__ = ("_branches", "_left", "_now", "_order", "_waiting")
 
     def __init__(self) -> None:
         self._branches: dict[Hashable, _Branch[T]] = {}
         self._waiting: list[_Entry[T]] = []  # a heap by tag; equal tags take turns
-        self._left: list[_Entry[T]] = []  # a heap by tag of branches that ran out of items while ahead
+        self._left: list[
+            _Entry[T]
+        ] = []  # a heap by tag of branches that ran out of items while ahead
         self._order = count()
         self._now = 0.0
 
     def begin(self, path: _Path, cost: float) -> None:
-        """With one branch, which is ahead by an item of ``cost`` that was served just now. Only while there is none."""
+        """With one branch, which is ahead by an item of ``cost`` that was served just now.
+
+        Only while there is none."""
         name, weight = path.pop()
         line: _Queue[T] | _Crowd[T] = _Queue()
         if path:
@@ -211,7 +241,8 @@ class _Crowd(Generic[T]):
         return popped
 
     def _forget(self) -> None:
-        """Those who left and are no longer ahead, so that a tag found at the return is never in the past."""
+        """Those who left and are no longer ahead, so that a tag found at the return is never in the
+        past."""
         if not self._waiting:
             self._branches.clear()
             self._left.clear()
@@ -236,7 +267,11 @@ _Entry = tuple[float, int, _Branch[T]]
 
 
 def _path(flow: Flow) -> _Path:
-    return [(flow.job, flow.weight), (flow.tenant, 1.0), (flow.priority, CLASS_STEP**-flow.priority)]
+    return [
+        (flow.job, flow.weight),
+        (flow.tenant, 1.0),
+        (flow.priority, CLASS_STEP**-flow.priority),
+    ]
 
 
 def _never(_: object) -> bool:

@@ -1,4 +1,6 @@
-"""What Penstock's other packages use beside the public names. Not a public interface: it changes without notice."""
+"""What Penstock's other packages use beside the public names.
+
+Not a public interface: it changes without notice."""
 
 from penstock_ratelimit.estimates.learned import FLUSH_S
 from penstock_ratelimit.fairness import CLASS_STEP, DEFAULT_FLOW, FairLine
@@ -8,7 +10,14 @@ from penstock_ratelimit.shared.dispatcher import RETRIES_LEAVE
 from penstock_ratelimit.store.messages import Breaker
 from penstock_ratelimit.store.quota_hash import ScriptClient, lift_hold
 from penstock_ratelimit.tasks import cancel_and_wait
-from penstock_ratelimit.watch import MAX_LEARNED, DimensionView, LearnedView, QuotaView, Traffic, read_quotas
+from penstock_ratelimit.watch import (
+    MAX_LEARNED,
+    DimensionView,
+    LearnedView,
+    QuotaView,
+    Traffic,
+    read_quotas,
+)
 
 __all__ = [
     "CLASS_STEP",

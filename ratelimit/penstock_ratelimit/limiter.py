@@ -20,7 +20,8 @@ class StartOptions(TypedDict, total=False):
 
 
 class StartRequest(NamedTuple):
-    """What a caller wants to start; the fields are explained here, and their names are those of ``StartOptions``."""
+    """What a caller wants to start; the fields are explained here, and their names are those of
+    ``StartOptions``."""
 
     costs: Mapping[str, float]
     """Units per dimension, estimated; clipped to what can ever fit."""
@@ -56,22 +57,30 @@ class Limiter(Protocol):
     def acquire(
         self, quota_id: str, costs: Mapping[str, float], **options: Unpack[StartOptions]
     ) -> Coroutine[Any, Any, Ticket]:
-        """Sleep until the start time of a ticket for ``costs`` (estimates, clipped to the cap) and return it.
+        """Sleep until the start time of a ticket for ``costs`` (estimates, clipped to the cap) and
+        return it.
 
-        ``certain`` is the part that is known for sure, ``flow`` the job whose turn it takes, ``retry`` says that the
-        request was sent before. Raises ``NeverFits`` at once when ``certain`` is above the cap, and ``QuotaHeld`` when
-        the account is held; ``UnknownQuota`` for an id that was not declared, ``BadCost`` for a cost that is negative or no
-        number, ``LimiterClosed`` once it is closed. Cancelling the wait costs nothing. The ticket comes unstarted:
-        ``start`` it when sending, and end it with ``answered``, ``failed`` or ``release``.
+        ``certain`` is the part that is known for sure, ``flow`` the job whose turn it takes,
+        ``retry`` says that the request was sent before. Raises ``NeverFits`` at once when
+        ``certain`` is above the cap, and ``QuotaHeld`` when the account is held; ``UnknownQuota``
+        for an id that was not declared, ``BadCost`` for a cost that is negative or no number,
+        ``LimiterClosed`` once it is closed. Cancelling the wait costs nothing. The ticket comes
+        unstarted: ``start`` it when sending, and end it with ``answered``, ``failed`` or
+        ``release``.
         """
         ...
 
     def at_once(self, quota_id: str) -> Ticket | None:
-        """A ticket for a first try where nothing limits the quota now, and no one waits; None: ask ``acquire``."""
+        """A ticket for a first try where nothing limits the quota now, and no one waits; None: ask
+        ``acquire``."""
         ...
 
-    def ticket(self, quota_id: str, costs: Mapping[str, float], **options: Unpack[StartOptions]) -> TicketScope:
-        """``async with`` around one send. Leaving the block charges the ticket, unless the block released it."""
+    def ticket(
+        self, quota_id: str, costs: Mapping[str, float], **options: Unpack[StartOptions]
+    ) -> TicketScope:
+        """``async with`` around one send.
+
+        Leaving the block charges the ticket, unless the block released it."""
         ...
 
     def quota(self, quota_id: str) -> BoundQuota:
@@ -79,11 +88,14 @@ class Limiter(Protocol):
         ...
 
     def not_before(self, quota_id: str, seconds: float) -> None:
-        """The provider said 429: no process that shares the quota starts a request for so long. Never shortens a longer pause."""
+        """The provider said 429: no process that shares the quota starts a request for so long.
+
+        Never shortens a longer pause."""
         ...
 
     def may_retry(self, quota_id: str) -> bool:
-        """False while too large a part of what is sent are retries, and others wait: put the request off instead."""
+        """False while too large a part of what is sent are retries, and others wait: put the
+        request off instead."""
         ...
 
     async def lift(self, quota_id: str) -> None:
@@ -91,7 +103,9 @@ class Limiter(Protocol):
         ...
 
     def gauge(self, quota_id: str, running: float, waiting: float) -> None:
-        """The server's own gauges: requests that it works on, and in its queue. Adaptive concurrency follows them."""
+        """The server's own gauges: requests that it works on, and in its queue.
+
+        Adaptive concurrency follows them."""
         ...
 
     def stats(self) -> dict[str, QuotaStats]:
@@ -104,7 +118,8 @@ class Limiter(Protocol):
 
 
 class TicketScope:
-    """``async with limiter.ticket(…) as t``: in doubt the ticket is charged, because something may have been sent."""
+    """``async with limiter.ticket(…) as t``: in doubt the ticket is charged, because something may
+    have been sent."""
 
     __slots__ = ("_ask", "_quota", "_ticket")
 
@@ -116,7 +131,10 @@ class TicketScope:
         return self._ticket
 
     async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self._ticket.start()
         self._ticket.release()
@@ -138,15 +156,18 @@ class BoundQuota:
         retry: bool = False,
         **costs: float,
     ) -> TicketScope:
-        """As ``Limiter.ticket``, with the costs by name: ``quota.ticket(requests=1, tokens=500)``."""
+        """As ``Limiter.ticket``, with the costs by name: ``quota.ticket(requests=1,
+        tokens=500)``."""
         return TicketScope(self._quota, StartRequest(costs, certain, flow, retry))
 
     def not_before(self, seconds: float) -> None:
-        """The provider said 429: no process that shares the quota starts a request for so many seconds, at most a day."""
+        """The provider said 429: no process that shares the quota starts a request for so many
+        seconds, at most a day."""
         self._quota.not_before(pause_seconds(seconds))
 
     def may_retry(self) -> bool:
-        """False while too large a part of what is sent are retries, and others wait: put the request off instead."""
+        """False while too large a part of what is sent are retries, and others wait: put the
+        request off instead."""
         return self._quota.may_retry()
 
     async def lift(self) -> None:
@@ -159,7 +180,8 @@ class BoundQuota:
 
 
 class QuotasLimiter:
-    """The part of a ``Limiter`` that is the same for all: finding a quota by its id and passing the call on."""
+    """The part of a ``Limiter`` that is the same for all: finding a quota by its id and passing the
+    call on."""
 
     def _quota_limiter(self, quota_id: str) -> QuotaLimiter:
         """Raises ``UnknownQuota`` and ``LimiterClosed``."""
@@ -175,7 +197,9 @@ class QuotasLimiter:
         """See ``Limiter``."""
         return self._quota_limiter(quota_id).at_once()
 
-    def ticket(self, quota_id: str, costs: Mapping[str, float], **options: Unpack[StartOptions]) -> TicketScope:
+    def ticket(
+        self, quota_id: str, costs: Mapping[str, float], **options: Unpack[StartOptions]
+    ) -> TicketScope:
         """See ``Limiter``."""
         return TicketScope(self._quota_limiter(quota_id), StartRequest(costs, **options))
 

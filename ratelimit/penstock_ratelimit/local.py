@@ -1,4 +1,5 @@
-"""Pacing inside one process, without Redis: aiolimiter's leaky bucket per dimension, one caller at the head."""
+"""Pacing inside one process, without Redis: aiolimiter's leaky bucket per dimension, one caller at
+the head."""
 
 from __future__ import annotations
 
@@ -20,12 +21,15 @@ from penstock_ratelimit.tickets import Feedback, QuotaStats, Tally, Ticket
 
 
 class Bucket(AsyncLimiter):
-    """aiolimiter's bucket, which can also be corrected afterwards. A contract test holds the private names used."""
+    """aiolimiter's bucket, which can also be corrected afterwards.
+
+    A contract test holds the private names used."""
 
     __slots__ = ()
 
     def adjust(self, amount: float) -> None:
-        """Charge more (beyond full is a debt that leaks first), or refund down to empty, and wake who now fits."""
+        """Charge more (beyond full is a debt that leaks first), or refund down to empty, and wake
+        who now fits."""
         self._leak()
         self._level = max(self._level + amount, 0.0)
         self._wake_next()
@@ -37,7 +41,9 @@ class Bucket(AsyncLimiter):
 
 
 class LocalQuota:
-    """One quota in one process. Starts with no burst, as the shared one does, so that a restart never doubles it."""
+    """One quota in one process.
+
+    Starts with no burst, as the shared one does, so that a restart never doubles it."""
 
     def __init__(self, terms: Terms, profile: Profile) -> None:
         self.terms = terms
@@ -51,7 +57,9 @@ class LocalQuota:
         self._patience = Patience()
         self._limited_at = -math.inf  # loop time: the last start that the limits put off
         self._resume = asyncio.Event()
-        self._head = asyncio.Lock()  # only the head waits at the buckets: aiolimiter would serve small amounts first
+        self._head = (
+            asyncio.Lock()
+        )  # only the head waits at the buckets: aiolimiter would serve small amounts first
         self._buckets: tuple[Bucket, ...] = ()
 
     async def acquire(self, ask: StartRequest) -> Ticket:
@@ -76,7 +84,9 @@ class LocalQuota:
         """Never: each start here goes through the buckets."""
 
     async def take(self, amounts: tuple[float, ...]) -> None:
-        """Wait in order until all dimensions fit at once, then charge them all. Cancelling charges none."""
+        """Wait in order until all dimensions fit at once, then charge them all.
+
+        Cancelling charges none."""
         async with self._head:
             buckets = self._buckets or self._open()
             while self._failure is None and not await self._ready(buckets, amounts):
@@ -172,7 +182,8 @@ class LocalQuota:
         )
 
     def close(self) -> None:
-        """Every caller that waits gets ``LimiterClosed``: let the head through to see it, the others follow."""
+        """Every caller that waits gets ``LimiterClosed``: let the head through to see it, the
+        others follow."""
         self._failure = LimiterClosed(self.terms.quota_id)
         self._resume.set()
         for bucket in self._buckets:
@@ -184,7 +195,8 @@ class LocalLimiter(QuotasLimiter):
 
     def __init__(self, quotas: Iterable[Quota]) -> None:
         self._limiters = {
-            quota.id: LocalQuota(quota.terms(), PROFILES[quota.profile]) for quota in by_id(quotas).values()
+            quota.id: LocalQuota(quota.terms(), PROFILES[quota.profile])
+            for quota in by_id(quotas).values()
         }
 
     def stats(self) -> dict[str, QuotaStats]:

@@ -29,19 +29,23 @@ _DIMENSION = re.compile(r"[a-z][a-z0-9_]{0,31}")
 
 @dataclass(frozen=True, slots=True, init=False)
 class Quota:
-    """One shared budget of a provider. No limits at all means: never wait, unless the provider says so.
+    """One shared budget of a provider.
 
-    ``burst_s`` and ``horizon_s`` are seconds of rate: what may start at once, and how far ahead start times are given.
-    Keep ``burst_s + horizon_s + network jitter`` below the depth of the provider's own bucket; the defaults hold for
-    every provider with a bucket of a few seconds (0.4 s of horizon is safer for one that enforces whole seconds).
-    ``margin`` keeps the rate just below the limit, against rounding on the provider's side; the fleet moves it with
-    what the provider says (``store/scripts/reserve.lua``).
-    ``caps`` are the most units one request can ever cost; by default one whole minute's (or second's) worth.
-    ``profile`` names what the provider charges when; ``burst_s``, ``horizon_s`` and ``slope`` come from it when left
-    out. ``concurrency`` is the most one process has in flight (None = not controlled). ``discover`` takes limits from
-    the provider's answers, never above the declared ones. ``probe`` sends one request per process until one of the
-    fleet was answered well. These need tickets that are ended with ``answered`` or ``failed``. ``account`` is a
-    fingerprint of the key: another one lifts a hold.
+    No limits at all means: never wait, unless the provider says so.
+
+    ``burst_s`` and ``horizon_s`` are seconds of rate: what may start at once, and how far ahead
+    start times are given. Keep ``burst_s + horizon_s + network jitter`` below the depth of the
+    provider's own bucket; the defaults hold for every provider with a bucket of a few seconds (0.4
+    s of horizon is safer for one that enforces whole seconds). ``margin`` keeps the rate just below
+    the limit, against rounding on the provider's side; the fleet moves it with what the provider
+    says (``store/scripts/reserve.lua``).
+    ``caps`` are the most units one request can ever cost; by default one whole minute's (or
+    second's) worth. ``profile`` names what the provider charges when; ``burst_s``, ``horizon_s``
+    and ``slope`` come from it when left out. ``concurrency`` is the most one process has in flight
+    (None = not controlled). ``discover`` takes limits from the provider's answers, never above the
+    declared ones. ``probe`` sends one request per process until one of the fleet was answered well.
+    These need tickets that are ended with ``answered`` or ``failed``. ``account`` is a fingerprint
+    of the key: another one lifts a hold.
     """
 
     id: str
@@ -101,21 +105,39 @@ class Quota:
 
     def _check_numbers(self) -> None:
         check_number("Quota.burst_s", self.burst_s, above=0, up_to=MAX_BURST_S, unit="seconds")
-        check_number("Quota.horizon_s", self.horizon_s, above=0, up_to=MAX_HORIZON_S, unit="seconds")
+        check_number(
+            "Quota.horizon_s", self.horizon_s, above=0, up_to=MAX_HORIZON_S, unit="seconds"
+        )
         check_number("Quota.margin", self.margin, above=0, up_to=1, unit="parts of the limit")
         if self.concurrency is not None:
-            check_number("Quota.concurrency", self.concurrency, above=0, up_to=math.inf, unit="requests in flight")
+            check_number(
+                "Quota.concurrency",
+                self.concurrency,
+                above=0,
+                up_to=math.inf,
+                unit="requests in flight",
+            )
 
     def _check_dimensions(self) -> None:
         for name, rate in self.limits.items():
             if not _DIMENSION.fullmatch(name):
-                raise BadQuota("Quota.limits", name, "name dimensions in lower case, like requests or input_tokens")
+                raise BadQuota(
+                    "Quota.limits",
+                    name,
+                    "name dimensions in lower case, like requests or input_tokens",
+                )
             if not isinstance(rate, PerMinute | PerSecond):
                 raise BadQuota(f"Quota.limits[{name!r}]", rate, "give PerMinute(n) or PerSecond(n)")
         for name, cap in self.caps.items():
             if name not in self.limits and not self.discover:
-                raise BadQuota("Quota.caps", name, f"cap only limited dimensions ({', '.join(self.limits) or 'none'})")
-            check_number(f"Quota.caps[{name!r}]", cap, above=0, up_to=1e15, unit="units per request")
+                raise BadQuota(
+                    "Quota.caps",
+                    name,
+                    f"cap only limited dimensions ({', '.join(self.limits) or 'none'})",
+                )
+            check_number(
+                f"Quota.caps[{name!r}]", cap, above=0, up_to=1e15, unit="units per request"
+            )
 
     def terms(self) -> Terms:
         dims = tuple(sorted(self.limits))

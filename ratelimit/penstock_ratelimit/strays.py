@@ -1,13 +1,17 @@
-"""Stray refusals: a stray refusal delays its own item only; any other pauses all that share the quota.
+"""Stray refusals: a stray refusal delays its own item only; any other pauses all that share the
+quota.
 
-Providers refuse single requests well inside their limits: one replica is busy, a load balancer fails over. Pausing all
-for each of them would stop a healthy fleet. So good answers are counted, and a refusal after enough of them is stray:
+Providers refuse single requests well inside their limits: one replica is busy, a load balancer
+fails over. Pausing all for each of them would stop a healthy fleet. So good answers are counted,
+and a refusal after enough of them is stray:
 
 one in 20      The share of refusals below which they are stray. A limit that is really hit refuses everything above it: a fleet
-               that sends a tenth too much has a share of 9 %. Below 5 % a pause costs more than it saves, because each one stops
-               all, while a refused request is sent again alone; and it is half of what the retry budget allows (a tenth).
+               that sends a tenth too much has a share of 9 %. Below 5 % a pause costs more than it
+               saves, because each one stops all, while a refused request is sent again alone; and
+               it is half of what the retry budget allows (a tenth).
 in flight      No more good answers count than are in flight now, or 20: older ones do not count. So with up to
-               39 requests in flight the second refusal in a row is no longer stray, with 256 in flight the thirteenth.
+               39 requests in flight the second refusal in a row is no longer stray, with 256 in
+               flight the thirteenth.
 a minute       Limits are per minute. A longer wait is about a day's limit or the account: never stray.
 """
 
@@ -21,7 +25,8 @@ from penstock_ratelimit.tickets import Feedback
 GOOD_PER_STRAY: Final = 20
 LONGEST_STRAY_S: Final = 60.0
 LIMITED_S: Final = 5.0
-"""A request that was sent so soon after the quota's own limits made others wait may well have hit the provider's: not stray."""
+"""A request that was sent so soon after the quota's own limits made others wait may well have hit
+the provider's: not stray."""
 
 
 class Patience:
@@ -37,7 +42,9 @@ class Patience:
         self._good = min(self._good + 1, max(GOOD_PER_STRAY, in_flight))
 
     def is_stray(self) -> bool:
-        """Whether the refusal that just came is one among many good answers. One that is not resets the count."""
+        """Whether the refusal that just came is one among many good answers.
+
+        One that is not resets the count."""
         if self._good < GOOD_PER_STRAY:
             self._good = 0
             return False
@@ -47,4 +54,6 @@ class Patience:
 
 def may_be_stray(feedback: Feedback) -> bool:
     """A plain 429 with a short wait. "Growing too steeply" is always meant for all."""
-    return feedback.signal is Signal.THROTTLED and (feedback.retry_after_s or 0.0) <= LONGEST_STRAY_S
+    return (
+        feedback.signal is Signal.THROTTLED and (feedback.retry_after_s or 0.0) <= LONGEST_STRAY_S
+    )

@@ -1,4 +1,5 @@
-"""The numbers that limiters work with: what a quota declares, corrected by what the provider's headers tell."""
+"""The numbers that limiters work with: what a quota declares, corrected by what the provider's
+headers tell."""
 
 from __future__ import annotations
 
@@ -13,7 +14,8 @@ from penstock_ratelimit.rates import DEFAULT_SLOPE, Slope
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """The numbers in force, in the order of ``dims``: units per second, units at once, units per request."""
+    """The numbers in force, in the order of ``dims``: units per second, units at once, units per
+    request."""
 
     quota_id: str
     dims: tuple[str, ...] = ()
@@ -28,11 +30,14 @@ class Terms:
 
     @property
     def allowed(self) -> tuple[float, ...]:
-        """Units per second to pace by where no shared margin is known: the rates with the declared margin."""
+        """Units per second to pace by where no shared margin is known: the rates with the declared
+        margin."""
         return tuple(rate * self.margin for rate in self.rates)
 
     def amounts(self, costs: Mapping[str, float]) -> tuple[float, ...]:
-        """Costs in the order of ``dims``, clipped to what can ever fit. Dimensions without a limit cost nothing."""
+        """Costs in the order of ``dims``, clipped to what can ever fit.
+
+        Dimensions without a limit cost nothing."""
         if not self.dims:
             return ()
         amounts = []
@@ -44,9 +49,11 @@ class Terms:
         return tuple(amounts)
 
     def check_fits(self, certain: Mapping[str, float]) -> None:
-        """Raise ``NeverFits`` where a cost that is known for sure is above a declared cap; estimates are clipped instead.
+        """Raise ``NeverFits`` where a cost that is known for sure is above a declared cap;
+        estimates are clipped instead.
 
-        Limits from headers refuse no request: they may be wrong, and a provider itself refuses what is too large.
+        Limits from headers refuse no request: they may be wrong, and a provider itself refuses what
+        is too large.
         """
         for dim, cap, ceiling in zip(self.dims, self.caps, self.ceilings, strict=True):
             if ceiling > 0 and certain.get(dim, 0.0) > cap:
@@ -73,7 +80,9 @@ class Terms:
         stored = json.loads(text)
         rows: dict[str, list[float]] = stored["dims"]
         dims = tuple(sorted(rows))
-        rates, bursts, caps, ceilings = (tuple(rows[dim][column] for dim in dims) for column in range(4))
+        rates, bursts, caps, ceilings = (
+            tuple(rows[dim][column] for dim in dims) for column in range(4)
+        )
         start, doubling_s, idle_s = stored["slope"]
         slope = Slope(start, doubling_s, math.inf if idle_s is None else idle_s)
         return cls(quota_id, dims, rates, bursts, caps, ceilings, stored["margin"], slope)

@@ -1,6 +1,7 @@
 """Test code that waits, without waiting: an event loop whose clock jumps to the next timer.
 
-For limiters, backoff and anything else that only sleeps. It knows no sockets: while a task waits for one, the clock jumps.
+For limiters, backoff and anything else that only sleeps. It knows no sockets: while a task waits
+for one, the clock jumps.
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 
 TICK_S = 1e-9
-"""Each turn of the loop takes a nanosecond, so that a timer due by a rounding error ago cannot spin for ever."""
+"""Each turn of the loop takes a nanosecond, so that a timer due by a rounding error ago cannot spin
+for ever."""
 
 
 class _Jump(selectors.DefaultSelector):
@@ -24,13 +26,16 @@ class _Jump(selectors.DefaultSelector):
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
         events: list[tuple[selectors.SelectorKey, int]] = super().select(0)
         if not events and timeout is None:
-            raise RuntimeError("virtual time cannot advance: every task waits for something other than a timer")
+            raise RuntimeError(
+                "virtual time cannot advance: every task waits for something other than a timer"
+            )
         self.now += TICK_S if events or not timeout else timeout
         return events
 
 
 class BlockingScripts:
-    """A real Redis for a ``SharedLimiter`` in virtual time: calls block, so that time stands still meanwhile.
+    """A real Redis for a ``SharedLimiter`` in virtual time: calls block, so that time stands still
+    meanwhile.
 
     ``client`` is a blocking ``redis.Redis``. Set ``fault`` to make every call raise it.
     """

@@ -1,4 +1,5 @@
-"""Tickets: the right to start one request now, and the duty to say afterwards what it cost and how it went."""
+"""Tickets: the right to start one request now, and the duty to say afterwards what it cost and how
+it went."""
 
 from __future__ import annotations
 
@@ -95,7 +96,8 @@ class Feedback(NamedTuple):
 
     @property
     def pause_s(self) -> float | None:
-        """How long no process that shares the quota may start a request: what the provider asked for, or its shortest window."""
+        """How long no process that shares the quota may start a request: what the provider asked
+        for, or its shortest window."""
         if self.signal not in THROTTLES:
             return None
         return THROTTLED_BASE_S if self.retry_after_s is None else self.retry_after_s
@@ -123,7 +125,8 @@ class Account(Protocol):
         ...
 
     def ended(self, ticket: Ticket, feedback: Feedback | None) -> None:
-        """The ticket's request is over, or was never sent; ``feedback`` is None when its caller did not say how it went."""
+        """The ticket's request is over, or was never sent; ``feedback`` is None when its caller did
+        not say how it went."""
         ...
 
 
@@ -136,7 +139,9 @@ class TicketState(Enum):
     RELEASED = "released"
 
 
-UNSTARTED, STARTED, ENDED, RELEASED = TicketState  # each look at a member of the class would run Python code (3.11)
+UNSTARTED, STARTED, ENDED, RELEASED = (
+    TicketState  # each look at a member of the class would run Python code (3.11)
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,26 +160,33 @@ UNSHARED: Final = Grant()
 class Ticket:
     """The right to send one request from now on. Made by a limiter, used by one task.
 
-    Its end is one of ``answered``, ``failed`` and ``release``; later ones do nothing, so ``release`` is safe in a
-    ``finally``. What the request cost may be corrected at any time by ``settle``.
+    Its end is one of ``answered``, ``failed`` and ``release``; later ones do nothing, so
+    ``release`` is safe in a ``finally``. What the request cost may be corrected at any time by
+    ``settle``.
     """
 
     __slots__ = ("_account", "_charged", "_dims", "grant", "since", "state")
 
     def __init__(
-        self, account: Account, dims: tuple[str, ...], amounts: tuple[float, ...], grant: Grant = UNSHARED
+        self,
+        account: Account,
+        dims: tuple[str, ...],
+        amounts: tuple[float, ...],
+        grant: Grant = UNSHARED,
     ) -> None:
         self._account = account
         self._dims = dims
         self._charged = amounts
         self.grant = grant
         self.since = account.now()
-        """Loop time at which the request was sent, or the ticket was handed out while ``start`` was not called."""
+        """Loop time at which the request was sent, or the ticket was handed out while ``start`` was
+        not called."""
         self.state = UNSTARTED
 
     @property
     def limited(self) -> bool:
-        """Whether its quota had limits when it was handed out, so that what the request costs was asked for."""
+        """Whether its quota had limits when it was handed out, so that what the request costs was
+        asked for."""
         return bool(self._dims)
 
     @property
@@ -183,7 +195,8 @@ class Ticket:
         return dict(zip(self._dims, self._charged, strict=True))
 
     def start(self) -> None:
-        """Say that the request is being sent: from here on the ticket is charged, even if the request fails."""
+        """Say that the request is being sent: from here on the ticket is charged, even if the
+        request fails."""
         if self.state is UNSTARTED:
             self.state = STARTED
             self.since = self._account.now()
@@ -193,15 +206,20 @@ class Ticket:
         if self.state is UNSTARTED:
             self.state = STARTED
 
-    def answered(self, headers: Mapping[str, str] | None = None, *, usage: Usage | None = None) -> None:
-        """The provider gave an answer: settle ``usage`` as its profile says, and learn from ``headers``."""
+    def answered(
+        self, headers: Mapping[str, str] | None = None, *, usage: Usage | None = None
+    ) -> None:
+        """The provider gave an answer: settle ``usage`` as its profile says, and learn from
+        ``headers``."""
         self._sent()
         if usage is not None and self._dims:
             self.settle(self._account.profile.settle(usage))
         self._end(Feedback(OK, None, "", headers, 0.0 if usage is None else usage.output_tokens))
 
     def failed(self, signal: Signal, **details: Unpack[FailureDetails]) -> None:
-        """The request failed. The fleet learns of it: a pause, a gentler slope, a hold, or a failure of the server.
+        """The request failed.
+
+        The fleet learns of it: a pause, a gentler slope, a hold, or a failure of the server.
 
         It stays charged, but for the tokens where the profile says that failed requests cost none.
         """
@@ -211,11 +229,15 @@ class Ticket:
         self._end(Feedback(signal, **details))
 
     def settle(self, actual: Mapping[str, float]) -> None:
-        """Replace the reservation by what was used. Dimensions left out stay as reserved; call again to correct."""
+        """Replace the reservation by what was used.
+
+        Dimensions left out stay as reserved; call again to correct."""
         self._sent()
         if self.state is RELEASED or not self._dims:
             return
-        charged = tuple(actual.get(dim, before) for dim, before in zip(self._dims, self._charged, strict=True))
+        charged = tuple(
+            actual.get(dim, before) for dim, before in zip(self._dims, self._charged, strict=True)
+        )
         for dim, after in zip(self._dims, charged, strict=True):
             if not 0 <= after < math.inf:
                 raise BadCost(dim, after)

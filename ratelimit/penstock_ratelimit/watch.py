@@ -1,4 +1,6 @@
-"""Look at quotas from outside: what Redis holds of them, read without touching it. For operators' tools and exporters."""
+"""Look at quotas from outside: what Redis holds of them, read without touching it.
+
+For operators' tools and exporters."""
 
 from __future__ import annotations
 
@@ -16,9 +18,11 @@ from penstock_ratelimit.store.messages import Breaker
 from penstock_ratelimit.terms import Terms
 
 MAX_QUOTAS: Final = 256
-"""Quotas read at once: a fleet has a few; more than this is one quota per customer, to be asked for by name."""
+"""Quotas read at once: a fleet has a few; more than this is one quota per customer, to be asked for
+by name."""
 MAX_PROCESSES: Final = 1000
-"""Processes whose figures are summed, per quota: a tenth of a megabyte. Those alive are all counted."""
+"""Processes whose figures are summed, per quota: a tenth of a megabyte. Those alive are all
+counted."""
 MAX_LEARNED: Final = 64
 """Learned keys returned per quota, about: enough to see whether estimates are good."""
 
@@ -45,11 +49,13 @@ class DimensionView:
     burst: float
     """Units that may start at once after a quiet time, margin applied."""
     level: float
-    """Units that may start at once, now or after a pause; negative = owed, by requests that have their start times."""
+    """Units that may start at once, now or after a pause; negative = owed, by requests that have
+    their start times."""
     charged: float
     """Units charged so far, after settlements and refunds."""
     others: float
-    """Units per second that others took from the same key lately, as far as the provider's headers tell."""
+    """Units per second that others took from the same key lately, as far as the provider's headers
+    tell."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +84,9 @@ class Traffic:
 
 @dataclass(frozen=True, slots=True)
 class QuotaView:
-    """One quota at one moment of the server's clock. Figures of processes are up to a heartbeat (2 s) old."""
+    """One quota at one moment of the server's clock.
+
+    Figures of processes are up to a heartbeat (2 s) old."""
 
     quota_id: str
     at: float
@@ -129,12 +137,15 @@ class QuotaView:
     """The busiest first."""
 
     def since(self, previous: QuotaView) -> Traffic | None:
-        """What went through since an earlier look; None when Redis forgot the quota in between, or no time passed."""
+        """What went through since an earlier look; None when Redis forgot the quota in between, or
+        no time passed."""
         seconds = self.at - previous.at
         before = {dimension.name: dimension.charged for dimension in previous.dimensions}
         if seconds <= 0 or self.granted < previous.granted:
             return None
-        units = {one.name: (one.charged - before.get(one.name, 0.0)) / seconds for one in self.dimensions}
+        units = {
+            one.name: (one.charged - before.get(one.name, 0.0)) / seconds for one in self.dimensions
+        }
         return Traffic(seconds, (self.granted - previous.granted) / seconds, units)
 
 
@@ -144,19 +155,30 @@ def read_quotas(
     quota_ids: Iterable[str] | None = None,
     clock_us: Callable[[], int] | None = None,
 ) -> list[QuotaView]:
-    """The quotas with these ids, or all that were ever installed, by id; those that Redis does not know are left out.
+    """The quotas with these ids, or all that were ever installed, by id; those that Redis does not
+    know are left out.
 
-    One round trip for the ids and one pipeline for all the rest, each quota read by one script on keys of one slot.
-    Raises whatever the client raises. ``clock_us`` replaces Redis's own clock in tests.
+    One round trip for the ids and one pipeline for all the rest, each quota read by one script on
+    keys of one slot. Raises whatever the client raises. ``clock_us`` replaces Redis's own clock in
+    tests.
     """
     if quota_ids is None:
         quota_ids = [_text(member) for member in client.srandmember(f"{prefix}quotas", MAX_QUOTAS)]
     ids = sorted(set(quota_ids))
-    args = ("" if clock_us is None else clock_us(), int(HEARTBEAT_TTL_S * _US), MAX_PROCESSES, MAX_LEARNED)
-    with client.pipeline(transaction=False) as pipe:  # of one quota all is one script; over several there is no moment
+    args = (
+        "" if clock_us is None else clock_us(),
+        int(HEARTBEAT_TTL_S * _US),
+        MAX_PROCESSES,
+        MAX_LEARNED,
+    )
+    with client.pipeline(
+        transaction=False
+    ) as pipe:  # of one quota all is one script; over several there is no moment
         for quota_id in ids:
             key = f"{prefix}{{q:{quota_id}}}"
-            pipe.execute_command("EVAL", _script(), 4, key, f"{key}:w", f"{key}:s", f"{key}:l", *args)
+            pipe.execute_command(
+                "EVAL", _script(), 4, key, f"{key}:w", f"{key}:s", f"{key}:l", *args
+            )
         replies = pipe.execute()
     return [_view(quota_id, reply) for quota_id, reply in zip(ids, replies, strict=True) if reply]
 
@@ -207,7 +229,9 @@ def _dimensions(
             limit=rate,
             allowed=rate * margin * share,
             burst=burst * margin,
-            level=min(float(levels[dim]), burst * margin * share),  # the burst is as small a part of itself as the rate
+            level=min(
+                float(levels[dim]), burst * margin * share
+            ),  # the burst is as small a part of itself as the rate
             charged=fields.number(f"k:{dim}"),
             others=max(0.0, fields.number(f"f:{dim}")),
         )
@@ -268,4 +292,6 @@ def _text(value: bytes | str) -> str:
 @cache
 def _script() -> str:
     folder = files("penstock_ratelimit.store") / "scripts"
-    return "\n".join((folder / f"{part}.lua").read_text("utf-8") for part in ("clock", "slope", "margin", "view"))
+    return "\n".join(
+        (folder / f"{part}.lua").read_text("utf-8") for part in ("clock", "slope", "margin", "view")
+    )

@@ -1,9 +1,11 @@
-"""A provider on this machine: OpenAI's API with strict limits and seeded faults, which counts every call it gets.
+"""A provider on this machine: OpenAI's API with strict limits and seeded faults, which counts every
+call it gets.
 
 Beside it are Anthropic's messages, Gemini's content, and the batch APIs of all three.
 
-It exists to show what a fleet does under limits and failures without a key or a bill. Answers, faults and documents
-that can never succeed depend on the seed and the document only, so two runs meet the same faults.
+It exists to show what a fleet does under limits and failures without a key or a bill. Answers,
+faults and documents that can never succeed depend on the seed and the document only, so two runs
+meet the same faults.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""Every call that arrived, counted per document before it is answered, so that losses and duplicates show."""
+"""Every call that arrived, counted per document before it is answered, so that losses and
+duplicates show."""
 
 from __future__ import annotations
 
@@ -31,7 +32,9 @@ class _Accounts:
     outcomes: Counter[str] = field(default_factory=Counter)
     over_limit: Counter[str] = field(default_factory=Counter)
     refused: Counter[str] = field(default_factory=Counter)  # by the code of the error
-    trapped: Counter[str] = field(default_factory=Counter)  # who followed a redirect: with a key, without a key
+    trapped: Counter[str] = field(
+        default_factory=Counter
+    )  # who followed a redirect: with a key, without a key
 
 
 class CallBook:
@@ -64,13 +67,23 @@ class CallBook:
         return number
 
     def decided(self, document: str, number: int, outcome: str) -> None:
-        """Put the call and what it is going to get on disk: one write, so a killed simulator loses no whole line."""
+        """Put the call and what it is going to get on disk: one write, so a killed simulator loses
+        no whole line."""
         if self._log is not None:
-            line = {"at": round(time.time(), 6), "document": document, "call": number, "outcome": outcome}
+            line = {
+                "at": round(time.time(), 6),
+                "document": document,
+                "call": number,
+                "outcome": outcome,
+            }
             os.write(self._log, orjson.dumps(line, option=orjson.OPT_APPEND_NEWLINE))
 
-    def left(self, document: str, outcome: str, usage: tuple[int, int], *, ok: bool, unread: bool) -> None:
-        """The call has been answered. ``unread``: the client had gone; the work was done all the same."""
+    def left(
+        self, document: str, outcome: str, usage: tuple[int, int], *, ok: bool, unread: bool
+    ) -> None:
+        """The call has been answered.
+
+        ``unread``: the client had gone; the work was done all the same."""
         books = self._now
         books.in_flight -= 1
         books.outcomes[outcome] += 1
@@ -122,7 +135,9 @@ class CallBook:
         }
 
     def reset(self) -> None:
-        """Count from nothing; calls in flight stay in flight. The log on disk is kept: it is append-only."""
+        """Count from nothing; calls in flight stay in flight.
+
+        The log on disk is kept: it is append-only."""
         flying = self._now.in_flight
         self._now = _Accounts(requests=flying, in_flight=flying, max_in_flight=flying)
 
@@ -137,5 +152,6 @@ def _open(path: Path) -> int:
         return os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
     except OSError as error:
         raise BadSetting(
-            f"--call-log: cannot write {str(path)!r}: {error.strerror}; give a file in a folder that exists"
+            f"--call-log: cannot write {str(path)!r}: {error.strerror}; give a file in a folder "
+            "that exists"
         ) from error

@@ -1,4 +1,5 @@
-"""Certificates for `penstock simulate --certificate`: a good one, and those that a client must refuse."""
+"""Certificates for `penstock simulate --certificate`: a good one, and those that a client must
+refuse."""
 
 from __future__ import annotations
 
@@ -21,8 +22,9 @@ DAY = datetime.timedelta(days=1)
 def served(kind: str, authority: Path | None) -> ssl.SSLContext:
     """A server's context with a certificate of this kind (see choices.CERTIFICATES).
 
-    ``authority``: the file with the certificate and key that sign it, made where it is missing; None makes one that no
-    client knows. Raises BadSetting where `cryptography` is not installed or the file cannot be used.
+    ``authority``: the file with the certificate and key that sign it, made where it is missing;
+    None makes one that no client knows. Raises BadSetting where `cryptography` is not installed or
+    the file cannot be used.
     """
     try:
         return _context(*_made(kind, authority))
@@ -74,19 +76,28 @@ def _signed(
     *,
     authority: bool = False,
 ) -> Certificate:
-    """A certificate for ``host``, None for this machine; signed with its own key where there is no signer."""
+    """A certificate for ``host``, None for this machine; signed with its own key where there is no
+    signer."""
     from cryptography import x509
     from cryptography.hazmat.primitives import hashes
 
     name = x509.Name(
-        [x509.NameAttribute(x509.NameOID.COMMON_NAME, "penstock simulate" + (" authority" if authority else ""))]
+        [
+            x509.NameAttribute(
+                x509.NameOID.COMMON_NAME, "penstock simulate" + (" authority" if authority else "")
+            )
+        ]
     )
     names: list[x509.GeneralName] = [x509.DNSName(host or "localhost")]
     if host is None:
         names.append(x509.IPAddress(ipaddress.ip_address("127.0.0.1")))
     issuer = name if signer is None else signer[1].subject
-    builder = x509.CertificateBuilder(issuer, name, key.public_key(), x509.random_serial_number(), *span)
-    builder = builder.add_extension(x509.BasicConstraints(ca=authority, path_length=None), critical=True)
+    builder = x509.CertificateBuilder(
+        issuer, name, key.public_key(), x509.random_serial_number(), *span
+    )
+    builder = builder.add_extension(
+        x509.BasicConstraints(ca=authority, path_length=None), critical=True
+    )
     builder = builder.add_extension(x509.SubjectAlternativeName(names), critical=False)
     return builder.sign(key if signer is None else signer[0], hashes.SHA256())
 

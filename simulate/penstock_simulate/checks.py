@@ -19,7 +19,9 @@ def unusable(name: str, value: object, fix: str) -> BadSetting:
 def one_of(name: str, value: object, allowed: Sequence[str]) -> None:
     if value not in allowed:
         listed = ", ".join(allowed[:-1])
-        raise unusable(name, value, f"give {listed} or {allowed[-1]}" if listed else f"give {allowed[-1]}")
+        raise unusable(
+            name, value, f"give {listed} or {allowed[-1]}" if listed else f"give {allowed[-1]}"
+        )
 
 
 def figure(name: str, value: object, *, positive: bool) -> None:

@@ -5,8 +5,18 @@ from __future__ import annotations
 from enum import StrEnum
 
 WINDOWS = ("bucket", "10s", "minute")
-CREDIT_ERRORS = ("insufficient_quota", "credit_balance_exhausted", "enforced_spend_limit_reached", "billing_error")
-CERTIFICATES = ("good", "self-signed", "expired", "other-host")  # all but the second are the authority's
+CREDIT_ERRORS = (
+    "insufficient_quota",
+    "credit_balance_exhausted",
+    "enforced_spend_limit_reached",
+    "billing_error",
+)
+CERTIFICATES = (
+    "good",
+    "self-signed",
+    "expired",
+    "other-host",
+)  # all but the second are the authority's
 
 
 class Mode(StrEnum):

@@ -15,9 +15,12 @@ PORT = 8399  # fixed, so that the address can be guessed; the field's own defaul
 
 
 def simulate(**given: Any) -> None:
-    """A local OpenAI-compatible provider with strict limits and seeded faults. It counts every call: GET /stats.
+    """A local OpenAI-compatible provider with strict limits and seeded faults.
 
-    It has the batch APIs of OpenAI, Anthropic and Gemini, too: GET /batches shows what became of each batch.
+    It counts every call: GET /stats.
+
+    It has the batch APIs of OpenAI, Anthropic and Gemini, too: GET /batches shows what became of
+    each batch.
 
     While it runs, POST /control changes settings and refuses on demand: {"rpm": 600} or
     {"refuse": {"kind": "slow_down", "calls": 3}}. GET /metrics has vLLM's queue gauges.
@@ -42,7 +45,9 @@ def _parameters() -> list[inspect.Parameter]:
 
 def _parameter(name: str, kind: Any, default: object, flag: Flag) -> inspect.Parameter:
     option = typer.Option(help=flag.help, rich_help_panel=flag.panel)
-    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[kind, option])
+    return inspect.Parameter(
+        name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[kind, option]
+    )
 
 
 simulate.__signature__ = inspect.Signature(_parameters())  # type: ignore[attr-defined]  # what Typer reads

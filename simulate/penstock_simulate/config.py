@@ -51,10 +51,20 @@ ABOVE_0 = (
     "batch_window_s",
 )
 FROM_0 = (
-    "latency_ms", "latency_sigma", "latency_ms_per_token", "retry_after_s", "ramp_free_rpm", "credit_usd",
-    "usd_per_mtok_in", "usd_per_mtok_out", "batch_s", "batch_sigma", "batch_step_s", "batch_look_404_s",
+    "latency_ms",
+    "latency_sigma",
+    "latency_ms_per_token",
+    "retry_after_s",
+    "ramp_free_rpm",
+    "credit_usd",
+    "usd_per_mtok_in",
+    "usd_per_mtok_out",
+    "batch_s",
+    "batch_sigma",
+    "batch_step_s",
+    "batch_look_404_s",
     "batch_file_404_s",
-)  # fmt: skip
+)
 WHOLE = {
     "max_concurrency": 1,
     "credit_calls": 0,
@@ -66,36 +76,51 @@ WHOLE = {
     "batch_short_reads": 0,
 }  # with the least that can be given
 SHARES = (
-    "hostile_share", "hostile_documents", "batch_stalled_share", "batch_expired_share", "batch_create_500_share",
-    "batch_upload_500_share", "batch_no_upload_share", "batch_call_500_share", "batch_cut_share", "batch_spoilt_share",
-)  # fmt: skip
+    "hostile_share",
+    "hostile_documents",
+    "batch_stalled_share",
+    "batch_expired_share",
+    "batch_create_500_share",
+    "batch_upload_500_share",
+    "batch_no_upload_share",
+    "batch_call_500_share",
+    "batch_cut_share",
+    "batch_spoilt_share",
+)
 
 
 @dataclass(frozen=True, slots=True)
 class SimulatorConfig:
-    """Every field is also a flag of `penstock simulate`. Raises BadSetting for a value that cannot be used.
+    """Every field is also a flag of `penstock simulate`.
 
-    The rates from ``throttle_rate`` to ``hang_rate`` are probabilities of one call and exclude each other;
-    ``poison_rate`` is the share of documents that can never succeed. None means: not there, or, for what a preset
-    decides (see Metering), as in ``like``.
+    Raises BadSetting for a value that cannot be used.
+
+    The rates from ``throttle_rate`` to ``hang_rate`` are probabilities of one call and exclude each
+    other; ``poison_rate`` is the share of documents that can never succeed. None means: not there,
+    or, for what a preset decides (see Metering), as in ``like``.
     """
 
     host: str = "127.0.0.1"
     port: int = 0  # 0 takes a free one
     like: str | None = None  # the preset of a provider
-    # Limits, per minute and per day; None is no limit. Input and output apart, or together as tokens.
+    # Limits, per minute and per day; None is no limit. Input and output apart, or together as
+    # tokens.
     rpm: float | None = None
     tpm: float | None = None
     itpm: float | None = None
     otpm: float | None = None
     rpd: float | None = None
     tpd: float | None = None
-    window: str | None = None  # "bucket" refills all the time; "10s" and "minute" are full again at each start
+    window: str | None = (
+        None  # "bucket" refills all the time; "10s" and "minute" are full again at each start
+    )
     tokens_window: str | None = None  # for tokens, where it is another one
     depth_s: float | None = None  # what a bucket holds, in seconds of its rate
     charge: str | None = None  # see Mode
     unset_max_tokens: int | None = None  # reserved for a request that names no max_tokens
-    burndown: int | None = None  # tokens that one of output counts for, once settled, where both share a limit
+    burndown: int | None = (
+        None  # tokens that one of output counts for, once settled, where both share a limit
+    )
     charge_failed: bool = True  # refused and failed calls use up limits too, as OpenAI documents
     headers: str | None = None  # see HeaderStyle
     foreign_share: float = 0.0  # of every limit, used by other clients of the same key
@@ -132,9 +157,13 @@ class SimulatorConfig:
     hostile: str | None = None  # the names of kinds with commas between, or "all"
     hostile_share: float = 0.1  # of calls
     hostile_documents: float = 0.0  # of documents: each of their calls, always in the same kind
-    hostile_for_s: float | None = None  # from the first call, or the last change; after that all is well again
+    hostile_for_s: float | None = (
+        None  # from the first call, or the last change; after that all is well again
+    )
     certificate: str | None = None  # https with a certificate of this kind, see CERTIFICATES
-    authority: Path | None = None  # the file of the authority that signs certificates; made where it is missing
+    authority: Path | None = (
+        None  # the file of the authority that signs certificates; made where it is missing
+    )
     # Batches, by the clock (see batches/).
     batch_s: float = 5.0  # from the start of a batch until its last answer, the median
     batch_sigma: float = 0.0  # spread of the lognormal
@@ -147,14 +176,26 @@ class SimulatorConfig:
     batch_no_upload_share: float = 0.0  # of uploads: 500, and nothing was done
     batch_call_500_share: float = 0.0  # of all calls of batch APIs: 500, and nothing was done
     batch_cut_share: float = 0.0  # of downloads of results: the connection ends half-way
-    batch_spoilt_share: float = 0.0  # of lines of results: cut, under an unknown id before, or twice
-    batch_look_404_s: float = 0.0  # a batch is not found for so long, from the first look on at which it has answers
+    batch_spoilt_share: float = (
+        0.0  # of lines of results: cut, under an unknown id before, or twice
+    )
+    batch_look_404_s: float = (
+        0.0  # a batch is not found for so long, from the first look on at which it has answers
+    )
     batch_look_403s: int = 0  # first looks at each batch: 403
-    batch_file_404_s: float = 0.0  # an output is not found for so long, from the first time that it is asked for
-    batch_short_reads: int = 0  # first downloads of each output: the last half of its lines is not there yet
-    batch_enqueued_tokens: int | None = None  # of the prompts of one model's batches that are not over
+    batch_file_404_s: float = (
+        0.0  # an output is not found for so long, from the first time that it is asked for
+    )
+    batch_short_reads: int = (
+        0  # first downloads of each output: the last half of its lines is not there yet
+    )
+    batch_enqueued_tokens: int | None = (
+        None  # of the prompts of one model's batches that are not over
+    )
     batch_enqueued_requests: int | None = None  # of Anthropic's batches that are not over
-    structured: str = Structured.JSON_SCHEMA.value  # what becomes of a response_format, see Structured
+    structured: str = (
+        Structured.JSON_SCHEMA.value
+    )  # what becomes of a response_format, see Structured
     api_key: str | None = None  # any other key gets 401
     seed: int = 0
     call_log: Path | None = None  # one JSON line per call, written before the answer
@@ -169,22 +210,30 @@ class SimulatorConfig:
             )
         if self.metering.crowded == Crowded.QUEUED and self.metering.max_concurrency is None:
             raise BadSetting(
-                "--crowded queue has nothing to wait for; give --max-concurrency, the calls that run at once"
+                "--crowded queue has nothing to wait for; give --max-concurrency, the calls that "
+                "run at once"
             )
 
     @property
     def metering(self) -> Metering:
         """The preset with what was given in its place."""
         preset = PRESETS[self.like] if self.like else Metering()
-        given = {name: value for name in Metering._fields if (value := getattr(self, name)) is not None}
+        given = {
+            name: value for name in Metering._fields if (value := getattr(self, name)) is not None
+        }
         if self.window is not None:
             given.setdefault("tokens_window", self.window)
         return preset._replace(**given)
 
     @classmethod
     def rates(cls) -> list[str]:
-        """The fields that are the probability of a fault of one call, in the order in which they are drawn."""
-        return [field.name for field in fields(cls) if field.name.endswith("_rate") and field.name != "poison_rate"]
+        """The fields that are the probability of a fault of one call, in the order in which they
+        are drawn."""
+        return [
+            field.name
+            for field in fields(cls)
+            if field.name.endswith("_rate") and field.name != "poison_rate"
+        ]
 
     def _each_fits(self) -> None:
         for name, allowed in CHOICES.items():
@@ -211,7 +260,10 @@ class SimulatorConfig:
         chosen(self.hostile)
         if self.host not in LOOPBACK:
             given = "--hostile" if self.hostile is not None else "--certificate"
-            raise BadSetting(f"{given} with --host {self.host}: it serves this machine only; give --host 127.0.0.1")
+            raise BadSetting(
+                f"{given} with --host {self.host}: it serves this machine only; give --host "
+                "127.0.0.1"
+            )
 
     def _rates_fit(self) -> None:
         self._add_up("one call has at most one fault", self.rates())
@@ -221,4 +273,6 @@ class SimulatorConfig:
         given = {name: getattr(self, name) for name in names if getattr(self, name)}
         if sum(given.values()) > 1 + 1e-9:
             listed = " + ".join(f"{checks.flag(name)} {rate:g}" for name, rate in given.items())
-            raise BadSetting(f"{listed} add up to {sum(given.values()):g}: {why}; keep the sum within 1")
+            raise BadSetting(
+                f"{listed} add up to {sum(given.values()):g}: {why}; keep the sum within 1"
+            )

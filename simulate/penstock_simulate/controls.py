@@ -1,4 +1,5 @@
-"""What may be changed while the provider runs: `POST /control` with settings by name, and refusals on demand."""
+"""What may be changed while the provider runs: `POST /control` with settings by name, and refusals
+on demand."""
 
 from __future__ import annotations
 
@@ -50,7 +51,9 @@ class Change:
 
 
 def read_change(raw: bytes, config: SimulatorConfig, demand: Demand | None) -> Change:
-    """Settings as in SimulatorConfig, and `refuse`; what is not named stays. Raises BadSetting and changes nothing."""
+    """Settings as in SimulatorConfig, and `refuse`; what is not named stays.
+
+    Raises BadSetting and changes nothing."""
     try:
         given = orjson.loads(raw)
     except orjson.JSONDecodeError as error:
@@ -61,7 +64,9 @@ def read_change(raw: bytes, config: SimulatorConfig, demand: Demand | None) -> C
         demand = _demand(given.pop(REFUSE))
     unknown = [name for name in given if name not in CHANGEABLE]
     if unknown:
-        raise BadSetting(f"{unknown[0]!r} cannot be changed; these can: {', '.join([REFUSE, *CHANGEABLE])}")
+        raise BadSetting(
+            f"{unknown[0]!r} cannot be changed; these can: {', '.join([REFUSE, *CHANGEABLE])}"
+        )
     _types_fit(given)
     return Change(replace(config, **given), demand)
 
@@ -69,7 +74,9 @@ def read_change(raw: bytes, config: SimulatorConfig, demand: Demand | None) -> C
 def shown(config: SimulatorConfig, demand: Demand | None) -> dict[str, Any]:
     """What is in force, under the names that `POST /control` takes; but for the key."""
     shown = {name: getattr(config, name) for name in CHANGEABLE if name != "api_key"}
-    shown |= {name: getattr(config.metering, name) for name in config.metering._fields if name in shown}
+    shown |= {
+        name: getattr(config.metering, name) for name in config.metering._fields if name in shown
+    }
     return shown | {REFUSE: {"kind": demand.kind, "calls": demand.calls} if demand else None}
 
 
@@ -77,7 +84,9 @@ def _demand(given: object) -> Demand | None:
     if given is None:
         return None
     if not isinstance(given, dict):
-        raise BadSetting(f'{REFUSE}: {given!r} cannot be used; give {{"kind": "slow_down", "calls": 3}} or null')
+        raise BadSetting(
+            f'{REFUSE}: {given!r} cannot be used; give {{"kind": "slow_down", "calls": 3}} or null'
+        )
     kind, calls = given.get("kind"), given.get("calls")
     checks.one_of("refuse.kind", kind, tuple(BY_NAME))
     if calls is not None:

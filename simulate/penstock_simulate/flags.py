@@ -1,4 +1,6 @@
-"""What `penstock simulate --help` says of each field of SimulatorConfig, by panel. Types and defaults are the field's."""
+"""What `penstock simulate --help` says of each field of SimulatorConfig, by panel.
+
+Types and defaults are the field's."""
 
 from __future__ import annotations
 
@@ -22,8 +24,9 @@ def _listed(field: str) -> str:
 _SERVER = {
     "host": "The address to listen on.",
     "port": "The port; 0 takes a free one.",
-    "structured": "What a response_format gets: an answer that fits its `json_schema`, a `json_object` at most, a refusal "
-    "(`none`), or text as if it were not there (`ignored`).",
+    "structured": "What a response_format gets: an answer that fits its `json_schema`, a "
+    "`json_object` at most, a refusal (`none`), or text as if it were not there "
+    "(`ignored`).",
     "api_key": "Refuse every other key with 401.",
     "call_log": "Append one JSON line per call, before it is answered.",
     "seed": "Decides which call gets which fault.",
@@ -39,8 +42,9 @@ _LIMITS = {
     "window": "`bucket` refills all the time, `10s` and `minute` at each start. Default: bucket.",
     "tokens_window": "For tokens. Default: the same window.",
     "depth_s": "What a bucket holds, in seconds of its rate. Default: 10.",
-    "charge": "`reserve`: prompt + max_tokens, never refunded (default); `actual`: what usage says; `settle`: reserved, "
-    "then corrected at the end; `output-as-produced`: output over the time of the answer; `input`: the prompt.",
+    "charge": "`reserve`: prompt + max_tokens, never refunded (default); `actual`: what usage "
+    "says; `settle`: reserved, then corrected at the end; `output-as-produced`: output "
+    "over the time of the answer; `input`: the prompt.",
     "unset_max_tokens": "Reserved for a request without max_tokens. Default: 256.",
     "burndown": "Tokens that one of output counts for, once settled. Default: 1.",
     "charge_failed": "Refused and failed calls use up limits too.",
@@ -81,10 +85,14 @@ _FAULTS = {
 _HOSTILE = {
     "hostile": "Kinds with commas between, or `all`; `list` shows what there is and ends.",
     "hostile_share": "Share of calls that are answered so.",
-    "hostile_documents": "Share of documents whose every call is answered so, always in the same kind.",
+    "hostile_documents": (
+        "Share of documents whose every call is answered so, always in the same kind."
+    ),
     "hostile_for_s": "For so many seconds from the first call; then all is well.",
     "certificate": f"Serve https with one that is {_listed('certificate')}.",
-    "authority": "The authority of the certificate, made where the file is missing: for SSL_CERT_FILE.",
+    "authority": (
+        "The authority of the certificate, made where the file is missing: for SSL_CERT_FILE."
+    ),
 }
 _BATCHES = {
     "batch_s": "How long a batch runs, the median.",
@@ -98,10 +106,16 @@ _BATCHES = {
     "batch_no_upload_share": "Share of uploads that get 500 and do nothing.",
     "batch_call_500_share": "Share of calls of batch APIs that get 500 and do nothing.",
     "batch_cut_share": "Share of downloads of results whose connection ends half-way.",
-    "batch_spoilt_share": "Share of lines of results that are cut, come twice, or once more under an unknown id.",
-    "batch_look_404_s": "How long a batch is not found, from the first look on at which it has answers.",
+    "batch_spoilt_share": (
+        "Share of lines of results that are cut, come twice, or once more under an unknown id."
+    ),
+    "batch_look_404_s": (
+        "How long a batch is not found, from the first look on at which it has answers."
+    ),
     "batch_look_403s": "First looks at each batch that get 403.",
-    "batch_file_404_s": "How long an output is not found, from the first time that it is asked for.",
+    "batch_file_404_s": (
+        "How long an output is not found, from the first time that it is asked for."
+    ),
     "batch_short_reads": "First downloads of each output that lack the last half of its lines.",
     "batch_enqueued_tokens": "Prompt tokens that a model's batches may have in the queue.",
     "batch_enqueued_requests": "Requests that Anthropic's batches may have in the queue.",

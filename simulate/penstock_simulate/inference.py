@@ -1,4 +1,5 @@
-"""Inference over HTTP in the APIs of three providers: they differ in where the key and the model are."""
+"""Inference over HTTP in the APIs of three providers: they differ in where the key and the model
+are."""
 
 from __future__ import annotations
 
@@ -32,7 +33,9 @@ def messages(provider: Provider, closing: asyncio.Event) -> Handler:
 
     async def answer(request: web.Request) -> web.StreamResponse:
         headers = request.headers
-        call = provider.open_call(MESSAGES, await request.read(), headers.get("X-Client-Request-Id"), key_of(headers))
+        call = provider.open_call(
+            MESSAGES, await request.read(), headers.get("X-Client-Request-Id"), key_of(headers)
+        )
         call.fault = version_fault(headers)
         return await _answered(provider, request, call, closing)
 
@@ -51,8 +54,12 @@ def generate(provider: Provider, closing: asyncio.Event) -> Handler:
     return answer
 
 
-async def _answered(provider: Provider, request: web.Request, call: Call, closing: asyncio.Event) -> web.StreamResponse:
+async def _answered(
+    provider: Provider, request: web.Request, call: Call, closing: asyncio.Event
+) -> web.StreamResponse:
     reply = provider.decide(call, time.monotonic(), request.headers.get("Host", ""))
     await delay(request, reply, closing)
-    provider.close_call(call, reply, unread=request.transport is None or request.transport.is_closing())
+    provider.close_call(
+        call, reply, unread=request.transport is None or request.transport.is_closing()
+    )
     return await send(request, reply, closing)

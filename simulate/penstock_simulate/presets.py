@@ -1,6 +1,7 @@
 """How each provider meters, as far as it is known: the settings behind `--like`.
 
-Sources: those named in penstock_ratelimit/provider/profiles.py. What a provider does not publish is set to the stricter guess.
+Sources: those named in penstock_ratelimit/provider/profiles.py. What a provider does not publish is
+set to the stricter guess.
 """
 
 from __future__ import annotations
@@ -41,8 +42,8 @@ PRESETS: Mapping[str, Metering] = {
         crowded="503",
         credit_error="enforced_spend_limit_reached",
     ),
-    # Reserves max_tokens, unset the model's maximum, and corrects at the end to input + output x burndown, both as for
-    # Claude since 3.7. Sends neither limits nor waits.
+    # Reserves max_tokens, unset the model's maximum, and corrects at the end to input + output x
+    # burndown, both as for Claude since 3.7. Sends neither limits nor waits.
     "bedrock": Metering(
         depth_s=60.0,
         charge="settle",
@@ -52,15 +53,25 @@ PRESETS: Mapping[str, Metering] = {
         retry_style="none",
         crowded="503",
     ),
-    # Its tokens per minute are those of the input. Shared capacity that is gone is a 429 without a wait.
+    # Its tokens per minute are those of the input. Shared capacity that is gone is a 429 without a
+    # wait.
     "gemini": Metering(
-        window="minute", tokens_window="minute", charge="input", headers="none", retry_style="none", crowded="429"
+        window="minute",
+        tokens_window="minute",
+        charge="input",
+        headers="none",
+        retry_style="none",
+        crowded="429",
     ),
     "groq": Metering(depth_s=60.0, headers="groq", retry_style="seconds"),
     # Everything per second.
-    "together": Metering(depth_s=1.0, charge="actual", headers="together", retry_style="seconds", crowded="503"),
+    "together": Metering(
+        depth_s=1.0, charge="actual", headers="together", retry_style="seconds", crowded="503"
+    ),
     # Little is published of how it counts and what it tells.
     "mistral": Metering(headers="none", retry_style="none"),
     # No limits and no 429: what does not fit in the batch waits.
-    "vllm": Metering(headers="none", retry_style="none", crowded="queue", max_concurrency=VLLM_MAX_NUM_SEQS),
+    "vllm": Metering(
+        headers="none", retry_style="none", crowded="queue", max_concurrency=VLLM_MAX_NUM_SEQS
+    ),
 }

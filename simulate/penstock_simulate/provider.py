@@ -1,4 +1,5 @@
-"""Decides what a call to the simulated provider gets: checks in order, with the time passed in and nothing sent."""
+"""Decides what a call to the simulated provider gets: checks in order, with the time passed in and
+nothing sent."""
 
 from __future__ import annotations
 
@@ -34,7 +35,8 @@ MODELS = ("sim-small", "sim-large", "sim-embed")  # listed; any other name works
 class Provider:
     """Decides about calls; owns the limits, the luck and the accounts.
 
-    Times are seconds of any steady clock, passed in; ``wall`` gives Unix seconds for headers that hold a date.
+    Times are seconds of any steady clock, passed in; ``wall`` gives Unix seconds for headers that
+    hold a date.
     """
 
     def __init__(self, config: SimulatorConfig, wall: Callable[[], float] = time.time) -> None:
@@ -46,12 +48,15 @@ class Provider:
         self._fill()
 
     def reset(self) -> None:
-        """Accounts and limits as at the start; the log on disk and what was changed meanwhile are kept."""
+        """Accounts and limits as at the start; the log on disk and what was changed meanwhile are
+        kept."""
         self.book.reset()
         self._fill()
 
     def control(self, raw: bytes, now: float) -> None:
-        """Change settings while running, and refuse on demand. Raises BadSetting and changes nothing."""
+        """Change settings while running, and refuse on demand.
+
+        Raises BadSetting and changes nothing."""
         before, change = self._config, controls.read_change(raw, self._config, self._demand)
         self._demand = change.demand
         self._follow(change.config)
@@ -67,7 +72,10 @@ class Provider:
 
     def stats(self, now: float) -> dict[str, Any]:
         """The accounts since the start or the last reset, those of each limit among them."""
-        return self.book.stats() | {"limits": self._limits.stats(now), "spent_usd": round(self._wallet.spent_usd, 9)}
+        return self.book.stats() | {
+            "limits": self._limits.stats(now),
+            "spent_usd": round(self._wallet.spent_usd, 9),
+        }
 
     def metrics(self, now: float) -> str:
         """Prometheus text with vLLM's names; without a queue everything in flight runs."""
@@ -80,20 +88,30 @@ class Provider:
         return self._config
 
     def turned_away(self, authorization: str | None, *, spends: bool) -> Refusal | None:
-        """What a call that is not inference meets: the key, the demand and, where it spends, the account."""
-        return self._wrong_key(authorization) or self._demanded() or (self._no_money() if spends else None)
+        """What a call that is not inference meets: the key, the demand and, where it spends, the
+        account."""
+        return (
+            self._wrong_key(authorization)
+            or self._demanded()
+            or (self._no_money() if spends else None)
+        )
 
     def pay(self, usage: Usage, price: float) -> None:
         """For work done, at this part of the price in real time."""
         self._wallet.pay(usage.prompt * price, usage.completion * price)
 
-    def open_call(self, endpoint: str, raw: bytes, tag: str | None, authorization: str | None) -> Call:
-        """Count a call before anything else happens to it. Without a tag the body's hash names the document."""
+    def open_call(
+        self, endpoint: str, raw: bytes, tag: str | None, authorization: str | None
+    ) -> Call:
+        """Count a call before anything else happens to it.
+
+        Without a tag the body's hash names the document."""
         tag = tag or "body-" + blake2b(raw, digest_size=8).hexdigest()
         return Call(endpoint, raw, authorization, tag, self.book.arrived(tag))
 
     def decide(self, call: Call, now: float, host: str = "") -> Reply:
-        """The reply to a call that arrives at ``now`` (seconds of any steady clock), noted in the call log.
+        """The reply to a call that arrives at ``now`` (seconds of any steady clock), noted in the
+        call log.
 
         ``host`` is the name that the client called us by.
         """
@@ -149,14 +167,22 @@ class Provider:
         return f"req_{self.book.requests:016x}"
 
     def _turned_away(self, call: Call) -> Refusal | None:
-        """What is refused before limits are asked: the key, the demand, the request, the account, the crowd."""
+        """What is refused before limits are asked: the key, the demand, the request, the account,
+        the crowd."""
         wrong = self._wrong_key(call.authorization)
         return (
-            wrong or self._demanded() or unreadable(call) or self._format(call) or self._no_money() or self._crowded()
+            wrong
+            or self._demanded()
+            or unreadable(call)
+            or self._format(call)
+            or self._no_money()
+            or self._crowded()
         )
 
     def _wrong_key(self, authorization: str | None) -> Refusal | None:
-        if self._authorization is None or compare_digest((authorization or "").encode(), self._authorization):
+        if self._authorization is None or compare_digest(
+            (authorization or "").encode(), self._authorization
+        ):
             return None
         return refusals.wrong_key()
 
@@ -175,11 +201,17 @@ class Provider:
             return None
         refusal = refused_format(call.body, self._structured)
         if self._structured is Structured.IGNORED:
-            call.body = {name: value for name, value in call.body.items() if name != "response_format"}
+            call.body = {
+                name: value for name, value in call.body.items() if name != "response_format"
+            }
         return refusal
 
     def _no_money(self) -> Refusal | None:
-        return refusals.no_money(self._credit_error) if self._wallet.empty(self.book.requests) else None
+        return (
+            refusals.no_money(self._credit_error)
+            if self._wallet.empty(self.book.requests)
+            else None
+        )
 
     def _crowded(self) -> Refusal | None:
         most = self._most_in_flight
@@ -207,7 +239,9 @@ class Provider:
 
     def _charge(self, call: Call) -> Charge | None:
         """None where nothing is limited: then nothing needs to be counted beforehand."""
-        return at_admission(self._mode, call, self._unset_max_tokens) if self._limits.meters else None
+        return (
+            at_admission(self._mode, call, self._unset_max_tokens) if self._limits.meters else None
+        )
 
     def _take_time(self, reply: Reply, charge: Charge | None, now: float) -> Reply:
         """Let the call wait for its turn, and charge what is due while it runs and when it ends."""
@@ -224,6 +258,8 @@ class Provider:
         if self._mode is Mode.PRODUCED and reply.usage.completion:
             self._limits.produce(reply.usage.completion, start, end)
         refund = not self._config.charge_failed and not reply.worked
-        due = charges.correction(self._mode, charge, reply.usage.completion, burndown=self._burndown, refund=refund)
+        due = charges.correction(
+            self._mode, charge, reply.usage.completion, burndown=self._burndown, refund=refund
+        )
         if due is not None:
             self._limits.correct(due, end)

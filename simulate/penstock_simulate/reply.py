@@ -31,7 +31,9 @@ class Manner(Enum):
 
 
 class Reply(NamedTuple):
-    """What to send, when, and how. ``outcome`` is its name in the statistics: a status, or how it failed to leave."""
+    """What to send, when, and how.
+
+    ``outcome`` is its name in the statistics: a status, or how it failed to leave."""
 
     status: int
     body: bytes

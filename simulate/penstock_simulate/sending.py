@@ -1,4 +1,5 @@
-"""How a reply leaves over HTTP: whole, late, in pieces, broken off, or as bytes that are not HTTP."""
+"""How a reply leaves over HTTP: whole, late, in pieces, broken off, or as bytes that are not
+HTTP."""
 
 from __future__ import annotations
 
@@ -38,7 +39,11 @@ async def send(request: web.Request, reply: Reply, closing: asyncio.Event) -> we
 async def _hang(request: web.Request, longest_s: float, closing: asyncio.Event) -> None:
     """Say nothing until the client has gone, the time is up or the simulator ends."""
     end = time.monotonic() + longest_s
-    while request.transport is not None and not closing.is_set() and (left := end - time.monotonic()) > 0:
+    while (
+        request.transport is not None
+        and not closing.is_set()
+        and (left := end - time.monotonic()) > 0
+    ):
         await _pause(closing, min(left, 1.0))
 
 

@@ -34,7 +34,8 @@ SHOP: web.AppKey[BatchShop] = web.AppKey("shop", BatchShop)
 
 
 def make_app(config: SimulatorConfig) -> web.Application:
-    """The application; its shutdown ends hanging calls, closes the call log and removes the files of batches."""
+    """The application; its shutdown ends hanging calls, closes the call log and removes the files
+    of batches."""
     provider, closing = Provider(config), asyncio.Event()
 
     async def ending(_: web.Application) -> None:
@@ -50,7 +51,9 @@ def make_app(config: SimulatorConfig) -> web.Application:
     for endpoint in (CHAT, COMPLETIONS, EMBEDDINGS):
         app.router.add_post(endpoint, inference(provider, endpoint, closing))
     app.router.add_post(MESSAGES, messages(provider, closing))
-    app.router.add_post("/v1beta/models/{model:[^/:]+}:generateContent", generate(provider, closing))
+    app.router.add_post(
+        "/v1beta/models/{model:[^/:]+}:generateContent", generate(provider, closing)
+    )
     app.router.add_routes([*openai_routes(shop), *anthropic_routes(shop), *gemini_routes(shop)])
     app.router.add_get("/batches", _batches)
     app.router.add_get("/batches/requests", _batch_requests)
@@ -69,7 +72,9 @@ def make_app(config: SimulatorConfig) -> web.Application:
 
 
 async def _models(_: web.Request) -> web.Response:
-    data = [{"id": name, "object": "model", "created": 0, "owned_by": "penstock"} for name in MODELS]
+    data = [
+        {"id": name, "object": "model", "created": 0, "owned_by": "penstock"} for name in MODELS
+    ]
     return web.Response(body=orjson.dumps({"object": "list", "data": data}), headers=JSON)
 
 
@@ -79,17 +84,24 @@ async def _stats(request: web.Request) -> web.Response:
 
 
 async def _calls(request: web.Request) -> web.Response:
-    return web.Response(body=orjson.dumps(request.app[PROVIDER].book.calls(_least(request, "min_calls"))), headers=JSON)
+    return web.Response(
+        body=orjson.dumps(request.app[PROVIDER].book.calls(_least(request, "min_calls"))),
+        headers=JSON,
+    )
 
 
 async def _batches(request: web.Request) -> web.Response:
-    """The batches of all dialects, the oldest first: what became of each, and how often its results were read."""
+    """The batches of all dialects, the oldest first: what became of each, and how often its results
+    were read."""
     return web.Response(body=orjson.dumps({"batches": request.app[SHOP].shown()}), headers=JSON)
 
 
 async def _batch_requests(request: web.Request) -> web.Response:
     """How often each request was submitted and answered by batches."""
-    return web.Response(body=orjson.dumps(request.app[SHOP].requests(_least(request, "min_submitted"))), headers=JSON)
+    return web.Response(
+        body=orjson.dumps(request.app[SHOP].requests(_least(request, "min_submitted"))),
+        headers=JSON,
+    )
 
 
 def _least(request: web.Request, name: str) -> int:
@@ -114,7 +126,9 @@ async def _control(request: web.Request) -> web.Response:
     try:
         request.app[PROVIDER].control(await request.read(), time.monotonic())
     except BadSetting as problem:
-        return web.Response(status=400, body=orjson.dumps({"error": {"message": str(problem)}}), headers=JSON)
+        return web.Response(
+            status=400, body=orjson.dumps({"error": {"message": str(problem)}}), headers=JSON
+        )
     return await _controls(request)
 
 
@@ -125,7 +139,9 @@ async def _metrics(request: web.Request) -> web.Response:
 
 async def _trap(request: web.Request) -> web.Response:
     """Where redirects lead. Clients that follow are counted, with and without a key."""
-    request.app[PROVIDER].book.trapped("with a key" if "Authorization" in request.headers else "without a key")
+    request.app[PROVIDER].book.trapped(
+        "with a key" if "Authorization" in request.headers else "without a key"
+    )
     return web.Response(status=200, body=b"{}", headers=JSON)
 
 
@@ -146,8 +162,8 @@ async def running(config: SimulatorConfig) -> AsyncIterator[str]:
             await site.start()
         except OSError as error:
             raise BadSetting(
-                f"--host {config.host} --port {config.port}: cannot listen there: {error.strerror or error}; "
-                "give --port 0 for a free port"
+                f"--host {config.host} --port {config.port}: cannot listen there: "
+                f"{error.strerror or error}; give --port 0 for a free port"
             ) from error
         yield _url("https" if tls else "http", config.host, runner)
     finally:

@@ -1,4 +1,7 @@
-"""Helm, behind one door. The library from PyPI holds Helm's own code; a `helm` binary could stand in for this module alone."""
+"""Helm, behind one door.
+
+The library from PyPI holds Helm's own code; a `helm` binary could stand in for this module
+alone."""
 
 from __future__ import annotations
 
@@ -43,7 +46,11 @@ class Release:
 
     def all(self, kind: str) -> dict[str, Manifest]:
         """The manifests of a kind, by name."""
-        return {manifest["metadata"]["name"]: manifest for manifest in self.manifests if manifest["kind"] == kind}
+        return {
+            manifest["metadata"]["name"]: manifest
+            for manifest in self.manifests
+            if manifest["kind"] == kind
+        }
 
     def one(self, kind: str, name: str | None = None) -> Manifest:
         found = self.all(kind)
@@ -67,4 +74,7 @@ def render(chart: Path, values: Values) -> Release:
 def lint(chart: Path, values: Values, kube_version: str) -> list[str]:
     """What `helm lint --strict` finds; nothing is best."""
     report = helm_python.lint(chart, values, strict=True, kube_version=kube_version)
-    return [*report["errors"], *(message["error"] for message in report["messages"] if message["severity"] > 1)]
+    return [
+        *report["errors"],
+        *(message["error"] for message in report["messages"] if message["severity"] > 1),
+    ]

@@ -1,7 +1,7 @@
 """The images that the chart names, as programs of this machine.
 
-An upstream vLLM image is played by `penstock simulate --like vllm` (vllm_standin.py): it answers, drains and reports as
-vLLM's server does, and computes nothing.
+An upstream vLLM image is played by `penstock simulate --like vllm` (vllm_standin.py): it answers,
+drains and reports as vLLM's server does, and computes nothing.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ STANDIN = Path(__file__).with_name("vllm_standin.py")
 IMAGES: Mapping[str, Image] = {
     "penstock": Image(ENTRYPOINT, local),
     "vllm/vllm-openai": Image(
-        ("vllm", "serve"), partial(local, programs={**PROGRAMS, "vllm": [sys.executable, str(STANDIN)]})
+        ("vllm", "serve"),
+        partial(local, programs={**PROGRAMS, "vllm": [sys.executable, str(STANDIN)]}),
     ),
 }

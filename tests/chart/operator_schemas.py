@@ -1,7 +1,7 @@
 """The part of KEDA's and the Prometheus operator's objects that the chart emits, as JSON schemas.
 
-Kubernetes' own schemas hold no custom resources. Written from KEDA 2.17's scaledobject_types.go and the operator's v1 API;
-a field that is not here is one that the chart has no reason to emit.
+Kubernetes' own schemas hold no custom resources. Written from KEDA 2.17's scaledobject_types.go and
+the operator's v1 API; a field that is not here is one that the chart has no reason to emit.
 """
 
 from __future__ import annotations
@@ -12,7 +12,12 @@ Schema = dict[str, Any]
 
 
 def _object(*, required: str = "", **properties: Schema) -> Schema:
-    return {"type": "object", "additionalProperties": False, "properties": properties, "required": required.split()}
+    return {
+        "type": "object",
+        "additionalProperties": False,
+        "properties": properties,
+        "required": required.split(),
+    }
 
 
 def _array(items: Schema) -> Schema:
@@ -23,10 +28,19 @@ _TEXT: Schema = {"type": "string", "minLength": 1}
 _COUNT: Schema = {"type": "integer", "minimum": 0}
 _NUMBER_TEXT: Schema = {"type": "string", "pattern": r"^[0-9]+(\.[0-9]+)?$"}
 _LABELS: Schema = {"type": "object", "additionalProperties": {"type": "string"}}
-_METADATA = _object(required="name namespace labels", name=_TEXT, namespace=_TEXT, labels=_LABELS, annotations=_LABELS)
+_METADATA = _object(
+    required="name namespace labels",
+    name=_TEXT,
+    namespace=_TEXT,
+    labels=_LABELS,
+    annotations=_LABELS,
+)
 
 _POLICY = _object(
-    required="type value periodSeconds", type={"enum": ["Pods", "Percent"]}, value=_COUNT, periodSeconds=_COUNT
+    required="type value periodSeconds",
+    type={"enum": ["Pods", "Percent"]},
+    value=_COUNT,
+    periodSeconds=_COUNT,
 )
 _RULES = _object(stabilizationWindowSeconds=_COUNT, policies=_array(_POLICY), selectPolicy=_TEXT)
 _REDIS_TRIGGER = _object(
@@ -54,7 +68,14 @@ _SCALED_OBJECT = _object(
         required="failureThreshold replicas",
         failureThreshold=_COUNT,
         replicas=_COUNT,
-        behavior={"enum": ["static", "currentReplicas", "currentReplicasIfHigher", "currentReplicasIfLower"]},
+        behavior={
+            "enum": [
+                "static",
+                "currentReplicas",
+                "currentReplicasIfHigher",
+                "currentReplicasIfLower",
+            ]
+        },
     ),
     advanced=_object(
         scalingModifiers=_object(
@@ -86,16 +107,25 @@ _POD_MONITOR = _object(
     podTargetLabels=_array(_TEXT),
     podMetricsEndpoints=_array(
         _object(
-            required="port path interval", port=_TEXT, path=_TEXT, interval={"type": "string", "pattern": "^[0-9]+s$"}
+            required="port path interval",
+            port=_TEXT,
+            path=_TEXT,
+            interval={"type": "string", "pattern": "^[0-9]+s$"},
         )
     ),
 )
 _RULE = _object(
-    required="expr", alert=_TEXT, record=_TEXT, expr=_TEXT, labels=_LABELS, annotations=_LABELS,
+    required="expr",
+    alert=_TEXT,
+    record=_TEXT,
+    expr=_TEXT,
+    labels=_LABELS,
+    annotations=_LABELS,
     **{"for": _TEXT, "keep_firing_for": _TEXT},
-)  # fmt: skip
+)
 _PROMETHEUS_RULE = _object(
-    required="groups", groups=_array(_object(required="name rules", name=_TEXT, interval=_TEXT, rules=_array(_RULE)))
+    required="groups",
+    groups=_array(_object(required="name rules", name=_TEXT, interval=_TEXT, rules=_array(_RULE))),
 )
 
 _KEDA, _OPERATOR = "keda.sh/v1alpha1", "monitoring.coreos.com/v1"

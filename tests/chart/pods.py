@@ -32,7 +32,9 @@ def container(manifest: Manifest, name: str) -> dict[str, Any]:
 
 def env(found: dict[str, Any]) -> dict[str, Any]:
     """Variables of a container: the value, or where it is from."""
-    return {entry["name"]: entry.get("value", entry.get("valueFrom")) for entry in found.get("env", [])}
+    return {
+        entry["name"]: entry.get("value", entry.get("valueFrom")) for entry in found.get("env", [])
+    }
 
 
 def pool(release: Release, name: str) -> Manifest:

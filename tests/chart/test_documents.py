@@ -49,7 +49,9 @@ def test_every_value_is_in_the_schema() -> None:
         schema = SCHEMA
         for part in key.path.split("."):
             more = schema.get("additionalProperties")
-            schema = _resolve(schema.get("properties", {}).get(part) or (more if isinstance(more, dict) else {}))
+            schema = _resolve(
+                schema.get("properties", {}).get(part) or (more if isinstance(more, dict) else {})
+            )
             assert schema, key.path
 
 
@@ -65,7 +67,8 @@ def _objects(schema: Any, path: str = "") -> Iterator[tuple[str, dict[str, Any]]
 
 
 def test_no_map_takes_any_key() -> None:
-    """Each object of the schema names its keys and refuses others, or says why its names are free."""
+    """Each object of the schema names its keys and refuses others, or says why its names are
+    free."""
     found = list(_objects(SCHEMA))
     assert len(found) > 40
     for path, schema in found:
@@ -75,7 +78,8 @@ def test_no_map_takes_any_key() -> None:
 
 
 def test_settings_that_can_be_given_are_settings() -> None:
-    """The schema names the workers' settings and their providers' fields: all of them, and no others."""
+    """The schema names the workers' settings and their providers' fields: all of them, and no
+    others."""
     names = set(SCHEMA["$defs"]["settings"]["propertyNames"]["enum"])
     assert names == set(WorkerSettings.model_fields), "$defs.settings of values.schema.json"
     fields = set(SCHEMA["$defs"]["provider"]["properties"]) - {"apiKey"}
@@ -101,7 +105,11 @@ def test_values_that_pages_name_exist() -> None:
     """Every `--set key=` of the chart's pages is a key of the schema."""
     pages = "".join(
         page.read_text("utf-8")
-        for page in (ROOT / "docs" / "kubernetes.md", *CHART.glob("*.md"), *CHART.glob("templates/*.tpl"))
+        for page in (
+            ROOT / "docs" / "kubernetes.md",
+            *CHART.glob("*.md"),
+            *CHART.glob("templates/*.tpl"),
+        )
     )
     named = set(re.findall(r"--set (?:'|\")?([\w.]+)=", pages))
     assert len(named) >= 3
@@ -109,5 +117,7 @@ def test_values_that_pages_name_exist() -> None:
         schema = SCHEMA
         for part in path.split("."):
             more = schema.get("additionalProperties")
-            schema = _resolve(schema.get("properties", {}).get(part) or (more if isinstance(more, dict) else {}))
+            schema = _resolve(
+                schema.get("properties", {}).get(part) or (more if isinstance(more, dict) else {})
+            )
         assert schema, path

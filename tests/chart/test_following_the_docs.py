@@ -1,4 +1,5 @@
-"""What a stranger types: every helm command of the documentation renders, and finds the images and Secrets that it needs."""
+"""What a stranger types: every helm command of the documentation renders, and finds the images and
+Secrets that it needs."""
 
 from __future__ import annotations
 
@@ -18,20 +19,26 @@ from chart.helm_library import Values
 from chart.pods import containers, pods
 
 DOCS = {
-    name: (ROOT / name).read_text("utf-8") for name in ("README.md", "docs/kubernetes.md", "helm/penstock/README.md")
+    name: (ROOT / name).read_text("utf-8")
+    for name in ("README.md", "docs/kubernetes.md", "helm/penstock/README.md")
 }
 OWN = "fleet.yaml"  # the reader's own values, as docs/kubernetes.md shows them
 UPSTREAM = ("vllm/vllm-openai:", "redis:", "postgres:")
 
 
 def commands(text: str, beginning: str) -> list[list[str]]:
-    """Commands of a document that begin so, as words; those that go on in the next line are joined."""
+    """Commands of a document that begin so, as words; those that go on in the next line are
+    joined."""
     joined = re.sub(r"\\\n\s*", " ", text)
     found = re.findall(rf"(?:^\$ |`)({beginning}[^`\n]*)", joined, re.MULTILINE)
     return [shlex.split(command, comments=True) for command in found]
 
 
-HELM = [(name, words) for name, text in DOCS.items() for words in commands(text, "helm (?:install|upgrade) .*")]
+HELM = [
+    (name, words)
+    for name, text in DOCS.items()
+    for words in commands(text, "helm (?:install|upgrade) .*")
+]
 OF_THE_CHART = [(name, words) for name, words in HELM if "./helm/penstock" in words]
 
 
@@ -40,8 +47,12 @@ def options(words: list[str], option: str) -> Iterator[str]:
 
 
 def given(words: list[str]) -> Values:
-    """The values of a command, from its files, its `--set` and its `--set-json`, in Helm's order."""
-    files = [_own() if name == OWN else yaml.safe_load((ROOT / name).read_text()) for name in options(words, "-f")]
+    """The values of a command, from its files, its `--set` and its `--set-json`, in Helm's
+    order."""
+    files = [
+        _own() if name == OWN else yaml.safe_load((ROOT / name).read_text())
+        for name in options(words, "-f")
+    ]
     before = [example("minimal"), _own()] if "--reuse-values" in words else []
     after = [*map(_set, options(words, "--set")), *map(_set, options(words, "--set-json"))]
     return reduce(overlay, [*before, *files, *after, {"checkClusterApis": False}])
@@ -49,7 +60,9 @@ def given(words: list[str]) -> Values:
 
 def _own() -> Values:
     (block,) = (
-        text for text in re.findall(r"```yaml\n(.*?)```", DOCS["docs/kubernetes.md"], re.DOTALL) if "gpuImage" in text
+        text
+        for text in re.findall(r"```yaml\n(.*?)```", DOCS["docs/kubernetes.md"], re.DOTALL)
+        if "gpuImage" in text
     )
     values: Values = yaml.safe_load(block)
     return values
@@ -60,9 +73,12 @@ def _set(pair: str) -> Values:
     return reduce(lambda inner, key: {key: inner}, reversed(path.split(".")), yaml.safe_load(value))
 
 
-@pytest.mark.parametrize(("name", "words"), OF_THE_CHART, ids=[" ".join(words) for _, words in OF_THE_CHART])
+@pytest.mark.parametrize(
+    ("name", "words"), OF_THE_CHART, ids=[" ".join(words) for _, words in OF_THE_CHART]
+)
 def test_a_command_as_it_stands_there(name: str, words: list[str]) -> None:
-    """It renders, and no pod asks a registry for an image of Penstock that was never pushed there."""
+    """It renders, and no pod asks a registry for an image of Penstock that was never pushed
+    there."""
     release = helm_library.render(CHART, given(words))
     images = {found["image"] for _, spec in pods(release) for found in containers(spec)}
     assert all(image.startswith(("registry.example.com/", *UPSTREAM)) for image in images), images
@@ -78,7 +94,11 @@ def _made() -> dict[str, set[str]]:
     """Secrets that docs/kubernetes.md has its reader make, and their keys."""
     found: defaultdict[str, set[str]] = defaultdict(set)
     for words in commands(DOCS["docs/kubernetes.md"], "kubectl .*create secret generic "):
-        keys = (word.removeprefix("--from-literal=").partition("=")[0] for word in words if "--from-literal" in word)
+        keys = (
+            word.removeprefix("--from-literal=").partition("=")[0]
+            for word in words
+            if "--from-literal" in word
+        )
         found[words[words.index("generic") + 1]].update(keys)
     return found
 
@@ -97,16 +117,22 @@ def _asked_for(manifest: Any) -> Iterator[tuple[str, str]]:
 
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_every_secret_is_one_that_the_reader_has_made(name: str, render: Render) -> None:
-    """A Secret or a key that is missing keeps pods from starting, and KEDA from scaling: the chart makes it, or the docs do."""
+    """A Secret or a key that is missing keeps pods from starting, and KEDA from scaling: the chart
+    makes it, or the docs do."""
     release = render(name)
-    known = _made() | {secret: set(manifest["stringData"]) for secret, manifest in release.all("Secret").items()}
+    known = _made() | {
+        secret: set(manifest["stringData"]) for secret, manifest in release.all("Secret").items()
+    }
     asked = {pair for manifest in release.manifests for pair in _asked_for(manifest)}
     assert len(asked) >= 2
-    assert sorted((secret, key) for secret, key in asked if key not in known.get(secret, set())) == []
+    assert (
+        sorted((secret, key) for secret, key in asked if key not in known.get(secret, set())) == []
+    )
 
 
 def test_a_test_that_succeeded_still_has_its_logs(render: Render) -> None:
-    """`helm test --logs`, as documented, asks for the pod's logs after the hook is over: the pod is still there then."""
+    """`helm test --logs`, as documented, asks for the pod's logs after the hook is over: the pod is
+    still there then."""
     assert any("--logs" in words for words in commands(DOCS["docs/kubernetes.md"], "helm test "))
     annotations = render("minimal").one("Pod")["metadata"]["annotations"]
     assert annotations["helm.sh/hook-delete-policy"] == "before-hook-creation"

@@ -28,7 +28,12 @@ OPTIONS: dict[str, Values] = {
         "gateway": {
             "enabled": True,
             "files": "s3://bucket/doors",
-            "ingress": {"enabled": True, "host": "batch.example.com", "tlsSecret": "tls", "className": "nginx"},
+            "ingress": {
+                "enabled": True,
+                "host": "batch.example.com",
+                "tlsSecret": "tls",
+                "className": "nginx",
+            },
         },
         "commonLabels": {"team": "data"},
         "imagePullSecrets": [{"name": "registry"}],
@@ -38,11 +43,17 @@ OPTIONS: dict[str, Values] = {
         "serviceAccount": {"create": False},
         "migrate": {"enabled": False},
     },
-    "custom": {"spot": {"provider": "custom", "custom": {"labelKey": "tier", "labelValue": "cheap"}}},
+    "custom": {
+        "spot": {"provider": "custom", "custom": {"labelKey": "tier", "labelValue": "cheap"}}
+    },
 }
-WATCHED: Values = {"monitoring": {kind: {"enabled": True} for kind in ("podMonitor", "rules", "dashboards")}}
+WATCHED: Values = {
+    "monitoring": {kind: {"enabled": True} for kind in ("podMonitor", "rules", "dashboards")}
+}
 OPTED = ("minimal", "gke", "karpenter", "gpu-sidecar")
-MATRIX = [(name, option) for name in EXAMPLES for option in OPTIONS if option == "plain" or name in OPTED]
+MATRIX = [
+    (name, option) for name in EXAMPLES for option in OPTIONS if option == "plain" or name in OPTED
+]
 
 
 @pytest.fixture(params=MATRIX, ids="-".join)
@@ -68,7 +79,8 @@ def _check(release: Release, version: str) -> int:
 
 
 def test_the_newest_cluster_takes_every_manifest(release: Release) -> None:
-    """No field is unknown, misspelt or of the wrong type, strictly, for Kubernetes, KEDA and the Prometheus operator."""
+    """No field is unknown, misspelt or of the wrong type, strictly, for Kubernetes, KEDA and the
+    Prometheus operator."""
     assert _check(release, NEWEST) >= 6
 
 
@@ -93,7 +105,8 @@ def test_names_are_unique_and_short(release: Release) -> None:
 
 
 def test_nothing_runs_with_more_rights_than_it_needs(release: Release) -> None:
-    """Every container: no root, no privilege, no capability, a read-only root, the default seccomp profile, no token."""
+    """Every container: no root, no privilege, no capability, a read-only root, the default seccomp
+    profile, no token."""
     seen = 0
     for name, spec in pods(release):
         assert spec["automountServiceAccountToken"] is False, name
@@ -104,27 +117,37 @@ def test_nothing_runs_with_more_rights_than_it_needs(release: Release) -> None:
             rights = found["securityContext"]
             assert rights["readOnlyRootFilesystem"] is True, (name, found["name"])
             assert rights["capabilities"] == {"drop": ["ALL"]}, (name, found["name"])
-            assert (rights["privileged"], rights["allowPrivilegeEscalation"]) == (False, False), (name, found["name"])
+            assert (rights["privileged"], rights["allowPrivilegeEscalation"]) == (False, False), (
+                name,
+                found["name"],
+            )
             seen += 1
     assert seen >= 3
 
 
 def test_service_links_stay_out_of_settings(release: Release) -> None:
-    """Kubernetes would set PENSTOCK_…_PORT for Services named penstock-…, which would be read as settings."""
+    """Kubernetes would set PENSTOCK_…_PORT for Services named penstock-…, which would be read as
+    settings."""
     assert all(spec["enableServiceLinks"] is False for _, spec in pods(release))
 
 
 def test_every_volume_is_mounted_and_bounded(release: Release) -> None:
-    """Mounts name volumes that exist, no volume is for nothing, and no emptyDir can fill its node."""
+    """Mounts name volumes that exist, no volume is for nothing, and no emptyDir can fill its
+    node."""
     for name, spec in pods(release):
         volumes = {volume["name"]: volume for volume in spec.get("volumes", [])}
-        mounted = {mount["name"] for found in containers(spec) for mount in found.get("volumeMounts", [])}
+        mounted = {
+            mount["name"] for found in containers(spec) for mount in found.get("volumeMounts", [])
+        }
         assert mounted - {"data"} == set(volumes) - {"data"}, name
-        assert all("sizeLimit" in volume["emptyDir"] for volume in volumes.values() if "emptyDir" in volume), name
+        assert all(
+            "sizeLimit" in volume["emptyDir"] for volume in volumes.values() if "emptyDir" in volume
+        ), name
 
 
 def test_everything_asks_for_what_it_needs(release: Release) -> None:
-    """Each container requests CPU and memory and has a memory limit: no pod is evicted first, none takes a node down."""
+    """Each container requests CPU and memory and has a memory limit: no pod is evicted first, none
+    takes a node down."""
     for name, spec in pods(release):
         for found in containers(spec):
             resources = found["resources"]
@@ -136,13 +159,19 @@ def test_no_image_floats(release: Release) -> None:
     """Each image has a digest or a tag, and no tag is `latest`."""
     for name, spec in pods(release):
         for found in containers(spec):
-            assert re.search(r"(@sha256:[0-9a-f]{64}|:(?!latest$)[\w.-]+)$", found["image"]), (name, found["image"])
+            assert re.search(r"(@sha256:[0-9a-f]{64}|:(?!latest$)[\w.-]+)$", found["image"]), (
+                name,
+                found["image"],
+            )
 
 
 def test_secrets_are_named_never_written(render: Render) -> None:
     """With external stores no manifest holds a Secret; every password is a reference."""
     assert all(not render(name).all("Secret") for name in EXAMPLES if name != "minimal")
-    assert set(render("minimal").all("Secret")) == {"fleet-penstock-redis", "fleet-penstock-postgres"}
+    assert set(render("minimal").all("Secret")) == {
+        "fleet-penstock-redis",
+        "fleet-penstock-postgres",
+    }
 
 
 @pytest.fixture
@@ -160,8 +189,11 @@ def chart_with_files(tmp_path: Path) -> Path:
     return chart
 
 
-def test_alerts_and_dashboards_are_wrapped_as_they_are(render: Render, chart_with_files: Path) -> None:
-    """Prometheus' and Grafana's own braces survive Helm, and every dashboard is found by Grafana's label."""
+def test_alerts_and_dashboards_are_wrapped_as_they_are(
+    render: Render, chart_with_files: Path
+) -> None:
+    """Prometheus' and Grafana's own braces survive Helm, and every dashboard is found by Grafana's
+    label."""
     release = render("minimal", WATCHED, chart_with_files)
     _check(release, NEWEST)
     rule = release.one("PrometheusRule")["spec"]["groups"][0]["rules"][0]
@@ -174,6 +206,10 @@ def test_alerts_and_dashboards_are_wrapped_as_they_are(render: Render, chart_wit
 def test_extra_objects_are_templates(render: Render) -> None:
     """Maps and texts are both rendered, with the release's values."""
     text = "apiVersion: v1\nkind: ConfigMap\nmetadata:\n  name: '{{ .Release.Name }}-text'\n"
-    mapped = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "{{ .Release.Name }}-map"}}
+    mapped = {
+        "apiVersion": "v1",
+        "kind": "ConfigMap",
+        "metadata": {"name": "{{ .Release.Name }}-map"},
+    }
     release = render("minimal", {"extraObjects": [text, mapped]})
     assert {"fleet-text", "fleet-map"} <= set(release.all("ConfigMap"))

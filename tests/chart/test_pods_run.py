@@ -1,7 +1,9 @@
-"""The chart's pods, run: its own commands, variables and probes on a real Redis, a real PostgreSQL and a simulated provider.
+"""The chart's pods, run: its own commands, variables and probes on a real Redis, a real PostgreSQL
+and a simulated provider.
 
-What makes processes of pods is tests/kubelet. Secrets name the servers of here in place of the cluster's; a vLLM image is played
-by `penstock simulate`. Nothing else of the manifests is changed but by values.
+What makes processes of pods is tests/kubelet. Secrets name the servers of here in place of the
+cluster's; a vLLM image is played by `penstock simulate`. Nothing else of the manifests is changed
+but by values.
 """
 
 from __future__ import annotations
@@ -31,7 +33,8 @@ SLOTS = 8
 UP_S = 60.0
 LONG_MS = 60_000  # longer than any drain here
 
-# Of all pools: at this pace, a start may take as long as the chart has it, and more on a busy machine.
+# Of all pools: at this pace, a start may take as long as the chart has it, and more on a busy
+# machine.
 PATIENT: Values = {"startupSeconds": 1800, "concurrency": SLOTS}
 SHORT: Values = {"terminationGracePeriodSeconds": 8, "drainSeconds": 1}
 SHORTEST: Values = {"terminationGracePeriodSeconds": 2, "drainSeconds": 1}
@@ -41,7 +44,13 @@ class Cluster:
     """A release whose Secrets name servers of this machine, and a kubelet for its pods."""
 
     def __init__(
-        self, release: Release, fleet: Fleet, folder: Path, *, database: str | None = None, pace: float = PACE
+        self,
+        release: Release,
+        fleet: Fleet,
+        folder: Path,
+        *,
+        database: str | None = None,
+        pace: float = PACE,
     ) -> None:
         self.release = release
         namespace = Namespace.of(release.manifests)
@@ -61,9 +70,15 @@ class Cluster:
         self.start(*(name for name in names if name not in self._pods))
         pods = [self._pods[name] for name in names]
         try:
-            until(lambda: all(_is_up(pod) for pod in pods), UP_S, "their own probes say that they are ready")
+            until(
+                lambda: all(_is_up(pod) for pod in pods),
+                UP_S,
+                "their own probes say that they are ready",
+            )
         except AssertionError as error:
-            raise AssertionError("\n".join([str(error), *(pod.describe() for pod in pods)])) from None
+            raise AssertionError(
+                "\n".join([str(error), *(pod.describe() for pod in pods)])
+            ) from None
         return pods
 
     def down(self, name: str) -> None:
@@ -77,9 +92,14 @@ def _is_up(pod: RunningPod) -> bool:
 
 
 def values(fleet: Fleet, **pools: Values) -> Values:
-    """Over an example: the simulated provider, a folder for outputs, quick reconciliation, and pools of few slots."""
+    """Over an example: the simulated provider, a folder for outputs, quick reconciliation, and
+    pools of few slots."""
     provider = {"base_url": fleet.provider.url, "rpm": 1_000_000, "tpm": 1_000_000_000}
-    settings = {"results_url": str(results(fleet)), "reconcile_interval_s": 1, "visibility_timeout_s": 600}
+    settings = {
+        "results_url": str(results(fleet)),
+        "reconcile_interval_s": 1,
+        "visibility_timeout_s": 600,
+    }
     chosen = {name: PATIENT | more for name, more in pools.items()}
     return {"providers": {"default": provider}, "settings": settings, "workerPools": chosen}
 
@@ -90,8 +110,11 @@ def results(fleet: Fleet) -> Path:
 
 @pytest.fixture(scope="module")
 def fleet(tmp_path_factory: pytest.TempPathFactory, postgres_server: Postgres) -> Iterator[Fleet]:
-    """What is outside the cluster: Redis, a migrated database, the provider, and who submits jobs."""
-    with Fleet(tmp_path_factory.mktemp("pods"), database_url=postgres_server.new_database()) as fleet:
+    """What is outside the cluster: Redis, a migrated database, the provider, and who submits
+    jobs."""
+    with Fleet(
+        tmp_path_factory.mktemp("pods"), database_url=postgres_server.new_database()
+    ) as fleet:
         fleet.provider.start("--latency-ms", "5", "--latency-sigma", "0", "--api-key", KEY)
         yield fleet
 
@@ -100,7 +123,9 @@ def fleet(tmp_path_factory: pytest.TempPathFactory, postgres_server: Postgres) -
 def cluster(fleet: Fleet, render: Render) -> Iterator[Cluster]:
     """examples/external-redis.yaml; all pods start at once, as they would."""
     pools = {"api": SHORT, "control": SHORTEST}
-    cluster = Cluster(render("external-redis", values(fleet, **pools)), fleet, fleet.folder / "kubelet")
+    cluster = Cluster(
+        render("external-redis", values(fleet, **pools)), fleet, fleet.folder / "kubelet"
+    )
     with cluster.kubelet:
         cluster.start(*pools)
         cluster.up("control")
@@ -111,14 +136,17 @@ def cluster(fleet: Fleet, render: Render) -> Iterator[Cluster]:
 def gpu(fleet: Fleet, render: Render) -> Iterator[Cluster]:
     """examples/gpu-sidecar.yaml; its pod starts while the others do."""
     pools = {"gpu": PATIENT | {"model": {"name": "sim-small", "servedNames": ["sim"]}}}
-    gpu = Cluster(render("gpu-sidecar", values(fleet) | {"workerPools": pools}), fleet, fleet.folder / "gpu")
+    gpu = Cluster(
+        render("gpu-sidecar", values(fleet) | {"workerPools": pools}), fleet, fleet.folder / "gpu"
+    )
     with gpu.kubelet:
         gpu.start("gpu")
         yield gpu
 
 
 def test_pods_finish_a_job(cluster: Cluster, fleet: Fleet) -> None:
-    """Ready by their own probes, with the Secret's key, they write its output; metrics are on the port that they name."""
+    """Ready by their own probes, with the Secret's key, they write its output; metrics are on the
+    port that they name."""
     (api,) = cluster.up("api")
     job = fleet.submit(DOCUMENTS, key="first")
     fleet.wait_for(job, JobState.COMPLETED, 60)
@@ -130,22 +158,31 @@ def test_pods_finish_a_job(cluster: Cluster, fleet: Fleet) -> None:
         assert b"penstock_" in page.read()
 
 
-def test_a_sidecar_is_there_before_the_worker_and_after_it(cluster: Cluster, gpu: Cluster, fleet: Fleet) -> None:
-    """The worker starts once the sidecar's model is loaded; deleted, its answers still come, and then the sidecar ends."""
+def test_a_sidecar_is_there_before_the_worker_and_after_it(
+    cluster: Cluster, gpu: Cluster, fleet: Fleet
+) -> None:
+    """The worker starts once the sidecar's model is loaded; deleted, its answers still come, and
+    then the sidecar ends."""
     journal = gpu.kubelet.journal
     cluster.up("control")  # which feeds
     (pod,) = gpu.up("gpu")
     assert journal.order(pod.name, Did.START, Did.UP) == [
-        ("vllm", Did.START), ("vllm", Did.UP), ("penstock", Did.START), ("penstock", Did.UP),
-    ]  # fmt: skip
+        ("vllm", Did.START),
+        ("vllm", Did.UP),
+        ("penstock", Did.START),
+        ("penstock", Did.UP),
+    ]
     vllm = Provider(fleet.folder, port=8000, host=pod.address)
     vllm.tell(latency_ms=1000, latency_sigma=0)
     job = fleet.submit(SLOTS, key="gpu", lane="gpu", model=None, prompt="Name a topic: {text}")
     until(lambda: vllm.in_flight() == SLOTS, 30, "all are in flight")
     gpu.down("gpu")
     assert journal.order(pod.name, Did.TERM, Did.KILL, Did.EXIT)[-4:] == [
-        ("penstock", Did.TERM), ("penstock", Did.EXIT), ("vllm", Did.TERM), ("vllm", Did.EXIT),
-    ]  # fmt: skip
+        ("penstock", Did.TERM),
+        ("penstock", Did.EXIT),
+        ("vllm", Did.TERM),
+        ("vllm", Did.EXIT),
+    ]
     assert pod.exit_code("penstock") == 0
     fleet.wait_for(job, JobState.COMPLETED, 30)
     assert fleet.account(job, SLOTS).results == {f"doc-{n}" for n in range(SLOTS)}
@@ -155,15 +192,21 @@ def age_of(alive: Path) -> float:
     return time.time() - alive.stat().st_mtime
 
 
-def test_a_worker_that_stands_still_is_restarted_and_no_other(cluster: Cluster, fleet: Fleet) -> None:
-    """The chart's liveness probe ends a process whose hub is stopped; an outage of Redis at the same time ends no other.
+def test_a_worker_that_stands_still_is_restarted_and_no_other(
+    cluster: Cluster, fleet: Fleet
+) -> None:
+    """The chart's liveness probe ends a process whose hub is stopped; an outage of Redis at the
+    same time ends no other.
 
-    The chart waits until `alive` is 90 s old. The file is made as old, or nearly: a process that does not touch it again is
-    found out, and one that does is not. Here it is the control pod's that stops: a worker like all others, with their probes.
+    The chart waits until `alive` is 90 s old. The file is made as old, or nearly: a process that
+    does not touch it again is found out, and one that does is not. Here it is the control pod's
+    that stops: a worker like all others, with their probes.
     """
     stopped, well = cluster.up("control", "api")
     alive = well.volume("run") / "alive"
-    longest_s = float(container(pool(cluster.release, "api"), "penstock")["livenessProbe"]["exec"]["command"][-1])
+    longest_s = float(
+        container(pool(cluster.release, "api"), "penstock")["livenessProbe"]["exec"]["command"][-1]
+    )
     try:
         fleet.redis.kill()
         began, pid = time.monotonic(), stopped.container("penstock").pid
@@ -172,12 +215,20 @@ def test_a_worker_that_stands_still_is_restarted_and_no_other(cluster: Cluster, 
         for path, left_s in ((stopped.volume("run") / "alive", -1.0), (alive, 8.0)):
             then = time.time() - longest_s + left_s
             os.utime(path, (then, then))
-        until(lambda: stopped.container("penstock").restarts == 1, 30, "the stopped one is restarted")
+        until(
+            lambda: stopped.container("penstock").restarts == 1, 30, "the stopped one is restarted"
+        )
         until(lambda: age_of(alive) < longest_s / 2, 30, "the other one turns without Redis")
-        until(lambda: len(cluster.kubelet.journal.of(well.name, Did.ALIVE, since=began)) >= 3, 30, "it was asked")
+        until(
+            lambda: len(cluster.kubelet.journal.of(well.name, Did.ALIVE, since=began)) >= 3,
+            30,
+            "it was asked",
+        )
     finally:
         fleet.redis.restart()
-    assert stopped.container("penstock").last_state["terminated"]["exitCode"] == 128 + signal.SIGKILL
+    assert (
+        stopped.container("penstock").last_state["terminated"]["exitCode"] == 128 + signal.SIGKILL
+    )
     cluster.up("control", "api")
     assert [pod.container("penstock").restarts for pod in (stopped, well)] == [1, 0]
 
@@ -187,12 +238,17 @@ def fill(fleet: Fleet, key: str) -> Job:
     fleet.provider.tell(latency_ms=LONG_MS)
     job = fleet.submit(DOCUMENTS, key=key)
     until(lambda: fleet.provider.in_flight() == SLOTS, 30, "all slots are in flight")
-    until(lambda: fleet.depths(job)["queued"] + fleet.depths(job)["unacked"] == DOCUMENTS, 30, "all is fed")
+    until(
+        lambda: fleet.depths(job)["queued"] + fleet.depths(job)["unacked"] == DOCUMENTS,
+        30,
+        "all is fed",
+    )
     return job
 
 
 def test_a_pod_that_is_deleted_gives_back_what_it_holds(cluster: Cluster, fleet: Fleet) -> None:
-    """With calls in flight it ends with 0 within its own grace period, and everything is in the queue when it has."""
+    """With calls in flight it ends with 0 within its own grace period, and everything is in the
+    queue when it has."""
     (api,) = cluster.up("api")
     job = fill(fleet, "second")
     began = time.monotonic()
@@ -205,22 +261,31 @@ def test_a_pod_that_is_deleted_gives_back_what_it_holds(cluster: Cluster, fleet:
     assert (fleet.depths(job)["queued"], fleet.depths(job)["unacked"]) == (DOCUMENTS, 0)
 
 
-def test_hooks_do_what_they_are_for(fleet: Fleet, render: Render, postgres_url: str, tmp_path: Path) -> None:
-    """The hook of an install makes the tables of an empty database, and `helm test` finds them, Redis and the provider."""
-    cluster = Cluster(render("gke", values(fleet)), fleet, tmp_path / "kubelet", database=postgres_url)
+def test_hooks_do_what_they_are_for(
+    fleet: Fleet, render: Render, postgres_url: str, tmp_path: Path
+) -> None:
+    """The hook of an install makes the tables of an empty database, and `helm test` finds them,
+    Redis and the provider."""
+    cluster = Cluster(
+        render("gke", values(fleet)), fleet, tmp_path / "kubelet", database=postgres_url
+    )
     with cluster.kubelet as kubelet:
         assert kubelet.run(one_pod(cluster.release.one("Job"))).wait(UP_S) == "Succeeded"
         check = kubelet.run(cluster.release.one("Pod"))
         assert check.wait(UP_S) == "Succeeded", check.describe()
     found = check.log("doctor")
     assert all(
-        words in found for words in ("has its tables", fleet.redis.url.rpartition("/")[0], fleet.provider.url)
+        words in found
+        for words in ("has its tables", fleet.redis.url.rpartition("/")[0], fleet.provider.url)
     ), found
 
 
 @pytest.mark.soak
-def test_the_shortest_notice_of_all_is_long_enough(fleet: Fleet, render: Render, tmp_path: Path) -> None:
-    """On GKE a pod has 15 s and drains for 10 of them: at the chart's own pace, with calls in flight, it ends with 0."""
+def test_the_shortest_notice_of_all_is_long_enough(
+    fleet: Fleet, render: Render, tmp_path: Path
+) -> None:
+    """On GKE a pod has 15 s and drains for 10 of them: at the chart's own pace, with calls in
+    flight, it ends with 0."""
     gke = Cluster(render("gke", values(fleet, api={})), fleet, tmp_path / "kubelet", pace=1)
     with gke.kubelet:
         api, _ = gke.up("api", "control")
@@ -228,4 +293,6 @@ def test_the_shortest_notice_of_all_is_long_enough(fleet: Fleet, render: Render,
         job = fill(fleet, "gke")
         gke.down("api")
         fleet.provider.tell(latency_ms=5)
-        assert (api.exit_code("penstock"), fleet.depths(job)["queued"]) == (0, DOCUMENTS), api.describe()
+        assert (api.exit_code("penstock"), fleet.depths(job)["queued"]) == (0, DOCUMENTS), (
+            api.describe()
+        )

@@ -24,96 +24,311 @@ def _gpu(**given: object) -> Values:
 # id: example, changes, what the message names, the fix that it names
 REFUSALS: dict[str, tuple[str, Values, str, str]] = {
     "two brokers": ("minimal", {"broker": {"existingSecret": "x"}}, "two brokers", "unset one"),
-    "no broker": ("minimal", {"redis": {"enabled": False}}, "no broker", "--from-literal=url=rediss://"),
-    "two databases": ("minimal", {"database": {"existingSecret": "x"}}, "two databases", "unset one"),
-    "no database": ("minimal", {"postgres": {"enabled": False}}, "no database", "--from-literal=url=postgresql"),
-    "open flower": ("minimal", {"flower": {"enabled": True}}, "Flower shows", "set flower.auth.existingSecret"),
-    "doors whose files are in a pod": ("minimal", {"gateway": {"enabled": True, "files": "/data"}},
-                                       "a bucket that all pods reach", "set gateway.files=s3://"),
-    "an ingress for no name": ("minimal", {"gateway": {"enabled": True, "files": "s3://b/doors", "ingress": {"enabled": True}}},
-                               "without a name", "set gateway.ingress.host"),
+    "no broker": (
+        "minimal",
+        {"redis": {"enabled": False}},
+        "no broker",
+        "--from-literal=url=rediss://",
+    ),
+    "two databases": (
+        "minimal",
+        {"database": {"existingSecret": "x"}},
+        "two databases",
+        "unset one",
+    ),
+    "no database": (
+        "minimal",
+        {"postgres": {"enabled": False}},
+        "no database",
+        "--from-literal=url=postgresql",
+    ),
+    "open flower": (
+        "minimal",
+        {"flower": {"enabled": True}},
+        "Flower shows",
+        "set flower.auth.existingSecret",
+    ),
+    "doors whose files are in a pod": (
+        "minimal",
+        {"gateway": {"enabled": True, "files": "/data"}},
+        "a bucket that all pods reach",
+        "set gateway.files=s3://",
+    ),
+    "an ingress for no name": (
+        "minimal",
+        {"gateway": {"enabled": True, "files": "s3://b/doors", "ingress": {"enabled": True}}},
+        "without a name",
+        "set gateway.ingress.host",
+    ),
     "uploads that jobs could read": (
         "minimal",
-        {"gateway": {"enabled": True, "files": "s3://b/in/doors"}, "settings": {"source_roots": ["s3://a", "s3://b/in/"]}},
-        "could read what others upload", "prefixes that do not hold each other",
+        {
+            "gateway": {"enabled": True, "files": "s3://b/in/doors"},
+            "settings": {"source_roots": ["s3://a", "s3://b/in/"]},
+        },
+        "could read what others upload",
+        "prefixes that do not hold each other",
     ),
     "doors for some and for all": (
         "minimal",
-        {"gateway": {"enabled": True, "files": "s3://b/doors"},
-         "networkPolicy": {"gatewayFromAnywhere": True, "gatewayFrom": [{"namespaceSelector": {}}]}},
-        "lets all in", "set one of them",
+        {
+            "gateway": {"enabled": True, "files": "s3://b/doors"},
+            "networkPolicy": {
+                "gatewayFromAnywhere": True,
+                "gatewayFrom": [{"namespaceSelector": {}}],
+            },
+        },
+        "lets all in",
+        "set one of them",
     ),
     "settings of the doors for all": (
-        "minimal", {"settings": {"gateway": {"port": 1}}}, "would be overruled", "gateway.settings"
+        "minimal",
+        {"settings": {"gateway": {"port": 1}}},
+        "would be overruled",
+        "gateway.settings",
     ),
-    "a pool called gateway": ("minimal", {"gateway": {"enabled": True, "files": "s3://b/doors"}} | _pool("gateway", kind="api"),
-                              "the HTTP doors has that name", "rename the pool"),
-    "no pool": ("minimal", {"workerPools": {"api": {"enabled": False}, "control": {"enabled": False}}},
-                "no pool is enabled", "workerPools.api.enabled=true"),
-    "no provider": ("gpu", _pool("api", enabled=True), "no provider to call", "set providers.<name>.base_url"),
-    "no provider reachable": ("minimal", {"networkPolicy": {"egress": {"providers": {"mode": "cidrs"}}}},
-                              "no provider could be reached", "set networkPolicy.egress.providers.cidrs"),
-    "a pool called flower": ("minimal", _pool("flower", kind="api"), "has that name", "rename the pool"),
-    "custom spot": ("minimal", {"spot": {"provider": "custom"}}, "which nodes are spot", "set spot.custom.labelKey"),
-    "notices without spot": ("minimal", {"spot": {"notices": "aws"}}, "no pool runs on spot nodes", "set spot.provider"),
-    "notices by a setting": ("eks", _pool(settings={"spot_notices": "aws"}), "set twice", "use spot.notices"),
-    "drain beyond the end": ("gke", _pool(drainSeconds=20), "SIGKILL comes after 15 s", "set drainSeconds to 10"),
-    "drain as long as the grace": ("minimal", _pool(terminationGracePeriodSeconds=30, drainSeconds=30),
-                                   "SIGKILL comes after 30 s", "set drainSeconds to 25"),
-    "no time at all": ("minimal", _pool(terminationGracePeriodSeconds=5), "SIGKILL comes after 5 s", "raise"),
-    "grace beyond the notice": ("gke", _pool(terminationGracePeriodSeconds=60), "gone after 15 s", "spot=false"),
+    "a pool called gateway": (
+        "minimal",
+        {"gateway": {"enabled": True, "files": "s3://b/doors"}} | _pool("gateway", kind="api"),
+        "the HTTP doors has that name",
+        "rename the pool",
+    ),
+    "no pool": (
+        "minimal",
+        {"workerPools": {"api": {"enabled": False}, "control": {"enabled": False}}},
+        "no pool is enabled",
+        "workerPools.api.enabled=true",
+    ),
+    "no provider": (
+        "gpu",
+        _pool("api", enabled=True),
+        "no provider to call",
+        "set providers.<name>.base_url",
+    ),
+    "no provider reachable": (
+        "minimal",
+        {"networkPolicy": {"egress": {"providers": {"mode": "cidrs"}}}},
+        "no provider could be reached",
+        "set networkPolicy.egress.providers.cidrs",
+    ),
+    "a pool called flower": (
+        "minimal",
+        _pool("flower", kind="api"),
+        "has that name",
+        "rename the pool",
+    ),
+    "custom spot": (
+        "minimal",
+        {"spot": {"provider": "custom"}},
+        "which nodes are spot",
+        "set spot.custom.labelKey",
+    ),
+    "notices without spot": (
+        "minimal",
+        {"spot": {"notices": "aws"}},
+        "no pool runs on spot nodes",
+        "set spot.provider",
+    ),
+    "notices by a setting": (
+        "eks",
+        _pool(settings={"spot_notices": "aws"}),
+        "set twice",
+        "use spot.notices",
+    ),
+    "drain beyond the end": (
+        "gke",
+        _pool(drainSeconds=20),
+        "SIGKILL comes after 15 s",
+        "set drainSeconds to 10",
+    ),
+    "drain as long as the grace": (
+        "minimal",
+        _pool(terminationGracePeriodSeconds=30, drainSeconds=30),
+        "SIGKILL comes after 30 s",
+        "set drainSeconds to 25",
+    ),
+    "no time at all": (
+        "minimal",
+        _pool(terminationGracePeriodSeconds=5),
+        "SIGKILL comes after 5 s",
+        "raise",
+    ),
+    "grace beyond the notice": (
+        "gke",
+        _pool(terminationGracePeriodSeconds=60),
+        "gone after 15 s",
+        "spot=false",
+    ),
     "budget on spot": ("eks", _pool(pdb={"enabled": True}), "holds the eviction", "leave it null"),
-    "do not disrupt": ("karpenter", _pool(podAnnotations={"karpenter.sh/do-not-disrupt": "true"}),
-                       "no SIGTERM", "consolidationPolicy: WhenEmpty"),
-    "vllm outlives the pod": ("gpu-sidecar", _pool("gpu", vllm={"shutdownTimeoutSeconds": 30}),
-                              "exceed the grace period", "lower vllm.shutdownTimeoutSeconds"),
-    "no keda": ("minimal", {"keda": KEDA, "checkClusterApis": True}, "no ScaledObject", "helm install keda"),
-    "no monitors": ("minimal", {"monitoring": {"podMonitor": KEDA}, "checkClusterApis": True},
-                    "no PodMonitor", "install the Prometheus operator"),
-    "no rules": ("minimal", {"monitoring": {"rules": KEDA}, "checkClusterApis": True},
-                 "no PrometheusRule", "install the Prometheus operator"),
-    "two scale on one queue": ("karpenter", _pool("base", keda=KEDA), "both scale on the queue penstock.api",
-                               "keda.enabled=false"),
+    "do not disrupt": (
+        "karpenter",
+        _pool(podAnnotations={"karpenter.sh/do-not-disrupt": "true"}),
+        "no SIGTERM",
+        "consolidationPolicy: WhenEmpty",
+    ),
+    "vllm outlives the pod": (
+        "gpu-sidecar",
+        _pool("gpu", vllm={"shutdownTimeoutSeconds": 30}),
+        "exceed the grace period",
+        "lower vllm.shutdownTimeoutSeconds",
+    ),
+    "no keda": (
+        "minimal",
+        {"keda": KEDA, "checkClusterApis": True},
+        "no ScaledObject",
+        "helm install keda",
+    ),
+    "no monitors": (
+        "minimal",
+        {"monitoring": {"podMonitor": KEDA}, "checkClusterApis": True},
+        "no PodMonitor",
+        "install the Prometheus operator",
+    ),
+    "no rules": (
+        "minimal",
+        {"monitoring": {"rules": KEDA}, "checkClusterApis": True},
+        "no PrometheusRule",
+        "install the Prometheus operator",
+    ),
+    "two scale on one queue": (
+        "karpenter",
+        _pool("base", keda=KEDA),
+        "both scale on the queue penstock.api",
+        "keda.enabled=false",
+    ),
     "two scale on one model": (
-        "minimal", {"keda": KEDA, "workerPools": {name: {"kind": "gpu", "model": {"name": "/models/m"}} for name in "ab"}},
-        "both scale on the queue penstock.gpu._models_m~", "keda.enabled=false"),
+        "minimal",
+        {
+            "keda": KEDA,
+            "workerPools": {name: {"kind": "gpu", "model": {"name": "/models/m"}} for name in "ab"},
+        },
+        "both scale on the queue penstock.gpu._models_m~",
+        "keda.enabled=false",
+    ),
     "two models of one name": (
-        "minimal", {"workerPools": {name: {"kind": "gpu", "model": {"name": f"/models/{name}/m"}} for name in "ab"}},
-        "host different models under the same name", "change model.servedNames"),
-    "minimum above maximum": ("karpenter", _pool(keda={"minReplicas": 9}), "above maxReplicas, 8", "raise maxReplicas"),
-    "control scaled": ("karpenter", _pool("control", keda=KEDA), "no queue to scale by", "set replicas"),
-    "no control pool": ("karpenter", _pool("control", enabled=False), "no control pool runs",
-                     "workerPools.control.enabled=true"),
-    "a queue that is forgotten": ("minimal", {"keda": KEDA, "redis": {"persistence": {"enabled": False}},
-                                              "workerPools": {"api": {"keda": {"minReplicas": 0}}}},
-                                  "forgets its queue", "redis.persistence.enabled=true"),
-    "no address for keda": ("karpenter", {"broker": {"addressKey": ""}}, "KEDA reads no URLs", "broker.addressKey"),
+        "minimal",
+        {
+            "workerPools": {
+                name: {"kind": "gpu", "model": {"name": f"/models/{name}/m"}} for name in "ab"
+            }
+        },
+        "host different models under the same name",
+        "change model.servedNames",
+    ),
+    "minimum above maximum": (
+        "karpenter",
+        _pool(keda={"minReplicas": 9}),
+        "above maxReplicas, 8",
+        "raise maxReplicas",
+    ),
+    "control scaled": (
+        "karpenter",
+        _pool("control", keda=KEDA),
+        "no queue to scale by",
+        "set replicas",
+    ),
+    "no control pool": (
+        "karpenter",
+        _pool("control", enabled=False),
+        "no control pool runs",
+        "workerPools.control.enabled=true",
+    ),
+    "a queue that is forgotten": (
+        "minimal",
+        {
+            "keda": KEDA,
+            "redis": {"persistence": {"enabled": False}},
+            "workerPools": {"api": {"keda": {"minReplicas": 0}}},
+        },
+        "forgets its queue",
+        "redis.persistence.enabled=true",
+    ),
+    "no address for keda": (
+        "karpenter",
+        {"broker": {"addressKey": ""}},
+        "KEDA reads no URLs",
+        "broker.addressKey",
+    ),
     "no model": ("minimal", _pool("gpu", enabled=True), "model.name is empty", "name the model"),
-    "encoder from the hub": ("minimal", _pool("embed", enabled=True, model=MODEL), "downloads nothing",
-                             "model.prefetch.enabled=true"),
-    "host path of nothing": ("minimal", _gpu(modelCache={"type": "hostPath"}), "hostPath without one",
-                             "set modelCache.hostPath"),
-    "claim of nothing": ("minimal", _gpu(modelCache={"type": "existingClaim"}), "existingClaim without one",
-                         "set modelCache.claimName"),
-    "one node's claim for two": ("minimal", _gpu(replicas=2, modelCache={"type": "pvc", "accessMode": "ReadWriteOnce"}),
-                                 "may have 2 pods", "ReadWriteMany"),
-    "one node's claim for keda": ("gpu", _pool("gpu", modelCache={"accessMode": "ReadWriteOnce"}), "may have 4 pods",
-                                  "ReadWriteMany"),
-    "prefetch to nowhere": ("gpu", _pool("gpu", modelCache={"type": "emptyDir"}), "needs a claim", "pvc or existingClaim"),
-    "prefetch of anything": ("gpu", _pool("gpu", model={"revision": ""}), "without model.revision", "set the commit"),
-    "found adapters of a sidecar": ("gpu-sidecar", _pool("gpu", vllm={"loraFrom": "s3://b/loras"}),
-                                    "loraFrom is for engine=in-process", "finds no adapters by itself"),
-    "lora of a sidecar": ("gpu-sidecar", _pool("gpu", vllm={"lora": {"a": "/a"}}), "is for engine=in-process",
-                          "use vllm.args"),
-    "a setting that the chart has": ("minimal", {"settings": {"redis_url": "redis://x"}}, "settings.redis_url",
-                                     "use broker.existingSecret"),
-    "a pool's setting twice": ("minimal", _pool(settings={"drain_seconds": 3}), "settings.drain_seconds",
-                               "use workerPools.<name>.drainSeconds"),
-    "traces without a collector": ("minimal", {"tracing": {"share": 0.01}}, "no collector takes the traces",
-                                   "set tracing.endpoint"),
-    "a setting as variable": ("minimal", _pool(env={"PENSTOCK_WINDOW": "5"}), "env.PENSTOCK_WINDOW",
-                              "workerPools.api.settings.window"),
-}  # fmt: skip
+    "encoder from the hub": (
+        "minimal",
+        _pool("embed", enabled=True, model=MODEL),
+        "downloads nothing",
+        "model.prefetch.enabled=true",
+    ),
+    "host path of nothing": (
+        "minimal",
+        _gpu(modelCache={"type": "hostPath"}),
+        "hostPath without one",
+        "set modelCache.hostPath",
+    ),
+    "claim of nothing": (
+        "minimal",
+        _gpu(modelCache={"type": "existingClaim"}),
+        "existingClaim without one",
+        "set modelCache.claimName",
+    ),
+    "one node's claim for two": (
+        "minimal",
+        _gpu(replicas=2, modelCache={"type": "pvc", "accessMode": "ReadWriteOnce"}),
+        "may have 2 pods",
+        "ReadWriteMany",
+    ),
+    "one node's claim for keda": (
+        "gpu",
+        _pool("gpu", modelCache={"accessMode": "ReadWriteOnce"}),
+        "may have 4 pods",
+        "ReadWriteMany",
+    ),
+    "prefetch to nowhere": (
+        "gpu",
+        _pool("gpu", modelCache={"type": "emptyDir"}),
+        "needs a claim",
+        "pvc or existingClaim",
+    ),
+    "prefetch of anything": (
+        "gpu",
+        _pool("gpu", model={"revision": ""}),
+        "without model.revision",
+        "set the commit",
+    ),
+    "found adapters of a sidecar": (
+        "gpu-sidecar",
+        _pool("gpu", vllm={"loraFrom": "s3://b/loras"}),
+        "loraFrom is for engine=in-process",
+        "finds no adapters by itself",
+    ),
+    "lora of a sidecar": (
+        "gpu-sidecar",
+        _pool("gpu", vllm={"lora": {"a": "/a"}}),
+        "is for engine=in-process",
+        "use vllm.args",
+    ),
+    "a setting that the chart has": (
+        "minimal",
+        {"settings": {"redis_url": "redis://x"}},
+        "settings.redis_url",
+        "use broker.existingSecret",
+    ),
+    "a pool's setting twice": (
+        "minimal",
+        _pool(settings={"drain_seconds": 3}),
+        "settings.drain_seconds",
+        "use workerPools.<name>.drainSeconds",
+    ),
+    "traces without a collector": (
+        "minimal",
+        {"tracing": {"share": 0.01}},
+        "no collector takes the traces",
+        "set tracing.endpoint",
+    ),
+    "a setting as variable": (
+        "minimal",
+        _pool(env={"PENSTOCK_WINDOW": "5"}),
+        "env.PENSTOCK_WINDOW",
+        "workerPools.api.settings.window",
+    ),
+}
 
 
 _messages: dict[str, str] = {}
@@ -157,7 +372,9 @@ def test_every_refusal_that_is_written_is_tested(message: Callable[[str], str]) 
     written = [line for line in template.splitlines() if line.startswith("- ")]
     got = [line for case in REFUSALS for line in message(case).splitlines()]
     assert len(written) > 30
-    assert [line for line in written if not any(_as_pattern(line).fullmatch(text) for text in got)] == []
+    assert [
+        line for line in written if not any(_as_pattern(line).fullmatch(text) for text in got)
+    ] == []
 
 
 def _as_pattern(line: str) -> re.Pattern[str]:
@@ -185,8 +402,10 @@ def _as_pattern(line: str) -> re.Pattern[str]:
         ({"settings": {"reconcile_interval": 5}}, "reconcile_interval"),
         ({"redis": {"persistence": {"size": "big"}}}, "/redis/persistence/size"),
     ],
-)  # fmt: skip
-def test_misspelt_values_are_refused_where_they_stand(values: Values, path: str, render: Render) -> None:
+)
+def test_misspelt_values_are_refused_where_they_stand(
+    values: Values, path: str, render: Render
+) -> None:
     """No key is ignored, at any depth, and no key can hold a provider's key in clear text."""
     with pytest.raises(Refused) as refused:
         render("minimal", values)

@@ -19,7 +19,9 @@ from penstock_workers.settings import WorkerSettings
 ZERO = {"keda": {"enabled": True}, "workerPools": {"api": {"keda": {"minReplicas": 0}}}}
 
 
-def _scaled(render: Render, name: str = "karpenter", changes: dict[str, Any] | None = None) -> dict[str, Any]:
+def _scaled(
+    render: Render, name: str = "karpenter", changes: dict[str, Any] | None = None
+) -> dict[str, Any]:
     spec: dict[str, Any] = render(name, changes).one("ScaledObject")["spec"]
     return spec
 
@@ -71,8 +73,12 @@ def test_pods_go_one_by_one(render: Render) -> None:
 
 
 def test_a_warm_gpu_is_kept_for_longer(render: Render) -> None:
-    """A GPU's cold start is minutes long, so its pool waits thrice as long before it goes to zero."""
-    assert (_scaled(render)["cooldownPeriod"], _scaled(render, "gpu")["cooldownPeriod"]) == (300, 900)
+    """A GPU's cold start is minutes long, so its pool waits thrice as long before it goes to
+    zero."""
+    assert (_scaled(render)["cooldownPeriod"], _scaled(render, "gpu")["cooldownPeriod"]) == (
+        300,
+        900,
+    )
 
 
 def test_kinds_scale_on_their_own_queue(render: Render) -> None:
@@ -95,9 +101,11 @@ MODELS = (
 
 @pytest.mark.parametrize("kind", ["gpu", "embed"])
 @pytest.mark.parametrize("model", MODELS)
-def test_a_pool_scales_by_the_queues_that_its_workers_look_into(render: Render, model: str, kind: str) -> None:
-    """KEDA counts, for each pool of a model, the very keys that a worker with its variables uses: those of all its names, the
-    lane's own queue, and what the workers of this model hold."""
+def test_a_pool_scales_by_the_queues_that_its_workers_look_into(
+    render: Render, model: str, kind: str
+) -> None:
+    """KEDA counts, for each pool of a model, the very keys that a worker with its variables uses:
+    those of all its names, the lane's own queue, and what the workers of this model hold."""
     pool = {"kind": kind, "model": {"name": model, "servedNames": ["mine", model]}}
     if kind == "embed":
         pool["modelCache"] = {"type": "existingClaim", "claimName": "c"}
@@ -105,7 +113,11 @@ def test_a_pool_scales_by_the_queues_that_its_workers_look_into(render: Render, 
     else:
         pool["vllm"] = {"lora": {"legal": "/adapters/legal", "tax/de": "/adapters/tax"}}
     release = render(
-        "minimal", {"keda": {"enabled": True}, "workerPools": {"m": pool, "api": {"keda": {"enabled": False}}}}
+        "minimal",
+        {
+            "keda": {"enabled": True},
+            "workerPools": {"m": pool, "api": {"keda": {"enabled": False}}},
+        },
     )
     spec: dict[str, Any] = release.one("ScaledObject")["spec"]
     listed = [trigger["metadata"]["listName"] for trigger in spec["triggers"]]
@@ -115,15 +127,22 @@ def test_a_pool_scales_by_the_queues_that_its_workers_look_into(render: Render, 
 
 
 def test_a_pool_counts_what_waits_for_adapters_that_its_workers_find(render: Render) -> None:
-    """Their queues have names that the chart cannot know: the key under which the control loop counts them is asked for."""
+    """Their queues have names that the chart cannot know: the key under which the control loop
+    counts them is asked for."""
     pool = {
         "kind": "gpu",
         "model": {"name": "Qwen/Qwen2.5-7B-Instruct"},
         "vllm": {"loraFrom": "s3://models/loras"},
     }
-    alone = {"keda": {"enabled": True}, "workerPools": {"m": pool, "api": {"keda": {"enabled": False}}}}
+    alone = {
+        "keda": {"enabled": True},
+        "workerPools": {"m": pool, "api": {"keda": {"enabled": False}}},
+    }
     release = render("minimal", alone)
-    triggers = {one["name"]: one["metadata"]["listName"] for one in release.one("ScaledObject")["spec"]["triggers"]}
+    triggers = {
+        one["name"]: one["metadata"]["listName"]
+        for one in release.one("ScaledObject")["spec"]["triggers"]
+    }
     assert set(triggers.values()) == counted(worker_env(release, "m"), "gpu")
     assert triggers["found"] == keys.found_waiting(queue_name("gpu", "Qwen/Qwen2.5-7B-Instruct"))
 
@@ -131,45 +150,68 @@ def test_a_pool_counts_what_waits_for_adapters_that_its_workers_find(render: Ren
 def test_a_sidecars_worker_knows_the_names_of_its_model(render: Render) -> None:
     """So it keeps what it holds where KEDA counts it, before the server has said what it serves."""
     release = render("gpu-sidecar", {"keda": {"enabled": True}})
-    listed = {trigger["metadata"]["listName"] for trigger in release.one("ScaledObject")["spec"]["triggers"]}
+    listed = {
+        trigger["metadata"]["listName"]
+        for trigger in release.one("ScaledObject")["spec"]["triggers"]
+    }
     assert listed == set(counted(worker_env(release, "gpu"), "gpu"))
 
 
 def counted(variables: Mapping[str, str], lane: str) -> set[str]:
     """What a worker with these variables makes of them."""
     start = f"PENSTOCK_{lane.upper()}__"
-    own = {name.removeprefix(start).lower(): text for name, text in variables.items() if name.startswith(start)}
+    own = {
+        name.removeprefix(start).lower(): text
+        for name, text in variables.items()
+        if name.startswith(start)
+    }
     parsed = {name: json.loads(text) if text[:1] in "[{" else text for name, text in own.items()}
     settings = WorkerSettings.load(lane=lane, **{lane: parsed})
     served = served_by(settings)
     assert served is not None
     home = home_queue(settings)
-    finds = lane == "gpu" and (settings.gpu.lora_from is not None or settings.gpu.upstream_url is not None)
+    finds = lane == "gpu" and (
+        settings.gpu.lora_from is not None or settings.gpu.upstream_url is not None
+    )
     found = {keys.found_waiting(home)} if finds else set[str]()
     return {*served.queues(lane), queue_name(lane), keys.unacked(home)} | found
 
 
 def test_a_fresh_install_starts_at_the_minimum(render: Render) -> None:
-    """Where nothing runs yet, a scaled pool starts at minReplicas, and an unscaled one at replicas."""
+    """Where nothing runs yet, a scaled pool starts at minReplicas, and an unscaled one at
+    replicas."""
     release = render("karpenter")
-    replicas = {name: found["spec"]["replicas"] for name, found in release.all("Deployment").items()}
-    assert replicas == {"fleet-penstock-api": 0, "fleet-penstock-base": 1, "fleet-penstock-control": 2}
+    replicas = {
+        name: found["spec"]["replicas"] for name, found in release.all("Deployment").items()
+    }
+    assert replicas == {
+        "fleet-penstock-api": 0,
+        "fleet-penstock-base": 1,
+        "fleet-penstock-control": 2,
+    }
 
 
 def test_the_live_number_is_asked_for_at_an_upgrade() -> None:
-    """Offline `lookup` finds nothing, so all that can be held here is that the live Deployment is asked for."""
+    """Offline `lookup` finds nothing, so all that can be held here is that the live Deployment is
+    asked for."""
     text = (CHART / "templates" / "workers" / "_replicas.tpl").read_text()
     assert 'lookup "apps/v1" "Deployment"' in text
 
 
 def test_keda_gets_what_it_needs_from_the_secret(render: Render) -> None:
-    """Address and password come from the broker's Secret; nothing of them is written into manifests."""
+    """Address and password come from the broker's Secret; nothing of them is written into
+    manifests."""
     (external,) = render("karpenter").all("TriggerAuthentication").values()
     (bundled,) = render("minimal", ZERO).all("TriggerAuthentication").values()
     for found, secret in ((external, "penstock-broker"), (bundled, "fleet-penstock-redis")):
         references = found["spec"]["secretTargetRef"]
-        assert {(ref["parameter"], ref["name"]) for ref in references} == {("address", secret), ("password", secret)}
-    assert {"address", "password", "url"} == set(render("minimal").one("Secret", "fleet-penstock-redis")["stringData"])
+        assert {(ref["parameter"], ref["name"]) for ref in references} == {
+            ("address", secret),
+            ("password", secret),
+        }
+    assert {"address", "password", "url"} == set(
+        render("minimal").one("Secret", "fleet-penstock-redis")["stringData"]
+    )
 
 
 def test_tls_and_database_number_reach_keda(render: Render) -> None:

@@ -1,4 +1,5 @@
-"""`spot.provider` decides where pods run and how long they have, and never lets them believe in more."""
+"""`spot.provider` decides where pods run and how long they have, and never lets them believe in
+more."""
 
 from __future__ import annotations
 
@@ -42,7 +43,8 @@ def _required(release: Release, name: str) -> list[dict[str, Any]]:
 def test_a_provider_derives_place_and_time(
     provider: str, label: str, value: str, tainted: bool, grace: int, drain: int, render: Render
 ) -> None:
-    """One word gives spot pools their nodes, their toleration, the provider's notice as grace period, and 5 s less to drain."""
+    """One word gives spot pools their nodes, their toleration, the provider's notice as grace
+    period, and 5 s less to drain."""
     release = render("minimal", _spot(provider))
     assert _times(release) == (grace, drain)
     assert _required(release, "api") == [{"key": label, "operator": "In", "values": [value]}]
@@ -52,33 +54,48 @@ def test_a_provider_derives_place_and_time(
 
 
 @pytest.mark.parametrize(("provider", "label", "value"), [row[:3] for row in TABLE])
-def test_what_must_stay_keeps_off_spot(provider: str, label: str, value: str, render: Render) -> None:
-    """The control pool, the stores, Flower, migrations and checks avoid spot nodes and do not tolerate their taint."""
+def test_what_must_stay_keeps_off_spot(
+    provider: str, label: str, value: str, render: Render
+) -> None:
+    """The control pool, the stores, Flower, migrations and checks avoid spot nodes and do not
+    tolerate their taint."""
     flower = {"flower": {"enabled": True, "auth": {"existingSecret": "flower"}}}
     release = render("minimal", _spot(provider) | flower)
     away = {"key": label, "operator": "NotIn", "values": [value]}
     steady = [
-        *(pool(release, "control"), release.one("Deployment", "fleet-penstock-flower"), release.one("Pod")),
+        *(
+            pool(release, "control"),
+            release.one("Deployment", "fleet-penstock-flower"),
+            release.one("Pod"),
+        ),
         *release.all("StatefulSet").values(),
     ]
     assert len(steady) == 5
     for manifest in steady:
-        terms = pod_spec(manifest)["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
-        assert terms == {"nodeSelectorTerms": [{"matchExpressions": [away]}]}, manifest["metadata"]["name"]
+        terms = pod_spec(manifest)["affinity"]["nodeAffinity"][
+            "requiredDuringSchedulingIgnoredDuringExecution"
+        ]
+        assert terms == {"nodeSelectorTerms": [{"matchExpressions": [away]}]}, manifest["metadata"][
+            "name"
+        ]
         assert "tolerations" not in pod_spec(manifest), manifest["metadata"]["name"]
 
 
 @pytest.mark.parametrize(
     ("notice", "grace", "drain"), [(110, 110, 105), (30, 30, 25), (11, 11, 6), (7, 7, 5), (6, 6, 5)]
 )
-def test_a_notice_of_ones_own_is_kept_to(notice: int, grace: int, drain: int, render: Render) -> None:
-    """`spot.noticeSeconds` replaces the provider's; the drain stays below it down to the shortest notice there can be."""
+def test_a_notice_of_ones_own_is_kept_to(
+    notice: int, grace: int, drain: int, render: Render
+) -> None:
+    """`spot.noticeSeconds` replaces the provider's; the drain stays below it down to the shortest
+    notice there can be."""
     assert _times(render("minimal", _spot("gke", noticeSeconds=notice))) == (grace, drain)
 
 
 @pytest.mark.parametrize("provider", [row[0] for row in TABLE])
 def test_an_engine_in_the_worker_has_time_to_end(provider: str, render: Render) -> None:
-    """After the drain of such a pool there is as long as a worker gives its engine; SIGKILL would leave its memory behind."""
+    """After the drain of such a pool there is as long as a worker gives its engine; SIGKILL would
+    leave its memory behind."""
     release = render("gpu", _spot(provider) | {"keda": {"enabled": False}})
     for name in ("gpu", "embed"):
         grace, drain = _times(release, name)
@@ -90,9 +107,13 @@ def test_an_engine_in_the_worker_has_time_to_end(provider: str, render: Render) 
 
 
 def test_off_spot_there_is_a_minute(render: Render) -> None:
-    """Without a provider, and in pools with `spot: false`, pods have 60 s; such pools may have as long as they like."""
+    """Without a provider, and in pools with `spot: false`, pods have 60 s; such pools may have as
+    long as they like."""
     assert _times(render("minimal")) == (60, 55)
-    assert _times(render("minimal", _spot("gke") | {"workerPools": {"api": {"spot": False}}})) == (60, 55)
+    assert _times(render("minimal", _spot("gke") | {"workerPools": {"api": {"spot": False}}})) == (
+        60,
+        55,
+    )
     long = {"workerPools": {"api": {"spot": False, "terminationGracePeriodSeconds": 600}}}
     assert _times(render("minimal", _spot("gke") | long)) == (600, 595)
 
@@ -113,11 +134,22 @@ def test_without_a_provider_nothing_is_derived(render: Render) -> None:
 
 def test_users_have_the_last_word_on_nodes(render: Render) -> None:
     """A pool's own affinity replaces what spot derives, its tolerations add to it."""
-    own: Values = {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": []}}}
+    own: Values = {
+        "nodeAffinity": {
+            "requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": []}
+        }
+    }
     mine = {"key": "team", "operator": "Exists"}
-    spec = pod_spec(pool(render("gke", {"workerPools": {"api": {"affinity": own, "tolerations": [mine]}}}), "api"))
+    spec = pod_spec(
+        pool(
+            render("gke", {"workerPools": {"api": {"affinity": own, "tolerations": [mine]}}}), "api"
+        )
+    )
     assert spec["affinity"] == own
-    assert [toleration["key"] for toleration in spec["tolerations"]] == ["team", "cloud.google.com/gke-spot"]
+    assert [toleration["key"] for toleration in spec["tolerations"]] == [
+        "team",
+        "cloud.google.com/gke-spot",
+    ]
 
 
 def test_no_pod_is_marked_do_not_disrupt(render: Render) -> None:
@@ -145,20 +177,27 @@ def test_no_worker_sleeps_before_it_drains(render: Render) -> None:
 
 
 def test_notices_are_asked_for_by_spot_pools_alone(render: Render) -> None:
-    """One value: those pools have the setting, and reach the metadata service and nothing else that they could not before."""
+    """One value: those pools have the setting, and reach the metadata service and nothing else that
+    they could not before."""
     release = render("eks", {"spot": {"notices": "aws"}})
     assert worker_env(release, "api")["PENSTOCK_SPOT_NOTICES"] == "aws"
     assert "PENSTOCK_SPOT_NOTICES" not in worker_env(release, "control")
     policy = release.one("NetworkPolicy", "fleet-penstock-spot-notices")["spec"]
-    assert policy["podSelector"]["matchExpressions"] == [{"key": "penstock/pool", "operator": "In", "values": ["api"]}]
+    assert policy["podSelector"]["matchExpressions"] == [
+        {"key": "penstock/pool", "operator": "In", "values": ["api"]}
+    ]
     assert pool(release, "api")["spec"]["template"]["metadata"]["labels"]["penstock/pool"] == "api"
     assert policy["egress"] == [
-        {"to": [{"ipBlock": {"cidr": "169.254.169.254/32"}}], "ports": [{"protocol": "TCP", "port": 80}]}
+        {
+            "to": [{"ipBlock": {"cidr": "169.254.169.254/32"}}],
+            "ports": [{"protocol": "TCP", "port": 80}],
+        }
     ]
 
 
 def test_without_notices_the_metadata_service_stays_closed(render: Render) -> None:
-    """It hands out the node's credentials; where no policies are wanted, none is made for it either."""
+    """It hands out the node's credentials; where no policies are wanted, none is made for it
+    either."""
     release = render("eks")
     assert "PENSTOCK_SPOT_NOTICES" not in worker_env(release, "api")
     assert set(release.all("NetworkPolicy")) == {"fleet-penstock"}

@@ -1,7 +1,9 @@
-"""The chart in a real cluster, its pods as processes here: what the API server, the controllers and the scheduler add.
+"""The chart in a real cluster, its pods as processes here: what the API server, the controllers and
+the scheduler add.
 
-`KUBECONFIG=… pytest tests/chart/test_with_cluster.py`, for a cluster that a test may use (kind, k3d). It makes a namespace and a
-node, and removes both. Redis and the provider are processes of this machine, and so are the pods: nothing is pulled.
+`KUBECONFIG=… pytest tests/chart/test_with_cluster.py`, for a cluster that a test may use (kind,
+k3d). It makes a namespace and a node, and removes both. Redis and the provider are processes of
+this machine, and so are the pods: nothing is pulled.
 """
 
 from __future__ import annotations
@@ -40,7 +42,8 @@ def fleet(tmp_path: Path) -> Iterator[Fleet]:
 
 @pytest.fixture
 def api(tmp_path: Path) -> Iterator[Api]:
-    """A namespace of its own; one that is there already may be a fleet at work: the test then fails, and leaves it as it is."""
+    """A namespace of its own; one that is there already may be a fleet at work: the test then
+    fails, and leaves it as it is."""
     api = Api.of(Path(KUBECONFIG), tmp_path)
     api.call("POST", "/api/v1/namespaces", {"metadata": {"name": NAMESPACE}})
     yield api
@@ -69,13 +72,19 @@ def secret(name: str, **texts: str) -> Manifest:
 
 
 def values(fleet: Fleet, node: Node) -> Values:
-    here: Values = {"nodeSelector": {MARK: node.name}, "tolerations": [{"key": MARK, "operator": "Exists"}]}
+    here: Values = {
+        "nodeSelector": {MARK: node.name},
+        "tolerations": [{"key": MARK, "operator": "Exists"}],
+    }
     grace: Values = {"terminationGracePeriodSeconds": 15, "drainSeconds": 1}
     return {
         "spot": {"provider": ""},
         "providers": {"default": {"base_url": fleet.provider.url, "adaptive": False}},
         "settings": {"reconcile_interval_s": 1, "visibility_timeout_s": 600},
-        "workerPools": {"api": here | grace | {"replicas": 1, "concurrency": SLOTS}, "control": here | {"replicas": 1}},
+        "workerPools": {
+            "api": here | grace | {"replicas": 1, "concurrency": SLOTS},
+            "control": here | {"replicas": 1},
+        },
     }
 
 
@@ -84,7 +93,9 @@ def evict(api: Api, pod: str) -> bool:
     path = f"/api/v1/namespaces/{NAMESPACE}/pods/{pod}/eviction"
     metadata = {"name": pod, "namespace": NAMESPACE}
     try:
-        api.call("POST", path, {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": metadata})
+        api.call(
+            "POST", path, {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": metadata}
+        )
     except ApiError as error:
         if error.status != TOO_EARLY:
             raise
@@ -93,16 +104,22 @@ def evict(api: Api, pod: str) -> bool:
 
 
 def test_an_eviction_loses_nothing(api: Api, node: Node, fleet: Fleet, render: Render) -> None:
-    """Deployments' pods finish a job; one that is evicted with calls in flight gives them back, and its successor goes on.
+    """Deployments' pods finish a job; one that is evicted with calls in flight gives them back, and
+    its successor goes on.
 
-    Without KUBECONFIG this skips even where CI=true: no package carries an API server, so a machine that lacks one is no fault
-    of its setup, as a missing redis-server would be. What pods do by themselves is in test_pods_run.py, and runs everywhere.
+    Without KUBECONFIG this skips even where CI=true: no package carries an API server, so a machine
+    that lacks one is no fault of its setup, as a missing redis-server would be. What pods do by
+    themselves is in test_pods_run.py, and runs everywhere.
     """
     api.apply(secret("penstock-broker", url=fleet.redis.url))
     api.apply(secret("penstock-database", url=fleet.database_url))
     api.apply(secret("provider-keys", openai="sk"))
     installed(api, render("gke", values(fleet, node)))
-    until(lambda: sum(pod.is_ready for pod in node.running.values()) == 2, UP_S, f"two pods are ready: {node.trouble}")
+    until(
+        lambda: sum(pod.is_ready for pod in node.running.values()) == 2,
+        UP_S,
+        f"two pods are ready: {node.trouble}",
+    )
     job = fleet.submit(DOCUMENTS, key="first")
     fleet.wait_for(job, JobState.COMPLETED, UP_S)
 

@@ -27,10 +27,16 @@ def keys(text: str) -> Iterator[Key]:
     yield from _keys(node, "", text.splitlines(), yaml.safe_load(text))
 
 
-def _keys(node: yaml.MappingNode, prefix: str, lines: list[str], values: dict[str, Any]) -> Iterator[Key]:
+def _keys(
+    node: yaml.MappingNode, prefix: str, lines: list[str], values: dict[str, Any]
+) -> Iterator[Key]:
     for key, value in node.value:
         path, default = f"{prefix}{key.value}", values[key.value]
-        is_block = isinstance(value, yaml.MappingNode) and not value.flow_style and key.value != "resources"
+        is_block = (
+            isinstance(value, yaml.MappingNode)
+            and not value.flow_style
+            and key.value != "resources"
+        )
         yield Key(path, _comment_above(key.start_mark.line, lines), default, not is_block)
         if is_block:
             yield from _keys(value, f"{path}.", lines, default)

@@ -1,4 +1,5 @@
-"""Plays `vllm serve MODEL --host … --port …`: the arguments of vLLM's server, and then `penstock simulate --like vllm`."""
+"""Plays `vllm serve MODEL --host … --port …`: the arguments of vLLM's server, and then `penstock
+simulate --like vllm`."""
 
 from __future__ import annotations
 
@@ -22,7 +23,10 @@ def main() -> None:
     given, _ = parser.parse_known_args()  # the rest is the engine's
     loading = f"import time; time.sleep({LOAD_S}); import penstock_cli.__main__"
     simulate = ["simulate", "--like", "vllm", "--max-concurrency", str(given.max_num_seqs)]
-    os.execv(sys.executable, [sys.executable, "-c", loading, *simulate, "--host", given.host, "--port", given.port])
+    os.execv(
+        sys.executable,
+        [sys.executable, "-c", loading, *simulate, "--host", given.host, "--port", given.port],
+    )
 
 
 if __name__ == "__main__":

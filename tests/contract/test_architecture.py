@@ -1,4 +1,5 @@
-"""The pages that lead a newcomer through the code name what is there: files, rooms, and functions beside their file."""
+"""The pages that lead a newcomer through the code name what is there: files, rooms, and functions
+beside their file."""
 
 from __future__ import annotations
 
@@ -14,7 +15,10 @@ OTHERS = ("tests", "tools", "benchmarks", "examples", "docker", "helm")
 MOST_FILES = 20
 CHECKED = (*(package.parent for package in PACKAGES), *(ROOT / name for name in OTHERS))
 # The page of decisions tells what was, files that are gone included.
-PAGES = [ROOT / "README.md", *(page for page in sorted(ROOT.glob("docs/*.md")) if page.name != "decisions.md")]
+PAGES = [
+    ROOT / "README.md",
+    *(page for page in sorted(ROOT.glob("docs/*.md")) if page.name != "decisions.md"),
+]
 # A reader's own files, and places that the page asks a reader to make.
 NOT_OURS = {"workers/penstock_workers/lanes/NAME/"}
 FENCED = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
@@ -44,10 +48,13 @@ def rooms(package: Path) -> list[str]:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_files_that_a_page_names_exist(page: Path) -> None:
-    """A reader finds each script and module that a page sends them to, by its whole path or by the end of it."""
+    """A reader finds each script and module that a page sends them to, by its whole path or by the
+    end of it."""
     known = paths()
     named = {name for name in quoted(page) if PLACE.fullmatch(name)} - NOT_OURS
-    assert not sorted(name for name in named if not any(path.endswith(f"/{name}") for path in known))
+    assert not sorted(
+        name for name in named if not any(path.endswith(f"/{name}") for path in known)
+    )
 
 
 def test_the_map_names_every_room() -> None:
@@ -55,12 +62,18 @@ def test_the_map_names_every_room() -> None:
     assert len(PACKAGES) == 7, "packages were not found: the test would prove nothing"
     named = {name for name in quoted(ROOT / "docs/architecture.md") if name.endswith("/")}
     there = {room for package in PACKAGES for room in rooms(package)}
-    assert not sorted(room for room in there if not any(f"/{room}".endswith(f"/{name}") for name in named))
+    assert not sorted(
+        room for room in there if not any(f"/{room}".endswith(f"/{name}") for name in named)
+    )
     known = paths()
-    assert not sorted(name for name in named if not any(path.endswith(f"/{name}") for path in known))
+    assert not sorted(
+        name for name in named if not any(path.endswith(f"/{name}") for path in known)
+    )
 
 
-@pytest.mark.parametrize("package", [*PACKAGES, ROOT / "benchmarks"], ids=lambda package: package.name)
+@pytest.mark.parametrize(
+    "package", [*PACKAGES, ROOT / "benchmarks"], ids=lambda package: package.name
+)
 def test_no_folder_is_a_corridor(package: Path) -> None:
     """A folder holds so few modules that each is found by its name; with more it is given rooms."""
     folders = [package, *(path for path in package.rglob("*") if path.is_dir())]

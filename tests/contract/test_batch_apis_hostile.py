@@ -1,4 +1,5 @@
-"""What the clients of batch APIs make of providers that break off, lie, repeat themselves and never end."""
+"""What the clients of batch APIs make of providers that break off, lie, repeat themselves and never
+end."""
 
 from __future__ import annotations
 
@@ -43,7 +44,13 @@ from penstock_workers.lanes.batch.provider import (
 
 CHAT = "/v1/chat/completions"
 BODY = b'{"model":"m","messages":[]}'
-BATCH = {"id": "batch_1", "object": "batch", "status": "in_progress", "input_file_id": "file-1", "created_at": 1_000}
+BATCH = {
+    "id": "batch_1",
+    "object": "batch",
+    "status": "in_progress",
+    "input_file_id": "file-1",
+    "created_at": 1_000,
+}
 ENDED = BatchSeen("batch_1", "completed", True, None, outputs=("file-out",), file_id="file-1")
 KINDS = ["openai", "anthropic", "gemini"]
 ENDPOINTS = {"openai": CHAT, "anthropic": "/v1/messages", "gemini": "/v1beta/generateContent"}
@@ -99,7 +106,7 @@ def error(code: str, message: str = "words") -> dict[str, Any]:
     return {"error": {"code": code, "message": message, "type": "t"}}
 
 
-# -- a create whose answer is anything ---------------------------------------------------------------------------------
+# -- a create whose answer is anything -------------------------------------------------------------
 
 PAGE = b"<!DOCTYPE html><html>login</html>"
 OF_A_CREATE: dict[str, tuple[Any, type[BatchError]]] = {
@@ -133,7 +140,9 @@ OF_A_CREATE: dict[str, tuple[Any, type[BatchError]]] = {
 
 
 @pytest.mark.parametrize("name", OF_A_CREATE)
-async def test_every_answer_to_a_create_has_a_meaning(server: BatchServer, openai: BatchProvider, name: str) -> None:
+async def test_every_answer_to_a_create_has_a_meaning(
+    server: BatchServer, openai: BatchProvider, name: str
+) -> None:
     """It is sent once; where it may have worked it is Unclear, and never tried again by itself."""
     server.handle, expected = OF_A_CREATE[name]
     with pytest.raises(BatchError) as caught:
@@ -142,7 +151,9 @@ async def test_every_answer_to_a_create_has_a_meaning(server: BatchServer, opena
     assert server.asked == ["POST /v1/batches"]
 
 
-async def test_a_wait_that_the_provider_asks_for_is_told(server: BatchServer, openai: BatchProvider) -> None:
+async def test_a_wait_that_the_provider_asks_for_is_told(
+    server: BatchServer, openai: BatchProvider
+) -> None:
     """Retry-After becomes the time of TryLater."""
     server.handle = says(429, error("rate_limit_exceeded"), {"retry-after": "7"})
     with pytest.raises(TryLater) as caught:
@@ -172,7 +183,8 @@ async def test_a_create_without_an_answer_is_unclear(server: BatchServer) -> Non
 async def test_keys_are_in_no_error(
     server: BatchServer, kind: str, status: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A provider that repeats the headers in its refusal does not get the key into an error or a log line."""
+    """A provider that repeats the headers in its refusal does not get the key into an error or a
+    log line."""
 
     async def echo(request: web.Request) -> web.Response:
         await request.read()
@@ -197,35 +209,53 @@ async def test_keys_are_in_no_error(
 
 @pytest.mark.parametrize("kind", KINDS)
 async def test_looks_at_what_is_gone_say_so(server: BatchServer, kind: str) -> None:
-    """A 404 of one batch is no fault of the account; what breaks while looking can be looked at again."""
+    """A 404 of one batch is no fault of the account; what breaks while looking can be looked at
+    again."""
     async with provider_at(server.url, kind) as provider:
         server.handle = says(404, {"error": {"message": "no such batch"}})
         with pytest.raises(BatchGone):
             await provider.look("batches/1")
-        for broken in (breaks_off, says(500, b""), says(200, PAGE), says(200, {"id": 1, "name": 2}), endless):
+        for broken in (
+            breaks_off,
+            says(500, b""),
+            says(200, PAGE),
+            says(200, {"id": 1, "name": 2}),
+            endless,
+        ):
             server.handle = broken
             with pytest.raises(TryLater):
                 await provider.look("batches/1")
 
 
-# -- lists -------------------------------------------------------------------------------------------------------------
+# -- lists -----------------------------------------------------------------------------------------
 
 
 def page(request: web.Request, rows: list[Any], place: str) -> web.Response:
-    body = {"data": rows, "files": rows, "operations": rows, "has_more": True, "nextPageToken": place}
+    body = {
+        "data": rows,
+        "files": rows,
+        "operations": rows,
+        "has_more": True,
+        "nextPageToken": place,
+    }
     return web.json_response(body)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("moves", [False, True])
 async def test_a_list_without_an_end_is_left(server: BatchServer, kind: str, moves: bool) -> None:
-    """One that comes back to where it was, and one that goes on for ever: both end, and never as "not there"."""
+    """One that comes back to where it was, and one that goes on for ever: both end, and never as
+    "not there"."""
     count = 0
 
     async def handle(request: web.Request) -> web.Response:
         nonlocal count
         count += moves
-        return page(request, [{"id": f"b{count}", "processing_status": "in_progress", "created_at": "x"}], f"t{count}")
+        return page(
+            request,
+            [{"id": f"b{count}", "processing_status": "in_progress", "created_at": "x"}],
+            f"t{count}",
+        )
 
     server.handle = handle
     async with provider_at(server.url, kind) as provider:
@@ -235,9 +265,12 @@ async def test_a_list_without_an_end_is_left(server: BatchServer, kind: str, mov
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("rows", [7, "x", None, [1, None, [], "a"], [{"id": 3, "metadata": 4, "created_at": {}}], {}])
+@pytest.mark.parametrize(
+    "rows", [7, "x", None, [1, None, [], "a"], [{"id": 3, "metadata": 4, "created_at": {}}], {}]
+)
 async def test_a_list_of_anything_is_no_defect(server: BatchServer, kind: str, rows: Any) -> None:
-    """Wrong types in a list are an error of the contract, or rows that are not the one that is looked for."""
+    """Wrong types in a list are an error of the contract, or rows that are not the one that is
+    looked for."""
     server.handle = says(200, {"data": rows, "operations": rows, "files": rows, "has_more": True})
     async with provider_at(server.url, kind) as provider:
         try:
@@ -247,11 +280,14 @@ async def test_a_list_of_anything_is_no_defect(server: BatchServer, kind: str, r
     assert found is None
 
 
-# -- outputs -----------------------------------------------------------------------------------------------------------
+# -- outputs ---------------------------------------------------------------------------------------
 
 
 def output(number: int) -> bytes:
-    return b'{"custom_id":"id-%d","response":{"status_code":200,"body":{"n":%d}}}\n' % (number, number)
+    return b'{"custom_id":"id-%d","response":{"status_code":200,"body":{"n":%d}}}\n' % (
+        number,
+        number,
+    )
 
 
 WHOLE = b"".join(map(output, range(200)))
@@ -264,7 +300,9 @@ def numbers(answers: list[BatchAnswer | UnreadableLine]) -> list[str]:
 IN_ORDER = [f"id-{number}" for number in range(200)]
 
 
-def breaking(whole: bytes, step: int, *, ranges: bool) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
+def breaking(
+    whole: bytes, step: int, *, ranges: bool
+) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
     """Each connection brings `step` more bytes than the one before, and ends without its end."""
     sent = 0
 
@@ -284,7 +322,9 @@ def breaking(whole: bytes, step: int, *, ranges: bool) -> Callable[[web.Request]
 
 
 @pytest.mark.parametrize("ranges", [True, False])
-async def test_a_download_goes_on_where_it_broke(server: BatchServer, openai: BatchProvider, ranges: bool) -> None:
+async def test_a_download_goes_on_where_it_broke(
+    server: BatchServer, openai: BatchProvider, ranges: bool
+) -> None:
     """Each answer comes once, whether the server can begin in the middle or only anew."""
     server.handle = breaking(WHOLE, 3_001, ranges=ranges)
     assert numbers(await all_answers(openai, ENDED)) == IN_ORDER
@@ -292,13 +332,15 @@ async def test_a_download_goes_on_where_it_broke(server: BatchServer, openai: Ba
 
 
 async def test_lines_in_another_order_are_all_read_again(server: BatchServer) -> None:
-    """Where results change their order between two downloads none is missing, and some come twice."""
+    """Where results change their order between two downloads none is missing, and some come
+    twice."""
     first = True
 
     async def handle(request: web.Request) -> web.StreamResponse:
         nonlocal first
         rows = [
-            b'{"custom_id":"%s-%d","result":{"type":"succeeded","message":{}}}\n' % (b"2c9e41ab", n) for n in range(200)
+            b'{"custom_id":"%s-%d","result":{"type":"succeeded","message":{}}}\n' % (b"2c9e41ab", n)
+            for n in range(200)
         ]
         text = b"".join(rows if first else rows[::-1])
         response = web.StreamResponse()
@@ -317,7 +359,8 @@ async def test_lines_in_another_order_are_all_read_again(server: BatchServer) ->
 
 
 async def test_an_output_that_is_another_each_time_is_left(server: BatchServer) -> None:
-    """Whose lines are never those of the time before is for later, and its answers do not come for ever."""
+    """Whose lines are never those of the time before is for later, and its answers do not come for
+    ever."""
     count = 0
 
     async def handle(request: web.Request) -> web.StreamResponse:
@@ -326,7 +369,9 @@ async def test_an_output_that_is_another_each_time_is_left(server: BatchServer) 
         response = web.StreamResponse()
         response.content_length = 100_000
         await response.prepare(request)
-        await response.write(b'{"custom_id":"2c9e41ab-%05d","result":{"type":"expired"}}\n' % count * 100)
+        await response.write(
+            b'{"custom_id":"2c9e41ab-%05d","result":{"type":"expired"}}\n' % count * 100
+        )
         return cut(response, request)
 
     server.handle = handle
@@ -337,16 +382,22 @@ async def test_an_output_that_is_another_each_time_is_left(server: BatchServer) 
 
 
 @pytest.mark.parametrize("status", [500, 200])
-async def test_a_download_that_brings_nothing_is_left(server: BatchServer, openai: BatchProvider, status: int) -> None:
+async def test_a_download_that_brings_nothing_is_left(
+    server: BatchServer, openai: BatchProvider, status: int
+) -> None:
     """After a few breaks in a row it is for later, and says how far it came."""
     server.handle = says(500, b"") if status == 500 else breaks_off
     with pytest.raises(TryLater, match="at byte 0 of file-out"):
         await all_answers(openai, ENDED)
-    assert len(server.asked) in (6, 12)  # aiohttp asks once more itself where a connection ends without a word
+    assert len(server.asked) in (
+        6,
+        12,
+    )  # aiohttp asks once more itself where a connection ends without a word
 
 
 @pytest.mark.parametrize(
-    ("status", "expected"), [(404, BatchGone), (401, AccountStopped), (429, TryLater), (302, Astray)]
+    ("status", "expected"),
+    [(404, BatchGone), (401, AccountStopped), (429, TryLater), (302, Astray)],
 )
 async def test_a_download_that_is_refused(
     server: BatchServer, openai: BatchProvider, status: int, expected: type[BatchError]
@@ -358,8 +409,11 @@ async def test_a_download_that_is_refused(
     assert server.asked == ["GET /v1/files/file-out/content"]
 
 
-async def test_lines_that_are_none_cost_no_others(server: BatchServer, openai: BatchProvider) -> None:
-    """Garbage, blank lines, a line of 64 MB and half a line at the end: every answer between them is there."""
+async def test_lines_that_are_none_cost_no_others(
+    server: BatchServer, openai: BatchProvider
+) -> None:
+    """Garbage, blank lines, a line of 64 MB and half a line at the end: every answer between them
+    is there."""
 
     async def handle(request: web.Request) -> web.StreamResponse:
         response = web.StreamResponse()
@@ -381,7 +435,11 @@ async def test_lines_that_are_none_cost_no_others(server: BatchServer, openai: B
 @pytest.mark.parametrize(
     ("begins", "ends", "expected"),
     [
-        (b'{"id": "batch_req_1", "error": null, "custom_id": "id-7", "response": {"body": "', b'"}}\n', "id-7"),
+        (
+            b'{"id": "batch_req_1", "error": null, "custom_id": "id-7", "response": {"body": "',
+            b'"}}\n',
+            "id-7",
+        ),
         (b'{"response": {"body": "', b'"}, "custom_id": "id-7", "error": null}\n', "id-7"),
         (b'{"response": {"custom_id": "id-7", "body": "', b'"}}\n', None),
         (b'{"response": {"body": "', b'\\"custom_id\\": \\"id-7\\"}"}}\n', None),
@@ -391,7 +449,8 @@ async def test_lines_that_are_none_cost_no_others(server: BatchServer, openai: B
 async def test_an_answer_that_is_too_long_names_its_document(
     server: BatchServer, openai: BatchProvider, begins: bytes, ends: bytes, expected: str | None
 ) -> None:
-    """Where only short fields stand before or behind its id; what an answer says in its text names nothing."""
+    """Where only short fields stand before or behind its id; what an answer says in its text names
+    nothing."""
 
     async def handle(request: web.Request) -> web.StreamResponse:
         response = web.StreamResponse()
@@ -412,7 +471,8 @@ async def test_an_answer_that_is_too_long_names_its_document(
 async def test_an_output_without_an_end_is_left(
     server: BatchServer, openai: BatchProvider, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A batch has no more answers than requests: what comes behind them is one unreadable line, and is not read."""
+    """A batch has no more answers than requests: what comes behind them is one unreadable line, and
+    is not read."""
     monkeypatch.setattr(openai, "limits", openai.limits._replace(requests=100))
 
     async def handle(request: web.Request) -> web.StreamResponse:
@@ -438,7 +498,9 @@ async def test_a_line_without_an_end_is_left(
     assert [type(answer) for answer in answers] == [UnreadableLine]
 
 
-async def test_a_download_that_stands_still_is_begun_again(server: BatchServer, openai: BatchProvider) -> None:
+async def test_a_download_that_stands_still_is_begun_again(
+    server: BatchServer, openai: BatchProvider
+) -> None:
     """A server that stops in the middle holds its reader for the time of a stall, and no longer."""
 
     async def handle(request: web.Request) -> web.StreamResponse:
@@ -461,7 +523,8 @@ async def test_a_download_that_stands_still_is_begun_again(server: BatchServer, 
 async def test_another_part_than_was_asked_for_is_no_answer(
     server: BatchServer, openai: BatchProvider, given: str
 ) -> None:
-    """A server whose ranges are wrong loses no answer and brings none of another place: it is for later."""
+    """A server whose ranges are wrong loses no answer and brings none of another place: it is for
+    later."""
 
     async def handle(request: web.Request) -> web.StreamResponse:
         begin = request.http_range.start or 0
@@ -478,7 +541,9 @@ async def test_another_part_than_was_asked_for_is_no_answer(
         await all_answers(openai, ENDED)
 
 
-async def test_a_reader_that_stops_leaves_no_connection(server: BatchServer, openai: BatchProvider) -> None:
+async def test_a_reader_that_stops_leaves_no_connection(
+    server: BatchServer, openai: BatchProvider
+) -> None:
     """Who closes the answers early closes the download with them."""
     ended = asyncio.Event()
 
@@ -499,10 +564,12 @@ async def test_a_reader_that_stops_leaves_no_connection(server: BatchServer, ope
         await ended.wait()
 
 
-# -- what each dialect adds --------------------------------------------------------------------------------------------
+# -- what each dialect adds ------------------------------------------------------------------------
 
 
-async def test_an_upload_is_the_file_itself(server: BatchServer, openai: BatchProvider, tmp_path: Path) -> None:
+async def test_an_upload_is_the_file_itself(
+    server: BatchServer, openai: BatchProvider, tmp_path: Path
+) -> None:
     """The packed file arrives byte by byte, for batches, under the tag's name."""
     seen: dict[str, Any] = {}
 
@@ -511,7 +578,10 @@ async def test_an_upload_is_the_file_itself(server: BatchServer, openai: BatchPr
         file = form["file"]
         assert isinstance(file, web.FileField)
         seen.update(
-            purpose=form["purpose"], name=file.filename, text=file.file.read(), key=request.headers["Authorization"]
+            purpose=form["purpose"],
+            name=file.filename,
+            text=file.file.read(),
+            key=request.headers["Authorization"],
         )
         return web.json_response({"id": "file-1"})
 
@@ -519,8 +589,11 @@ async def test_an_upload_is_the_file_itself(server: BatchServer, openai: BatchPr
     batch = packed(tmp_path, openai, ["a", "b"], CHAT, BODY)
     assert await openai.upload(batch) == "file-1"
     assert seen == {
-        "purpose": "batch", "name": f"penstock-{TAG}.jsonl", "text": batch.path.read_bytes(), "key": f"Bearer {KEY}",
-    }  # fmt: skip
+        "purpose": "batch",
+        "name": f"penstock-{TAG}.jsonl",
+        "text": batch.path.read_bytes(),
+        "key": f"Bearer {KEY}",
+    }
 
 
 async def test_an_upload_that_nothing_reads_ends(server: BatchServer, tmp_path: Path) -> None:
@@ -530,13 +603,21 @@ async def test_an_upload_that_nothing_reads_ends(server: BatchServer, tmp_path: 
         server.url, times=SHORT._replace(call_s=0.1, stall_s=0.1, slowest_bytes_per_s=1e9)
     ) as provider:
         with pytest.raises(Unclear):
-            await provider.upload(packed(tmp_path, provider, ["a"], CHAT, b'{"x":"' + b"x" * 5_000_000 + b'"}'))
+            await provider.upload(
+                packed(tmp_path, provider, ["a"], CHAT, b'{"x":"' + b"x" * 5_000_000 + b'"}')
+            )
 
 
 async def test_a_batch_is_found_by_its_tag(server: BatchServer, openai: BatchProvider) -> None:
-    """On whatever page of the list it is; beyond batches that are older than its create nothing is asked."""
+    """On whatever page of the list it is; beyond batches that are older than its create nothing is
+    asked."""
     others = [
-        {**BATCH, "id": f"batch_{n}", "created_at": 5_000 - n, "metadata": {"penstock_batch": "other"}}
+        {
+            **BATCH,
+            "id": f"batch_{n}",
+            "created_at": 5_000 - n,
+            "metadata": {"penstock_batch": "other"},
+        }
         for n in range(100)
     ]
     pages = [others[:50], others[50:]]
@@ -563,10 +644,14 @@ async def test_a_server_that_keeps_no_metadata_is_asked_by_the_input(
 
     async def handle(request: web.Request) -> web.Response:
         if request.path.endswith("/files"):
-            return web.json_response({"data": [{"id": "file-9", "filename": f"penstock-{TAG}.jsonl"}]})
+            return web.json_response(
+                {"data": [{"id": "file-9", "filename": f"penstock-{TAG}.jsonl"}]}
+            )
         if request.path.endswith("/batch_2"):
             return web.json_response({**BATCH, "id": "batch_2"})
-        return web.json_response({"data": [BATCH, {**BATCH, "id": "batch_2", "input_file_id": "file-9"}]})
+        return web.json_response(
+            {"data": [BATCH, {**BATCH, "id": "batch_2", "input_file_id": "file-9"}]}
+        )
 
     server.handle = handle
     found = await openai.find(TAG, since=0)
@@ -576,16 +661,25 @@ async def test_a_server_that_keeps_no_metadata_is_asked_by_the_input(
 
 async def test_a_batch_that_failed_says_why(server: BatchServer, openai: BatchProvider) -> None:
     """By line where the provider has lines; and once where it has no words at all."""
-    told = {"data": [{"code": "invalid_json_line", "message": "m", "line": 3}, {"line": "x", "code": None}, 7]}
+    told = {
+        "data": [
+            {"code": "invalid_json_line", "message": "m", "line": 3},
+            {"line": "x", "code": None},
+            7,
+        ]
+    }
     server.handle = says(200, {**BATCH, "status": "failed", "errors": told})
     assert (await openai.look("batch_1")).problems == (
-        LineProblem("invalid_json_line", "m", 3), LineProblem("failed", "", None),
-    )  # fmt: skip
+        LineProblem("invalid_json_line", "m", 3),
+        LineProblem("failed", "", None),
+    )
     server.handle = says(200, {**BATCH, "status": "failed", "errors": None})
     assert len((await openai.look("batch_1")).problems) == 1
 
 
-async def test_a_batch_that_has_ended_cannot_be_cancelled(server: BatchServer, openai: BatchProvider) -> None:
+async def test_a_batch_that_has_ended_cannot_be_cancelled(
+    server: BatchServer, openai: BatchProvider
+) -> None:
     """The refusal is no error: the batch is shown as it is."""
 
     async def handle(request: web.Request) -> web.Response:
@@ -602,20 +696,31 @@ async def test_what_is_gone_is_deleted_already(server: BatchServer, kind: str) -
     """Deleting twice is no error."""
     server.handle = says(404, error("gone"))
     async with provider_at(server.url, kind) as provider:
-        await provider.delete(ENDED._replace(batch_id="batches/1", outputs=("files/a",), file_id="files/b"))
+        await provider.delete(
+            ENDED._replace(batch_id="batches/1", outputs=("files/a",), file_id="files/b")
+        )
     assert len(server.asked) == (1 if kind == "anthropic" else 2)
 
 
 @pytest.mark.parametrize("count", [1, 2, 3000])
-async def test_anthropics_create_carries_the_mark_of_its_tag(server: BatchServer, tmp_path: Path, count: int) -> None:
-    """All requests come in one JSON object, under ids that say which batch they belong to, with its size said before."""
+async def test_anthropics_create_carries_the_mark_of_its_tag(
+    server: BatchServer, tmp_path: Path, count: int
+) -> None:
+    """All requests come in one JSON object, under ids that say which batch they belong to, with its
+    size said before."""
     seen: dict[str, Any] = {}
 
     async def handle(request: web.Request) -> web.Response:
         text = await request.read()
-        seen.update(json.loads(text), size=request.content_length == len(text), headers=request.headers)
+        seen.update(
+            json.loads(text), size=request.content_length == len(text), headers=request.headers
+        )
         return web.json_response(
-            {"id": "msgbatch_1", "processing_status": "in_progress", "request_counts": {"processing": 2}}
+            {
+                "id": "msgbatch_1",
+                "processing_status": "in_progress",
+                "request_counts": {"processing": 2},
+            }
         )
 
     server.handle = handle
@@ -624,18 +729,29 @@ async def test_anthropics_create_carries_the_mark_of_its_tag(server: BatchServer
         batch = packed(tmp_path, provider, ids, "/v1/messages", BODY)
         made = await provider.create(batch)
     assert made == BatchSeen("msgbatch_1", "in_progress", False, None)
-    assert [request["custom_id"] for request in seen["requests"]] == [f"2c9e41ab-{one}" for one in ids]
+    assert [request["custom_id"] for request in seen["requests"]] == [
+        f"2c9e41ab-{one}" for one in ids
+    ]
     assert all(request["params"] == json.loads(BODY) for request in seen["requests"])
     assert seen["size"]
-    assert (seen["headers"]["x-api-key"], seen["headers"]["anthropic-version"]) == (KEY, "2023-06-01")
+    assert (seen["headers"]["x-api-key"], seen["headers"]["anthropic-version"]) == (
+        KEY,
+        "2023-06-01",
+    )
 
 
 async def test_anthropics_batch_is_found_when_it_has_ended(server: BatchServer) -> None:
-    """Before that nothing can tell, which is Unclear; batches of other hours and other marks are not it."""
+    """Before that nothing can tell, which is Unclear; batches of other hours and other marks are
+    not it."""
     rows = [
         {"id": "late", "processing_status": "in_progress", "created_at": "2026-11-22T20:00:00Z"},
         {"id": "ours", "processing_status": "in_progress", "created_at": "2026-11-22T12:00:05Z"},
-        {"id": "foreign", "processing_status": "ended", "created_at": "2026-11-22T12:00:00Z", "results_url": "x"},
+        {
+            "id": "foreign",
+            "processing_status": "ended",
+            "created_at": "2026-11-22T12:00:00Z",
+            "results_url": "x",
+        },
         {"id": "old", "processing_status": "in_progress", "created_at": "2026-11-22T10:00:00Z"},
     ]
     results = {
@@ -654,7 +770,10 @@ async def test_anthropics_batch_is_found_when_it_has_ended(server: BatchServer) 
     async with provider_at(server.url, "anthropic") as provider:
         with pytest.raises(Unclear, match="1 batches \\(ours"):
             await provider.find(TAG, since)
-        rows[1] |= {"processing_status": "ended", "results_url": "https://elsewhere.example/results"}
+        rows[1] |= {
+            "processing_status": "ended",
+            "results_url": "https://elsewhere.example/results",
+        }
         found = await provider.find(TAG, since)
         assert found is not None
         assert found.batch_id == "ours"
@@ -662,7 +781,9 @@ async def test_anthropics_batch_is_found_when_it_has_ended(server: BatchServer) 
         assert await provider.find(TAG, since) is None
 
 
-async def test_geminis_upload_sends_the_key_nowhere_else(server: BatchServer, tmp_path: Path) -> None:
+async def test_geminis_upload_sends_the_key_nowhere_else(
+    server: BatchServer, tmp_path: Path
+) -> None:
     """The address for the bytes comes from the provider, and must be its own."""
     addresses = [f"{server.url}/there?upload_id=1&x=a%2Fb", "http://elsewhere.example/there", ""]
     bytes_of: list[bytes] = []

@@ -32,48 +32,141 @@ MAY_IMPORT = {
     "penstock_cli": set(PACKAGES),
     "penstock_simulate": set[str](),
 }
-# What other packages of this distribution may import besides the names in a package's `__init__`: of each module what its
-# `__all__` names. (Names in an `__init__` are for everyone, modules here are for Penstock alone.)
+# What other packages of this distribution may import besides the names in a package's `__init__`:
+# of each module what its `__all__` names. (Names in an `__init__` are for everyone, modules here
+# are for Penstock alone.)
 INTERNAL_SURFACE = {
     "penstock_ratelimit": {"for_penstock"},
     "penstock_ledger": {
-        "errors", "keys", "lazy_names", "log_lines", "lone_surrogates", "model", "pause", "redaction", "schedule", "sql.postgres",
+        "errors",
+        "keys",
+        "lazy_names",
+        "log_lines",
+        "lone_surrogates",
+        "model",
+        "pause",
+        "redaction",
+        "schedule",
+        "sql.postgres",
         "vectors",
     },
     "penstock_producer": {
-        "accepting.acceptance", "accepting.borders", "accepting.estimates", "accepting.first_rows",
+        "accepting.acceptance",
+        "accepting.borders",
+        "accepting.estimates",
+        "accepting.first_rows",
         "accepting.hook_paths",
-        "accepting.sampling", "accepting.survey",
-        "accepting.tenant_keys", "accepting.token_meter",
-        "bucket.place", "documents", "errors", "feed.beside", "feed.feeder", "feed.feeder_plan", "feed.leased_feed",
-        "feed.queues", "feed.repair",
-        "feed.routes", "feed.served", "feed.tracing", "feed.wire", "job.durations", "job.endpoints", "job.fallback",
-        "job.lanes", "job.model_schema", "job.options", "job.params", "job.repeats", "job.sinks", "job.spec",
-        "job.targets", "job.unknown", "json_bounds",
-        "jobfile", "outputs", "parts.growing", "pins", "planning.batches", "planning.figures", "planning.flow",
-        "planning.intervals", "planning.sizing", "prices.known", "prices.spent_budget", "prices.token_prices", "refusals",
-        "reporting.account", "reporting.batches", "reporting.engines", "reporting.changes",
-        "reporting.charts", "reporting.course",
-        "reporting.feeders", "reporting.fixes", "reporting.forms.markdown", "reporting.forms.page",
-        "reporting.forms.plain", "reporting.gather", "reporting.lanes", "reporting.money",
-        "reporting.origin", "reporting.pauses", "reporting.prices", "reporting.reasons", "reporting.surfaces",
-        "reporting.text", "reporting.words",
+        "accepting.sampling",
+        "accepting.survey",
+        "accepting.tenant_keys",
+        "accepting.token_meter",
+        "bucket.place",
+        "documents",
+        "errors",
+        "feed.beside",
+        "feed.feeder",
+        "feed.feeder_plan",
+        "feed.leased_feed",
+        "feed.queues",
+        "feed.repair",
+        "feed.routes",
+        "feed.served",
+        "feed.tracing",
+        "feed.wire",
+        "job.durations",
+        "job.endpoints",
+        "job.fallback",
+        "job.lanes",
+        "job.model_schema",
+        "job.options",
+        "job.params",
+        "job.repeats",
+        "job.sinks",
+        "job.spec",
+        "job.targets",
+        "job.unknown",
+        "json_bounds",
+        "jobfile",
+        "outputs",
+        "parts.growing",
+        "pins",
+        "planning.batches",
+        "planning.figures",
+        "planning.flow",
+        "planning.intervals",
+        "planning.sizing",
+        "prices.known",
+        "prices.spent_budget",
+        "prices.token_prices",
+        "refusals",
+        "reporting.account",
+        "reporting.batches",
+        "reporting.engines",
+        "reporting.changes",
+        "reporting.charts",
+        "reporting.course",
+        "reporting.feeders",
+        "reporting.fixes",
+        "reporting.forms.markdown",
+        "reporting.forms.page",
+        "reporting.forms.plain",
+        "reporting.gather",
+        "reporting.lanes",
+        "reporting.money",
+        "reporting.origin",
+        "reporting.pauses",
+        "reporting.prices",
+        "reporting.reasons",
+        "reporting.surfaces",
+        "reporting.text",
+        "reporting.words",
         "rows",
-        "schedules.due", "schedules.events", "schedules.marks", "schedules.timetable", "settings", "source_names", "sources",
-        "sources.blobs.s3", "sources.of_feed", "sources.overrides", "storage",
-        "tables.columns", "tables.csv_form", "tables.cursors", "tables.database", "tables.growing_file", "tables.reading",
-        "tables.write", "tally",
+        "schedules.due",
+        "schedules.events",
+        "schedules.marks",
+        "schedules.timetable",
+        "settings",
+        "source_names",
+        "sources",
+        "sources.blobs.s3",
+        "sources.of_feed",
+        "sources.overrides",
+        "storage",
+        "tables.columns",
+        "tables.csv_form",
+        "tables.cursors",
+        "tables.database",
+        "tables.growing_file",
+        "tables.reading",
+        "tables.write",
+        "tally",
     },
     "penstock_workers": {
-        "__main__", "amqp_address", "broker.amqp.connect", "broker.amqp.publisher", "broker.lease_scripts",
-        "celery_app.app", "celery_app.probe", "control", "control.lanes.forecast", "doors.task_records", "errors",
-        "item.failures", "item.run.runs", "lane_changes", "lanes.cards", "lanes.one_run", "lanes.registry",
-        "preload", "settings", "stores",
+        "__main__",
+        "amqp_address",
+        "broker.amqp.connect",
+        "broker.amqp.publisher",
+        "broker.lease_scripts",
+        "celery_app.app",
+        "celery_app.probe",
+        "control",
+        "control.lanes.forecast",
+        "doors.task_records",
+        "errors",
+        "item.failures",
+        "item.run.runs",
+        "lane_changes",
+        "lanes.cards",
+        "lanes.one_run",
+        "lanes.registry",
+        "preload",
+        "settings",
+        "stores",
     },
     "penstock_simulate": set(),
     "penstock_gateway": set(),
     "penstock_cli": set(),
-}  # fmt: skip
+}
 # Of a checkout only: no user installs them.
 WITH_ROOMS = PACKAGES | {"benchmarks": ROOT / "benchmarks", "kubelet": ROOT / "tests/kubelet"}
 # Rooms (folders) import one another one way only. These imports (from, to) go the other way.
@@ -85,7 +178,10 @@ OTHER_WAY: dict[str, dict[tuple[str, str], str]] = {
         ): "a job's end is one transaction with its event; the module imports no store",
     },
     "penstock_workers": {
-        ("settings", "lanes.lane_fields"): "each lane brings its own settings; the modules import nothing else",
+        (
+            "settings",
+            "lanes.lane_fields",
+        ): "each lane brings its own settings; the modules import nothing else",
         ("lanes.lane_fields", "lanes.*.settings"): "as above",
         (
             "lanes.gpu.engine.*",
@@ -94,27 +190,54 @@ OTHER_WAY: dict[str, dict[tuple[str, str], str]] = {
         ("lanes.gpu.requests.*", "lanes.gpu.settings"): "as above",
         ("lanes.gpu.children.*", "lanes.gpu.settings"): "as above",
         ("lanes.embed.encoding.*", "lanes.embed.settings"): "as above",
-        ("lanes.batch.apis.*", "lanes.batch.provider"): "what the lane asks of every API; the module imports nothing",
+        (
+            "lanes.batch.apis.*",
+            "lanes.batch.provider",
+        ): "what the lane asks of every API; the module imports nothing",
         ("lanes.batch.packing.*", "lanes.batch.provider"): "as above",
-        ("lanes.gpu.engine.*", "lanes.gpu.plugin"): "vLLM finds the module by its name; it imports nothing",
-        ("lanes.registry", "lanes.*.row"): "the list of all lanes; a lane's row is made with lanes/row.py",
+        (
+            "lanes.gpu.engine.*",
+            "lanes.gpu.plugin",
+        ): "vLLM finds the module by its name; it imports nothing",
+        (
+            "lanes.registry",
+            "lanes.*.row",
+        ): "the list of all lanes; a lane's row is made with lanes/row.py",
     },
 }
 ROLE_FOLDERS = {"producer", "workers", "ratelimit", "ledger", "gateway", "cli", "simulate"}
 HEAVY = (
-    "torch", "vllm", "pandas", "boto3", "fastapi", "celery", "kombu", "aiohttp", "typer", "rich", "alembic", "opentelemetry",
-    "pyarrow", "backports", "obstore",
-)  # fmt: skip
+    "torch",
+    "vllm",
+    "pandas",
+    "boto3",
+    "fastapi",
+    "celery",
+    "kombu",
+    "aiohttp",
+    "typer",
+    "rich",
+    "alembic",
+    "opentelemetry",
+    "pyarrow",
+    "backports",
+    "obstore",
+)
 
 
 @pytest.mark.parametrize("package", sorted(PACKAGES))
 def test_imports_point_one_way(package: str) -> None:
-    """A package imports only those below it, and never through a role folder (a second identity of the same module)."""
+    """A package imports only those below it, and never through a role folder (a second identity of
+    the same module)."""
     files = sorted(PACKAGES[package].rglob("*.py"))
     assert files, f"no files found for {package}: the test would prove nothing"
     for file in files:
-        ours = {module.partition(".")[0] for module, _ in imports(file)} & (set(PACKAGES) | ROLE_FOLDERS)
-        assert ours <= MAY_IMPORT[package] | {package}, f"{file.relative_to(ROOT)} imports {sorted(ours)}"
+        ours = {module.partition(".")[0] for module, _ in imports(file)} & (
+            set(PACKAGES) | ROLE_FOLDERS
+        )
+        assert ours <= MAY_IMPORT[package] | {package}, (
+            f"{file.relative_to(ROOT)} imports {sorted(ours)}"
+        )
 
 
 def modules(package: str) -> dict[str, Path]:
@@ -128,7 +251,8 @@ def modules(package: str) -> dict[str, Path]:
 
 @cache
 def imports(file: Path) -> Sequence[tuple[str, str]]:
-    """Every (module, name) that a file imports, under TYPE_CHECKING and inside functions too; "" for a whole module."""
+    """Every (module, name) that a file imports, under TYPE_CHECKING and inside functions too; ""
+    for a whole module."""
     found: list[tuple[str, str]] = []
     for node in ast.walk(ast.parse(file.read_text())):
         if isinstance(node, ast.Import):
@@ -139,7 +263,8 @@ def imports(file: Path) -> Sequence[tuple[str, str]]:
 
 
 def behind_the_face(module: str, name: str) -> bool:
-    """Whether an import from another package is of something that the package does not show to others."""
+    """Whether an import from another package is of something that the package does not show to
+    others."""
     package, _, inside = module.partition(".")
     if not inside and name in INTERNAL_SURFACE[package]:
         return False
@@ -150,7 +275,8 @@ def behind_the_face(module: str, name: str) -> bool:
 
 @pytest.mark.parametrize("package", sorted(PACKAGES))
 def test_nothing_reaches_behind_a_face(package: str) -> None:
-    """Of another package only its public names are imported, and what the modules of its internal surface name."""
+    """Of another package only its public names are imported, and what the modules of its internal
+    surface name."""
     files = modules(package)
     assert files, f"no files found for {package}: the test would prove nothing"
     reached = {
@@ -161,11 +287,14 @@ def test_nothing_reaches_behind_a_face(package: str) -> None:
         and owner != package
         and behind_the_face(module, imported)
     }
-    assert not reached, f"import it from the package, or name it in the module's __all__: {sorted(reached)}"
+    assert not reached, (
+        f"import it from the package, or name it in the module's __all__: {sorted(reached)}"
+    )
 
 
 def test_every_package_declares_its_surface() -> None:
-    """Each package says what it shows to others, and each module of its internal surface does in its `__all__`."""
+    """Each package says what it shows to others, and each module of its internal surface does in
+    its `__all__`."""
     assert set(PACKAGES) == set(INTERNAL_SURFACE)
     for package, names in INTERNAL_SURFACE.items():
         assert isinstance(import_module(package).__all__, list)
@@ -174,7 +303,8 @@ def test_every_package_declares_its_surface() -> None:
 
 
 def loaded_by(importer: str, target: str, files: Mapping[str, Path]) -> Iterator[str]:
-    """The modules that an import of ``target`` runs: its own, and the `__init__` of packages that the importer is not in."""
+    """The modules that an import of ``target`` runs: its own, and the `__init__` of packages that
+    the importer is not in."""
     parts = target.split(".")
     for end in range(1, len(parts) + 1):
         module = ".".join(parts[:end])
@@ -187,16 +317,23 @@ def module_edges(package: str) -> dict[str, set[str]]:
     files = modules(package)
     return {
         name: {
-            one for target in imports(file) for one in loaded_by(name, ".".join(filter(None, target)), files)
-        } - {name}
+            one
+            for target in imports(file)
+            for one in loaded_by(name, ".".join(filter(None, target)), files)
+        }
+        - {name}
         for name, file in files.items()
-    }  # fmt: skip
+    }
 
 
 def circles(edges: Mapping[str, set[str]]) -> set[frozenset[str]]:
     """Those that point at one another, directly or through others."""
     reach = {name: reachable(edges, name) for name in edges}
-    return {frozenset(other for other in reach[name] if name in reach[other]) for name in edges if name in reach[name]}
+    return {
+        frozenset(other for other in reach[name] if name in reach[other])
+        for name in edges
+        if name in reach[name]
+    }
 
 
 def reachable(edges: Mapping[str, set[str]], start: str) -> set[str]:
@@ -218,7 +355,8 @@ def test_no_modules_import_one_another_in_a_circle(package: str) -> None:
 
 
 def room(module: str, files: Mapping[str, Path]) -> str:
-    """The folder that a module lies in; a module beside the folders of its package is a room of its own."""
+    """The folder that a module lies in; a module beside the folders of its package is a room of its
+    own."""
     if files[module].name == "__init__.py":
         return module
     folder = module.rpartition(".")[0]
@@ -236,27 +374,40 @@ def imported_modules(file: Path, files: Mapping[str, Path]) -> Iterator[str]:
 def room_edges(package: str, left_out: Iterable[tuple[str, str]]) -> dict[str, set[str]]:
     """Which rooms of its own package each room imports."""
     files = modules(package)
-    patterns = [(f"{package}.{importer}", f"{package}.{imported}") for importer, imported in left_out]
+    patterns = [
+        (f"{package}.{importer}", f"{package}.{imported}") for importer, imported in left_out
+    ]
     edges: dict[str, set[str]] = {room(name, files): set() for name in files}
     for name, file in files.items():
         for other in imported_modules(file, files):
-            if not any(fnmatch(name, importer) and fnmatch(other, imported) for importer, imported in patterns):
+            if not any(
+                fnmatch(name, importer) and fnmatch(other, imported)
+                for importer, imported in patterns
+            ):
                 edges[room(name, files)].add(room(other, files))
     return {one: others - {one} for one, others in edges.items()}
 
 
 @pytest.mark.parametrize("package", sorted(WITH_ROOMS))
 def test_no_rooms_import_one_another_in_a_circle(package: str) -> None:
-    """A folder can be read after those that it imports; each exception is listed with its reason, and is needed."""
+    """A folder can be read after those that it imports; each exception is listed with its reason,
+    and is needed."""
     exceptions = OTHER_WAY.get(package, {})
     assert circles(room_edges(package, exceptions)) == set()
     for one in exceptions:
         others = [other for other in exceptions if other != one]
-        assert circles(room_edges(package, others)), f"the exception {one} is no longer needed: remove it"
+        assert circles(room_edges(package, others)), (
+            f"the exception {one} is no longer needed: remove it"
+        )
 
 
 def test_importing_the_producer_is_light() -> None:
     """A service that only enqueues loads no engine, no web framework and no broker client."""
-    code = f"import sys, penstock_producer; print(*[name for name in {HEAVY!r} if name in sys.modules])"
-    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    code = (
+        f"import sys, penstock_producer; print(*[name for name in {HEAVY!r} if name in "
+        "sys.modules])"
+    )
+    loaded = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
     assert loaded.stdout.split() == []

@@ -1,4 +1,5 @@
-"""The Lua steps on a real Redis: what they take, record, refuse and return, and that stock kombu reads their records."""
+"""The Lua steps on a real Redis: what they take, record, refuse and return, and that stock kombu
+reads their records."""
 
 from __future__ import annotations
 
@@ -32,10 +33,14 @@ def scripts(client: redis.Redis) -> LeaseScripts:
 
 
 def message(doc: str, **options: Any) -> bytes:
-    return encode_item(ItemKey("job", 1, doc), queue=QUEUE, body=options.pop("body", b"{}"), ref=None, **options)
+    return encode_item(
+        ItemKey("job", 1, doc), queue=QUEUE, body=options.pop("body", b"{}"), ref=None, **options
+    )
 
 
-def claim(client: redis.Redis, room: int = 64, *queues: str, record: bool = True) -> tuple[list[Lease], list[Any]]:
+def claim(
+    client: redis.Redis, room: int = 64, *queues: str, record: bool = True
+) -> tuple[list[Lease], list[Any]]:
     """Runs claim.lua; returns what is held now, and its reply."""
     lists = queues or (QUEUE,)
     names = [json.dumps(queue) if record else "" for queue in lists]
@@ -62,8 +67,11 @@ def queue(client: redis.Redis, name: str = QUEUE) -> list[bytes]:
 
 
 class TestClaim:
-    def test_takes_from_the_front_and_records_under_the_servers_clock(self, client: redis.Redis) -> None:
-        """A claim pops oldest first, at most as many as asked, and records each with one lease time of Redis."""
+    def test_takes_from_the_front_and_records_under_the_servers_clock(
+        self, client: redis.Redis
+    ) -> None:
+        """A claim pops oldest first, at most as many as asked, and records each with one lease time
+        of Redis."""
         for doc in "abc":
             client.lpush(QUEUE, message(doc))
         before: Any = client.time()
@@ -86,7 +94,9 @@ class TestClaim:
             ("end", json.dumps({"text": '"priority":0,"delivery_tag":"job:other"}}'}).encode()),
         ],
     )
-    def test_a_tag_is_read_from_the_end_of_a_message(self, client: redis.Redis, doc: str, body: bytes) -> None:
+    def test_a_tag_is_read_from_the_end_of_a_message(
+        self, client: redis.Redis, doc: str, body: bytes
+    ) -> None:
         """Whatever an id or a body looks like, a claim finds the tag that a parser would find."""
         client.lpush(QUEUE, message(doc, body=body))
         held, _ = claim(client)
@@ -94,7 +104,8 @@ class TestClaim:
 
     @pytest.mark.parametrize("more", ["headers", "after"])
     def test_a_message_of_another_order_is_parsed(self, client: redis.Redis, more: str) -> None:
-        """Only properties at the very end of a message are read without a parser: what another sender writes is parsed."""
+        """Only properties at the very end of a message are read without a parser: what another
+        sender writes is parsed."""
         parsed = json.loads(message("d"))
         properties = parsed.pop("properties")
         mimic = {**properties, "correlation_id": "job:other", "delivery_tag": "job:other"}
@@ -121,18 +132,24 @@ class TestClaim:
             b'{"deep":' + b"[" * 200 + b"]" * 200 + b"}",
         ],
     )
-    def test_the_text_is_never_written_anew(self, client: redis.Redis, scripts: LeaseScripts, body: bytes) -> None:
-        """Empty arrays, large numbers, odd characters and deep nesting survive claim, record and return byte by byte."""
+    def test_the_text_is_never_written_anew(
+        self, client: redis.Redis, scripts: LeaseScripts, body: bytes
+    ) -> None:
+        """Empty arrays, large numbers, odd characters and deep nesting survive claim, record and
+        return byte by byte."""
         text = message("doc", body=body)
         client.lpush(QUEUE, text)
         held, reply = claim(client)
         assert reply[5] == text
         assert scripts.give_back(held) == []
         (returned,) = queue(client)
-        assert returned == text.replace(b'"delivery_info":{', b'"delivery_info":{"redelivered":true,')
+        assert returned == text.replace(
+            b'"delivery_info":{', b'"delivery_info":{"redelivered":true,'
+        )
 
     def test_a_duplicate_of_what_is_held_is_dropped(self, client: redis.Redis) -> None:
-        """A second message of an item in flight is dropped and counted; its holder's record stays as it is."""
+        """A second message of an item in flight is dropped and counted; its holder's record stays
+        as it is."""
         client.lpush(QUEUE, message("a"))
         (lease,), _ = claim(client)
         record = record_of(client, lease.tag)
@@ -152,7 +169,8 @@ class TestClaim:
     def test_a_later_try_waits_for_the_acknowledgement_of_the_earlier(
         self, client: redis.Redis, scripts: LeaseScripts
     ) -> None:
-        """A promoted retry that arrives before the first try is acknowledged is not taken for a duplicate."""
+        """A promoted retry that arrives before the first try is acknowledged is not taken for a
+        duplicate."""
         client.lpush(QUEUE, message("a"))
         first, _ = claim(client)
         client.lpush(QUEUE, message("a", retries=1))
@@ -164,8 +182,17 @@ class TestClaim:
         assert second.tag == "job:a"
 
     def test_texts_that_are_no_messages_are_kept_aside(self, client: redis.Redis) -> None:
-        """What has no delivery tag cannot be claimed; it is kept as it is, and the rest is claimed."""
-        odd = [b"hello", b"[]", b'"x"', b"{}", b'{"properties":[]}', b'{"properties":{"delivery_tag":1}}', b"[" * 2000]
+        """What has no delivery tag cannot be claimed; it is kept as it is, and the rest is
+        claimed."""
+        odd = [
+            b"hello",
+            b"[]",
+            b'"x"',
+            b"{}",
+            b'{"properties":[]}',
+            b'{"properties":{"delivery_tag":1}}',
+            b"[" * 2000,
+        ]
         client.lpush(QUEUE, *odd, message("a"))
         held, _ = claim(client)
         assert [lease.tag for lease in held] == ["job:a"]
@@ -206,7 +233,8 @@ class TestFence:
     def test_a_thawed_holder_changes_nothing_of_its_successors(
         self, client: redis.Redis, scripts: LeaseScripts, step: str
     ) -> None:
-        """Once another worker holds the message, all that the first one does is answered with its tag as lost."""
+        """Once another worker holds the message, all that the first one does is answered with its
+        tag as lost."""
         client.lpush(QUEUE, message("a"))
         (first,), _ = claim(client)
         frozen = Lease(first.tag, str(float(first.seen) - 31))  # as it saw it 31 s ago
@@ -220,7 +248,9 @@ class TestFence:
     def test_what_is_gone_is_lost(self, scripts: LeaseScripts) -> None:
         """A record that another worker has concluded is reported, not recreated."""
         gone = [Lease("job:gone", "1700000000.000000")]
-        assert scripts.renew(gone)[1] == scripts.ack(gone) == scripts.give_back(gone) == ["job:gone"]
+        assert (
+            scripts.renew(gone)[1] == scripts.ack(gone) == scripts.give_back(gone) == ["job:gone"]
+        )
 
     def test_a_renewal_moves_the_lease(self, client: redis.Redis, scripts: LeaseScripts) -> None:
         """Renewed leases carry the present time of the server, in Redis and in the answer."""
@@ -234,18 +264,25 @@ class TestFence:
 
 class TestReturn:
     def test_what_is_given_back_is_next(self, client: redis.Redis, scripts: LeaseScripts) -> None:
-        """Messages return to the front of their queue in the order they had, marked as redelivered, and only once so."""
+        """Messages return to the front of their queue in the order they had, marked as redelivered,
+        and only once so."""
         client.lpush(QUEUE, *(message(doc) for doc in "abc"))
         for _ in range(2):
             held, _reply = claim(client, 2)
             assert scripts.give_back(held) == []
         front = queue(client)
         assert [json.loads(text)["headers"]["id"] for text in front] == ["job:a", "job:b", "job:c"]
-        assert [json.loads(t)["properties"]["delivery_info"].get("redelivered") for t in front] == [True, True, None]
+        assert [json.loads(t)["properties"]["delivery_info"].get("redelivered") for t in front] == [
+            True,
+            True,
+            None,
+        ]
         assert front[0].count(b"redelivered") == 1
         assert client.exists("unacked.api", "unacked_index.api") == 0
 
-    def test_only_leases_that_have_run_out_are_restored(self, client: redis.Redis, scripts: LeaseScripts) -> None:
+    def test_only_leases_that_have_run_out_are_restored(
+        self, client: redis.Redis, scripts: LeaseScripts
+    ) -> None:
         """A sweep leaves living leases alone, and the next one within its pause does nothing."""
         client.lpush(QUEUE, message("dead"), message("alive"))
         claim(client)
@@ -255,13 +292,18 @@ class TestReturn:
         assert client.hkeys("unacked.api") == [b"job:alive"]
         assert scripts.restore(10) == -1
 
-    def test_a_clock_that_steps_back_holds_up_no_document(self, client: redis.Redis, scripts: LeaseScripts) -> None:
-        """Leases an hour ahead are returned once their holders have had a timeout to renew them; RabbitMQ's are not (A12)."""
+    def test_a_clock_that_steps_back_holds_up_no_document(
+        self, client: redis.Redis, scripts: LeaseScripts
+    ) -> None:
+        """Leases an hour ahead are returned once their holders have had a timeout to renew them;
+        RabbitMQ's are not (A12)."""
         client.lpush(QUEUE, message("dead"), message("alive"), message("relayed"))
         held = {lease.tag: lease for lease in claim(client, 3)[0]}
         age(client, -3_600, "job:dead", "job:alive")
         client.zadd("unacked_index.api", {"job:relayed": "inf"})
-        client.set(KEYS.sweep, "1", px=3_600_000)  # a pause from before the step, on the server's clock
+        client.set(
+            KEYS.sweep, "1", px=3_600_000
+        )  # a pause from before the step, on the server's clock
         assert scripts.restore(10) == 0, "the living must have the time to renew"
         ahead = str(client.zscore("unacked_index.api", "job:alive"))
         scripts.renew([Lease("job:alive", ahead)])
@@ -276,7 +318,9 @@ class TestReturn:
         assert (scripts.restore(10), client.exists(f"{KEYS.sweep}:ahead")) == (0, 0)
         assert held.keys() == {"job:dead", "job:alive", "job:relayed"}
 
-    def test_a_sweep_is_bounded_and_goes_on_at_once(self, client: redis.Redis, scripts: LeaseScripts) -> None:
+    def test_a_sweep_is_bounded_and_goes_on_at_once(
+        self, client: redis.Redis, scripts: LeaseScripts
+    ) -> None:
         """500 messages at most per sweep; while more wait, the next sweep need not pause."""
         client.lpush(QUEUE, *(message(str(n)) for n in range(700)))
         held, _ = claim(client, 700)
@@ -285,7 +329,9 @@ class TestReturn:
         assert (scripts.restore(10), client.exists(KEYS.sweep)) == (200, 1)
         assert client.llen(QUEUE) == 700
 
-    def test_a_record_that_cannot_be_routed_is_kept_aside(self, client: redis.Redis, scripts: LeaseScripts) -> None:
+    def test_a_record_that_cannot_be_routed_is_kept_aside(
+        self, client: redis.Redis, scripts: LeaseScripts
+    ) -> None:
         """A sweep never fails on a record it does not understand, nor drops it."""
         for tag, record in {"a": b"garbage", "b": b'[{"x":1}, "no.such.exchange", "key"]'}.items():
             client.hset("unacked.api", tag, record)
@@ -295,7 +341,9 @@ class TestReturn:
         assert set(client.lrange(PARKED_KEY, 0, -1)) == {b"garbage", b'{"x":1}'}
         assert client.exists("unacked.api", "unacked_index.api") == 0
 
-    def test_parked_messages_keep_their_text(self, client: redis.Redis, scripts: LeaseScripts) -> None:
+    def test_parked_messages_keep_their_text(
+        self, client: redis.Redis, scripts: LeaseScripts
+    ) -> None:
         """What no task wants is kept as it lay in the queue."""
         client.lpush(QUEUE, message("a"))
         held, _ = claim(client)
@@ -303,7 +351,8 @@ class TestReturn:
         assert client.lrange(PARKED_KEY, 0, -1) == [message("a")]
 
     def test_priorities_return_to_their_list(self, client: redis.Redis) -> None:
-        """With kombu's priority steps in use, a message returns to the list that its priority names."""
+        """With kombu's priority steps in use, a message returns to the list that its priority
+        names."""
         steps = LeaseScripts(client, KEYS._replace(steps=(0, 3, 6, 9)))
         urgent = message("a").replace(b'"priority":0', b'"priority":7')
         name = QUEUE + "\x06\x166"
@@ -331,7 +380,8 @@ class TestStockKombu:
     def test_we_restore_what_it_held(
         self, client: redis.Redis, scripts: LeaseScripts, redis_server: RedisServer, exchange: str
     ) -> None:
-        """Our sweep returns what a stock consumer held, sent through the default exchange or a bound one."""
+        """Our sweep returns what a stock consumer held, sent through the default exchange or a
+        bound one."""
         with Connection(redis_server.url, transport_options=KEY_OPTIONS) as connection:
             bound = Queue("stock", Exchange(exchange, type="direct"), routing_key="stock")
             with connection.SimpleQueue(bound) as simple:

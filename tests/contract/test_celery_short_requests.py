@@ -50,11 +50,19 @@ def consumer(app: Celery) -> Any:
     """As much of a consumer as a strategy asks for."""
     pool = Pool()
     return SimpleNamespace(
-        hostname="w@here", connection_errors=(OSError,), event_dispatcher=None, pool=pool, disable_rate_limits=True,
-        timer=SimpleNamespace(call_at=None), apply_eta_task=None, task_buckets={}, _limit_task=None,
-        _limit_post_eta=None, on_task_request=lambda request: request.execute_using_pool(pool),
+        hostname="w@here",
+        connection_errors=(OSError,),
+        event_dispatcher=None,
+        pool=pool,
+        disable_rate_limits=True,
+        timer=SimpleNamespace(call_at=None),
+        apply_eta_task=None,
+        task_buckets={},
+        _limit_task=None,
+        _limit_post_eta=None,
+        on_task_request=lambda request: request.execute_using_pool(pool),
         controller=SimpleNamespace(state=state),
-    )  # fmt: skip
+    )
 
 
 @pytest.fixture(autouse=True)
@@ -66,7 +74,9 @@ def fresh_books() -> Iterator[None]:
 
 def message(doc: str = "doc-1", **more: Any) -> Message:
     raw = encode_item(ItemKey("job", 1, doc), queue="penstock.api", body=BODY, ref=None, **more)
-    made = Message(payload_of(raw), channel=SimpleNamespace(decode_body=lambda body, _encoding: body.encode()))
+    made = Message(
+        payload_of(raw), channel=SimpleNamespace(decode_body=lambda body, _encoding: body.encode())
+    )
     made.accept = {"application/json"}
     return made
 
@@ -89,12 +99,19 @@ def short(app: Celery, consumer: Any, given: Message) -> ShortRequest:
 
 
 @pytest.mark.parametrize("more", [{}, {"retries": 2}, {"calls": 3}])
-def test_a_short_request_knows_all_that_celerys_knows(app: Celery, consumer: Any, more: dict[str, Any]) -> None:
-    """Each field that Celery gives a request is there and the same: one that a new Celery adds is noticed here."""
+def test_a_short_request_knows_all_that_celerys_knows(
+    app: Celery, consumer: Any, more: dict[str, Any]
+) -> None:
+    """Each field that Celery gives a request is there and the same: one that a new Celery adds is
+    noticed here."""
     given = message(**more)
     assert ShortRequest.suits(given)
     whole, made = celerys(app, consumer, given), short(app, consumer, given)
-    names = {name for name in celery_request.Request.__slots__ if name not in ("__weakref__", "__dict__", "__payload")}
+    names = {
+        name
+        for name in celery_request.Request.__slots__
+        if name not in ("__weakref__", "__dict__", "__payload")
+    }
     names |= {name for name in vars(whole) if name != "_apply_result"} | {"_Request__payload"}
     assert {"_message", "_delivery_info", "_ignore_result", "id"} <= names
     for name in sorted(names):
@@ -105,13 +122,21 @@ def test_a_short_request_knows_all_that_celerys_knows(app: Celery, consumer: Any
 @pytest.mark.parametrize(
     "change",
     [
-        {}, {"headers": {"compression": "application/x-gzip"}}, {"properties": {"body_encoding": "base64"}},
-        {"body": "\ud800"}, {"body": None}, {"headers": []}, {"content-type": None},
+        {},
+        {"headers": {"compression": "application/x-gzip"}},
+        {"properties": {"body_encoding": "base64"}},
+        {"body": "\ud800"},
+        {"body": None},
+        {"headers": []},
+        {"content-type": None},
     ],
-)  # fmt: skip
+)
 def test_a_message_is_what_kombu_makes_of_it(change: dict[str, Any]) -> None:
-    """Whether a message is read the short way or by kombu itself, each of its fields is the same."""
-    item = json.loads(encode_item(ItemKey("job", 1, "doc-1"), queue="penstock.api", body=BODY, ref=None))
+    """Whether a message is read the short way or by kombu itself, each of its fields is the
+    same."""
+    item = json.loads(
+        encode_item(ItemKey("job", 1, "doc-1"), queue="penstock.api", body=BODY, ref=None)
+    )
     for name, value in change.items():
         item[name] = item[name] | value if isinstance(value, dict) else value
     channel = SimpleNamespace(
@@ -121,30 +146,48 @@ def test_a_message_is_what_kombu_makes_of_it(change: dict[str, Any]) -> None:
     def made(kind: type[Any]) -> dict[str, Any]:
         found = kind(json.loads(json.dumps(item)), channel=channel)
         names = [name for name in virtual.Message.__mro__[1].__slots__ if name != "__dict__"]
-        return {name: getattr(found, name) for name in names} | {"raw": found._raw, "errors": len(found.errors)}
+        return {name: getattr(found, name) for name in names} | {
+            "raw": found._raw,
+            "errors": len(found.errors),
+        }
 
     assert made(Message) == made(virtual.Message)
 
 
 def test_a_document_may_have_a_field_that_kombu_reads_as_a_type() -> None:
-    """A request body is passed on as it is: what kombu makes a UUID of, a date or a decimal is data in an item."""
+    """A request body is passed on as it is: what kombu makes a UUID of, a date or a decimal is data
+    in an item."""
     body = {"metadata": {"__type__": "uuid", "__value__": {"hex": "0" * 32}}}
-    raw = encode_item(ItemKey("job", 1, "doc-1"), queue="penstock.api", body=json.dumps(body).encode(), ref=None)
+    raw = encode_item(
+        ItemKey("job", 1, "doc-1"), queue="penstock.api", body=json.dumps(body).encode(), ref=None
+    )
     payload: Any = Message(payload_of(raw), channel=None).payload
     assert payload[1]["body"] == body
     stock = json.dumps([[], {"at": {"__type__": "uuid", "__value__": {"hex": "0" * 32}}}, {}])
-    other = Message({"headers": {}, "properties": {"delivery_tag": "t"}, "body": stock, "content-type": JSON_TYPE})
+    other = Message(
+        {
+            "headers": {},
+            "properties": {"delivery_tag": "t"},
+            "body": stock,
+            "content-type": JSON_TYPE,
+        }
+    )
     payload = other.payload
     assert isinstance(payload[1]["at"], UUID)
 
 
-def test_an_acknowledgement_is_of_the_message_that_its_run_has_now(app: Celery, consumer: Any) -> None:
-    """A redelivered copy that is adopted takes the place of the first message, whose lease or connection is lost."""
+def test_an_acknowledgement_is_of_the_message_that_its_run_has_now(
+    app: Celery, consumer: Any
+) -> None:
+    """A redelivered copy that is adopted takes the place of the first message, whose lease or
+    connection is lost."""
     leases = Leases()
     leases.claimed(["job:doc-1", "job:doc-2"], "1.0")
     acks = Acks(leases, lambda _: None, lambda _: None)
     first = message()
-    request = ShortRequest.of_consumer(app.tasks["penstock.item"], app, consumer)(first, Ack(acks, first))
+    request = ShortRequest.of_consumer(app.tasks["penstock.item"], app, consumer)(
+        first, Ack(acks, first)
+    )
     request.on_ack.message = message("doc-2")
     request.acknowledge()
     request.acknowledge()
@@ -154,14 +197,20 @@ def test_an_acknowledgement_is_of_the_message_that_its_run_has_now(app: Celery, 
 
 def books() -> tuple[Any, ...]:
     return (
-        sorted(state.requests), len(state.reserved_requests), len(state.active_requests), dict(state.total_count),
+        sorted(state.requests),
+        len(state.reserved_requests),
+        len(state.active_requests),
+        dict(state.total_count),
         state.all_total_count[0],
-    )  # fmt: skip
+    )
 
 
 @pytest.mark.parametrize("ends_well", [True, False])
-def test_the_workers_books_say_the_same_of_both(app: Celery, consumer: Any, ends_well: bool) -> None:
-    """`inspect reserved`, `active` and `stats` show a short request from its arrival to its end as they show any."""
+def test_the_workers_books_say_the_same_of_both(
+    app: Celery, consumer: Any, ends_well: bool
+) -> None:
+    """`inspect reserved`, `active` and `stats` show a short request from its arrival to its end as
+    they show any."""
     seen: list[list[tuple[Any, ...]]] = []
     for make in (celerys, short):
         state.reset_state()
@@ -191,11 +240,17 @@ def test_an_item_that_was_revoked_while_it_waited_does_not_run(app: Celery, cons
 @pytest.mark.parametrize(
     "header",
     [
-        {"expires": "2026-01-01T00:00:00"}, {"eta": "2036-01-01T00:00:00"}, {"timelimit": [5, None]},
-        {"shadow": "another"}, {"stamped_headers": ["group"]}, {"ignore_result": False},
+        {"expires": "2026-01-01T00:00:00"},
+        {"eta": "2036-01-01T00:00:00"},
+        {"timelimit": [5, None]},
+        {"shadow": "another"},
+        {"stamped_headers": ["group"]},
+        {"ignore_result": False},
     ],
-)  # fmt: skip
-def test_what_more_than_an_item_says_goes_through_celery(app: Celery, header: dict[str, Any]) -> None:
+)
+def test_what_more_than_an_item_says_goes_through_celery(
+    app: Celery, header: dict[str, Any]
+) -> None:
     """Dates, limits, stamps and results are Celery's own strategy's to see to."""
     given = message()
     given.headers.update(header)

@@ -1,4 +1,6 @@
-"""The parts of Celery and kombu that we lean on and that they do not promise. One of these failing names what moved."""
+"""The parts of Celery and kombu that we lean on and that they do not promise.
+
+One of these failing names what moved."""
 
 from __future__ import annotations
 
@@ -36,13 +38,16 @@ def app(redis_server: RedisServer) -> Celery:
 
 class TestRedisTransport:
     def test_the_poller_consumes_through_two_methods(self, redis_server: RedisServer) -> None:
-        """kombu's poller sends with `_brpop_start`, reads with `_brpop_read`, and knows by `_in_poll` what is under way."""
+        """kombu's poller sends with `_brpop_start`, reads with `_brpop_read`, and knows by
+        `_in_poll` what is under way."""
         with Connection(redis_server.url) as connection:
             channel: Any = connection.default_channel
             assert channel.handlers["BRPOP"] == channel._brpop_read
             assert not channel._in_poll
         source = inspect.getsource(kombu_redis.MultiChannelPoller)
-        assert "if not channel._in_poll:  # send BRPOP\n            channel._brpop_start()" in source
+        assert (
+            "if not channel._in_poll:  # send BRPOP\n            channel._brpop_start()" in source
+        )
         assert "chan.handlers[type]()" in source
 
     def test_the_connection_parameters_can_be_asked_for(self, redis_server: RedisServer) -> None:
@@ -50,11 +55,16 @@ class TestRedisTransport:
         with Connection(redis_server.url) as connection:
             channel: Any = connection.default_channel
             parameters = channel._connparams()
-        assert (parameters["host"], parameters["port"], parameters["db"]) == ("127.0.0.1", redis_server.port, 0)
+        assert (parameters["host"], parameters["port"], parameters["db"]) == (
+            "127.0.0.1",
+            redis_server.port,
+            0,
+        )
         assert {"socket_timeout", "connection_class"} <= parameters.keys()
 
     def test_prefetch_is_counted_in_two_fields(self, redis_server: RedisServer) -> None:
-        """On the stock transport a message counts from `_delivered` until its tag is in `_dirty`."""
+        """On the stock transport a message counts from `_delivered` until its tag is in
+        `_dirty`."""
         with Connection(redis_server.url) as connection:
             qos: Any = virtual.QoS(connection.default_channel, prefetch_count=1)
             qos._delivered["tag"] = object()
@@ -71,9 +81,13 @@ class TestRedisTransport:
         )
 
     def test_aliases_name_transports(self, redis_server: RedisServer) -> None:
-        """Both of Penstock's schemes lead to its transport, over TCP in both forms and over a URL of any database."""
+        """Both of Penstock's schemes lead to its transport, over TCP in both forms and over a URL
+        of any database."""
         transport.register()
-        for url in (f"penstock+{redis_server.url}", redis_server.url.replace("redis", "redisbulk", 1)):
+        for url in (
+            f"penstock+{redis_server.url}",
+            redis_server.url.replace("redis", "redisbulk", 1),
+        ):
             with Connection(url) as connection:
                 channel: Any = connection.default_channel
                 parameters = channel._connparams()
@@ -83,13 +97,18 @@ class TestRedisTransport:
     @pytest.mark.parametrize(
         ("url", "expected"),
         [
-            ("penstock+redis://u:p%40w@h:1/2", {"host": "h", "port": 1, "db": 2, "username": "u", "password": "p@w"}),
+            (
+                "penstock+redis://u:p%40w@h:1/2",
+                {"host": "h", "port": 1, "db": 2, "username": "u", "password": "p@w"},
+            ),
             ("penstock+redis://h", {"host": "h", "port": 6379, "db": 0}),
             ("penstock+socket:///run/r.sock?virtual_host=3", {"path": "/run/r.sock", "db": 3}),
             ("penstock+rediss://h:1/0", {"ssl_cert_reqs": "required"}),
         ],
     )
-    def test_urls_become_parameters(self, url: str, expected: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_urls_become_parameters(
+        self, url: str, expected: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         """Every form of broker URL reaches redis-py as it was meant."""
         monkeypatch.setattr(redis.Redis, "ping", lambda _self: True)
         transport.register()
@@ -113,7 +132,8 @@ class TestHub:
         writer.close()
 
     def test_a_timer_bounds_the_poll(self) -> None:
-        """`fire_timers` returns the time until the next timer, by which the idle worker asks again."""
+        """`fire_timers` returns the time until the next timer, by which the idle worker asks
+        again."""
         hub = Hub()
         hub.call_repeatedly(0.05, lambda: None)
         assert hub.fire_timers() <= 0.05
@@ -137,15 +157,21 @@ class TestRequest:
         request_class = create(celery_request.Request, task, pool, "host", None, app=app)
         pool.apply_async = None  # captured already
         message = SimpleNamespace(
-            headers={"id": "i", "task": "surfaces.task"}, body="", content_type=None, content_encoding=None,
-            payload=[(), {"k": 1}, {}], delivery_info={"routing_key": "q", "redelivered": True}, properties={},
-        )  # fmt: skip
+            headers={"id": "i", "task": "surfaces.task"},
+            body="",
+            content_type=None,
+            content_encoding=None,
+            payload=[(), {"k": 1}, {}],
+            delivery_info={"routing_key": "q", "redelivered": True},
+            properties={},
+        )
         acks: list[str] = []
         request = request_class(message, app=app, task=task, on_ack=lambda *_: acks.append("first"))
         return request, calls, acks
 
     def test_it_passes_bound_methods_to_the_captured_pool(self, made: Any) -> None:
-        """`create_request_cls` captures `pool.apply_async`; the callbacks lead back to the request and its parts."""
+        """`create_request_cls` captures `pool.apply_async`; the callbacks lead back to the request
+        and its parts."""
         request, calls, _ = made
         request.execute_using_pool(None)
         (options,) = calls
@@ -155,7 +181,8 @@ class TestRequest:
         assert request.delivery_info["redelivered"] is True
 
     def test_it_shows_what_acknowledges_it(self, made: Any) -> None:
-        """`on_ack` is what it was made with, called once, by `acknowledge`, when a late-acknowledged task succeeds."""
+        """`on_ack` is what it was made with, called once, by `acknowledge`, when a
+        late-acknowledged task succeeds."""
         request, _, acks = made
         request.on_ack("by its public name")
         request.on_success((0, None, 0.1))
@@ -171,7 +198,8 @@ class TestRequest:
         assert acks == ["first"]
 
     def test_acceptance_enters_it_among_the_active(self, made: Any) -> None:
-        """`on_accepted` is what `inspect active` and the heartbeat's count rest on; `task_ready` takes it out."""
+        """`on_accepted` is what `inspect active` and the heartbeat's count rest on; `task_ready`
+        takes it out."""
         request, _, _ = made
         request.on_accepted(7, time.monotonic())
         assert request in state.active_requests
@@ -185,7 +213,10 @@ class TestConsumer:
         """`Consumer.on_close` forgets what it has not handed over and calls `pool.flush`."""
         flushed: list[bool] = []
         consumer: Any = SimpleNamespace(
-            controller=None, task_buckets={}, timer=None, pool=SimpleNamespace(flush=lambda: flushed.append(True))
+            controller=None,
+            task_buckets={},
+            timer=None,
+            pool=SimpleNamespace(flush=lambda: flushed.append(True)),
         )
         Consumer.on_close(consumer)
         assert flushed == [True]
@@ -198,14 +229,18 @@ class TestConsumer:
         )
 
     def test_its_decode_error_is_the_one_that_acknowledges(self) -> None:
-        """`on_decode_error` is a method that Celery looks up on the consumer, so Penstock's replaces it."""
+        """`on_decode_error` is a method that Celery looks up on the consumer, so Penstock's
+        replaces it."""
         assert "message.ack()" in inspect.getsource(Consumer.on_decode_error)
-        assert "self.on_decode_error(message, exc)" in inspect.getsource(Consumer.create_task_handler)
+        assert "self.on_decode_error(message, exc)" in inspect.getsource(
+            Consumer.create_task_handler
+        )
 
 
 class TestEvents:
     def test_the_buffer_has_a_limit_and_a_signal(self, app: Celery) -> None:
-        """Without `on_send_buffered`, task events wait for a flush or for `buffer_limit` of them."""
+        """Without `on_send_buffered`, task events wait for a flush or for `buffer_limit` of
+        them."""
         sent: list[int] = []
         with app.connection() as connection:
             dispatcher: Any = EventDispatcher(connection, app=app, buffer_group=["task"])
@@ -218,7 +253,8 @@ class TestEvents:
             assert sent == [3, 1]
 
     def test_groups_travel_as_one_message_and_arrive_one_by_one(self, app: Celery) -> None:
-        """A flush is one PUBLISH of a list, which receivers, Flower's among them, take apart; given timestamps are kept."""
+        """A flush is one PUBLISH of a list, which receivers, Flower's among them, take apart; given
+        timestamps are kept."""
         seen: list[dict[str, Any]] = []
         with app.connection() as sending, app.connection() as receiving:
             receiver = app.events.Receiver(receiving, handlers={"*": seen.append})
@@ -236,18 +272,27 @@ class TestEvents:
                     break
             assert client.info("commandstats")["cmdstat_publish"]["calls"] - before == 1
         assert [event["uuid"] for event in seen] == [str(number) for number in range(50)]
-        assert [event["timestamp"] % 3_600 for event in seen] == [1_000.0 + number for number in range(50)]
+        assert [event["timestamp"] % 3_600 for event in seen] == [
+            1_000.0 + number for number in range(50)
+        ]
 
     def test_what_redis_did_not_take_waits_in_a_deque(self, app: Celery) -> None:
-        """Groups that could not be published are kept in `_outbound_buffer`, which we bound: the oldest go first."""
+        """Groups that could not be published are kept in `_outbound_buffer`, which we bound: the
+        oldest go first."""
         timers: list[Any] = []
         with app.connection() as connection:
-            dispatcher: Any = EventDispatcher(connection, app=app, buffer_group=["task"], groups=["worker", "task"])
+            dispatcher: Any = EventDispatcher(
+                connection, app=app, buffer_group=["task"], groups=["worker", "task"]
+            )
             consumer: Any = SimpleNamespace(
-                event_dispatcher=dispatcher, timer=SimpleNamespace(call_repeatedly=lambda *call: timers.append(call))
+                event_dispatcher=dispatcher,
+                timer=SimpleNamespace(call_repeatedly=lambda *call: timers.append(call)),
             )
             events.gather_events(consumer, EventSample(None))
-            assert [seconds for seconds, *_ in timers] == [events.FLUSH_EACH_S, events.FLEET_LOOK_EACH_S]
+            assert [seconds for seconds, *_ in timers] == [
+                events.FLUSH_EACH_S,
+                events.FLEET_LOOK_EACH_S,
+            ]
             dispatcher.producer = SimpleNamespace(publish=_refuse)
             for number in range(2 * events.UNSENT_MAX):
                 dispatcher.send("task-succeeded", uuid=str(number))

@@ -14,7 +14,9 @@ def silent(path: Path, root: Path = TESTS) -> Iterator[str]:
     module = ast.parse(path.read_text("utf-8"))
     classes = [node for node in module.body if isinstance(node, ast.ClassDef)]
     for node in (*module.body, *(method for found in classes for method in found.body)):
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name.startswith("test_"):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name.startswith(
+            "test_"
+        ):
             first_line, *_ = [*(ast.get_docstring(node) or "").splitlines(), ""]
             if len(first_line.split()) < 3:
                 yield f"{path.relative_to(root)}:{node.lineno} {node.name}"

@@ -1,4 +1,5 @@
-"""The doors for Celery clients against a real Redis and ledger, without a worker: what is counted, reported and kept."""
+"""The doors for Celery clients against a real Redis and ledger, without a worker: what is counted,
+reported and kept."""
 
 from __future__ import annotations
 
@@ -61,8 +62,8 @@ def attend(app: PenstockApp, name: str, *args: Any, task_id: str = "one", **kwar
 def test_a_task_that_takes_its_process_with_it_is_counted(
     app: PenstockApp, source: str, book: TaskRecords, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Starts are counted before anything is read; after `doors.max_crashes` of them the task is parked with its reason,
-    and the next delivery starts anew (B8)."""
+    """Starts are counted before anything is read; after `doors.max_crashes` of them the task is
+    parked with its reason, and the next delivery starts anew (B8)."""
 
     def die(*_: Any, **__: Any) -> None:
         raise SystemExit("killed")
@@ -82,7 +83,8 @@ def test_a_task_that_takes_its_process_with_it_is_counted(
 
 
 def test_what_ends_is_not_counted(app: PenstockApp, source: str, redis_server: RedisServer) -> None:
-    """Accepted, refused or given back by a drain: no count is left, however often the same task comes (B8)."""
+    """Accepted, refused or given back by a drain: no count is left, however often the same task
+    comes (B8)."""
     for _ in range(5):
         attend(app, doors.SUBMIT, source, SPEC)
         with pytest.raises(DoorRefused):
@@ -95,20 +97,26 @@ def test_what_ends_is_not_counted(app: PenstockApp, source: str, redis_server: R
 def test_an_unexpected_error_tells_and_logs_no_content(
     app: PenstockApp, source: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Neither the refusal nor the log shows the message of an error that may quote what was read (B2, B16)."""
+    """Neither the refusal nor the log shows the message of an error that may quote what was read
+    (B2, B16)."""
 
     def fail(*_: Any, **__: Any) -> None:
         raise KeyError("hunter2")
 
     monkeypatch.setattr(Producer, "submit", fail)
-    with caplog.at_level(logging.DEBUG), pytest.raises(DoorRefused, match="unexpected KeyError") as refused:
+    with (
+        caplog.at_level(logging.DEBUG),
+        pytest.raises(DoorRefused, match="unexpected KeyError") as refused,
+    ):
         attend(app, doors.SUBMIT, source, SPEC)
     assert (refused.value.__cause__, refused.value.__context__) == (None, None)
     assert "hunter2" not in caplog.text
     assert "test_doors.py" in caplog.text
 
 
-def test_a_database_that_is_away_loses_no_task(app: PenstockApp, source: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_database_that_is_away_loses_no_task(
+    app: PenstockApp, source: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A submit that meets a database without an answer is tried again, not failed (D29)."""
     submit, tries = Producer.submit, []
 
@@ -130,7 +138,11 @@ def test_a_database_that_is_away_loses_no_task(app: PenstockApp, source: str, mo
         (doors.SUBMIT, ({"kind": "file"}, SPEC), "unsupported_source"),
         (doors.SUBMIT, ("SOURCE", ["hunter2"]), "job spec"),
         (doors.SUBMIT, ("SOURCE", SPEC, 5), "/job_key"),
-        (doors.SUBMIT, ("SOURCE", SPEC | {"params": {"max_tokens": "hunter2"}}), "/params/max_tokens"),
+        (
+            doors.SUBMIT,
+            ("SOURCE", SPEC | {"params": {"max_tokens": "hunter2"}}),
+            "/params/max_tokens",
+        ),
         (doors.SUBMIT, ("SOURCE", SPEC | {"hunter" * 1000: 1}), "unknown_field"),
         (doors.SUBMIT, ("SOURCE", SPEC | {"priority": "urgent"}), "doors.urgent_tenants"),
         (doors.SUBMIT, ("SOURCE", SPEC | {"endpoint": "/v1/../admin"}), "/endpoint"),
@@ -150,12 +162,12 @@ def test_a_database_that_is_away_loses_no_task(app: PenstockApp, source: str, mo
         (doors.ENQUEUE, ({"a": 1}, "a", {}), "/job"),
         (doors.CLOSE, ("absent",), "no job has"),
     ],
-)  # fmt: skip
+)
 def test_every_bad_task_is_refused_in_words(
     app: PenstockApp, source: str, book: TaskRecords, name: str, args: tuple[Any, ...], told: str
 ) -> None:
-    """Whatever a client sends, it hears what is wrong in a short text, without what stands in prompts and documents, and
-    the same text is kept (B16, D29)."""
+    """Whatever a client sends, it hears what is wrong in a short text, without what stands in
+    prompts and documents, and the same text is kept (B16, D29)."""
     attend(app, doors.OPEN, SPEC, "open", task_id="before")
     with pytest.raises(DoorRefused) as refused:
         attend(app, name, *(source if one == "SOURCE" else one for one in args))
@@ -187,7 +199,8 @@ def test_a_source_that_takes_too_long_is_refused(
 
 
 def test_a_client_without_a_key_spends_no_tenants_budget(app: PenstockApp, source: str) -> None:
-    """Once there are API keys, jobs that name a tenant are refused, and so are documents for a tenant's open job (S7)."""
+    """Once there are API keys, jobs that name a tenant are refused, and so are documents for a
+    tenant's open job (S7)."""
     theirs = SPEC | {"tenant": "alpha"}
     assert attend(app, doors.OPEN, theirs, job_key="theirs").startswith("job_")
     assert attend(app, doors.ENQUEUE, "theirs", "a", {"text": "t"}) is True

@@ -1,4 +1,5 @@
-"""What both HTTP clients promise, against real servers: aiohttp's, uvicorn, and nginx in front of one."""
+"""What both HTTP clients promise, against real servers: aiohttp's, uvicorn, and nginx in front of
+one."""
 
 from __future__ import annotations
 
@@ -20,7 +21,15 @@ import pytest
 from http_servers import TEXT, aiohttp_service, canned, nginx_service, raw_server, uvicorn_service
 from servers import free_port
 
-from penstock_workers.http import HttpClient, Limits, NotConnected, Target, TimedOut, UnusableRequest, make_client
+from penstock_workers.http import (
+    HttpClient,
+    Limits,
+    NotConnected,
+    Target,
+    TimedOut,
+    UnusableRequest,
+    make_client,
+)
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "workers/penstock_workers/http"
@@ -52,11 +61,15 @@ async def post(client: HttpClient, url: str, body: bytes = b"{}", **headers: str
 
 
 async def test_a_request_arrives_as_it_was_given(client: HttpClient, service: str) -> None:
-    """Method, path, query, headers and body reach the server whole, and its headers come back by their lower-case names."""
+    """Method, path, query, headers and body reach the server whole, and its headers come back by
+    their lower-case names."""
     target = Target.of(
-        service + "/v1/a b/echo?x=1&y=%20", {"Authorization": "Bearer k", "Content-Type": "application/json"}
+        service + "/v1/a b/echo?x=1&y=%20",
+        {"Authorization": "Bearer k", "Content-Type": "application/json"},
     )
-    answer = await client.post(target, b'{"a": 1}', headers={"X-Client-Request-Id": "job:dü"}, timeout_s=LIMIT_S)
+    answer = await client.post(
+        target, b'{"a": 1}', headers={"X-Client-Request-Id": "job:dü"}, timeout_s=LIMIT_S
+    )
     seen = json.loads(answer.body)
     assert (answer.status, answer.headers.get("x-request-id")) == (200, "42")
     assert (seen["method"], seen["size"], seen["crc"]) == ("POST", 8, zlib.crc32(b'{"a": 1}'))
@@ -94,19 +107,27 @@ async def test_get_has_no_body(client: HttpClient, service: str) -> None:
 async def test_bodies_come_whole_however_they_are_sent(
     client: HttpClient, service: str, path: str, status: int, body: bytes
 ) -> None:
-    """With a length, in chunks, compressed, in pieces that cut a compressed head, and none; the connection serves on."""
+    """With a length, in chunks, compressed, in pieces that cut a compressed head, and none; the
+    connection serves on."""
     for _ in range(2):
         answer = await post(client, service + path)
         assert (answer.status, answer.body) == (status, body)
 
 
 async def test_redirects_are_answers(client: HttpClient, service: str) -> None:
-    """A redirect is never followed: it would be a second send, and carry a document to a place that is in no setting."""
+    """A redirect is never followed: it would be a second send, and carry a document to a place that
+    is in no setting."""
     answer = await post(client, service + "/redirect")
-    assert (answer.status, answer.body, answer.headers.get("location")) == (307, b"elsewhere", "/echo")
+    assert (answer.status, answer.body, answer.headers.get("location")) == (
+        307,
+        b"elsewhere",
+        "/echo",
+    )
 
 
-async def test_connections_are_kept_until_the_server_closes_them(client: HttpClient, service: str) -> None:
+async def test_connections_are_kept_until_the_server_closes_them(
+    client: HttpClient, service: str
+) -> None:
     """Requests in a row use one connection; after `connection: close` the next one has its own."""
     first, second = [await post(client, service + "/echo") for _ in range(2)]
     assert first.headers["x-client-port"] == second.headers["x-client-port"]
@@ -120,7 +141,9 @@ async def test_answers_belong_to_their_requests(client: HttpClient, service: str
     """Of many requests at once each gets its own answer."""
     bodies = [b"%d" % n * 100 for n in range(60)]
     answers = await asyncio.gather(*(post(client, service + "/echo", body) for body in bodies))
-    assert [json.loads(answer.body)["crc"] for answer in answers] == [zlib.crc32(body) for body in bodies]
+    assert [json.loads(answer.body)["crc"] for answer in answers] == [
+        zlib.crc32(body) for body in bodies
+    ]
 
 
 async def test_a_large_body_is_sent_whole(client: HttpClient, service: str) -> None:
@@ -130,27 +153,38 @@ async def test_a_large_body_is_sent_whole(client: HttpClient, service: str) -> N
     assert (seen["size"], seen["crc"]) == (len(body), zlib.crc32(body))
 
 
-# -- addresses and proxies ---------------------------------------------------------------------------------------------
+# -- addresses and proxies -------------------------------------------------------------------------
 
 
-async def test_every_address_of_a_name_is_tried(client: HttpClient, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_every_address_of_a_name_is_tried(
+    client: HttpClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """One dead address beside a living one does not keep a request from its server."""
     async with raw_server(canned(OK)) as server:
         port = int(server.url.rsplit(":", 1)[1])
-        found = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (host, port)) for host in ("127.0.0.2", "127.0.0.1")]
+        found = [
+            (socket.AF_INET, socket.SOCK_STREAM, 6, "", (host, port))
+            for host in ("127.0.0.2", "127.0.0.1")
+        ]
         monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: found)
         assert (await post(client, f"http://two.test:{port}/")).body == b"ok"
 
 
-async def test_a_name_without_address_is_not_connected(client: HttpClient, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The error names host and port, and says that nothing was sent; the next request asks for the address anew."""
+async def test_a_name_without_address_is_not_connected(
+    client: HttpClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The error names host and port, and says that nothing was sent; the next request asks for the
+    address anew."""
 
     def unknown(*_: Any, **__: Any) -> Any:
         raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
 
     monkeypatch.setattr(socket, "getaddrinfo", unknown)
     for _ in range(2):
-        with pytest.raises(NotConnected, match=r"Cannot connect to host nowhere\.test:80 .*Name or service not known"):
+        with pytest.raises(
+            NotConnected,
+            match=r"Cannot connect to host nowhere\.test:80 .*Name or service not known",
+        ):
             await post(client, "http://nowhere.test/")
 
 
@@ -158,7 +192,9 @@ async def test_refused_connections_are_not_connected(client: HttpClient) -> None
     """A port without a server: nothing was sent, and the text names it."""
     async with raw_server(canned(OK)) as server:
         url = server.url
-    with pytest.raises(NotConnected, match=r"Cannot connect to host 127\.0\.0\.1:\d+ .*Connect call failed"):
+    with pytest.raises(
+        NotConnected, match=r"Cannot connect to host 127\.0\.0\.1:\d+ .*Connect call failed"
+    ):
         await post(client, url)
 
 
@@ -176,10 +212,15 @@ async def test_a_target_with_a_proxy_goes_there(client: HttpClient) -> None:
     async with raw_server(canned(OK)) as proxy:
         target = Target.of("http://far.invalid/v1/x", proxy=proxy.url)
         answer = await client.post(target, b"{}", headers={}, timeout_s=LIMIT_S)
-        assert (answer.body, proxy.heads[0].split("\r\n")[0]) == (b"ok", "POST http://far.invalid/v1/x HTTP/1.1")
+        assert (answer.body, proxy.heads[0].split("\r\n")[0]) == (
+            b"ok",
+            "POST http://far.invalid/v1/x HTTP/1.1",
+        )
 
 
-async def test_proxy_variables_do_not_count(client: HttpClient, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_proxy_variables_do_not_count(
+    client: HttpClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A variable set for another program does not send documents elsewhere."""
     for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY"):
         monkeypatch.setenv(name, "http://127.0.0.1:9")
@@ -202,12 +243,21 @@ def _has_ipv6() -> bool:
     return False
 
 
-# -- what cannot be sent -----------------------------------------------------------------------------------------------
+# -- what cannot be sent ---------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     "url",
-    ["", "ftp://host/", "http://", "http://host:0/", "http://host:99999/", "http://[::1/", "http://a b/", "//host/x"],
+    [
+        "",
+        "ftp://host/",
+        "http://",
+        "http://host:0/",
+        "http://host:99999/",
+        "http://[::1/",
+        "http://a b/",
+        "//host/x",
+    ],
 )
 def test_urls_that_lead_nowhere_are_refused(url: str) -> None:
     """The error says so before anything is sent."""
@@ -218,15 +268,28 @@ def test_urls_that_lead_nowhere_are_refused(url: str) -> None:
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("X-A", "1\r\nX-Evil: 1"), ("X-A", "1\nX-Evil: 1"), ("X-A", "nul\0"), ("X-A", "\udc80"), ("X A", "1"), ("X-A:", "1"),
-        ("", "1"), ("Content-Length", "0"), ("Transfer-Encoding", "chunked"), ("Host", "other"),
+        ("X-A", "1\r\nX-Evil: 1"),
+        ("X-A", "1\nX-Evil: 1"),
+        ("X-A", "nul\0"),
+        ("X-A", "\udc80"),
+        ("X A", "1"),
+        ("X-A:", "1"),
+        ("", "1"),
+        ("Content-Length", "0"),
+        ("Transfer-Encoding", "chunked"),
+        ("Host", "other"),
     ],
-)  # fmt: skip
-async def test_headers_that_break_a_request_apart_are_refused(client: HttpClient, name: str, value: str) -> None:
-    """Line ends in a value would be headers of their own, and lengths are the client's to say: nothing is sent."""
+)
+async def test_headers_that_break_a_request_apart_are_refused(
+    client: HttpClient, name: str, value: str
+) -> None:
+    """Line ends in a value would be headers of their own, and lengths are the client's to say:
+    nothing is sent."""
     async with raw_server(canned(OK)) as server:
         with pytest.raises(UnusableRequest, match="header"):
-            await client.post(Target.of(server.url), b"{}", headers={name: value}, timeout_s=LIMIT_S)
+            await client.post(
+                Target.of(server.url), b"{}", headers={name: value}, timeout_s=LIMIT_S
+            )
         with pytest.raises(UnusableRequest, match="header"):
             Target.of(server.url, {name: value})
         assert server.connections == 0
@@ -238,7 +301,7 @@ def test_a_user_and_a_key_for_one_server_are_refused() -> None:
         Target.of("http://me:secret@host/", {"Authorization": "Bearer k"})
 
 
-# -- TLS ---------------------------------------------------------------------------------------------------------------
+# -- TLS -------------------------------------------------------------------------------------------
 
 TLS_PROGRAM = """
 import asyncio, sys
@@ -250,13 +313,16 @@ asyncio.run(main({name!r}, {folder!r}))
 
 @pytest.mark.parametrize("name", ["lean", "aiohttp"])
 def test_tls_is_verified(name: str, tmp_path: Path) -> None:
-    """SSL_CERT_FILE is trusted, names are checked and sent along, strangers are refused; sessions are taken up again."""
+    """SSL_CERT_FILE is trusted, names are checked and sent along, strangers are refused; sessions
+    are taken up again."""
     code = TLS_PROGRAM.format(tests=str(ROOT / "tests"), name=name, folder=str(tmp_path))
     environment = {**os.environ, "SSL_CERT_FILE": str(tmp_path / "ca.pem")}
     from http_tls import write_authority
 
     write_authority(tmp_path)
-    ran = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
+    ran = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False
+    )
     assert ran.returncode == 0, ran.stderr
     seen = json.loads(ran.stdout)
     assert seen["trusted"] == "200 ok"
@@ -266,25 +332,34 @@ def test_tls_is_verified(name: str, tmp_path: Path) -> None:
     assert seen["stranger"].startswith("CertificateRefused: localhost:")
     assert "certificate verify failed" in seen["stranger"]
     assert seen["no TLS"].startswith("NotConnected: Cannot connect to host")
-    assert seen["sessions taken up"] == ([False, True, True] if name == "lean" else [False, False, False])
+    assert seen["sessions taken up"] == (
+        [False, True, True] if name == "lean" else [False, False, False]
+    )
 
 
-# -- the house ---------------------------------------------------------------------------------------------------------
+# -- the house -------------------------------------------------------------------------------------
 
 
 def test_the_package_imports_nothing_else_of_penstock() -> None:
     """It could be taken out and used elsewhere."""
     for file in PACKAGE.glob("*.py"):
         lines = [
-            line.split()[1] for line in file.read_text().splitlines() if line.lstrip().startswith(("import ", "from "))
+            line.split()[1]
+            for line in file.read_text().splitlines()
+            if line.lstrip().startswith(("import ", "from "))
         ]
         ours = [name for name in lines if name.startswith("penstock_")]
-        assert all(name.startswith("penstock_workers.http") for name in ours), f"{file.name} imports {ours}"
+        assert all(name.startswith("penstock_workers.http") for name in ours), (
+            f"{file.name} imports {ours}"
+        )
 
 
 def test_the_lean_client_does_not_load_aiohttp() -> None:
     """A worker starts without the library that it does not use."""
-    lanes = ", ".join(f"penstock_workers.lanes.{name}" for name in ("api.api_lane", "api.admission", "gpu.sidecar"))
+    lanes = ", ".join(
+        f"penstock_workers.lanes.{name}"
+        for name in ("api.api_lane", "api.admission", "gpu.sidecar")
+    )
     code = f"import sys, {lanes}; print('aiohttp' in sys.modules)"
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert ran.stdout.strip() == "False"
@@ -328,7 +403,8 @@ async def _on_uvloop(client: HttpClient) -> None:
 
 @pytest.mark.parametrize("name", ["lean", "aiohttp"])
 def test_both_clients_run_on_uvloop(name: Any) -> None:
-    """Reuse, chunks, large bodies, refused connections, bodies that end with the connection, and deadlines."""
+    """Reuse, chunks, large bodies, refused connections, bodies that end with the connection, and
+    deadlines."""
     uvloop = pytest.importorskip("uvloop")
 
     async def main() -> None:

@@ -1,4 +1,5 @@
-"""What both HTTP clients make of servers that break, lie or attack: an error, and never the answer to another request."""
+"""What both HTTP clients make of servers that break, lie or attack: an error, and never the answer
+to another request."""
 
 from __future__ import annotations
 
@@ -24,13 +25,22 @@ Request = pytest.FixtureRequest
 # What aiohttp 3.14.5 does otherwise, and has no option for: one reason for the lean client.
 AIOHTTPS_OWN = {
     "gzip cut short": "it takes a packed body that is cut short for a whole one",
-    "behind the answer": "it keeps a connection with bytes behind an answer, and the next request fails by them",
-    "later": "it keeps a connection with an answer that no request asked for, and gives that to the next one",
+    "behind the answer": (
+        "it keeps a connection with bytes behind an answer, and the next request fails by them"
+    ),
+    "later": (
+        "it keeps a connection with an answer that no request asked for, and gives that to the "
+        "next one"
+    ),
 }
 AIOHTTPS_OWN_KINDS = {
-    ("behind the answer", "half an answer"), ("behind the answer", "garbage"), ("behind the answer", "one byte"),
-    ("later", "an answer"), ("later", "half an answer"), ("later", "one byte"),
-}  # fmt: skip
+    ("behind the answer", "half an answer"),
+    ("behind the answer", "garbage"),
+    ("behind the answer", "one byte"),
+    ("later", "an answer"),
+    ("later", "half an answer"),
+    ("later", "one byte"),
+}
 
 
 @pytest.fixture(params=["lean", "aiohttp"])
@@ -41,12 +51,13 @@ async def client(request: pytest.FixtureRequest) -> AsyncIterator[HttpClient]:
 
 
 def expect_of_aiohttp(client: HttpClient, request: Request, what: str) -> None:
-    """The test must fail with aiohttp's client: when it does not any more, the library has changed."""
+    """The test must fail with aiohttp's client: when it does not any more, the library has
+    changed."""
     if not isinstance(client, LeanClient):
         request.applymarker(pytest.mark.xfail(reason=AIOHTTPS_OWN[what], strict=True))
 
 
-# -- answers that are none ---------------------------------------------------------------------------------------------
+# -- answers that are none -------------------------------------------------------------------------
 
 BROKEN = {
     "closed at once": b"",
@@ -68,7 +79,9 @@ BROKEN = {
     "gzip that is none": answer(b"plain words", b"content-encoding: gzip"),
     "gzip cut short": answer(gzip.compress(b"a" * 5000)[:-12], b"content-encoding: gzip"),
     "deflate that is none": answer(b"\xff\xff\xff\xff", b"content-encoding: deflate"),
-    "another protocol after all": b"HTTP/1.1 101 Switching Protocols\r\nupgrade: x\r\nconnection: upgrade\r\n\r\nhello",
+    "another protocol after all": (
+        b"HTTP/1.1 101 Switching Protocols\r\nupgrade: x\r\nconnection: upgrade\r\n\r\nhello"
+    ),
     "101 and nothing else": b"HTTP/1.1 101 Switching Protocols\r\n\r\n",
     "thousands of headers": answer(b"ok", *[b"x-%d: 1" % n for n in range(5000)]),
     "a header without end": b"HTTP/1.1 200 OK\r\nx-a: " + b"a" * 400 * KIB,
@@ -76,7 +89,9 @@ BROKEN = {
 
 
 @pytest.mark.parametrize("sent", BROKEN.values(), ids=BROKEN)
-async def test_what_is_no_answer_is_a_lost_connection(client: HttpClient, sent: bytes, request: Request) -> None:
+async def test_what_is_no_answer_is_a_lost_connection(
+    client: HttpClient, sent: bytes, request: Request
+) -> None:
     """The request counts as sent, nothing of it is sent again, and the connection is gone."""
     if sent is BROKEN["gzip cut short"]:
         expect_of_aiohttp(client, request, "gzip cut short")
@@ -115,31 +130,50 @@ async def test_a_reset_is_a_lost_connection(client: HttpClient) -> None:
         assert len(server.heads) == 2
 
 
-# -- odd answers that are whole ----------------------------------------------------------------------------------------
+# -- odd answers that are whole --------------------------------------------------------------------
 
 WHOLE: dict[str, tuple[bytes, int, bytes]] = {
     "until the connection ends": (b"HTTP/1.0 200 OK\r\n\r\nto the end", 200, b"to the end"),
     "the same in 1.1": (b"HTTP/1.1 200 OK\r\n\r\nto the end", 200, b"to the end"),
     "no content": (b"HTTP/1.1 204 No Content\r\n\r\n", 204, b""),
     "not modified, with a length": (answer(status=b"304 Not Modified", length=10), 304, b""),
-    "hints before it": (b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 103 Early Hints\r\nlink: x\r\n\r\n" + OK, 200, b"ok"),
+    "hints before it": (
+        b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 103 Early Hints\r\nlink: x\r\n\r\n" + OK,
+        200,
+        b"ok",
+    ),
     "no reason": (answer(b"ok", status=b"200"), 200, b"ok"),
     "a status of its own": (answer(b"ok", status=b"599 Whatever"), 599, b"ok"),
     "an offer to upgrade": (answer(b"ok", b"upgrade: h2c", b"connection: upgrade"), 200, b"ok"),
-    "an unknown encoding": (answer(b"\x01\x02", b"content-encoding: x-own", status=b"429 Slow"), 429, b"\x01\x02"),
+    "an unknown encoding": (
+        answer(b"\x01\x02", b"content-encoding: x-own", status=b"429 Slow"),
+        429,
+        b"\x01\x02",
+    ),
     "trailers": (chunked(b"2\r\nok\r\n0\r\nx-after: 1\r\n\r\n"), 200, b"ok"),
     "extensions of chunks": (chunked(b"2;a=b\r\nok\r\n0\r\n\r\n"), 200, b"ok"),
     "line ends without a carriage return": (answer(b"ok").replace(b"\r\n", b"\n"), 200, b"ok"),
     "spaces behind a chunk's size": (chunked(b"2  \r\nok\r\n0\r\n\r\n"), 200, b"ok"),
     "nothing packed": (answer(b"", b"content-encoding: gzip"), 200, b""),
-    "gzip in two members": (answer(gzip.compress(b"a") + gzip.compress(b"b"), b"content-encoding: gzip"), 200, b"ab"),
-    "deflate without its head": (answer(zlib.compress(b"ok")[2:-4], b"content-encoding: deflate"), 200, b"ok"),
+    "gzip in two members": (
+        answer(gzip.compress(b"a") + gzip.compress(b"b"), b"content-encoding: gzip"),
+        200,
+        b"ab",
+    ),
+    "deflate without its head": (
+        answer(zlib.compress(b"ok")[2:-4], b"content-encoding: deflate"),
+        200,
+        b"ok",
+    ),
 }
 
 
 @pytest.mark.parametrize(("sent", "status", "body"), WHOLE.values(), ids=WHOLE)
-async def test_odd_answers_are_answers(client: HttpClient, sent: bytes, status: int, body: bytes) -> None:
-    """Old servers, hints, upgrades and encodings that were not asked for: status and body come through."""
+async def test_odd_answers_are_answers(
+    client: HttpClient, sent: bytes, status: int, body: bytes
+) -> None:
+    """Old servers, hints, upgrades and encodings that were not asked for: status and body come
+    through."""
     async with raw_server(canned(sent, close=True)) as server:
         came = await post(client, server)
         assert (came.status, came.body) == (status, body)
@@ -169,7 +203,8 @@ async def test_an_answer_in_single_bytes_is_whole(client: HttpClient) -> None:
 
 
 async def test_an_early_answer_ends_the_upload(client: HttpClient) -> None:
-    """A refusal that comes before the body was read is the answer; that connection takes no second request."""
+    """A refusal that comes before the body was read is the answer; that connection takes no second
+    request."""
 
     async def script(peer: Peer) -> None:
         await peer.head()
@@ -186,9 +221,14 @@ async def test_an_early_answer_ends_the_upload(client: HttpClient) -> None:
         server.release.set()
 
 
-# -- bytes that no request asked for -----------------------------------------------------------------------------------
+# -- bytes that no request asked for ---------------------------------------------------------------
 
-EVIL = {"an answer": answer(b"evil"), "half an answer": answer(b"evil")[:20], "garbage": b"evil", "one byte": b"H"}
+EVIL = {
+    "an answer": answer(b"evil"),
+    "half an answer": answer(b"evil")[:20],
+    "garbage": b"evil",
+    "one byte": b"H",
+}
 
 
 @pytest.mark.parametrize("kind", EVIL)
@@ -232,7 +272,8 @@ async def test_a_connection_that_closes_while_idle_is_not_used(client: HttpClien
 
 
 async def test_a_request_is_never_sent_twice(client: HttpClient) -> None:
-    """A kept connection that closes over a request may have been read: that is for the caller to count, and to repeat."""
+    """A kept connection that closes over a request may have been read: that is for the caller to
+    count, and to repeat."""
 
     async def script(peer: Peer) -> None:
         await peer.request()

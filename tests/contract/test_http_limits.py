@@ -1,4 +1,5 @@
-"""Where both HTTP clients end what has no end: bytes, time, memory, and requests that are given up."""
+"""Where both HTTP clients end what has no end: bytes, time, memory, and requests that are given
+up."""
 
 from __future__ import annotations
 
@@ -38,7 +39,7 @@ async def lean() -> AsyncIterator[HttpClient]:
     await made.close()
 
 
-# -- limits ------------------------------------------------------------------------------------------------------------
+# -- limits ----------------------------------------------------------------------------------------
 
 
 def endless(head: bytes, piece: bytes) -> Script:
@@ -65,8 +66,11 @@ ENDLESS = {
 
 
 @pytest.mark.parametrize(("script", "error"), ENDLESS.values(), ids=ENDLESS)
-async def test_what_has_no_end_is_ended(lean: HttpClient, script: Script, error: type[HttpError]) -> None:
-    """By a limit on bytes, long before the request's time is up, and the server finds its connection closed."""
+async def test_what_has_no_end_is_ended(
+    lean: HttpClient, script: Script, error: type[HttpError]
+) -> None:
+    """By a limit on bytes, long before the request's time is up, and the server finds its
+    connection closed."""
     async with raw_server(script) as server:
         with pytest.raises(error) as caught:
             await post(lean, server)
@@ -75,7 +79,9 @@ async def test_what_has_no_end_is_ended(lean: HttpClient, script: Script, error:
             await server.gone.wait()
 
 
-@pytest.mark.parametrize("kind", ["a length that is too large", "no length", "chunks", "headers", "one header"])
+@pytest.mark.parametrize(
+    "kind", ["a length that is too large", "no length", "chunks", "headers", "one header"]
+)
 async def test_what_has_no_end_is_ended_by_aiohttp_too(client: HttpClient, kind: str) -> None:
     """Bodies and heads, for the client that can be chosen instead."""
     script, error = ENDLESS[kind]
@@ -106,13 +112,19 @@ async def test_a_body_of_just_the_limit_is_an_answer(client: HttpClient) -> None
 @pytest.mark.parametrize("encoding", ["gzip", "deflate"])
 async def test_packed_bombs_are_not_unpacked(client: HttpClient, encoding: str) -> None:
     """10 MiB in 10 KiB: what counts is what it becomes."""
-    bomb = gzip.compress(bytes(10 * KIB * KIB)) if encoding == "gzip" else zlib.compress(bytes(10 * KIB * KIB))
-    async with raw_server(canned(answer(bomb, b"content-encoding: " + encoding.encode()))) as server:
+    bomb = (
+        gzip.compress(bytes(10 * KIB * KIB))
+        if encoding == "gzip"
+        else zlib.compress(bytes(10 * KIB * KIB))
+    )
+    async with raw_server(
+        canned(answer(bomb, b"content-encoding: " + encoding.encode()))
+    ) as server:
         with pytest.raises(AnswerTooLarge):
             await post(client, server)
 
 
-# -- time --------------------------------------------------------------------------------------------------------------
+# -- time ------------------------------------------------------------------------------------------
 
 
 def drip(sent: bytes) -> Script:
@@ -162,7 +174,8 @@ async def test_an_upload_that_is_not_read_runs_out_of_time(client: HttpClient) -
 
 @pytest.mark.parametrize("name", ["lean", "aiohttp"])
 async def test_a_handshake_without_end_is_no_connection(name: Literal["lean", "aiohttp"]) -> None:
-    """A port that accepts and says nothing: nothing was sent, and the limit on connecting is the one that counts."""
+    """A port that accepts and says nothing: nothing was sent, and the limit on connecting is the
+    one that counts."""
     client = make_client(name, LIMITS._replace(connect_timeout_s=SHORT_S))
 
     async def script(peer: Peer) -> None:
@@ -177,10 +190,12 @@ async def test_a_handshake_without_end_is_no_connection(name: Literal["lean", "a
     await client.close()
 
 
-# -- giving up ---------------------------------------------------------------------------------------------------------
+# -- giving up -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("sent", [b"", answer(b"half", length=8)], ids=["before the answer", "within it"])
+@pytest.mark.parametrize(
+    "sent", [b"", answer(b"half", length=8)], ids=["before the answer", "within it"]
+)
 async def test_a_cancelled_request_closes_its_connection(client: HttpClient, sent: bytes) -> None:
     """The answer that is still to come belongs to no later request."""
 
@@ -217,7 +232,7 @@ async def test_closing_the_client_ends_its_requests(client: HttpClient) -> None:
         await client.close()
 
 
-# -- memory ------------------------------------------------------------------------------------------------------------
+# -- memory ----------------------------------------------------------------------------------------
 
 
 class Memory:
@@ -262,7 +277,9 @@ async def test_waiting_for_memory_is_not_the_requests_time(client: HttpClient) -
     """Its limit stands still until the memory is there."""
     memory = Memory()
     async with raw_server(canned(answer(LARGE))) as server:
-        asked = asyncio.create_task(post(client, server, timeout_s=2 * SHORT_S, reserve=memory.reserve))
+        asked = asyncio.create_task(
+            post(client, server, timeout_s=2 * SHORT_S, reserve=memory.reserve)
+        )
         await memory.has_asked.wait()
         done, _ = await asyncio.wait([asked], timeout=3 * SHORT_S)
         assert not done

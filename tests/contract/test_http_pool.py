@@ -23,7 +23,8 @@ async def lean() -> AsyncIterator[HttpClient]:
 
 
 async def test_an_idle_connection_holds_no_answer(lean: HttpClient) -> None:
-    """A large body is gone from memory when its request lets go of it, however many connections are kept."""
+    """A large body is gone from memory when its request lets go of it, however many connections are
+    kept."""
     async with raw_server(canned(answer(LARGE))) as server:
         came = await post(lean, server)
         body = came.body
@@ -32,8 +33,11 @@ async def test_an_idle_connection_holds_no_answer(lean: HttpClient) -> None:
         assert sys.getrefcount(body) == 2  # this name, and the call's own
 
 
-async def test_a_cancelled_request_whose_answer_just_came_leaves_no_connection(lean: HttpClient) -> None:
-    """Cancelled in the very turn of the loop that brought the answer: the connection is closed, and not forgotten open."""
+async def test_a_cancelled_request_whose_answer_just_came_leaves_no_connection(
+    lean: HttpClient,
+) -> None:
+    """Cancelled in the very turn of the loop that brought the answer: the connection is closed, and
+    not forgotten open."""
 
     async def script(peer: Peer) -> None:
         await peer.request()
@@ -46,7 +50,9 @@ async def test_a_cancelled_request_whose_answer_just_came_leaves_no_connection(l
         asked = asyncio.create_task(post(lean, server))
         await server.release.wait()
         server.answer_now.set()
-        for _ in range(3):  # the server writes, and the client's socket becomes readable in the next turn
+        for _ in range(
+            3
+        ):  # the server writes, and the client's socket becomes readable in the next turn
             await asyncio.sleep(0)
         asked.cancel()
         await asyncio.gather(asked, return_exceptions=True)
@@ -81,7 +87,8 @@ def together(size: int) -> tuple[Script, Callable[[HttpClient, RawServer], Await
 
 
 async def test_idle_connections_are_bounded(lean: HttpClient) -> None:
-    """Of five that become idle three are kept, as the limit says, and serve the next three requests."""
+    """Of five that become idle three are kept, as the limit says, and serve the next three
+    requests."""
     script, ask = together(5)
     async with raw_server(script) as server:
         await ask(lean, server)
@@ -92,7 +99,8 @@ async def test_idle_connections_are_bounded(lean: HttpClient) -> None:
 
 
 async def test_a_servers_own_limit_on_idle_connections_counts(lean: HttpClient) -> None:
-    """One that says it closes after a second is not raced: the next request has its own connection."""
+    """One that says it closes after a second is not raced: the next request has its own
+    connection."""
     async with raw_server(canned(answer(b"ok", b"keep-alive: timeout=1, max=9"))) as server:
         for _ in range(2):
             await post(lean, server)
@@ -100,7 +108,8 @@ async def test_a_servers_own_limit_on_idle_connections_counts(lean: HttpClient) 
 
 
 async def test_each_request_of_a_connection_has_its_own_time_limit(lean: HttpClient) -> None:
-    """A kept connection's timer may have been set for an earlier request: a later one ends neither sooner nor later for it."""
+    """A kept connection's timer may have been set for an earlier request: a later one ends neither
+    sooner nor later for it."""
 
     async def script(peer: Peer) -> None:
         for wait_s in (0.0, 0.3, 0.0, LIMIT_S):

@@ -1,4 +1,5 @@
-"""Lanes are rows of one registry: each brings all its parts, nothing else knows them by name, and another is one folder."""
+"""Lanes are rows of one registry: each brings all its parts, nothing else knows them by name, and
+another is one folder."""
 
 from __future__ import annotations
 
@@ -37,7 +38,9 @@ PACKAGES = ("producer", "workers", "ratelimit", "ledger", "cli", "gateway", "sim
 LANES_FOLDER = ROOT / "workers/penstock_workers/lanes"
 # Where a lane may be named outside of its folder, and why.
 MAY_NAME_LANES = {
-    "ledger/penstock_ledger/model.py": "the lane of jobs from before there were several; it cannot import the producer",
+    "ledger/penstock_ledger/model.py": (
+        "the lane of jobs from before there were several; it cannot import the producer"
+    ),
     "producer/penstock_producer/job/lanes.py": "the producer's table; it cannot import workers",
     "producer/penstock_producer/job/options.py": "the flag --api, which is about a provider's API",
     "producer/penstock_producer/jobfile/run_section.py": "as above",
@@ -48,7 +51,9 @@ MAY_NAME_LANES = {
     "cli/penstock_cli/commands/plan.py": "as above",
     "cli/penstock_cli/commands/submit.py": "as above",
     "cli/penstock_cli/commands/preview.py": "as above",
-    "gateway/penstock_gateway/batches/calls.py": "OpenAI's word for the purpose of a file, and the kind of an id",
+    "gateway/penstock_gateway/batches/calls.py": (
+        "OpenAI's word for the purpose of a file, and the kind of an id"
+    ),
     "gateway/penstock_gateway/batches/shown.py": "as above",
     "gateway/penstock_gateway/files/form.py": "as above",
     "gateway/penstock_gateway/ids.py": "as above",
@@ -67,15 +72,19 @@ def own_code() -> Iterator[tuple[str, ast.AST]]:
 
 
 def test_producers_and_workers_know_the_same_lanes() -> None:
-    """The producer's table, its type and the registry name the same lanes; those without messages run no items."""
+    """The producer's table, its type and the registry name the same lanes; those without messages
+    run no items."""
     assert get_args(Lane) == tuple(LANES)
     assert served_lanes() == list(REGISTRY)
-    assert {name for name, lane in LANES.items() if lane.packs} == {n for n, row in REGISTRY.items() if row.runs}
+    assert {name for name, lane in LANES.items() if lane.packs} == {
+        n for n, row in REGISTRY.items() if row.runs
+    }
 
 
 @pytest.mark.parametrize("name", REGISTRY)
 def test_a_row_brings_all_its_parts(name: str) -> None:
-    """Its modules can be imported without an engine, its settings are a field of the worker's, its gauges are metrics."""
+    """Its modules can be imported without an engine, its settings are a field of the worker's, its
+    gauges are metrics."""
     row = lane_row(name)
     assert row.name == name
     preload(name)
@@ -88,10 +97,14 @@ def test_a_row_brings_all_its_parts(name: str) -> None:
 
 def test_a_lane_with_settings_is_in_the_registry() -> None:
     """No field of the worker's settings is left from a lane that is gone."""
-    assert set(LaneFields.model_fields) == {row.name for row in REGISTRY.values() if row.settings is not None}
+    assert set(LaneFields.model_fields) == {
+        row.name for row in REGISTRY.values() if row.settings is not None
+    }
 
 
-@pytest.mark.parametrize("name", [name for name, row in REGISTRY.items() if row.settings is not None])
+@pytest.mark.parametrize(
+    "name", [name for name, row in REGISTRY.items() if row.settings is not None]
+)
 def test_settings_of_lanes_are_documented(name: str) -> None:
     """Each is a row of the table in docs/lanes.md, and the table has no other."""
     page = (ROOT / "docs/lanes.md").read_text("utf-8")
@@ -102,28 +115,43 @@ def test_settings_of_lanes_are_documented(name: str) -> None:
 
 
 def test_the_chart_has_pools_of_each_lane() -> None:
-    """The schema of its values allows a pool of every lane that is served, of control, and of nothing else."""
+    """The schema of its values allows a pool of every lane that is served, of control, and of
+    nothing else."""
     schema = json.loads((ROOT / "helm/penstock/values.schema.json").read_text("utf-8"))
     assert set(schema["$defs"]["pool"]["properties"]["kind"]["enum"]) == {*REGISTRY, "control"}
 
 
 @pytest.mark.parametrize("name", [*LANES, "no-such-lane"])
-def test_a_worker_serves_a_lane_or_says_why_not(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`penstock worker --lane` gets as far as its model or its database, or ends with the reason."""
+def test_a_worker_serves_a_lane_or_says_why_not(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`penstock worker --lane` gets as far as its model or its database, or ends with the
+    reason."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("OPENAI_API_KEY", "k")
     ran = CliRunner().invoke(command_line(), ["worker", "--lane", name])
-    said = ran.output if ran.exception is None or isinstance(ran.exception, SystemExit) else str(ran.exception)
-    reason = {"api": "database", "batch": "database", "gpu": "needs a model", "embed": "embed.model"}.get(
-        name, f"lane {name!r} is not"
+    said = (
+        ran.output
+        if ran.exception is None or isinstance(ran.exception, SystemExit)
+        else str(ran.exception)
     )
+    reason = {
+        "api": "database",
+        "batch": "database",
+        "gpu": "needs a model",
+        "embed": "embed.model",
+    }.get(name, f"lane {name!r} is not")
     assert ran.exit_code != 0
     assert reason in said
 
 
 @pytest.mark.parametrize(
     ("lane", "flag", "takers"),
-    [("api", "--model=x", "gpu or embed"), ("api", "--lora=a=b", "gpu"), ("embed", "--engine=a=1", "gpu")],
+    [
+        ("api", "--model=x", "gpu or embed"),
+        ("api", "--lora=a=b", "gpu"),
+        ("embed", "--engine=a=1", "gpu"),
+    ],
 )
 def test_a_flag_of_another_lane_is_refused(lane: str, flag: str, takers: str) -> None:
     """It would change nothing, and the person who typed it would believe that it did."""
@@ -134,14 +162,23 @@ def test_a_flag_of_another_lane_is_refused(lane: str, flag: str, takers: str) ->
 
 
 def test_the_doctor_asks_each_lane_that_is_configured(tmp_path: Path) -> None:
-    """It warns of models and adapters that are not there, asks no server unless it may, and is silent about the rest."""
+    """It warns of models and adapters that are not there, asks no server unless it may, and is
+    silent about the rest."""
     assert list(_lanes(WorkerSettings(), knock=True)) == []
     gone = GpuSettings(
-        model=str(tmp_path / "gone"), lora={"legal": str(tmp_path / "legal")}, media_folder=str(tmp_path / "images")
+        model=str(tmp_path / "gone"),
+        lora={"legal": str(tmp_path / "legal")},
+        media_folder=str(tmp_path / "images"),
     )
-    found = list(_lanes(WorkerSettings(gpu=gone, embed=EmbedSettings(model="no-such-model")), knock=False))
-    seen = {(one.subject, one.verdict.value, one.seen.split(":")[0].split(" is ")[0]) for one in found}
-    assert {("gpu", "warn", f"gpu.{name}") for name in ("model", "lora.legal", "media_folder")} <= seen
+    found = list(
+        _lanes(WorkerSettings(gpu=gone, embed=EmbedSettings(model="no-such-model")), knock=False)
+    )
+    seen = {
+        (one.subject, one.verdict.value, one.seen.split(":")[0].split(" is ")[0]) for one in found
+    }
+    assert {
+        ("gpu", "warn", f"gpu.{name}") for name in ("model", "lora.legal", "media_folder")
+    } <= seen
     assert [one.verdict.value for one in found if one.subject == "embed"] == ["warn"]
     beside = WorkerSettings(gpu=GpuSettings(upstream_url="http://127.0.0.1:9/v1"))
     assert list(_lanes(beside, knock=False)) == []
@@ -161,24 +198,34 @@ def test_no_other_code_names_a_lane() -> None:
 
 
 def _settings_of_lanes(node: ast.Attribute) -> set[str]:
-    """What a lane's own settings are called where something that is named `settings` is asked for them."""
-    return {f"settings.{name}" for name in LaneFields.model_fields if ast.unparse(node.value).endswith("settings")}
+    """What a lane's own settings are called where something that is named `settings` is asked for
+    them."""
+    return {
+        f"settings.{name}"
+        for name in LaneFields.model_fields
+        if ast.unparse(node.value).endswith("settings")
+    }
 
 
 def test_no_other_code_imports_a_lane() -> None:
-    """Lanes are reached through their rows: nothing else imports from a lane's folder, or reads a lane's own settings."""
+    """Lanes are reached through their rows: nothing else imports from a lane's folder, or reads a
+    lane's own settings."""
     found = set[str]()
     for path, tree in own_code():
         for node in ast.walk(tree):
             if isinstance(node, ast.ImportFrom) and node.module is not None:
-                if node.module.startswith(tuple(f"penstock_workers.lanes.{name}" for name in REGISTRY)):
+                if node.module.startswith(
+                    tuple(f"penstock_workers.lanes.{name}" for name in REGISTRY)
+                ):
                     found.add(path)
-            elif isinstance(node, ast.Attribute) and f"settings.{node.attr}" in _settings_of_lanes(node):
+            elif isinstance(node, ast.Attribute) and f"settings.{node.attr}" in _settings_of_lanes(
+                node
+            ):
                 found.add(path)
     assert found == set()
 
 
-# -- a lane that is added ------------------------------------------------------------------------------------------------
+# -- a lane that is added --------------------------------------------------------------------------
 
 
 class ToyLane:
@@ -205,7 +252,9 @@ class ToyLane:
         """Nothing to close."""
 
 
-TOY: LaneRow[ToyLane] = LaneRow(name="toy", make=lambda settings: ToyLane(), admission=lambda settings, lane: Unpaced())
+TOY: LaneRow[ToyLane] = LaneRow(
+    name="toy", make=lambda settings: ToyLane(), admission=lambda settings, lane: Unpaced()
+)
 
 
 class Outcomes:
@@ -237,7 +286,8 @@ async def run_one(settings: WorkerSettings, delivery: Delivery) -> Outcome:
 def test_a_lane_is_added_by_a_folder_and_its_rows(
     redis_server: RedisServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With a row in each of the two tables a job names the lane, a worker serves it, and its answer is the result."""
+    """With a row in each of the two tables a job names the lane, a worker serves it, and its answer
+    is the result."""
     monkeypatch.setitem(cast("dict[str, LaneFacts]", LANES), "toy", LaneFacts(has_own_model=True))
     monkeypatch.setitem(cast("dict[str, LaneRow[Any]]", REGISTRY), "toy", TOY)
     url = f"sqlite:///{tmp_path}/ledger.db"
@@ -245,7 +295,9 @@ def test_a_lane_is_added_by_a_folder_and_its_rows(
     source.write_text('{"id": "d", "text": "t"}\n')
     with Producer(database_url=url) as producer:
         job = producer.submit(source, {"lane": "toy", "prompt": "{text}"})
-    settings = WorkerSettings.load(redis_url=redis_server.url, database_url=url, lane="toy", control=False)
+    settings = WorkerSettings.load(
+        redis_url=redis_server.url, database_url=url, lane="toy", control=False
+    )
     kwargs = {"v": 1, "job": job.job_id, "gen": 1, "doc": "d", "body": {"messages": []}}
     outcome = asyncio.run(run_one(settings, Delivery(f"{job.job_id}:d", kwargs, {}, queue="toy")))
     assert isinstance(outcome, Done)

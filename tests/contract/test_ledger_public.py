@@ -1,4 +1,5 @@
-"""What others may rely on: the ledger's public names, its light import, and scripts that document their keys."""
+"""What others may rely on: the ledger's public names, its light import, and scripts that document
+their keys."""
 
 from __future__ import annotations
 
@@ -22,9 +23,13 @@ from penstock_ledger.errors import LedgerError
 from penstock_ledger.in_redis import redis_scripts
 from penstock_ledger.in_redis.door_limits import DoorLimits
 
-PUBLIC: list[str] = vars(penstock_ledger)["__all__"]  # made when it is imported, which types do not see
+PUBLIC: list[str] = vars(penstock_ledger)[
+    "__all__"
+]  # made when it is imported, which types do not see
 SCRIPTS = sorted(
-    entry.name for entry in (files("penstock_ledger") / "scripts").iterdir() if entry.name.endswith(".lua")
+    entry.name
+    for entry in (files("penstock_ledger") / "scripts").iterdir()
+    if entry.name.endswith(".lua")
 )
 
 
@@ -33,16 +38,22 @@ def test_public_names_exist_and_are_sorted_out() -> None:
     assert len(set(PUBLIC)) == len(PUBLIC)
     assert [name for name in PUBLIC if not hasattr(penstock_ledger, name)] == []
     errors = [name for name, _ in inspect.getmembers(ledger_errors, inspect.isclass)]
-    assert {name for name in errors if issubclass(getattr(ledger_errors, name), LedgerError)} <= set(PUBLIC)
+    assert {
+        name for name in errors if issubclass(getattr(ledger_errors, name), LedgerError)
+    } <= set(PUBLIC)
 
 
 @pytest.mark.parametrize("package", [penstock_ledger, penstock_producer])
 def test_type_checkers_see_the_names_that_load_at_run_time(package: ModuleType) -> None:
-    """The imports under TYPE_CHECKING are those of the list from which names are loaded on first use."""
+    """The imports under TYPE_CHECKING are those of the list from which names are loaded on first
+    use."""
     tree = ast.parse(Path(str(package.__file__)).read_text())
     (block,) = (node for node in tree.body if isinstance(node, ast.If))
     seen = {
-        alias.asname: node.module for node in block.body if isinstance(node, ast.ImportFrom) for alias in node.names
+        alias.asname: node.module
+        for node in block.body
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
     }
     assert sorted(map(str, seen)) == package.__all__ == dir(package)
     for name, module in seen.items():
@@ -51,16 +62,27 @@ def test_type_checkers_see_the_names_that_load_at_run_time(package: ModuleType) 
 
 def test_importing_the_ledger_does_not_load_alembic_or_a_driver() -> None:
     """Migrations and drivers are loaded when they are used."""
-    code = "import sys, penstock_ledger; print(*{'alembic', 'psycopg', 'celery', 'mako'} & set(sys.modules))"
-    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    code = (
+        "import sys, penstock_ledger; print(*{'alembic', 'psycopg', 'celery', 'mako'} & "
+        "set(sys.modules))"
+    )
+    loaded = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
     assert loaded.stdout.split() == []
 
 
 @pytest.mark.parametrize(
-    "name", [name for name in SCRIPTS if name.removesuffix(".lua") not in chain(*redis_scripts.SHARED.values())]
+    "name",
+    [
+        name
+        for name in SCRIPTS
+        if name.removesuffix(".lua") not in chain(*redis_scripts.SHARED.values())
+    ],
 )
 def test_every_script_documents_its_keys_and_has_a_stub(name: str) -> None:
-    """Before its first line of code a script names all KEYS and ARGV that it uses; Python calls it by a typed method."""
+    """Before its first line of code a script names all KEYS and ARGV that it uses; Python calls it
+    by a typed method."""
     source = (files("penstock_ledger") / "scripts" / name).read_text()
     head = source[: source.index("\n\n")]
     code = source[len(head) :]
@@ -75,7 +97,12 @@ def test_every_script_documents_its_keys_and_has_a_stub(name: str) -> None:
 def test_keys_are_built_as_documented() -> None:
     """The key builders agree with the table on top of keys.py."""
     assert keys.__doc__ is not None
-    for shown in ("penstock:epoch ", "penstock:epoch:run ", "penstock:workers ", "penstock:delayed:<queue>:raw"):
+    for shown in (
+        "penstock:epoch ",
+        "penstock:epoch:run ",
+        "penstock:workers ",
+        "penstock:delayed:<queue>:raw",
+    ):
         assert shown in keys.__doc__
     assert keys.feed_scope("j", 2) == "penstock:j:2"
     assert keys.delayed_raw("q") == keys.delayed("q") + ":raw" == "penstock:delayed:q:raw"

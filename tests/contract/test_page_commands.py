@@ -1,4 +1,5 @@
-"""Commands of Penstock that pages, the compose file and the chart tell their readers to type: they and their options exist."""
+"""Commands of Penstock that pages, the compose file and the chart tell their readers to type: they
+and their options exist."""
 
 from __future__ import annotations
 
@@ -28,9 +29,12 @@ PAGES = sorted(
     for path in ROOT.glob(pattern)
     if path.name not in ("CHANGELOG.md", "decisions.md")  # which tell what was
 )
-# `penstock …` at the start of a command, behind a prompt, in quotes, after `exec … --`, or what is given to the service `cli`.
+# `penstock …` at the start of a command, behind a prompt, in quotes, after `exec … --`, or what is
+# given to the service `cli`.
 BEGINNING = re.compile(
-    r"(?:(?:^|[`\"'(]|\$ | -- |&& |: |= )penstock|run --rm cli|exec [\w-]+ penstock) ([a-z][^`\n]*)", re.MULTILINE
+    r"(?:(?:^|[`\"'(]|\$ | -- |&& |: |= )penstock|run --rm cli|exec [\w-]+ penstock) "
+    r"([a-z][^`\n]*)",
+    re.MULTILINE,
 )
 END = re.compile(r"[|;>&…)\"#]|, | \d>|  ")
 
@@ -42,7 +46,8 @@ def penstock() -> Any:
 
 
 def commands(text: str) -> Iterator[list[str]]:
-    """Yield the words after `penstock` of each command; one that goes on in the next line is joined."""
+    """Yield the words after `penstock` of each command; one that goes on in the next line is
+    joined."""
     for found in BEGINNING.findall(re.sub(r"\\\n\s*(?:#\s*)?", " ", text)):
         try:
             words = shlex.split(found, comments=True)
@@ -52,7 +57,9 @@ def commands(text: str) -> Iterator[list[str]]:
 
 
 def faults(words: list[str], command: Any) -> Iterator[str]:
-    """Yield the subcommands and options that there are not. What stands for itself, such as NAME, is not looked at."""
+    """Yield the subcommands and options that there are not.
+
+    What stands for itself, such as NAME, is not looked at."""
     left = list(words)
     while hasattr(command, "commands") and left and re.fullmatch(r"[a-z][a-z-]*", left[0]):
         name = left.pop(0)
@@ -60,7 +67,11 @@ def faults(words: list[str], command: Any) -> Iterator[str]:
             yield f"there is no command {name!r} in {command.name}"
             return
         command = command.get_command(None, name)
-    known = {flag for parameter in command.params for flag in (*parameter.opts, *parameter.secondary_opts)} | {"--help"}
+    known = {
+        flag
+        for parameter in command.params
+        for flag in (*parameter.opts, *parameter.secondary_opts)
+    } | {"--help"}
     for word in left:
         option = word.partition("=")[0]
         if re.fullmatch(r"--[a-z][a-z-]*", option) and option not in known:
@@ -71,7 +82,9 @@ def test_commands_of_the_pages_exist(penstock: Any) -> None:
     """Who types what a page says meets no `No such option` (K5)."""
     found = [(page, words) for page in PAGES for words in commands(page.read_text("utf-8"))]
     assert len(found) > 300
-    assert any(words[:2] == ["keys", "create"] for page, words in found if page.name == "kubernetes.md")
+    assert any(
+        words[:2] == ["keys", "create"] for page, words in found if page.name == "kubernetes.md"
+    )
     wrong = [
         f"{page.relative_to(ROOT)}: {' '.join(words)}: {fault}"
         for page, words in found
@@ -83,7 +96,10 @@ def test_commands_of_the_pages_exist(penstock: Any) -> None:
 @pytest.mark.parametrize(
     ("line", "fault"),
     [
-        ("$ kubectl exec deploy/control -- penstock keys create --name first --scopes admin", "has no option --name"),
+        (
+            "$ kubectl exec deploy/control -- penstock keys create --name first --scopes admin",
+            "has no option --name",
+        ),
         ("`docker compose run --rm cli keys create --name me`", "has no option --name"),
         ("$ penstock keyz create x", "no command 'keyz'"),
     ],

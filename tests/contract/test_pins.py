@@ -1,4 +1,5 @@
-"""constraints.txt: every pin fits what pyproject.toml asks for, and vLLM fits into one environment with all extras."""
+"""constraints.txt: every pin fits what pyproject.toml asks for, and vLLM fits into one environment
+with all extras."""
 
 import tomllib
 from collections.abc import Iterator
@@ -10,7 +11,8 @@ from packaging.utils import canonicalize_name
 from packaging.version import Version
 
 ROOT = Path(__file__).parents[2]
-# What vLLM 0.32 asks of packages that our extras share with it, by its metadata. `penstock serve --lane gpu` has both.
+# What vLLM 0.32 asks of packages that our extras share with it, by its metadata. `penstock serve
+# --lane gpu` has both.
 VLLM_ASKS = (
     "fastapi>=0.133,<0.137",
     "starlette>=1.0.1",
@@ -21,7 +23,10 @@ VLLM_ASKS = (
 
 
 def pins() -> dict[str, Version]:
-    lines = (line.partition("#")[0].strip() for line in (ROOT / "constraints.txt").read_text().splitlines())
+    lines = (
+        line.partition("#")[0].strip()
+        for line in (ROOT / "constraints.txt").read_text().splitlines()
+    )
     pairs = (line.split(";")[0].split("==") for line in lines if line)
     return {canonicalize_name(name.strip()): Version(version.strip()) for name, version in pairs}
 
@@ -43,7 +48,9 @@ def test_a_pin_fits_what_is_asked_for(requirement: str) -> None:
     wanted = Requirement(requirement)
     pinned = pins().get(canonicalize_name(wanted.name))
     if pinned is not None:
-        assert wanted.specifier.contains(pinned, prereleases=True), f"constraints.txt has {wanted.name} {pinned}"
+        assert wanted.specifier.contains(pinned, prereleases=True), (
+            f"constraints.txt has {wanted.name} {pinned}"
+        )
 
 
 def test_the_packages_that_vllm_shares_with_us_are_pinned() -> None:

@@ -1,4 +1,5 @@
-"""All text keeps to plain words: pages, the chart, log lines, errors, help; and comments, docstrings and what tests say."""
+"""All text keeps to plain words: pages, the chart, log lines, errors, help; and comments,
+docstrings and what tests say."""
 
 from __future__ import annotations
 
@@ -15,23 +16,43 @@ ROOT = Path(__file__).parents[2]
 
 # Words that readers stumbled over. A sentence that needs one of them is better said another way.
 WORDS = re.compile(
-    r"\b(nobody|somebody|whoever|everybody|anybody|heed(?:s|ed|ing)?|mend(?:s|ed|ing)?|trying on|of ours"
-    r"|(?:comes?|came) to something|told|verdicts?|homecoming|sightings|lookouts?|shelves|absorb(?:s|ed)?"
-    r"|judg(?:es?|ed|ing)|steer(?:s|ed|ing)?|of no use|errors? of penstock|(?:is|are) no (?:json\w*|url|regular))\b",
+    r"\b(nobody|somebody|whoever|everybody|anybody|heed(?:s|ed|ing)?|mend(?:s|ed|ing)?|trying "
+    r"on|of ours"
+    r"|(?:comes?|came) to "
+    r"something|told|verdicts?|homecoming|sightings|lookouts?|shelves|absorb(?:s|ed)?"
+    r"|judg(?:es?|ed|ing)|steer(?:s|ed|ing)?|of no use|errors? of penstock|(?:is|are) no "
+    r"(?:json\w*|url|regular))\b",
     re.IGNORECASE,
 )
-# Code in a page (`names`, fenced blocks of output) is a quotation of the program; its strings are held below.
+# Code in a page (`names`, fenced blocks of output) is a quotation of the program; its strings are
+# held below.
 FENCED = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
 QUOTED = re.compile(r"`[^`\n]*`")
 # Words of other software that a page has to repeat: (file, the words around it).
 ALLOWED: frozenset[tuple[str, str]] = frozenset()
 
-PAGES = ("README.md", "SECURITY.md", "docs/**/*.md", "examples/*.md", "benchmarks/*.md", "helm/penstock/**/*.md")
+PAGES = (
+    "README.md",
+    "SECURITY.md",
+    "docs/**/*.md",
+    "examples/*.md",
+    "benchmarks/*.md",
+    "helm/penstock/**/*.md",
+)
 TEXTS = (
-    "Makefile", "pyproject.toml", ".env.example", "docker-compose*.yml", "docker/*", "examples/*.py",
-    "helm/penstock/**/*.yaml", "helm/penstock/**/*.tpl", "helm/penstock/**/*.txt", "helm/penstock/**/*.json",
-    "tools/monitoring/*.py", "workers/penstock_workers/metrics/catalogue.py",
-)  # fmt: skip
+    "Makefile",
+    "pyproject.toml",
+    ".env.example",
+    "docker-compose*.yml",
+    "docker/*",
+    "examples/*.py",
+    "helm/penstock/**/*.yaml",
+    "helm/penstock/**/*.tpl",
+    "helm/penstock/**/*.txt",
+    "helm/penstock/**/*.json",
+    "tools/monitoring/*.py",
+    "workers/penstock_workers/metrics/catalogue.py",
+)
 CODE = ("producer", "workers", "ratelimit", "ledger", "cli", "simulate")
 READ = (
     *CODE,
@@ -52,7 +73,10 @@ def _found(text: str, name: str, first_line: int = 1) -> Iterator[str]:
     for word in WORDS.finditer(text):
         around = " ".join(text[max(word.start() - 40, 0) : word.end() + 40].split())
         if not any(name == file and words in around for file, words in ALLOWED):
-            yield f"{name}:{first_line + text.count(chr(10), 0, word.start())}: {word.group()!r} in: {around}"
+            yield (
+                f"{name}:{first_line + text.count(chr(10), 0, word.start())}: {word.group()!r} in: "
+                f"{around}"
+            )
 
 
 def _blanked(text: str, pattern: re.Pattern[str]) -> str:
@@ -66,13 +90,16 @@ def _holds_commands(file: Path) -> bool:
 
 
 def _shown_strings(tree: ast.Module, *, help_of_commands: bool) -> Iterator[ast.Constant]:
-    """Every text that may reach a log, an error or a terminal: all literals but docstrings, and the help of commands."""
+    """Every text that may reach a log, an error or a terminal: all literals but docstrings, and the
+    help of commands."""
     quiet = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
     for node in ast.walk(tree):
         match node:
             case ast.Constant(value=str()) if id(node) not in quiet:
                 yield node
-            case ast.FunctionDef(body=[ast.Expr(value=ast.Constant(value=str()) as text), *_]) if help_of_commands:
+            case ast.FunctionDef(body=[ast.Expr(value=ast.Constant(value=str()) as text), *_]) if (
+                help_of_commands
+            ):
                 yield text
             case _:
                 pass
@@ -89,7 +116,9 @@ def _prose(text: str) -> Iterator[tuple[int, str]]:
                 yield node.lineno, words
             case ast.Assert(msg=ast.expr() as message):
                 strings = (one for one in ast.walk(message) if isinstance(one, ast.Constant))
-                yield from ((one.lineno, one.value) for one in strings if isinstance(one.value, str))
+                yield from (
+                    (one.lineno, one.value) for one in strings if isinstance(one.value, str)
+                )
             case _:
                 pass
 
@@ -104,8 +133,13 @@ def test_the_pages_keep_to_plain_words() -> None:
 
 
 def test_comments_of_settings_and_the_charts_texts_keep_to_plain_words() -> None:
-    """What an operator reads in the chart, the compose file, the Makefile and the examples uses the same words."""
-    found = [line for file in _files(TEXTS) for line in _found(file.read_text(), str(file.relative_to(ROOT)))]
+    """What an operator reads in the chart, the compose file, the Makefile and the examples uses the
+    same words."""
+    found = [
+        line
+        for file in _files(TEXTS)
+        for line in _found(file.read_text(), str(file.relative_to(ROOT)))
+    ]
     assert not found, "\n".join(found)
 
 
@@ -115,14 +149,17 @@ def test_logs_errors_and_help_keep_to_plain_words(package: str) -> None:
     found: dict[str, None] = {}
     for file in sorted((ROOT / package).rglob("*.py")):
         name = str(file.relative_to(ROOT))
-        for string in _shown_strings(ast.parse(file.read_text()), help_of_commands=_holds_commands(file)):
+        for string in _shown_strings(
+            ast.parse(file.read_text()), help_of_commands=_holds_commands(file)
+        ):
             found.update(dict.fromkeys(_found(str(string.value), name, string.lineno)))
     assert not found, "\n".join(found)
 
 
 @pytest.mark.parametrize("folder", READ)
 def test_comments_and_docstrings_keep_to_plain_words(folder: str) -> None:
-    """Who reads the code, its tests and its benchmarks reads the words of the pages, assertion messages included."""
+    """Who reads the code, its tests and its benchmarks reads the words of the pages, assertion
+    messages included."""
     files = sorted((ROOT / folder).rglob("*.py"))
     assert files, f"no files found in {folder}: the test would prove nothing"
     found: dict[str, None] = {}
@@ -146,18 +183,24 @@ def test_comments_of_scripts_keep_to_plain_words() -> None:
 
 
 def test_the_words_are_recognised_in_comments_and_in_what_tests_say() -> None:
-    """The search sees comments, docstrings and assertion messages, and leaves other strings and names alone."""
+    """The search sees comments, docstrings and assertion messages, and leaves other strings and
+    names alone."""
     text = (
         "def nobody():\n    'Somebody calls.'\n    told = 'whoever'  # and heed it\n"
         "    assert told, f'{told} is told'\n"
     )
-    assert sorted(word.group().lower() for _, said in _prose(text) for word in WORDS.finditer(said)) == [
-        "heed", "somebody", "told",
-    ]  # fmt: skip
+    assert sorted(
+        word.group().lower() for _, said in _prose(text) for word in WORDS.finditer(said)
+    ) == [
+        "heed",
+        "somebody",
+        "told",
+    ]
 
 
 def test_the_words_are_recognised_where_they_would_be_shown() -> None:
-    """The search above sees log calls, raised errors, options and commands, and leaves comments and docstrings alone."""
+    """The search above sees log calls, raised errors, options and commands, and leaves comments and
+    docstrings alone."""
     tree = ast.parse(
         "# heed\n"
         "log.warning('nobody %s', who)\n"
@@ -168,7 +211,9 @@ def test_the_words_are_recognised_where_they_would_be_shown() -> None:
 
     def words(*, help_of_commands: bool) -> set[str]:
         shown = _shown_strings(tree, help_of_commands=help_of_commands)
-        return {word.group().lower() for string in shown for word in WORDS.finditer(str(string.value))}
+        return {
+            word.group().lower() for string in shown for word in WORDS.finditer(str(string.value))
+        }
 
     assert words(help_of_commands=False) == {"nobody", "whoever", "somebody"}
     assert words(help_of_commands=True) == {"nobody", "whoever", "somebody", "everybody"}

@@ -1,4 +1,5 @@
-"""The model of `penstock plan` against what is known without it: closed forms of queues, windows and samples."""
+"""The model of `penstock plan` against what is known without it: closed forms of queues, windows
+and samples."""
 
 from __future__ import annotations
 
@@ -12,7 +13,16 @@ from penstock_producer.planning.batches import PROVIDER, ROOM, Batches, batches_
 from penstock_producer.planning.figures import measured
 from penstock_producer.planning.flow import SLOTS, Calls, Stage, played
 from penstock_producer.planning.intervals import extrapolated, share_of_largest
-from penstock_producer.planning.sizing import FEEDERS, MARGIN, READING, Fleet, Needs, Quota, sized, sized_batches
+from penstock_producer.planning.sizing import (
+    FEEDERS,
+    MARGIN,
+    READING,
+    Fleet,
+    Needs,
+    Quota,
+    sized,
+    sized_batches,
+)
 
 SECOND = Calls((1.0,))
 WIDE = Stage("wide", 1e9)
@@ -26,7 +36,8 @@ def test_a_limit_of_r_a_minute_takes_n_over_r_minutes() -> None:
 
 
 def test_slots_are_littles_law() -> None:
-    """50 slots of calls that take 2 s on average let 25 through a second, whatever the latencies scatter."""
+    """50 slots of calls that take 2 s on average let 25 through a second, whatever the latencies
+    scatter."""
     luck = random.Random(1)
     for latencies in ((2.0,), (1.0, 3.0), tuple(luck.expovariate(0.5) for _ in range(2_000))):
         mean = sum(latencies) / len(latencies)
@@ -46,7 +57,8 @@ def test_the_narrowest_stage_decides() -> None:
 
 
 def test_calls_that_are_repeated_use_the_limit_up() -> None:
-    """A fifth of the calls again: each document takes 1.25 calls of the limit, and few of four attempts fail."""
+    """A fifth of the calls again: each document takes 1.25 calls of the limit, and few of four
+    attempts fail."""
     course = played(8_000, 1_000, [Stage("limit", 100.0)], Calls((0.1,), again=0.2))
     assert course.calls == pytest.approx(8_000 * 1.248, rel=0.02)
     assert course.seconds == pytest.approx(8_000 * 1.248 / 100, rel=0.03)
@@ -60,7 +72,8 @@ def test_the_slowest_answers_end_a_small_job() -> None:
 
 
 def test_a_long_job_goes_on_at_the_pace_of_its_middle() -> None:
-    """A hundred million documents are worked out in seconds, and take as long as arithmetic says, on small and large fleets."""
+    """A hundred million documents are worked out in seconds, and take as long as arithmetic says,
+    on small and large fleets."""
     began = time.process_time()
     for slots, rate in ((500, 1_000.0), (50_000, 100_000.0)):
         course = played(100_000_000, slots, [WIDE], Calls((0.5,)))
@@ -69,7 +82,8 @@ def test_a_long_job_goes_on_at_the_pace_of_its_middle() -> None:
 
 
 def test_a_fleet_that_finds_out_begins_with_eight() -> None:
-    """256 slots are open after five round trips; without that a job of one wave takes one latency."""
+    """256 slots are open after five round trips; without that a job of one wave takes one
+    latency."""
     assert played(256, 256, [WIDE], SECOND).seconds == pytest.approx(1, abs=0.01)
     assert played(256, 256, [WIDE], SECOND, ramps=True).seconds == pytest.approx(6, abs=0.01)
 
@@ -82,7 +96,9 @@ def test_the_same_seed_says_the_same() -> None:
     assert other.seconds == pytest.approx(one.seconds, rel=0.05)
 
 
-@pytest.mark.parametrize("wrong", [(0, 1, SECOND), (1, 0, SECOND), (1, 1, Calls(())), (1, 1, Calls((1.0,), again=1.0))])
+@pytest.mark.parametrize(
+    "wrong", [(0, 1, SECOND), (1, 0, SECOND), (1, 1, Calls(())), (1, 1, Calls((1.0,), again=1.0))]
+)
 def test_what_nothing_passes_through_is_refused(wrong: tuple[int, int, Calls]) -> None:
     """And not played for ever."""
     documents, slots, calls = wrong
@@ -92,11 +108,12 @@ def test_what_nothing_passes_through_is_refused(wrong: tuple[int, int, Calls]) -
         played(1, 1, [Stage("shut", 0.0)], SECOND)
 
 
-# -- batches -------------------------------------------------------------------------------------------------------------
+# -- batches ---------------------------------------------------------------------------------------
 
 
 def test_enqueued_tokens_make_rounds() -> None:
-    """Room for two batches at once: ten of them take five times the provider's time, and one more look each."""
+    """Room for two batches at once: ten of them take five times the provider's time, and one more
+    look each."""
     given = Batches(1_000, 100, (600.0,), tokens_max=200_000, look_first_s=1.0, look_cap_s=1.0)
     course = batches_played(10_000, given)
     assert (course.batches, course.at_once, course.binding) == (10, 2, ROOM)
@@ -107,8 +124,11 @@ def test_enqueued_tokens_make_rounds() -> None:
 
 
 def test_what_had_no_answer_is_a_round_more() -> None:
-    """A tenth comes back each time: four attempts are four times the provider's time, and one in ten thousand is left."""
-    course = batches_played(100_000, Batches(50_000, 1, (100.0,), again=0.1, look_first_s=1.0, look_cap_s=1.0))
+    """A tenth comes back each time: four attempts are four times the provider's time, and one in
+    ten thousand is left."""
+    course = batches_played(
+        100_000, Batches(50_000, 1, (100.0,), again=0.1, look_first_s=1.0, look_cap_s=1.0)
+    )
     assert (course.rounds, course.batches) == (4, 2 + 1 + 1 + 1)
     assert course.seconds == pytest.approx(4 * 100, abs=12)
     assert course.unanswered == pytest.approx(10, abs=12)
@@ -126,18 +146,20 @@ def test_a_batch_that_never_fits_is_refused() -> None:
 
 
 def test_very_many_batches_are_not_held_in_memory() -> None:
-    """A million million documents one by one, which one batch after another takes as long as they are many."""
+    """A million million documents one by one, which one batch after another takes as long as they
+    are many."""
     given = Batches(1, 1, (10.0,), tokens_max=1, look_first_s=10.0, look_cap_s=10.0)
     course = batches_played(10**12, given)
     assert course.batches == 10**12
     assert course.seconds == pytest.approx(10**13, rel=0.01)
 
 
-# -- the size of a fleet ---------------------------------------------------------------------------------------------------
+# -- the size of a fleet ---------------------------------------------------------------------------
 
 
 def test_a_fleet_is_made_for_the_time() -> None:
-    """Ten million documents in ten hours with calls of 2 s: by Little's law some 600 slots, and all of it is in time."""
+    """Ten million documents in ten hours with calls of 2 s: by Little's law some 600 slots, and all
+    of it is in time."""
     needs = Needs(10_000_000, Calls((1.0, 3.0)), (Quota("requests", 1.0, None),), within_s=36_000.0)
     plan = sized(needs, Fleet(64), measured("api"))
     left = 36_000 - 2.5 - 10_000_000 * (19 + 17) / 1e6
@@ -164,12 +186,18 @@ def test_reading_a_source_can_be_what_binds() -> None:
     plan = sized(needs, Fleet(1_000, workers=50, feeders=50), measured("api"))
     assert plan.in_time is False
     assert plan.binding != FEEDERS
-    assert sized(needs._replace(within_s=None), Fleet(1_000, workers=50, feeders=50), measured("api")).workers == 50
+    assert (
+        sized(
+            needs._replace(within_s=None), Fleet(1_000, workers=50, feeders=50), measured("api")
+        ).workers
+        == 50
+    )
     assert READING
 
 
 def test_engines_scale_with_workers() -> None:
-    """20 documents a second in one worker, a thousand documents a second wanted: some fifty of them."""
+    """20 documents a second in one worker, a thousand documents a second wanted: some fifty of
+    them."""
     needs = Needs(3_600_000, SECOND, (), 20.0, within_s=3_900.0)
     plan = sized(needs, Fleet(256), measured("gpu"))
     assert 48 <= plan.workers <= 62
@@ -190,31 +218,37 @@ def test_every_lane_has_its_figures_with_their_sources() -> None:
     """What a plan takes for granted names its unit, its day and where it is written down."""
     for lane in LANES:
         figures = measured(lane)
-        assert {"survey_us", "feeder_us", "redis_us", "worker_us", "write_us", "start_s"} <= set(figures)
+        assert {"survey_us", "feeder_us", "redis_us", "worker_us", "write_us", "start_s"} <= set(
+            figures
+        )
         for figure in figures.values():
             assert figure.value > 0
             assert figure.unit
             assert "measured on 20" in figure.source
 
 
-# -- samples ---------------------------------------------------------------------------------------------------------------
+# -- samples ---------------------------------------------------------------------------------------
 
 
 def test_intervals_hold_the_sum_as_often_as_they_say() -> None:
-    """30 samples of 100 from documents whose answers have a heavy tail: nine in ten intervals hold the sum, or nearly so."""
+    """30 samples of 100 from documents whose answers have a heavy tail: nine in ten intervals hold
+    the sum, or nearly so."""
     luck = random.Random(7)
     all_of_it = [luck.lognormvariate(5, 0.8) for _ in range(20_000)]
     held = 0
     for seed in range(30):
         sample = random.Random(seed).sample(all_of_it, 100)
-        found = extrapolated([1.0] * 100, {"out": sample}, len(all_of_it), float(len(all_of_it)), seed=seed)["out"]
+        found = extrapolated(
+            [1.0] * 100, {"out": sample}, len(all_of_it), float(len(all_of_it)), seed=seed
+        )["out"]
         assert found.low <= found.middle <= found.high
         held += found.low <= sum(all_of_it) <= found.high
     assert 24 <= held <= 29
 
 
 def test_sizes_of_all_requests_sharpen_what_goes_with_them() -> None:
-    """Prompt tokens go with bytes: their interval is a small part of what the sample's scatter alone would leave."""
+    """Prompt tokens go with bytes: their interval is a small part of what the sample's scatter
+    alone would leave."""
     luck = random.Random(8)
     sizes = [luck.lognormvariate(6, 1.0) for _ in range(10_000)]
     tokens = [size / 4 * luck.uniform(0.95, 1.05) for size in sizes]

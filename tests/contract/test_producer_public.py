@@ -15,8 +15,15 @@ from penstock_ledger.errors import EXIT_FAILED, EXIT_USAGE
 from penstock_ledger.model import ItemKey, Result
 from penstock_producer import PenstockError
 
-PUBLIC: list[str] = vars(penstock_producer)["__all__"]  # made when it is imported, which types do not see
-MODULES = (penstock_ledger.errors, penstock_producer.errors, penstock_workers.errors, penstock_cli.errors)
+PUBLIC: list[str] = vars(penstock_producer)[
+    "__all__"
+]  # made when it is imported, which types do not see
+MODULES = (
+    penstock_ledger.errors,
+    penstock_producer.errors,
+    penstock_workers.errors,
+    penstock_cli.errors,
+)
 ERRORS = sorted(
     {
         kind
@@ -42,7 +49,8 @@ NOT_FOR_SERVICES = {
 
 @pytest.mark.parametrize("kind", ERRORS)
 def test_every_error_is_a_penstock_error_with_an_exit_status(kind: type[PenstockError]) -> None:
-    """One `except PenstockError` catches whatever Penstock raises on purpose, and each says how a command ends (C7)."""
+    """One `except PenstockError` catches whatever Penstock raises on purpose, and each says how a
+    command ends (C7)."""
     assert issubclass(kind, PenstockError)
     assert kind.exit_status in (EXIT_FAILED, EXIT_USAGE, 130)
 
@@ -61,7 +69,8 @@ def test_what_a_producer_raises_and_returns_is_exported() -> None:
 
 
 def test_a_shell_completes_the_public_names() -> None:
-    """`dir(penstock_producer)` shows what can be imported from it, although nothing is imported yet (D33)."""
+    """`dir(penstock_producer)` shows what can be imported from it, although nothing is imported yet
+    (D33)."""
     assert dir(penstock_producer) == sorted(PUBLIC)
 
 
@@ -73,5 +82,7 @@ def test_a_closed_job_and_a_cancelled_one_are_told_apart_by_name() -> None:
 
 def test_a_result_gives_its_answer_parsed() -> None:
     """`result.json()` is the provider's response; `body` stays the bytes that were stored (D33)."""
-    result = Result(ItemKey("job_1", 1, "a"), 200, b'{"choices":[]}', None, "m", "stop", 1, 1, 0, 1, 1, 1)
+    result = Result(
+        ItemKey("job_1", 1, "a"), 200, b'{"choices":[]}', None, "m", "stop", 1, 1, 0, 1, 1, 1
+    )
     assert (result.json(), result.body) == ({"choices": []}, b'{"choices":[]}')

@@ -35,7 +35,9 @@ OMITTED_HEADERS: dict[str, Any] = {
 @pytest.fixture
 def app(redis_server: RedisServer) -> Celery:
     app = Celery("contract", broker=redis_server.url, backend=None, set_as_current=False)
-    app.conf.update(task_serializer="json", accept_content=["json"], worker_hijack_root_logger=False)
+    app.conf.update(
+        task_serializer="json", accept_content=["json"], worker_hijack_root_logger=False
+    )
     return app
 
 
@@ -48,9 +50,17 @@ def sent_by_celery(app: Celery, redis_server: RedisServer) -> dict[str, Any]:
     item: Any = app.task(name=wire.TASK_NAME, shared=False)(body)
 
     item.apply_async(
-        (), kwargs, task_id=wire.item_tag(KEY), queue=QUEUE, root_id=KEY.job_id, priority=0,
-        argsrepr="()", kwargsrepr="<job_a doc-1>", origin=wire_frame.ORIGIN, headers={wire_frame.GENERATION_HEADER: 2},
-    )  # fmt: skip
+        (),
+        kwargs,
+        task_id=wire.item_tag(KEY),
+        queue=QUEUE,
+        root_id=KEY.job_id,
+        priority=0,
+        argsrepr="()",
+        kwargsrepr="<job_a doc-1>",
+        origin=wire_frame.ORIGIN,
+        headers={wire_frame.GENERATION_HEADER: 2},
+    )
     raw: Any = redis_server.client().lpop(QUEUE)
     envelope: dict[str, Any] = json.loads(raw)
     return envelope
@@ -61,7 +71,8 @@ def ours() -> bytes:
 
 
 def test_equal_to_apply_async_field_by_field(app: Celery, redis_server: RedisServer) -> None:
-    """Every field that we send equals Celery's, and every field that we leave out has the default there."""
+    """Every field that we send equals Celery's, and every field that we leave out has the default
+    there."""
     theirs, mine = sent_by_celery(app, redis_server), json.loads(ours())
     assert json.loads(base64.b64decode(theirs.pop("body"))) == json.loads(mine.pop("body"))
     their_properties, my_properties = theirs.pop("properties"), mine.pop("properties")
@@ -70,14 +81,22 @@ def test_equal_to_apply_async_field_by_field(app: Celery, redis_server: RedisSer
     assert {name: their_headers.pop(name) for name in OMITTED_HEADERS} == OMITTED_HEADERS
     assert my_headers == their_headers
     assert their_properties.pop("body_encoding") == "base64"
-    for option in ("reply_to", "argsrepr", "kwargsrepr", "origin"):  # apply_async repeats its options here
+    for option in (
+        "reply_to",
+        "argsrepr",
+        "kwargsrepr",
+        "origin",
+    ):  # apply_async repeats its options here
         del their_properties[option]
-    their_properties["delivery_tag"] = my_properties["delivery_tag"]  # random there, deterministic here
+    their_properties["delivery_tag"] = my_properties[
+        "delivery_tag"
+    ]  # random there, deterministic here
     assert my_properties == their_properties
 
 
 def test_kombu_decodes_it(app: Celery, redis_server: RedisServer) -> None:
-    """A real kombu channel on a real Redis delivers it with our tag, and acknowledging it leaves nothing behind."""
+    """A real kombu channel on a real Redis delivers it with our tag, and acknowledging it leaves
+    nothing behind."""
     client = redis_server.client()
     client.lpush(QUEUE, ours())
     with app.connection_for_read() as connection:
@@ -103,6 +122,8 @@ def test_a_stock_worker_runs_it(app: Celery, redis_server: RedisServer) -> None:
     app.conf.task_default_queue = QUEUE
     redis_server.client().lpush(QUEUE, ours())
     started: Any = start_worker  # a context manager, which Celery types as an iterable
-    with started(app, loglevel="WARNING", pool="solo", perform_ping_check=False, shutdown_timeout=30):
+    with started(
+        app, loglevel="WARNING", pool="solo", perform_ping_check=False, shutdown_timeout=30
+    ):
         assert ran.wait(20)
     assert received == [(wire.item_tag(KEY), wire.ItemMessage(KEY, BODY, None))]

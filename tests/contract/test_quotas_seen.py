@@ -1,4 +1,5 @@
-"""The few fields that the dashboard reads of a quota say what the rate limiter itself says of it."""
+"""The few fields that the dashboard reads of a quota say what the rate limiter itself says of
+it."""
 
 from __future__ import annotations
 
@@ -18,7 +19,8 @@ from penstock_ratelimit.watch import read_quotas
 
 
 def test_the_dashboard_sees_of_a_quota_what_the_limiter_sees(redis_server: RedisServer) -> None:
-    """Limits, calls started, 429s, a pause that the provider asked for and a hold, by the same clock."""
+    """Limits, calls started, 429s, a pause that the provider asked for and a hold, by the same
+    clock."""
     quota = Redis(redis_server, both())
     quota.sleep(100)
     quota.reserve((1, 200), (1, 100))
@@ -28,7 +30,11 @@ def test_the_dashboard_sees_of_a_quota_what_the_limiter_sees(redis_server: Redis
     (view,) = read_quotas(quota.raw, quota_ids=[quota.quota.id], clock_us=quota.clock)
     (seen,) = quotas_seen(quota.raw, clock_us=quota.clock)
     assert seen.limits == {one.name: pytest.approx(one.limit) for one in view.dimensions}
-    assert (seen.granted, seen.throttled, seen.failures) == (2, view.throttled + view.ramps, view.failures)
+    assert (seen.granted, seen.throttled, seen.failures) == (
+        2,
+        view.throttled + view.ramps,
+        view.failures,
+    )
     assert (view.granted, seen.throttled) == (2, 3)
     assert (seen.hold, view.hold) == ("out_of_credit", "out_of_credit")
     assert [seen.held_s, view.held_s] == pytest.approx([5, 5])
@@ -40,7 +46,14 @@ def test_what_cannot_be_read_is_left_out(redis_server: RedisServer) -> None:
     """Anyone who reaches Redis may write there: odd texts are no figures, and stop no page."""
     client = redis_server.client()
     client.sadd("penstock:quotas", "odd", "gone")
-    odd: dict[Any, Any] = {"config": b"{", "n": b"many", "bs": b"nan", "nb": b"inf", "hold": b"\xff", "hat": b"x"}
+    odd: dict[Any, Any] = {
+        "config": b"{",
+        "n": b"many",
+        "bs": b"nan",
+        "nb": b"inf",
+        "hold": b"\xff",
+        "hat": b"x",
+    }
     client.hset("penstock:{q:odd}", mapping=odd)
     gone, seen = quotas_seen(client)
     assert (gone.quota_id, gone.granted, gone.hold) == ("gone", 0, "")
@@ -50,7 +63,8 @@ def test_what_cannot_be_read_is_left_out(redis_server: RedisServer) -> None:
 def test_every_call_is_counted_where_nothing_limits_them(
     play: Callable[[Play], None], redis_server: RedisServer
 ) -> None:
-    """Calls of a quota without limits start without asking Redis, and are in the count of both readers all the same (U6)."""
+    """Calls of a quota without limits start without asking Redis, and are in the count of both
+    readers all the same (U6)."""
     counts: list[tuple[int, int]] = []
 
     async def body(fleet: Fleet) -> None:

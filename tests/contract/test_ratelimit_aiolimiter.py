@@ -12,7 +12,8 @@ from penstock_ratelimit.testing import run_virtual
 
 
 def test_aiolimiter_still_keeps_its_level_where_we_correct_it() -> None:
-    """``_level`` counts what was taken, ``_leak`` brings it up to date, ``_wake_next`` looks at the waiters again."""
+    """``_level`` counts what was taken, ``_leak`` brings it up to date, ``_wake_next`` looks at the
+    waiters again."""
 
     async def main() -> None:
         bucket = AsyncLimiter(10, 1)
@@ -27,7 +28,8 @@ def test_aiolimiter_still_keeps_its_level_where_we_correct_it() -> None:
 
 
 def test_a_refund_wakes_who_waits() -> None:
-    """A caller that waits for room goes as soon as a refund makes it, and a charge makes it wait longer."""
+    """A caller that waits for room goes as soon as a refund makes it, and a charge makes it wait
+    longer."""
 
     async def main() -> None:
         loop = asyncio.get_running_loop()

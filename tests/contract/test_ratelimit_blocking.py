@@ -1,4 +1,6 @@
-"""The limiter for threads: the same promises, kept by a loop in a thread of its own. Real threads, real forks."""
+"""The limiter for threads: the same promises, kept by a loop in a thread of its own.
+
+Real threads, real forks."""
 
 from __future__ import annotations
 
@@ -34,7 +36,8 @@ from penstock_ratelimit.tickets import TicketState
 
 QUICK = Quota("quick", {"requests": PerSecond(100_000), "tokens": PerSecond(1e9)})
 STUCK = Quota("stuck", {"requests": PerSecond(0.001)}, burst_s=60)
-"""Its first start is a minute away, because buckets start empty and a request takes all that this one holds."""
+"""Its first start is a minute away, because buckets start empty and a request takes all that this
+one holds."""
 FREE = Quota("free")
 QUOTAS = [QUICK, STUCK, FREE]
 
@@ -51,7 +54,8 @@ def limiter(request: pytest.FixtureRequest) -> Iterator[BlockingLimiter]:
 
 
 def wait_until(true: Callable[[], bool]) -> None:
-    """For another thread: asks again and again, which no test does for longer than the other thread needs."""
+    """For another thread: asks again and again, which no test does for longer than the other thread
+    needs."""
     pause = threading.Event()
     for _ in range(2000):
         if true():
@@ -61,7 +65,8 @@ def wait_until(true: Callable[[], bool]) -> None:
 
 
 def test_a_ticket_is_charged_when_its_block_ends(limiter: BlockingLimiter) -> None:
-    """A ticket settled inside its block is charged what it used, and nothing of it stays in flight."""
+    """A ticket settled inside its block is charged what it used, and nothing of it stays in
+    flight."""
     with limiter.ticket("quick", {"requests": 1, "tokens": 500}, timeout=PATIENCE_S) as ticket:
         assert ticket.charged == {"requests": 1, "tokens": 500}
         ticket.settle({"tokens": 300})
@@ -78,7 +83,8 @@ def test_a_released_ticket_costs_nothing(limiter: BlockingLimiter) -> None:
 
 
 def test_an_answer_settles_by_the_profile(limiter: BlockingLimiter) -> None:
-    """`answered` with a usage charges its tokens, input and output together, as the quota's profile says."""
+    """`answered` with a usage charges its tokens, input and output together, as the quota's profile
+    says."""
     ticket = limiter.quota("quick").ticket(requests=1, tokens=500, timeout=PATIENCE_S)
     with ticket as one:
         one.answered({}, usage=Usage(70, 30))
@@ -86,7 +92,8 @@ def test_an_answer_settles_by_the_profile(limiter: BlockingLimiter) -> None:
 
 
 def test_a_wait_that_takes_too_long_raises_and_costs_nothing(limiter: BlockingLimiter) -> None:
-    """The error names the quota and the time; afterwards no caller waits, and nothing was charged."""
+    """The error names the quota and the time; afterwards no caller waits, and nothing was
+    charged."""
     with pytest.raises(TimeoutError, match=r"quota 'stuck': no start within 0\.05 s"):
         limiter.acquire("stuck", {"requests": 1}, timeout=SOON_S)
     with pytest.raises(TimeoutError), limiter.ticket("stuck", {"requests": 1}, timeout=SOON_S):
@@ -100,7 +107,9 @@ def test_many_threads_share_one_limiter(limiter: BlockingLimiter) -> None:
 
     def work(number: int) -> None:
         for _ in range(10):
-            with limiter.ticket("quick", {"requests": 1, "tokens": number}, timeout=PATIENCE_S) as ticket:
+            with limiter.ticket(
+                "quick", {"requests": 1, "tokens": number}, timeout=PATIENCE_S
+            ) as ticket:
                 ticket.settle({"tokens": 2 * number})
 
     with ThreadPoolExecutor(16) as pool:
@@ -120,7 +129,8 @@ def test_one_ticket_may_be_told_from_many_threads(limiter: BlockingLimiter) -> N
 
 
 def test_errors_reach_the_thread_that_asked(limiter: BlockingLimiter) -> None:
-    """An unknown quota, a request that never fits and an impossible cost are raised in the calling thread."""
+    """An unknown quota, a request that never fits and an impossible cost are raised in the calling
+    thread."""
     with pytest.raises(UnknownQuota):
         limiter.acquire("undeclared", {})
     with pytest.raises(UnknownQuota):
@@ -133,7 +143,8 @@ def test_errors_reach_the_thread_that_asked(limiter: BlockingLimiter) -> None:
 
 
 def test_a_held_account_stops_every_thread_until_it_is_lifted(limiter: BlockingLimiter) -> None:
-    """An account without money refuses every ticket with its reason, and grants them again once it is lifted."""
+    """An account without money refuses every ticket with its reason, and grants them again once it
+    is lifted."""
     limiter.acquire("free", {}, timeout=PATIENCE_S).failed(Signal.OUT_OF_MONEY, reason="no credit")
     wait_until(lambda: limiter.stats()["free"].held == "no credit")
     with pytest.raises(QuotaHeld, match="no credit"):
@@ -160,7 +171,8 @@ def test_a_pause_is_told_from_outside_of_a_ticket(limiter: BlockingLimiter) -> N
 
 
 def test_closing_turns_waiting_threads_away(limiter: BlockingLimiter) -> None:
-    """Callers that wait, and those that come later, get LimiterClosed; tickets that are out end without an error."""
+    """Callers that wait, and those that come later, get LimiterClosed; tickets that are out end
+    without an error."""
     ticket = limiter.acquire("quick", {"requests": 1}, timeout=PATIENCE_S)
     with ThreadPoolExecutor(4) as pool:
         waits = [pool.submit(limiter.acquire, "stuck", {"requests": 1}) for _ in range(4)]
@@ -176,7 +188,8 @@ def test_closing_turns_waiting_threads_away(limiter: BlockingLimiter) -> None:
 
 
 def test_a_signal_ends_the_wait_and_nothing_is_charged(limiter: BlockingLimiter) -> None:
-    """Ctrl-C, or the soft time limit of a Celery task: the wait is over and the place in line is given up."""
+    """Ctrl-C, or the soft time limit of a Celery task: the wait is over and the place in line is
+    given up."""
 
     class Stop(Exception):
         pass
@@ -220,7 +233,9 @@ def test_what_is_asked_goes_on_to_the_limiter_as_it_is(monkeypatch: pytest.Monke
     monkeypatch.setattr(blocking_limiter, "LocalLimiter", Spying)
     flow = Flow(tenant="search", job="nightly")
     with BlockingLimiter([QUICK]) as limiter:
-        limiter.acquire("quick", {"requests": 1}, certain={"tokens": 5}, flow=flow, retry=True).release()
+        limiter.acquire(
+            "quick", {"requests": 1}, certain={"tokens": 5}, flow=flow, retry=True
+        ).release()
         with limiter.quota("quick").ticket(requests=1, flow=flow, retry=True):
             pass
     assert asked[0] == StartRequest({"requests": 1}, {"tokens": 5}, flow, True)
@@ -257,7 +272,8 @@ limiter.close()
 
 
 def test_a_forked_child_has_its_own_thread_and_connections(redis_server: RedisServer) -> None:
-    """Both work on after the fork and count as two processes; the parent's tickets stay the parent's."""
+    """Both work on after the fork and count as two processes; the parent's tickets stay the
+    parent's."""
     process = subprocess.Popen(
         [sys.executable, "-c", FORKS, redis_server.url],
         stdin=subprocess.PIPE,
@@ -312,5 +328,8 @@ def test_nothing_runs_before_the_first_use() -> None:
 
 def test_a_url_that_cannot_be_is_said_to_whoever_asks() -> None:
     """A URL that is none of Redis fails the first call with the forms that are possible."""
-    with BlockingLimiter([QUICK], "http://nowhere") as limiter, pytest.raises(ValueError, match="redis://"):
+    with (
+        BlockingLimiter([QUICK], "http://nowhere") as limiter,
+        pytest.raises(ValueError, match="redis://"),
+    ):
         limiter.acquire("quick", {"requests": 1})

@@ -1,4 +1,5 @@
-"""One breaker for the whole fleet, in the quota's hash: every way from state to state, with the clock set."""
+"""One breaker for the whole fleet, in the quota's hash: every way from state to state, with the
+clock set."""
 
 from __future__ import annotations
 
@@ -73,7 +74,8 @@ def test_refusals_do_not_open_it(redis_server: RedisServer) -> None:
 
 
 def test_an_open_breaker_grants_nothing_and_takes_everything_in(redis_server: RedisServer) -> None:
-    """While it is open nothing starts, the answer says when to come back, and settlements still count."""
+    """While it is open nothing starts, the answer says when to come back, and settlements still
+    count."""
     redis = ready(redis_server)
     left_s = fail(redis).left_s
     assert 1 <= left_s <= 5
@@ -94,7 +96,8 @@ def test_the_opening_call_grants_nothing_itself(redis_server: RedisServer) -> No
 
 
 def test_half_open_lets_three_probes_through_for_the_whole_fleet(redis_server: RedisServer) -> None:
-    """However many ask, in however many calls, three start; the others are asked to come again soon."""
+    """However many ask, in however many calls, three start; the others are asked to come again
+    soon."""
     redis = half_open(redis_server)
     first = redis.reserve((1,), (1,))
     second = redis.reserve(*[(1,)] * 10)
@@ -105,7 +108,8 @@ def test_half_open_lets_three_probes_through_for_the_whole_fleet(redis_server: R
 
 
 def test_three_wins_close_it(redis_server: RedisServer) -> None:
-    """Probes that answered well, in one report or in several, close it; everything may start again, along the slope."""
+    """Probes that answered well, in one report or in several, close it; everything may start again,
+    along the slope."""
     redis = half_open(redis_server)
     redis.reserve(*[(1,)] * 3)
     assert win(redis, 2).breaker is HALF_OPEN
@@ -115,13 +119,16 @@ def test_three_wins_close_it(redis_server: RedisServer) -> None:
 
 
 def test_one_loss_opens_it_again_for_longer(redis_server: RedisServer) -> None:
-    """A probe that failed opens it at once; each time in a row the longest time doubles, up to two minutes."""
+    """A probe that failed opens it at once; each time in a row the longest time doubles, up to two
+    minutes."""
     redis = half_open(redis_server)
     longest = 5.0
     for _ in range(8):
         longest = min(120.0, 2 * longest)
         redis.reserve(*[(1,)] * 3)
-        health = redis.report(ProviderReport(wins=2, losses=1, generation=redis.report().generation))
+        health = redis.report(
+            ProviderReport(wins=2, losses=1, generation=redis.report().generation)
+        )
         assert health.breaker is OPEN
         assert 1 <= health.left_s <= longest
         redis.sleep(health.left_s)
@@ -129,7 +136,8 @@ def test_one_loss_opens_it_again_for_longer(redis_server: RedisServer) -> None:
 
 
 def test_open_times_are_spread(redis_server: RedisServer) -> None:
-    """Full jitter: fleets of different quotas do not come back together, and no time is shorter than a second."""
+    """Full jitter: fleets of different quotas do not come back together, and no time is shorter
+    than a second."""
     times = [fail(ready(redis_server)).left_s for _ in range(40)]
     assert min(times) >= 1
     assert max(times) <= 5
@@ -164,7 +172,8 @@ def test_a_probe_that_is_throttled_is_free_again(redis_server: RedisServer) -> N
 
 
 def test_answers_to_calls_of_before_do_not_count(redis_server: RedisServer) -> None:
-    """Late failures reopen nothing, and late successes close nothing: they were sent in an older generation."""
+    """Late failures reopen nothing, and late successes close nothing: they were sent in an older
+    generation."""
     redis = ready(redis_server)
     sent = redis.report().generation
     opened = fail(redis)
@@ -173,7 +182,9 @@ def test_answers_to_calls_of_before_do_not_count(redis_server: RedisServer) -> N
     redis.sleep(opened.left_s)
     probing = redis.report(ProviderReport(wins=50, generation=sent))
     assert (probing.breaker, probing.generation) == (HALF_OPEN, opened.generation + 1)
-    assert redis.report(ProviderReport(losses=50, generation=opened.generation)).breaker is HALF_OPEN
+    assert (
+        redis.report(ProviderReport(losses=50, generation=opened.generation)).breaker is HALF_OPEN
+    )
     assert redis.report(ProviderReport(wins=3, generation=probing.generation)).breaker is CLOSED
 
 

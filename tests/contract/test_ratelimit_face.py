@@ -1,4 +1,5 @@
-"""The quota's package from outside: what it declares for Penstock is used, its examples are public, its folders are small."""
+"""The quota's package from outside: what it declares for Penstock is used, its examples are public,
+its folders are small."""
 
 from __future__ import annotations
 
@@ -16,9 +17,13 @@ MOST_FILES = 15
 
 
 def imports(file: Path) -> Iterator[tuple[str, str]]:
-    """(module, name) of everything that a file imports from the quota, inside functions and for types as well."""
+    """(module, name) of everything that a file imports from the quota, inside functions and for
+    types as well."""
     for node in ast.walk(ast.parse(file.read_text())):
-        if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "penstock_ratelimit":
+        if (
+            isinstance(node, ast.ImportFrom)
+            and (node.module or "").split(".")[0] == "penstock_ratelimit"
+        ):
             for alias in node.names:
                 yield node.module or "", alias.name
         elif isinstance(node, ast.Import):

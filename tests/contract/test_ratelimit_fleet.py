@@ -22,7 +22,8 @@ def busiest(starts: list[float], span_s: float) -> int:
 
 
 def test_equal_processes_get_equal_parts_of_the_whole(play: Callable[[Play], None]) -> None:
-    """Four busy processes use the whole quota, each a quarter of it, and ask Redis for at most 0.4 of their items."""
+    """Four busy processes use the whole quota, each a quarter of it, and ask Redis for at most 0.4
+    of their items."""
 
     async def body(fleet: Fleet) -> None:
         limiters = [fleet.process() for _ in range(4)]
@@ -55,7 +56,8 @@ def test_idle_processes_leave_the_whole_to_the_busy_one(play: Callable[[Play], N
 
 
 def test_a_429_in_one_process_stops_all(play: Callable[[Play], None]) -> None:
-    """When the provider asks one process to wait, the others stop as they next ask, and none starts with a burst then."""
+    """When the provider asks one process to wait, the others stop as they next ask, and none starts
+    with a burst then."""
 
     async def body(fleet: Fleet) -> None:
         limiters = [fleet.process() for _ in range(4)]
@@ -92,7 +94,8 @@ def test_unstarted_tickets_of_a_closing_process_go_back(play: Callable[[Play], N
 
 
 def test_a_redis_that_forgets_costs_one_burst_of_patience(play: Callable[[Play], None]) -> None:
-    """FLUSHALL in the middle: the pace goes on, nothing starts above the limit, half a second is lost."""
+    """FLUSHALL in the middle: the pace goes on, nothing starts above the limit, half a second is
+    lost."""
 
     async def body(fleet: Fleet) -> None:
         for name in "ab":
@@ -127,7 +130,8 @@ def test_a_redis_that_forgets_a_pause_is_told_again(play: Callable[[Play], None]
 
 
 def test_a_short_outage_makes_callers_wait_and_then_go_on(play: Callable[[Play], None]) -> None:
-    """While Redis is away for less than the grace, nothing starts beyond the tickets in hand; then the pace goes on."""
+    """While Redis is away for less than the grace, nothing starts beyond the tickets in hand; then
+    the pace goes on."""
 
     async def body(fleet: Fleet) -> None:
         limiter = fleet.process()
@@ -146,7 +150,8 @@ def test_a_short_outage_makes_callers_wait_and_then_go_on(play: Callable[[Play],
 
 
 def test_a_long_outage_is_lived_through_on_the_local_share(play: Callable[[Play], None]) -> None:
-    """After three seconds without Redis each of two processes goes on with 45 % of the limit, and then shares again."""
+    """After three seconds without Redis each of two processes goes on with 45 % of the limit, and
+    then shares again."""
 
     async def body(fleet: Fleet) -> None:
         limiters = [fleet.process(), fleet.process()]
@@ -170,7 +175,8 @@ def test_a_long_outage_is_lived_through_on_the_local_share(play: Callable[[Play]
 
 
 def test_without_ever_having_met_redis_nobody_starts(play: Callable[[Play], None]) -> None:
-    """A process that does not know how many share the quota has no share of its own: it waits for Redis."""
+    """A process that does not know how many share the quota has no share of its own: it waits for
+    Redis."""
 
     async def body(fleet: Fleet) -> None:
         fleet.redis.fault = GONE
@@ -200,7 +206,9 @@ def test_new_limits_reach_running_processes(play: Callable[[Play], None]) -> Non
     play(body)
 
 
-def test_a_cost_that_new_limits_rule_out_fails_its_caller_only(play: Callable[[Play], None]) -> None:
+def test_a_cost_that_new_limits_rule_out_fails_its_caller_only(
+    play: Callable[[Play], None],
+) -> None:
     """A waiter whose certain cost is above a lowered cap gets NeverFits; the others go on."""
 
     async def body(fleet: Fleet) -> None:
@@ -222,7 +230,8 @@ def test_a_cost_that_new_limits_rule_out_fails_its_caller_only(play: Callable[[P
 
 
 def test_an_idle_process_settles_all_the_same(play: Callable[[Play], None]) -> None:
-    """What a finished request gave back reaches the others within a moment, without a further request."""
+    """What a finished request gave back reaches the others within a moment, without a further
+    request."""
 
     async def body(fleet: Fleet) -> None:
         idle, busy = fleet.process(), fleet.process()
@@ -251,7 +260,9 @@ def test_a_limiter_at_rest_calls_nobody(play: Callable[[Play], None]) -> None:
     play(body)
 
 
-def test_a_broken_script_fails_callers_instead_of_hanging_them(play: Callable[[Play], None]) -> None:
+def test_a_broken_script_fails_callers_instead_of_hanging_them(
+    play: Callable[[Play], None],
+) -> None:
     """An unexpected exception reaches every waiter, now and later."""
 
     async def body(fleet: Fleet) -> None:

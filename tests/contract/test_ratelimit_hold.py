@@ -38,7 +38,8 @@ def test_the_call_that_reports_the_hold_is_held_itself(redis_server: RedisServer
 
 
 def test_the_first_reason_stays(redis_server: RedisServer) -> None:
-    """Later refusals of the same account change neither the reason nor the time, and are counted."""
+    """Later refusals of the same account change neither the reason nor the time, and are
+    counted."""
     redis = held(redis_server)
     since = redis.field("hat")
     redis.sleep(5)
@@ -53,7 +54,9 @@ def test_a_held_quota_still_settles(redis_server: RedisServer) -> None:
     assert redis.reserve().counters == (200,)
 
 
-def test_lifting_lets_go_at_once_and_the_account_proves_itself_again(redis_server: RedisServer) -> None:
+def test_lifting_lets_go_at_once_and_the_account_proves_itself_again(
+    redis_server: RedisServer,
+) -> None:
     """After the lift start times are given again; proven is only who answers well again."""
     redis = held(redis_server)
     assert run(redis.hash.lift()) is True
@@ -62,9 +65,12 @@ def test_lifting_lets_go_at_once_and_the_account_proves_itself_again(redis_serve
     assert run(redis.hash.lift()) is False
 
 
-@pytest.mark.parametrize(("account", "hold"), [("", "out_of_credit"), ("key1", "out_of_credit"), ("key2", "")])
+@pytest.mark.parametrize(
+    ("account", "hold"), [("", "out_of_credit"), ("key1", "out_of_credit"), ("key2", "")]
+)
 def test_another_account_lifts_the_hold(redis_server: RedisServer, account: str, hold: str) -> None:
-    """A process that comes with another key ends it; one with the same key, or that does not say, does not."""
+    """A process that comes with another key ends it; one with the same key, or that does not say,
+    does not."""
     redis = held(redis_server, account="key1")
     redis.install(account=account)
     health = redis.report()

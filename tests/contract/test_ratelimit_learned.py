@@ -10,7 +10,14 @@ import redis
 from servers import RedisServer
 
 from penstock_ratelimit.estimates.estimator import Estimator, Sketch
-from penstock_ratelimit.estimates.learned import KEYS_PER_FLUSH, MAX_FIELDS, SHARED_MEMORY, TTL_S, Learned, field_name
+from penstock_ratelimit.estimates.learned import (
+    KEYS_PER_FLUSH,
+    MAX_FIELDS,
+    SHARED_MEMORY,
+    TTL_S,
+    Learned,
+    field_name,
+)
 from penstock_ratelimit.testing import BlockingScripts
 
 KEY = ("job-1", "model-a")
@@ -26,7 +33,9 @@ class Process:
         self.estimator = Estimator()
         self.learned = Learned(self.redis, "q", self.estimator, clock_us=clock_us)
 
-    def see(self, times: int, tokens: float, output: float | None = None, key: object = KEY) -> None:
+    def see(
+        self, times: int, tokens: float, output: float | None = None, key: object = KEY
+    ) -> None:
         for _ in range(times):
             self.estimator.observe(key, 4000, tokens, output)
 
@@ -41,7 +50,8 @@ class Process:
 
 
 def test_a_new_process_starts_from_what_others_learned(redis_server: RedisServer) -> None:
-    """The first sight of a key is enough: after the next flush its estimates are those of the fleet."""
+    """The first sight of a key is enough: after the next flush its estimates are those of the
+    fleet."""
     old, new = Process(redis_server), Process(redis_server)
     old.see(10, 3000, 900)
     old.flush()
@@ -67,7 +77,8 @@ def test_two_processes_do_not_overwrite_each_other(redis_server: RedisServer) ->
 
 
 def test_the_merge_in_redis_is_the_merge_in_python(redis_server: RedisServer) -> None:
-    """Both fade alike, so that it does not matter who adds: 400 observations in lumps, against the same in one place."""
+    """Both fade alike, so that it does not matter who adds: 400 observations in lumps, against the
+    same in one place."""
     process, expected = Process(redis_server), Sketch()
     for lump in range(20):
         process.see(20, 1000 + 100 * lump, 50 * (lump + 1))
@@ -122,7 +133,8 @@ def test_the_hash_expires_a_week_after_the_last_lesson(redis_server: RedisServer
 
 
 def test_the_hash_is_bounded_and_gives_up_old_keys_first(redis_server: RedisServer) -> None:
-    """However many jobs pass by: never more fields than allowed, and those of the last minutes stay."""
+    """However many jobs pass by: never more fields than allowed, and those of the last minutes
+    stay."""
     time_us = START_US
     process = Process(redis_server, clock_us=lambda: time_us)
     jobs = MAX_FIELDS + 10 * KEYS_PER_FLUSH
@@ -166,8 +178,11 @@ def test_more_keys_than_fit_in_a_call_go_with_the_next(redis_server: RedisServer
         '{"a":1}',
     ],
 )
-def test_a_value_that_nobody_can_read_counts_as_unknown(redis_server: RedisServer, junk: str) -> None:
-    """Foreign bytes under our key neither break the script nor change the estimate; the next observation replaces them."""
+def test_a_value_that_nobody_can_read_counts_as_unknown(
+    redis_server: RedisServer, junk: str
+) -> None:
+    """Foreign bytes under our key neither break the script nor change the estimate; the next
+    observation replaces them."""
     process = Process(redis_server)
     process.raw.hset(process.learned.key, field_name(KEY), junk)
     process.prompt()

@@ -1,4 +1,6 @@
-"""One suite for every limiter: the shared one (on a real Redis) and the local one. Virtual time, exact numbers."""
+"""One suite for every limiter: the shared one (on a real Redis) and the local one.
+
+Virtual time, exact numbers."""
 
 from __future__ import annotations
 
@@ -123,16 +125,20 @@ def test_a_large_request_is_not_overtaken(check: Check) -> None:
 
 
 def test_more_than_a_burst_waits_for_a_full_bucket_and_leaves_a_debt(check: Check) -> None:
-    """A request of 80 tokens with a burst of 50 starts when the bucket is full, and the next pays for its 80."""
+    """A request of 80 tokens with a burst of 50 starts when the bucket is full, and the next pays
+    for its 80."""
 
     async def body(limiter: Limiter) -> None:
-        assert await start_times(limiter, {"tokens": 80}, {"tokens": 10}) == about(0.5, 0.5 + 0.8 - 0.4)
+        assert await start_times(limiter, {"tokens": 80}, {"tokens": 10}) == about(
+            0.5, 0.5 + 0.8 - 0.4
+        )
 
     check(TOKENS, body)
 
 
 def test_an_estimate_above_the_cap_is_clipped(check: Check) -> None:
-    """An estimate of a million tokens is charged as the most that one request can cost, and does not wait for ever."""
+    """An estimate of a million tokens is charged as the most that one request can cost, and does
+    not wait for ever."""
 
     async def body(limiter: Limiter) -> None:
         assert await start_times(limiter, {"tokens": 1e6}, {"tokens": 50}) == about(0.5, 1.5)
@@ -144,7 +150,9 @@ def test_a_certain_cost_above_the_cap_fails_at_once(check: Check) -> None:
     """What can never fit fails before it waits, says what to do, and costs the others nothing."""
 
     async def body(limiter: Limiter) -> None:
-        with pytest.raises(NeverFits, match=r"tokens costs 101 and no more than 100 can ever fit: make the request"):
+        with pytest.raises(
+            NeverFits, match=r"tokens costs 101 and no more than 100 can ever fit: make the request"
+        ):
             await limiter.acquire("q", {"tokens": 101}, certain={"tokens": 101})
         assert now() == pytest.approx(0, abs=1e-6)
         assert await start_times(limiter, {"tokens": 10}) == about(0.1)
@@ -257,7 +265,8 @@ def test_all_dimensions_are_charged_at_the_start_or_none(check: Check) -> None:
 
 
 def test_a_pause_holds_everybody_and_then_the_pace_goes_on(check: Check) -> None:
-    """After a 429, those who wait start no sooner than the provider said, and then with no more than one burst."""
+    """After a 429, those who wait start no sooner than the provider said, and then with no more
+    than one burst."""
 
     async def body(limiter: Limiter) -> None:
         waiting = asyncio.create_task(start_times(limiter, *[{"requests": 1}] * 10))
@@ -298,7 +307,8 @@ def test_no_limits_means_no_waiting_but_a_pause_still_holds(check: Check) -> Non
 
 @pytest.mark.parametrize("quota", [FREE, REQUESTS])
 def test_a_ticket_at_once_is_one_that_need_not_be_waited_for(check: Check, quota: Quota) -> None:
-    """A shared quota without limits gives one, and it counts like any other; none does while a pause holds requests."""
+    """A shared quota without limits gives one, and it counts like any other; none does while a
+    pause holds requests."""
 
     async def body(limiter: Limiter) -> None:
         async with limiter.ticket("q", {"requests": 1}) as ticket:
@@ -345,7 +355,8 @@ async def refused(limiter: Limiter, times: int, *, retry_after_s: float) -> None
 def test_a_stray_429_holds_back_nobody_else(
     check: Check, good: int, refusals: int, retry_after_s: float, held_s: float
 ) -> None:
-    """One refusal among twenty good answers stops no caller; all pause from the second of a flight (E3)."""
+    """One refusal among twenty good answers stops no caller; all pause from the second of a flight
+    (E3)."""
 
     async def body(limiter: Limiter) -> None:
         await answered(limiter, good)
@@ -375,7 +386,8 @@ def test_a_large_flight_may_have_several_stray_429s(check: Check) -> None:
 
 
 def test_a_429_while_the_limits_make_others_wait_stops_everybody(check: Check) -> None:
-    """At the limit a refusal says that the provider's bucket is empty, however good the answers before it were (E3)."""
+    """At the limit a refusal says that the provider's bucket is empty, however good the answers
+    before it were (E3)."""
 
     async def body(limiter: Limiter) -> None:
         await answered(limiter, 100)
@@ -388,7 +400,8 @@ def test_a_429_while_the_limits_make_others_wait_stops_everybody(check: Check) -
 
 
 def test_a_429_well_inside_the_limits_is_stray(check: Check) -> None:
-    """Where no caller has waited for the limits for five seconds, a lone refusal is not about them (E3)."""
+    """Where no caller has waited for the limits for five seconds, a lone refusal is not about them
+    (E3)."""
 
     async def body(limiter: Limiter) -> None:
         for _ in range(100):
@@ -436,7 +449,8 @@ def test_an_undeclared_quota_is_named(check: Check) -> None:
 
 
 def test_closing_wakes_those_who_wait(check: Check) -> None:
-    """No caller hangs on a closed limiter, neither one that waited before nor one that asks afterwards."""
+    """No caller hangs on a closed limiter, neither one that waited before nor one that asks
+    afterwards."""
 
     async def body(limiter: Limiter) -> None:
         waiting = [asyncio.create_task(limiter.acquire("q", {"tokens": 100})) for _ in range(50)]
@@ -467,11 +481,18 @@ def test_the_books_add_up(check: Check) -> None:
     async def body(limiter: Limiter) -> None:
         async with limiter.ticket("q", {"requests": 1, "tokens": 40}) as ticket:
             ticket.settle({"tokens": 30})
-        waiting = [asyncio.create_task(limiter.acquire("q", {"requests": 1, "tokens": 100})) for _ in range(3)]
+        waiting = [
+            asyncio.create_task(limiter.acquire("q", {"requests": 1, "tokens": 100}))
+            for _ in range(3)
+        ]
         await asyncio.sleep(0)
         await asyncio.sleep(0)
         stats = limiter.stats()["q"]
-        assert (stats.allowed, stats.granted, stats.waiting) == ({"requests": 10, "tokens": 100}, 1, 3)
+        assert (stats.allowed, stats.granted, stats.waiting) == (
+            {"requests": 10, "tokens": 100},
+            1,
+            3,
+        )
         await asyncio.gather(*waiting)
         stats = limiter.stats()["q"]
         assert stats.used == {"requests": pytest.approx(4), "tokens": pytest.approx(330)}

@@ -1,4 +1,5 @@
-"""What always holds: no interval gets too much, no request overtakes an earlier one or starves, and what a fault may cost.
+"""What always holds: no interval gets too much, no request overtakes an earlier one or starves, and
+what a fault may cost.
 
 Random histories on a real Redis with the clock set. Derandomised: the same histories in every run.
 """
@@ -24,7 +25,9 @@ Start = tuple[float, tuple[float, ...]]
 
 RATE = RATES["tokens"]
 
-histories = settings(max_examples=30, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
+histories = settings(
+    max_examples=30, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 items = st.lists(st.tuples(st.sampled_from([0, 1, 2]), st.integers(0, 1000)), max_size=8)
 single_items = st.lists(st.tuples(st.integers(0, 1000)), max_size=8)
 
@@ -62,16 +65,29 @@ def follow(redis: Redis, steps: Sequence[Step], *, ahead_s: float = 1e6) -> list
     for step in steps:
         redis.clock.us += step.after_us
         generation = redis.report().generation if step.report.losses or step.report.wins else 0
-        seen = ProviderReport(step.report.throttled, step.report.ramp, step.report.wins, step.report.losses, generation)
+        seen = ProviderReport(
+            step.report.throttled,
+            step.report.ramp,
+            step.report.wins,
+            step.report.losses,
+            generation,
+        )
         reply = redis.reserve(*step.items, ahead_s=ahead_s, report=seen, pause_s=step.pause_s)
-        starts += [(redis.now + wait, item) for wait, item in zip(reply.waits_s, step.items, strict=False)]
+        starts += [
+            (redis.now + wait, item) for wait, item in zip(reply.waits_s, step.items, strict=False)
+        ]
     return starts
 
 
 def check_no_interval_exceeds(
-    starts: Sequence[Start], column: int, allowed: Callable[[float, float], float], burst: float, extra: float = 0.0
+    starts: Sequence[Start],
+    column: int,
+    allowed: Callable[[float, float], float],
+    burst: float,
+    extra: float = 0.0,
 ) -> None:
-    """In every interval the cost is at most what is allowed in it plus one burst, less what one was too large."""
+    """In every interval the cost is at most what is allowed in it plus one burst, less what one was
+    too large."""
     in_order = sorted(starts)
     for first, (since, _) in enumerate(in_order):
         spent = 0.0
@@ -86,11 +102,15 @@ def at_rate(rate: float) -> Callable[[float, float], float]:
 
 
 @histories
-@given(steps=st.lists(quiet | eventful, min_size=1, max_size=12), ahead_s=st.sampled_from([0.0, 1.0, 30.0, 1e6]))
+@given(
+    steps=st.lists(quiet | eventful, min_size=1, max_size=12),
+    ahead_s=st.sampled_from([0.0, 1.0, 30.0, 1e6]),
+)
 def test_no_interval_exceeds_the_rate_plus_one_burst(
     redis_server: RedisServer, steps: list[Step], ahead_s: float
 ) -> None:
-    """Also while slope, margin and breaker move: starts cost at most rate times time plus a burst (plus one too large)."""
+    """Also while slope, margin and breaker move: starts cost at most rate times time plus a burst
+    (plus one too large)."""
     redis = Redis(redis_server, both(slope=Slope(0.25, 5.0, after_idle_s=5.0)))
     starts = follow(redis, steps, ahead_s=ahead_s)
     for column, rate in enumerate(RATES.values()):
@@ -100,20 +120,27 @@ def test_no_interval_exceeds_the_rate_plus_one_burst(
 @histories
 @given(
     steps=st.lists(
-        st.tuples(st.integers(0, 2_000_000), single_items, st.sampled_from([None, None, 200.0, 500.0, 1000.0])),
+        st.tuples(
+            st.integers(0, 2_000_000),
+            single_items,
+            st.sampled_from([None, None, 200.0, 500.0, 1000.0]),
+        ),
         max_size=14,
     )
 )
 def test_no_interval_exceeds_the_limits_that_were_in_force(
     redis_server: RedisServer, steps: list[tuple[int, list[tuple[float]], float | None]]
 ) -> None:
-    """When limits change, what starts costs at most the limit of each moment, and no change hands out a burst."""
+    """When limits change, what starts costs at most the limit of each moment, and no change hands
+    out a burst."""
     redis = Redis(redis_server, tokens())
     changes, starts = [(0.0, 1000.0)], []
     for after_us, batch, rate in steps:
         redis.clock.us += after_us
         if rate is not None:
-            redis.adopt(Quota(redis.quota.id, {"tokens": PerSecond(rate)}, burst_s=BURST_S, margin=1.0))
+            redis.adopt(
+                Quota(redis.quota.id, {"tokens": PerSecond(rate)}, burst_s=BURST_S, margin=1.0)
+            )
             changes.append((redis.now, rate))
         reply = redis.reserve(*batch, ahead_s=0)
         starts += [(redis.now, item) for item in batch[: len(reply.waits_s)]]
@@ -121,7 +148,8 @@ def test_no_interval_exceeds_the_limits_that_were_in_force(
     def allowed(since: float, at: float) -> float:
         ends = [when for when, _ in changes[1:]] + [at]
         return sum(
-            rate * max(0.0, min(end, at) - max(begin, since)) for (begin, rate), end in zip(changes, ends, strict=True)
+            rate * max(0.0, min(end, at) - max(begin, since))
+            for (begin, rate), end in zip(changes, ends, strict=True)
         )
 
     smallest = min(rate for _, rate in changes) * BURST_S
@@ -130,8 +158,11 @@ def test_no_interval_exceeds_the_limits_that_were_in_force(
 
 @histories
 @given(steps=st.lists(quiet | eventful, min_size=1, max_size=12))
-def test_start_times_are_first_come_first_served(redis_server: RedisServer, steps: list[Step]) -> None:
-    """No request that came later starts earlier, whatever it costs and whatever happened in between."""
+def test_start_times_are_first_come_first_served(
+    redis_server: RedisServer, steps: list[Step]
+) -> None:
+    """No request that came later starts earlier, whatever it costs and whatever happened in
+    between."""
     redis = Redis(redis_server, both(slope=Slope(0.25, 5.0, after_idle_s=5.0)))
     starts = [at for at, _ in follow(redis, steps)]
     assert all(later >= earlier - SLACK for earlier, later in itertools.pairwise(starts))
@@ -139,12 +170,15 @@ def test_start_times_are_first_come_first_served(redis_server: RedisServer, step
 
 @histories
 @given(
-    charges=st.lists(st.tuples(st.integers(0, 500_000), st.integers(1, 1000), st.floats(-1.5, 1.5)), max_size=15),
+    charges=st.lists(
+        st.tuples(st.integers(0, 500_000), st.integers(1, 1000), st.floats(-1.5, 1.5)), max_size=15
+    ),
 )
 def test_settling_never_makes_more_room_than_was_taken(
     redis_server: RedisServer, charges: list[tuple[int, int, float]]
 ) -> None:
-    """Whatever is settled, charged or refunded twice over, no burst is ever larger than the burst."""
+    """Whatever is settled, charged or refunded twice over, no burst is ever larger than the
+    burst."""
     redis = Redis(redis_server, tokens())
     for pause_us, cost, part in charges:
         redis.clock.us += pause_us
@@ -156,8 +190,11 @@ def test_settling_never_makes_more_room_than_was_taken(
 
 @histories
 @given(large=st.integers(500, 5000), small=st.integers(1, 100), ahead_s=st.sampled_from([1.0, 5.0]))
-def test_large_items_do_not_starve(redis_server: RedisServer, large: int, small: int, ahead_s: float) -> None:
-    """Among small ones that always fill the seconds ahead, a large one starts as soon as all before it are paid for."""
+def test_large_items_do_not_starve(
+    redis_server: RedisServer, large: int, small: int, ahead_s: float
+) -> None:
+    """Among small ones that always fill the seconds ahead, a large one starts as soon as all before
+    it are paid for."""
     redis = Redis(redis_server, tokens())
     for _ in range(4):
         while len(redis.reserve(*[(small,)] * 64, ahead_s=ahead_s).waits_s) == 64:
@@ -176,7 +213,8 @@ def test_large_items_do_not_starve(redis_server: RedisServer, large: int, small:
 def test_a_clock_that_steps_back_neither_stalls_nor_bursts(
     redis_server: RedisServer, steps: list[tuple[int, list[tuple[float]]]], back_s: float, when: int
 ) -> None:
-    """Redis's clock jumps back: by true time nothing is given out twice, and no caller waits a second longer."""
+    """Redis's clock jumps back: by true time nothing is given out twice, and no caller waits a
+    second longer."""
     redis, steady = Redis(redis_server, tokens()), Redis(redis_server, tokens())
     starts, true_us = [], 0
     for nth, (after_us, batch) in enumerate(steps):
@@ -186,7 +224,8 @@ def test_a_clock_that_steps_back_neither_stalls_nor_bursts(
         waits = redis.reserve(*batch).waits_s
         starts += [(true_us / 1e6 + wait, item) for wait, item in zip(waits, batch, strict=True)]
         for wait, usual in zip(waits, steady.reserve(*batch).waits_s, strict=True):
-            # what passed between the last call and this one is not known to a clock that stepped back meanwhile
+            # what passed between the last call and this one is not known to a clock that stepped
+            # back meanwhile
             assert wait <= usual + 1.0 + after_us / 1e6 + SLACK
     check_no_interval_exceeds(starts, 0, at_rate(RATE), RATE * BURST_S)
 
@@ -214,7 +253,11 @@ def test_a_redis_that_forgets_everything_hands_out_nothing_twice(
         reply = redis.reserve(*batch, ahead_s=0)
         starts += [(redis.now, item) for item in batch[: len(reply.waits_s)]]
     burst = RATE * BURST_S
-    forgotten = sum(sorted(max(cost - burst, 0.0) for _, (cost, *_) in starts)[-len(lost) :]) if lost else 0.0
+    forgotten = (
+        sum(sorted(max(cost - burst, 0.0) for _, (cost, *_) in starts)[-len(lost) :])
+        if lost
+        else 0.0
+    )
     check_no_interval_exceeds(starts, 0, at_rate(RATE), burst, extra=forgotten)
 
 
@@ -228,7 +271,9 @@ def busy(redis: Redis, seconds: float, cost: float = 10.0) -> list[Start]:
 
 
 @pytest.mark.parametrize("lag_s", [0.1, 1.0, 3.0])
-def test_a_replica_that_was_behind_costs_no_more_than_it_was_behind(redis_server: RedisServer, lag_s: float) -> None:
+def test_a_replica_that_was_behind_costs_no_more_than_it_was_behind(
+    redis_server: RedisServer, lag_s: float
+) -> None:
     """After a failover to an older copy of the hash, at most rate times lag is given out twice."""
     redis = Redis(redis_server, tokens())
     starts = busy(redis, 2)
@@ -243,7 +288,8 @@ def test_a_replica_that_was_behind_costs_no_more_than_it_was_behind(redis_server
 
 
 def test_a_killed_worker_costs_its_window_and_nothing_else(redis_server: RedisServer) -> None:
-    """Tickets of a process that dies are lost to the fleet, no more and no less: the others go on behind them."""
+    """Tickets of a process that dies are lost to the fleet, no more and no less: the others go on
+    behind them."""
     redis = Redis(redis_server, tokens())
     window, cost = 64, 10.0
     lost = [(redis.now + wait, (cost,)) for wait in redis.reserve(*[(cost,)] * window).waits_s]

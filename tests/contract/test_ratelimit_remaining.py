@@ -1,6 +1,8 @@
-"""What the provider says is left: others on the same key are noticed, and a healthy quota is left alone.
+"""What the provider says is left: others on the same key are noticed, and a healthy quota is left
+alone.
 
-A fleet in virtual time works against a strict bucket that plays the provider; only the script is real.
+A fleet in virtual time works against a strict bucket that plays the provider; only the script is
+real.
 """
 
 from __future__ import annotations
@@ -55,7 +57,8 @@ class Second:
 
 @dataclass
 class Fleet:
-    """One dispatcher that always has work, and others who use the same key with a part of its rate from second 10 on."""
+    """One dispatcher that always has work, and others who use the same key with a part of its rate
+    from second 10 on."""
 
     redis: Redis
     provider: Provider
@@ -95,7 +98,11 @@ class Fleet:
         if self.demand < 1:
             room = min(room, self.rng.random() < self.demand * RATE * TURN_S / COST)
         items = [(COST,)] * room if now >= self.retry_at else []
-        seen = {"tokens": Remaining(self.seen[0], self.seen[1], now - self.seen[2])} if self.seen and self.looks else {}
+        seen = (
+            {"tokens": Remaining(self.seen[0], self.seen[1], now - self.seen[2])}
+            if self.seen and self.looks
+            else {}
+        )
         reply = self.redis.reserve(
             *items,
             ahead_s=30,
@@ -151,13 +158,23 @@ class Fleet:
 DEPTHS = [60.0, 10.0, 1.0]
 
 
-def fleet(server: RedisServer, depth_s: float, *, rounding: float = 1.0, latency_s: float = 5.0, **more: Any) -> Fleet:
-    return Fleet(Redis(server, tokens(margin=0.995)), Provider(depth_s, rounding), latency_s, **more)
+def fleet(
+    server: RedisServer,
+    depth_s: float,
+    *,
+    rounding: float = 1.0,
+    latency_s: float = 5.0,
+    **more: Any,
+) -> Fleet:
+    return Fleet(
+        Redis(server, tokens(margin=0.995)), Provider(depth_s, rounding), latency_s, **more
+    )
 
 
 @pytest.mark.parametrize("depth_s", DEPTHS)
 def test_a_healthy_quota_is_left_alone(redis_server: RedisServer, depth_s: float) -> None:
-    """Without others on the key, what is left never holds a request back, however deep the provider's bucket is."""
+    """Without others on the key, what is left never holds a request back, however deep the
+    provider's bucket is."""
     looking = fleet(redis_server, depth_s).work(40)
     assert looking.used(5, 40) >= 0.98
     assert looking.refused(0, 40) == 0
@@ -165,9 +182,12 @@ def test_a_healthy_quota_is_left_alone(redis_server: RedisServer, depth_s: float
 
 @pytest.mark.parametrize("depth_s", DEPTHS)
 def test_others_on_the_key_are_made_room_for(redis_server: RedisServer, depth_s: float) -> None:
-    """When others take 30 %, less than one in a hundred is refused, and the fleet settles on what they leave."""
+    """When others take 30 %, less than one in a hundred is refused, and the fleet settles on what
+    they leave."""
     shared = fleet(redis_server, depth_s, foreign=0.3, latency_s=10.0)
-    shared.provider.level = min(shared.provider.level, 8 * RATE)  # most of a minute's depth is gone already
+    shared.provider.level = min(
+        shared.provider.level, 8 * RATE
+    )  # most of a minute's depth is gone already
     shared.work(120)
     assert shared.refused(0, 120) < 0.01
     assert shared.used(60, 120) == pytest.approx(0.7, abs=0.04)
@@ -187,7 +207,8 @@ def test_when_the_others_are_gone_the_rate_comes_back(redis_server: RedisServer)
 
 
 def test_remainders_rounded_to_thousands_choke_nobody(redis_server: RedisServer) -> None:
-    """A provider that rounds to a whole second of rate gets the whole rate, of a bucket of a minute or of ten seconds."""
+    """A provider that rounds to a whole second of rate gets the whole rate, of a bucket of a minute
+    or of ten seconds."""
     for depth_s in (60.0, 10.0):
         looking = fleet(redis_server, depth_s, rounding=1000.0).work(30)
         assert looking.used(5, 30) >= 0.98
@@ -202,7 +223,8 @@ def test_a_quiet_fleet_that_gets_busy_is_not_held_back(redis_server: RedisServer
     assert surging.refused(42, 80) == 0
 
 
-# --- one sighting at a time ------------------------------------------------------------------------------------------
+# --- one sighting at a time
+# ------------------------------------------------------------------------------------------
 
 
 def full(server: RedisServer) -> Redis:
@@ -216,7 +238,8 @@ def at_once(redis: Redis) -> float:
 
 
 def test_less_left_than_believed_takes_hold_at_once(redis_server: RedisServer) -> None:
-    """A bucket of a minute with 2,200 left, of which two seconds are headroom: 200 may start, not 500."""
+    """A bucket of a minute with 2,200 left, of which two seconds are headroom: 200 may start, not
+    500."""
     redis = full(redis_server)
     redis.reserve(remaining={"tokens": Remaining(60_000, 0, 0)})
     redis.sleep(1)
@@ -234,7 +257,8 @@ def test_more_left_than_believed_gives_nothing_at_once(redis_server: RedisServer
 
 
 def test_what_was_charged_and_refilled_since_is_counted_in(redis_server: RedisServer) -> None:
-    """200 left twelve seconds ago, 10,000 charged and 12,000 refilled since: 2,200, of which 2,000 are headroom."""
+    """200 left twelve seconds ago, 10,000 charged and 12,000 refilled since: 2,200, of which 2,000
+    are headroom."""
     redis = full(redis_server)
     redis.reserve(remaining={"tokens": Remaining(60_000, 0, 0)})
     redis.reserve(*[(1000,)] * 10)
@@ -261,7 +285,8 @@ def test_what_ran_over_is_not_taken_for_others(redis_server: RedisServer) -> Non
 
 
 def test_what_others_took_lately_is_expected_to_go_on(redis_server: RedisServer) -> None:
-    """Where little is left, the refill since an old sighting is credited without what others take of it."""
+    """Where little is left, the refill since an old sighting is credited without what others take
+    of it."""
     redis = full(redis_server)
     redis.reserve(remaining={"tokens": Remaining(60_000, 0, 0)})
     redis.sleep(60)

@@ -1,4 +1,5 @@
-"""The Lua scripts on a real Redis, with the time passed in: what they guarantee to all who share a quota."""
+"""The Lua scripts on a real Redis, with the time passed in: what they guarantee to all who share a
+quota."""
 
 from __future__ import annotations
 
@@ -22,7 +23,8 @@ def test_an_item_takes_from_all_dimensions_or_from_none(redis_server: RedisServe
 
 
 def test_a_process_gets_no_more_than_its_share_per_call(redis_server: RedisServer) -> None:
-    """A call that has advanced the quota by its share gets no further item, so that others come in between."""
+    """A call that has advanced the quota by its share gets no further item, so that others come in
+    between."""
     redis = Redis(redis_server, tokens())
     assert len(redis.reserve(*[(100,)] * 20, share_s=0.35).waits_s) == 4
 
@@ -95,7 +97,8 @@ def test_installing_again_changes_nothing(redis_server: RedisServer) -> None:
 
 
 def test_coming_back_after_an_outage_empties_the_bucket(redis_server: RedisServer) -> None:
-    """What was done without Redis is unknown: a process that comes back finds no burst, and coming twice costs no more."""
+    """What was done without Redis is unknown: a process that comes back finds no burst, and coming
+    twice costs no more."""
     redis = Redis(redis_server, tokens())
     redis.sleep(100)
     redis.install(empty=True)
@@ -104,7 +107,8 @@ def test_coming_back_after_an_outage_empties_the_bucket(redis_server: RedisServe
 
 
 def test_new_limits_keep_the_level(redis_server: RedisServer) -> None:
-    """Halving or doubling a limit keeps what is in the bucket, in units; raising it hands out no burst."""
+    """Halving or doubling a limit keeps what is in the bucket, in units; raising it hands out no
+    burst."""
     redis = Redis(redis_server, tokens())
     redis.sleep(100)
     assert redis.reserve((400,)).waits_s == [0]  # 100 of 500 left
@@ -131,7 +135,8 @@ def test_other_limits_in_force_are_told_and_nothing_is_done(redis_server: RedisS
 
 
 def test_limits_change_by_compare_and_set(redis_server: RedisServer) -> None:
-    """Of two who replace the same version, the first wins; one who only fills gaps replaces nothing."""
+    """Of two who replace the same version, the first wins; one who only fills gaps replaces
+    nothing."""
     redis = Redis(redis_server, tokens())
     first = Quota(redis.quota.id, {"tokens": PerSecond(500)}, margin=1.0)
     second = Quota(redis.quota.id, {"tokens": PerSecond(700)}, margin=1.0)
@@ -147,11 +152,22 @@ def test_a_dimension_that_is_no_longer_limited_is_gone(redis_server: RedisServer
     redis = Redis(redis_server, both())
     redis.install(Quota(redis.quota.id, {"tokens": PerSecond(500)}))
     fields = redis.raw.hkeys(redis.hash.key)
-    assert sorted(fields) == ["b:tokens", "c:tokens", "config", "lt", "mg", "mga", "r:tokens", "t:tokens", "v"]
+    assert sorted(fields) == [
+        "b:tokens",
+        "c:tokens",
+        "config",
+        "lt",
+        "mg",
+        "mga",
+        "r:tokens",
+        "t:tokens",
+        "v",
+    ]
 
 
 def test_rates_of_a_hundred_million_a_minute_are_exact(redis_server: RedisServer) -> None:
-    """Rounding to microseconds loses nothing at high rates: ten thousand calls take as long as they should."""
+    """Rounding to microseconds loses nothing at high rates: ten thousand calls take as long as they
+    should."""
     rate = 100e6 / 60
     redis = Redis(redis_server, tokens(rate=rate))
     before = redis.field("t:tokens")
@@ -185,7 +201,8 @@ def test_the_fleet_learns_one_pace(redis_server: RedisServer) -> None:
 
 
 def test_counters_tell_what_was_charged_before_each_batch(redis_server: RedisServer) -> None:
-    """The counter of a dimension is all charges less all refunds, as it stood before the first item of the call."""
+    """The counter of a dimension is all charges less all refunds, as it stood before the first item
+    of the call."""
     redis = Redis(redis_server, both())
     assert redis.reserve((1, 100), (1, 50.25)).counters == (0, 0)
     reply = redis.reserve((2, 7), settle={"tokens": -0.25})
@@ -195,7 +212,8 @@ def test_counters_tell_what_was_charged_before_each_batch(redis_server: RedisSer
 
 
 def test_counters_outlive_a_change_of_limits(redis_server: RedisServer) -> None:
-    """What was charged under the old limits is still counted under the new ones: answers under way refer to it."""
+    """What was charged under the old limits is still counted under the new ones: answers under way
+    refer to it."""
     redis = Redis(redis_server, tokens())
     redis.reserve((100,))
     redis.adopt(Quota(redis.quota.id, {"tokens": PerSecond(500)}, margin=1.0))
@@ -211,8 +229,11 @@ def test_what_happened_is_counted(redis_server: RedisServer) -> None:
     assert counts == [3, 1, 3, 1]
 
 
-def test_each_episode_of_refusals_costs_one_hundredth_of_the_margin(redis_server: RedisServer) -> None:
-    """Refusals of one overshoot count once, a clean minute gives a thousandth back, the floor is nine tenths."""
+def test_each_episode_of_refusals_costs_one_hundredth_of_the_margin(
+    redis_server: RedisServer,
+) -> None:
+    """Refusals of one overshoot count once, a clean minute gives a thousandth back, the floor is
+    nine tenths."""
     redis = Redis(redis_server, tokens(margin=0.995))
     assert redis.report().share == 0.995
     redis.sleep(10)
@@ -230,7 +251,9 @@ def test_each_episode_of_refusals_costs_one_hundredth_of_the_margin(redis_server
     assert redis.report().share == 1
 
 
-def test_refusals_during_a_pause_belong_to_the_episode_that_began_it(redis_server: RedisServer) -> None:
+def test_refusals_during_a_pause_belong_to_the_episode_that_began_it(
+    redis_server: RedisServer,
+) -> None:
     """Calls that were under way when the pause began say nothing new."""
     redis = Redis(redis_server, tokens())
     redis.sleep(10)
@@ -259,7 +282,8 @@ def test_starts_keep_to_the_margin_in_force(redis_server: RedisServer) -> None:
 
 
 def test_nobody_bursts_right_after_a_refusal(redis_server: RedisServer) -> None:
-    """A refusal says that the provider has nothing left: after the pause the rate goes on, without a burst."""
+    """A refusal says that the provider has nothing left: after the pause the rate goes on, without
+    a burst."""
     redis = Redis(redis_server, tokens(margin=0.9))
     redis.sleep(100)
     redis.reserve(report=ProviderReport(throttled=1), pause_s=2)
@@ -267,7 +291,8 @@ def test_nobody_bursts_right_after_a_refusal(redis_server: RedisServer) -> None:
 
 
 def test_retries_draw_on_a_budget_that_good_answers_refill(redis_server: RedisServer) -> None:
-    """A retry costs one, a good answer gives a tenth back, and the budget stays within 0 and 100."""
+    """A retry costs one, a good answer gives a tenth back, and the budget stays within 0 and
+    100."""
     redis = Redis(redis_server, tokens())
     assert redis.report().retry_budget == 100
     assert redis.report(ProviderReport(wins=50)).retry_budget == 100
@@ -288,7 +313,8 @@ def test_a_good_answer_proves_the_account_for_an_hour(redis_server: RedisServer)
 
 
 def test_a_quota_without_limits_never_waits_unless_told(redis_server: RedisServer) -> None:
-    """No dimensions: everything starts at once, but a pause, a breaker and a hold count all the same."""
+    """No dimensions: everything starts at once, but a pause, a breaker and a hold count all the
+    same."""
     redis = Redis(redis_server, without_limits())
     reply = redis.reserve((), (), ())
     assert (reply.waits_s, reply.counters, reply.pace_s) == ([0, 0, 0], (), 0)
@@ -325,6 +351,9 @@ def test_a_hash_of_an_older_release_starts_over(redis_server: RedisServer) -> No
     """Terms that were stored before margins existed are replaced, and the bucket is empty."""
     redis = Redis(redis_server, tokens())
     redis.raw.delete(redis.hash.key)
-    redis.raw.hset(redis.hash.key, mapping={"v": "7:abc", "config": '{"tokens": [1, 2, 3]}', "lt": redis.clock.us})
+    redis.raw.hset(
+        redis.hash.key,
+        mapping={"v": "7:abc", "config": '{"tokens": [1, 2, 3]}', "lt": redis.clock.us},
+    )
     redis.version = redis.install(replaces="")
     assert redis.reserve((500,)).waits_s == pytest.approx([0.5])

@@ -1,4 +1,5 @@
-"""After a restart the rate comes back along a slope, and flattens when the provider says that it grows too steeply."""
+"""After a restart the rate comes back along a slope, and flattens when the provider says that it
+grows too steeply."""
 
 from __future__ import annotations
 
@@ -39,7 +40,9 @@ def test_a_short_pause_is_no_restart(redis_server: RedisServer) -> None:
     assert redis.reserve((500,)).waits_s == [0]
 
 
-def test_a_long_pause_brings_a_quarter_back_that_doubles_every_five_seconds(redis_server: RedisServer) -> None:
+def test_a_long_pause_brings_a_quarter_back_that_doubles_every_five_seconds(
+    redis_server: RedisServer,
+) -> None:
     """The share in force is 25, 50 and 100 % after 0, 5 and 10 s, and stays."""
     redis = paused(redis_server)
     shares = []
@@ -51,7 +54,8 @@ def test_a_long_pause_brings_a_quarter_back_that_doubles_every_five_seconds(redi
 
 
 def test_starts_follow_the_slope(redis_server: RedisServer) -> None:
-    """What starts within t seconds is the slope's integral plus a quarter of a burst, given ahead or step by step."""
+    """What starts within t seconds is the slope's integral plus a quarter of a burst, given ahead
+    or step by step."""
     scale = 5 / math.log(2)
     for seconds, share in ((5, scale * 0.25), (10, scale * 0.75), (15, scale * 0.75 + 5)):
         redis = paused(redis_server)
@@ -70,7 +74,8 @@ def test_the_burst_is_a_part_of_itself_too(redis_server: RedisServer) -> None:
 
 
 def test_a_large_item_gets_its_turn_on_the_slope(redis_server: RedisServer) -> None:
-    """An item larger than the shrunken burst waits a moment, not for ever, and those behind it wait for its debt."""
+    """An item larger than the shrunken burst waits a moment, not for ever, and those behind it wait
+    for its debt."""
     redis = paused(redis_server)
     first, second = redis.reserve((500,), (10,)).waits_s
     assert 0 < first < 1.4
@@ -84,7 +89,8 @@ def test_a_slope_of_one_is_none(redis_server: RedisServer) -> None:
 
 
 def test_the_slope_waits_for_the_end_of_the_pause(redis_server: RedisServer) -> None:
-    """A pause of an hour is followed by a slope, not by what the slope would have become meanwhile; telling it twice is once."""
+    """A pause of an hour is followed by a slope, not by what the slope would have become meanwhile;
+    telling it twice is once."""
     redis = Redis(redis_server, tokens())
     redis.sleep(100)
     redis.reserve(pause_s=3600)
@@ -95,8 +101,11 @@ def test_the_slope_waits_for_the_end_of_the_pause(redis_server: RedisServer) -> 
 
 
 @pytest.mark.parametrize(("idle_s", "share"), [(59, 1), (61, 0.1)])
-def test_idleness_is_a_restart_where_the_slope_says_so(redis_server: RedisServer, idle_s: float, share: float) -> None:
-    """After the last start and so many seconds without one, the next start begins a slope; asking for nothing does not."""
+def test_idleness_is_a_restart_where_the_slope_says_so(
+    redis_server: RedisServer, idle_s: float, share: float
+) -> None:
+    """After the last start and so many seconds without one, the next start begins a slope; asking
+    for nothing does not."""
     redis = Redis(redis_server, tokens(slope=Slope(0.1, 10.0, after_idle_s=60)))
     redis.reserve((10,))
     redis.sleep(30)
@@ -137,7 +146,9 @@ def test_ramp_signals_never_stop_the_quota(redis_server: RedisServer) -> None:
         redis.sleep(6)
         redis.report(ProviderReport(ramp=1))
     assert redis.report().share == pytest.approx(0.05, rel=0.01)
-    assert 10 * len(redis.reserve(*[(10,)] * 64, ahead_s=10.0).waits_s) == pytest.approx(500, abs=30)
+    assert 10 * len(redis.reserve(*[(10,)] * 64, ahead_s=10.0).waits_s) == pytest.approx(
+        500, abs=30
+    )
 
 
 def test_a_restart_on_a_flattened_slope_keeps_it_flat(redis_server: RedisServer) -> None:
@@ -152,13 +163,18 @@ def test_a_restart_on_a_flattened_slope_keeps_it_flat(redis_server: RedisServer)
 
 
 def test_new_limits_on_the_slope_keep_the_level(redis_server: RedisServer) -> None:
-    """Installing other terms in the middle of a slope counts the time since the last call by the slope, too."""
+    """Installing other terms in the middle of a slope counts the time since the last call by the
+    slope, too."""
     redis, same = paused(redis_server), paused(redis_server)
     for one in (redis, same):
         assert one.reserve((125,)).waits_s == [0]
         one.sleep(2)
     quota = redis.quota
-    redis.adopt(type(quota)(quota.id, quota.limits, burst_s=quota.burst_s, margin=1.0, caps={"tokens": 5000}))
+    redis.adopt(
+        type(quota)(
+            quota.id, quota.limits, burst_s=quota.burst_s, margin=1.0, caps={"tokens": 5000}
+        )
+    )
     assert redis.reserve((250,)).waits_s == pytest.approx(same.reserve((250,)).waits_s, abs=1e-5)
 
 

@@ -1,4 +1,5 @@
-"""What a fleet of limiters does when the provider says no: pauses, the breaker, holds, gentler slopes, other limits."""
+"""What a fleet of limiters does when the provider says no: pauses, the breaker, holds, gentler
+slopes, other limits."""
 
 from __future__ import annotations
 
@@ -11,7 +12,16 @@ from typing import Any
 import pytest
 from limiter_fleet import Fleet, Play, now
 
-from penstock_ratelimit import PerMinute, PerSecond, Quota, QuotaHeld, SharedLimiter, Signal, Slope, Usage
+from penstock_ratelimit import (
+    PerMinute,
+    PerSecond,
+    Quota,
+    QuotaHeld,
+    SharedLimiter,
+    Signal,
+    Slope,
+    Usage,
+)
 from penstock_ratelimit.concurrency.in_flight import PROBE_S
 from penstock_ratelimit.shared.reserving import ASK_AGAIN_S
 
@@ -79,7 +89,10 @@ def test_another_key_ends_a_hold(play: Run) -> None:
     """A process that starts with another key is not kept from trying it."""
 
     async def body(fleet: Fleet) -> None:
-        await send(fleet.process(Quota("q", {"requests": PerSecond(40)}, account="old")), Signal.UNAUTHORIZED)
+        await send(
+            fleet.process(Quota("q", {"requests": PerSecond(40)}, account="old")),
+            Signal.UNAUTHORIZED,
+        )
         await asyncio.sleep(1)
         with pytest.raises(QuotaHeld):
             await send(fleet.process(Quota("q", {"requests": PerSecond(40)}, account="old")))
@@ -89,7 +102,8 @@ def test_another_key_ends_a_hold(play: Run) -> None:
 
 
 def test_one_request_per_process_finds_out(play: Run) -> None:
-    """With a probed quota, hundreds wait while one request per process shows that the key is refused."""
+    """With a probed quota, hundreds wait while one request per process shows that the key is
+    refused."""
 
     async def body(fleet: Fleet) -> None:
         sent = []
@@ -126,7 +140,8 @@ def test_a_probe_that_is_answered_opens_the_quota_to_all(play: Run) -> None:
 
 
 def test_a_slow_answer_to_the_probe_does_not_hold_up_the_others(play: Run) -> None:
-    """A refusal comes at once; who has not refused the probe within three seconds is working on it."""
+    """A refusal comes at once; who has not refused the probe within three seconds is working on
+    it."""
 
     async def body(fleet: Fleet) -> None:
         limiter = fleet.process(PROBED)
@@ -141,7 +156,8 @@ def test_a_slow_answer_to_the_probe_does_not_hold_up_the_others(play: Run) -> No
 
 @pytest.mark.parametrize("quota", [FREE, PACED], ids=["without limits", "paced"])
 def test_a_failing_server_is_left_alone_by_all(play: Run, quota: Quota) -> None:
-    """When everything fails the breaker opens for the whole fleet; what is sent then is three probes, not the queue."""
+    """When everything fails the breaker opens for the whole fleet; what is sent then is three
+    probes, not the queue."""
 
     async def body(fleet: Fleet) -> None:
         ill = True
@@ -228,8 +244,11 @@ def test_headers_bring_limits_nobody_declared(play: Run) -> None:
     play(body)
 
 
-def test_a_limit_lowered_mid_run_reaches_all_and_is_raised_again_no_higher_than_declared(play: Run) -> None:
-    """Half the limit in one answer's headers halves the pace of the whole fleet; ten times the limit only restores it."""
+def test_a_limit_lowered_mid_run_reaches_all_and_is_raised_again_no_higher_than_declared(
+    play: Run,
+) -> None:
+    """Half the limit in one answer's headers halves the pace of the whole fleet; ten times the
+    limit only restores it."""
 
     async def body(fleet: Fleet) -> None:
         quota = Quota("q", {"requests": PerMinute(600)}, profile="openai", margin=1.0)
@@ -273,7 +292,8 @@ def test_a_ramp_signal_lowers_the_pace_and_lets_it_grow_slowly(play: Run) -> Non
 
 
 def test_a_long_idle_quota_starts_gently_where_the_provider_wants_it(play: Run) -> None:
-    """With a slope after idle time, the first seconds run at a part of the rate, and the whole follows."""
+    """With a slope after idle time, the first seconds run at a part of the rate, and the whole
+    follows."""
 
     async def body(fleet: Fleet) -> None:
         slope = Slope(start=0.25, doubling_s=5.0, after_idle_s=60.0)
@@ -304,7 +324,8 @@ def test_an_overestimate_is_settled_by_the_profile(play: Run) -> None:
 
 
 def test_the_retry_budget_runs_out_and_recovers(play: Run) -> None:
-    """Fifty retries without a success are enough while others wait; with none waiting all may; successes earn more."""
+    """Fifty retries without a success are enough while others wait; with none waiting all may;
+    successes earn more."""
 
     async def body(fleet: Fleet) -> None:
         limiter = fleet.process(PACED)
@@ -327,14 +348,18 @@ def test_the_retry_budget_runs_out_and_recovers(play: Run) -> None:
 
 
 def test_nothing_is_put_off_when_only_retries_are_left(play: Run) -> None:
-    """With a spent budget a retry gives way to requests that were never sent, not to other retries (E4)."""
+    """With a spent budget a retry gives way to requests that were never sent, not to other retries
+    (E4)."""
 
     async def body(fleet: Fleet) -> None:
         limiter = fleet.process(PACED)
         for number in range(60):
             async with limiter.ticket("q", {"requests": 1}, retry=True) as ticket:
                 ticket.failed(Signal.TRANSIENT if number % 2 else Signal.REFUSED)
-        retries = [asyncio.create_task(limiter.acquire("q", {"requests": 1}, retry=True)) for _ in range(200)]
+        retries = [
+            asyncio.create_task(limiter.acquire("q", {"requests": 1}, retry=True))
+            for _ in range(200)
+        ]
         await asyncio.sleep(1)
         assert limiter.stats()["q"].waiting > 0
         assert limiter.may_retry("q")
@@ -349,7 +374,8 @@ def test_nothing_is_put_off_when_only_retries_are_left(play: Run) -> None:
 
 
 def test_a_start_fills_256_slots_in_six_round_trips(play: Run) -> None:
-    """One for the probe and five for the doublings: at 200 ms per call all slots are taken after 1.2 s (E5)."""
+    """One for the probe and five for the doublings: at 200 ms per call all slots are taken after
+    1.2 s (E5)."""
 
     async def body(fleet: Fleet) -> None:
         limiter = fleet.process(Quota("q", concurrency=256, probe=True))
@@ -370,7 +396,8 @@ def test_a_start_fills_256_slots_in_six_round_trips(play: Run) -> None:
 
 
 def test_stray_429s_cost_a_job_next_to_nothing(play: Run) -> None:
-    """2,000 requests of 30 ms, one in two hundred refused with a Retry-After of 1 s, take as long as without refusals (E3)."""
+    """2,000 requests of 30 ms, one in two hundred refused with a Retry-After of 1 s, take as long
+    as without refusals (E3)."""
 
     async def took(fleet: Fleet, refuse_every: int) -> float:
         limiter = fleet.process(Quota("q", concurrency=256, probe=True))
@@ -396,7 +423,8 @@ def test_stray_429s_cost_a_job_next_to_nothing(play: Run) -> None:
 
 
 def test_in_flight_follows_the_server_where_no_limit_is_published(play: Run) -> None:
-    """With adaptive concurrency a server that sheds load above 20 in flight is kept near that, not at 200."""
+    """With adaptive concurrency a server that sheds load above 20 in flight is kept near that, not
+    at 200."""
 
     async def body(fleet: Fleet) -> None:
         limiter = fleet.process(Quota("q", concurrency=200))
@@ -432,7 +460,8 @@ def test_in_flight_follows_the_server_where_no_limit_is_published(play: Run) -> 
 
 @pytest.mark.parametrize("quota", [FREE, PACED], ids=["without limits", "paced"])
 def test_a_lift_ends_a_long_pause_in_every_process(play: Run, quota: Quota) -> None:
-    """After a Retry-After of 800 s, one lift starts those who wait, in each process, within seconds (A2)."""
+    """After a Retry-After of 800 s, one lift starts those who wait, in each process, within seconds
+    (A2)."""
 
     async def body(fleet: Fleet) -> None:
         limiters = [fleet.process(quota) for _ in range(3)]
@@ -503,7 +532,8 @@ DECLARED = Quota("q", {"requests": PerSecond(100)}, profile="openai", margin=1.0
 
 @pytest.mark.parametrize("quota", [DISCOVERS, DECLARED], ids=["discovered", "declared"])
 def test_a_limit_that_is_told_no_more_is_forgotten(play: Run, quota: Quota) -> None:
-    """One answer with "limit-requests: 1" does not make the fleet crawl: within a minute it goes as before (A11)."""
+    """One answer with "limit-requests: 1" does not make the fleet crawl: within a minute it goes as
+    before (A11)."""
 
     async def body(fleet: Fleet) -> None:
         limiters = [fleet.process(quota) for _ in range(2)]
@@ -527,7 +557,9 @@ def test_a_limit_that_is_told_no_more_is_forgotten(play: Run, quota: Quota) -> N
         before = len(sent)
         await asyncio.sleep(10)
         assert len(sent) - before > 500
-        assert limiters[1].stats()["q"].allowed == ({} if quota is DISCOVERS else {"requests": 100.0})
+        assert limiters[1].stats()["q"].allowed == (
+            {} if quota is DISCOVERS else {"requests": 100.0}
+        )
         for task in workers:
             task.cancel()
         await asyncio.gather(*workers, return_exceptions=True)
@@ -536,13 +568,16 @@ def test_a_limit_that_is_told_no_more_is_forgotten(play: Run, quota: Quota) -> N
 
 
 def test_a_limit_so_low_that_nothing_starts_is_forgotten_too(play: Run) -> None:
-    """ "limit-tokens: 10" for requests of 241 tokens is no stall of minutes, and no request is refused as too large (A11)."""
+    """ "limit-tokens: 10" for requests of 241 tokens is no stall of minutes, and no request is
+    refused as too large (A11)."""
 
     async def body(fleet: Fleet) -> None:
         limiter = fleet.process(DISCOVERS)
 
         async def call() -> None:
-            async with limiter.ticket("q", {"requests": 1, "tokens": 241}, certain={"tokens": 200}) as ticket:
+            async with limiter.ticket(
+                "q", {"requests": 1, "tokens": 241}, certain={"tokens": 200}
+            ) as ticket:
                 await asyncio.sleep(0.1)
                 ticket.answered({})
 
@@ -559,7 +594,8 @@ def test_a_limit_so_low_that_nothing_starts_is_forgotten_too(play: Run) -> None:
 
 
 def test_a_limit_that_answers_go_on_telling_stays(play: Run) -> None:
-    """What the provider tells with each answer is kept, in processes that are idle as well (A11)."""
+    """What the provider tells with each answer is kept, in processes that are idle as well
+    (A11)."""
 
     async def body(fleet: Fleet) -> None:
         busy, idle = fleet.process(DISCOVERS), fleet.process(DISCOVERS)
@@ -573,7 +609,8 @@ def test_a_limit_that_answers_go_on_telling_stays(play: Run) -> None:
 
 
 def test_an_idle_fleet_forgets_no_limit(play: Run) -> None:
-    """Without answers nothing shows that the limit is gone: an hour's rest is followed by no burst (A11)."""
+    """Without answers nothing shows that the limit is gone: an hour's rest is followed by no burst
+    (A11)."""
 
     async def body(fleet: Fleet) -> None:
         limiter = fleet.process(DISCOVERS)

@@ -1,4 +1,5 @@
-"""A fleet without declared limits, against the meters of `penstock simulate`: few 429s, counted in virtual time."""
+"""A fleet without declared limits, against the meters of `penstock simulate`: few 429s, counted in
+virtual time."""
 
 from __future__ import annotations
 
@@ -21,12 +22,15 @@ from penstock_simulate.limits.limits import KeyLimits
 Run = Callable[[Play], None]
 WALL = 1_767_225_600.0  # 2026-01-01T00:00:00Z
 SECONDS = 60.0
-CALLS_AT_ONCE = 40  # of each of two processes: each takes 0.1 s, so 800 a second if nothing held them back
+CALLS_AT_ONCE = (
+    40  # of each of two processes: each takes 0.1 s, so 800 a second if nothing held them back
+)
 TOKENS = (100, 50)  # of each call: in and out
 
 
 class Case(NamedTuple):
-    """A provider, and the profile by which its host is known; `per_s` are the calls that its limits allow."""
+    """A provider, and the profile by which its host is known; `per_s` are the calls that its limits
+    allow."""
 
     profile: str
     per_s: float
@@ -45,7 +49,9 @@ CASES = {
     "a counter of 10 s": Case(
         "generic", 100, {"rpm": 6000, "window": "10s"}, 0.5
     ),  # three windows go by until it is sure
-    "anthropic": Case("anthropic", 100, {"rpm": 6000, "itpm": 6_000_000, "otpm": 3_000_000, "like": "anthropic"}),
+    "anthropic": Case(
+        "anthropic", 100, {"rpm": 6000, "itpm": 6_000_000, "otpm": 3_000_000, "like": "anthropic"}
+    ),
     "anthropic, shallow": Case("anthropic", 100, {"rpm": 6000, "headers": "anthropic"}),
     "groq": Case("groq", 50, {"rpd": 14_400_000, "tpm": 450_000, "like": "groq"}),
     "together": Case("together", 100, {"rpm": 6000, "tpm": 10_000_000, "like": "together"}),
@@ -65,14 +71,17 @@ class Provider:
         self.sent += 1
         over = self._limits.admit(charge(1, *TOKENS), now())
         self.refused += over is not None
-        return self._write(self._limits.meters, now(), WALL + now()), None if over is None else over.wait_s
+        return self._write(
+            self._limits.meters, now(), WALL + now()
+        ), None if over is None else over.wait_s
 
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 def test_limits_that_nobody_declared_are_learned_and_kept(
     play: Run, case: Case, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Within a minute at most 2 % of what is sent is refused, and most of what is allowed is used."""
+    """Within a minute at most 2 % of what is sent is refused, and most of what is allowed is
+    used."""
     provider = Provider(SimulatorConfig(**case.provider))
 
     async def body(fleet: Fleet) -> None:
@@ -89,8 +98,12 @@ def test_limits_that_nobody_declared_are_learned_and_kept(
 
     play(body)
     good = provider.sent - provider.refused
-    assert provider.refused <= 0.02 * provider.sent, f"{provider.refused} of {provider.sent} were refused"
-    assert good >= case.least_used * case.per_s * SECONDS, f"{good} of {case.per_s * SECONDS:g} that are allowed"
+    assert provider.refused <= 0.02 * provider.sent, (
+        f"{provider.refused} of {provider.sent} were refused"
+    )
+    assert good >= case.least_used * case.per_s * SECONDS, (
+        f"{good} of {case.per_s * SECONDS:g} that are allowed"
+    )
 
 
 async def work(limiter: SharedLimiter, provider: Provider) -> None:

@@ -30,13 +30,16 @@ def test_a_quota_in_use_is_seen_with_all_of_its_limits(redis_server: RedisServer
     view = look(quota)
     requests, of_tokens = view.dimensions
     assert (view.granted, view.margin, view.declared_margin, view.share) == (2, 0.8, 0.8, 1.0)
-    assert (requests.name, requests.limit, requests.allowed, requests.charged) == pytest.approx(("requests", 10, 8, 2))
+    assert (requests.name, requests.limit, requests.allowed, requests.charged) == pytest.approx(
+        ("requests", 10, 8, 2)
+    )
     assert (of_tokens.allowed, of_tokens.burst, of_tokens.charged) == pytest.approx((800, 400, 300))
     assert (of_tokens.level, requests.level) == pytest.approx((100, 2))
 
 
 def test_the_level_is_what_starts_at_once(redis_server: RedisServer) -> None:
-    """So many units wait for nothing and one more waits: also while the rate comes back along a slope."""
+    """So many units wait for nothing and one more waits: also while the rate comes back along a
+    slope."""
     quota = Redis(redis_server, tokens())
     quota.sleep(100)
     quota.reserve((100,))
@@ -65,7 +68,8 @@ def test_looking_changes_nothing(redis_server: RedisServer) -> None:
 
 
 def test_two_looks_show_what_went_through(redis_server: RedisServer) -> None:
-    """The difference of two looks is the time between them, and the tickets and units granted in it."""
+    """The difference of two looks is the time between them, and the tickets and units granted in
+    it."""
     quota = Redis(redis_server, both())
     quota.sleep(100)
     first = look(quota)
@@ -115,7 +119,8 @@ def test_trouble_is_seen(redis_server: RedisServer) -> None:
 
 
 def test_a_hold_is_seen_with_its_reason(redis_server: RedisServer) -> None:
-    """A view of a held quota has the reason and the seconds since, and neither once it is lifted."""
+    """A view of a held quota has the reason and the seconds since, and neither once it is
+    lifted."""
     quota = Redis(redis_server, without_limits())
     quota.report(ProviderReport(hold="out_of_credit"))
     quota.sleep(90)
@@ -141,7 +146,12 @@ def test_the_figures_of_the_living_are_summed(redis_server: RedisServer) -> None
     said = {"waiting": 3, "in_flight": 5, "concurrency": None}
     run(quota.hash.heartbeat("dead", 1e6, json.dumps(said)))
     quota.sleep(3600)
-    for name, stats in [("a", said), ("b", said | {"concurrency": 8}), ("c", ["nonsense"]), ("d", None)]:
+    for name, stats in [
+        ("a", said),
+        ("b", said | {"concurrency": 8}),
+        ("c", ["nonsense"]),
+        ("d", None),
+    ]:
         run(quota.hash.heartbeat(name, 1e6, json.dumps(stats) if stats else ""))
     view = look(quota)
     assert (view.processes, view.waiting, view.in_flight, view.concurrency) == (4, 6, 10, 8)
@@ -170,7 +180,9 @@ def test_all_quotas_are_found_in_two_round_trips(redis_server: RedisServer) -> N
     raw.sadd("penstock:quotas", "gone", "old")
     raw.hset("penstock:{q:old}", mapping={"v": "1:x", "config": "{}", "lt": "1"})
     raw.config_resetstat()
-    assert [view.quota_id for view in read_quotas(redis_server.client(), clock_us=quotas[0].clock)] == ["a", "b", "c"]
+    assert [
+        view.quota_id for view in read_quotas(redis_server.client(), clock_us=quotas[0].clock)
+    ] == ["a", "b", "c"]
     stats = raw.info("commandstats")
     assert (stats["cmdstat_srandmember"]["calls"], stats["cmdstat_eval"]["calls"]) == (1, 5)
     assert [view.quota_id for view in read_quotas(raw, quota_ids=["c", "undeclared"])] == ["c"]

@@ -1,4 +1,5 @@
-"""The site of docs/ is built strictly; its nav has every page, its pages of uses their scripts, its reference the limiter."""
+"""The site of docs/ is built strictly; its nav has every page, its pages of uses their scripts, its
+reference the limiter."""
 
 from __future__ import annotations
 
@@ -16,7 +17,9 @@ import penstock_ratelimit
 ROOT = Path(__file__).parents[2]
 IN_NAV = re.compile(r"^ +- [^#\n]+: ([\w./-]+\.md)$", re.MULTILINE)
 README_IS = "index.md"  # tools/site/pages.py makes it from README.md
-FETCHED = re.compile(r"<(?:script|link|img|iframe|source)\b[^>]*?\b(?:src|href)=\"?(?:https?:)?//[^\s\">]+")
+FETCHED = re.compile(
+    r"<(?:script|link|img|iframe|source)\b[^>]*?\b(?:src|href)=\"?(?:https?:)?//[^\s\">]+"
+)
 SNIPPET = re.compile(r'^--8<-- "([^"]+)"$', re.MULTILINE)
 IN_REFERENCE = re.compile(r"^::: ([\w.]+)$", re.MULTILINE)
 
@@ -26,8 +29,12 @@ def build(folder: Path, site: Path) -> tuple[int, str]:
     (words,) = re.findall(r"\$\(BIN\)/mkdocs (.+)", (ROOT / "Makefile").read_text("utf-8"))
     built = subprocess.run(
         [sys.executable, "-m", "mkdocs", *words.split(), "--site-dir", str(site)],
-        cwd=folder, env=os.environ | {"NO_MKDOCS_2_WARNING": "1"}, capture_output=True, text=True, check=False,
-    )  # fmt: skip
+        cwd=folder,
+        env=os.environ | {"NO_MKDOCS_2_WARNING": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     return built.returncode, built.stdout + built.stderr
 
 
@@ -40,18 +47,27 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_the_site_is_built_strictly_and_fetches_nothing(site: Path) -> None:
-    """A broken link or anchor, a page outside the nav, a file that is not there to be shown: each ends the build. No page loads
-    anything from elsewhere."""
+    """A broken link or anchor, a page outside the nav, a file that is not there to be shown: each
+    ends the build. No page loads anything from elsewhere."""
     pages = list(site.rglob("*.html"))
     assert len(pages) > 50
-    fetched = [f"{page.name}: {found}" for page in pages for found in FETCHED.findall(page.read_text("utf-8"))]
+    fetched = [
+        f"{page.name}: {found}"
+        for page in pages
+        for found in FETCHED.findall(page.read_text("utf-8"))
+    ]
     assert [one for one in fetched if 'rel="canonical"' not in one] == []
 
 
 def test_what_the_strict_build_refuses(tmp_path: Path) -> None:
-    """With the rules of mkdocs.yml, a link to nothing, one to no heading and a page that the nav lacks are three errors."""
-    rules = re.findall(r"^validation:\n(?:  .*\n)+", (ROOT / "mkdocs.yml").read_text("utf-8"), re.MULTILINE)
-    (tmp_path / "mkdocs.yml").write_text("site_name: small\nnav: [{Home: index.md}]\n" + "".join(rules))
+    """With the rules of mkdocs.yml, a link to nothing, one to no heading and a page that the nav
+    lacks are three errors."""
+    rules = re.findall(
+        r"^validation:\n(?:  .*\n)+", (ROOT / "mkdocs.yml").read_text("utf-8"), re.MULTILINE
+    )
+    (tmp_path / "mkdocs.yml").write_text(
+        "site_name: small\nnav: [{Home: index.md}]\n" + "".join(rules)
+    )
     (tmp_path / "docs").mkdir()
     (tmp_path / "docs/index.md").write_text("# Home\n\n[a](nowhere.md) [b](other.md#nothing)\n")
     (tmp_path / "docs/other.md").write_text("# Other\n")
@@ -69,21 +85,27 @@ def test_every_page_is_in_the_nav_of_the_site_once() -> None:
 
 
 def test_a_page_of_a_use_shows_its_script_whole(site: Path) -> None:
-    """What the page of a use shows is the file that the tests run, from its first line to its last."""
+    """What the page of a use shows is the file that the tests run, from its first line to its
+    last."""
     pages = sorted((ROOT / "docs/uses").glob("*.md"))
     assert len(pages) == 6
     for page in pages:
         (shown,) = SNIPPET.findall(page.read_text("utf-8"))
         assert shown == f"examples/{page.stem}.py"
         text = re.sub(r"<[^>]+>", "", (site / "uses" / f"{page.stem}.html").read_text("utf-8"))
-        lines = [line.strip() for line in (ROOT / shown).read_text("utf-8").splitlines() if line.isascii()]
+        lines = [
+            line.strip()
+            for line in (ROOT / shown).read_text("utf-8").splitlines()
+            if line.isascii()
+        ]
         plain = [line for line in lines if line and not re.search(r"[<>&\"']", line)]
         assert len(plain) > 20
         assert [line for line in plain if line not in text] == []
 
 
 def test_the_reference_has_every_public_name_of_the_limiter(site: Path) -> None:
-    """Each name that `penstock_ratelimit` shows stands in docs/api.md, and on the site with its signature."""
+    """Each name that `penstock_ratelimit` shows stands in docs/api.md, and on the site with its
+    signature."""
     page = (ROOT / "docs/api.md").read_text("utf-8")
     listed = set(re.findall(r"`(\w+)`", page))
     for place in IN_REFERENCE.findall(page):

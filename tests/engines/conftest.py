@@ -1,4 +1,6 @@
-"""Real engines on the CPU. `make test-vllm` has what they need; anywhere else these tests are not collected into a run."""
+"""Real engines on the CPU.
+
+`make test-vllm` has what they need; anywhere else these tests are not collected into a run."""
 
 from __future__ import annotations
 
@@ -10,7 +12,9 @@ import pytest
 from engines.tiny_model import Architecture, Shape, make_model
 
 # Before anything of vLLM is imported, and for the processes that tests start.
-os.environ.update(VLLM_NO_USAGE_STATS="1", DO_NOT_TRACK="1", HF_HUB_OFFLINE="1", VLLM_CPU_KVCACHE_SPACE="1")
+os.environ.update(
+    VLLM_NO_USAGE_STATS="1", DO_NOT_TRACK="1", HF_HUB_OFFLINE="1", VLLM_CPU_KVCACHE_SPACE="1"
+)
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
 
 HERE = Path(__file__).parent

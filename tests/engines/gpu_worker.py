@@ -19,9 +19,14 @@ WORK_S = 240.0
 
 
 def gpu_worker(
-    fleet: Fleet, model: Path | str, *, in_process: bool, engine: dict[str, Any] | None = None, wait: bool = True,
+    fleet: Fleet,
+    model: Path | str,
+    *,
+    in_process: bool,
+    engine: dict[str, Any] | None = None,
+    wait: bool = True,
     **settings: object,
-) -> Process:  # fmt: skip
+) -> Process:
     """``wait``: until its engine is up."""
     arguments = {
         "max_model_len": 1024,
@@ -31,18 +36,29 @@ def gpu_worker(
         "gpu_memory_utilization": 0.5,
     } | (engine or {})
     worker = fleet.worker(
-        128, lane="gpu", gpu__model=model, gpu__in_process=in_process, gpu__engine=json.dumps(arguments),
-        gpu__max_num_seqs=64, gpu__max_num_batched_tokens=settings.pop("batched", 2048), **settings,
-    )  # fmt: skip
+        128,
+        lane="gpu",
+        gpu__model=model,
+        gpu__in_process=in_process,
+        gpu__engine=json.dumps(arguments),
+        gpu__max_num_seqs=64,
+        gpu__max_num_batched_tokens=settings.pop("batched", 2048),
+        **settings,
+    )
     if not wait:
         return worker
-    until(lambda: worker.popen.pid in fleet.heard_of() or not worker.alive, START_S, "the engine is up")
+    until(
+        lambda: worker.popen.pid in fleet.heard_of() or not worker.alive,
+        START_S,
+        "the engine is up",
+    )
     assert worker.alive, worker.tail()
     return worker
 
 
 def engine_of(worker: Process) -> psutil.Process:
-    """The engine core is the worker's own child; multiprocessing's tracker and the engine's guard are others."""
+    """The engine core is the worker's own child; multiprocessing's tracker and the engine's guard
+    are others."""
     children = psutil.Process(worker.popen.pid).children()
     return next(
         child
@@ -65,7 +81,8 @@ def is_gone(process: psutil.Process) -> bool:
 
 
 def kill_with_all(worker: Process) -> None:
-    """`kill -9` of a worker: all processes of its engine end by themselves, and leave no shared memory."""
+    """`kill -9` of a worker: all processes of its engine end by themselves, and leave no shared
+    memory."""
 
     def memory_of_all() -> set[str]:
         return processes.shared_memory([process.pid for process in descendants(worker)])

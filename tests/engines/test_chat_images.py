@@ -1,4 +1,5 @@
-"""Images in chats with a real engine and a tiny model that sees: what is read, what is refused, and what it counts as."""
+"""Images in chats with a real engine and a tiny model that sees: what is read, what is refused, and
+what it counts as."""
 
 from __future__ import annotations
 
@@ -34,19 +35,33 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 async def lane(tiny_seer: Path, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[GpuLane]:
     folder = tmp_path_factory.mktemp("images")
     (folder / "red.png").write_bytes(picture("red"))
-    engine = {"max_model_len": CONTEXT, "enforce_eager": True, "dtype": "bfloat16", "gpu_memory_utilization": 0.5}
+    engine = {
+        "max_model_len": CONTEXT,
+        "enforce_eager": True,
+        "dtype": "bfloat16",
+        "gpu_memory_utilization": 0.5,
+    }
     gpu = GpuSettings(
-        model=str(tiny_seer), in_process=True, max_num_seqs=16, max_num_batched_tokens=2048, engine=engine,
-        media_items_max=3, media_bytes_max=BYTES, image_pixels_max=PIXELS, media_memory_bytes=30_000,
+        model=str(tiny_seer),
+        in_process=True,
+        max_num_seqs=16,
+        max_num_batched_tokens=2048,
+        engine=engine,
+        media_items_max=3,
+        media_bytes_max=BYTES,
+        image_pixels_max=PIXELS,
+        media_memory_bytes=30_000,
         media_folder=str(folder),
-    )  # fmt: skip
+    )
     hosted = GpuLane(WorkerSettings(lane="gpu", gpu=gpu), give_up=pytest.fail)
     await hosted.start()
     yield hosted
     await hosted.close()
 
 
-def picture(colour: str, size: tuple[int, int] = (40, 30), kind: str = "PNG", mode: str = "RGB") -> bytes:
+def picture(
+    colour: str, size: tuple[int, int] = (40, 30), kind: str = "PNG", mode: str = "RGB"
+) -> bytes:
     made = BytesIO()
     import_module("PIL.Image").new(mode, size, colour).save(made, kind)
     return made.getvalue()
@@ -59,10 +74,17 @@ def seen(content: bytes, kind: str = "png") -> dict[str, Any]:
 
 def chat(*parts: Any, **fields: Any) -> Request:
     content = [{"type": "text", "text": part} if isinstance(part, str) else part for part in parts]
-    body = {"messages": [{"role": "user", "content": content}], "max_tokens": 4, "temperature": 0, "ignore_eos": True}
+    body = {
+        "messages": [{"role": "user", "content": content}],
+        "max_tokens": 4,
+        "temperature": 0,
+        "ignore_eos": True,
+    }
     on_overflow = fields.pop("on_overflow", "fail")
     encoded = json.dumps(body | fields).encode()
-    return Request("job:doc", "default", "/v1/chat/completions", encoded, 60.0, on_overflow=on_overflow)
+    return Request(
+        "job:doc", "default", "/v1/chat/completions", encoded, 60.0, on_overflow=on_overflow
+    )
 
 
 async def inferred(lane: GpuLane, asked: Request) -> tuple[Prepared, dict[str, Any]]:
@@ -86,7 +108,8 @@ async def refusal(lane: GpuLane, asked: Request) -> Failure:
 
 
 async def test_images_count_as_the_engine_counts_them(lane: GpuLane) -> None:
-    """Each has its tokens in the prompt, in the usage and in what is reserved in the engine's memory."""
+    """Each has its tokens in the prompt, in the usage and in what is reserved in the engine's
+    memory."""
     _, none = await inferred(lane, chat("What is it?"))
     one_call, one = await inferred(lane, chat("What is it?", seen(picture("red"))))
     _, two = await inferred(lane, chat("What is it?", seen(picture("red")), seen(picture("blue"))))
@@ -96,7 +119,8 @@ async def test_images_count_as_the_engine_counts_them(lane: GpuLane) -> None:
 
 
 async def test_another_image_is_another_prompt(lane: GpuLane) -> None:
-    """The same image and text are found in the prefix cache; another image before the same text is not."""
+    """The same image and text are found in the prefix cache; another image before the same text is
+    not."""
     text = "import os, sys; " * 60
     await inferred(lane, chat(seen(picture("red")), text))
     _, again = await inferred(lane, chat(seen(picture("red")), text))
@@ -106,7 +130,15 @@ async def test_another_image_is_another_prompt(lane: GpuLane) -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "mode"), [("PNG", "RGBA"), ("JPEG", "L"), ("WEBP", "RGB"), ("GIF", "P"), ("BMP", "RGB"), ("PNG", "I;16")]
+    ("kind", "mode"),
+    [
+        ("PNG", "RGBA"),
+        ("JPEG", "L"),
+        ("WEBP", "RGB"),
+        ("GIF", "P"),
+        ("BMP", "RGB"),
+        ("PNG", "I;16"),
+    ],
 )
 async def test_the_usual_formats_are_read(lane: GpuLane, kind: str, mode: str) -> None:
     """Whatever their colours."""
@@ -128,15 +160,21 @@ async def test_a_file_of_the_operators_folder_is_read(lane: GpuLane) -> None:
 def bomb() -> bytes:
     """A PNG of some kilobytes that would become a hundred million pixels."""
     rows = zlib.compress(b"\0" * (10_000 * 1_251), 9)
-    chunks = ((b"IHDR", struct.pack(">IIBBBBB", 10_000, 10_000, 1, 0, 0, 0, 0)), (b"IDAT", rows), (b"IEND", b""))
+    chunks = (
+        (b"IHDR", struct.pack(">IIBBBBB", 10_000, 10_000, 1, 0, 0, 0, 0)),
+        (b"IDAT", rows),
+        (b"IEND", b""),
+    )
     made = (
-        struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data)) for kind, data in chunks
+        struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+        for kind, data in chunks
     )
     return b"\x89PNG\r\n\x1a\n" + b"".join(made)
 
 
 async def test_a_hostile_image_costs_its_own_item_only(lane: GpuLane) -> None:
-    """Cut off, of another kind, a bomb, too large, too many, or elsewhere: refused by its place; the engine goes on."""
+    """Cut off, of another kind, a bomb, too large, too many, or elsewhere: refused by its place;
+    the engine goes on."""
     whole = picture("red", (150, 150))
     postscript = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n%%EndComments\nshowpage\n"
     hostile = {
@@ -145,8 +183,12 @@ async def test_a_hostile_image_costs_its_own_item_only(lane: GpuLane) -> None:
         "gpu.image_pixels_max": [seen(whole), seen(whole)],
         "gpu.media_bytes_max": [seen(b"x" * (BYTES + 1))],
         "gpu.media_items_max": [seen(picture("red"))] * 4,
-        "fetches no address": [{"type": "image_url", "image_url": {"url": "http://127.0.0.1:9/cat.png"}}],
-        "takes text, image only": [{"type": "input_audio", "input_audio": {"data": "YQ==", "format": "wav"}}],
+        "fetches no address": [
+            {"type": "image_url", "image_url": {"url": "http://127.0.0.1:9/cat.png"}}
+        ],
+        "takes text, image only": [
+            {"type": "input_audio", "input_audio": {"data": "YQ==", "format": "wav"}}
+        ],
         "PNG, JPEG, WEBP, GIF and BMP can be read": [seen(postscript)],
         "can be read": [seen(b"MZ\x90not an image")],
     }
@@ -154,7 +196,10 @@ async def test_a_hostile_image_costs_its_own_item_only(lane: GpuLane) -> None:
         failure = await refusal(lane, chat("What?", *parts))
         assert failure.name == "bad_request"
         assert words in failure.detail, failure.detail
-    enormous = chat("What?", {"type": "image_url", "image_url": {"url": "data:image/png;base64," + "A" * 100_000_000}})
+    enormous = chat(
+        "What?",
+        {"type": "image_url", "image_url": {"url": "data:image/png;base64," + "A" * 100_000_000}},
+    )
     assert "gpu.media_bytes_max" in (await refusal(lane, enormous)).detail
     _, answer = await inferred(lane, chat("What?", seen(whole)))
     assert answer["usage"]["completion_tokens"] == 4
@@ -162,7 +207,8 @@ async def test_a_hostile_image_costs_its_own_item_only(lane: GpuLane) -> None:
 
 @pytest.mark.parametrize("text", [f"{IMAGE} {IMAGE}", f"what {IMAGE * 40}"])
 async def test_words_that_stand_for_images_do_no_harm(lane: GpuLane, text: str) -> None:
-    """A text that holds the model's own mark of an image is answered or refused, with an image beside it and without."""
+    """A text that holds the model's own mark of an image is answered or refused, with an image
+    beside it and without."""
     for asked in (chat(text), chat(text, seen(picture("red")))):
         prepared = await lane.prepare(asked)
         if prepared.refused is None:
@@ -172,7 +218,8 @@ async def test_words_that_stand_for_images_do_no_harm(lane: GpuLane, text: str) 
 
 
 async def test_a_long_text_is_trimmed_beside_its_image(lane: GpuLane) -> None:
-    """The text loses its end, and the image stays whole; without leave to trim it is an overflow."""
+    """The text loses its end, and the image stays whole; without leave to trim it is an
+    overflow."""
     parts = ("import os, sys; " * 500, seen(picture("red")))
     assert (await refusal(lane, chat(*parts))).name == "context_overflow"
     prepared, answer = await inferred(lane, chat(*parts, on_overflow="trim"))
@@ -186,7 +233,10 @@ async def test_many_images_fit_a_small_memory(lane: GpuLane) -> None:
     held = []
 
     async def one(number: int) -> int:
-        prepared, answer = await inferred(lane, chat(f"{number}", seen(picture((number, 9, 9), (60, 60)))))  # type: ignore[arg-type]
+        prepared, answer = await inferred(
+            lane,
+            chat(f"{number}", seen(picture((number, 9, 9), (60, 60)))),  # type: ignore[arg-type]
+        )
         held.append(lane._media.held)
         assert prepared.input.media_bytes > 0
         return int(answer["usage"]["prompt_tokens"])

@@ -28,29 +28,45 @@ def test_a_template_that_does_not_compile_stops_the_start(tmp_path: Path) -> Non
 
 
 def test_one_that_compiles_is_taken(tmp_path: Path) -> None:
-    """Text or file, and also one that refuses the message it is tried with; the sandbox keeps it from Python's insides."""
+    """Text or file, and also one that refuses the message it is tried with; the sandbox keeps it
+    from Python's insides."""
     (tmp_path / "own.jinja").write_text(OWN)
     assert read_template(str(tmp_path / "own.jinja")) == OWN
     choosy = "{{ raise_exception('a system message comes first') }}"
     assert read_template(choosy) == choosy
 
 
-async def test_an_engine_reads_what_the_operators_template_makes(tiny_llama: Path, tmp_path: Path) -> None:
+async def test_an_engine_reads_what_the_operators_template_makes(
+    tiny_llama: Path, tmp_path: Path
+) -> None:
     """The prompt that the engine gets is the operator's rendering, token for token."""
     (tmp_path / "own.jinja").write_text(OWN)
-    engine = {"max_model_len": 256, "enforce_eager": True, "dtype": "bfloat16", "gpu_memory_utilization": 0.5}
+    engine = {
+        "max_model_len": 256,
+        "enforce_eager": True,
+        "dtype": "bfloat16",
+        "gpu_memory_utilization": 0.5,
+    }
     gpu = GpuSettings(
-        model=str(tiny_llama), in_process=True, chat_template=str(tmp_path / "own.jinja"), max_num_seqs=4, engine=engine
+        model=str(tiny_llama),
+        in_process=True,
+        chat_template=str(tmp_path / "own.jinja"),
+        max_num_seqs=4,
+        engine=engine,
     )
     lane = GpuLane(WorkerSettings(lane="gpu", gpu=gpu), give_up=pytest.fail)
     await lane.start()
     try:
-        body = json.dumps({"messages": [{"role": "user", "content": "import os"}], "max_tokens": 2}).encode()
+        body = json.dumps(
+            {"messages": [{"role": "user", "content": "import os"}], "max_tokens": 2}
+        ).encode()
         prepared = await lane.prepare(Request("tag", "default", "/v1/chat/completions", body, 60.0))
         assert prepared.refused is None, prepared.refused
         from transformers import AutoTokenizer  # pyright: ignore[reportMissingImports]
 
         tokenizer = AutoTokenizer.from_pretrained(tiny_llama)
-        assert prepared.input.token_ids == tokenizer("import os;", add_special_tokens=False).input_ids
+        assert (
+            prepared.input.token_ids == tokenizer("import os;", add_special_tokens=False).input_ids
+        )
     finally:
         await lane.close()

@@ -1,4 +1,5 @@
-"""The embed lane with a real encoder on a CPU: its vectors are the library's own, and a killed worker loses none."""
+"""The embed lane with a real encoder on a CPU: its vectors are the library's own, and a killed
+worker loses none."""
 
 from __future__ import annotations
 
@@ -34,12 +35,17 @@ TEXTS = [
     "The stock market fell sharply on Tuesday.",
     "Réseaux de neurones, 深度学习 and \N{SNOWMAN}.",
     "x",
-    *(f"Paragraph {n}: " + "the quick brown fox jumps over the lazy dog; " * (n % 12) for n in range(40)),
+    *(
+        f"Paragraph {n}: " + "the quick brown fox jumps over the lazy dog; " * (n % 12)
+        for n in range(40)
+    ),
 ]
 
 pytestmark = [
     pytest.mark.engine,
-    pytest.mark.skipif(find_model(MODEL) is None, reason=f"{MODEL} is not installed (group demo-embed)"),
+    pytest.mark.skipif(
+        find_model(MODEL) is None, reason=f"{MODEL} is not installed (group demo-embed)"
+    ),
 ]
 
 
@@ -71,20 +77,30 @@ def vectors(body: dict[str, Any]) -> Any:
     return numpy.array([entry["embedding"] for entry in body["data"]], dtype=numpy.float32)
 
 
-async def test_vectors_are_those_of_the_library(lane: EmbedLane, encoder: SentenceTransformersEncoder) -> None:
-    """However they were batched and padded: equal to `SentenceTransformer.encode` to 1e-5, each in its place."""
+async def test_vectors_are_those_of_the_library(
+    lane: EmbedLane, encoder: SentenceTransformersEncoder
+) -> None:
+    """However they were batched and padded: equal to `SentenceTransformer.encode` to 1e-5, each in
+    its place."""
     numpy = pytest.importorskip("numpy")
     expected = encoder._model.encode(TEXTS, batch_size=1, show_progress_bar=False)
     bodies = await asyncio.gather(*(embed(lane, {"input": text}) for text in TEXTS))
-    numpy.testing.assert_allclose(numpy.concatenate([vectors(body) for body in bodies]), expected, atol=1e-5)
+    numpy.testing.assert_allclose(
+        numpy.concatenate([vectors(body) for body in bodies]), expected, atol=1e-5
+    )
     together = await embed(lane, {"input": TEXTS, "encoding_format": "base64"})
-    decoded = [numpy.frombuffer(base64.b64decode(entry["embedding"]), "<f4") for entry in together["data"]]
+    decoded = [
+        numpy.frombuffer(base64.b64decode(entry["embedding"]), "<f4") for entry in together["data"]
+    ]
     numpy.testing.assert_allclose(numpy.array(decoded), expected, atol=1e-5)
     assert together["usage"]["prompt_tokens"] == sum(len(ids) for ids in encoder.tokenise(TEXTS))
 
 
-async def test_trimming_is_the_librarys_own(lane: EmbedLane, encoder: SentenceTransformersEncoder) -> None:
-    """A text cut by on_overflow = trim gives the vector that the library gives of the whole text."""
+async def test_trimming_is_the_librarys_own(
+    lane: EmbedLane, encoder: SentenceTransformersEncoder
+) -> None:
+    """A text cut by on_overflow = trim gives the vector that the library gives of the whole
+    text."""
     numpy = pytest.importorskip("numpy")
     long = "penstock turbine water pressure " * 200
     body = await embed(lane, {"input": long}, on_overflow="trim")
@@ -107,23 +123,48 @@ async def test_a_token_that_the_model_does_not_have_is_refused(lane: EmbedLane) 
 
 
 async def test_lengths_of_all_kinds_pad_little(lane: EmbedLane) -> None:
-    """Texts of very different lengths at once leave more than three quarters of each batch unpadded."""
+    """Texts of very different lengths at once leave more than three quarters of each batch
+    unpadded."""
     await asyncio.gather(*(embed(lane, {"input": text}) for text in TEXTS * 4))
     assert float(lane.gauges()["padding_efficiency"]) > 0.75
 
 
 def test_a_killed_worker_loses_nothing(tmp_path: Path) -> None:
-    """`penstock run --lane embed` over 300 documents, its worker killed in the middle: each has exactly one outcome."""
+    """`penstock run --lane embed` over 300 documents, its worker killed in the middle: each has
+    exactly one outcome."""
     documents = tmp_path / "documents.jsonl"
-    subprocess.run([sys.executable, CORPUS, documents, "--limit", "300"], check=True, capture_output=True)
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("PENSTOCK_")}
+    subprocess.run(
+        [sys.executable, CORPUS, documents, "--limit", "300"], check=True, capture_output=True
+    )
+    environment = {
+        name: value for name, value in os.environ.items() if not name.startswith("PENSTOCK_")
+    }
     command = [
-        sys.executable, "-m", "penstock_cli", "run", str(documents), "--lane", "embed", "--model", MODEL,
-        "--prompt", "{text}", "--out", "out", "--no-progress", "--concurrency", "64",
-    ]  # fmt: skip
+        sys.executable,
+        "-m",
+        "penstock_cli",
+        "run",
+        str(documents),
+        "--lane",
+        "embed",
+        "--model",
+        MODEL,
+        "--prompt",
+        "{text}",
+        "--out",
+        "out",
+        "--no-progress",
+        "--concurrency",
+        "64",
+    ]
     with (tmp_path / "told").open("w+") as told:
         run = subprocess.Popen(
-            command, cwd=tmp_path, env=environment, stdin=subprocess.DEVNULL, stdout=told, stderr=subprocess.STDOUT
+            command,
+            cwd=tmp_path,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=told,
+            stderr=subprocess.STDOUT,
         )
         try:
             killed = kill_worker_in_the_middle(run, tmp_path)
@@ -135,8 +176,12 @@ def test_a_killed_worker_loses_nothing(tmp_path: Path) -> None:
         told.seek(0)
         assert killed, told.read()
         assert status in (0, 3), told.read()
-    good = [json.loads(line) for line in (tmp_path / "out" / "output.jsonl").read_text().splitlines()]
-    bad = [json.loads(line) for line in (tmp_path / "out" / "errors.jsonl").read_text().splitlines()]
+    good = [
+        json.loads(line) for line in (tmp_path / "out" / "output.jsonl").read_text().splitlines()
+    ]
+    bad = [
+        json.loads(line) for line in (tmp_path / "out" / "errors.jsonl").read_text().splitlines()
+    ]
     expected = sorted(json.loads(line)["id"] for line in documents.read_text().splitlines())
     assert sorted(line["custom_id"] for line in good + bad) == expected
     assert {line["penstock"]["reason"] for line in bad} <= {"context_overflow"}
@@ -144,7 +189,9 @@ def test_a_killed_worker_loses_nothing(tmp_path: Path) -> None:
 
 
 def kill_worker_in_the_middle(run: subprocess.Popen[bytes], folder: Path) -> bool:
-    """Kill -9 the worker once some results are stored and most are not. False when the run ended before."""
+    """Kill -9 the worker once some results are stored and most are not.
+
+    False when the run ended before."""
     import sqlite3
 
     ledger = folder / "out" / ".penstock" / "penstock.db"

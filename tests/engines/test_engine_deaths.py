@@ -1,4 +1,5 @@
-"""Engines that hang, that lose their device, and that are left behind: a whole fleet with vLLM in processes of its own."""
+"""Engines that hang, that lose their device, and that are left behind: a whole fleet with vLLM in
+processes of its own."""
 
 from __future__ import annotations
 
@@ -8,7 +9,15 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from engines.gpu_worker import WORK_S, descendants, engine_of, gpu_worker, is_gone, kill_with_all, submit
+from engines.gpu_worker import (
+    WORK_S,
+    descendants,
+    engine_of,
+    gpu_worker,
+    is_gone,
+    kill_with_all,
+    submit,
+)
 from fleet import Fleet, until
 
 from penstock_ledger.model import JobState
@@ -27,8 +36,11 @@ def texts(number: int) -> list[dict[str, str]]:
     return [{"id": f"doc-{n}", "text": f"review {n}"} for n in range(number)]
 
 
-def test_a_hung_engine_is_found_and_its_items_are_tried_again_without_a_count(fleet: Fleet, tiny_llama: Path) -> None:
-    """SIGSTOP on the engine core, with hundreds inside: it is ended and built anew, and no attempt is lost (H5)."""
+def test_a_hung_engine_is_found_and_its_items_are_tried_again_without_a_count(
+    fleet: Fleet, tiny_llama: Path
+) -> None:
+    """SIGSTOP on the engine core, with hundreds inside: it is ended and built anew, and no attempt
+    is lost (H5)."""
     fleet.control()
     worker = gpu_worker(fleet, tiny_llama, in_process=False, gpu__stall_s=STALL_S)
     job = submit(fleet, tiny_llama, texts(300), params=PARAMS, timeout_s=600.0)
@@ -46,11 +58,19 @@ def test_a_hung_engine_is_found_and_its_items_are_tried_again_without_a_count(fl
     assert "retried: engine_died " in fleet.penstock("status", job.job_id)
 
 
-def test_a_worker_whose_device_is_lost_ends_with_a_status_and_a_reason(fleet: Fleet, tiny_llama: Path) -> None:
-    """Every request meets an error of CUDA, in every engine that is built: nothing is dead, and the worker takes itself out."""
+def test_a_worker_whose_device_is_lost_ends_with_a_status_and_a_reason(
+    fleet: Fleet, tiny_llama: Path
+) -> None:
+    """Every request meets an error of CUDA, in every engine that is built: nothing is dead, and the
+    worker takes itself out."""
     fleet.control()
     worker = gpu_worker(
-        fleet, tiny_llama, in_process=True, gpu__rebuilds_max=0, failpoints="engine:cuda", drain_seconds=1
+        fleet,
+        tiny_llama,
+        in_process=True,
+        gpu__rebuilds_max=0,
+        failpoints="engine:cuda",
+        drain_seconds=1,
     )
     job = submit(fleet, tiny_llama, texts(100), params=PARAMS)
     assert worker.wait(90) == 1
@@ -66,12 +86,16 @@ def test_a_worker_whose_device_is_lost_ends_with_a_status_and_a_reason(fleet: Fl
 def test_nothing_of_a_group_of_engines_outlives_a_worker_that_is_killed(
     fleet: Fleet, tiny_llama: Path, monkeypatch: pytest.MonkeyPatch, parallel: str
 ) -> None:
-    """`kill -9` with a group of engines, or of processes of one: cores, coordinator and shared memory are gone in seconds (H11).
+    """`kill -9` with a group of engines, or of processes of one: cores, coordinator and shared
+    memory are gone in seconds (H11).
 
-    Also where the operator lists plugins of vLLM, and the list leaves Penstock's out. One engine is in test_gpu_fleet.py.
+    Also where the operator lists plugins of vLLM, and the list leaves Penstock's out. One engine is
+    in test_gpu_fleet.py.
     """
     monkeypatch.setenv("VLLM_PLUGINS", "someone-elses")
-    monkeypatch.setenv("VLLM_CPU_OMP_THREADS_BIND", "nobind")  # a CPU's own: its cores are one group of memory here
+    monkeypatch.setenv(
+        "VLLM_CPU_OMP_THREADS_BIND", "nobind"
+    )  # a CPU's own: its cores are one group of memory here
     worker = gpu_worker(fleet, tiny_llama, in_process=False, engine={parallel: 2})
     assert len(descendants(worker)) > 4
     kill_with_all(worker)
@@ -80,10 +104,13 @@ def test_nothing_of_a_group_of_engines_outlives_a_worker_that_is_killed(
 def test_a_worker_that_is_told_to_stop_while_its_model_loads_ends_with_its_engine(
     fleet: Fleet, tiny_llama: Path
 ) -> None:
-    """SIGTERM when the first process of the engine is there: the worker ends before the load would have, and leaves nothing."""
+    """SIGTERM when the first process of the engine is there: the worker ends before the load would
+    have, and leaves nothing."""
     worker = gpu_worker(fleet, tiny_llama, in_process=False, wait=False)
     until(
-        lambda: any("spawn_main" in " ".join(one.cmdline()) for one in descendants(worker)), WORK_S, "an engine starts"
+        lambda: any("spawn_main" in " ".join(one.cmdline()) for one in descendants(worker)),
+        WORK_S,
+        "an engine starts",
     )
     started = descendants(worker)
     worker.popen.send_signal(signal.SIGTERM)

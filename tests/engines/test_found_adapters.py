@@ -1,4 +1,5 @@
-"""Adapters that are found while the engine runs, and a model in a bucket: vLLM's real engine, adapters of rank 64."""
+"""Adapters that are found while the engine runs, and a model in a bucket: vLLM's real engine,
+adapters of rank 64."""
 
 from __future__ import annotations
 
@@ -26,8 +27,9 @@ from penstock_workers.lanes.gpu.gpu_lane import GpuLane
 from penstock_workers.lanes.gpu.host_files import STREAMER, STREAMER_ADDRESSING, STREAMER_ENDPOINTS
 
 SHARED = (
-    "This beginning is as long as several blocks of the cache, so that its keys and values would be found again. " * 3
-)
+    "This beginning is as long as several blocks of the cache, so that its keys and values would "
+    "be found again. "
+) * 3
 TWO_KEPT = {"max_loras": 2, "max_cpu_loras": 2}
 
 
@@ -61,7 +63,12 @@ class Place:
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def place(tiny_llama: Path, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Place]:
     folder, cache = tmp_path_factory.mktemp("adapters"), tmp_path_factory.mktemp("cache")
-    gpu = {"lora_from": str(folder), "lora_every_s": 3600, "cache_dir": str(cache), "engine": TWO_KEPT}
+    gpu = {
+        "lora_from": str(folder),
+        "lora_every_s": 3600,
+        "cache_dir": str(cache),
+        "engine": TWO_KEPT,
+    }
     lane = GpuLane(settings(tiny_llama, **gpu), give_up=pytest.fail)
     await lane.start()
     yield Place(folder, lane)
@@ -70,7 +77,8 @@ async def place(tiny_llama: Path, tmp_path_factory: pytest.TempPathFactory) -> A
 
 @pytest.mark.asyncio(loop_scope="module")
 async def test_an_adapter_is_served_without_a_restart(place: Place) -> None:
-    """Not found before it is there, answered and announced after the next look; the model itself speaks as before."""
+    """Not found before it is there, answered and announced after the next look; the model itself
+    speaks as before."""
     plain = await place.says()
     missing = await named(place.lane, request(chat(1, model="legal")))
     assert isinstance(missing, Failure)
@@ -83,7 +91,8 @@ async def test_an_adapter_is_served_without_a_restart(place: Place) -> None:
 
 @pytest.mark.asyncio(loop_scope="module")
 async def test_a_replaced_adapter_answers_with_its_new_weights(place: Place) -> None:
-    """As one of another name with the same weights does: nothing that the old version computed is used for the new one."""
+    """As one of another name with the same weights does: nothing that the old version computed is
+    used for the new one."""
     place.put("moving", seed=2)
     await place.look()
     before = await place.says("moving")
@@ -98,7 +107,8 @@ async def test_a_replaced_adapter_answers_with_its_new_weights(place: Place) -> 
 async def test_an_adapter_of_another_model_is_refused_and_no_engine_dies(
     place: Place, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Whole files whose layers do not fit, a rank above what the engine has room for: the reason is in the log, once."""
+    """Whole files whose layers do not fit, a rank above what the engine has room for: the reason is
+    in the log, once."""
     engine = place.lane._host.engine
     place.put("narrow", shape=Shape(hidden=128, heads=2))
     place.put("high", rank=128)
@@ -114,7 +124,8 @@ async def test_an_adapter_of_another_model_is_refused_and_no_engine_dies(
 
 @pytest.mark.asyncio(loop_scope="module")
 async def test_more_adapters_than_memory_holds_are_served_from_the_cache(place: Place) -> None:
-    """Six, of which two stay loaded: vLLM reads the others again, from files that nothing removes while they are served."""
+    """Six, of which two stay loaded: vLLM reads the others again, from files that nothing removes
+    while they are served."""
     names = [f"many-{number}" for number in range(6)]
     for number, name in enumerate(names):
         place.put(name, seed=10 + number)
@@ -127,8 +138,11 @@ async def test_more_adapters_than_memory_holds_are_served_from_the_cache(place: 
 
 
 @pytest.mark.asyncio(loop_scope="module")
-async def test_a_withdrawn_adapter_is_found_by_what_is_on_its_way_and_not_after(place: Place) -> None:
-    """Its name is announced no longer, and then requests that name it are not found, as for any other name."""
+async def test_a_withdrawn_adapter_is_found_by_what_is_on_its_way_and_not_after(
+    place: Place,
+) -> None:
+    """Its name is announced no longer, and then requests that name it are not found, as for any
+    other name."""
     place.put("leaving")
     assert "leaving" in await place.look()
     adapter = place.lane._host._adapters.get("leaving")
@@ -145,7 +159,11 @@ async def test_a_withdrawn_adapter_is_found_by_what_is_on_its_way_and_not_after(
 @pytest.fixture
 def keys(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of the bucket."""
-    for name, value in (("ACCESS_KEY_ID", "test"), ("SECRET_ACCESS_KEY", "test"), ("DEFAULT_REGION", "us-east-1")):
+    for name, value in (
+        ("ACCESS_KEY_ID", "test"),
+        ("SECRET_ACCESS_KEY", "test"),
+        ("DEFAULT_REGION", "us-east-1"),
+    ):
         monkeypatch.setenv(f"AWS_{name}", value)
 
 
@@ -166,15 +184,21 @@ class Bucket:
             self._client.upload_file(str(file), self.name, f"{prefix}/{file.name}")
 
     def remove(self, prefix: str) -> None:
-        for entry in self._client.list_objects_v2(Bucket=self.name, Prefix=f"{prefix}/")["Contents"]:
+        for entry in self._client.list_objects_v2(Bucket=self.name, Prefix=f"{prefix}/")[
+            "Contents"
+        ]:
             self._client.delete_object(Bucket=self.name, Key=entry["Key"])
 
 
 def submit(fleet: Fleet, model: str) -> Job:
     source = fleet.folder / f"{model}-{uuid4().hex[:6]}.jsonl"
-    source.write_text("".join(json.dumps({"id": f"doc-{n}", "text": f"review {n}"}) + "\n" for n in range(20)))
+    source.write_text(
+        "".join(json.dumps({"id": f"doc-{n}", "text": f"review {n}"}) + "\n" for n in range(20))
+    )
     params = {"max_tokens": 4, "temperature": 0}
-    return fleet.producer.submit(source, {"lane": "gpu", "model": model, "prompt": "Name: {text}", "params": params})
+    return fleet.producer.submit(
+        source, {"lane": "gpu", "model": model, "prompt": "Name: {text}", "params": params}
+    )
 
 
 def announced(worker: Process) -> str:
@@ -186,9 +210,14 @@ def announced(worker: Process) -> str:
 @pytest.mark.usefixtures("keys")
 @pytest.mark.asyncio(loop_scope="module")
 async def test_weights_are_streamed_from_a_bucket(
-    place: Place, s3_server: S3Server, tiny_llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    place: Place,
+    s3_server: S3Server,
+    tiny_llama: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """By vLLM's own loader, with no copy of them on this machine; the answers are those of the model in a folder."""
+    """By vLLM's own loader, with no copy of them on this machine; the answers are those of the
+    model in a folder."""
     for name in (*STREAMER_ENDPOINTS, STREAMER_ADDRESSING):
         monkeypatch.setenv(name, s3_server.url)
         monkeypatch.delenv(name)  # now the test takes back what the lane sets
@@ -212,18 +241,26 @@ async def test_weights_are_streamed_from_a_bucket(
         await lane.close()
 
 
-def test_a_fleet_serves_a_bucket(fleet: Fleet, s3_server: S3Server, tiny_llama: Path, tmp_path: Path) -> None:
-    """The model comes from the bucket by the cache; an adapter that is uploaded later answers the items that waited for it,
-    and its queue is left when it is removed: those that come then wait for a worker that has it."""
+def test_a_fleet_serves_a_bucket(
+    fleet: Fleet, s3_server: S3Server, tiny_llama: Path, tmp_path: Path
+) -> None:
+    """The model comes from the bucket by the cache; an adapter that is uploaded later answers the
+    items that waited for it, and its queue is left when it is removed: those that come then wait
+    for a worker that has it."""
     bucket = Bucket(s3_server)
     bucket.put("tiny-llama", tiny_llama)
     bucket.put("loras/other", make_adapter(tmp_path / "other", rank=64))
     fleet.control()
     worker = gpu_worker(
-        fleet, f"s3://{bucket.name}/tiny-llama", in_process=False, s3_endpoint_url=s3_server.url,
+        fleet,
+        f"s3://{bucket.name}/tiny-llama",
+        in_process=False,
+        s3_endpoint_url=s3_server.url,
         engine={"load_format": "auto"},
-        gpu__lora_from=f"s3://{bucket.name}/loras", gpu__lora_every_s=1, gpu__cache_dir=tmp_path / "cache",
-    )  # fmt: skip
+        gpu__lora_from=f"s3://{bucket.name}/loras",
+        gpu__lora_every_s=1,
+        gpu__cache_dir=tmp_path / "cache",
+    )
     plain, legal = submit(fleet, "tiny-llama"), submit(fleet, "legal")
     fleet.wait_for(plain, JobState.COMPLETED, WORK_S)
     assert len(list((tmp_path / "cache").glob("*/model.safetensors"))) == 1
@@ -234,6 +271,10 @@ def test_a_fleet_serves_a_bucket(fleet: Fleet, s3_server: S3Server, tiny_llama: 
     bucket.remove("loras/legal")
     until(lambda: "legal" not in announced(worker), 60, "the worker announces it no longer")
     late = submit(fleet, "legal")
-    until(lambda: "no worker serves legal" in fleet.penstock("status", late.job_id), 60, "status says what is missing")
+    until(
+        lambda: "no worker serves legal" in fleet.penstock("status", late.job_id),
+        60,
+        "status says what is missing",
+    )
     assert fleet.finished(late) == 0
     assert worker.alive

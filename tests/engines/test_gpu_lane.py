@@ -1,4 +1,5 @@
-"""The gpu lane over vLLM's real engine, hosted in this process: what each kind of request becomes."""
+"""The gpu lane over vLLM's real engine, hosted in this process: what each kind of request
+becomes."""
 
 from __future__ import annotations
 
@@ -45,7 +46,12 @@ def settings(model: Path, **gpu: Any) -> WorkerSettings:
     return WorkerSettings(
         lane="gpu",
         gpu=GpuSettings(
-            model=str(model), in_process=True, max_num_seqs=64, max_num_batched_tokens=2048, engine=engine, **gpu
+            model=str(model),
+            in_process=True,
+            max_num_seqs=64,
+            max_num_batched_tokens=2048,
+            engine=engine,
+            **gpu,
         ),
     )
 
@@ -66,7 +72,9 @@ def chat(number: int = 0, text: str = "Name a topic.", **fields: Any) -> dict[st
     return {"messages": messages, "max_tokens": 8, "temperature": 0, "ignore_eos": True} | fields
 
 
-def request(body: dict[str, Any], endpoint: str = "/v1/chat/completions", **options: Any) -> Request:
+def request(
+    body: dict[str, Any], endpoint: str = "/v1/chat/completions", **options: Any
+) -> Request:
     return Request("job:doc", "default", endpoint, json.dumps(body).encode(), 60.0, **options)
 
 
@@ -94,8 +102,11 @@ async def body_of(lane: GpuLane, asked: Request) -> dict[str, Any]:
 
 
 async def test_hundreds_at_once_each_get_their_own_answer(lane: GpuLane) -> None:
-    """500 items, answers of the OpenAI shape, usage as the engine counted it; nothing is left in the engine."""
-    bodies = await asyncio.gather(*(body_of(lane, request(chat(number, max_tokens=4))) for number in range(500)))
+    """500 items, answers of the OpenAI shape, usage as the engine counted it; nothing is left in
+    the engine."""
+    bodies = await asyncio.gather(
+        *(body_of(lane, request(chat(number, max_tokens=4))) for number in range(500))
+    )
     assert {body["object"] for body in bodies} == {"chat.completion"}
     assert {body["choices"][0]["finish_reason"] for body in bodies} == {"length"}
     assert {body["usage"]["completion_tokens"] for body in bodies} == {4}
@@ -115,7 +126,10 @@ async def test_structured_outputs_follow_the_schema(lane: GpuLane, wanted: str) 
     """Asked in the request, or by the job's schema alone: what comes is JSON of that shape."""
     fields: dict[str, Any] = {"max_tokens": 64, "ignore_eos": False}
     if wanted == "request":
-        fields["response_format"] = {"type": "json_schema", "json_schema": {"name": "x", "schema": YES_OR_NO}}
+        fields["response_format"] = {
+            "type": "json_schema",
+            "json_schema": {"name": "x", "schema": YES_OR_NO},
+        }
     asked = request(chat(1, **fields), schema=YES_OR_NO if wanted == "job" else None)
     content = json.loads((await body_of(lane, asked))["choices"][0]["message"]["content"])
     assert set(content) == {"sure", "topic"}
@@ -131,20 +145,35 @@ async def test_structured_outputs_follow_the_schema(lane: GpuLane, wanted: str) 
         ({"frequency": 1}, "bad_request", "'frequency'"),
         ({"messages": []}, "bad_request", "messages is empty"),
         ({"messages": [{"role": "user", "content": None}]}, "bad_request", "content is null"),
-        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "bad_request", "takes text only"),
-        ({"response_format": {"type": "json_schema", "json_schema": {"schema": {"type": "no"}}}}, "bad_request", "no"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
+            "bad_request",
+            "takes text only",
+        ),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"schema": {"type": "no"}}}},
+            "bad_request",
+            "no",
+        ),
         ({"response_format": {"type": "yaml"}}, "bad_request", "yaml"),
         ({"structured_outputs": {}}, "bad_request", "exactly one"),
         ({"model": "gpt-4o"}, "not_found", "hosts no model 'gpt-4o'"),
         ({"stream": True}, "bad_request", "stream"),
-        ({"tools": [{"type": "function"}]}, "bad_request", "set gpu.tool_parser, or use the sidecar"),
+        (
+            {"tools": [{"type": "function"}]},
+            "bad_request",
+            "set gpu.tool_parser, or use the sidecar",
+        ),
     ],
-)  # fmt: skip
+)
 async def test_a_bad_request_is_that_items_failure(
     lane: GpuLane, fields: dict[str, Any], name: str, words: str
 ) -> None:
-    """Named as the table of failures names it, with the field; the requests beside it are answered."""
-    bad, good = await asyncio.gather(named(lane, request(chat(2, **fields))), named(lane, request(chat(3))))
+    """Named as the table of failures names it, with the field; the requests beside it are
+    answered."""
+    bad, good = await asyncio.gather(
+        named(lane, request(chat(2, **fields))), named(lane, request(chat(3)))
+    )
     assert isinstance(bad, Failure)
     assert bad.name == name, bad
     assert words in bad.detail
@@ -152,7 +181,9 @@ async def test_a_bad_request_is_that_items_failure(
 
 
 async def test_too_long_a_prompt_fails_shrinks_or_is_trimmed(lane: GpuLane) -> None:
-    """As the job says: a failure, a shorter answer, a shorter document. A trimmed prompt keeps its frame."""
+    """As the job says: a failure, a shorter answer, a shorter document.
+
+    A trimmed prompt keeps its frame."""
     long_text, half_text = "word " * 3 * CONTEXT, "word " * (CONTEXT - 60)
     failed = await named(lane, request(chat(4, long_text)))
     assert isinstance(failed, Failure)
@@ -179,7 +210,8 @@ async def test_completions_take_text_and_token_ids(lane: GpuLane) -> None:
 
 
 async def test_several_choices_and_logprobs(lane: GpuLane) -> None:
-    """`n` gives as many choices, counted together in the usage, and `top_logprobs` gives as many per token."""
+    """`n` gives as many choices, counted together in the usage, and `top_logprobs` gives as many
+    per token."""
     several = await body_of(lane, request(chat(5, n=3, temperature=1.0, max_tokens=2)))
     assert [choice["index"] for choice in several["choices"]] == [0, 1, 2]
     assert several["usage"]["completion_tokens"] == 6
@@ -191,7 +223,10 @@ async def test_several_choices_and_logprobs(lane: GpuLane) -> None:
 
 async def test_a_cancelled_item_leaves_the_engine_to_the_others(lane: GpuLane) -> None:
     """Cancelled items leave no place taken, and the engine answers the next request."""
-    tasks = [asyncio.create_task(tried(lane, request(chat(number, max_tokens=900)))) for number in range(30)]
+    tasks = [
+        asyncio.create_task(tried(lane, request(chat(number, max_tokens=900))))
+        for number in range(30)
+    ]
     while lane.gauges()["running"] == 0:  # noqa: ASYNC110 -- the engine says so at its next step, and sets no event
         await asyncio.sleep(0.01)
     for task in tasks:
@@ -203,7 +238,8 @@ async def test_a_cancelled_item_leaves_the_engine_to_the_others(lane: GpuLane) -
 
 @pytest.mark.parametrize("choices", [1, 3])
 async def test_an_item_that_takes_too_long_is_a_timeout(lane: GpuLane, choices: int) -> None:
-    """A request that outlasts its own time limit, counted from its first token, ends as the failure `timeout`."""
+    """A request that outlasts its own time limit, counted from its first token, ends as the failure
+    `timeout`."""
     body = json.dumps(chat(8, max_tokens=900, n=choices, temperature=1.0)).encode()
     answer = await tried(lane, Request("job:slow", "default", "/v1/chat/completions", body, 0.05))
     assert isinstance(answer, NoAnswer)
@@ -233,9 +269,18 @@ async def test_a_generative_engine_refuses_embeddings(lane: GpuLane) -> None:
 @pytest.mark.parametrize(
     "fields",
     [
-        {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {"$ref": "#"}}}},
+        {
+            "response_format": {
+                "type": "json_schema",
+                "json_schema": {"name": "x", "schema": {"$ref": "#"}},
+            }
+        },
         {"structured_outputs": {"grammar": "root ::= root"}},
-        {"structured_outputs": {"json": {"type": "object", "properties": {"a": {"$ref": "#/nowhere"}}}}},
+        {
+            "structured_outputs": {
+                "json": {"type": "object", "properties": {"a": {"$ref": "#/nowhere"}}}
+            }
+        },
         {"structured_outputs": {"regex": "("}},
         {"structured_outputs": {"regex": "((((a{0,40}){0,40}){0,40}){0,40})"}},
     ],
@@ -243,7 +288,8 @@ async def test_a_generative_engine_refuses_embeddings(lane: GpuLane) -> None:
 async def test_what_no_answer_can_follow_is_refused_before_the_engine_has_it(
     lane: GpuLane, fields: dict[str, Any]
 ) -> None:
-    """A schema that is itself, a grammar without an end, a pattern whose every token takes longer: `bad_request` (H1)."""
+    """A schema that is itself, a grammar without an end, a pattern whose every token takes longer:
+    `bad_request` (H1)."""
     refused = await named(lane, request(chat(1, **fields)))
     assert isinstance(refused, Failure)
     assert refused.name == "bad_request"
@@ -251,8 +297,11 @@ async def test_what_no_answer_can_follow_is_refused_before_the_engine_has_it(
     assert isinstance(await named(lane, request(chat(2))), Reply)
 
 
-async def test_what_the_engine_gave_up_is_no_answer(lane: GpuLane, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where a schema that is itself gets past the trial, the engine ends with `error`: a retry, and never a result (H1)."""
+async def test_what_the_engine_gave_up_is_no_answer(
+    lane: GpuLane, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where a schema that is itself gets past the trial, the engine ends with `error`: a retry, and
+    never a result (H1)."""
     monkeypatch.setattr(lane._grammars, "_facts", None)
     schema = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"$ref": "#"}}}
     failed = await named(lane, request(chat(1, response_format=schema)))
@@ -294,17 +343,22 @@ async def test_a_start_without_the_memory_for_one_request_says_so(tiny_llama: Pa
 
 
 async def test_a_pooling_engine_embeds(tiny_bert: Path) -> None:
-    """An encoder in the engine: unit vectors, as floats or base64; too long is refused or cut, as the job says."""
+    """An encoder in the engine: unit vectors, as floats or base64; too long is refused or cut, as
+    the job says."""
     import base64
     import struct
 
-    hosted = GpuLane(settings(tiny_bert, engine={"runner": "pooling", "max_model_len": 512, "dtype": "float32"}))
+    hosted = GpuLane(
+        settings(tiny_bert, engine={"runner": "pooling", "max_model_len": 512, "dtype": "float32"})
+    )
     await hosted.start()
     try:
         plain = await body_of(hosted, request({"input": "import os"}, "/v1/embeddings"))
         vector = plain["data"][0]["embedding"]
         assert math.isclose(sum(value * value for value in vector), 1.0, rel_tol=1e-3)
-        packed = await body_of(hosted, request({"input": "import os", "encoding_format": "base64"}, "/v1/embeddings"))
+        packed = await body_of(
+            hosted, request({"input": "import os", "encoding_format": "base64"}, "/v1/embeddings")
+        )
         raw = base64.b64decode(packed["data"][0]["embedding"])
         assert struct.unpack(f"<{len(vector)}f", raw) == pytest.approx(vector, abs=1e-5)
         long_one = {"input": "word " * 2_000}
@@ -318,7 +372,9 @@ async def test_a_pooling_engine_embeds(tiny_bert: Path) -> None:
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def adapted(tiny_llama: Path, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[GpuLane]:
+async def adapted(
+    tiny_llama: Path, tmp_path_factory: pytest.TempPathFactory
+) -> AsyncIterator[GpuLane]:
     """With two adapters that are good, and two that are not."""
     from engines.tiny_model import make_adapter
 
@@ -334,7 +390,8 @@ async def adapted(tiny_llama: Path, tmp_path_factory: pytest.TempPathFactory) ->
 
 
 async def test_a_bad_adapter_refuses_its_own_requests_only(adapted: GpuLane) -> None:
-    """Rank 64 is served; a missing folder and weights that cannot be read are refused by name, and no engine dies (H2)."""
+    """Rank 64 is served; a missing folder and weights that cannot be read are refused by name, and
+    no engine dies (H2)."""
     engine = adapted._host.engine
     for name in ("broken", "missing"):
         refused = await named(adapted, request(chat(1, model=name)))
@@ -354,35 +411,43 @@ async def said(lane: GpuLane, number: int, model: str | None) -> str:
 
 
 async def test_an_adapter_is_chosen_by_the_requests_model(adapted: GpuLane) -> None:
-    """The same greedy question, without an adapter and with each: three answers, each under the name that was asked for."""
+    """The same greedy question, without an adapter and with each: three answers, each under the
+    name that was asked for."""
     assert len({await said(adapted, 1, model) for model in (None, "legal", "wide")}) == 3
 
 
 async def assert_mixed_as_alone(lane: GpuLane, without_adapters: GpuLane) -> None:
     asked = [(number, model) for number in range(4) for model in (None, "legal", "wide", None)]
     alone = {pair: await said(lane, *pair) for pair in sorted(set(asked), key=str)}
-    assert await asyncio.gather(*(said(lane, *pair) for pair in asked)) == [alone[pair] for pair in asked]
+    assert await asyncio.gather(*(said(lane, *pair) for pair in asked)) == [
+        alone[pair] for pair in asked
+    ]
     base = [await said(without_adapters, number, None) for number in range(4)]
     assert [alone[number, None] for number in range(4)] == base
 
 
-async def test_requests_side_by_side_are_answered_as_when_alone(adapted: GpuLane, lane: GpuLane) -> None:
-    """A batch that mixes the base model and two adapters has the answers that each request has by itself, and those of the
-    base model are those of an engine without adapters: no request is computed with weights that another one asked for."""
+async def test_requests_side_by_side_are_answered_as_when_alone(
+    adapted: GpuLane, lane: GpuLane
+) -> None:
+    """A batch that mixes the base model and two adapters has the answers that each request has by
+    itself, and those of the base model are those of an engine without adapters: no request is
+    computed with weights that another one asked for."""
     await assert_mixed_as_alone(adapted, lane)
 
 
 async def test_fewer_places_than_adapters_keep_the_base_model_its_own(
     tiny_llama: Path, tmp_path: Path, lane: GpuLane
 ) -> None:
-    """Likewise where an adapter has each place of the engine, the last one included, and adapters change places.
-    (test_serve_gpu.py holds the same for an engine in a process of its own.)"""
+    """Likewise where an adapter has each place of the engine, the last one included, and adapters
+    change places. (test_serve_gpu.py holds the same for an engine in a process of its own.)"""
     from engines.tiny_model import make_adapter
 
     folders = {name: str(tmp_path / name) for name in ("legal", "wide")}
     make_adapter(tmp_path / "legal")
     make_adapter(tmp_path / "wide", rank=64)
-    crowded = GpuLane(settings(tiny_llama, lora=folders, engine={"max_loras": 1}), give_up=pytest.fail)
+    crowded = GpuLane(
+        settings(tiny_llama, lora=folders, engine={"max_loras": 1}), give_up=pytest.fail
+    )
     await crowded.start()
     try:
         await assert_mixed_as_alone(crowded, lane)
@@ -391,14 +456,16 @@ async def test_fewer_places_than_adapters_keep_the_base_model_its_own(
 
 
 async def test_each_finish_reason_of_this_vllm_has_its_outcome() -> None:
-    """The engine's own list and the table are the same: a release with a new reason fails here, before it fails silently."""
+    """The engine's own list and the table are the same: a release with a new reason fails here,
+    before it fails silently."""
     from penstock_workers.lanes.gpu.requests.outcomes import REASONS
 
     assert set(REASONS) == {str(reason) for reason in import_module("vllm.v1.engine").FinishReason}
 
 
 async def test_arguments_are_read_as_vllms_command_line_reads_them(tiny_llama: Path) -> None:
-    """`1k` and `false` as text are a thousand and no; what is neither is refused with the argument's name."""
+    """`1k` and `false` as text are a thousand and no; what is neither is refused with the
+    argument's name."""
     from penstock_workers.errors import BadEngineSettings
     from penstock_workers.lanes.gpu.engine.adapters import Adapters
     from penstock_workers.lanes.gpu.engine.arguments import engine_arguments
@@ -407,8 +474,17 @@ async def test_arguments_are_read_as_vllms_command_line_reads_them(tiny_llama: P
         given = GpuSettings(model=str(tiny_llama), engine=engine)
         return engine_arguments(given, Adapters({}, None), drain_seconds=1)
 
-    read_all = read(max_model_len="8k", enable_lora="False", enable_prefix_caching="yes", gpu_memory_utilization="0.5")
-    assert (read_all.max_model_len, read_all.enable_lora, read_all.enable_prefix_caching) == (8_000, False, True)
+    read_all = read(
+        max_model_len="8k",
+        enable_lora="False",
+        enable_prefix_caching="yes",
+        gpu_memory_utilization="0.5",
+    )
+    assert (read_all.max_model_len, read_all.enable_lora, read_all.enable_prefix_caching) == (
+        8_000,
+        False,
+        True,
+    )
     assert read_all.gpu_memory_utilization == 0.5
     for wrong in ({"enable_lora": "maybe"}, {"max_model_len": "much"}, {"dtype": "float1"}):
         with pytest.raises(BadEngineSettings, match=f"gpu.engine.{next(iter(wrong))} = "):
@@ -425,7 +501,8 @@ async def two_places(tiny_llama: Path) -> AsyncIterator[GpuLane]:
 
 
 async def test_an_item_in_the_engines_line_does_not_time_out(two_places: GpuLane) -> None:
-    """Many items for two places, each with less time than the line takes: all are answered, as only computing counts (H6)."""
+    """Many items for two places, each with less time than the line takes: all are answered, as only
+    computing counts (H6)."""
     clock, body = asyncio.get_running_loop().time, json.dumps(chat(1, max_tokens=24)).encode()
 
     async def seconds(number: int, limit_s: float) -> float:
@@ -438,7 +515,9 @@ async def test_an_item_in_the_engines_line_does_not_time_out(two_places: GpuLane
 
     usual = sorted([await seconds(2, 60.0) for _ in range(3)])[1]
     limit_s = max(3.0, 8 * usual)  # so long may a busy machine keep one from its tokens
-    assert await seconds(2 * math.ceil(2 * limit_s / usual), limit_s) > limit_s, "else the test shows nothing"
+    assert await seconds(2 * math.ceil(2 * limit_s / usual), limit_s) > limit_s, (
+        "else the test shows nothing"
+    )
 
 
 async def test_urgent_items_overtake_in_the_engine(two_places: GpuLane) -> None:
@@ -461,7 +540,8 @@ async def test_urgent_items_overtake_in_the_engine(two_places: GpuLane) -> None:
 async def test_a_worker_that_cannot_build_its_engine_anew_ends(
     tiny_llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The engine dies and its model is gone meanwhile: its item ends with that reason, and the worker asks to be replaced."""
+    """The engine dies and its model is gone meanwhile: its item ends with that reason, and the
+    worker asks to be replaced."""
     monkeypatch.setattr(engine_host, "REBUILD_PAUSES_S", (0.1,) * len(engine_host.REBUILD_PAUSES_S))
     model = tmp_path / "model"
     shutil.copytree(tiny_llama, model)
@@ -471,7 +551,9 @@ async def test_a_worker_that_cannot_build_its_engine_anew_ends(
     try:
         shutil.rmtree(model)
         engine: Any = lane._host.engine
-        with patch.object(engine._llm, "step", side_effect=RuntimeError("CUDA error: out of memory")):
+        with patch.object(
+            engine._llm, "step", side_effect=RuntimeError("CUDA error: out of memory")
+        ):
             died = await tried(lane, request(chat()))
         assert isinstance(died, NoAnswer)
         assert died.failure == "engine_died"

@@ -1,4 +1,5 @@
-"""Hostile request bodies, drawn over every field that the lanes read: no engine dies of one, and none is answered falsely."""
+"""Hostile request bodies, drawn over every field that the lanes read: no engine dies of one, and
+none is answered falsely."""
 
 from __future__ import annotations
 
@@ -32,7 +33,8 @@ BODY_S = 60.0  # for one body, with all others beside it on two cores
 REFUSALS = {"bad_request", "context_overflow", "not_found"}  # said at once, never tried again
 # The model has random weights: an answer may be all special tokens, and then it has no text.
 NO_ANSWER = {"empty_answer"}
-# Prompts computed in pieces, together with a seed, end this CPU build of vLLM: that item has a test of its own.
+# Prompts computed in pieces, together with a seed, end this CPU build of vLLM: that item has a test
+# of its own.
 WHOLE_PROMPTS = {"enable_chunked_prefill": False}
 
 
@@ -55,7 +57,10 @@ def accepted(endpoint: str, bodies: list[Body]) -> dict[str, Body]:
 
 def submit(fleet: Fleet, endpoint: str, bodies: dict[str, Body], model: Path) -> Job:
     source = fleet.folder / f"hostile{endpoint.replace('/', '-')}.jsonl"
-    lines = ({"custom_id": name, "method": "POST", "url": endpoint, "body": body} for name, body in bodies.items())
+    lines = (
+        {"custom_id": name, "method": "POST", "url": endpoint, "body": body}
+        for name, body in bodies.items()
+    )
     source.write_text("".join(json.dumps(line) + "\n" for line in lines))
     return fleet.producer.submit(source, {"lane": "gpu", "endpoint": endpoint, "model": str(model)})
 
@@ -65,7 +70,9 @@ def choices_of(answer: Body, asked: Body) -> list[str]:
     chosen = answer["choices"]
     assert [choice["index"] for choice in chosen] == list(range(asked.get("n") or 1))
     assert {choice["finish_reason"] for choice in chosen} <= {"stop", "length"}
-    texts = [choice["text"] if "text" in choice else choice["message"]["content"] for choice in chosen]
+    texts = [
+        choice["text"] if "text" in choice else choice["message"]["content"] for choice in chosen
+    ]
     assert any(texts) or asked.get("ignore_eos"), "a success without an answer"
     most = asked.get("max_completion_tokens") or asked.get("max_tokens")
     assert most is None or answer["usage"]["completion_tokens"] <= most * len(chosen)
@@ -76,18 +83,28 @@ def choices_of(answer: Body, asked: Body) -> list[str]:
 
 
 def _wants_json(asked: Body) -> bool:
-    """An answer that has ended must be JSON, unless the request itself cut it at one of its stops."""
-    if asked.get("stop") or asked.get("stop_token_ids") or asked.get("skip_special_tokens") is False:
+    """An answer that has ended must be JSON, unless the request itself cut it at one of its
+    stops."""
+    if (
+        asked.get("stop")
+        or asked.get("stop_token_ids")
+        or asked.get("skip_special_tokens") is False
+    ):
         return False
     if asked.get("structured_outputs"):
         return bool(asked["structured_outputs"].get("json"))
     return (asked.get("response_format") or {}).get("type") in ("json_object", "json_schema")
 
 
-def test_no_hostile_body_ends_an_engine_or_is_a_false_success(fleet: Fleet, tiny_llama: Path) -> None:
-    """500 documents through a whole fleet: each has one outcome, soon, and the engine at the end is the first one."""
+def test_no_hostile_body_ends_an_engine_or_is_a_false_success(
+    fleet: Fleet, tiny_llama: Path
+) -> None:
+    """500 documents through a whole fleet: each has one outcome, soon, and the engine at the end is
+    the first one."""
     bodies = {
-        "/v1/chat/completions": accepted("/v1/chat/completions", [*every_constraint(), *drawn(chats(), 290)]),
+        "/v1/chat/completions": accepted(
+            "/v1/chat/completions", [*every_constraint(), *drawn(chats(), 290)]
+        ),
         "/v1/completions": accepted("/v1/completions", drawn(completions(), 180)),
         "/v1/embeddings": accepted("/v1/embeddings", drawn(embeddings(), 40)),
     }
@@ -95,14 +112,22 @@ def test_no_hostile_body_ends_an_engine_or_is_a_false_success(fleet: Fleet, tiny
     fleet.control()
     worker = gpu_worker(fleet, tiny_llama, in_process=False, engine=WHOLE_PROMPTS)
     engine = engine_of(worker)
-    jobs = {endpoint: submit(fleet, endpoint, asked, tiny_llama) for endpoint, asked in bodies.items()}
+    jobs = {
+        endpoint: submit(fleet, endpoint, asked, tiny_llama) for endpoint, asked in bodies.items()
+    }
     for job in jobs.values():
         fleet.wait_for(job, JobState.COMPLETED, WORK_S)
     answered = sum(checked(fleet, job, bodies[endpoint]) for endpoint, job in jobs.items())
     assert answered > 100, "else the bodies say little of the engine"
     assert engine_of(worker) == engine
     untouched(worker)
-    good = {"doc-0": {"messages": [{"role": "user", "content": "Name a topic."}], "max_tokens": 4, "ignore_eos": True}}
+    good = {
+        "doc-0": {
+            "messages": [{"role": "user", "content": "Name a topic."}],
+            "max_tokens": 4,
+            "ignore_eos": True,
+        }
+    }
     last = submit(fleet, "/v1/chat/completions", good, tiny_llama)
     fleet.wait_for(last, JobState.COMPLETED, WORK_S)
     assert fleet.account(last, 1).results == {"doc-0"}
@@ -114,18 +139,22 @@ def checked(fleet: Fleet, job: Job, asked: dict[str, Body]) -> int:
     strange = {
         name: (why, asked[name])
         for name, why in account.dead.items()
-        if why not in REFUSALS | NO_ANSWER and not (why == "engine_failed" and contradicts_itself(asked[name]))
+        if why not in REFUSALS | NO_ANSWER
+        and not (why == "engine_failed" and contradicts_itself(asked[name]))
     }
     assert not strange
     for result in fleet.producer.results(job.job_id):
         assert choices_of(json.loads(result.body), asked[result.key.doc_id])
         assert result.latency_ms < BODY_S * 1_000
-        assert result.attempts <= 2, "an answer without text is tried once more, and nothing else is"
+        assert result.attempts <= 2, (
+            "an answer without text is tried once more, and nothing else is"
+        )
     return len(account.results)
 
 
 def contradicts_itself(asked: Body) -> bool:
-    """Its schema wants what it forbids, so that no token may come: the engine gives up such a request, and answers others."""
+    """Its schema wants what it forbids, so that no token may come: the engine gives up such a
+    request, and answers others."""
     constrained = asked.get("response_format") or asked.get("structured_outputs")
     return bool(constrained) and bool(asked.get("bad_words") or asked.get("min_tokens"))
 
@@ -136,15 +165,33 @@ def untouched(worker: Process) -> None:
         assert words not in log, log[max(0, log.find(words) - 500) :][:3_000]
 
 
-# -- beyond what a producer takes: a hook of the job may make any bytes of a body -----------------------------------------
+# -- beyond what a producer takes: a hook of the job may make any bytes of a body ------------------
 
 GOOD = b'{"messages":[{"role":"user","content":"a"}],"max_tokens":2,"ignore_eos":true'
 NESTED = b'{"a":' * 400 + b"1" + b"}" * 400
 RAW = [
-    b"", b"null", b"[]", b"1e999", b"{", b'"text"', b"\xff\xfe", b"NaN", b'{"messages":', b"{}", b"\0",
-    GOOD + b',"temperature":NaN}', GOOD + b',"temperature":1e999}', GOOD + b',"seed":' + b"9" * 400 + b"}",
-    GOOD + b',"user":"\\ud800"}', GOOD + b',"stop":"\\u0000"}', GOOD + b',"stream":true}', GOOD + b',"model":""}',
-    GOOD + b',"model":"gpt-4o"}', GOOD + b',"model":["m"]}', GOOD + b',"model":{"a":1}}', GOOD + b',"max_tokens":null}',
+    b"",
+    b"null",
+    b"[]",
+    b"1e999",
+    b"{",
+    b'"text"',
+    b"\xff\xfe",
+    b"NaN",
+    b'{"messages":',
+    b"{}",
+    b"\0",
+    GOOD + b',"temperature":NaN}',
+    GOOD + b',"temperature":1e999}',
+    GOOD + b',"seed":' + b"9" * 400 + b"}",
+    GOOD + b',"user":"\\ud800"}',
+    GOOD + b',"stop":"\\u0000"}',
+    GOOD + b',"stream":true}',
+    GOOD + b',"model":""}',
+    GOOD + b',"model":"gpt-4o"}',
+    GOOD + b',"model":["m"]}',
+    GOOD + b',"model":{"a":1}}',
+    GOOD + b',"max_tokens":null}',
     GOOD + b',"metadata":' + NESTED + b"}",
     GOOD + b',"temperature":' + NESTED + b"}",
     GOOD + b',"no_such_field":' + NESTED + b"}",
@@ -157,7 +204,7 @@ RAW = [
     b'{"messages":' + b"[" * 500 + b"]" * 500 + b"}",
     b'{"prompt":' + b"[" * 500 + b"]" * 500 + b"}",
     b'{"input":' + b"[" * 500 + b"]" * 500 + b"}",
-]  # fmt: skip
+]
 ENDPOINTS = (
     "/v1/chat/completions",
     "/v1/completions",
@@ -171,18 +218,30 @@ ENDPOINTS = (
 
 
 def asks(bodies: list[Body], *endpoints: str) -> list[Request]:
-    """One request for each body, and each raw one at each endpoint; texts that are too long fail or are cut in turn."""
-    sent = [(json.dumps(body).encode(), endpoints[place % len(endpoints)]) for place, body in enumerate(bodies)]
+    """One request for each body, and each raw one at each endpoint; texts that are too long fail or
+    are cut in turn."""
+    sent = [
+        (json.dumps(body).encode(), endpoints[place % len(endpoints)])
+        for place, body in enumerate(bodies)
+    ]
     sent += [(raw, endpoint) for raw in RAW for endpoint in endpoints]
     overflows = ("fail", "trim", "shrink")
     return [
-        Request(f"job:doc-{place}", "default", endpoint, raw, BODY_S, on_overflow=overflows[place % 3])  # type: ignore[arg-type]  # one of the three
+        Request(
+            f"job:doc-{place}",
+            "default",
+            endpoint,
+            raw,
+            BODY_S,
+            on_overflow=overflows[place % 3],  # type: ignore[arg-type]  # one of the three
+        )
         for place, (raw, endpoint) in enumerate(sent)
     ]
 
 
 async def outcomes(lane: Lane, requests: list[Request]) -> list[Failure | Reply]:
-    """What each comes to, twenty at once; whatever a lane raises is raised here, and none takes longer than ``BODY_S``."""
+    """What each comes to, twenty at once; whatever a lane raises is raised here, and none takes
+    longer than ``BODY_S``."""
     places = asyncio.Semaphore(20)
 
     async def one(request: Request) -> Failure | Reply:
@@ -193,7 +252,9 @@ async def outcomes(lane: Lane, requests: list[Request]) -> list[Failure | Reply]
                 came = prepared.refused or await lane.infer(prepared)
                 return name_failure(came, 0.0)
             except Exception as error:
-                raise AssertionError(f"{request.endpoint} {request.body[:300]!r}: {error!r}") from error
+                raise AssertionError(
+                    f"{request.endpoint} {request.body[:300]!r}: {error!r}"
+                ) from error
             finally:
                 assert time.monotonic() - began < BODY_S, request.body[:300]
 
@@ -212,13 +273,29 @@ def counted(found: list[Failure | Reply], requests: list[Request]) -> Counter[st
 
 @pytest.fixture
 def arguments(tiny_llama: Path) -> dict[str, Any]:
-    engine = {"enforce_eager": True, "dtype": "bfloat16", "gpu_memory_utilization": 0.5, "max_model_len": 512}
-    return {"in_process": True, "max_num_seqs": 16, "max_num_batched_tokens": 2048, "engine": engine | WHOLE_PROMPTS}
+    engine = {
+        "enforce_eager": True,
+        "dtype": "bfloat16",
+        "gpu_memory_utilization": 0.5,
+        "max_model_len": 512,
+    }
+    return {
+        "in_process": True,
+        "max_num_seqs": 16,
+        "max_num_batched_tokens": 2048,
+        "engine": engine | WHOLE_PROMPTS,
+    }
 
 
-async def test_a_hosted_engine_outlives_any_bytes(tiny_llama: Path, arguments: dict[str, Any]) -> None:
-    """What no producer would take, at every endpoint: refused, and the same engine answers the next request."""
-    lane = GpuLane(WorkerSettings(lane="gpu", gpu=GpuSettings(model=str(tiny_llama), **arguments)), give_up=pytest.fail)
+async def test_a_hosted_engine_outlives_any_bytes(
+    tiny_llama: Path, arguments: dict[str, Any]
+) -> None:
+    """What no producer would take, at every endpoint: refused, and the same engine answers the next
+    request."""
+    lane = GpuLane(
+        WorkerSettings(lane="gpu", gpu=GpuSettings(model=str(tiny_llama), **arguments)),
+        give_up=pytest.fail,
+    )
     await lane.start()
     try:
         engine = lane._host.engine
@@ -227,15 +304,19 @@ async def test_a_hosted_engine_outlives_any_bytes(tiny_llama: Path, arguments: d
         assert found["bad_request"] > 200
         assert lane._host.engine is engine
         last = asks(
-            [{"messages": [{"role": "user", "content": "a"}], "max_tokens": 2, "ignore_eos": True}], ENDPOINTS[0]
+            [{"messages": [{"role": "user", "content": "a"}], "max_tokens": 2, "ignore_eos": True}],
+            ENDPOINTS[0],
         )
         assert counted(await outcomes(lane, last[:1]), last[:1]) == {"answered": 1}
     finally:
         await lane.close()
 
 
-async def test_a_pooling_engine_outlives_hostile_bodies(tiny_bert: Path, arguments: dict[str, Any]) -> None:
-    """Token ids, sizes and forms of every kind: a vector, or a refusal, and the same engine at the end."""
+async def test_a_pooling_engine_outlives_hostile_bodies(
+    tiny_bert: Path, arguments: dict[str, Any]
+) -> None:
+    """Token ids, sizes and forms of every kind: a vector, or a refusal, and the same engine at the
+    end."""
     engine = arguments["engine"] | {"runner": "pooling", "dtype": "float32"}
     gpu = GpuSettings(model=str(tiny_bert), **(arguments | {"engine": engine}))
     lane = GpuLane(WorkerSettings(lane="gpu", gpu=gpu), give_up=pytest.fail)
@@ -258,7 +339,9 @@ async def test_an_encoder_outlives_hostile_bodies(tiny_ranker: Path) -> None:
     lane = EmbedLane(EmbedSettings(model=str(tiny_ranker), device="cpu"), give_up=pytest.fail)
     await lane.start()
     try:
-        requests = asks(drawn(scorings(), 200), "/v1/score", "/v1/rerank", "/classify", "/v1/embeddings")
+        requests = asks(
+            drawn(scorings(), 200), "/v1/score", "/v1/rerank", "/classify", "/v1/embeddings"
+        )
         found = await outcomes(lane, requests)
         assert counted(found, requests)["answered"] > 30
         for reply in found:

@@ -1,4 +1,5 @@
-"""The embed lane over vLLM's own server with a pooling model: its answers, its errors, its death and its return."""
+"""The embed lane over vLLM's own server with a pooling model: its answers, its errors, its death
+and its return."""
 
 from __future__ import annotations
 
@@ -55,12 +56,16 @@ def request(endpoint: str, body: dict[str, Any], **more: Any) -> Request:
     return Request("job:doc", "default", endpoint, orjson.dumps(body), 60.0, **more)
 
 
-async def tried(one: EmbedServerLane, endpoint: str, body: dict[str, Any], **more: Any) -> Answer | NoAnswer:
+async def tried(
+    one: EmbedServerLane, endpoint: str, body: dict[str, Any], **more: Any
+) -> Answer | NoAnswer:
     prepared = await one.prepare(request(endpoint, body, **more))
     return prepared.refused or await one.infer(prepared)
 
 
-async def answer(one: EmbedServerLane, endpoint: str, body: dict[str, Any], **more: Any) -> dict[str, Any]:
+async def answer(
+    one: EmbedServerLane, endpoint: str, body: dict[str, Any], **more: Any
+) -> dict[str, Any]:
     came = await tried(one, endpoint, body, **more)
     assert isinstance(name_failure(came, 0.0), Reply), came
     assert isinstance(came, Answer)
@@ -75,16 +80,25 @@ async def failure(one: EmbedServerLane, endpoint: str, body: dict[str, Any]) -> 
 
 
 def library(folder: Path) -> Any:
-    return import_module("sentence_transformers").CrossEncoder(str(folder), device="cpu", local_files_only=True)
+    return import_module("sentence_transformers").CrossEncoder(
+        str(folder), device="cpu", local_files_only=True
+    )
 
 
 async def test_scores_and_rankings_are_those_of_the_library(ranker: VllmServer) -> None:
-    """By the server's own paths: scores in the order of the pairs, rankings by them, and a long pair cut as the library cuts."""
-    expected = library(ranker.model).predict([(QUERY, document) for document in [*DOCUMENTS, LONG]]).tolist()
+    """By the server's own paths: scores in the order of the pairs, rankings by them, and a long
+    pair cut as the library cuts."""
+    expected = (
+        library(ranker.model)
+        .predict([(QUERY, document) for document in [*DOCUMENTS, LONG]])
+        .tolist()
+    )
     async with lane(ranker) as one:
         scored = await answer(one, "/v1/score", {"text_1": QUERY, "text_2": DOCUMENTS})
         pairs = await answer(one, "/score", {"queries": [QUERY] * 2, "documents": DOCUMENTS[:2]})
-        ranked = await answer(one, "/v1/rerank", {"query": QUERY, "documents": DOCUMENTS, "top_n": 2})
+        ranked = await answer(
+            one, "/v1/rerank", {"query": QUERY, "documents": DOCUMENTS, "top_n": 2}
+        )
         cut = await answer(one, "/v1/score", {"text_1": QUERY, "text_2": LONG}, on_overflow="trim")
         logits = await answer(one, "/classify", {"input": "import os", "use_activation": False})
         classes = await answer(one, "/classify", {"input": ["import os", "x"]})
@@ -103,8 +117,18 @@ async def test_scores_and_rankings_are_those_of_the_library(ranker: VllmServer) 
 @pytest.mark.parametrize(
     ("endpoint", "body", "name", "words"),
     [
-        ("/v1/score", {"text_1": QUERY, "text_2": LONG}, "context_overflow", "maximum context length is 512"),
-        ("/v1/rerank", {"query": LONG * 20, "documents": ["x"]}, "context_overflow", "maximum context length is 512"),
+        (
+            "/v1/score",
+            {"text_1": QUERY, "text_2": LONG},
+            "context_overflow",
+            "maximum context length is 512",
+        ),
+        (
+            "/v1/rerank",
+            {"query": LONG * 20, "documents": ["x"]},
+            "context_overflow",
+            "maximum context length is 512",
+        ),
         ("/classify", {"input": LONG}, "context_overflow", "maximum context length is 512"),
         ("/v1/embeddings", {"input": "x"}, "bad_request", "does not embed"),
         ("/v1/score", {"text_1": "a", "text_2": "b", "model": "other"}, "not_found", "other"),
@@ -114,19 +138,24 @@ async def test_scores_and_rankings_are_those_of_the_library(ranker: VllmServer) 
 async def test_what_the_server_refuses_has_its_name(
     ranker: VllmServer, endpoint: str, body: dict[str, Any], name: str, words: str
 ) -> None:
-    """Too long, a task or a model that it does not have, a body without a side: none is tried again."""
+    """Too long, a task or a model that it does not have, a body without a side: none is tried
+    again."""
     async with lane(ranker) as one:
         named = await failure(one, endpoint, body)
     assert (named.name, words in named.detail) == (name, True), named
 
 
-async def test_a_model_that_embeds_gives_the_models_own_vectors(tiny_bert: Path, tmp_path: Path) -> None:
+async def test_a_model_that_embeds_gives_the_models_own_vectors(
+    tiny_bert: Path, tmp_path: Path
+) -> None:
     """Those of transformers, of length 1; it scores by their cosine, and does not classify."""
     torch, transformers = import_module("torch"), import_module("transformers")
     tokenizer = transformers.AutoTokenizer.from_pretrained(tiny_bert)
     model = transformers.AutoModel.from_pretrained(tiny_bert).eval()
     with torch.inference_mode():
-        states = [model(**tokenizer(text, return_tensors="pt")).last_hidden_state[0] for text in DOCUMENTS]
+        states = [
+            model(**tokenizer(text, return_tensors="pt")).last_hidden_state[0] for text in DOCUMENTS
+        ]
     expected = [
         torch.nn.functional.normalize(state[0], dim=-1) for state in states
     ]  # vLLM pools the first token's of a BERT
@@ -134,7 +163,9 @@ async def test_a_model_that_embeds_gives_the_models_own_vectors(tiny_bert: Path,
         async with lane(server) as one:
             prepared = await one.prepare(request("/v1/embeddings", {"input": DOCUMENTS}))
             came = await one.infer(prepared)
-            scored = await answer(one, "/v1/score", {"text_1": DOCUMENTS[0], "text_2": DOCUMENTS[1:]})
+            scored = await answer(
+                one, "/v1/score", {"text_1": DOCUMENTS[0], "text_2": DOCUMENTS[1:]}
+            )
             refused = await failure(one, "/classify", {"input": "x"})
             long = await failure(one, "/v1/embeddings", {"input": LONG})
     assert isinstance(came, Answer)
@@ -149,7 +180,9 @@ async def test_a_model_that_embeds_gives_the_models_own_vectors(tiny_bert: Path,
 
 
 def test_a_job_outlives_the_engine_of_its_server(ranker: VllmServer, tmp_path: Path) -> None:
-    """Its engine is killed: it says 500 to all it had, and ends. Started again it answers all, and no attempt was lost."""
+    """Its engine is killed: it says 500 to all it had, and ends.
+
+    Started again it answers all, and no attempt was lost."""
     with Fleet(tmp_path) as fleet:
         fleet.control(window=ITEMS)
         source = tmp_path / "pairs.jsonl"
@@ -163,7 +196,9 @@ def test_a_job_outlives_the_engine_of_its_server(ranker: VllmServer, tmp_path: P
         assert fleet.finished(job) < ITEMS, "the server was too quick for this test"
         assert ranker.answered_with(500)
         ranker.start()
-        assert 0 < retries(fleet.counters(job)) <= ITEMS, "items wait for the server, and do not ask it again and again"
+        assert 0 < retries(fleet.counters(job)) <= ITEMS, (
+            "items wait for the server, and do not ask it again and again"
+        )
         fleet.wait_for(job, JobState.COMPLETED, START_S)
         account = fleet.account(job, ITEMS)
         assert (account.dead, len(account.results)) == ({}, ITEMS)
@@ -172,4 +207,6 @@ def test_a_job_outlives_the_engine_of_its_server(ranker: VllmServer, tmp_path: P
 def line(number: int) -> str:
     documents = [f"{number} {place} {LONG[:800]}" for place in range(8)]
     body = {"query": QUERY, "documents": documents}
-    return json.dumps({"custom_id": f"doc-{number}", "method": "POST", "url": "/v1/rerank", "body": body})
+    return json.dumps(
+        {"custom_id": f"doc-{number}", "method": "POST", "url": "/v1/rerank", "body": body}
+    )

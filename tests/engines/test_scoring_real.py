@@ -1,4 +1,5 @@
-"""Scores and classes by real models on a CPU: they are those of the library that the models were made for."""
+"""Scores and classes by real models on a CPU: they are those of the library that the models were
+made for."""
 
 from __future__ import annotations
 
@@ -40,7 +41,9 @@ async def lane(tiny_ranker: Path) -> AsyncIterator[EmbedLane]:
     await made.close()
 
 
-async def body_of(lane: EmbedLane | GpuLane, endpoint: str, body: dict[str, Any], **more: Any) -> dict[str, Any]:
+async def body_of(
+    lane: EmbedLane | GpuLane, endpoint: str, body: dict[str, Any], **more: Any
+) -> dict[str, Any]:
     request = Request("tag", "default", endpoint, json.dumps(body).encode(), 60.0, **more)
     prepared = await lane.prepare(request)
     assert prepared.refused is None, prepared.refused
@@ -51,11 +54,14 @@ async def body_of(lane: EmbedLane | GpuLane, endpoint: str, body: dict[str, Any]
 
 
 def library(folder: Path) -> Any:
-    return import_module("sentence_transformers").CrossEncoder(str(folder), device="cpu", local_files_only=True)
+    return import_module("sentence_transformers").CrossEncoder(
+        str(folder), device="cpu", local_files_only=True
+    )
 
 
 async def test_scores_are_those_of_the_library(lane: EmbedLane, tiny_ranker: Path) -> None:
-    """Pairs of all lengths, batched together, score what CrossEncoder.predict gives each; rank orders them as it does."""
+    """Pairs of all lengths, batched together, score what CrossEncoder.predict gives each; rank
+    orders them as it does."""
     expected = library(tiny_ranker).predict([(QUERY, document) for document in DOCUMENTS]).tolist()
     scored = await body_of(lane, "/v1/score", {"text_1": QUERY, "text_2": DOCUMENTS})
     assert [entry["score"] for entry in scored["data"]] == pytest.approx(expected, abs=1e-5)
@@ -76,11 +82,14 @@ async def test_a_long_pair_is_cut_as_the_library_cuts(lane: EmbedLane, tiny_rank
 
 
 async def test_classes_have_the_models_labels_and_probabilities(tmp_path: Path) -> None:
-    """A classifier of three classes gives softmax over the library's logits, and the label of the largest."""
+    """A classifier of three classes gives softmax over the library's logits, and the label of the
+    largest."""
     from engines.tiny_model import Shape, make_model
 
     labels = ("contradiction", "entailment", "neutral")
-    folder = make_model(tmp_path / "tiny", "bert-classifier", Shape(context=512, layers=2, labels=labels))
+    folder = make_model(
+        tmp_path / "tiny", "bert-classifier", Shape(context=512, layers=2, labels=labels)
+    )
     made = EmbedLane(EmbedSettings(model=str(folder), device="cpu"), give_up=pytest.fail)
     await made.start()
     body = await body_of(made, "/classify", {"input": DOCUMENTS})
@@ -106,7 +115,12 @@ def test_a_reranker_that_generates_is_refused_at_the_start(tiny_llama: Path) -> 
 
 @asynccontextmanager
 async def hosted(model: Path, *, in_process: bool = True) -> AsyncIterator[GpuLane]:
-    engine = {"max_model_len": 512, "enforce_eager": True, "dtype": "float32", "gpu_memory_utilization": 0.5}
+    engine = {
+        "max_model_len": 512,
+        "enforce_eager": True,
+        "dtype": "float32",
+        "gpu_memory_utilization": 0.5,
+    }
     gpu = GpuSettings(model=str(model), in_process=in_process, max_num_seqs=8, engine=engine)
     made = GpuLane(WorkerSettings(lane="gpu", gpu=gpu), give_up=pytest.fail)
     await made.start()
@@ -116,9 +130,13 @@ async def hosted(model: Path, *, in_process: bool = True) -> AsyncIterator[GpuLa
         await made.close()
 
 
-async def refuses(lane: GpuLane, endpoint: str, body: dict[str, Any], name: str, words: str) -> None:
+async def refuses(
+    lane: GpuLane, endpoint: str, body: dict[str, Any], name: str, words: str
+) -> None:
     """Before anything of it reaches the engine."""
-    prepared = await lane.prepare(Request("tag", "default", endpoint, json.dumps(body).encode(), 60.0))
+    prepared = await lane.prepare(
+        Request("tag", "default", endpoint, json.dumps(body).encode(), 60.0)
+    )
     assert prepared.refused is not None
     named = name_failure(prepared.refused, 0.0)
     assert isinstance(named, Failure)
@@ -130,12 +148,21 @@ LONG = "open a file and read it; " * 300
 
 @pytest.mark.parametrize("in_process", [True, False])
 async def test_vllm_scores_as_the_library_does(tiny_ranker: Path, in_process: bool) -> None:
-    """An engine of the gpu lane, in the worker or in children, gives pairs of all lengths the scores of the library."""
-    expected = library(tiny_ranker).predict([(QUERY, document) for document in [*DOCUMENTS, LONG]]).tolist()
+    """An engine of the gpu lane, in the worker or in children, gives pairs of all lengths the
+    scores of the library."""
+    expected = (
+        library(tiny_ranker)
+        .predict([(QUERY, document) for document in [*DOCUMENTS, LONG]])
+        .tolist()
+    )
     async with hosted(tiny_ranker, in_process=in_process) as lane:
         scored = await body_of(lane, "/v1/score", {"text_1": QUERY, "text_2": DOCUMENTS})
-        ranked = await body_of(lane, "/v1/rerank", {"query": QUERY, "documents": DOCUMENTS, "top_n": 1})
-        cut = await body_of(lane, "/v1/score", {"text_1": QUERY, "text_2": LONG}, on_overflow="trim")
+        ranked = await body_of(
+            lane, "/v1/rerank", {"query": QUERY, "documents": DOCUMENTS, "top_n": 1}
+        )
+        cut = await body_of(
+            lane, "/v1/score", {"text_1": QUERY, "text_2": LONG}, on_overflow="trim"
+        )
         classes = await body_of(lane, "/classify", {"input": DOCUMENTS})
         assert lane.served.tasks == ("rerank", "score", "classify")
     assert [entry["score"] for entry in scored["data"]] == pytest.approx(expected[:4], abs=1e-4)
@@ -146,7 +173,8 @@ async def test_vllm_scores_as_the_library_does(tiny_ranker: Path, in_process: bo
 
 
 async def test_both_lanes_answer_alike(lane: EmbedLane, tiny_ranker: Path) -> None:
-    """The same request has the same answer on both, but for its id and time, and for the last digits of a score."""
+    """The same request has the same answer on both, but for its id and time, and for the last
+    digits of a score."""
     asked: list[tuple[str, dict[str, Any]]] = [
         ("/v1/rerank", {"query": QUERY, "documents": DOCUMENTS}),
         ("/v1/score", {"text_1": QUERY, "text_2": DOCUMENTS}),
@@ -155,7 +183,9 @@ async def test_both_lanes_answer_alike(lane: EmbedLane, tiny_ranker: Path) -> No
     async with hosted(tiny_ranker) as other:
         for endpoint, body in asked:
             first = shape(await body_of(lane, endpoint, body | {"model": str(tiny_ranker)}))
-            assert first == shape(await body_of(other, endpoint, body | {"model": str(tiny_ranker)}))
+            assert first == shape(
+                await body_of(other, endpoint, body | {"model": str(tiny_ranker)})
+            )
 
 
 def shape(value: Any) -> Any:
@@ -167,19 +197,26 @@ def shape(value: Any) -> Any:
 
 
 async def test_vllm_classifies_as_the_model_does(tmp_path: Path) -> None:
-    """A classifier of three classes has transformers' own numbers; all that it cannot do is refused, and no engine dies."""
+    """A classifier of three classes has transformers' own numbers; all that it cannot do is
+    refused, and no engine dies."""
     from engines.tiny_model import Shape, make_model
 
     labels = ("contradiction", "entailment", "neutral")
-    folder = make_model(tmp_path / "tiny", "bert-classifier", Shape(context=512, layers=2, labels=labels))
+    folder = make_model(
+        tmp_path / "tiny", "bert-classifier", Shape(context=512, layers=2, labels=labels)
+    )
     async with hosted(folder) as lane:
         engine = lane._host.engine
         body = await body_of(lane, "/classify", {"input": DOCUMENTS})
         raw = await body_of(lane, "/classify", {"input": DOCUMENTS, "use_activation": False})
-        many = await body_of(lane, "/classify", {"input": [f"text {number}" for number in range(500)]})
+        many = await body_of(
+            lane, "/classify", {"input": [f"text {number}" for number in range(500)]}
+        )
         pair = {"text_1": "a", "text_2": "b"}
         await refuses(lane, "/v1/score", pair, "bad_request", "has 3 classes")
-        await refuses(lane, "/v1/rerank", {"query": "a", "documents": ["b"]}, "bad_request", "has 3 classes")
+        await refuses(
+            lane, "/v1/rerank", {"query": "a", "documents": ["b"]}, "bad_request", "has 3 classes"
+        )
         await refuses(lane, "/v1/embeddings", {"input": "a"}, "bad_request", "does not embed")
         await refuses(lane, "/v1/completions", {"prompt": "a"}, "bad_request", "does not generate")
         await refuses(lane, "/classify", {}, "bad_request", "'input' is missing")
@@ -201,7 +238,8 @@ async def test_vllm_classifies_as_the_model_does(tmp_path: Path) -> None:
 
 
 async def test_a_ranker_refuses_what_has_no_pair(tiny_ranker: Path) -> None:
-    """A missing side, too many documents and a pair that is too long are the item's failures, and cost no engine."""
+    """A missing side, too many documents and a pair that is too long are the item's failures, and
+    cost no engine."""
     async with hosted(tiny_ranker) as lane:
         engine = lane._host.engine
         too_many = {"query": "a", "documents": ["b"] * (MAX_TEXTS + 1)}
@@ -211,7 +249,9 @@ async def test_a_ranker_refuses_what_has_no_pair(tiny_ranker: Path) -> None:
         long = {"query": QUERY, "documents": ["x", LONG]}
         await refuses(lane, "/v1/rerank", long, "context_overflow", "entry 1 has")
         await refuses(lane, "/v1/embeddings", {"input": "a"}, "bad_request", "does not embed")
-        ranked = await body_of(lane, "/v1/rerank", {"query": QUERY, "documents": [f"{n} x" for n in range(200)]})
+        ranked = await body_of(
+            lane, "/v1/rerank", {"query": QUERY, "documents": [f"{n} x" for n in range(200)]}
+        )
         assert sorted(entry["index"] for entry in ranked["results"]) == list(range(200))
         relevance = [entry["relevance_score"] for entry in ranked["results"]]
         assert relevance == sorted(relevance, reverse=True)

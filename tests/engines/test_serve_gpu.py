@@ -14,22 +14,34 @@ from machine import Machine, eventually
 from servers import free_port
 
 LINES = 40
-EARLY = 100  # tries of a client that comes before the model is up: a door says when to come back, 5 s each time
+# tries of a client that comes before the model is up: a door says when to come back, 5 s each time
+EARLY = 100
 END_S = 120.0
 SAY: Any = [{"role": "user", "content": "Say something."}]
 
 
 def test_a_machine_serves_a_model_of_its_own(tiny_llama: Path, tmp_path: Path) -> None:
-    """Calls wait while it loads, its name is listed, calls and a batch are answered, and Ctrl-C leaves no engine behind.
-    A batch that mixes the model and an adapter has the answers of both alone."""
+    """Calls wait while it loads, its name is listed, calls and a batch are answered, and Ctrl-C
+    leaves no engine behind. A batch that mixes the model and an adapter has the answers of both
+    alone."""
     from engines.tiny_model import make_adapter
 
     machine, port = Machine(tmp_path), free_port()
     url = f"http://127.0.0.1:{port}"
     process = machine.start(
-        "serve", "--lane", "gpu", "--model", str(tiny_llama), "--port", str(port), "--state", "state", "--no-progress",
-        "--lora", f"legal={make_adapter(tmp_path / 'legal')}",
-    )  # fmt: skip
+        "serve",
+        "--lane",
+        "gpu",
+        "--model",
+        str(tiny_llama),
+        "--port",
+        str(port),
+        "--state",
+        "state",
+        "--no-progress",
+        "--lora",
+        f"legal={make_adapter(tmp_path / 'legal')}",
+    )
     told = ""
     try:
         eventually(lambda: process.poll() is not None or _healthy(url), START_S)
@@ -43,12 +55,15 @@ def test_a_machine_serves_a_model_of_its_own(tiny_llama: Path, tmp_path: Path) -
             f"{url}/v1/batch/sync", json.dumps(body).encode(), content_type="application/json"
         ).content
         assert (together["counts"], together["usage"]["completion_tokens"]) == (
-            {"total": 3, "succeeded": 3, "failed": 0}, 12,
-        )  # fmt: skip
+            {"total": 3, "succeeded": 3, "failed": 0},
+            12,
+        )
         models = (tiny_llama.name, "legal")
         alone = {model: _answer(client, model) for model in models}
         assert alone["legal"] != alone[tiny_llama.name]
-        assert _batch(client, models) == {f"line-{number}": alone[models[number % 2]] for number in range(LINES)}
+        assert _batch(client, models) == {
+            f"line-{number}": alone[models[number % 2]] for number in range(LINES)
+        }
     finally:
         process.send_signal(signal.SIGINT)
         told, _ = process.communicate(timeout=END_S)
@@ -76,16 +91,27 @@ def _batch(client: openai.OpenAI, models: tuple[str, ...]) -> dict[str, str]:
             "custom_id": f"line-{number}",
             "method": "POST",
             "url": "/v1/chat/completions",
-            "body": {"model": models[number % len(models)], "messages": SAY, "max_tokens": 6, "temperature": 0},
+            "body": {
+                "model": models[number % len(models)],
+                "messages": SAY,
+                "max_tokens": 6,
+                "temperature": 0,
+            },
         }
         for number in range(LINES)
     ]
     file = client.files.create(
-        file=("in.jsonl", "".join(f"{json.dumps(line)}\n" for line in lines).encode()), purpose="batch"
+        file=("in.jsonl", "".join(f"{json.dumps(line)}\n" for line in lines).encode()),
+        purpose="batch",
     )
-    batch = client.batches.create(input_file_id=file.id, endpoint="/v1/chat/completions", completion_window="24h")
+    batch = client.batches.create(
+        input_file_id=file.id, endpoint="/v1/chat/completions", completion_window="24h"
+    )
     eventually(lambda: client.batches.retrieve(batch.id).status == "completed", WORK_S)
     output = client.batches.retrieve(batch.id).output_file_id
     assert output is not None
     answers = map(json.loads, client.files.content(output).text.splitlines())
-    return {one["custom_id"]: one["response"]["body"]["choices"][0]["message"]["content"] for one in answers}
+    return {
+        one["custom_id"]: one["response"]["body"]["choices"][0]["message"]["content"]
+        for one in answers
+    }

@@ -17,14 +17,17 @@ TEXT = "Öl läuft aus; das Ventil 🜁 ist zu. " * 20
 
 @pytest.fixture
 def model(tmp_path: Path) -> Path:
-    """A folder with a byte-level BPE tokenizer, of the kind that OpenAI's, Llama's and Qwen's models have."""
+    """A folder with a byte-level BPE tokenizer, of the kind that OpenAI's, Llama's and Qwen's
+    models have."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers  # pyright: ignore[reportMissingImports]
 
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     alphabet = pre_tokenizers.ByteLevel.alphabet()
-    tokenizer.train_from_iterator([TEXT], trainers.BpeTrainer(vocab_size=300, initial_alphabet=alphabet))
+    tokenizer.train_from_iterator(
+        [TEXT], trainers.BpeTrainer(vocab_size=300, initial_alphabet=alphabet)
+    )
     folder = tmp_path / "model"
     folder.mkdir()
     tokenizer.save(str(folder / "tokenizer.json"))
@@ -39,10 +42,15 @@ def tokens_of(model: Path, text: str) -> int:
 
 @pytest.mark.parametrize("keep", ["head", "tail", "ends"])
 def test_a_column_is_cut_by_the_models_own_tokens(model: Path, tmp_path: Path, keep: str) -> None:
-    """As many tokens as asked for and no more, whole characters only, and a text that fits is sent as it is."""
-    spec = JobSpec(model="m", prompt="{text}", truncate={"text": f"50t:{keep}"}, tokenizer=str(model))
+    """As many tokens as asked for and no more, whole characters only, and a text that fits is sent
+    as it is."""
+    spec = JobSpec(
+        model="m", prompt="{text}", truncate={"text": f"50t:{keep}"}, tokenizer=str(model)
+    )
     path = tmp_path / "in.jsonl"
-    path.write_text(json.dumps({"id": "a", "text": TEXT}) + "\n" + json.dumps({"id": "b", "text": "Öl"}) + "\n")
+    path.write_text(
+        json.dumps({"id": "a", "text": TEXT}) + "\n" + json.dumps({"id": "b", "text": "Öl"}) + "\n"
+    )
     long, short = open_source(path, spec.with_pinned_tokenizer()).documents({})
     assert isinstance(long, Document)
     assert isinstance(short, Document)

@@ -1,7 +1,9 @@
-"""A model made on the spot, without any download: random weights, a tokenizer trained on the standard library's source.
+"""A model made on the spot, without any download: random weights, a tokenizer trained on the
+standard library's source.
 
-The same arguments make the same files. What it says means nothing; how much it computes is up to ``Shape``. Needs torch and
-transformers, which only the environment with vLLM has, but for ``weights=False``: then transformers alone.
+The same arguments make the same files. What it says means nothing; how much it computes is up to
+``Shape``. Needs torch and transformers, which only the environment with vLLM has, but for
+``weights=False``: then transformers alone.
 """
 
 from __future__ import annotations
@@ -16,7 +18,16 @@ from typing import Any, Literal
 
 Architecture = Literal["llama", "qwen3", "bert", "bert-classifier", "idefics3", "qwen2-audio"]
 
-SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|pad|>", "[CLS]", "[SEP]", "[MASK]", "[UNK]")
+SPECIAL = (
+    "<|endoftext|>",
+    "<|im_start|>",
+    "<|im_end|>",
+    "<|pad|>",
+    "[CLS]",
+    "[SEP]",
+    "[MASK]",
+    "[UNK]",
+)
 TRAINED_ON = 120  # files of the standard library: enough for thousands of tokens, in a second
 CHAT_TEMPLATE = (
     "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
@@ -24,13 +35,17 @@ CHAT_TEMPLATE = (
 )
 IMAGE, SOUND = "<image>", "<|AUDIO|>"
 PARTS_TEMPLATE = (
-    "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{% if m['content'] is string %}{{ m['content'] }}"
-    "{% else %}{% for part in m['content'] %}{% if part['type'] == 'image' %}<image>"
-    "{% elif part['type'] == 'audio' %}<|audio_bos|><|AUDIO|><|audio_eos|>{% else %}{{ part['text'] }}"
-    "{% endif %}{% endfor %}{% endif %}<|im_end|>\n{% endfor %}"
-    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    "{% for m in messages %}<|im_start|>{{ m['role'] }}\n"
+    "{% if m['content'] is string %}{{ m['content'] }}{% else %}{% for part in m['content'] %}{% "
+    "if part['type'] == 'image' %}<image>{% elif part['type'] == 'audio' "
+    "%}<|audio_bos|><|AUDIO|><|audio_eos|>{% else %}{{ part['text'] }}{% endif %}{% endfor %}{% "
+    "endif %}<|im_end|>\n"
+    "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n"
+    "{% endif %}"
 )
-IMAGE_PATCHES = 4  # of each image, whatever its size: a square of 32 pixels in patches of 8, four to a token
+IMAGE_PATCHES = (
+    4  # of each image, whatever its size: a square of 32 pixels in patches of 8, four to a token
+)
 IMAGE_TOKENS = IMAGE_PATCHES + 3  # with the marks around them
 MEL_BINS = 16  # of a sound's spectrum; its length in the model is Whisper's, 30 s
 _MARKS = {
@@ -58,7 +73,9 @@ class Shape:
     kv_heads: int = 2  # generating models only
     head_size: int = 64
     vocabulary: int = 4096  # at most: the tokenizer may find fewer pairs worth a token
-    embedded: int | None = None  # rows of the embedding, where a large model is to be imitated; None = the vocabulary
+    embedded: int | None = (
+        None  # rows of the embedding, where a large model is to be imitated; None = the vocabulary
+    )
     context: int = 2048
     tied: bool = True  # input and output embeddings are one
     marks: tuple[str, ...] = ()  # tokens of their own that an answer's text shows, such as <think>
@@ -73,7 +90,9 @@ def make_model(
     seed: int = 0,
     weights: bool = True,
 ) -> Path:
-    """Write config, tokenizer and weights into ``folder``, and hand it back. Without weights, load it as "dummy"."""
+    """Write config, tokenizer and weights into ``folder``, and hand it back.
+
+    Without weights, load it as "dummy"."""
     shape = shape or Shape()
     folder.mkdir(parents=True, exist_ok=True)
     shape = replace(shape, marks=(*shape.marks, *_MARKS.get(architecture, ())))
@@ -97,11 +116,14 @@ def make_model(
 
 
 def _name_as_published(file: Path) -> None:
-    """transformers 5 writes the text model's weights one level deeper than the files that vLLM reads have them."""
+    """transformers 5 writes the text model's weights one level deeper than the files that vLLM
+    reads have them."""
     safetensors = import_module("safetensors.torch")
     weights = safetensors.load_file(file)
     deeper = "language_model.model.model."
-    named = {name.replace(deeper, "language_model.model."): value for name, value in weights.items()}
+    named = {
+        name.replace(deeper, "language_model.model."): value for name, value in weights.items()
+    }
     safetensors.save_file(named, file, metadata={"format": "pt"})
 
 
@@ -118,9 +140,14 @@ def make_adapter(folder: Path, shape: Shape | None = None, *, rank: int = 8, see
         weights[f"{name}.lora_B.weight"] = torch.randn(shape.hidden, rank)
     safetensors.save_file(weights, folder / "adapter_model.safetensors")
     config = {
-        "peft_type": "LORA", "task_type": "CAUSAL_LM", "r": rank, "lora_alpha": 32, "target_modules": ["o_proj"],
-        "lora_dropout": 0.0, "bias": "none",
-    }  # fmt: skip
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "r": rank,
+        "lora_alpha": 32,
+        "target_modules": ["o_proj"],
+        "lora_dropout": 0.0,
+        "bias": "none",
+    }
     (folder / "adapter_config.json").write_text(json.dumps(config))
     return folder
 
@@ -132,14 +159,23 @@ def _tokenizer(shape: Shape) -> Any:
     tokenizer.pre_tokenizer = parts.pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = parts.decoders.ByteLevel()
     trainer = parts.trainers.BpeTrainer(
-        vocab_size=shape.vocabulary, special_tokens=list(SPECIAL), show_progress=False,
+        vocab_size=shape.vocabulary,
+        special_tokens=list(SPECIAL),
+        show_progress=False,
         initial_alphabet=parts.pre_tokenizers.ByteLevel.alphabet(),
-    )  # fmt: skip
+    )
     tokenizer.train([str(path) for path in standard_library()[:TRAINED_ON]], trainer)
     fast = transformers.PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, bos_token="<|endoftext|>", eos_token="<|im_end|>", pad_token="<|pad|>",
-        unk_token="[UNK]", cls_token="[CLS]", sep_token="[SEP]", mask_token="[MASK]", model_max_length=shape.context,
-    )  # fmt: skip
+        tokenizer_object=tokenizer,
+        bos_token="<|endoftext|>",
+        eos_token="<|im_end|>",
+        pad_token="<|pad|>",
+        unk_token="[UNK]",
+        cls_token="[CLS]",
+        sep_token="[SEP]",
+        mask_token="[MASK]",
+        model_max_length=shape.context,
+    )
     fast.add_tokens([parts.AddedToken(mark, special=False) for mark in shape.marks])
     fast.chat_template = CHAT_TEMPLATE
     return fast
@@ -157,7 +193,10 @@ def _image_processor(tokenizer: Any) -> Any:
         size={"longest_edge": 32}, max_image_size={"longest_edge": 32}, do_image_splitting=False
     )
     return transformers.Idefics3Processor(
-        image_processor=images, tokenizer=tokenizer, image_seq_len=IMAGE_PATCHES, chat_template=PARTS_TEMPLATE
+        image_processor=images,
+        tokenizer=tokenizer,
+        image_seq_len=IMAGE_PATCHES,
+        chat_template=PARTS_TEMPLATE,
     )
 
 
@@ -168,7 +207,8 @@ def _sound_processor(tokenizer: Any) -> Any:
 
 
 def sound_tokens(seconds: float) -> int:
-    """What a sound takes in the prompt, with the marks around it: the encoder halves a spectrum of 100 columns a second twice."""
+    """What a sound takes in the prompt, with the marks around it: the encoder halves a spectrum of
+    100 columns a second twice."""
     half = (round(100 * seconds) - 1) // 2 + 1
     return (half - 2) // 2 + 1 + 2
 
@@ -185,24 +225,43 @@ def _config(architecture: Architecture, shape: Shape, tokenizer: Any) -> Any:
             patch_size=8,
         )
         return transformers.Idefics3Config(
-            vision_config=eyes, text_config=_config("llama", shape, tokenizer), scale_factor=2, dtype="bfloat16",
-            image_token_id=tokenizer.convert_tokens_to_ids(IMAGE), pad_token_id=tokenizer.pad_token_id,
-        )  # fmt: skip
+            vision_config=eyes,
+            text_config=_config("llama", shape, tokenizer),
+            scale_factor=2,
+            dtype="bfloat16",
+            image_token_id=tokenizer.convert_tokens_to_ids(IMAGE),
+            pad_token_id=tokenizer.pad_token_id,
+        )
     if architecture == "qwen2-audio":
         transformers = import_module("transformers")
         ears = transformers.Qwen2AudioEncoderConfig(
-            num_mel_bins=MEL_BINS, d_model=64, encoder_layers=1, encoder_attention_heads=2, encoder_ffn_dim=128
+            num_mel_bins=MEL_BINS,
+            d_model=64,
+            encoder_layers=1,
+            encoder_attention_heads=2,
+            encoder_ffn_dim=128,
         )
         text = transformers.Qwen2Config(
-            vocab_size=len(tokenizer), hidden_size=shape.hidden, intermediate_size=shape.inner,
-            num_hidden_layers=shape.layers, num_attention_heads=shape.heads, num_key_value_heads=shape.kv_heads,
-            max_position_embeddings=shape.context, tie_word_embeddings=shape.tied, pad_token_id=tokenizer.pad_token_id,
-            bos_token_id=tokenizer.bos_token_id, eos_token_id=tokenizer.eos_token_id,
-        )  # fmt: skip
+            vocab_size=len(tokenizer),
+            hidden_size=shape.hidden,
+            intermediate_size=shape.inner,
+            num_hidden_layers=shape.layers,
+            num_attention_heads=shape.heads,
+            num_key_value_heads=shape.kv_heads,
+            max_position_embeddings=shape.context,
+            tie_word_embeddings=shape.tied,
+            pad_token_id=tokenizer.pad_token_id,
+            bos_token_id=tokenizer.bos_token_id,
+            eos_token_id=tokenizer.eos_token_id,
+        )
         return transformers.Qwen2AudioConfig(
-            audio_config=ears, text_config=text, dtype="bfloat16", tie_word_embeddings=shape.tied,
-            audio_token_index=tokenizer.convert_tokens_to_ids(SOUND), pad_token_id=tokenizer.pad_token_id,
-        )  # fmt: skip
+            audio_config=ears,
+            text_config=text,
+            dtype="bfloat16",
+            tie_word_embeddings=shape.tied,
+            audio_token_index=tokenizer.convert_tokens_to_ids(SOUND),
+            pad_token_id=tokenizer.pad_token_id,
+        )
     make = getattr(import_module("transformers"), _CLASSES[architecture][0])
     sizes = {
         "vocab_size": shape.embedded or len(tokenizer),
@@ -218,9 +277,14 @@ def _config(architecture: Architecture, shape: Shape, tokenizer: Any) -> Any:
     if architecture == "bert-classifier":
         return make(**sizes, dtype="float32", id2label=dict(enumerate(shape.labels)))
     return make(
-        **sizes, num_key_value_heads=shape.kv_heads, head_dim=shape.head_size, tie_word_embeddings=shape.tied,
-        bos_token_id=tokenizer.bos_token_id, eos_token_id=tokenizer.eos_token_id, dtype="bfloat16",
-    )  # fmt: skip
+        **sizes,
+        num_key_value_heads=shape.kv_heads,
+        head_dim=shape.head_size,
+        tie_word_embeddings=shape.tied,
+        bos_token_id=tokenizer.bos_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+        dtype="bfloat16",
+    )
 
 
 def _model(architecture: Architecture, config: Any, seed: int) -> Any:

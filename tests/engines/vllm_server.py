@@ -1,4 +1,5 @@
-"""vLLM's own server in a process of its own, on loopback: started, killed with all that it has started, and started again."""
+"""vLLM's own server in a process of its own, on loopback: started, killed with all that it has
+started, and started again."""
 
 from __future__ import annotations
 
@@ -18,7 +19,15 @@ from servers import free_port
 
 START_S = 600.0  # it imports vLLM three times over, on two cores
 COMMAND = (sys.executable, "-m", "vllm.entrypoints.cli.main", "serve")
-ARGUMENTS = ("--runner", "pooling", "--dtype", "float32", "--max-model-len", "512", "--enforce-eager")
+ARGUMENTS = (
+    "--runner",
+    "pooling",
+    "--dtype",
+    "float32",
+    "--max-model-len",
+    "512",
+    "--enforce-eager",
+)
 
 
 @dataclass
@@ -43,20 +52,39 @@ class VllmServer:
         return self.start()
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         if error is not None and self.process is not None:
             print(self.process.tail())
         self.kill()
 
     def start(self) -> Self:
-        command = [*COMMAND, str(self.model), "--host", "127.0.0.1", "--port", str(self.port), *ARGUMENTS]
+        command = [
+            *COMMAND,
+            str(self.model),
+            "--host",
+            "127.0.0.1",
+            "--port",
+            str(self.port),
+            *ARGUMENTS,
+        ]
         with self._log.open("ab") as out:
             popen = subprocess.Popen(
-                command, env=_environment(self.folder), stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT
+                command,
+                env=_environment(self.folder),
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=subprocess.STDOUT,
             )
         self.process = Process("vllm serve", self._log, popen)
-        until(lambda: self.answers() or not self._runs(), START_S, f"vLLM's server answers: {self.process.tail()}")
+        until(
+            lambda: self.answers() or not self._runs(),
+            START_S,
+            f"vLLM's server answers: {self.process.tail()}",
+        )
         assert self._runs(), self.process.tail()
         return self
 
@@ -81,7 +109,11 @@ class VllmServer:
     def kill_engine(self) -> None:
         """Only what computes: the server finds it out."""
         self.processes()
-        next(child for child in self._children if "EngineCore" in " ".join([child.name(), *child.cmdline()])).kill()
+        next(
+            child
+            for child in self._children
+            if "EngineCore" in " ".join([child.name(), *child.cmdline()])
+        ).kill()
 
     def processes(self) -> list[psutil.Process]:
         assert self.process is not None
@@ -92,7 +124,9 @@ class VllmServer:
 
     def answers(self) -> bool:
         try:
-            with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/health", timeout=5) as answer:
+            with urllib.request.urlopen(
+                f"http://127.0.0.1:{self.port}/health", timeout=5
+            ) as answer:
                 return bool(answer.status == 200)
         except OSError:
             return False
@@ -102,7 +136,8 @@ class VllmServer:
 
 
 def _environment(folder: Path) -> dict[str, Any]:
-    """The CPU build is a distribution of another name, and vLLM's command line asks for the version of its own."""
+    """The CPU build is a distribution of another name, and vLLM's command line asks for the version
+    of its own."""
     found = os.environ | {"VLLM_WORKER_MULTIPROC_METHOD": "spawn"}
     try:
         metadata.version("vllm")

@@ -1,4 +1,5 @@
-"""A door under attack: its process, what it costs, bytes that no HTTP client sends, and whether others are still answered."""
+"""A door under attack: its process, what it costs, bytes that no HTTP client sends, and whether
+others are still answered."""
 
 from __future__ import annotations
 
@@ -28,7 +29,9 @@ LOOK_S: Final = 0.05  # between two looks at /health
 
 @dataclass
 class Attacked:
-    """A door in a process of its own. ``secret`` is an operator's key; None where the door has no keys."""
+    """A door in a process of its own.
+
+    ``secret`` is an operator's key; None where the door has no keys."""
 
     url: str
     process: subprocess.Popen[bytes]
@@ -54,7 +57,8 @@ class Attacked:
         return memory_mib(self.pid, "VmHWM")
 
     def stood_still_s(self) -> float:
-        """CPU time for which its loop answered no request at the most, since this was asked before."""
+        """CPU time for which its loop answered no request at the most, since this was asked
+        before."""
         found: float = self.ask("GET", PATH).content["longest_s"]
         return found
 
@@ -69,7 +73,9 @@ class Attacked:
     def faults(self) -> list[str]:
         """Lines of its log that tell of a request whose error was not caught."""
         lines = self.log.read_text(errors="replace").splitlines()
-        return [line for line in lines if " has failed (req_" in line or "Exception in ASGI" in line]
+        return [
+            line for line in lines if " has failed (req_" in line or "Exception in ASGI" in line
+        ]
 
 
 class Raw:
@@ -88,12 +94,16 @@ class Raw:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self.socket.close()
 
     def send(self, data: bytes) -> bool:
-        """Whether all of it could be sent: not where the door has closed the connection, or takes no more."""
+        """Whether all of it could be sent: not where the door has closed the connection, or takes
+        no more."""
         try:
             self._in_time()
             self.socket.sendall(data)
@@ -114,17 +124,26 @@ class Raw:
             self._in_time()
             found.begin()
             self._in_time()
-            return Answer(found.status, {name.lower(): value for name, value in found.getheaders()}, found.read())
+            return Answer(
+                found.status,
+                {name.lower(): value for name, value in found.getheaders()},
+                found.read(),
+            )
         except (OSError, http.client.HTTPException):
             return None
         finally:
             found.close()
 
     def status(self) -> int | None:
-        """The status of an answer whose body may have no end, as that of events; None as for ``answer``."""
+        """The status of an answer whose body may have no end, as that of events; None as for
+        ``answer``."""
         found = bytearray()
         with contextlib.suppress(OSError):
-            while len(found) < len(b"HTTP/1.1 200") and self._in_time() and (piece := self.socket.recv(12)):
+            while (
+                len(found) < len(b"HTTP/1.1 200")
+                and self._in_time()
+                and (piece := self.socket.recv(12))
+            ):
                 found += piece
         return int(found[9:12]) if found.startswith(b"HTTP/1.1 ") and len(found) >= 12 else None
 
@@ -165,7 +184,10 @@ class HealthWatch:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self._ends.set()
         if self._thread is not None:
@@ -190,9 +212,15 @@ class HealthWatch:
 
 @contextlib.contextmanager
 def attacked_door(
-    folder: Path, redis_url: str, *, with_keys: bool, more: Mapping[str, Any] | None = None, **fields: Any
+    folder: Path,
+    redis_url: str,
+    *,
+    with_keys: bool,
+    more: Mapping[str, Any] | None = None,
+    **fields: Any,
 ) -> Iterator[Attacked]:
-    """`penstock gateway` in ``folder``; ``fields`` are those of `gateway.*`, ``more`` other settings."""
+    """`penstock gateway` in ``folder``; ``fields`` are those of `gateway.*`, ``more`` other
+    settings."""
     settings = door_settings(folder, redis_url, **fields).model_copy(update=dict(more or {}))
     secret = new_key(settings, None, "admin") if with_keys else None
     log = folder / "door.log"

@@ -53,7 +53,9 @@ def equal_keys(size: int) -> Body:
 def long_names(size: int) -> Body:
     """Names of fields that are as long as the body, some of them repeated inside."""
     name = b"n" * (size // 4)
-    return Body(b'{"%b": 1, "params": {"%b": 1}, "where": [{"%b": 1}], "reason": {"%b": 1}}' % ((name,) * 4))
+    return Body(
+        b'{"%b": 1, "params": {"%b": 1}, "where": [{"%b": 1}], "reason": {"%b": 1}}' % ((name,) * 4)
+    )
 
 
 def nested(size: int) -> Body:
@@ -110,7 +112,11 @@ def lines_of_objects(size: int) -> Body:
 
 
 def lines_of_fields(size: int) -> Body:
-    line = b'{"id":"a","document":{' + b",".join(b'"k%d":1' % n for n in range(min(90_000, size // 60))) + b"}}\n"
+    line = (
+        b'{"id":"a","document":{'
+        + b",".join(b'"k%d":1' % n for n in range(min(90_000, size // 60)))
+        + b"}}\n"
+    )
     return Body(line * (size // len(line)), LINES)
 
 
@@ -129,27 +135,53 @@ def almost_boundaries(size: int) -> Body:
 
 
 def requests_of_escapes(size: int) -> Body:
-    return Body(b'{"requests": [{"custom_id": "a", "params": {"x": "' + b"\\n" * (size // 2) + b'"}}]}')
+    return Body(
+        b'{"requests": [{"custom_id": "a", "params": {"x": "' + b"\\n" * (size // 2) + b'"}}]}'
+    )
 
 
 def requests_of_objects(size: int) -> Body:
-    return Body(b'{"requests": [{"custom_id": "a", "params": {"x": [' + b"{}," * (size // 3) + b"{}]}}]}")
+    return Body(
+        b'{"requests": [{"custom_id": "a", "params": {"x": [' + b"{}," * (size // 3) + b"{}]}}]}"
+    )
 
 
 Shape = Callable[[int], Body]
 SHAPES: Final[Mapping[str, Shape]] = {
     shape.__name__: shape
     for shape in (
-        empty_objects, full_of_values, full_of_fields, unknown_fields, too_many_fields, equal_keys, long_names, nested,
-        open_brackets, one_text, escapes, commas_in_texts, digits, broken_at_its_end, zeros, spaces, line_ends, short_lines,
-        lines_of_objects, lines_of_fields, many_fields, many_parts, almost_boundaries, requests_of_escapes,
+        empty_objects,
+        full_of_values,
+        full_of_fields,
+        unknown_fields,
+        too_many_fields,
+        equal_keys,
+        long_names,
+        nested,
+        open_brackets,
+        one_text,
+        escapes,
+        commas_in_texts,
+        digits,
+        broken_at_its_end,
+        zeros,
+        spaces,
+        line_ends,
+        short_lines,
+        lines_of_objects,
+        lines_of_fields,
+        many_fields,
+        many_parts,
+        almost_boundaries,
+        requests_of_escapes,
         requests_of_objects,
     )
-}  # fmt: skip
+}
 
 
 def wrong_by_schema(schema: Mapping[str, Any], size: int) -> Body:
-    """Each field that the document of the API names has a list of numbers, as many together as are taken."""
+    """Each field that the document of the API names has a list of numbers, as many together as are
+    taken."""
     names = list(schema.get("properties", {}))
     each = b"[" + b"1," * (min(MAX_VALUES, size // 2) // (len(names) or 1) - 10) + b"1]"
     return Body(b"{" + b",".join(b'"%b": %b' % (name.encode(), each) for name in names) + b"}")

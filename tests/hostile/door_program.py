@@ -1,7 +1,8 @@
 """`penstock gateway` with one route more, which says for how long the event loop stood still.
 
-That is counted in CPU time of the whole process: a machine that is busy with something else does not make a door look slow, and a
-thread that keeps the interpreter's lock holds the loop up as much as work on the loop does.
+That is counted in CPU time of the whole process: a machine that is busy with something else does
+not make a door look slow, and a thread that keeps the interpreter's lock holds the loop up as much
+as work on the loop does.
 """
 
 from __future__ import annotations

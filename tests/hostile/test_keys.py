@@ -1,4 +1,5 @@
-"""Keys: an id is never a secret, no door says whose another's are, and a session that was ended is over."""
+"""Keys: an id is never a secret, no door says whose another's are, and a session that was ended is
+over."""
 
 from __future__ import annotations
 
@@ -52,13 +53,20 @@ def made(url: str, secret: str, **fields: Any) -> Answer:
 def signed_in(url: str, secret: str) -> str:
     """The cookie of a browser whose person has typed this key."""
     form, host = f"key={secret}".encode(), url.removeprefix("http://")
-    head = f"POST /ui/login HTTP/1.1\r\nhost: {host}\r\norigin: {url}\r\nconnection: close\r\ncontent-type: {FORM}\r\n"
+    head = (
+        "POST /ui/login HTTP/1.1\r\n"
+        f"host: {host}\r\n"
+        f"origin: {url}\r\n"
+        "connection: close\r\n"
+        f"content-type: {FORM}\r\n"
+    )
     answer = sent(url, f"{head}content-length: {len(form)}\r\n\r\n".encode() + form).decode()
     return answer.partition("set-cookie: ")[2].partition(";")[0]
 
 
 def test_the_id_of_a_key_is_never_its_secret(url: str, operator: tuple[str, str]) -> None:
-    """401 for the id of a key on every door, although its owner looks at the dashboard at the same moment; nothing is made."""
+    """401 for the id of a key on every door, although its owner looks at the dashboard at the same
+    moment; nothing is made."""
     key_id, secret = operator
     cookie = signed_in(url, secret)
     for _ in range(TRIES_MAX // 3):
@@ -66,8 +74,12 @@ def test_the_id_of_a_key_is_never_its_secret(url: str, operator: tuple[str, str]
         assert asked(f"{url}/v1/keys", **bearer(key_id)).status == 401
         assert asked(f"{url}/v1/keys", x_api_key=key_id).status == 401
         assert made(url, key_id, scopes=["admin"]).status == 401
-    assert asked(f"{url}/v1/keys", **bearer(key_id)).status == 429, "ids count as the wrong keys that they are"
-    assert [key["id"] for key in asked(f"{url}/v1/keys", **bearer(secret)).content["data"]] == [key_id]
+    assert asked(f"{url}/v1/keys", **bearer(key_id)).status == 429, (
+        "ids count as the wrong keys that they are"
+    )
+    assert [key["id"] for key in asked(f"{url}/v1/keys", **bearer(secret)).content["data"]] == [
+        key_id
+    ]
 
 
 @pytest.mark.parametrize("part", [0, 1, 2, 3])
@@ -82,11 +94,15 @@ def test_no_part_of_a_session_is_a_key(url: str, operator: tuple[str, str], part
 
 
 def test_who_made_a_key_is_told_within_its_tenant_only(url: str, operator: tuple[str, str]) -> None:
-    """A tenant sees the ids of its own keys; those of the operator's and of another tenant's it does not."""
+    """A tenant sees the ids of its own keys; those of the operator's and of another tenant's it
+    does not."""
     key_id, secret = operator
     first = made(url, secret, tenant="alpha", scopes=["keys", "read"]).content
     second = made(url, first["secret"], scopes=["keys", "read"]).content
-    by_operator = {key["id"]: key["made_by"] for key in asked(f"{url}/v1/keys", **bearer(secret)).content["data"]}
+    by_operator = {
+        key["id"]: key["made_by"]
+        for key in asked(f"{url}/v1/keys", **bearer(secret)).content["data"]
+    }
     assert by_operator == {key_id: None, first["id"]: key_id, second["id"]: first["id"]}
     answer = asked(f"{url}/v1/keys", **bearer(second["secret"]))
     assert {key["id"]: key["made_by"] for key in answer.content["data"]} == {
@@ -107,16 +123,24 @@ def test_memory_holds_no_secret(url: str, operator: tuple[str, str]) -> None:
     assert held == []
 
 
-def test_signing_out_ends_the_session_everywhere(settings: GatewaySettings, operator: tuple[str, str]) -> None:
-    """A cookie that was kept opens nothing after its person has signed out: at this door, at another, and after a restart."""
+def test_signing_out_ends_the_session_everywhere(
+    settings: GatewaySettings, operator: tuple[str, str]
+) -> None:
+    """A cookie that was kept opens nothing after its person has signed out: at this door, at
+    another, and after a restart."""
     with door(settings) as url:
         cookie, other = signed_in(url, operator[1]), signed_in(url, operator[1])
         page = asked(f"{url}/ui/jobs", cookie=cookie).body.decode()
         token = page.partition('name="token" value="')[2].partition('"')[0]
         form = f"token={token}".encode()
-        assert asked(f"{url}/ui/logout", form, origin=url, cookie=cookie, content_type=FORM).status != 403
+        assert (
+            asked(f"{url}/ui/logout", form, origin=url, cookie=cookie, content_type=FORM).status
+            != 403
+        )
         assert b"/ui/logout" not in asked(f"{url}/ui/jobs", cookie=cookie).body
-        assert b"/ui/logout" in asked(f"{url}/ui/jobs", cookie=other).body, "another browser's session goes on"
+        assert b"/ui/logout" in asked(f"{url}/ui/jobs", cookie=other).body, (
+            "another browser's session goes on"
+        )
     with door(settings) as url:
         assert b"/ui/logout" not in asked(f"{url}/ui/jobs", cookie=cookie).body
         assert b"/ui/logout" in asked(f"{url}/ui/jobs", cookie=other).body

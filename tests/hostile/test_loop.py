@@ -1,7 +1,8 @@
-"""No body makes the event loop stand still: every route, with bodies that cost more to read than to send.
+"""No body makes the event loop stand still: every route, with bodies that cost more to read than to
+send.
 
-What is measured is CPU time of the door's process between two ticks of its loop, so that a busy machine changes little. In
-`make soak` each route meets each shape.
+What is measured is CPU time of the door's process between two ticks of its loop, so that a busy
+machine changes little. In `make soak` each route meets each shape.
 """
 
 from __future__ import annotations
@@ -51,25 +52,35 @@ class Place(NamedTuple):
 
 
 @pytest.fixture(scope="module")
-def door(tmp_path_factory: pytest.TempPathFactory, _shared_redis: RedisServer) -> Iterator[Attacked]:
-    """With an operator's key, which everything is open to; and with a provider for batches of messages."""
+def door(
+    tmp_path_factory: pytest.TempPathFactory, _shared_redis: RedisServer
+) -> Iterator[Attacked]:
+    """With an operator's key, which everything is open to; and with a provider for batches of
+    messages."""
     providers = {"claude": ProviderFacts(kind="anthropic", base_url="http://127.0.0.1:1")}
     folder = tmp_path_factory.mktemp("door")
-    with attacked_door(folder, _shared_redis.url, with_keys=True, more={"providers": providers}) as found:
+    with attacked_door(
+        folder, _shared_redis.url, with_keys=True, more={"providers": providers}
+    ) as found:
         yield found
 
 
 @pytest.fixture(scope="module")
 def places(door: Attacked) -> list[Place]:
     """All routes, those of pages and probes among them."""
-    return [Place(method, path) for path, methods in _routes(door).items() for method in sorted(methods)]
+    return [
+        Place(method, path) for path, methods in _routes(door).items() for method in sorted(methods)
+    ]
 
 
 @pytest.fixture(scope="module")
 def objects(door: Attacked) -> Mapping[str, str]:
     """For each beginning of a path an object that its first parameter may name."""
     with contextlib.closing(open_database(door.settings.database_url)) as database:
-        return {start: make(database, door.settings, "shop") for start, make in door_objects.MAKERS.items()}
+        return {
+            start: make(database, door.settings, "shop")
+            for start, make in door_objects.MAKERS.items()
+        }
 
 
 def _routes(door: Attacked) -> dict[str, set[str]]:
@@ -110,7 +121,9 @@ def attack(door: Attacked, place: Place, path: str, body: bodies.Body) -> str:
         still_s = door.stood_still_s()
         if still_s <= STILL_S:
             return ""
-    return f"{place.label} {len(body.content):,} bytes of {body.content_type}: {still_s:.2f} s of CPU"
+    return (
+        f"{place.label} {len(body.content):,} bytes of {body.content_type}: {still_s:.2f} s of CPU"
+    )
 
 
 def size_for(place: Place) -> int:
@@ -119,13 +132,18 @@ def size_for(place: Place) -> int:
     return BODY_BYTES if place.method in WITH_BODY else SMALLER_BYTES
 
 
-def test_every_route_goes_on(door: Attacked, places: list[Place], objects: Mapping[str, str]) -> None:
-    """With as many unknown fields as one body may have; others are answered meanwhile, and nothing of it stays in memory."""
+def test_every_route_goes_on(
+    door: Attacked, places: list[Place], objects: Mapping[str, str]
+) -> None:
+    """With as many unknown fields as one body may have; others are answered meanwhile, and nothing
+    of it stays in memory."""
     assert len(places) > 90
     assert sum(place.method in WITH_BODY for place in places) > 35
     made = {size: bodies.unknown_fields(size) for size in {size_for(place) for place in places}}
     with HealthWatch(door.url) as watch:
-        wrong = [attack(door, place, _address(place, objects), made[size_for(place)]) for place in places]
+        wrong = [
+            attack(door, place, _address(place, objects), made[size_for(place)]) for place in places
+        ]
     assert [one for one in wrong if one] == []
     assert watch.only_ok, watch
     assert door.faults() == []
@@ -141,19 +159,26 @@ def test_no_shape_stops_a_door(door: Attacked, objects: Mapping[str, str], label
     assert door.faults() == []
 
 
-@pytest.mark.parametrize("path", ["/v1/jobs", "/v1/jobs/{job}/replay", "/v1/keys", "/v1/webhooks", "/v1/schedules"])
-def test_each_wrong_entry_is_not_an_error_of_its_own(door: Attacked, objects: Mapping[str, str], path: str) -> None:
+@pytest.mark.parametrize(
+    "path", ["/v1/jobs", "/v1/jobs/{job}/replay", "/v1/keys", "/v1/webhooks", "/v1/schedules"]
+)
+def test_each_wrong_entry_is_not_an_error_of_its_own(
+    door: Attacked, objects: Mapping[str, str], path: str
+) -> None:
     """Every field that the document names has a long list of what is no such thing."""
     document: Any = door.ask("GET", "/openapi.json").content
     given = document["paths"][path]["post"]["requestBody"]["content"]["application/json"]["schema"]
-    names = [one["$ref"].rpartition("/")[2] for one in (given, *given.get("anyOf", ())) if "$ref" in one]
+    names = [
+        one["$ref"].rpartition("/")[2] for one in (given, *given.get("anyOf", ())) if "$ref" in one
+    ]
     body = bodies.wrong_by_schema(document["components"]["schemas"][names[0]], BODY_BYTES)
     place = Place("POST", path)
     assert attack(door, place, _address(place, objects), body) == ""
 
 
 def test_bodies_leave_no_memory_behind(door: Attacked) -> None:
-    """What was refused and what was taken is given back: ten times the same costs no more than twice."""
+    """What was refused and what was taken is given back: ten times the same costs no more than
+    twice."""
     place = Place("POST", "/v1/jobs")
     made = [shape(BODY_BYTES) for shape in (bodies.full_of_values, bodies.empty_objects)]
     for body in made:

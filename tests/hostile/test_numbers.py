@@ -1,4 +1,5 @@
-"""Numbers that fit nowhere: in each option of a job, in each field that is a number, and inside of what is passed on."""
+"""Numbers that fit nowhere: in each option of a job, in each field that is a number, and inside of
+what is passed on."""
 
 from __future__ import annotations
 
@@ -21,7 +22,9 @@ NESTED = ("params", "response_schema", "truncate", "examples", "param_fields")
 @pytest.fixture(scope="module")
 def url(tmp_path_factory: pytest.TempPathFactory, _shared_redis: RedisServer) -> Iterator[str]:
     settings = door_settings(
-        tmp_path_factory.mktemp("numbers"), _shared_redis.url, direct={"timeout_s": 0.01, "max_timeout_s": 0.02}
+        tmp_path_factory.mktemp("numbers"),
+        _shared_redis.url,
+        direct={"timeout_s": 0.01, "max_timeout_s": 0.02},
     )
     with door(settings) as url:
         yield url
@@ -33,14 +36,19 @@ def job(url: str) -> str:
 
 
 def told(url: str, method: str, path: str, body: Any) -> Answer:
-    return asked(f"{url}{path}", json.dumps(body).encode(), method=method, content_type="application/json")
+    return asked(
+        f"{url}{path}", json.dumps(body).encode(), method=method, content_type="application/json"
+    )
 
 
 @pytest.mark.parametrize("field", [*JobSpec.model_fields, "sample", "job"])
 def test_an_option_of_a_job(url: str, field: str) -> None:
     """Taken or refused with the field's name, and never a fault of the server."""
     for number in HUGE:
-        values = [{"seed": number, "x.a": {"b": [number]}}, [{"input": {"text": number}, "output": "x"}]]
+        values = [
+            {"seed": number, "x.a": {"b": [number]}},
+            [{"input": {"text": number}, "output": "x"}],
+        ]
         for value in (number, *(values if field in NESTED else ())):
             answer = told(url, "POST", "/v1/jobs", JOB | {field: value})
             assert answer.status in (201, 400, 403), (field, value, answer.body)
@@ -58,16 +66,28 @@ def test_an_option_without_measure_is_refused_by_name(url: str, field: str) -> N
 def test_numbers_in_other_requests(url: str, job: str, number: float) -> None:
     """Limits, documents, calls that wait, batches and keys: no answer of 500."""
     key = {"name": "a", "scopes": ["read"]}
-    batch = {"input_file_id": "file-x", "endpoint": "/v1/chat/completions", "completion_window": "24h"}
+    batch = {
+        "input_file_id": "file-x",
+        "endpoint": "/v1/chat/completions",
+        "completion_window": "24h",
+    }
     message = {"custom_id": "a", "params": {**CHAT, "max_tokens": number}}
     requests: list[tuple[str, str, dict[str, Any]]] = [
         ("PATCH", job, {"budget_usd": number}),
         ("PATCH", job, {"deadline_s": number}),
-        ("POST", f"{job}/items", {"id": number, "document": {"text": number, "more": [{"a": number}]}}),
+        (
+            "POST",
+            f"{job}/items",
+            {"id": number, "document": {"text": number, "more": [{"a": number}]}},
+        ),
         ("POST", "/v1/chat/completions", {**CHAT, "max_tokens": number}),
         ("POST", "/v1/chat/completions", {**CHAT, "seed": number, "logit_bias": {"a": number}}),
         ("POST", "/v1/batch/sync", {"model": "m", "prompts": ["a"], "n": number}),
-        ("POST", "/v1/batches", {**batch, "output_expires_after": {"anchor": "created_at", "seconds": number}}),
+        (
+            "POST",
+            "/v1/batches",
+            {**batch, "output_expires_after": {"anchor": "created_at", "seconds": number}},
+        ),
         ("POST", "/v1/batches", {**batch, "metadata": {"penstock.budget_usd": str(number)}}),
         ("POST", "/v1/messages/batches", {"requests": [message]}),
         *(

@@ -1,4 +1,5 @@
-"""schemathesis asks a door in a process of its own all that its OpenAPI document has, with a key and without any keys."""
+"""schemathesis asks a door in a process of its own all that its OpenAPI document has, with a key
+and without any keys."""
 
 from __future__ import annotations
 
@@ -21,8 +22,11 @@ GROWTH_MIB: Final = 80.0
 # A stream of events has no end; and the first key that is made would close a door that has none.
 NOT_ASKED: Final = ("/v1/jobs/{job}/events", "/v1/keys")
 SLOW: Final = (
-    HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.data_too_large, HealthCheck.large_base_example,
-)  # fmt: skip
+    HealthCheck.too_slow,
+    HealthCheck.filter_too_much,
+    HealthCheck.data_too_large,
+    HealthCheck.large_base_example,
+)
 AWAY: Final = (503, 504)  # what is behind the door is not there: no worker, no provider
 
 
@@ -34,7 +38,9 @@ def objects(any_door: Attacked) -> dict[str, str]:
         return {start: make(database, any_door.settings, "shop") for start, make in made.items()}
 
 
-def test_nothing_that_the_document_allows_is_a_fault(any_door: Attacked, objects: dict[str, str]) -> None:
+def test_nothing_that_the_document_allows_is_a_fault(
+    any_door: Attacked, objects: dict[str, str]
+) -> None:
     """No answer of 5xx and no traceback, the loop goes on, and memory stays as it is."""
     document: Any = json.loads(any_door.ask("GET", "/openapi.json").body)
     schema: Any = schemathesis.openapi.from_dict(document)
@@ -44,7 +50,11 @@ def test_nothing_that_the_document_allows_is_a_fault(any_door: Attacked, objects
     before = any_door.memory_mib
     any_door.stood_still_s()
     for operation in operations:
-        if not any_door.secret and operation.path.startswith(NOT_ASKED[1]) and operation.method.upper() == "POST":
+        if (
+            not any_door.secret
+            and operation.path.startswith(NOT_ASKED[1])
+            and operation.method.upper() == "POST"
+        ):
             continue
         if operation.path != NOT_ASKED[0]:
             ask(operation, any_door, objects)
@@ -54,12 +64,17 @@ def test_nothing_that_the_document_allows_is_a_fault(any_door: Attacked, objects
 
 
 def ask(operation: Any, door: Attacked, objects: dict[str, str]) -> None:
-    """Some requests to one operation, the same ones in each run, half of them about something that is there."""
+    """Some requests to one operation, the same ones in each run, half of them about something that
+    is there."""
     start = max((one for one in objects if operation.path.startswith(one)), key=len, default=None)
 
     @given(case=operation.as_strategy())
     @settings(
-        max_examples=EXAMPLES, derandomize=True, database=None, suppress_health_check=SLOW, phases=[Phase.generate]
+        max_examples=EXAMPLES,
+        derandomize=True,
+        database=None,
+        suppress_health_check=SLOW,
+        phases=[Phase.generate],
     )
     def one(case: Any) -> None:
         parameters = case.path_parameters or {}

@@ -1,7 +1,8 @@
-"""The compose file's services as plain processes: their own commands and environments, on a real Redis and PostgreSQL.
+"""The compose file's services as plain processes: their own commands and environments, on a real
+Redis and PostgreSQL.
 
-Containers add a file system and a network; which command is started with which settings, and whether that makes a fleet, is
-seen here. `make test-images` starts the containers.
+Containers add a file system and a network; which command is started with which settings, and
+whether that makes a fleet, is seen here. `make test-images` starts the containers.
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ HOSTS = ("redis:6379", "postgres:5432", "simulate:8399")
 
 
 class Machine:
-    """Starts services of the file with the names of hosts and the folders of containers replaced, and nothing else."""
+    """Starts services of the file with the names of hosts and the folders of containers replaced,
+    and nothing else."""
 
     def __init__(self, folder: Path, postgres_url: str) -> None:
         self.folder = folder
@@ -46,9 +48,13 @@ class Machine:
         log = self.folder / f"{name}-{len(self.processes)}.log"
         with log.open("wb") as out:
             popen = subprocess.Popen(
-                [*self._argv(service), *more], env=self._environment(service), cwd=self.folder,
-                stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT,
-            )  # fmt: skip
+                [*self._argv(service), *more],
+                env=self._environment(service),
+                cwd=self.folder,
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=subprocess.STDOUT,
+            )
         process = Process(name, log, popen)
         self.processes.append(process)
         return process
@@ -70,14 +76,23 @@ class Machine:
     def _argv(self, service: Service) -> list[str]:
         argv = [self._here(word) for word in service.argv]
         if argv[:2] == ["sh", "-c"]:
-            here = f"{redis_binary()} - --port {self.ports['redis:6379']} --bind 127.0.0.1 --dir {self.folder}"
+            here = (
+                f"{redis_binary()} - --port {self.ports['redis:6379']} --bind 127.0.0.1 --dir "
+                f"{self.folder}"
+            )
             assert "redis-server - " in argv[2]
             return ["sh", "-c", argv[2].replace("redis-server -", here, 1)]
         assert argv[:2] == ["tini", "--"], argv
-        return local([str(self.ports["simulate:8399"]) if word == "8399" else word for word in argv])
+        return local(
+            [str(self.ports["simulate:8399"]) if word == "8399" else word for word in argv]
+        )
 
     def _environment(self, service: Service) -> Mapping[str, str]:
-        kept = {name: value for name, value in os.environ.items() if not name.startswith(("PENSTOCK_", "AWS_"))}
+        kept = {
+            name: value
+            for name, value in os.environ.items()
+            if not name.startswith(("PENSTOCK_", "AWS_"))
+        }
         ours = {name: self._here(value) for name, value in service.environment.items()}
         (self.folder / service.name).mkdir(exist_ok=True)
         # One machine has one port of a number: each process gets a free one.
@@ -108,9 +123,11 @@ def machine(tmp_path: Path, postgres_url: str) -> Iterator[Machine]:
 
 
 def test_a_job_runs_through_the_services_to_its_end(machine: Machine) -> None:
-    """`docker compose --profile demo up`, without Docker: every service's own command, and the demo's job has its end.
+    """`docker compose --profile demo up`, without Docker: every service's own command, and the
+    demo's job has its end.
 
-    After SIGTERM, workers and control end with 0 within their grace, and Redis holds nothing of theirs.
+    After SIGTERM, workers and control end with 0 within their grace, and Redis holds nothing of
+    theirs.
     """
     machine.start("redis")
     migrate = machine.start("migrate")
@@ -129,18 +146,24 @@ def test_a_job_runs_through_the_services_to_its_end(machine: Machine) -> None:
     assert f"demo: {DOCUMENTS} documents are in job" in said
     assert "demo: the job is completed" in said
     # Faults are part of the demo: every document has one outcome, most of them results.
-    assert {path.name for path in machine.folder.glob("results/*/*")} == {"errors.jsonl", "output.jsonl"}
+    assert {path.name for path in machine.folder.glob("results/*/*")} == {
+        "errors.jsonl",
+        "output.jsonl",
+    }
 
     for process in staying[1:]:
         process.send(signal.SIGTERM)
     for process in staying[1:]:
-        assert process.wait(machine.services[process.name].seconds("stop_grace_period")) == 0, process.tail()
+        assert process.wait(machine.services[process.name].seconds("stop_grace_period")) == 0, (
+            process.tail()
+        )
     client = machine.redis()
     assert [name for name in client.scan_iter("unacked*") if client.type(name) == "hash"] == []
 
 
 def test_the_command_line_of_the_file_reaches_the_fleet(machine: Machine) -> None:
-    """`docker compose run --rm cli …` has the fleet's settings: it lists jobs, and says so when there is none."""
+    """`docker compose run --rm cli …` has the fleet's settings: it lists jobs, and says so when
+    there is none."""
     machine.start("redis")
     until(machine.redis_answers, PATIENCE_S, "Redis answers")
     assert machine.start("migrate").wait(PATIENCE_S) == 0

@@ -15,7 +15,8 @@ from servers import free_port
 
 pytestmark = pytest.mark.images
 
-MAX_ADDED_MB = 450  # over its base, 170 of them pyarrow; nothing else in it is large, and nothing large may creep in
+# over its base, 170 of them pyarrow; nothing else in it is large, and nothing large may creep in
+MAX_ADDED_MB = 450
 HARDENED = ["--read-only", "--cap-drop=ALL", "--security-opt=no-new-privileges", "--tmpfs=/tmp"]
 DEMO_S = 300.0
 
@@ -57,9 +58,14 @@ def size_mb(podman: Podman, name: str) -> float:
 
 
 def test_the_image_is_small_and_holds_no_tools(podman: Podman) -> None:
-    """uid 10001, tini first, exec form; no torch, no installer beside our packages; little more than its base."""
+    """uid 10001, tini first, exec form; no torch, no installer beside our packages; little more
+    than its base."""
     added = size_mb(podman, "penstock:0.1.0") - size_mb(podman, "python:3.12-slim")
-    print(f"\npenstock:0.1.0: {size_mb(podman, 'penstock:0.1.0'):.0f} MB, {added:.0f} MB over its base")
+    print(
+        "\n"
+        f"penstock:0.1.0: {size_mb(podman, 'penstock:0.1.0'):.0f} MB, {added:.0f} MB over its "
+        "base"
+    )
     assert added < MAX_ADDED_MB
     config = podman.inspect("penstock:0.1.0")["Config"]
     assert isinstance(config, dict)
@@ -68,13 +74,16 @@ def test_the_image_is_small_and_holds_no_tools(podman: Podman) -> None:
 
     def inside(*argv: str) -> str:
         entry, *rest = argv
-        return podman.run("run", "--rm", *HARDENED, f"--entrypoint={entry}", "penstock:0.1.0", *rest, check=False)
+        return podman.run(
+            "run", "--rm", *HARDENED, f"--entrypoint={entry}", "penstock:0.1.0", *rest, check=False
+        )
 
     assert inside("id", "-u").strip() == "10001"
     for module in ("torch", "vllm", "pip"):
         assert "ModuleNotFoundError" in inside("/opt/penstock/bin/python", "-c", f"import {module}")
     everything = (
-        "import penstock_workers.celery_app.app, penstock_workers.build, kombu.transport.redis, psycopg, boto3, flower"
+        "import penstock_workers.celery_app.app, penstock_workers.build, kombu.transport.redis, "
+        "psycopg, boto3, flower"
     )
     assert inside("/opt/penstock/bin/python", "-c", everything) == ""
     for tool in ("cc", "gcc", "make"):
@@ -83,13 +92,17 @@ def test_the_image_is_small_and_holds_no_tools(podman: Podman) -> None:
 
 @pytest.mark.parametrize("role", ["worker", "control", "migrate", "simulate"])
 def test_each_role_is_the_first_argument(podman: Podman, role: str) -> None:
-    """With a read-only root, no capability and no user of the host, each command at least explains itself."""
-    assert f"penstock {role} [OPTIONS]" in podman.run("run", "--rm", *HARDENED, "penstock:0.1.0", role, "--help")
+    """With a read-only root, no capability and no user of the host, each command at least explains
+    itself."""
+    assert f"penstock {role} [OPTIONS]" in podman.run(
+        "run", "--rm", *HARDENED, "penstock:0.1.0", role, "--help"
+    )
 
 
 @pytest.fixture
 def project(podman: Podman, tmp_path: Path) -> Project:
-    """The repository's compose file in a folder of its own, as a user has it, on ports that are free."""
+    """The repository's compose file in a folder of its own, as a user has it, on ports that are
+    free."""
     for one in services(FILES[0]).values():
         name = one.fields["image"]
         if not one.is_ours and not one.profiles:
@@ -103,12 +116,20 @@ def project(podman: Podman, tmp_path: Path) -> Project:
     return Project(podman, tmp_path, f"pt{os.getpid()}")
 
 
-def test_the_demo_ends_and_a_worker_is_stopped_without_loss(podman: Podman, project: Project) -> None:
-    """`docker compose --profile demo up`: the job finishes without a key. Then a worker is stopped with calls in flight:
+def test_the_demo_ends_and_a_worker_is_stopped_without_loss(
+    podman: Podman, project: Project
+) -> None:
+    """`docker compose --profile demo up`: the job finishes without a key.
+
+    Then a worker is stopped with calls in flight:
 
     its container exits 0 within its grace, and nothing that it held is left in Redis.
     """
-    servers, schema, fleet = ("redis", "postgres", "simulate"), ("migrate",), ("control", "worker-api", "demo")
+    servers, schema, fleet = (
+        ("redis", "postgres", "simulate"),
+        ("migrate",),
+        ("control", "worker-api", "demo"),
+    )
     with project.up(servers, schema, fleet, profile="demo"):
         assert project.exit_status("demo", DEMO_S) == 0, project.logs("demo")
         print("\n" + project.logs("demo"))
@@ -124,10 +145,16 @@ def test_the_demo_ends_and_a_worker_is_stopped_without_loss(podman: Podman, proj
         worker, began = project.container("worker-api"), time.monotonic()
         project.compose("stop", "--timeout", "45", "worker-api")
         took = time.monotonic() - began
-        assert project.exit_status("worker-api", 5) == 0, podman.run("logs", worker, check=False)[-3_000:]
+        assert project.exit_status("worker-api", 5) == 0, podman.run("logs", worker, check=False)[
+            -3_000:
+        ]
         print(f"podman stop of a worker with calls of 40 s in flight: exit 0 after {took:.1f} s")
         assert held(project) == 0
 
 
 def held(project: Project) -> int:
-    return int(project.compose("exec", "-T", "redis", "redis-cli", "--raw", "EVAL", COUNT_HELD, "0").split()[-1])
+    return int(
+        project.compose(
+            "exec", "-T", "redis", "redis-cli", "--raw", "EVAL", COUNT_HELD, "0"
+        ).split()[-1]
+    )

@@ -21,7 +21,9 @@ def url(tmp_path: Path) -> str:
 def either(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Database]:
     """A migrated database of its own, on SQLite and then on PostgreSQL."""
     on_sqlite = request.param == "sqlite"
-    database = open_database(f"sqlite:///{tmp_path}/own.db" if on_sqlite else request.getfixturevalue("postgres_url"))
+    database = open_database(
+        f"sqlite:///{tmp_path}/own.db" if on_sqlite else request.getfixturevalue("postgres_url")
+    )
     database.migrate()
     yield database
     database.close()

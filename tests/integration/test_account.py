@@ -30,31 +30,52 @@ from penstock_ledger.stores.batches.figures import BatchFigures
 
 
 def test_what_is_added_adds_up(either: Database) -> None:
-    """Two payments of the same kind are one row with their sum, which names the job's tenant and when it was accepted."""
-    job, _ = JobStore(either).create(NewJob("job", "job", {"tenant": "alpha"}, {"kind": "spool"}, "digest", None))
+    """Two payments of the same kind are one row with their sum, which names the job's tenant and
+    when it was accepted."""
+    job, _ = JobStore(either).create(
+        NewJob("job", "job", {"tenant": "alpha"}, {"kind": "spool"}, "digest", None)
+    )
 
     def pay(connection: Connection) -> None:
         for calls in (1, 2):
             add_spent(
-                connection, "job", kind=UNREAD, lane="batch", documents=calls, calls=calls, cost_microusd=10 * calls
+                connection,
+                "job",
+                kind=UNREAD,
+                lane="batch",
+                documents=calls,
+                calls=calls,
+                cost_microusd=10 * calls,
             )
 
     either.write(pay)
     row = either.read(lambda connection: connection.execute(select(spending)).one())
-    assert (row.kind, row.lane, row.documents, row.calls, row.cost_microusd) == ("unread", "batch", 3, 3, 30)
+    assert (row.kind, row.lane, row.documents, row.calls, row.cost_microusd) == (
+        "unread",
+        "batch",
+        3,
+        3,
+        30,
+    )
     assert (row.tenant, row.accepted_at) == ("alpha", job.created_at)
 
 
 class Histories:
-    """One job whose documents, messages and batches meet whatever can happen to them, and a counter of what was billed that
-    knows nothing of stores."""
+    """One job whose documents, messages and batches meet whatever can happen to them, and a counter
+    of what was billed that knows nothing of stores."""
 
     def __init__(self, db: Database, seed: int) -> None:
         self.db, self.chance, self.billed = db, random.Random(seed), 0
-        self.jobs, self.batches, self.remainders = JobStore(db), ProviderBatchStore(db, "batch"), RemainderStore(db)
+        self.jobs, self.batches, self.remainders = (
+            JobStore(db),
+            ProviderBatchStore(db, "batch"),
+            RemainderStore(db),
+        )
         self.stores = {lane: OutcomeStore(db, lane) for lane in ("api", "gpu", None)}
         self.job_id, self.generation, self.calls, self.purged = f"job-{seed}", 1, 0, False
-        self.jobs.create(NewJob(self.job_id, self.job_id, {"tenant": "alpha"}, {"kind": "spool"}, "digest", None))
+        self.jobs.create(
+            NewJob(self.job_id, self.job_id, {"tenant": "alpha"}, {"kind": "spool"}, "digest", None)
+        )
         self.messages = [(self.key(f"d{nth}"), Paid()) for nth in range(6)]
         self.last: Callable[[], object] = lambda: None
 
@@ -78,17 +99,31 @@ class Histories:
         common = paid._asdict()
         if self.chance.random() < 0.5:
             letter = DeadLetter(
-                key, self.chance.choice("xy"), 1, common.pop("calls"), f"{self.calls}", 400, b"{}", None, **common
+                key,
+                self.chance.choice("xy"),
+                1,
+                common.pop("calls"),
+                f"{self.calls}",
+                400,
+                b"{}",
+                None,
+                **common,
             )
             return [], [letter]
-        return [Result(key, 200, b"{}", f"r{self.calls}", "m", "stop", latency_ms=1, attempts=1, **common)], []
+        return [
+            Result(
+                key, 200, b"{}", f"r{self.calls}", "m", "stop", latency_ms=1, attempts=1, **common
+            )
+        ], []
 
     def settles(self) -> None:
         """A call ends in an outcome, the first of its document or not."""
         key, before = self.messages.pop(self.chance.randrange(len(self.messages)))
         store = self.stores[self.chance.choice(["api", "gpu", None])]
         results, letters = self.outcome(key, before.plus(self.call()))
-        self.do(lambda: store.settle(results, letters, earlier={key: before} if any(before) else {}))
+        self.do(
+            lambda: store.settle(results, letters, earlier={key: before} if any(before) else {})
+        )
 
     def retries(self) -> None:
         """Its answer misses the schema: paid, and asked again."""
@@ -96,14 +131,17 @@ class Histories:
         key, before = self.messages[nth]
         own = self.call()
         name = f"retried-{self.calls}"
-        self.do(lambda: OutcomeStore(self.db).settle([], [], retried=[(name, PaidBeside(key, *own))]))
+        self.do(
+            lambda: OutcomeStore(self.db).settle([], [], retried=[(name, PaidBeside(key, *own))])
+        )
         self.messages[nth] = (key, before.plus(own))
 
     def comes_twice(self) -> None:
         self.messages.append(self.chance.choice(self.messages))
 
     def loses_redis(self) -> None:
-        """Messages are made again, and know nothing of what was paid; a broker apart may keep the old ones."""
+        """Messages are made again, and know nothing of what was paid; a broker apart may keep the
+        old ones."""
         again = [(key, Paid()) for key, _ in self.messages]
         self.messages = again + (self.messages if self.chance.random() < 0.5 else [])
 
@@ -114,7 +152,8 @@ class Histories:
         self.messages.append((key, Paid()))
 
     def goes_through_batches(self) -> None:
-        """A batch answers a document badly; another one has it then, or another lane, or it gets an outcome there."""
+        """A batch answers a document badly; another one has it then, or another lane, or it gets an
+        outcome there."""
         doc, first = self.key(f"b{self.calls}"), self.call()
         row = Remainder(doc, "{}", 1, *first[:4], "timeout", None, first.unpriced)
         self.do(lambda: self.batches.settle("t1", [], [], [row]))
@@ -133,7 +172,9 @@ class Histories:
     def loses_a_batch(self) -> None:
         lost = self.call()
         self.db.write(
-            lambda connection: add_spent(connection, self.job_id, kind=UNREAD, lane="batch", **lost._asdict())
+            lambda connection: add_spent(
+                connection, self.job_id, kind=UNREAD, lane="batch", **lost._asdict()
+            )
         )
 
     def replays(self) -> None:
@@ -144,7 +185,8 @@ class Histories:
             self.messages += [(self.key(letter.key.doc_id), Paid()) for letter in again]
 
     def replays_in_a_release_before(self) -> None:
-        """Its process takes the money away, as it did; a control process of this release sees the job then."""
+        """Its process takes the money away, as it did; a control process of this release sees the
+        job then."""
         with contextlib.suppress(NothingToReplay), pytest.MonkeyPatch.context() as patch:
             patch.setattr("penstock_ledger.stores.tallies.add_superseded", lambda *_: None)
             self.replays()
@@ -164,9 +206,10 @@ STEPS = (
 
 @pytest.mark.parametrize("seed", range(6))
 def test_whatever_happens_the_account_is_what_was_billed(either: Database, seed: int) -> None:
-    """After each step of a random history all readers of the account say what a counter of calls says, to the last millionth: the
-    job's figures, its budget, its tenant's month, and the sums by tenant and by lane. A purge changes nothing in it, and what a
-    frozen worker brings after it is added."""
+    """After each step of a random history all readers of the account say what a counter of calls
+    says, to the last millionth: the job's figures, its budget, its tenant's month, and the sums by
+    tenant and by lane. A purge changes nothing in it, and what a frozen worker brings after it is
+    added."""
     story = Histories(either, seed)
     steps, weights = zip(*STEPS, strict=True)
     for _ in range(30):
@@ -178,7 +221,9 @@ def test_whatever_happens_the_account_is_what_was_billed(either: Database, seed:
     if story.messages:
         key, before = story.messages[0]
         results, letters = story.outcome(key, before.plus(story.call()))
-        OutcomeStore(either, "api").settle(results, letters, earlier={key: before} if any(before) else {})
+        OutcomeStore(either, "api").settle(
+            results, letters, earlier={key: before} if any(before) else {}
+        )
         _agrees(either, story)
 
 
@@ -190,7 +235,10 @@ def _agrees(db: Database, story: Histories) -> None:
     by_tenant = {one.name: one.cost_microusd for one in store.by_tenant(since)}
     month = month_of(time.time())
     found = (
-        counts.cost_microusd, BatchFigures(db).spent(story.job_id), by_tenant.get("alpha", 0), by_lane,
+        counts.cost_microusd,
+        BatchFigures(db).spent(story.job_id),
+        by_tenant.get("alpha", 0),
+        by_lane,
         round(TenantCosts(db).usd_of("alpha", month) * 1_000_000),
-    )  # fmt: skip
+    )
     assert found == (story.billed,) * 5, counts.by_kind

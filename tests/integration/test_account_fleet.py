@@ -1,4 +1,5 @@
-"""Money once spent stays in the books: a real fleet against the provider's own counter of what it has charged."""
+"""Money once spent stays in the books: a real fleet against the provider's own counter of what it
+has charged."""
 
 from __future__ import annotations
 
@@ -22,7 +23,11 @@ DOCUMENTS = 8
 PRICES = {"usd_per_mtok_in": 100.0, "usd_per_mtok_out": 1_000.0}
 ONE_CALL_USD = 0.064 + 0.03  # at most: 64 tokens, and a short prompt by its bytes
 MISSED = {
-    "response_schema": {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]},
+    "response_schema": {
+        "type": "object",
+        "properties": {"n": {"type": "integer"}},
+        "required": ["n"],
+    },
     "schema_repairs": 0,
     "max_attempts": 2,
     "params": {"max_tokens": 64},
@@ -30,18 +35,28 @@ MISSED = {
 
 
 def test_what_was_paid_stays_in_the_books_and_bounds_the_budget(tmp_path: Path) -> None:
-    """Every answer misses its schema: all documents die, and are paid twice. Redis is lost, the dead letters are replayed, and
-    then the job is purged: costs, report, HTTP, page and metrics say what the provider has charged. A second job has a budget
-    that its first generation nearly spends: its replay pauses within it, and says what helps."""
+    """Every answer misses its schema: all documents die, and are paid twice.
+
+    Redis is lost, the dead letters are replayed, and then the job is purged: costs, report, HTTP,
+    page and metrics say what the provider has charged. A second job has a budget that its first
+    generation nearly spends: its replay pauses within it, and says what helps."""
     with Fleet(tmp_path) as fleet:
-        flags = [part for name, price in PRICES.items() for part in (f"--{name.replace('_', '-')}", str(price))]
+        flags = [
+            part
+            for name, price in PRICES.items()
+            for part in (f"--{name.replace('_', '-')}", str(price))
+        ]
         fleet.provider.start("--structured", "ignored", *flags)
-        prices: dict[str, Any] = {f"providers__default__{name}": value for name, value in PRICES.items()}
+        prices: dict[str, Any] = {
+            f"providers__default__{name}": value for name, value in PRICES.items()
+        }
         fleet.control(**prices)
         port = free_port()
         fleet.worker(8, metrics_port=port, **prices)
         of_default = ProviderFacts.model_validate(PRICES)
-        with Producer(ProducerSettings(database_url=fleet.database_url, providers={"default": of_default})) as producer:
+        with Producer(
+            ProducerSettings(database_url=fleet.database_url, providers={"default": of_default})
+        ) as producer:
             job = producer.submit(fleet.source(DOCUMENTS), fleet.spec(**MISSED), job_key="paid")
             fleet.wait_for(job, JobState.COMPLETED, TIME_S)
             assert fleet.producer.status(job.job_id).counts.dead == DOCUMENTS
@@ -82,12 +97,16 @@ def _charged(fleet: Fleet) -> float:
 
 
 def _costs(fleet: Fleet) -> float:
-    return float(sum(json.loads(line)["cost_usd"] for line in fleet.penstock("costs", "--json").splitlines()))
+    return float(
+        sum(json.loads(line)["cost_usd"] for line in fleet.penstock("costs", "--json").splitlines())
+    )
 
 
 def _all_agree(fleet: Fleet, job: Job, metrics_port: int) -> None:
     charged = _charged(fleet)
-    settings = door_settings(fleet.folder, fleet.store.url).model_copy(update={"database_url": fleet.database_url})
+    settings = door_settings(fleet.folder, fleet.store.url).model_copy(
+        update={"database_url": fleet.database_url}
+    )
     with door(settings) as url:
         of_job = asked(f"{url}/v1/jobs/{job.job_id}").content["usage"]["cost_usd"]
         report = asked(f"{url}/v1/jobs/{job.job_id}/report").content
@@ -99,11 +118,17 @@ def _all_agree(fleet: Fleet, job: Job, metrics_port: int) -> None:
     metered = sum(scrape(metrics_port)["penstock_cost_usd_total"].values())
     printed = json.loads(fleet.penstock("report", "paid", "--json"))
     found = {
-        "SQL": counts.cost_microusd / 1e6, "costs": _costs(fleet), "report": printed["cost_usd"], "HTTP": of_job,
-        "report over HTTP": report["cost_usd"], "metrics": metered,
-    }  # fmt: skip
+        "SQL": counts.cost_microusd / 1e6,
+        "costs": _costs(fleet),
+        "report": printed["cost_usd"],
+        "HTTP": of_job,
+        "report over HTTP": report["cost_usd"],
+        "metrics": metered,
+    }
     assert found == {name: pytest.approx(charged, abs=1e-5) for name in found}
     assert f"${charged:,.4f}" in page or f"${charged:,.2f}" in page
     assert f"${charged:,.4f}" in listed or f"${charged:,.2f}" in listed
     assert printed["visible_usd"] < charged
-    assert printed["spent_besides"]["superseded"] == pytest.approx(charged - printed["visible_usd"], abs=1e-5)
+    assert printed["spent_besides"]["superseded"] == pytest.approx(
+        charged - printed["visible_usd"], abs=1e-5
+    )

@@ -23,7 +23,10 @@ def server(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[RedisServ
     """The server of the tests, and an old one where the PATH has it."""
     binary = old_redis_binary() if request.param == "older than 7.2" else None
     if request.param == "older than 7.2" and binary is None:
-        pytest.skip("no redis-server older than 7.2 on PATH; the page's commands are held to a recorded list instead")
+        pytest.skip(
+            "no redis-server older than 7.2 on PATH; the page's commands are held to a recorded "
+            "list instead"
+        )
     started = RedisServer.start(tmp_path, binary=binary)
     yield started
     started.stop()
@@ -34,10 +37,16 @@ def url_of(server: RedisServer, user: str) -> str:
 
 
 def test_each_granted_command_is_known_to_redis_7_0() -> None:
-    """An ACL line that names a command which the server lacks is refused whole, so the page names none that 7.0 lacks."""
+    """An ACL line that names a command which the server lacks is refused whole, so the page names
+    none that 7.0 lacks."""
     known = {name for line in OLD_COMMANDS.read_text().splitlines()[1:] for name in line.split()}
     granted = set(re.findall(r"(?<=[\s`])[+-]([a-z_|]+)", acl_section()))
-    assert {"lpush", "client|setname", "script|load", "subscribe"} <= granted  # the search finds lines and prose
+    assert {
+        "lpush",
+        "client|setname",
+        "script|load",
+        "subscribe",
+    } <= granted  # the search finds lines and prose
     assert granted - known == set()
 
 
@@ -46,7 +55,9 @@ def test_a_submitter_can_submit_and_nothing_else(server: RedisServer) -> None:
     give_acl(server, "submitter", PASSWORD)
     app = Celery(broker=url_of(server, "submitter"))
     app.conf.task_ignore_result = True
-    app.send_task("penstock.submit", args=["/sources/a.jsonl", {}], queue="penstock.control", retry=False)
+    app.send_task(
+        "penstock.submit", args=["/sources/a.jsonl", {}], queue="penstock.control", retry=False
+    )
     assert server.client().llen("penstock.control") == 1
     refuses(
         server,
@@ -80,7 +91,8 @@ def test_a_watcher_counts_and_nothing_else(server: RedisServer) -> None:
 
 
 def test_a_fleet_logs_in_with_its_name_and_its_scripts(server: RedisServer) -> None:
-    """A worker's client connects, names its connection, runs a script and reads INFO, and cannot empty the server."""
+    """A worker's client connects, names its connection, runs a script and reads INFO, and cannot
+    empty the server."""
     give_acl(server, "fleet", PASSWORD)
     client = RedisAddress.parse(url_of(server, "fleet")).connect(client_name="worker")
     assert client.eval("return redis.call('INCR', KEYS[1])", 1, "penstock:{job}:count") == 1

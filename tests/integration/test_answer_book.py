@@ -49,7 +49,8 @@ def settle(hot: RedisLedger, name: RequestName, key: ItemKey = KEY, keep_s: floa
 
 
 def test_one_owner_sends_and_the_others_are_told_how_long_it_has_been_at_it(client: Any) -> None:
-    """The first to ask has the claim and keeps it by asking again; others learn its age; released, the next one has it."""
+    """The first to ask has the claim and keeps it by asking again; others learn its age; released,
+    the next one has it."""
     first, second = AnswerBook(client, "w1"), AnswerBook(client, "w2")
     assert first.ask([asked(A)]) == [None]
     assert first.ask([asked(A), asked(B)]) == [None, None]
@@ -70,7 +71,9 @@ def test_a_claim_ends_with_its_lease(client: Any) -> None:
         assert time.monotonic() < deadline
 
 
-def test_a_settled_result_answers_all_who_ask_until_it_is_too_old(hot: RedisLedger, client: Any) -> None:
+def test_a_settled_result_answers_all_who_ask_until_it_is_too_old(
+    hot: RedisLedger, client: Any
+) -> None:
     """Settling puts the item in the claim's place; one who wants a younger answer leads."""
     first, second = AnswerBook(client, "w1"), AnswerBook(client, "w2")
     first.ask([asked(A), asked(B)])
@@ -85,14 +88,16 @@ def test_a_settled_result_answers_all_who_ask_until_it_is_too_old(hot: RedisLedg
 
 
 def test_a_result_is_kept_only_where_a_claim_is(hot: RedisLedger, client: Any) -> None:
-    """Where the entry has made room for others, or Redis forgot, settling adds none: the bound holds."""
+    """Where the entry has made room for others, or Redis forgot, settling adds none: the bound
+    holds."""
     settle(hot, A)
     assert client.exists(BOOK) == 0
     assert AnswerBook(client, "w1").ask([asked(A)]) == [None]
 
 
 def test_a_full_book_stays_full_and_claims_go_last(hot: RedisLedger, client: Any) -> None:
-    """A million requests that never repeat take the room of a thousand, and calls that are on their way keep their claims."""
+    """A million requests that never repeat take the room of a thousand, and calls that are on their
+    way keep their claims."""
     book = AnswerBook(client, "w1", most=50)
     claim = RequestName(BOOK, "claim")
     book.ask([asked(claim)])
@@ -115,7 +120,9 @@ def test_the_room_of_what_has_ended_is_taken_first(client: Any) -> None:
     assert sorted(client.hkeys(BOOK)) == [A.digest.encode(), b"young"]
 
 
-@pytest.mark.parametrize("value", ["", "x", "a1:2", "c9e99:1:w", "a99999999999:99999999999:job:1:d", "\x00\xff"])
+@pytest.mark.parametrize(
+    "value", ["", "x", "a1:2", "c9e99:1:w", "a99999999999:99999999999:job:1:d", "\x00\xff"]
+)
 def test_an_entry_that_makes_no_sense_is_none(client: Any, value: str) -> None:
     """What a stranger wrote, or a clock that is far ahead, lets the request be sent."""
     client.hset(BOOK, A.digest, value)
@@ -126,13 +133,18 @@ def test_settling_counts_what_took_an_answer(hot: RedisLedger) -> None:
     """The job's counters say how many documents needed no call, and why."""
     for doc, reused in (("d1", "dedup"), ("d2", "dedup"), ("d3", "cache"), ("d4", None)):
         hot.publish("penstock.api", [Publish(ItemKey("job", 1, doc), "0", b"{}")], 1)
-        hot.settle(SettleBatch(done=[SettledDone(ItemKey("job", 1, doc), 1, calls=0, reused=reused)]))
+        hot.settle(
+            SettleBatch(done=[SettledDone(ItemKey("job", 1, doc), 1, calls=0, reused=reused)])
+        )
     stats = hot.stats("job")
     assert (stats["reused:dedup"], stats["reused:cache"], stats["succeeded"]) == (2, 1, 4)
 
 
-def test_a_full_redis_lets_requests_be_sent_and_results_be_settled(client: Any, hot: RedisLedger) -> None:
-    """Where Redis refuses memory the book says so, which the worker takes for "send it"; settling goes on."""
+def test_a_full_redis_lets_requests_be_sent_and_results_be_settled(
+    client: Any, hot: RedisLedger
+) -> None:
+    """Where Redis refuses memory the book says so, which the worker takes for "send it"; settling
+    goes on."""
     AnswerBook(client, "w1").ask([asked(A)])
     client.config_set("maxmemory", 1)
     try:

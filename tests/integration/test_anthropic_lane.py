@@ -19,11 +19,17 @@ from penstock_workers.settings import ProviderSettings
 
 KEY = "sk-ant-lane-0123456789abcdef"
 LONG = [{"type": "text", "text": "A file is read. " * 500, "cache_control": {"type": "ephemeral"}}]
-ASK: dict[str, Any] = {"model": "sim-small", "max_tokens": 50, "messages": [{"role": "user", "content": "Read it."}]}
+ASK: dict[str, Any] = {
+    "model": "sim-small",
+    "max_tokens": 50,
+    "messages": [{"role": "user", "content": "Read it."}],
+}
 
 
 @asynccontextmanager
-async def lane(monkeypatch: pytest.MonkeyPatch, key: str = KEY, **config: Any) -> AsyncIterator[ApiLane]:
+async def lane(
+    monkeypatch: pytest.MonkeyPatch, key: str = KEY, **config: Any
+) -> AsyncIterator[ApiLane]:
     monkeypatch.setenv("LANE_TEST_KEY", key)
     async with running(SimulatorConfig(api_key=KEY, latency_ms=0.0, **config)) as url:
         provider = ProviderSettings(kind="anthropic", base_url=url, api_key_env="LANE_TEST_KEY")
@@ -57,7 +63,9 @@ async def test_a_message_is_answered(monkeypatch: pytest.MonkeyPatch) -> None:
 async def test_a_cached_prompt_counts_as_a_prompt(monkeypatch: pytest.MonkeyPatch) -> None:
     """Written to the cache or read from it: it has as many tokens both times."""
     async with lane(monkeypatch) as made:
-        replies = [await asked(made, messages=[{"role": "user", "content": LONG}]) for _ in range(2)]
+        replies = [
+            await asked(made, messages=[{"role": "user", "content": LONG}]) for _ in range(2)
+        ]
     first, second = (reply for reply in replies if isinstance(reply, Reply))
     assert (first.usage or {})["cache_creation_input_tokens"] > 0
     assert (second.usage or {})["cache_read_input_tokens"] > 0
@@ -73,7 +81,11 @@ async def test_a_cached_prompt_counts_as_a_prompt(monkeypatch: pytest.MonkeyPatc
         ({"error_rate": 1.0}, "server_error", 500),
         ({"throttle_rate": 1.0}, "rate_limited", 429),
         (
-            {"credit_calls": 1, "credit_error": "enforced_spend_limit_reached", "like": "anthropic"},
+            {
+                "credit_calls": 1,
+                "credit_error": "enforced_spend_limit_reached",
+                "like": "anthropic",
+            },
             "out_of_credit",
             429,
         ),

@@ -1,4 +1,5 @@
-"""Large answers, from a real HTTP server: refused by their length, stopped at the cap, and bounded all together."""
+"""Large answers, from a real HTTP server: refused by their length, stopped at the cap, and bounded
+all together."""
 
 from __future__ import annotations
 
@@ -32,9 +33,13 @@ class House:
         self.answer: Handler
 
     async def ask(self, timeout_s: float = WAIT_S) -> Tried:
-        return await self.lane.infer(Prepared(Request("t", "default", "/v1/completions", b"{}", timeout_s)))
+        return await self.lane.infer(
+            Prepared(Request("t", "default", "/v1/completions", b"{}", timeout_s))
+        )
 
-    async def stream(self, request: web.Request, chunks: int, *, declared: int | None = None) -> web.StreamResponse:
+    async def stream(
+        self, request: web.Request, chunks: int, *, declared: int | None = None
+    ) -> web.StreamResponse:
         response = web.StreamResponse()
         response.content_length = declared
         await response.prepare(request)
@@ -63,7 +68,10 @@ async def house(request: pytest.FixtureRequest) -> AsyncIterator[House]:
     app.router.add_post("/v1/completions", handle)
     async with TestServer(app) as server:
         made.lane = ApiLane(
-            {"default": ProviderSettings(base_url=str(server.make_url("/v1")))}, CAP, 2 * CAP, request.param
+            {"default": ProviderSettings(base_url=str(server.make_url("/v1")))},
+            CAP,
+            2 * CAP,
+            request.param,
         )
         await made.lane.start()
         yield made
@@ -71,7 +79,8 @@ async def house(request: pytest.FixtureRequest) -> AsyncIterator[House]:
 
 
 async def test_an_answer_whose_length_is_too_large_is_not_read(house: House) -> None:
-    """A declared length above `max_answer_bytes` is refused by its header; the body stays where it is (A17)."""
+    """A declared length above `max_answer_bytes` is refused by its header; the body stays where it
+    is (A17)."""
 
     async def answer(request: web.Request) -> web.StreamResponse:
         return await house.stream(request, 100, declared=100 * MIB)
@@ -85,7 +94,8 @@ async def test_an_answer_whose_length_is_too_large_is_not_read(house: House) -> 
 
 
 async def test_an_answer_without_a_length_is_read_up_to_the_cap(house: House) -> None:
-    """A stream that does not end is stopped at `max_answer_bytes`, and its room is free again (A17)."""
+    """A stream that does not end is stopped at `max_answer_bytes`, and its room is free again
+    (A17)."""
     house.answer = house.large(100 * MIB, declared=False)
     tried = await house.ask()
     assert isinstance(tried, NoAnswer)
@@ -109,8 +119,8 @@ async def test_a_compressed_answer_counts_as_what_it_becomes(house: House) -> No
 
 @pytest.mark.parametrize("declared", [True, False])
 async def test_large_answers_wait_for_room_and_all_arrive(house: House, declared: bool) -> None:
-    """Many large answers at once occupy no more than `answer_memory_bytes`; none fails, each comes when another is settled
-    (A17)."""
+    """Many large answers at once occupy no more than `answer_memory_bytes`; none fails, each comes
+    when another is settled (A17)."""
     house.answer = house.large(MIB, declared=declared)
     asked = [asyncio.create_task(house.ask(timeout_s=WAIT_S)) for _ in range(12)]
     most, answers = 0, 0
@@ -127,7 +137,8 @@ async def test_large_answers_wait_for_room_and_all_arrive(house: House, declared
 
 
 async def test_waiting_for_room_is_not_the_requests_time(house: House) -> None:
-    """A request whose answer waits for room longer than its own limit does not time out for it (A17)."""
+    """A request whose answer waits for room longer than its own limit does not time out for it
+    (A17)."""
     house.answer = house.large(MIB)
     held = await house.lane._memory.room(2 * CAP)
     asked = asyncio.create_task(house.ask(timeout_s=0.5))
@@ -154,7 +165,8 @@ async def test_a_server_that_drips_still_times_out(house: House) -> None:
 
 
 async def test_a_call_says_what_it_is_and_what_for(house: House) -> None:
-    """The provider reads the item's tag, so that its logs and Penstock's can be matched, and who calls; nothing sends cookies."""
+    """The provider reads the item's tag, so that its logs and Penstock's can be matched, and who
+    calls; nothing sends cookies."""
     seen: dict[str, str] = {}
 
     async def answer(request: web.Request) -> web.StreamResponse:
@@ -164,7 +176,11 @@ async def test_a_call_says_what_it_is_and_what_for(house: House) -> None:
     house.answer = answer
     for _ in range(2):
         assert isinstance(await house.ask(), Answer)
-    assert (seen["x-client-request-id"], seen["content-type"], seen["content-length"]) == ("t", "application/json", "2")
+    assert (seen["x-client-request-id"], seen["content-type"], seen["content-length"]) == (
+        "t",
+        "application/json",
+        "2",
+    )
     assert seen["user-agent"].startswith("penstock/")
     assert not {"cookie", "authorization", "transfer-encoding"} & set(seen)
 
@@ -172,7 +188,9 @@ async def test_a_call_says_what_it_is_and_what_for(house: House) -> None:
 @pytest.mark.parametrize("tag", ["job:a\r\nX-Evil: 1", "job:\0"])
 async def test_a_tag_that_cannot_be_a_header_is_a_bad_request(house: House, tag: str) -> None:
     """Nothing is sent, and no header is smuggled in."""
-    tried = await house.lane.infer(Prepared(Request(tag, "default", "/v1/completions", b"{}", WAIT_S)))
+    tried = await house.lane.infer(
+        Prepared(Request(tag, "default", "/v1/completions", b"{}", WAIT_S))
+    )
     assert isinstance(tried, NoAnswer)
     assert (tried.failure, tried.sent) == ("bad_request", False)
 
@@ -188,7 +206,8 @@ async def test_small_answers_are_not_counted(house: House) -> None:
 
 
 async def test_what_is_given_up_leaves_no_room_taken(house: House) -> None:
-    """Cancelled while it waits, cancelled when its room had just come, or forgotten: the room is there for the next (A17)."""
+    """Cancelled while it waits, cancelled when its room had just come, or forgotten: the room is
+    there for the next (A17)."""
     memory = house.lane._memory
     held = await memory.room(2 * CAP)
     waiting = [asyncio.create_task(memory.room(CAP)) for _ in range(3)]

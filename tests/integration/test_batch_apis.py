@@ -1,4 +1,5 @@
-"""The clients of batch APIs against the simulated provider: every dialect keeps the same contract."""
+"""The clients of batch APIs against the simulated provider: every dialect keeps the same
+contract."""
 
 from __future__ import annotations
 
@@ -71,7 +72,9 @@ async def simulated(kind: str, **config: Any) -> AsyncIterator[BatchProvider]:
         yield provider
 
 
-def new_batch(provider: BatchProvider, kind: str, folder: Path, ids: list[str] | None = None) -> NewBatch:
+def new_batch(
+    provider: BatchProvider, kind: str, folder: Path, ids: list[str] | None = None
+) -> NewBatch:
     return packed(folder, provider, ids or IDS, ENDPOINTS[kind], BODIES[kind], model="sim-small")
 
 
@@ -102,25 +105,33 @@ async def test_a_batch_goes_its_whole_way(kind: str, tmp_path: Path) -> None:
         assert len(answers) == 50
         assert sorted(by_id(answers)) == sorted(IDS)
         usage = USAGE.get(kind, "usage")
-        assert all(answer.status == 200 and usage in json.loads(answer.body) for answer in by_id(answers).values())
+        assert all(
+            answer.status == 200 and usage in json.loads(answer.body)
+            for answer in by_id(answers).values()
+        )
 
 
 @KINDS
 async def test_requests_that_fail_have_their_status(kind: str, tmp_path: Path) -> None:
-    """An error of one request is an answer with the status and the body that real time would have shown."""
+    """An error of one request is an answer with the status and the body that real time would have
+    shown."""
     async with simulated(kind, error_rate=0.3, overload_rate=0.3) as provider:
         seen = await ended(provider, await created(provider, new_batch(provider, kind, tmp_path)))
         answers = by_id(await all_answers(provider, seen))
     failed = {answer.custom_id: answer for answer in answers.values() if answer.status != 200}
     assert set(answers) == set(IDS)
-    assert {answer.status for answer in failed.values()} == ({500, 529} if kind == "anthropic" else {500, 503})
+    assert {answer.status for answer in failed.values()} == (
+        {500, 529} if kind == "anthropic" else {500, 503}
+    )
     assert all("error" in json.loads(answer.body) for answer in failed.values())
     assert seen.counts == (None if kind in COUNTLESS else Counts(50, 50 - len(failed), len(failed)))
 
 
 @KINDS
 async def test_a_create_that_worked_and_answered_500_is_found(kind: str, tmp_path: Path) -> None:
-    """Unclear, then adopted by its tag; Anthropic's is known when it has ended. One of another tag is not."""
+    """Unclear, then adopted by its tag; Anthropic's is known when it has ended.
+
+    One of another tag is not."""
     async with simulated(kind, batch_create_500_share=1.0) as provider:
         since = time.time()
         batch = new_batch(provider, kind, tmp_path)
@@ -134,7 +145,9 @@ async def test_a_create_that_worked_and_answered_500_is_found(kind: str, tmp_pat
                     assert seen is not None, "it was created"
                 except Unclear:
                     await asyncio.sleep(0.01)
-            assert sorted(by_id(await all_answers(provider, await ended(provider, seen)))) == sorted(IDS)
+            assert sorted(
+                by_id(await all_answers(provider, await ended(provider, seen)))
+            ) == sorted(IDS)
         assert await provider.find("another-tag-1234567890", since) is None
 
 
@@ -165,7 +178,8 @@ async def test_downloads_that_break_bring_every_answer_once(kind: str, tmp_path:
 
 @KINDS
 async def test_what_a_provider_does_not_show_for_a_while(kind: str, tmp_path: Path) -> None:
-    """A look may be refused once, a batch and its outputs may not be found, and an output may be too short: none is an end."""
+    """A look may be refused once, a batch and its outputs may not be found, and an output may be
+    too short: none is an end."""
     async with simulated(
         kind, batch_look_403s=1, batch_look_404_s=0.2, batch_file_404_s=0.2, batch_short_reads=1
     ) as provider:
@@ -219,7 +233,9 @@ async def test_a_batch_that_expires_keeps_what_it_has(kind: str, tmp_path: Path)
         seen = await ended(provider, await created(provider, new_batch(provider, kind, tmp_path)))
         answers = by_id(await all_answers(provider, seen))
     assert seen.expired
-    if kind == "gemini":  # it gives nothing out of a batch that expired, so that nothing of it is waited for
+    if (
+        kind == "gemini"
+    ):  # it gives nothing out of a batch that expired, so that nothing of it is waited for
         assert (answers, seen.counts) == ({}, Counts(50, 0, 50))
         return
     assert set(answers) == set(IDS)
@@ -242,8 +258,13 @@ async def test_a_batch_that_is_cancelled_ends(kind: str, tmp_path: Path) -> None
 async def test_a_batch_that_fails_its_validation_says_where(tmp_path: Path) -> None:
     """The provider names each line; nothing of it was computed."""
     async with simulated("openai") as provider:
-        seen = await ended(provider, await created(provider, new_batch(provider, "openai", tmp_path, ["a", "b", "a"])))
-    assert [(problem.code, problem.line) for problem in seen.problems] == [("duplicate_custom_id", 3)]
+        seen = await ended(
+            provider,
+            await created(provider, new_batch(provider, "openai", tmp_path, ["a", "b", "a"])),
+        )
+    assert [(problem.code, problem.line) for problem in seen.problems] == [
+        ("duplicate_custom_id", 3)
+    ]
     assert seen.outputs == ()
 
 
@@ -251,7 +272,9 @@ async def test_a_batch_that_fails_its_validation_says_where(tmp_path: Path) -> N
 async def test_a_refused_batch_that_names_no_line_says_why(kind: str, tmp_path: Path) -> None:
     """These two have a sentence and no line: it is the problem of the batch as a whole."""
     async with simulated(kind) as provider:
-        seen = await ended(provider, await created(provider, new_batch(provider, kind, tmp_path, ["a", "b", "a"])))
+        seen = await ended(
+            provider, await created(provider, new_batch(provider, kind, tmp_path, ["a", "b", "a"]))
+        )
     [problem] = seen.problems
     assert problem.line is None
     assert "duplicate" in problem.message
@@ -295,7 +318,9 @@ async def test_a_full_account_of_gemini_is_told_at_once(tmp_path: Path) -> None:
 async def test_a_full_account_is_told_from_a_bad_batch(tmp_path: Path) -> None:
     """The reason has a code of its own, by which the same batch is sent again later."""
     async with simulated("openai", batch_enqueued_tokens=1) as provider:
-        seen = await ended(provider, await created(provider, new_batch(provider, "openai", tmp_path)))
+        seen = await ended(
+            provider, await created(provider, new_batch(provider, "openai", tmp_path))
+        )
     assert {problem.code for problem in seen.problems} <= TOKEN_CAP_CODES
     assert seen.problems
 

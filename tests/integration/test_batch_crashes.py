@@ -1,4 +1,5 @@
-"""A worker of the batch lane that dies at every failpoint, in one process: each document has one outcome, on both databases."""
+"""A worker of the batch lane that dies at every failpoint, in one process: each document has one
+outcome, on both databases."""
 
 from __future__ import annotations
 
@@ -40,7 +41,10 @@ class Dead(BaseException):
 
 @pytest.fixture(params=["sqlite", "postgresql"])
 def house(
-    request: pytest.FixtureRequest, redis_server: RedisServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    request: pytest.FixtureRequest,
+    redis_server: RedisServer,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> Iterator[House]:
     memory = Memory()
     quick(monkeypatch, memory)
@@ -50,8 +54,9 @@ def house(
 
 
 def without_the_dead(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-    """The task that died is asked by none how it ended. asyncio would log that whenever its memory is collected; Python 3.11
-    reads source files for that, and fails where it is reading another one just then."""
+    """The task that died is asked by none how it ended. asyncio would log that whenever its memory
+    is collected; Python 3.11 reads source files for that, and fails where it is reading another one
+    just then."""
     if not isinstance(context.get("exception"), Dead):
         loop.default_exception_handler(context)
 
@@ -79,9 +84,12 @@ async def die_at(house: House, place: str, monkeypatch: pytest.MonkeyPatch) -> N
     engine._closing.close()
 
 
-async def test_a_death_at_every_failpoint_costs_nothing(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One after the other, in one job, beside lines that fail, a batch that expires and creates that seem to fail: nothing is
-    submitted twice, no answer is lost, no batch is left open, and money is counted once."""
+async def test_a_death_at_every_failpoint_costs_nothing(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One after the other, in one job, beside lines that fail, a batch that expires and creates
+    that seem to fail: nothing is submitted twice, no answer is lost, no batch is left open, and
+    money is counted once."""
     memory = house.provider
     memory.expired = lambda nth: nth == 4
 
@@ -102,7 +110,9 @@ async def test_a_death_at_every_failpoint_costs_nothing(house: House, monkeypatc
     assert len(tags) == len(set(tags)), "a batch was created twice"
     journal = house.store.of_job(job.job_id)
     assert {batch.state for batch in journal} == {BatchState.SETTLED}
-    assert {batch.tag for batch in journal if batch.created_at is not None} == set(tags), "a batch belongs to nothing"
+    assert {batch.tag for batch in journal if batch.created_at is not None} == set(tags), (
+        "a batch belongs to nothing"
+    )
     times = Counter(name for names in memory.names for name in names)
     again = {name for name, number in times.items() if number > 1}
     assert again == {*memory.names[4], "d3"}
@@ -114,7 +124,12 @@ OF_OTHERS: dict[str, dict[str, Any]] = {
     "together": {},
     "mistral": {},
 }
-AROUND_CREATE = ["batch_before_create", "batch_after_create", "batch_created", "batch_before_settled"]
+AROUND_CREATE = [
+    "batch_before_create",
+    "batch_after_create",
+    "batch_created",
+    "batch_before_settled",
+]
 
 
 @contextlib.contextmanager
@@ -141,7 +156,9 @@ def simulated_apart(config: SimulatorConfig) -> Iterator[str]:
 async def house_of(
     kind: str, redis_url: str, folder: Path, monkeypatch: pytest.MonkeyPatch, **faults: Any
 ) -> AsyncIterator[House]:
-    """Whose provider is the simulated one, over HTTP, in the form of ``kind``. It takes one batch or two at a time."""
+    """Whose provider is the simulated one, over HTTP, in the form of ``kind``.
+
+    It takes one batch or two at a time."""
     opened: list[BatchProvider] = []
 
     def opens(name: str, settings: Any) -> BatchProvider:
@@ -151,7 +168,9 @@ async def house_of(
     memory, like = Memory(), kind if kind in ("together", "mistral") else None
     quick(monkeypatch, memory)
     monkeypatch.setattr(engine_module, "open_batches", opens)
-    with simulated_apart(SimulatorConfig(batch_s=0.0, batch_step_s=0.0, like=like, **faults)) as url:
+    with simulated_apart(
+        SimulatorConfig(batch_s=0.0, batch_step_s=0.0, like=like, **faults)
+    ) as url:
         given: dict[str, Any] = {
             "kind": "openai" if like else kind,
             "profile": like,
@@ -170,12 +189,16 @@ async def house_of(
 async def test_a_provider_that_errs_for_a_while_is_paid_once(
     kind: str, redis_server: RedisServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Polls that answer 403 and 404, uploads that fail, outputs that are not there yet and then too short: no document is
-    submitted twice, in no dialect, and the job never pauses."""
+    """Polls that answer 403 and 404, uploads that fail, outputs that are not there yet and then too
+    short: no document is submitted twice, in no dialect, and the job never pauses."""
     faults: dict[str, Any] = {
-        "batch_look_403s": 1, "batch_look_404_s": 0.4, "batch_file_404_s": 0.4, "batch_short_reads": 2,
-        "batch_no_upload_share": 0.5, "seed": 3,
-    }  # fmt: skip
+        "batch_look_403s": 1,
+        "batch_look_404_s": 0.4,
+        "batch_file_404_s": 0.4,
+        "batch_short_reads": 2,
+        "batch_no_upload_share": 0.5,
+        "seed": 3,
+    }
     async with house_of(kind, redis_server.url, tmp_path, monkeypatch, **faults) as house:
         house.set_batch(lost_after_s=20.0)
         job = house.submit(8, batch_max_requests=4, **OF_OTHERS.get(kind, {}))
@@ -193,8 +216,9 @@ async def test_a_provider_that_errs_for_a_while_is_paid_once(
 async def test_deaths_around_a_create_submit_nothing_twice(
     kind: str, redis_server: RedisServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With the dialects that find their batches in another way than OpenAI's: by custom ids (Anthropic), a display name
-    (Gemini), the file (Together), or in pages with numbers (Mistral)."""
+    """With the dialects that find their batches in another way than OpenAI's: by custom ids
+    (Anthropic), a display name (Gemini), the file (Together), or in pages with numbers
+    (Mistral)."""
     async with house_of(kind, redis_server.url, tmp_path, monkeypatch) as house:
         job = house.submit(12, batch_max_requests=1, **OF_OTHERS[kind])
         for place in AROUND_CREATE:

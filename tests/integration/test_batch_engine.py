@@ -1,4 +1,5 @@
-"""What a worker of the batch lane makes of everything that a provider may do: a whole engine, and a provider in memory."""
+"""What a worker of the batch lane makes of everything that a provider may do: a whole engine, and a
+provider in memory."""
 
 from __future__ import annotations
 
@@ -64,7 +65,9 @@ from penstock_workers.lanes.batch.troubles import LOOKS_MIN
 
 
 @pytest.fixture
-def house(redis_server: RedisServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[House]:
+def house(
+    redis_server: RedisServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[House]:
     memory = Memory()
     quick(monkeypatch, memory)
     with batch_house(redis_server.url, tmp_path, memory) as made:
@@ -77,14 +80,18 @@ async def test_documents_become_results_at_half_the_price(house: House) -> None:
     counts = await house.all_settled(job)
     assert (counts.succeeded, counts.calls) == (25, 25)
     assert counts.cost_microusd == 25 * (10 * 100 + 5 * 200) // 2
-    assert sorted(name for names in house.provider.names for name in names) == sorted(f"d{n}" for n in range(25))
+    assert sorted(name for names in house.provider.names for name in names) == sorted(
+        f"d{n}" for n in range(25)
+    )
     assert sorted(len(names) for names in house.provider.names) == [5, 10, 10]
     assert house.provider.deleted == []
     await house.until(lambda: not list((house.folder / "packed").iterdir()))
 
 
 async def test_lines_that_fail_go_into_the_next_batch(house: House) -> None:
-    """With their attempts counted, until there are none left; what can never work dies at once. The rest is not asked again."""
+    """With their attempts counted, until there are none left; what can never work dies at once.
+
+    The rest is not asked again."""
 
     def answer(name: str, nth: int) -> BatchAnswer | None:
         if name == "d0":
@@ -115,7 +122,8 @@ async def test_a_batch_that_always_expires_ends_in_dead_letters(house: House) ->
 
 
 async def test_lines_that_validation_refuses_cost_no_other(house: House) -> None:
-    """They are dead letters with the provider's words; the others are in the next batch, and no try of theirs is counted."""
+    """They are dead letters with the provider's words; the others are in the next batch, and no try
+    of theirs is counted."""
     refused = ("d1", "d4")
 
     def problems(names: list[str], nth: int) -> tuple[LineProblem, ...]:
@@ -129,7 +137,8 @@ async def test_lines_that_validation_refuses_cost_no_other(house: House) -> None
 
 
 async def test_a_refusal_that_names_no_line_costs_one_document(house: House) -> None:
-    """Its batch is halved until the line that it is about is alone, so that rounds are few however large a batch is."""
+    """Its batch is halved until the line that it is about is alone, so that rounds are few however
+    large a batch is."""
     bad = LineProblem("invalid_request", "one of them is not so", None)
     house.provider.problems = lambda names, nth: (bad,) if "d5" in names else ()
     counts = await house.all_settled(house.submit(16, max_attempts=1))
@@ -140,11 +149,16 @@ async def test_a_refusal_that_names_no_line_costs_one_document(house: House) -> 
 
 
 async def test_many_bad_lines_named_one_at_a_time_cost_few_rounds(house: House) -> None:
-    """Each round names one line per batch; no document is in more batches than its first one can be halved."""
+    """Each round names one line per batch; no document is in more batches than its first one can be
+    halved."""
     bad = {f"d{n}" for n in range(0, 32, 2)}
 
     def problems(names: list[str], nth: int) -> tuple[LineProblem, ...]:
-        found = [LineProblem("invalid_json_line", "no", names.index(name) + 1) for name in names if name in bad]
+        found = [
+            LineProblem("invalid_json_line", "no", names.index(name) + 1)
+            for name in names
+            if name in bad
+        ]
         return tuple(found[:1])
 
     house.provider.problems = problems
@@ -154,8 +168,11 @@ async def test_many_bad_lines_named_one_at_a_time_cost_few_rounds(house: House) 
     assert max(rounds.values()) <= 6
 
 
-async def test_a_provider_that_refuses_everything_pauses_the_job(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Halving finds no line there: after some batches in a row the job pauses, and no document is lost for it."""
+async def test_a_provider_that_refuses_everything_pauses_the_job(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Halving finds no line there: after some batches in a row the job pauses, and no document is
+    lost for it."""
     monkeypatch.setattr(ending, "REFUSED_MAX", 3)
     closed = LineProblem("account_closed", "ask your manager", None)
     house.provider.problems = lambda names, nth: (closed,)
@@ -169,13 +186,19 @@ async def test_a_provider_that_refuses_everything_pauses_the_job(house: House, m
     assert (await house.all_settled(job)).succeeded == 40
 
 
-async def test_odd_lines_of_an_output_cost_no_other(house: House, caplog: pytest.LogCaptureFixture) -> None:
-    """Lines that cannot be read, name no document, or one twice are left out and counted in the log."""
+async def test_odd_lines_of_an_output_cost_no_other(
+    house: House, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Lines that cannot be read, name no document, or one twice are left out and counted in the
+    log."""
     twice = good("d5")
     assert twice is not None
     house.provider.odd = (
-        UnreadableLine("out", 1, "not JSON"), BatchAnswer("nowhere", 200, b"{}"), twice, twice,
-    )  # fmt: skip
+        UnreadableLine("out", 1, "not JSON"),
+        BatchAnswer("nowhere", 200, b"{}"),
+        twice,
+        twice,
+    )
     counts = await house.all_settled(house.submit(6))
     assert (counts.succeeded, counts.calls) == (6, 6)
     assert "1 unknown" in caplog.text
@@ -184,15 +207,22 @@ async def test_odd_lines_of_an_output_cost_no_other(house: House, caplog: pytest
 
 @pytest.mark.parametrize("works", [True, False])
 async def test_a_create_without_an_answer_is_looked_for(house: House, works: bool) -> None:
-    """It is adopted where it worked, and made again only where it did not; while the provider cannot say, it is asked again."""
-    house.provider.errors = {"create": [Unclear("500")], "find": [Unclear("not yet"), Unclear("not yet")]}
+    """It is adopted where it worked, and made again only where it did not; while the provider
+    cannot say, it is asked again."""
+    house.provider.errors = {
+        "create": [Unclear("500")],
+        "find": [Unclear("not yet"), Unclear("not yet")],
+    }
     house.provider.works_all_the_same = works
     counts = await house.all_settled(house.submit(4))
     assert (counts.succeeded, len(house.provider.made)) == (4, 1)
 
 
-async def test_a_list_that_shows_a_batch_late_gets_no_second_one(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first looks after a create without an answer do not find it, though it is there: it is not paid twice."""
+async def test_a_list_that_shows_a_batch_late_gets_no_second_one(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first looks after a create without an answer do not find it, though it is there: it is
+    not paid twice."""
     house.provider.errors, house.provider.works_all_the_same = {"create": [Unclear("cut")]}, True
     shown, looks = house.provider.find, 0
 
@@ -208,8 +238,9 @@ async def test_a_list_that_shows_a_batch_late_gets_no_second_one(house: House, m
 
 
 async def test_a_full_account_waits(house: House) -> None:
-    """Whether the provider says so at once or by failing the batch: no attempt is counted, and the documents go once there is
-    room. More tokens than the account may have are never asked for at once."""
+    """Whether the provider says so at once or by failing the batch: no attempt is counted, and the
+    documents go once there is room. More tokens than the account may have are never asked for at
+    once."""
     full = LineProblem("token_limit_exceeded", "too many tokens", None)
     house.provider.errors = {"create": [TokenCapReached("full")]}
     house.provider.problems = lambda names, nth: (full,) if nth == 0 else ()
@@ -221,7 +252,8 @@ async def test_a_full_account_waits(house: House) -> None:
 
 
 async def test_a_budget_is_never_passed(house: House) -> None:
-    """Batches are created while the most that they may cost fits into what is left of it; then the job pauses and says so."""
+    """Batches are created while the most that they may cost fits into what is left of it; then the
+    job pauses and says so."""
     job = house.submit(9, budget_usd=0.01, batch_max_requests=3, params={"max_tokens": 10})
 
     def is_paused() -> bool:
@@ -248,9 +280,12 @@ async def test_files_of_a_batch_without_room_are_not_left_at_the_provider(house:
 
 
 @pytest.mark.parametrize(
-    "error", [AccountStopped("405 no such route"), BatchRefused(400, "no", "no"), TryLater(0.0, "500")]
+    "error",
+    [AccountStopped("405 no such route"), BatchRefused(400, "no", "no"), TryLater(0.0, "500")],
 )
-async def test_a_provider_that_deletes_nothing_holds_up_no_job(house: House, error: Exception) -> None:
+async def test_a_provider_that_deletes_nothing_holds_up_no_job(
+    house: House, error: Exception
+) -> None:
     """The log names files that stay there."""
     house.provider.errors = {"delete": [error] * 1_000}
     job = house.submit(4, batch_files="delete")
@@ -258,8 +293,12 @@ async def test_a_provider_that_deletes_nothing_holds_up_no_job(house: House, err
     assert (counts.succeeded, house.producer.status(job.job_id).job.state) == (4, JobState.RUNNING)
 
 
-async def test_a_batch_that_never_fits_pauses_its_job(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With what to set. Its documents wait for batches of another size, and no try of theirs is counted."""
+async def test_a_batch_that_never_fits_pauses_its_job(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With what to set.
+
+    Its documents wait for batches of another size, and no try of theirs is counted."""
     monkeypatch.setattr(ending, "FULL_TRIES", 2)
     full = LineProblem("token_limit_exceeded", "too many tokens", None)
     house.provider.problems = lambda names, nth: (full,) if nth < 3 else ()
@@ -278,7 +317,8 @@ GONE = BatchGone(404, "not_found", "no such batch")
 
 @pytest.mark.parametrize("call", ["look", "answers"])
 async def test_a_404_of_a_moment_pays_nothing_again(house: House, call: str) -> None:
-    """Whether polls answer it or the download of the outputs: it is looked for again, and its answers are read."""
+    """Whether polls answer it or the download of the outputs: it is looked for again, and its
+    answers are read."""
     house.provider.errors = {call: [GONE] * 4}
     job = house.submit(4)
     counts = await house.all_settled(job)
@@ -288,7 +328,8 @@ async def test_a_404_of_a_moment_pays_nothing_again(house: House, call: str) -> 
 
 
 async def test_a_batch_that_is_gone_is_sent_again(house: House) -> None:
-    """After minutes of looks its documents are tried in another one; here these are parts of a second."""
+    """After minutes of looks its documents are tried in another one; here these are parts of a
+    second."""
     house.provider.gone = {0}
     job = house.submit(4)
     counts = await house.all_settled(job)
@@ -305,8 +346,10 @@ def spent_besides(house: House, job: Job) -> list[Any]:
 
 
 async def test_counted_answers_are_waited_for_and_then_named_as_paid(house: House) -> None:
-    """They are looked for as long as providers keep outputs. What was paid for and never came stands in the journal with what
-    it may have cost, and nothing of it is deleted at the provider."""
+    """They are looked for as long as providers keep outputs.
+
+    What was paid for and never came stands in the journal with what it may have cost, and nothing
+    of it is deleted at the provider."""
     house.set_batch(answers_kept_s=0.6)
     house.provider.counted, house.provider.ended = Counts(4, 3, 0), False
     job = house.submit(4, batch_files="delete")
@@ -314,18 +357,29 @@ async def test_counted_answers_are_waited_for_and_then_named_as_paid(house: Hous
         await house.until(lambda: any(one.succeeded == 3 for one in house.store.of_job(job.job_id)))
         house.provider.gone, began = {0}, time.time()
         house.provider.ended = True
-        await house.until(lambda: any(one.missing is not None for one in house.store.of_job(job.job_id)))
-        [open_one] = [one for one in house.store.sums(job.job_id) if one.state is BatchState.CREATED]
+        await house.until(
+            lambda: any(one.missing is not None for one in house.store.of_job(job.job_id))
+        )
+        [open_one] = [
+            one for one in house.store.sums(job.job_id) if one.state is BatchState.CREATED
+        ]
         [(number, trouble)] = open_one.troubles
         assert (number, trouble.call, trouble.name) == (1, "look", "batch_missing")
         assert any("does not know the batch" in line for line in batch_troubles([open_one]))
-        await house.until(lambda: house.counts(job).succeeded == 4 and not house.store.open_of(job.job_id))
+        await house.until(
+            lambda: house.counts(job).succeeded == 4 and not house.store.open_of(job.job_id)
+        )
     assert time.time() - began >= 0.6
     lost, after = house.store.of_job(job.job_id)
     assert (lost.unread, after.unread, len(house.provider.made)) == (3, None, 2)
     assert lost.unread_microusd == lost.may_cost_microusd * 3 // 4 > 0
     [row] = spent_besides(house, job)
-    assert (row.kind, row.lane, row.calls, row.cost_microusd) == ("unread", "batch", 3, lost.unread_microusd)
+    assert (row.kind, row.lane, row.calls, row.cost_microusd) == (
+        "unread",
+        "batch",
+        3,
+        lost.unread_microusd,
+    )
     line = batches_line(house.store.sums(job.job_id))
     assert "3 answers (up to $" in line
     assert "were paid for and could not be read" in line
@@ -333,28 +387,37 @@ async def test_counted_answers_are_waited_for_and_then_named_as_paid(house: Hous
 
 
 async def test_another_leader_goes_on_counting_looks(house: House) -> None:
-    """What was looked for stands in the journal: the next worker does not begin anew, nor give up at once."""
+    """What was looked for stands in the journal: the next worker does not begin anew, nor give up
+    at once."""
     house.set_batch(lost_after_s=3_600.0)
     house.provider.gone = {0}
     job = house.submit(4)
 
     def looks() -> int:
-        return sum(one.missing.looks for one in house.store.of_job(job.job_id) if one.missing is not None)
+        return sum(
+            one.missing.looks for one in house.store.of_job(job.job_id) if one.missing is not None
+        )
 
     async with house.working():
         await house.until(lambda: looks() >= 2)
     before = looks()
-    [since] = {one.missing.since for one in house.store.of_job(job.job_id) if one.missing is not None}
+    [since] = {
+        one.missing.since for one in house.store.of_job(job.job_id) if one.missing is not None
+    }
     async with house.working():
         await house.until(lambda: looks() > before)
-        assert {one.missing.since for one in house.store.of_job(job.job_id) if one.missing is not None} == {since}
+        assert {
+            one.missing.since for one in house.store.of_job(job.job_id) if one.missing is not None
+        } == {since}
         house.provider.gone = set()
         await house.until(lambda: house.counts(job).succeeded == 4)
     assert len(house.provider.made) == 1
 
 
 @pytest.mark.parametrize("line", [None, UnreadableLine("out", 4, "cut off")])
-async def test_an_output_that_is_too_short_is_read_again(house: House, line: UnreadableLine | None) -> None:
+async def test_an_output_that_is_too_short_is_read_again(
+    house: House, line: UnreadableLine | None
+) -> None:
     """Before any document of it is sent again: what comes at the next reading was paid for once."""
     reads = 0
 
@@ -373,7 +436,8 @@ async def test_an_output_that_is_too_short_is_read_again(house: House, line: Unr
 
 
 async def test_an_output_that_stays_short_is_given_up_and_counted(house: House) -> None:
-    """Its missing documents go into the next batch, and what their first answers have cost is named."""
+    """Its missing documents go into the next batch, and what their first answers have cost is
+    named."""
 
     def answer(name: str, nth: int) -> BatchAnswer | None:
         return good(name) if nth or name in ("d3", "d2") else None
@@ -399,7 +463,8 @@ async def test_more_lines_than_counts_are_all_taken(house: House) -> None:
 
 @pytest.mark.parametrize("call", ["upload", "create", "look", "answers"])
 async def test_a_403_of_a_moment_pauses_nothing(house: House, call: str) -> None:
-    """The address, a proxy or the key's rights may pass: a run of them pauses the job, as in every lane."""
+    """The address, a proxy or the key's rights may pass: a run of them pauses the job, as in every
+    lane."""
     house.provider.errors = {call: [Astray("403 no rights").named("forbidden", 403)]}
     job = house.submit(4)
     seen = list[JobState]()
@@ -413,8 +478,11 @@ async def test_a_403_of_a_moment_pauses_nothing(house: House, call: str) -> None
     assert set(seen) == {JobState.RUNNING}
 
 
-async def test_a_403_that_stays_pauses_the_job_until_it_is_over(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With its reason and the time of the next look; where the provider has taken the batch before, it goes on by itself."""
+async def test_a_403_that_stays_pauses_the_job_until_it_is_over(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With its reason and the time of the next look; where the provider has taken the batch before,
+    it goes on by itself."""
     house.settings = house.settings.model_copy(update={"pause_after_run": 3})
     monkeypatch.setattr(troubles, "PAUSE_FIRST_S", 5.0)
     house.provider.errors = {"look": [Astray("403 no rights").named("forbidden", 403)] * 3}
@@ -439,10 +507,15 @@ async def test_an_account_that_was_never_in_order_waits_for_a_person(house: Hous
 
 
 @pytest.mark.parametrize("call", ["upload", "create", "look", "answers"])
-async def test_what_a_batch_waits_for_is_said(house: House, call: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By name, with what was answered, since when, how often, and when it is tried again: while it lasts, and no longer."""
+async def test_what_a_batch_waits_for_is_said(
+    house: House, call: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By name, with what was answered, since when, how often, and when it is tried again: while it
+    lasts, and no longer."""
     monkeypatch.setattr(troubles, "FAULT_CAP_S", 0.05)
-    error = TryLater(None, "provider default: HTTP 500 \x1b[31mout of order").named("server_error", 500)
+    error = TryLater(None, "provider default: HTTP 500 \x1b[31mout of order").named(
+        "server_error", 500
+    )
     house.provider.errors = {call: [error] * 10_000}
     job = house.submit(4)
     began = time.time()
@@ -453,7 +526,12 @@ async def test_what_a_batch_waits_for_is_said(house: House, call: str, monkeypat
     async with house.working():
         await house.until(lambda: any(trouble.times >= 3 for _, trouble in shown()))
         [(number, trouble)] = shown()
-        assert (number, trouble.call, trouble.name, trouble.status) == (1, call, "server_error", 500)
+        assert (number, trouble.call, trouble.name, trouble.status) == (
+            1,
+            call,
+            "server_error",
+            500,
+        )
         assert began <= trouble.since <= time.time()
         [line] = batch_troubles(house.store.sums(job.job_id))
         at = {"answers": "download of answers", "look": "look at its state"}.get(call, call)
@@ -483,7 +561,8 @@ async def test_outputs_are_waited_for(house: House) -> None:
 
 
 async def test_outputs_that_are_gone_are_asked_for_again(house: House) -> None:
-    """Once they were looked for long enough their documents are tried in another batch; nothing waits for a person."""
+    """Once they were looked for long enough their documents are tried in another batch; nothing
+    waits for a person."""
     house.set_batch(answers_kept_s=0.0)
     house.provider.errors = {"answers": [GONE] * 8}
     counts = await house.all_settled(house.submit(4))
@@ -503,7 +582,9 @@ async def test_a_cancelled_job_ends_without_a_batch_that_is_gone(house: House) -
     assert house.provider.cancelled == set()
 
 
-@pytest.mark.parametrize("error", [AccountStopped("401 invalid_api_key"), BatchRefused(400, "bad_endpoint", "no such")])
+@pytest.mark.parametrize(
+    "error", [AccountStopped("401 invalid_api_key"), BatchRefused(400, "bad_endpoint", "no such")]
+)
 async def test_what_a_person_must_correct_pauses_the_job(house: House, error: Exception) -> None:
     """With the provider's words; nothing is lost, and resuming tries the same batch again."""
     house.provider.errors = {"create": [error]}
@@ -544,7 +625,8 @@ async def test_a_cancelled_job_cancels_what_runs(house: House) -> None:
 
 
 def moved(house: House, job: Job, lane: str, slow_s: float = 0.0) -> None:
-    """All that the lane before held has gone on, as control sees to it, whose clock is so many seconds slow."""
+    """All that the lane before held has gone on, as control sees to it, whose clock is so many
+    seconds slow."""
     moves = LaneMoves(house.producer._database)
     before = house.producer.status(job.job_id).job.lane
     move = moves.move(job.job_id, before, lane, "by_hand", "a test", {}, now=time.time() - slow_s)
@@ -557,12 +639,18 @@ def waiting(house: House, job: Job) -> list[Remainder]:
 
 
 async def test_a_job_that_leaves_the_lane_leaves_nothing_there(house: House) -> None:
-    """What runs is cancelled and what is packed given up; answers are kept, and no document loses a try. Where the job comes
-    back the rest goes into new batches."""
+    """What runs is cancelled and what is packed given up; answers are kept, and no document loses a
+    try. Where the job comes back the rest goes into new batches."""
 
     def answer(name: str, nth: int) -> BatchAnswer | None:
         stopped = BatchAnswer(name, None, b"", error="batch_cancelled")
-        return good(name) if name in ("d0", "d1") or nth >= before else stopped if name == "d2" else None
+        return (
+            good(name)
+            if name in ("d0", "d1") or nth >= before
+            else stopped
+            if name == "d2"
+            else None
+        )
 
     before = 100
     house.provider.answer, house.provider.ended = answer, False
@@ -576,7 +664,11 @@ async def test_a_job_that_leaves_the_lane_leaves_nothing_there(house: House) -> 
         left = waiting(house, job)
         assert {(one.attempts, one.reason) for one in left} == {(0, "lane_left")}
         packed = sum(batch.requests for batch in house.store.of_job(job.job_id))
-        assert (len(left), house.counts(job).succeeded, house.counts(job).dead) == (packed - 2, 2, 0)
+        assert (len(left), house.counts(job).succeeded, house.counts(job).dead) == (
+            packed - 2,
+            2,
+            0,
+        )
         moved(house, job, "batch")
         house.provider.ended = True
         await house.until(lambda: house.counts(job).succeeded == 60)
@@ -584,7 +676,8 @@ async def test_a_job_that_leaves_the_lane_leaves_nothing_there(house: House) -> 
 
 
 async def test_answers_of_a_batch_that_was_handed_over_are_stored_or_counted(house: House) -> None:
-    """The first answer to a document is its result; one that comes second was paid for, and reading it again adds nothing."""
+    """The first answer to a document is its result; one that comes second was paid for, and reading
+    it again adds nothing."""
     house.provider.ended = False
     job = house.submit(4)
     async with house.working():
@@ -592,7 +685,9 @@ async def test_answers_of_a_batch_that_was_handed_over_are_stored_or_counted(hou
         moved(house, job, "api")
         [batch] = house.store.not_handed_over(job.job_id)
         house.store.hand_over(batch)
-        elsewhere = Result(ItemKey(job.job_id, 1, "d0"), 200, b"{}", "req-9", "m", "stop", 9, 9, 50, 1, 1, 1)
+        elsewhere = Result(
+            ItemKey(job.job_id, 1, "d0"), 200, b"{}", "req-9", "m", "stop", 9, 9, 50, 1, 1, 1
+        )
         OutcomeStore(house.producer._database).settle([elsewhere], [])
         house.provider.errors["answers"] = [TryLater(0.0, "cut")]
         house.provider.ended = True
@@ -603,16 +698,20 @@ async def test_answers_of_a_batch_that_was_handed_over_are_stored_or_counted(hou
     assert waiting(house, job) == []
 
 
-async def test_what_the_lane_before_answers_first_was_paid_for_in_the_batch_as_well(house: House) -> None:
-    """A call that was still in flight there, or a batch that was cancelled late: the answer of the new batch comes second, and is
-    counted once, however often it is read."""
+async def test_what_the_lane_before_answers_first_was_paid_for_in_the_batch_as_well(
+    house: House,
+) -> None:
+    """A call that was still in flight there, or a batch that was cancelled late: the answer of the
+    new batch comes second, and is counted once, however often it is read."""
     house.provider.ended = False
     job = house.submit(4)
     moved(house, job, "api")
     moved(house, job, "batch")
     async with house.working():
         await house.until(lambda: len(house.provider.made) == 1)
-        elsewhere = Result(ItemKey(job.job_id, 1, "d0"), 200, b"{}", "req-9", "m", "stop", 9, 9, 50, 1, 1, 1)
+        elsewhere = Result(
+            ItemKey(job.job_id, 1, "d0"), 200, b"{}", "req-9", "m", "stop", 9, 9, 50, 1, 1, 1
+        )
         OutcomeStore(house.producer._database).settle([elsewhere], [])
         house.provider.errors["answers"] = [TryLater(0.0, "cut")]
         house.provider.ended = True
@@ -623,8 +722,8 @@ async def test_what_the_lane_before_answers_first_was_paid_for_in_the_batch_as_w
 
 
 async def test_a_batch_that_was_handed_over_is_never_created(house: House) -> None:
-    """Its documents are elsewhere, also where its job is back in the lane and the clocks of processes do not agree on whether it
-    was packed before the job has left."""
+    """Its documents are elsewhere, also where its job is back in the lane and the clocks of
+    processes do not agree on whether it was packed before the job has left."""
     house.provider.errors["upload"] = [TryLater(60.0, "busy")]
     job = house.submit(4)
     async with house.working():
@@ -636,11 +735,17 @@ async def test_a_batch_that_was_handed_over_is_never_created(house: House) -> No
     moved(house, job, "batch", slow_s=4.0)
     async with house.working():
         await house.until(lambda: not house.store.open_of(job.job_id))
-    assert (house.provider.made, [one.why for one in house.store.of_job(job.job_id)]) == ([], ["lane_left"])
+    assert (house.provider.made, [one.why for one in house.store.of_job(job.job_id)]) == (
+        [],
+        ["lane_left"],
+    )
 
 
-async def test_answers_that_come_while_their_documents_go_on_are_stored_or_counted(house: House) -> None:
-    """Rows of a handing over that has begun hide none of them; one that cannot be used has still cost what it has, once."""
+async def test_answers_that_come_while_their_documents_go_on_are_stored_or_counted(
+    house: House,
+) -> None:
+    """Rows of a handing over that has begun hide none of them; one that cannot be used has still
+    cost what it has, once."""
 
     def answer(name: str, nth: int) -> BatchAnswer | None:
         usage = b'{"error": {"message": "busy"}}'
@@ -664,10 +769,14 @@ async def test_answers_that_come_while_their_documents_go_on_are_stored_or_count
 
 
 async def test_a_batch_leaves_what_a_call_has_reserved(house: House) -> None:
-    """A document that was handed over is asked for in another lane, too: its budget holds while that call is under way."""
+    """A document that was handed over is asked for in another lane, too: its budget holds while
+    that call is under way."""
     house.provider.ended = False
     job = house.submit(2, budget_usd=1.0, params={"max_tokens": 10})
-    hot = RedisLedger(RedisAddress.parse(house.settings.redis_url).connect(), Meta(house.producer._database).epoch())
+    hot = RedisLedger(
+        RedisAddress.parse(house.settings.redis_url).connect(),
+        Meta(house.producer._database).epoch(),
+    )
     async with house.working():
         await house.until(lambda: len(house.provider.made) == 1)
         moved(house, job, "api")
@@ -686,11 +795,13 @@ async def test_a_batch_leaves_what_a_call_has_reserved(house: House) -> None:
 async def test_the_budget_of_a_tenant_is_never_passed_by_its_batches_together(
     house: House, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What one job's batch may cost is reserved before it is created, and leaves less room for the other job's; a larger budget
-    lets that go on, and nothing is reserved in the end."""
+    """What one job's batch may cost is reserved before it is created, and leaves less room for the
+    other job's; a larger budget lets that go on, and nothing is reserved in the end."""
     monkeypatch.setattr(tenant_accounts, "BUDGETS_S", 0.0)
     database = house.producer._database
-    hot = RedisLedger(RedisAddress.parse(house.settings.redis_url).connect(), Meta(database).epoch())
+    hot = RedisLedger(
+        RedisAddress.parse(house.settings.redis_url).connect(), Meta(database).epoch()
+    )
 
     def allow(usd: float) -> None:
         limits = KeyLimits(budget_usd=usd)
@@ -715,7 +826,9 @@ async def test_the_budget_of_a_tenant_is_never_passed_by_its_batches_together(
     reason = str(house.producer.status(second.job_id).job.reason)
     assert reason.startswith("tenant_budget_exhausted: 0.004"), reason
     assert "tenant 'shop'" in reason
-    costs = re.search(r"documents may cost (\S+); what is left of this job costs at most about (\S+) USD", reason)
+    costs = re.search(
+        r"documents may cost (\S+); what is left of this job costs at most about (\S+) USD", reason
+    )
     assert costs is not None
     assert costs[1] == costs[2], "all that is left is in the next batch"
     TenantAccounts(database, hot.budgets).look(
@@ -743,16 +856,21 @@ async def test_lost_files_are_packed_again(house: House) -> None:
 
 @pytest.mark.parametrize("is_over", [False, True])
 async def test_answers_outlive_their_source_and_their_files(house: House, is_over: bool) -> None:
-    """What was paid for is kept, whatever became of the rest: the journal says which document each answer is for."""
+    """What was paid for is kept, whatever became of the rest: the journal says which document each
+    answer is for."""
     house.provider.ended = False
-    house.provider.answer = lambda name, nth: BatchAnswer(name, 400, b"{}") if name == "d7" else good(name)
+    house.provider.answer = lambda name, nth: (
+        BatchAnswer(name, 400, b"{}") if name == "d7" else good(name)
+    )
     job = house.submit(30, batch_max_requests=10)
     async with house.working():
         await house.until(lambda: len(house.provider.made) == 3)
     shutil.rmtree(house.folder / "packed")
     (house.folder / "docs.jsonl").write_text('{"id": "another", "text": "one"}\n')
     if is_over:
-        house.producer._jobs.set_state(job.job_id, JobState.FAILED, reason="no", expect={JobState.RUNNING})
+        house.producer._jobs.set_state(
+            job.job_id, JobState.FAILED, reason="no", expect={JobState.RUNNING}
+        )
     house.provider.ended = True
     async with house.working():
         await house.until(lambda: not house.store.open_of(job.job_id))
@@ -762,15 +880,21 @@ async def test_answers_outlive_their_source_and_their_files(house: House, is_ove
     assert (letter.key.doc_id, letter.request) == ("d7", b"")
 
 
-async def test_a_batch_without_an_end_can_be_taken_back(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Long after its window its job pauses and says so. Resumed, it is cancelled, and its documents go into another one."""
+async def test_a_batch_without_an_end_can_be_taken_back(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Long after its window its job pauses and says so.
+
+    Resumed, it is cancelled, and its documents go into another one."""
     monkeypatch.setattr(watching, "CANCEL_TAKES_S", 0.1)
     house.set_batch(stuck_after_s=0.2)
     house.provider.never = {0}
     job = house.submit(4, max_attempts=1)
     async with house.working():
         await house.until(lambda: house.producer.status(job.job_id).job.state is JobState.PAUSED)
-        assert str(house.producer.status(job.job_id).job.reason).startswith("batch_stuck: provider batch 0 ")
+        assert str(house.producer.status(job.job_id).job.reason).startswith(
+            "batch_stuck: provider batch 0 "
+        )
         assert house.provider.cancelled == set()
         house.producer.resume(job.job_id)
         await house.until(lambda: house.counts(job).succeeded == 4)
@@ -778,12 +902,15 @@ async def test_a_batch_without_an_end_can_be_taken_back(house: House, monkeypatc
 
 
 async def test_a_cancelled_job_says_what_it_waits_for(house: House) -> None:
-    """And a provider that asks to be left alone for an hour does not keep it from being cancelled."""
+    """And a provider that asks to be left alone for an hour does not keep it from being
+    cancelled."""
     house.provider.never = {0}
     house.provider.errors = {"look": [TryLater(3_600.0, "429 later")]}
     job = house.submit(4)
     async with house.working():
-        await house.until(lambda: house.provider.errors["look"] == [] and house.provider_is_busy(job))
+        await house.until(
+            lambda: house.provider.errors["look"] == [] and house.provider_is_busy(job)
+        )
         house.producer.cancel(job.job_id)
         await house.until(lambda: house.provider.cancelled == {"0"})
         await house.until(lambda: "asked to cancel it" in str(house.store.sums(job.job_id)[0].why))
@@ -792,7 +919,8 @@ async def test_a_cancelled_job_says_what_it_waits_for(house: House) -> None:
 
 
 async def test_a_worker_leaves_what_it_has_no_settings_for(house: House) -> None:
-    """Jobs and batches of another provider wait for a worker that has its settings, and are not paused."""
+    """Jobs and batches of another provider wait for a worker that has its settings, and are not
+    paused."""
     job = house.submit(20, batch_max_requests=10)
     whole = house.settings
     house.settings = whole.model_copy(update={"providers": {"other": whole.providers["default"]}})
@@ -828,7 +956,11 @@ async def test_an_answer_that_is_too_long_is_paid_for_once(house: House) -> None
     """Its document is a dead letter that says so, and is not asked again."""
     house.provider.odd = (UnreadableLine("out", 1, "it has 40000000 bytes", "d2"),)
     counts = await house.all_settled(house.submit(4))
-    assert (counts.succeeded, counts.dead_by_reason, counts.calls) == (3, {"answer_too_large": 1}, 4)
+    assert (counts.succeeded, counts.dead_by_reason, counts.calls) == (
+        3,
+        {"answer_too_large": 1},
+        4,
+    )
     assert len(house.provider.made) == 1
 
 
@@ -838,7 +970,9 @@ async def test_files_go_from_the_provider_where_the_job_says_so(house: House) ->
     assert (counts.succeeded, len(house.provider.deleted)) == (20, 2)
 
 
-async def test_an_answer_that_is_not_what_the_job_asked_for_is_asked_for_again(house: House) -> None:
+async def test_an_answer_that_is_not_what_the_job_asked_for_is_asked_for_again(
+    house: House,
+) -> None:
     """Answers are held to the job's schema as in every lane, and a refused one was paid for."""
     schema = {
         "type": "object",
@@ -860,7 +994,9 @@ async def test_an_answer_that_is_not_what_the_job_asked_for_is_asked_for_again(h
 
 async def test_an_open_job_is_packed_as_it_comes(house: House) -> None:
     """Documents that services push go in batches, too, and each once."""
-    job = house.producer.open_job({"lane": "batch", "model": "m", "prompt": "{text}", "batch_max_requests": 5})
+    job = house.producer.open_job(
+        {"lane": "batch", "model": "m", "prompt": "{text}", "batch_max_requests": 5}
+    )
     for number in range(12):
         job.enqueue(f"d{number}", {"id": f"d{number}", "text": "x"})
     job.close()
@@ -870,7 +1006,9 @@ async def test_an_open_job_is_packed_as_it_comes(house: House) -> None:
 
 async def test_a_replay_goes_in_batches_too(house: House) -> None:
     """Dead letters are packed from what they keep of their requests."""
-    house.provider.answer = lambda name, nth: BatchAnswer(name, 400, b"{}") if nth == 0 else good(name)
+    house.provider.answer = lambda name, nth: (
+        BatchAnswer(name, 400, b"{}") if nth == 0 else good(name)
+    )
     job = house.submit(5)
     assert (await house.all_settled(job)).dead == 5
     house.producer.replay(job.job_id)
@@ -883,12 +1021,15 @@ async def test_a_replay_goes_in_batches_too(house: House) -> None:
 def refused(name: str, _nth: int = 0) -> BatchAnswer | None:
     """An answer that is paid for and is not JSON."""
     choice = {"message": {"role": "assistant", "content": "well"}, "finish_reason": "stop"}
-    return BatchAnswer(name, 200, json.dumps({"model": "m", "choices": [choice], "usage": USAGE}).encode(), "req-1")
+    return BatchAnswer(
+        name, 200, json.dumps({"model": "m", "choices": [choice], "usage": USAGE}).encode(), "req-1"
+    )
 
 
 async def test_a_large_job_begins_with_a_small_batch(house: House) -> None:
-    """Every answer misses the schema: the first batch is checked before the rest is packed, and its requests are all that is
-    paid. Resumed, the job sends the rest and does not stop for the same."""
+    """Every answer misses the schema: the first batch is checked before the rest is packed, and its
+    requests are all that is paid. Resumed, the job sends the rest and does not stop for the
+    same."""
     house.set_batch(first_from=200, first_requests=110)
     house.set_provider(batch_enqueued_tokens=None)
     house.provider.limits = house.provider.limits._replace(requests=300, total_bytes=10**7)
@@ -908,9 +1049,12 @@ async def test_a_large_job_begins_with_a_small_batch(house: House) -> None:
 
 
 @pytest.mark.parametrize(
-    ("documents", "spec"), [(199, {}), (200, {"deadline_s": 47 * 3_600.0}), (200, {"stop_at_dead": "off"})]
+    ("documents", "spec"),
+    [(199, {}), (200, {"deadline_s": 47 * 3_600.0}), (200, {"stop_at_dead": "off"})],
 )
-async def test_other_jobs_have_no_small_batch(house: House, documents: int, spec: dict[str, object]) -> None:
+async def test_other_jobs_have_no_small_batch(
+    house: House, documents: int, spec: dict[str, object]
+) -> None:
     """Few documents, a deadline that leaves no time for it, and no stop-loss."""
     house.set_batch(first_from=200, first_requests=110)
     house.set_provider(batch_enqueued_tokens=None)
@@ -924,7 +1068,10 @@ async def test_a_prompt_that_explodes_is_in_no_batch(house: House) -> None:
     """It is a dead letter that cost nothing; the others go."""
     source = house.folder / "docs.jsonl"
     source.write_text(
-        "".join(json.dumps({"id": f"d{n}", "text": "x" * (800 if n == 3 else 9)}) + "\n" for n in range(9))
+        "".join(
+            json.dumps({"id": f"d{n}", "text": "x" * (800 if n == 3 else 9)}) + "\n"
+            for n in range(9)
+        )
     )
     spec = {"lane": "batch", "model": "m", "prompt": "{text}", "max_prompt_tokens": 150}
     job = house.producer.submit(source, spec)

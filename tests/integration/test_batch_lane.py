@@ -1,4 +1,5 @@
-"""The batch lane against the simulated provider: every document one outcome, nothing submitted twice, no batch left open."""
+"""The batch lane against the simulated provider: every document one outcome, nothing submitted
+twice, no batch left open."""
 
 from __future__ import annotations
 
@@ -52,7 +53,8 @@ class House:
         return found
 
     def is_settled(self, job: Job) -> None:
-        """Nothing is under way, here or at the provider, nothing was paid twice, and every output was read."""
+        """Nothing is under way, here or at the provider, nothing was paid twice, and every output
+        was read."""
         batches = self.store.of_job(job.job_id)
         assert {batch.state for batch in batches} == {BatchState.SETTLED}
         assert not self.store.is_busy(job.job_id)
@@ -75,11 +77,19 @@ def house(tmp_path: Path) -> Iterator[House]:
 
 
 def test_a_job_goes_through_several_batches(house: House) -> None:
-    """Faults of lines are tried again in a later batch; a batch that expires and creates that answer 500 though they worked
-    cost nothing; money is counted once, at half the price."""
+    """Faults of lines are tried again in a later batch; a batch that expires and creates that
+    answer 500 though they worked cost nothing; money is counted once, at half the price."""
     fleet = house.fleet
     fleet.provider.start(
-        *FAST, "--error-rate", "0.02", "--batch-create-500-share", "0.3", "--batch-expired-share", "0.2", "--seed", "3"
+        *FAST,
+        "--error-rate",
+        "0.02",
+        "--batch-create-500-share",
+        "0.3",
+        "--batch-expired-share",
+        "0.2",
+        "--seed",
+        "3",
     )
     price = {"usd_per_mtok_in": 1.0, "usd_per_mtok_out": 2.0, "batch_discount": 0.5}
     house.worker(**{f"providers__default__{name}": value for name, value in price.items()})
@@ -112,12 +122,15 @@ def test_a_worker_killed_in_a_step_leaves_nothing_behind(house: House, place: st
 
 
 def test_a_cancelled_job_cancels_its_batches(house: House) -> None:
-    """What was answered by then is kept; all else is a dead letter `cancelled`, and no batch goes on."""
+    """What was answered by then is kept; all else is a dead letter `cancelled`, and no batch goes
+    on."""
     fleet = house.fleet
     fleet.provider.start("--batch-s", "30", "--batch-step-s", "0.05")
     house.worker()
     job = house.submit(300)
-    until(lambda: house.at_provider()["by_status"].get("in_progress", 0) >= 2, WORK_S, "batches run")
+    until(
+        lambda: house.at_provider()["by_status"].get("in_progress", 0) >= 2, WORK_S, "batches run"
+    )
     fleet.penstock("cancel", job.job_id)
     fleet.wait_for(job, JobState.CANCELLED, WORK_S)
     counts = fleet.producer.status(job.job_id).counts
@@ -127,9 +140,21 @@ def test_a_cancelled_job_cancels_its_batches(house: House) -> None:
 
 
 FAULTS = (
-    "--error-rate", "0.02", "--batch-create-500-share", "0.15", "--batch-expired-share", "0.05", "--seed", "5",
-    "--batch-upload-500-share", "0.1", "--batch-call-500-share", "0.05", "--batch-cut-share", "0.15",
-)  # fmt: skip
+    "--error-rate",
+    "0.02",
+    "--batch-create-500-share",
+    "0.15",
+    "--batch-expired-share",
+    "0.05",
+    "--seed",
+    "5",
+    "--batch-upload-500-share",
+    "0.1",
+    "--batch-call-500-share",
+    "0.05",
+    "--batch-cut-share",
+    "0.15",
+)
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])
@@ -142,7 +167,8 @@ def house_of_each(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Ho
 
 @pytest.mark.soak
 def test_a_worker_killed_at_every_failpoint(house_of_each: House) -> None:
-    """One after the other, in one job of 5,000 documents with faults of every kind: each document has one outcome."""
+    """One after the other, in one job of 5,000 documents with faults of every kind: each document
+    has one outcome."""
     house, fleet = house_of_each, house_of_each.fleet
     fleet.provider.start(*FAST, *FAULTS)
     job = house.submit(5_000, batch_max_requests=250)
@@ -159,9 +185,13 @@ def test_a_worker_killed_at_every_failpoint(house_of_each: House) -> None:
 
 @pytest.mark.soak
 def test_workers_killed_at_random_moments(house_of_each: House) -> None:
-    """Thirty of them (STORM_KILLS), under 5,000 documents (STORM_DOCUMENTS) with faults of every kind: each document has one
-    outcome, nothing is submitted twice, no output is left unread, no batch is left open, and money is counted once."""
-    kills, documents = int(os.environ.get("STORM_KILLS") or 30), int(os.environ.get("STORM_DOCUMENTS") or 5_000)
+    """Thirty of them (STORM_KILLS), under 5,000 documents (STORM_DOCUMENTS) with faults of every
+    kind: each document has one outcome, nothing is submitted twice, no output is left unread, no
+    batch is left open, and money is counted once."""
+    kills, documents = (
+        int(os.environ.get("STORM_KILLS") or 30),
+        int(os.environ.get("STORM_DOCUMENTS") or 5_000),
+    )
     seed = int(os.environ.get("STORM_SEED") or time.time_ns() % 1_000_000)
     luck = random.Random(seed)
     print(f"STORM_SEED={seed}")

@@ -1,4 +1,5 @@
-"""Control and workers of the batch lane that are killed at each step of a deadline's rescue, and of a batch's cancel."""
+"""Control and workers of the batch lane that are killed at each step of a deadline's rescue, and of
+a batch's cancel."""
 
 from __future__ import annotations
 
@@ -28,9 +29,19 @@ PRICED: dict[str, Any] = {
     "providers__default__batch_discount": 0.5,
     "providers__default__rpm": 1_200,
 }
-BATCH: dict[str, Any] = {"batch__poll_first_s": 0.1, "batch__poll_cap_s": 0.3, "batch__unclear_s": 0.2}
-# 400 calls at 1,200 a minute, five times, leave 20 s to the batches and time for a dead process to be replaced, twice.
-LANES: dict[str, Any] = {"lanes__look_s": 0.3, "lanes__moving_s": 2.0, "lanes__trouble_s": 2.0, "lanes__margin": 5}
+BATCH: dict[str, Any] = {
+    "batch__poll_first_s": 0.1,
+    "batch__poll_cap_s": 0.3,
+    "batch__unclear_s": 0.2,
+}
+# 400 calls at 1,200 a minute, five times, leave 20 s to the batches and time for a dead process to
+# be replaced, twice.
+LANES: dict[str, Any] = {
+    "lanes__look_s": 0.3,
+    "lanes__moving_s": 2.0,
+    "lanes__trouble_s": 2.0,
+    "lanes__margin": 5,
+}
 DEADLINE_S = 120.0
 # What each dies at, while the rescue is under way.
 # `move_handing` is in test_lane_moves_fleet.py: it needs a batch that is not cancelled in time.
@@ -47,7 +58,8 @@ OF_CANCEL = (*OF_WORKERS, "after_commit", "after_settle")
 
 
 class House:
-    """A fleet of both lanes, whose provider never comes to the end of a batch unless it is cancelled."""
+    """A fleet of both lanes, whose provider never comes to the end of a batch unless it is
+    cancelled."""
 
     def __init__(self, fleet: Fleet) -> None:
         self.fleet = fleet
@@ -58,7 +70,12 @@ class House:
 
     def batch_worker(self, **settings: object) -> Process:
         return self.fleet.worker(
-            1, lane="batch", batch__folder=self.fleet.folder / "packed", **BATCH, **PRICED, **settings
+            1,
+            lane="batch",
+            batch__folder=self.fleet.folder / "packed",
+            **BATCH,
+            **PRICED,
+            **settings,
         )
 
     def control(self, **settings: object) -> Process:
@@ -83,8 +100,8 @@ class House:
             raise AssertionError(f"nothing died at {place}: {self.fleet.describe(job)}") from None
 
     def check(self, job: Job, *, held: int = 0) -> None:
-        """Each document has one outcome, no output is left unread, and all that was paid is counted, but for calls that a
-        dead worker had under way."""
+        """Each document has one outcome, no output is left unread, and all that was paid is
+        counted, but for calls that a dead worker had under way."""
         until(lambda: not self.journal.open_of(job.job_id), WORK_S, "no batch is open")
         counts, seen = self.fleet.producer.status(job.job_id).counts, self.batches()
         account = self.fleet.account(job, DOCUMENTS)
@@ -114,16 +131,21 @@ def rescue(house: House, job: Job) -> Callable[[], bool]:
 
 @pytest.mark.parametrize("place", OF_CONTROL)
 def test_control_dies_in_a_rescue(house: House, place: str) -> None:
-    """Control chooses to leave the batches for the deadline and is killed in a step of that, twice; the next one goes on.
-    In time each document has one outcome, and what was paid twice is counted as such."""
+    """Control chooses to leave the batches for the deadline and is killed in a step of that, twice;
+    the next one goes on. In time each document has one outcome, and what was paid twice is counted
+    as such."""
     fleet = house.fleet
-    fleet.provider.start("--batch-s", "120", "--batch-step-s", "1", "--latency-ms", "50", "--latency-sigma", "0")
+    fleet.provider.start(
+        "--batch-s", "120", "--batch-step-s", "1", "--latency-ms", "50", "--latency-sigma", "0"
+    )
     house.api_worker()
     house.batch_worker()
     job = submit(house, lane="batch", lanes=["batch", "api"], deadline_s=DEADLINE_S)
     house.dies(house.control(failpoints=f"{place}:kill"), place, job)
     assert rescue(house, job)(), "it was the deadline"
-    _until_it_dies(house, job, house.control(failpoints=f"{place}:kill"))  # as long as there is such a step left
+    _until_it_dies(
+        house, job, house.control(failpoints=f"{place}:kill")
+    )  # as long as there is such a step left
     house.control()
     fleet.wait_for(job, JobState.COMPLETED, WORK_S)
     house.check(job)
@@ -140,10 +162,12 @@ def _until_it_dies(house: House, job: Job, process: Process) -> None:
 
 @pytest.mark.parametrize("place", OF_WORKERS)
 def test_a_batch_worker_dies_in_a_rescue(house: House, place: str) -> None:
-    """While its batches are cancelled for the deadline and what they have answered is read: another one goes on where the
-    journal says, beside the lane that answers the rest."""
+    """While its batches are cancelled for the deadline and what they have answered is read: another
+    one goes on where the journal says, beside the lane that answers the rest."""
     fleet = house.fleet
-    fleet.provider.start("--batch-s", "120", "--batch-step-s", "1", "--latency-ms", "50", "--latency-sigma", "0")
+    fleet.provider.start(
+        "--batch-s", "120", "--batch-step-s", "1", "--latency-ms", "50", "--latency-sigma", "0"
+    )
     house.api_worker()
     worker = house.batch_worker(failpoints=f"{place}:kill")
     house.control()
@@ -161,7 +185,8 @@ def test_a_batch_worker_dies_in_a_rescue(house: House, place: str) -> None:
 
 @pytest.mark.parametrize("place", OF_CANCEL)
 def test_a_batch_worker_dies_in_a_cancel(house: House, place: str) -> None:
-    """What was answered until the cancel is stored, all else is a dead letter `cancelled`, and nothing is asked for again."""
+    """What was answered until the cancel is stored, all else is a dead letter `cancelled`, and
+    nothing is asked for again."""
     fleet = house.fleet
     fleet.provider.start("--batch-s", "120", "--batch-step-s", "1")
     worker, control = house.batch_worker(failpoints=f"{place}:kill"), house.control()

@@ -1,4 +1,5 @@
-"""An idle worker is woken by urgent messages: kombu's event loop and our transport, on a real Redis."""
+"""An idle worker is woken by urgent messages: kombu's event loop and our transport, on a real
+Redis."""
 
 from __future__ import annotations
 
@@ -62,8 +63,11 @@ def waiting(server: RedisServer) -> list[str]:
     return [one["id"] for one in server.client().client_list() if one["cmd"] == "blpop"]
 
 
-def test_an_urgent_message_is_claimed_at_once(connection: Connection, redis_server: RedisServer) -> None:
-    """A worker that found nothing claims an urgent message when it comes, each time, and not when it would look again."""
+def test_an_urgent_message_is_claimed_at_once(
+    connection: Connection, redis_server: RedisServer
+) -> None:
+    """A worker that found nothing claims an urgent message when it comes, each time, and not when
+    it would look again."""
     worker = Worker(connection)
     worker.turn_until(lambda: waiting(redis_server))
     for number in (1, 2):
@@ -74,7 +78,8 @@ def test_an_urgent_message_is_claimed_at_once(connection: Connection, redis_serv
 def test_a_worker_that_lost_its_place_waits_again(
     connection: Connection, redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The connection that waits may be cut: the worker goes on, and is woken by the next message all the same."""
+    """The connection that waits may be cut: the worker goes on, and is woken by the next message
+    all the same."""
     monkeypatch.setattr(wake, "RETRY_S", 0.0)
     worker = Worker(connection)
     worker.turn_until(lambda: waiting(redis_server))
@@ -86,7 +91,8 @@ def test_a_worker_that_lost_its_place_waits_again(
 
 
 def test_marks_that_no_one_waits_for_are_few_and_go(redis_server: RedisServer) -> None:
-    """Without an idle worker at most 64 marks lie there, which expire; other messages leave none."""
+    """Without an idle worker at most 64 marks lie there, which expire; other messages leave
+    none."""
     client = redis_server.client()
     client.set(keys.EPOCH, EPOCH)
     publish(redis_server, "not-urgent", urgent=False)

@@ -1,4 +1,5 @@
-"""Schedules whose files are named by notifications of a bucket: moto's S3 and SQS over HTTP, which notify as S3 does."""
+"""Schedules whose files are named by notifications of a bucket: moto's S3 and SQS over HTTP, which
+notify as S3 does."""
 
 from __future__ import annotations
 
@@ -42,7 +43,9 @@ class Notified(Night):
 
     def make_queue(self) -> str:
         self.queue = str(self.sqs.create_queue(QueueName=self.prefix)["QueueUrl"])
-        arn = self.sqs.get_queue_attributes(QueueUrl=self.queue, AttributeNames=["QueueArn"])["Attributes"]["QueueArn"]
+        arn = self.sqs.get_queue_attributes(QueueUrl=self.queue, AttributeNames=["QueueArn"])[
+            "Attributes"
+        ]["QueueArn"]
         wanted = {"QueueArn": arn, "Events": ["s3:ObjectCreated:*", "s3:ObjectRemoved:*"]}
         self.s3.put_bucket_notification_configuration(
             Bucket=BUCKET, NotificationConfiguration={"QueueConfigurations": [wanted]}
@@ -51,7 +54,9 @@ class Notified(Night):
 
     def watch(self, events: str) -> Schedule:
         source = f"s3://{BUCKET}/{self.prefix}/"
-        return self.add(cron="* * * * *", source=source, new_files=True, overlap=True, events=events)
+        return self.add(
+            cron="* * * * *", source=source, new_files=True, overlap=True, events=events
+        )
 
     def put(self, name: str, text: str = "words", *, below: str | None = None) -> None:
         row = json.dumps({"id": f"{name} {text}", "text": text})
@@ -78,18 +83,27 @@ class Notified(Night):
 
     def jobs_files(self) -> list[list[str]]:
         ids = [firing.job_id for firing in reversed(self.firings()) if firing.job_id is not None]
-        return [[Path(one["uri"]).name for one in self.jobs.get(job_id).source[FILES]] for job_id in ids]
+        return [
+            [Path(one["uri"]).name for one in self.jobs.get(job_id).source[FILES]] for job_id in ids
+        ]
 
     def waiting(self) -> int:
         answer = self.sqs.get_queue_attributes(
-            QueueUrl=self.queue, AttributeNames=["ApproximateNumberOfMessages", "ApproximateNumberOfMessagesNotVisible"]
+            QueueUrl=self.queue,
+            AttributeNames=["ApproximateNumberOfMessages", "ApproximateNumberOfMessagesNotVisible"],
         )
         return sum(int(number) for number in answer["Attributes"].values())
 
 
 @pytest.fixture
-def notified(s3_server: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Notified]:
-    for name, value in (("ACCESS_KEY_ID", "test"), ("SECRET_ACCESS_KEY", "test"), ("DEFAULT_REGION", "us-east-1")):
+def notified(
+    s3_server: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Notified]:
+    for name, value in (
+        ("ACCESS_KEY_ID", "test"),
+        ("SECRET_ACCESS_KEY", "test"),
+        ("DEFAULT_REGION", "us-east-1"),
+    ):
         monkeypatch.setenv(f"AWS_{name}", value)
     s3_server.client().create_bucket(Bucket=BUCKET)
     monkeypatch.setattr(event_queue, "LOOK_S", 0)
@@ -103,11 +117,14 @@ def notified(s3_server: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 def test_an_object_that_comes_starts_a_job_without_a_listing(
     notified: Notified, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What was there at first is listed once; then the queue names what comes, and it is empty afterwards."""
+    """What was there at first is listed once; then the queue names what comes, and it is empty
+    afterwards."""
     notified.put("old.jsonl")
     notified.watch(notified.make_queue())
     notified.minute()
-    monkeypatch.setattr("penstock_producer.sources.new_files._listed", lambda _chosen: pytest.fail("it was listed"))
+    monkeypatch.setattr(
+        "penstock_producer.sources.new_files._listed", lambda _chosen: pytest.fail("it was listed")
+    )
     notified.put("a 1.jsonl")
     notified.put("b.jsonl")
     notified.minute()
@@ -118,7 +135,8 @@ def test_an_object_that_comes_starts_a_job_without_a_listing(
 
 
 def test_each_kind_of_message_has_its_outcome_and_leaves_the_queue(notified: Notified) -> None:
-    """Repeated, of another prefix, deleted, S3's test and nonsense: none is read twice or kept for ever, and the list says so."""
+    """Repeated, of another prefix, deleted, S3's test and nonsense: none is read twice or kept for
+    ever, and the list says so."""
     notified.watch(notified.make_queue())
     notified.minute()
     notified.put("x.jsonl", below="elsewhere")
@@ -129,19 +147,29 @@ def test_each_kind_of_message_has_its_outcome_and_leaves_the_queue(notified: Not
     notified.minute()
     assert notified.jobs_files() == []
     said = str(notified.firings()[0].reason)
-    for words in ("1 elsewhere", "1 deleted", "1 unreadable", "1 repeated", "1 noticed", "no new file"):
+    for words in (
+        "1 elsewhere",
+        "1 deleted",
+        "1 unreadable",
+        "1 repeated",
+        "1 noticed",
+        "no new file",
+    ):
         assert words in said
     assert notified.waiting() == 0
     assert notified.noticed.waiting(notified.store.get("nightly").schedule_id, 10) == []
 
 
 def test_an_event_that_comes_again_after_its_job_is_no_new_file(notified: Notified) -> None:
-    """SQS may give a message twice, days apart; one that names another content of the object is a new file."""
+    """SQS may give a message twice, days apart; one that names another content of the object is a
+    new file."""
     notified.watch("webhook")
     notified.minute()
     notified.put("a.jsonl")
     for _ in range(2):
-        assert notified.schedules.notify("nightly", notified.body("a.jsonl")) == {NoticeOutcome.NOTICED: 1}
+        assert notified.schedules.notify("nightly", notified.body("a.jsonl")) == {
+            NoticeOutcome.NOTICED: 1
+        }
         notified.minute()
     notified.put("a.jsonl", "other words")
     notified.schedules.notify("nightly", notified.body("a.jsonl", "a.jsonl"))
@@ -191,10 +219,14 @@ def test_a_start_that_fails_loses_no_name(notified: Notified) -> None:
 
 
 def test_names_that_wait_have_a_bound(notified: Notified, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A webhook is to send again later, and a queue keeps its messages; what waits already is never refused."""
+    """A webhook is to send again later, and a queue keeps its messages; what waits already is never
+    refused."""
     monkeypatch.setattr(noticed_store, "NOTICED_MAX", 2)
     notified.watch("webhook")
-    for names, said in ((("a", "b", "c"), {"noticed": 2, "no_room": 1}), (("a", "c"), {"repeated": 1, "no_room": 1})):
+    for names, said in (
+        (("a", "b", "c"), {"noticed": 2, "no_room": 1}),
+        (("a", "c"), {"repeated": 1, "no_room": 1}),
+    ):
         assert dict(notified.schedules.notify("nightly", notified.body(*names))) == said
 
 
@@ -210,7 +242,8 @@ def test_a_queue_that_is_gone_is_named(notified: Notified) -> None:
 
 
 def test_what_could_never_notify_is_refused_when_it_is_added(notified: Notified) -> None:
-    """Places that send none, what is no queue, a queue that another schedule empties, and events without new files."""
+    """Places that send none, what is no queue, a queue that another schedule empties, and events
+    without new files."""
     url = notified.make_queue()
     notified.watch(url)
     with pytest.raises(ScheduleError, match="empties the queue"):
@@ -234,7 +267,8 @@ def test_what_could_never_notify_is_refused_when_it_is_added(notified: Notified)
 def test_a_notification_is_taken_on_the_command_line(
     notified: Notified, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As a webhook's own script would: the counts, and a status that says whether to send it again."""
+    """As a webhook's own script would: the counts, and a status that says whether to send it
+    again."""
     monkeypatch.setenv("PENSTOCK_DATABASE_URL", f"sqlite:///{tmp_path}/ledger.db")
     notified.watch("webhook")
     for body, said, status in (
@@ -247,9 +281,16 @@ def test_a_notification_is_taken_on_the_command_line(
 
 
 @pytest.mark.parametrize("kind", ["sqlite", "postgresql"])
-def test_names_wait_until_they_are_forgotten(request: pytest.FixtureRequest, tmp_path: Path, kind: str) -> None:
-    """The longest wait comes first; one that is named again after it was read stays, and other schedules have their own."""
-    url = f"sqlite:///{tmp_path}/ledger.db" if kind == "sqlite" else request.getfixturevalue("postgres_url")
+def test_names_wait_until_they_are_forgotten(
+    request: pytest.FixtureRequest, tmp_path: Path, kind: str
+) -> None:
+    """The longest wait comes first; one that is named again after it was read stays, and other
+    schedules have their own."""
+    url = (
+        f"sqlite:///{tmp_path}/ledger.db"
+        if kind == "sqlite"
+        else request.getfixturevalue("postgres_url")
+    )
     with closing(open_database(url)) as database:
         database.migrate()
         store = NoticedStore(database)

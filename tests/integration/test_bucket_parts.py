@@ -1,4 +1,5 @@
-"""Results in a bucket while their job runs: part objects, their index, and the object that is made of them, over real HTTP."""
+"""Results in a bucket while their job runs: part objects, their index, and the object that is made
+of them, over real HTTP."""
 
 from __future__ import annotations
 
@@ -26,10 +27,17 @@ from penstock_producer.parts.index import RESULTS_MIN, SHARE, Index, Part
 from penstock_producer.tables.reading import Lines
 
 PREFIX = "runs/job_1"
-WRITES = frozenset({
-    "put_object", "create_multipart_upload", "upload_part", "upload_part_copy", "complete_multipart_upload",
-    "abort_multipart_upload", "delete_object",
-})  # fmt: skip
+WRITES = frozenset(
+    {
+        "put_object",
+        "create_multipart_upload",
+        "upload_part",
+        "upload_part_copy",
+        "complete_multipart_upload",
+        "abort_multipart_upload",
+        "delete_object",
+    }
+)
 
 
 class Killed(BaseException):
@@ -37,9 +45,12 @@ class Killed(BaseException):
 
 
 class Client:
-    """A client of S3 that counts its requests, and whose process may die behind one that changes something."""
+    """A client of S3 that counts its requests, and whose process may die behind one that changes
+    something."""
 
-    def __init__(self, client: Any, *, dies_at: int = 0, without: frozenset[str] = frozenset()) -> None:
+    def __init__(
+        self, client: Any, *, dies_at: int = 0, without: frozenset[str] = frozenset()
+    ) -> None:
         self._client = client
         self._dies_at, self._without = dies_at, without
         self.asked: Counter[str] = Counter()
@@ -53,7 +64,9 @@ class Client:
                 raise Killed
             self.asked[name] += 1
             writes = sum(number for asked, number in self.asked.items() if asked in WRITES)
-            answer = method(**{field: value for field, value in given.items() if field not in self._without})
+            answer = method(
+                **{field: value for field, value in given.items() if field not in self._without}
+            )
             self.dead = name in WRITES and writes == self._dies_at
             if self.dead:
                 raise Killed
@@ -71,7 +84,14 @@ class House:
         self.client.create_bucket(Bucket=self.name)
         self.database: Database = open_database(f"sqlite:///{folder}/ledger.db")
         self.database.migrate()
-        new = NewJob("job_1", "night", {"endpoint": "/v1/chat/completions"}, {"kind": "spool"}, "digest", None)
+        new = NewJob(
+            "job_1",
+            "night",
+            {"endpoint": "/v1/chat/completions"},
+            {"kind": "spool"},
+            "digest",
+            None,
+        )
         self.job: Job = JobStore(self.database).create(new)[0]
         self.results = 0
         self._random = random.Random(7)
@@ -111,7 +131,9 @@ class House:
     def objects(self) -> dict[str, bytes]:
         listed = self.client.list_objects_v2(Bucket=self.name).get("Contents", [])
         keys = [entry["Key"] for entry in listed]
-        read = {key: self.client.get_object(Bucket=self.name, Key=key)["Body"].read() for key in keys}
+        read = {
+            key: self.client.get_object(Bucket=self.name, Key=key)["Body"].read() for key in keys
+        }
         return {key.removeprefix(f"{PREFIX}/"): body for key, body in read.items()}
 
     def unfinished(self) -> list[Any]:
@@ -127,7 +149,8 @@ def house(s3_server: S3Server, tmp_path: Path) -> Iterator[House]:
 
 
 def test_results_are_in_the_bucket_before_the_job_ends(house: House) -> None:
-    """Parts in the order of commits, none smaller than the least; the index says which count, and no PUT is for less than 200."""
+    """Parts in the order of commits, none smaller than the least; the index says which count, and
+    no PUT is for less than 200."""
     client = Client(house.client)
     leader = house.leader(client)
     for _ in range(12):
@@ -142,7 +165,8 @@ def test_results_are_in_the_bucket_before_the_job_ends(house: House) -> None:
 
 
 def test_the_number_of_parts_is_bounded() -> None:
-    """Each part is a share of all before it, so that their number grows with the logarithm of the job's size."""
+    """Each part is a share of all before it, so that their number grows with the logarithm of the
+    job's size."""
     index = Index("job_1")
     while index.results < 100_000_000:
         more = max(RESULTS_MIN, index.results // SHARE)
@@ -153,7 +177,8 @@ def test_the_number_of_parts_is_bounded() -> None:
 
 
 def test_one_object_is_made_of_the_parts(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Large parts are copied by the store, small ones and the rest go through this process; the parts then go."""
+    """Large parts are copied by the store, small ones and the rest go through this process; the
+    parts then go."""
     client = Client(house.client)
     leader = house.leader(client)
     for size in (20, 12_000, 20, 12_000, 12_000):  # some kilobytes, or 7 MB
@@ -164,21 +189,28 @@ def test_one_object_is_made_of_the_parts(house: House, monkeypatch: pytest.Monke
     assert [size > COPIED_BYTES_MIN for size in parts] == [False, True, False, True, True]
     before = client.asked.copy()
     assert leader.complete(house.results, keep=False) == f"s3://{house.name}/{PREFIX}/output.jsonl"
-    assert client.asked["upload_part_copy"] == 2, "of the first large one the rest would be too small for a part"
+    assert client.asked["upload_part_copy"] == 2, (
+        "of the first large one the rest would be too small for a part"
+    )
     assert client.asked["upload_part"] - before["upload_part"] <= 4
     assert house.objects() == {"output.jsonl": house.lines()}
     assert house.unfinished() == []
 
 
 def test_parts_may_stay(house: House) -> None:
-    """With `keep` the parts and their index are there beside the whole, and a part that does not count goes."""
+    """With `keep` the parts and their index are there beside the whole, and a part that does not
+    count goes."""
     leader = house.leader()
     house.settle(500)
     leader.grow(house.results)
     house.client.put_object(Bucket=house.name, Key=f"{PREFIX}/parts/000002-left.jsonl", Body=b"{}")
     leader.complete(house.results, keep=True)
     objects = house.objects()
-    assert set(objects) == {"output.jsonl", "parts.json", orjson.loads(objects["parts.json"])["parts"][0]["name"]}
+    assert set(objects) == {
+        "output.jsonl",
+        "parts.json",
+        orjson.loads(objects["parts.json"])["parts"][0]["name"],
+    }
 
 
 @pytest.fixture
@@ -196,7 +228,8 @@ def small_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hou
 
 
 def test_a_process_may_die_between_any_two_steps(small_parts: House) -> None:
-    """Whatever change is its last: the next process ends with the same bytes, without a part and without an open upload."""
+    """Whatever change is its last: the next process ends with the same bytes, without a part and
+    without an open upload."""
     house = small_parts
     house.settle(4 * RESULTS_MIN)
 
@@ -222,7 +255,8 @@ def test_a_process_may_die_between_any_two_steps(small_parts: House) -> None:
 
 
 def test_of_two_leaders_one_stops(house: House) -> None:
-    """The one that was overtaken writes neither a part that counts nor another whole, and then goes on from the other's."""
+    """The one that was overtaken writes neither a part that counts nor another whole, and then goes
+    on from the other's."""
     house.settle(RESULTS_MIN)
     first, second = house.leader(), house.leader()
     first.grow(RESULTS_MIN)
@@ -240,7 +274,9 @@ def test_of_two_leaders_one_stops(house: House) -> None:
         def head(self, name: str) -> Any:
             return None  # it looked before the other one had written
 
-    late = GrowingOutput(Late(house.client, house.name, PREFIX), house.database, house.job, conditional=True)
+    late = GrowingOutput(
+        Late(house.client, house.name, PREFIX), house.database, house.job, conditional=True
+    )
     first.complete(house.results, keep=True)
     was = head("output.jsonl")
     with pytest.raises(SinkTaken):
@@ -251,7 +287,8 @@ def test_of_two_leaders_one_stops(house: House) -> None:
 
 
 def test_conditions_are_probed(house: House) -> None:
-    """A store that refuses is another kind than one that does not know the header, and the probe leaves nothing."""
+    """A store that refuses is another kind than one that does not know the header, and the probe
+    leaves nothing."""
     deaf = Client(house.client, without=frozenset({"IfNoneMatch", "IfMatch"}))
     assert house.bucket().takes_conditions()
     assert not house.bucket(deaf).takes_conditions()
@@ -259,7 +296,8 @@ def test_conditions_are_probed(house: House) -> None:
 
 
 def test_a_store_without_conditions_has_whole_results_all_the_same(house: House) -> None:
-    """Two leaders replace each other's index; each index is whole by itself, and so is what is made of it."""
+    """Two leaders replace each other's index; each index is whole by itself, and so is what is made
+    of it."""
     house.settle(RESULTS_MIN)
     first, second = house.leader(conditional=False), house.leader(conditional=False)
     first.grow(RESULTS_MIN)
@@ -272,8 +310,11 @@ def test_a_store_without_conditions_has_whole_results_all_the_same(house: House)
     assert house.objects() == {"output.jsonl": house.lines()}
 
 
-def test_parts_that_were_lost_are_not_needed(house: House, caplog: pytest.LogCaptureFixture) -> None:
-    """Where a part was deleted or changed, the whole is written from the ledger, and the log says why."""
+def test_parts_that_were_lost_are_not_needed(
+    house: House, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Where a part was deleted or changed, the whole is written from the ledger, and the log says
+    why."""
     leader = house.leader()
     house.settle(RESULTS_MIN, 12_000)
     leader.grow(house.results)
@@ -296,7 +337,8 @@ def test_a_small_job_is_one_object(house: House) -> None:
 
 
 def test_a_replay_is_added_at_its_end(house: House) -> None:
-    """A job that was complete gets no parts again: what a replay adds is in the object once it has ended, too."""
+    """A job that was complete gets no parts again: what a replay adds is in the object once it has
+    ended, too."""
     leader = house.leader()
     house.settle(RESULTS_MIN)
     leader.complete(house.results, keep=False)

@@ -1,4 +1,5 @@
-"""Budgets by reservation: real scripts on a real Redis, a real control loop and ledger; workers and providers are played."""
+"""Budgets by reservation: real scripts on a real Redis, a real control loop and ledger; workers and
+providers are played."""
 
 from __future__ import annotations
 
@@ -33,13 +34,18 @@ def house(redis_server: RedisServer, tmp_path: Path) -> Iterator[House]:
     made.close()
 
 
-def test_no_budget_is_passed_in_fifty_seeded_runs(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Spent and reserved never pass a budget by more than one call's estimate, whatever answers cost, fail, are repaired, and die
-    with their workers; each run ends by itself and has used its budget up; what was billed is counted once; more finishes it."""
+def test_no_budget_is_passed_in_fifty_seeded_runs(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Spent and reserved never pass a budget by more than one call's estimate, whatever answers
+    cost, fail, are repaired, and die with their workers; each run ends by itself and has used its
+    budget up; what was billed is counted once; more finishes it."""
     monkeypatch.setattr(accounts, "SPENT_S", 0.0)
     monkeypatch.setattr(accounts, "STRAY_S", 0.0)
     jobs = [
-        house.submit(8, f"seed-{seed}", budget_usd=random.Random(seed).uniform(0.003, 0.011), max_attempts=9)
+        house.submit(
+            8, f"seed-{seed}", budget_usd=random.Random(seed).uniform(0.003, 0.011), max_attempts=9
+        )
         for seed in range(SEEDS)
     ]
     played = Played(house, {job.job_id: round(job.spec["budget_usd"] * USD) for job in jobs})
@@ -55,7 +61,9 @@ def test_no_budget_is_passed_in_fifty_seeded_runs(house: House, monkeypatch: pyt
             reason = house.jobs.get(name).reason or ""
             assert reason.startswith("budget_exhausted: ")
             assert f"penstock resume {job.job_key} --budget-usd" in reason
-            assert played.budgets[name] - account.spent < 2 * played.estimate[name], "the rest pays for no more"
+            assert played.budgets[name] - account.spent < 2 * played.estimate[name], (
+                "the rest pays for no more"
+            )
             played.budgets[name] = USD
             assert house.producer.limit(name, budget_usd=1.0, deadline_s=None)
             assert house.producer.resume(name)
@@ -65,14 +73,21 @@ def test_no_budget_is_passed_in_fifty_seeded_runs(house: House, monkeypatch: pyt
     assert sum(played.account(job.job_id).reserved for job in jobs) == 0
 
 
-def test_what_dead_workers_reserved_is_given_back(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Only what two looks in a row find in the name of a worker that is dead: calls of one that lives stand, however long."""
+def test_what_dead_workers_reserved_is_given_back(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only what two looks in a row find in the name of a worker that is dead: calls of one that
+    lives stand, however long."""
     monkeypatch.setattr(accounts, "STRAY_S", 0.0)
     job = house.submit(2, "strays", budget_usd=0.01)
     house.control.tick()
     house.hot.budgets.renew("alive")
     begins = [
-        Begin(ItemKey(job.job_id, 1, f"d{nth}"), buckets_for(job), MayCost(1_000 * (nth + 1), owner=owner))
+        Begin(
+            ItemKey(job.job_id, 1, f"d{nth}"),
+            buckets_for(job),
+            MayCost(1_000 * (nth + 1), owner=owner),
+        )
         for nth, owner in enumerate(("alive", "dead"))
     ]
     assert [begun.reply for begun in house.hot.begin(begins)] == [BeginReply.GO] * 2
@@ -83,7 +98,8 @@ def test_what_dead_workers_reserved_is_given_back(house: House, monkeypatch: pyt
 
 
 def test_a_call_stays_reserved_whose_document_a_batch_has_finished(house: House) -> None:
-    """Its message may come again while it is under way, and is skipped; what was only carried along is given back."""
+    """Its message may come again while it is under way, and is skipped; what was only carried along
+    is given back."""
     job = house.submit(2, "faster", budget_usd=0.01)
     house.control.tick()
     called, carried = (ItemKey(job.job_id, 1, f"d{nth}") for nth in range(2))
@@ -94,24 +110,34 @@ def test_a_call_stays_reserved_whose_document_a_batch_has_finished(house: House)
 
     assert begin(called, MayCost(1_000, owner="one")) is BeginReply.GO
     assert begin(carried, MayCost(0, paid=300, owner="one")) is BeginReply.GO
-    house.hot.settle(SettleBatch([SettledDone(key, buckets, False, 1, 1, 500, calls=1) for key in (called, carried)]))
+    house.hot.settle(
+        SettleBatch(
+            [SettledDone(key, buckets, False, 1, 1, 500, calls=1) for key in (called, carried)]
+        )
+    )
     assert house.hot.budgets.seen(job.job_id) == Account(1_000, 1_300, None)
     for key in called, carried:
         assert begin(key, MayCost(1_000, owner="another")) is BeginReply.DONE
     assert house.hot.budgets.seen(job.job_id) == Account(1_000, 1_000, None)
-    house.hot.settle(SettleBatch([SettledDone(called, buckets, False, 1, 1, 900, calls=1, has_budget=True)]))
+    house.hot.settle(
+        SettleBatch([SettledDone(called, buckets, False, 1, 1, 900, calls=1, has_budget=True)])
+    )
     account = house.hot.budgets.seen(job.job_id)
     assert account is not None
     assert account.reserved == 0, "the call has ended"
 
 
 def test_calls_under_way_stay_reserved_when_redis_was_only_restarted(house: House) -> None:
-    """Only where SQL has the outcome is nothing reserved any more, since Redis may have lost the end of that call."""
+    """Only where SQL has the outcome is nothing reserved any more, since Redis may have lost the
+    end of that call."""
     job = house.submit(2, "restarted", budget_usd=0.01)
     house.control.tick()
     house.hot.budgets.renew("alive")
     docs = [ItemKey(job.job_id, 1, f"d{nth}") for nth in range(2)]
-    begins = [Begin(key, buckets_for(job), MayCost(1_000 * (nth + 1), owner="alive")) for nth, key in enumerate(docs)]
+    begins = [
+        Begin(key, buckets_for(job), MayCost(1_000 * (nth + 1), owner="alive"))
+        for nth, key in enumerate(docs)
+    ]
     assert [begun.reply for begun in house.hot.begin(begins)] == [BeginReply.GO] * 2
     house.outcomes.settle([Result(docs[0], 200, b"{}", None, None, None, 1, 1, 700, 1, 1, 1)], [])
     for _ in range(2):
@@ -126,7 +152,8 @@ def test_calls_under_way_stay_reserved_when_redis_was_only_restarted(house: Hous
 
 
 def test_only_a_most_that_was_passed_raises_later_estimates(house: House) -> None:
-    """An answer that nothing bounds may cost far more than was guessed: that says nothing of calls whose most is known."""
+    """An answer that nothing bounds may cost far more than was guessed: that says nothing of calls
+    whose most is known."""
     job = house.submit(4, "loose", budget_usd=0.1)
     house.control.tick()
 
@@ -136,7 +163,9 @@ def test_only_a_most_that_was_passed_raises_later_estimates(house: House) -> Non
         return house.hot.budgets.look(job.job_id, 100_000).reserved
 
     def ends(doc: str, cost: int) -> None:
-        done = SettledDone(ItemKey(job.job_id, 1, doc), buckets_for(job), cost_microusd=cost, has_budget=True)
+        done = SettledDone(
+            ItemKey(job.job_id, 1, doc), buckets_for(job), cost_microusd=cost, has_budget=True
+        )
         house.hot.settle(SettleBatch([done]))
 
     assert reserved("d0", MayCost(1_000, is_most=False)) == 1_000
@@ -148,7 +177,8 @@ def test_only_a_most_that_was_passed_raises_later_estimates(house: House) -> Non
 
 
 def test_about_as_many_documents_come_back_as_there_is_room_for(house: House) -> None:
-    """Of hundreds that wait a few are tried when a call's room appears, and all of them once nothing is under way."""
+    """Of hundreds that wait a few are tried when a call's room appears, and all of them once
+    nothing is under way."""
     job = house.submit(1, "crowd", budget_usd=0.01)
     house.control.tick()
     house.redis.delete(QUEUE)
@@ -169,19 +199,31 @@ def test_about_as_many_documents_come_back_as_there_is_room_for(house: House) ->
 
 
 def test_batches_and_calls_reserve_in_one_account(house: House) -> None:
-    """A call has no room beside a batch that may cost the rest of the budget, nor a batch beside calls; its end frees that."""
+    """A call has no room beside a batch that may cost the rest of the budget, nor a batch beside
+    calls; its end frees that."""
     job = house.submit(2, "both", budget_usd=0.01)
     house.control.tick()
     book = house.hot.budgets
 
     def begin(doc: str, estimate: int) -> BeginReply:
         key = ItemKey(job.job_id, 1, doc)
-        return house.hot.begin([Begin(key, buckets_for(job), MayCost(estimate, owner="me"))])[0].reply
+        return house.hot.begin([Begin(key, buckets_for(job), MayCost(estimate, owner="me"))])[
+            0
+        ].reply
 
     assert begin("d0", 3_000) is BeginReply.GO
-    assert book.reserve_batch(job.job_id, 10_000, "t1", 8_000, spent=0) == (False, Account(0, 3_000, None))
-    assert book.reserve_batch(job.job_id, 10_000, "t1", 7_000, spent=0) == (True, Account(0, 10_000, None))
-    assert book.reserve_batch(job.job_id, 10_000, "t1", 7_000, spent=0) == (True, Account(0, 10_000, None))
+    assert book.reserve_batch(job.job_id, 10_000, "t1", 8_000, spent=0) == (
+        False,
+        Account(0, 3_000, None),
+    )
+    assert book.reserve_batch(job.job_id, 10_000, "t1", 7_000, spent=0) == (
+        True,
+        Account(0, 10_000, None),
+    )
+    assert book.reserve_batch(job.job_id, 10_000, "t1", 7_000, spent=0) == (
+        True,
+        Account(0, 10_000, None),
+    )
     assert begin("d1", 1) is BeginReply.NO_ROOM
     book.end_batch(job.job_id, "t1", spent=6_000)
     assert begin("d1", 1_001) is BeginReply.NO_ROOM
@@ -206,10 +248,14 @@ def test_a_job_that_its_budget_paused_ends_once_all_is_answered(house: House) ->
     job = house.submit(1, "last", budget_usd=0.001)
     house.control.tick()
     reason = "budget_exhausted: 0.0011 USD of 0.001 are spent"
-    assert house.jobs.set_state(job.job_id, JobState.PAUSED, reason=reason, expect={JobState.RUNNING})
+    assert house.jobs.set_state(
+        job.job_id, JobState.PAUSED, reason=reason, expect={JobState.RUNNING}
+    )
     key = ItemKey(job.job_id, 1, "d0")
     house.outcomes.settle([Result(key, 200, b"{}", None, None, None, 1, 1, 1_100, 1, 1, 1)], [])
-    house.hot.settle(SettleBatch([SettledDone(key, buckets_for(job), cost_microusd=1_100, has_budget=True)]))
+    house.hot.settle(
+        SettleBatch([SettledDone(key, buckets_for(job), cost_microusd=1_100, has_budget=True)])
+    )
     for _ in range(4):
         house.control.tick()
     assert house.state(job) is JobState.COMPLETED

@@ -41,7 +41,8 @@ def parked(fleet: Fleet) -> list[bytes]:
 
 
 def test_flower_sees_every_fate(fleet: Fleet, client_app: Celery) -> None:
-    """With events on, each item is seen as received, started and succeeded, failed with its reason, or retried."""
+    """With events on, each item is seen as received, started and succeeded, failed with its reason,
+    or retried."""
     seen: list[dict[str, Any]] = []
     fleet.start("-E")
     with client_app.connection() as connection:
@@ -51,9 +52,19 @@ def test_flower_sees_every_fate(fleet: Fleet, client_app: Celery) -> None:
         fleet.publish(40)
         fleet.publish(5, first=100, outcome="failed")
         fleet.publish(5, first=200, outcome="retried")
-        wanted = {"task-received": 50, "task-started": 50, "task-succeeded": 40, "task-failed": 5, "task-retried": 5}
+        wanted = {
+            "task-received": 50,
+            "task-started": 50,
+            "task-succeeded": 40,
+            "task-failed": 5,
+            "task-retried": 5,
+        }
         for _ in capture:
-            if wanted == {kind: n for kind, n in Counter(e["type"] for e in seen).items() if kind.startswith("task-")}:
+            if wanted == {
+                kind: n
+                for kind, n in Counter(e["type"] for e in seen).items()
+                if kind.startswith("task-")
+            }:
                 break
     failed = next(event for event in seen if event["type"] == "task-failed")
     assert "the provider said no" in failed["exception"]
@@ -61,7 +72,8 @@ def test_flower_sees_every_fate(fleet: Fleet, client_app: Celery) -> None:
 
 
 def test_revoked_items_do_not_run(fleet: Fleet, client_app: Celery) -> None:
-    """Items revoked before they start never run, wherever they wait; revoke(terminate) stops those that run."""
+    """Items revoked before they start never run, wherever they wait; revoke(terminate) stops those
+    that run."""
     fleet.start(seconds=2, concurrency=4)
     tags = fleet.publish(20)
     until(lambda: len(fleet.runs()) == 4 and fleet.held() == 8)
@@ -81,13 +93,16 @@ def test_a_job_can_be_revoked_by_its_stamp(fleet: Fleet, client_app: Celery) -> 
     for job in ("doomed", "kept"):
         kwargs: dict[str, Any] = {"v": 1, "job": job, "gen": 1, "doc": "d", "body": {}}
         headers = {"stamped_headers": ["job"], "stamps": {"job": [job]}}
-        client_app.send_task("penstock.item", (), kwargs, task_id=f"{job}:d", queue=QUEUE, headers=headers)
+        client_app.send_task(
+            "penstock.item", (), kwargs, task_id=f"{job}:d", queue=QUEUE, headers=headers
+        )
     until(lambda: fleet.done() == {"kept:d"} and fleet.is_empty(), 20, worker.text)
     assert set(fleet.runs()) == {"kept:d"}
 
 
 def test_the_pool_grows_and_tells(fleet: Fleet, client_app: Celery) -> None:
-    """pool_grow widens prefetch and engine, and `inspect stats` shows items, commits and acknowledgements."""
+    """pool_grow widens prefetch and engine, and `inspect stats` shows items, commits and
+    acknowledgements."""
     fleet.start(seconds=0.1, concurrency=4)
     until(lambda: client_app.control.ping(timeout=0.5))
     client_app.control.pool_grow(4)
@@ -128,7 +143,9 @@ def odd_messages() -> dict[str, str]:
     numbers = count()
 
     def item(**changes: Any) -> str:
-        message = json.loads(encode_item(ItemKey("job", 1, f"odd{next(numbers)}"), queue=QUEUE, body=b"{}", ref=None))
+        message = json.loads(
+            encode_item(ItemKey("job", 1, f"odd{next(numbers)}"), queue=QUEUE, body=b"{}", ref=None)
+        )
         for path, value in changes.items():
             target, *rest = path.split("__")
             if rest:
@@ -144,7 +161,9 @@ def odd_messages() -> dict[str, str]:
         "tag is a number": item(properties__delivery_tag=7),
         "body is not JSON": item(body="{nope"),
         "body is no triple": item(body="[1]"),
-        "body is not base64": item(body="%%%", properties={"delivery_tag": "x", "body_encoding": "base64"}),
+        "body is not base64": item(
+            body="%%%", properties={"delivery_tag": "x", "body_encoding": "base64"}
+        ),
         "headers are missing": item(headers=None),
         "headers are a list": item(headers=[1]),
         "task has no name": item(headers__task={"a": 1}),
@@ -155,7 +174,8 @@ def odd_messages() -> dict[str, str]:
 
 
 def test_odd_messages_are_kept_and_harm_nobody(fleet: Fleet) -> None:
-    """Whatever is pushed into a queue: the worker goes on, and the text of the message is kept aside."""
+    """Whatever is pushed into a queue: the worker goes on, and the text of the message is kept
+    aside."""
     worker = fleet.start()
     odd = odd_messages()
     for text in odd.values():
@@ -169,7 +189,8 @@ def test_odd_messages_are_kept_and_harm_nobody(fleet: Fleet) -> None:
 
 
 def test_odd_kwargs_reach_the_engine(fleet: Fleet) -> None:
-    """A valid task message of an unknown version is for the engine to refuse: it gets the kwargs as they are."""
+    """A valid task message of an unknown version is for the engine to refuse: it gets the kwargs as
+    they are."""
     fleet.start()
     message = json.loads(encode_item(ItemKey("job", 1, "new"), queue=QUEUE, body=b"{}", ref=None))
     for number, kwargs in enumerate(({"v": 99}, [1, 2], None, "text")):
@@ -181,7 +202,8 @@ def test_odd_kwargs_reach_the_engine(fleet: Fleet) -> None:
 
 
 def test_replies_are_not_recorded_as_unacked(fleet: Fleet, redis_server: RedisServer) -> None:
-    """Our own app can ask workers things over its transport, and leaves nothing behind in the broker."""
+    """Our own app can ask workers things over its transport, and leaves nothing behind in the
+    broker."""
     fleet.start()
     app = create_app(Settings(redis_server.url).for_app(), no_engine)
     assert len(app.control.ping(timeout=3)) == 1
@@ -195,7 +217,8 @@ def test_other_pools_are_refused_with_the_fix(fleet: Fleet, tmp_path: Path) -> N
 
 
 def test_an_engine_that_cannot_start_ends_the_worker(fleet: Fleet) -> None:
-    """The worker exits with a failure that names the cause, instead of claiming messages that it does not run."""
+    """The worker exits with a failure that names the cause, instead of claiming messages that it
+    does not run."""
     fleet.publish(3)
     with pytest.raises(AssertionError, match="the engine has no key"):
         fleet.start(fails_to_start=True)

@@ -19,7 +19,9 @@ from penstock_workers.broker import transport
 @pytest.fixture
 def connection(redis_server: RedisServer) -> Iterator[Connection]:
     transport.register()
-    with Connection(f"penstock+{redis_server.url}", transport_options={"visibility_timeout": 30}) as connection:
+    with Connection(
+        f"penstock+{redis_server.url}", transport_options={"visibility_timeout": 30}
+    ) as connection:
         yield connection
 
 
@@ -64,7 +66,9 @@ def test_closing_the_connection_returns_what_it_holds(redis_server: RedisServer)
     with Connection(f"penstock+{redis_server.url}") as connection:
         put(connection, 5)
         got: list[Any] = []
-        with Consumer(connection.channel(), [Queue("plain", routing_key="plain")], on_message=got.append):
+        with Consumer(
+            connection.channel(), [Queue("plain", routing_key="plain")], on_message=got.append
+        ):
             drain(connection)
         assert len(got) == 5
     assert redis_server.client().llen("plain") == 5

@@ -1,4 +1,5 @@
-"""Real workers on a real Redis: what happens to messages when workers, connections and the broker die."""
+"""Real workers on a real Redis: what happens to messages when workers, connections and the broker
+die."""
 
 from __future__ import annotations
 
@@ -34,7 +35,8 @@ def test_items_run_once_and_leave_nothing(fleet: Fleet) -> None:
 
 
 def test_an_idle_worker_asks_quietly(fleet: Fleet) -> None:
-    """With nothing to do a worker asks some twenty times a second by the server's own clock, and not much more."""
+    """With nothing to do a worker asks some twenty times a second by the server's own clock, and
+    not much more."""
     fleet.start()
     client = fleet.server.client()
     client.config_resetstat()
@@ -45,7 +47,9 @@ def test_an_idle_worker_asks_quietly(fleet: Fleet) -> None:
 
 
 def scripts_run(client: Any) -> int:
-    return sum(int(stats["calls"]) for name, stats in client.info("commandstats").items() if "eval" in name)
+    return sum(
+        int(stats["calls"]) for name, stats in client.info("commandstats").items() if "eval" in name
+    )
 
 
 def server_seconds(client: Any) -> float:
@@ -64,7 +68,8 @@ def test_bulk_and_stock_workers_share_a_queue(fleet: Fleet) -> None:
 
 
 def test_nothing_is_lost_when_a_worker_is_killed(fleet: Fleet) -> None:
-    """What a SIGKILLed worker held comes back after the lease, and all of it is done by the other one."""
+    """What a SIGKILLed worker held comes back after the lease, and all of it is done by the other
+    one."""
     victim = fleet.start(seconds=60, name="victim")
     tags = fleet.publish(100)
     until(lambda: fleet.held() == 64)
@@ -75,7 +80,8 @@ def test_nothing_is_lost_when_a_worker_is_killed(fleet: Fleet) -> None:
 
 
 def test_what_an_older_worker_held_comes_back(fleet: Fleet) -> None:
-    """A worker from before lanes had keys of their own died in the middle of an upgrade: any worker returns its messages."""
+    """A worker from before lanes had keys of their own died in the middle of an upgrade: any worker
+    returns its messages."""
     client = fleet.server.client()
     tags = fleet.publish(3)
     popped: Any = client.rpop(QUEUE, 3)
@@ -88,7 +94,8 @@ def test_what_an_older_worker_held_comes_back(fleet: Fleet) -> None:
 
 
 def test_lanes_do_not_count_each_other(fleet: Fleet) -> None:
-    """What a lane's workers hold lies under its own key: a scaler that adds queued and unacked counts this lane only."""
+    """What a lane's workers hold lies under its own key: a scaler that adds queued and unacked
+    counts this lane only."""
     client = fleet.server.client()
     other = encode_item(ItemKey("other", 1, "d"), queue="penstock.gpu", body=b"{}", ref=None)
     client.lpush("penstock.gpu", other)
@@ -101,7 +108,8 @@ def test_lanes_do_not_count_each_other(fleet: Fleet) -> None:
 
 
 def test_a_thawed_worker_leaves_its_successor_alone(fleet: Fleet) -> None:
-    """A worker frozen beyond its lease cannot acknowledge, renew or return what another worker holds by now."""
+    """A worker frozen beyond its lease cannot acknowledge, renew or return what another worker
+    holds by now."""
     frozen = fleet.start(seconds=4, name="frozen")
     tags = fleet.publish(10)
     until(lambda: len(fleet.runs()) == 10)
@@ -120,7 +128,8 @@ def test_a_thawed_worker_leaves_its_successor_alone(fleet: Fleet) -> None:
 
 
 def test_leases_are_renewed_while_items_run(fleet: Fleet) -> None:
-    """An item that takes longer than the visibility timeout is run once, with other workers sweeping."""
+    """An item that takes longer than the visibility timeout is run once, with other workers
+    sweeping."""
     fleet.start(seconds=5, name="slow")
     tags = fleet.publish(20)
     until(lambda: len(fleet.runs()) == 20)
@@ -131,7 +140,8 @@ def test_leases_are_renewed_while_items_run(fleet: Fleet) -> None:
 
 
 def test_sigterm_returns_everything_at_once(fleet: Fleet) -> None:
-    """SIGTERM gives waiting items back at once and unfinished ones at the deadline, and the worker exits with 0."""
+    """SIGTERM gives waiting items back at once and unfinished ones at the deadline, and the worker
+    exits with 0."""
     worker = fleet.start(seconds=60, drain_seconds=1.5, concurrency=32)
     fleet.publish(100)
     until(lambda: len(fleet.runs()) == 32)
@@ -145,7 +155,8 @@ def test_sigterm_returns_everything_at_once(fleet: Fleet) -> None:
 
 
 def test_a_worker_claims_as_many_as_its_engine_says(fleet: Fleet) -> None:
-    """An engine that is up and runs more than the settings said gets as many messages as it runs, and those that wait (H7)."""
+    """An engine that is up and runs more than the settings said gets as many messages as it runs,
+    and those that wait (H7)."""
     fleet.start(seconds=60, drain_seconds=0.5, concurrency=2, finds_slots=16)
     fleet.publish(100)
     until(lambda: len(fleet.runs()) == 16)
@@ -153,7 +164,8 @@ def test_a_worker_claims_as_many_as_its_engine_says(fleet: Fleet) -> None:
 
 
 def test_sigterm_lets_running_items_end(fleet: Fleet) -> None:
-    """Items that fit into the drain are finished and acknowledged; the worker does not wait longer than they do."""
+    """Items that fit into the drain are finished and acknowledged; the worker does not wait longer
+    than they do."""
     worker = fleet.start(seconds=1.0, drain_seconds=20, concurrency=32)
     fleet.publish(100)
     until(lambda: len(fleet.runs()) == 32)
@@ -202,7 +214,8 @@ def kill_connections(fleet: Fleet, worker: WorkerProcess, times: int) -> None:
 
 
 def test_lost_connections_cost_nothing(fleet: Fleet) -> None:
-    """While all its connections are killed again and again, a worker neither stops, loses an item nor runs one twice."""
+    """While all its connections are killed again and again, a worker neither stops, loses an item
+    nor runs one twice."""
     worker = fleet.start(seconds=0.5)
     tags = fleet.publish(600)
     kill_connections(fleet, worker, times=6)
@@ -212,8 +225,9 @@ def test_lost_connections_cost_nothing(fleet: Fleet) -> None:
 
 
 def test_the_stock_transport_goes_on_after_lost_connections(fleet: Fleet) -> None:
-    """On kombu's transport a killed connection may lose a message, which the ledger notices. The worker goes on, and
-    adopts what is delivered again while it runs."""
+    """On kombu's transport a killed connection may lose a message, which the ledger notices.
+
+    The worker goes on, and adopts what is delivered again while it runs."""
     worker = fleet.start(seconds=0.2, broker_transport="redis")
     tags = fleet.publish(600)
     kill_connections(fleet, worker, times=4)
@@ -223,7 +237,8 @@ def test_the_stock_transport_goes_on_after_lost_connections(fleet: Fleet) -> Non
 
 
 def test_work_resumes_after_the_broker_was_killed(own_redis: RedisServer, tmp_path: Path) -> None:
-    """A Redis that is killed and comes back from its AOF finds its worker waiting, and every item gets done."""
+    """A Redis that is killed and comes back from its AOF finds its worker waiting, and every item
+    gets done."""
     with fleet_on(own_redis, tmp_path) as fleet:
         worker = fleet.start(seconds=0.5)
         tags = fleet.publish(200)
@@ -236,7 +251,9 @@ def test_work_resumes_after_the_broker_was_killed(own_redis: RedisServer, tmp_pa
         assert sum(fleet.runs().values()) < 400
 
 
-def test_a_restarted_redis_without_scripts_is_served(own_redis: RedisServer, tmp_path: Path) -> None:
+def test_a_restarted_redis_without_scripts_is_served(
+    own_redis: RedisServer, tmp_path: Path
+) -> None:
     """SCRIPT FLUSH, as after a failover, does not stop the claims."""
     with fleet_on(own_redis, tmp_path) as fleet:
         worker = fleet.start()

@@ -1,4 +1,5 @@
-"""`penstock worker --gpus` on a machine of two cards: an nvidia-smi of our own on PATH lists them, and toy workers compute."""
+"""`penstock worker --gpus` on a machine of two cards: an nvidia-smi of our own on PATH lists them,
+and toy workers compute."""
 
 from __future__ import annotations
 
@@ -21,7 +22,8 @@ NVIDIA_SMI = """#!/bin/sh
 echo 'GPU 0: Toy (UUID: GPU-aaaa1111-0000-0000-0000-000000000000)'
 echo 'GPU 1: Toy (UUID: GPU-bbbb2222-0000-0000-0000-000000000000)'
 """
-# A worker that says what it was given, is ready at once, and drains on SIGTERM. The card in TOY_BROKEN never comes up.
+# A worker that says what it was given, is ready at once, and drains on SIGTERM. The card in
+# TOY_BROKEN never comes up.
 TOY = """
 import json, os, signal, sys, time
 from pathlib import Path
@@ -79,7 +81,11 @@ class Machine:
         (tools / "nvidia-smi").write_text(NVIDIA_SMI)
         (tools / "nvidia-smi").chmod(0o755)
         kept = {name: value for name, value in os.environ.items() if name != "CUDA_VISIBLE_DEVICES"}
-        self.environment = {**kept, "PATH": f"{tools}:{os.environ['PATH']}", "TOY_OUT": str(self.out)}
+        self.environment = {
+            **kept,
+            "PATH": f"{tools}:{os.environ['PATH']}",
+            "TOY_OUT": str(self.out),
+        }
         self.process: subprocess.Popen[str] | None = None
 
     def start(self, **variables: str) -> subprocess.Popen[str]:
@@ -118,9 +124,16 @@ def eventually(condition: Callable[[], bool], timeout_s: float = 30.0) -> None:
 
 
 def test_each_card_has_a_worker_that_is_kept_running(machine: Machine) -> None:
-    """One process per card with that card alone; a killed or stuck one is replaced beside the other; SIGTERM drains all."""
+    """One process per card with that card alone; a killed or stuck one is replaced beside the
+    other; SIGTERM drains all."""
     process = machine.start()
-    eventually(lambda: machine.say("ready") is None and machine.say("started") is None and len(machine.started()) == 2)
+    eventually(
+        lambda: (
+            machine.say("ready") is None
+            and machine.say("started") is None
+            and len(machine.started()) == 2
+        )
+    )
     first, second = sorted(machine.started(), key=lambda one: one.cards)
     assert (first.cards, first.announced, first.name) == ("0", "0", "pool-card-0@%h")
     assert (second.cards, second.announced, second.name) == ("1", "1", "pool-card-1@%h")
@@ -143,7 +156,8 @@ def test_each_card_has_a_worker_that_is_kept_running(machine: Machine) -> None:
 
 
 def test_a_card_that_never_comes_up_leaves_the_others_working(machine: Machine) -> None:
-    """It is given up after a bounded number of starts, the note and the exit status say so, and the other card goes on."""
+    """It is given up after a bounded number of starts, the note and the exit status say so, and the
+    other card goes on."""
     process = machine.start(TOY_BROKEN="1")
     eventually(lambda: machine.say("started") is None and (machine.probes / "note").exists())
     assert "the worker of card-1 is given up" in (machine.probes / "note").read_text()
@@ -156,7 +170,8 @@ def test_a_card_that_never_comes_up_leaves_the_others_working(machine: Machine) 
 
 
 def test_the_command_ends_when_no_card_is_left_or_its_machine_has_none(machine: Machine) -> None:
-    """With no worker left to keep it ends by itself; a card that is not there is refused before anything is started."""
+    """With no worker left to keep it ends by itself; a card that is not there is refused before
+    anything is started."""
     process = machine.start()
     eventually(lambda: len(machine.started()) == 2)
     for one in machine.started():

@@ -28,29 +28,42 @@ def verdicts(findings: Iterator[Finding]) -> dict[str, Verdict]:
 @pytest.mark.parametrize(
     ("host", "reach"),
     [
-        ("localhost", Reach.HERE), ("127.8.9.1", Reach.HERE), ("::1", Reach.HERE), ("/run/postgresql", Reach.HERE),
-        ("10.1.2.3", Reach.PRIVATE), ("fd00::7", Reach.PRIVATE), ("does-not-resolve.invalid", Reach.PRIVATE),
+        ("localhost", Reach.HERE),
+        ("127.8.9.1", Reach.HERE),
+        ("::1", Reach.HERE),
+        ("/run/postgresql", Reach.HERE),
+        ("10.1.2.3", Reach.PRIVATE),
+        ("fd00::7", Reach.PRIVATE),
+        ("does-not-resolve.invalid", Reach.PRIVATE),
         ("8.8.8.8", Reach.PUBLIC),
     ],
-)  # fmt: skip
+)
 def test_reach(host: str, reach: Reach) -> None:
     """How strict the doctor is depends on who can get at an address (B28)."""
     assert reach_of(host) is reach
 
 
 def test_old_servers_are_refused() -> None:
-    """A server with known holes is refused where others reach it, and is a warning on this machine (B12)."""
+    """A server with known holes is refused where others reach it, and is a warning on this machine
+    (B12)."""
     found = patched("version", Software("Redis", (7, 4, 2)), Reach.PRIVATE)
-    assert (found.verdict, "7.4.11" in found.fix, "--accept version" in found.fix) == (Verdict.BAD, True, True)
+    assert (found.verdict, "7.4.11" in found.fix, "--accept version" in found.fix) == (
+        Verdict.BAD,
+        True,
+        True,
+    )
     assert patched("version", Software("Redis", (7, 4, 2)), Reach.HERE).verdict is Verdict.WARNING
     assert patched("version", Software("Redis", (7, 4, 11)), Reach.PUBLIC).verdict is Verdict.GOOD
 
 
-@pytest.mark.parametrize(("reach", "tls"), [(Reach.PRIVATE, Verdict.WARNING), (Reach.PUBLIC, Verdict.BAD)])
+@pytest.mark.parametrize(
+    ("reach", "tls"), [(Reach.PRIVATE, Verdict.WARNING), (Reach.PUBLIC, Verdict.BAD)]
+)
 def test_an_open_redis_is_refused(
     own_redis: RedisServer, monkeypatch: pytest.MonkeyPatch, reach: Reach, tls: Verdict
 ) -> None:
-    """A Redis without a password is refused wherever others reach it; without TLS it is one across public addresses (B28)."""
+    """A Redis without a password is refused wherever others reach it; without TLS it is one across
+    public addresses (B28)."""
     monkeypatch.setattr(safety_checks, "reach_of", lambda _: reach)
     found = verdicts(checks._redis(own_redis.url, private=False))
     assert (found["access"], found["tls"]) == (Verdict.BAD, tls)
@@ -60,9 +73,12 @@ def test_an_open_redis_is_refused(
 
 
 def test_a_wrong_redis_password_has_its_repair(own_redis: RedisServer) -> None:
-    """A refused and a missing password are each reported with the setting to correct, and not shown (D26)."""
+    """A refused and a missing password are each reported with the setting to correct, and not shown
+    (D26)."""
     own_redis.client().config_set("requirepass", "another-one")
-    (wrong,) = checks._redis(own_redis.url.replace("redis://", f"redis://:{CANARY}@"), private=False)
+    (wrong,) = checks._redis(
+        own_redis.url.replace("redis://", f"redis://:{CANARY}@"), private=False
+    )
     assert "correct user and password in redis_url" in wrong.fix
     assert CANARY not in wrong.seen
     (missing,) = checks._redis(own_redis.url, private=False)
@@ -71,7 +87,10 @@ def test_a_wrong_redis_password_has_its_repair(own_redis: RedisServer) -> None:
 
 def test_rabbitmq_is_looked_at_likewise() -> None:
     """RabbitMQ's example user and plain amqp to other machines are named (B28)."""
-    assert verdicts(amqp_safety("amqp://guest:guest@10.1.2.3/")) == {"rabbitmq": Verdict.BAD, "tls": Verdict.WARNING}
+    assert verdicts(amqp_safety("amqp://guest:guest@10.1.2.3/")) == {
+        "rabbitmq": Verdict.BAD,
+        "tls": Verdict.WARNING,
+    }
     assert verdicts(amqp_safety("amqp://fleet:pw@8.8.8.8/")) == {"tls": Verdict.BAD}
     assert verdicts(amqp_safety("amqp://guest:guest@127.0.0.1/")) == {}
 
@@ -79,7 +98,10 @@ def test_rabbitmq_is_looked_at_likewise() -> None:
 @pytest.mark.parametrize(
     ("said", "fix"),
     [
-        ('FATAL:  password authentication failed for user "fleet"', "correct user and password in database_url"),
+        (
+            'FATAL:  password authentication failed for user "fleet"',
+            "correct user and password in database_url",
+        ),
         ('FATAL:  database "nope" does not exist', "createdb"),
         ('FATAL:  role "nope" does not exist', "createuser"),
         ("permission denied for schema public", "GRANT USAGE, CREATE"),
@@ -87,7 +109,8 @@ def test_rabbitmq_is_looked_at_likewise() -> None:
     ],
 )
 def test_database_refusals_have_their_repair(said: str, fix: str) -> None:
-    """What PostgreSQL says of a wrong password, database or role is followed by what repairs it (D26)."""
+    """What PostgreSQL says of a wrong password, database or role is followed by what repairs it
+    (D26)."""
     assert fix in database_fix(said)
 
 
@@ -100,7 +123,8 @@ def test_a_missing_database_is_told(postgres_url: str) -> None:
 
 
 def test_postgresql_is_looked_at(postgres_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A PostgreSQL of an old release, or one that is reached without TLS, is named with what to write (B28)."""
+    """A PostgreSQL of an old release, or one that is reached without TLS, is named with what to
+    write (B28)."""
     assert verdicts(checks._database(postgres_url, migrate=True))["postgresql"] is Verdict.WARNING
     monkeypatch.setattr(safety_checks, "reach_of", lambda _: Reach.PUBLIC)
     found = {finding.subject: finding for finding in checks._database(postgres_url, migrate=False)}
@@ -146,8 +170,11 @@ def answering(status: int) -> Iterator[str]:
         (503, Verdict.WARNING, "status page"),
     ],
 )
-def test_providers_are_asked(status: int, verdict: Verdict, fix: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A provider that refuses the key is found by the doctor and not by the job, and its echo of the key is hidden (D26)."""
+def test_providers_are_asked(
+    status: int, verdict: Verdict, fix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A provider that refuses the key is found by the doctor and not by the job, and its echo of
+    the key is hidden (D26)."""
     monkeypatch.setenv("SOME_KEY", CANARY)
     for name in checks_of_proxies():
         monkeypatch.delenv(name, raising=False)
@@ -186,23 +213,35 @@ def test_results_that_cannot_be_written_are_refused(place: str) -> None:
 def test_a_bucket_for_parts_is_tried_with_all_that_they_need(
     s3_server: S3Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With `results_parts` reading, listing and deleting are tried as well, and whether writes can have conditions."""
-    for name, value in (("ACCESS_KEY_ID", "test"), ("SECRET_ACCESS_KEY", "test"), ("DEFAULT_REGION", "us-east-1")):
+    """With `results_parts` reading, listing and deleting are tried as well, and whether writes can
+    have conditions."""
+    for name, value in (
+        ("ACCESS_KEY_ID", "test"),
+        ("SECRET_ACCESS_KEY", "test"),
+        ("DEFAULT_REGION", "us-east-1"),
+    ):
         monkeypatch.setenv(f"AWS_{name}", value)
     client = s3_server.client()
     client.create_bucket(Bucket="doctors-parts")
     found = checks._results("s3://doctors-parts/out", s3_server.url, parts=True)
     assert found.verdict is Verdict.GOOD
-    assert found.seen.endswith("can be written, read, listed and deleted in, with conditional writes")
+    assert found.seen.endswith(
+        "can be written, read, listed and deleted in, with conditional writes"
+    )
     assert "Contents" not in client.list_objects_v2(Bucket="doctors-parts")
 
 
 def test_what_is_accepted_is_a_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`--accept` turns the refusal of one subject into a warning, and no finding shows a secret (B17)."""
+    """`--accept` turns the refusal of one subject into a warning, and no finding shows a secret
+    (B17)."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("SOME_TOKEN", CANARY)
-    monkeypatch.setattr(checks, "_disk", lambda _: Finding(Verdict.BAD, "disk", f"full of {CANARY}"))
+    monkeypatch.setattr(
+        checks, "_disk", lambda _: Finding(Verdict.BAD, "disk", f"full of {CANARY}")
+    )
     monkeypatch.setattr(checks, "_redis", lambda *_, **__: iter(()))
     found = {one.subject: one for one in checks.examine(None, knock=False, accept=["disk"])}
     assert found["disk"] == Finding(Verdict.WARNING, "disk", "full of [redacted]")
-    assert {one.subject: one for one in checks.examine(None, knock=False)}["disk"].verdict is Verdict.BAD
+    assert {one.subject: one for one in checks.examine(None, knock=False)}[
+        "disk"
+    ].verdict is Verdict.BAD

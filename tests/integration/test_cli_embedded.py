@@ -30,7 +30,8 @@ def folder(tmp_path: Path) -> Iterator[Path]:
 
 
 def test_starts_private_durable_and_never_evicting(folder: Path) -> None:
-    """The server keeps an AOF, never evicts, listens on no port, and only its owner can reach it or read its files."""
+    """The server keeps an AOF, never evicts, listens on no port, and only its owner can reach it or
+    read its files."""
     server = EmbeddedRedis.start(folder)
     settings = server.client.config_get("*")
     assert server.started
@@ -72,18 +73,22 @@ def test_a_clean_stop_keeps_the_data_and_leaves_no_process(folder: Path) -> None
 
 
 def test_a_stale_pidfile_is_no_obstacle(folder: Path) -> None:
-    """After kill -9 of the server, and with its pid now naming another process, a fresh one starts."""
+    """After kill -9 of the server, and with its pid now naming another process, a fresh one
+    starts."""
     first = EmbeddedRedis.start(folder)
     os.kill(first.pid, signal.SIGKILL)
     os.waitpid(first.pid, 0)
-    (folder / "server.json").write_text(f'{{"socket": "{folder}/redis.sock", "port": 0, "password": null, "pid": 1}}')
+    (folder / "server.json").write_text(
+        f'{{"socket": "{folder}/redis.sock", "port": 0, "password": null, "pid": 1}}'
+    )
     again = EmbeddedRedis.start(folder)
     assert again.started
     assert again.pid != first.pid
 
 
 def test_a_server_without_its_socket_file_is_ended_first(folder: Path) -> None:
-    """An embedded server that can no longer be reached is ended before another one opens the same AOF."""
+    """An embedded server that can no longer be reached is ended before another one opens the same
+    AOF."""
     first = EmbeddedRedis.start(folder)
     first.client.set("kept", "yes")
     (folder / "redis.sock").unlink()
@@ -94,7 +99,8 @@ def test_a_server_without_its_socket_file_is_ended_first(folder: Path) -> None:
 
 
 def test_a_foreign_redis_on_our_socket_is_refused(folder: Path, tmp_path: Path) -> None:
-    """A Redis that works in another folder is neither used nor stopped; the message names both folders."""
+    """A Redis that works in another folder is neither used nor stopped; the message names both
+    folders."""
     folder.mkdir()
     elsewhere = tmp_path / "elsewhere"
     foreign = RedisServer.start(elsewhere, settings=("--unixsocket", str(folder / "redis.sock")))
@@ -106,7 +112,9 @@ def test_a_foreign_redis_on_our_socket_is_refused(folder: Path, tmp_path: Path) 
         foreign.stop()
 
 
-def test_a_silent_process_on_our_socket_does_not_hang_us(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_silent_process_on_our_socket_does_not_hang_us(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Something that accepts and never answers counts as gone."""
     monkeypatch.setattr(embedded, "ANSWER_TIMEOUT_S", 0.2)
     folder.mkdir()
@@ -135,7 +143,8 @@ def test_a_talker_of_another_protocol_is_refused(folder: Path) -> None:
 
 
 def test_a_long_path_gets_a_port_and_a_password(tmp_path: Path) -> None:
-    """Where the path does not fit a socket address, the server listens on loopback and asks for a password."""
+    """Where the path does not fit a socket address, the server listens on loopback and asks for a
+    password."""
     deep = tmp_path / ("d" * 90) / "redis"
     server = EmbeddedRedis.start(deep)
     try:

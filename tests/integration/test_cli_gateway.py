@@ -25,9 +25,13 @@ def penstock(folder: Path, *words: str, **variables: str) -> subprocess.Popen[st
     kept = {name: value for name, value in os.environ.items() if not name.startswith("PENSTOCK_")}
     where = {"PENSTOCK_DATABASE_URL": f"sqlite:///{folder}/ledger.db", **variables}
     return subprocess.Popen(
-        [sys.executable, "-m", "penstock_cli", *words], cwd=folder, env=kept | where, text=True,
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-    )  # fmt: skip
+        [sys.executable, "-m", "penstock_cli", *words],
+        cwd=folder,
+        env=kept | where,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
 
 
 @pytest.fixture
@@ -47,7 +51,9 @@ def keys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
 
 def test_keys_are_made_shown_once_and_revoked(keys: Callable[..., str]) -> None:
     """A secret is printed when its key is made, and by nothing else."""
-    secret = keys("create", "night", "--tenant", "search", "--requests-per-minute", "60", "--expires", "90d").strip()
+    secret = keys(
+        "create", "night", "--tenant", "search", "--requests-per-minute", "60", "--expires", "90d"
+    ).strip()
     assert secret.startswith("sk-penstock-")
     listed = keys("list")
     assert "search" in listed
@@ -81,7 +87,12 @@ def test_a_key_that_cannot_be_is_refused(keys: Callable[..., str], words: list[s
 def served(tmp_path: Path, redis_server: RedisServer) -> tuple[subprocess.Popen[str], str]:
     port = free_port()
     process = penstock(
-        tmp_path, "gateway", "--port", str(port), PENSTOCK_REDIS_URL=redis_server.url, PENSTOCK_GATEWAY__LEAVE_S="1.5"
+        tmp_path,
+        "gateway",
+        "--port",
+        str(port),
+        PENSTOCK_REDIS_URL=redis_server.url,
+        PENSTOCK_GATEWAY__LEAVE_S="1.5",
     )
     url = f"http://127.0.0.1:{port}"
 
@@ -97,7 +108,8 @@ def served(tmp_path: Path, redis_server: RedisServer) -> tuple[subprocess.Popen[
 
 
 def test_a_door_ends_when_it_is_asked_to(served: tuple[subprocess.Popen[str], str]) -> None:
-    """SIGTERM: /health refuses first, then the port is closed, and the process ends with status 0; a request is one log line."""
+    """SIGTERM: /health refuses first, then the port is closed, and the process ends with status 0;
+    a request is one log line."""
     process, url = served
     asked(f"{url}/v1/nothing?q=secretvalue")
     process.send_signal(signal.SIGTERM)

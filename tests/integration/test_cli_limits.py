@@ -21,8 +21,12 @@ def limits(server: RedisServer, *options: str) -> subprocess.CompletedProcess[st
     environment = {**os.environ, "PENSTOCK_REDIS_URL": server.url, "COLUMNS": "80"}
     return subprocess.run(
         [sys.executable, "-m", "penstock_cli", "limits", *options],
-        capture_output=True, text=True, timeout=60, env=environment, check=False,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env=environment,
+        check=False,
+    )
 
 
 def use(server: RedisServer, ending: Signal = Signal.OK, reason: str = "") -> None:
@@ -58,8 +62,16 @@ def test_json_is_for_programs(redis_server: RedisServer) -> None:
     """One object per quota, with numbers instead of words."""
     use(redis_server)
     view = json.loads(limits(redis_server, "--json").stdout)
-    assert (view["quota_id"], view["granted"], view["breaker"], view["hold"]) == ("openai", 5, "closed", "")
-    assert {row["name"]: row["limit"] for row in view["dimensions"]} == {"requests": 100.0, "tokens": 100_000 / 60}
+    assert (view["quota_id"], view["granted"], view["breaker"], view["hold"]) == (
+        "openai",
+        5,
+        "closed",
+        "",
+    )
+    assert {row["name"]: row["limit"] for row in view["dimensions"]} == {
+        "requests": 100.0,
+        "tokens": 100_000 / 60,
+    }
 
 
 def test_a_hold_is_explained_and_lifted(redis_server: RedisServer) -> None:

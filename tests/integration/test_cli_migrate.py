@@ -18,7 +18,9 @@ class Migration:
     """One run of the command."""
 
     def __init__(self, database_url: str, folder: Path, *flags: str) -> None:
-        kept = {name: value for name, value in os.environ.items() if not name.startswith("PENSTOCK_")}
+        kept = {
+            name: value for name, value in os.environ.items() if not name.startswith("PENSTOCK_")
+        }
         self.popen = subprocess.Popen(
             [*PENSTOCK, "migrate", *flags],
             env=kept | {"PENSTOCK_DATABASE_URL": database_url},
@@ -41,7 +43,8 @@ def late_database(postgres_server: Postgres, postgres_url: str) -> tuple[str, st
 
 
 def test_several_at_once_bring_one_schema(postgres_url: str, tmp_path: Path) -> None:
-    """Each of three that start together ends with 0 and says what it found; a later one finds nothing to do."""
+    """Each of three that start together ends with 0 and says what it found; a later one finds
+    nothing to do."""
     together = [Migration(postgres_url, tmp_path) for _ in range(3)]
     assert [migration.end()[0] for migration in together] == [0, 0, 0]
     status, out, _ = Migration(postgres_url, tmp_path).end()
@@ -59,7 +62,9 @@ def test_a_database_that_comes_late_is_waited_for(
     migration = Migration(url, tmp_path)
     assert migration.popen.stderr is not None
     assert "does not answer yet" in migration.popen.stderr.readline()
-    admin = create_engine(postgres_url.replace("postgresql://", "postgresql+psycopg://"), isolation_level="AUTOCOMMIT")
+    admin = create_engine(
+        postgres_url.replace("postgresql://", "postgresql+psycopg://"), isolation_level="AUTOCOMMIT"
+    )
     with admin.connect() as connection:
         connection.execute(text(f"CREATE DATABASE {name}"))
     admin.dispose()
@@ -68,7 +73,8 @@ def test_a_database_that_comes_late_is_waited_for(
 
 
 def test_a_database_that_stays_away_is_named_without_its_password(tmp_path: Path) -> None:
-    """After the limit: exit status 1, the address, the driver's reason and the setting to correct."""
+    """After the limit: exit status 1, the address, the driver's reason and the setting to
+    correct."""
     url = f"postgresql://fleet:hunter2@127.0.0.1:{free_port()}/x"
     status, _, err = Migration(url, tmp_path, "--wait", "0").end()
     assert status == 1

@@ -1,4 +1,5 @@
-"""`penstock status` and `resume` on a job that stands still, over a real Redis: why, until when, and how it goes on."""
+"""`penstock status` and `resume` on a job that stands still, over a real Redis: why, until when,
+and how it goes on."""
 
 from __future__ import annotations
 
@@ -31,7 +32,9 @@ class Desk:
         self._database = open_database(f"sqlite:///{folder}/ledger.db")
         self._database.migrate()
         self.jobs = JobStore(self._database)
-        self.jobs.create(NewJob("job_1", "reviews", {"lane": "api", "provider": "default"}, {}, "digest", 10))
+        self.jobs.create(
+            NewJob("job_1", "reviews", {"lane": "api", "provider": "default"}, {}, "digest", 10)
+        )
 
     def type(self, *words: str) -> str:
         result = CliRunner().invoke(command_line(), words)
@@ -44,7 +47,9 @@ class Desk:
         async def report() -> None:
             quota_hash = QuotaHash(BlockingScripts(self.redis), "default")
             in_force = await quota_hash.install(QUOTA.terms())
-            await quota_hash.reserve(Reserve(in_force.version, QUOTA.terms(), [], {}, 1.0, 0.0, pause_s=seconds))
+            await quota_hash.reserve(
+                Reserve(in_force.version, QUOTA.terms(), [], {}, 1.0, 0.0, pause_s=seconds)
+            )
 
         asyncio.run(report())
 
@@ -53,7 +58,9 @@ class Desk:
 
 
 @pytest.fixture
-def desk(redis_server: RedisServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Desk]:
+def desk(
+    redis_server: RedisServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Desk]:
     monkeypatch.setenv("PENSTOCK_REDIS_URL", redis_server.url)
     monkeypatch.setenv("PENSTOCK_DATABASE_URL", f"sqlite:///{tmp_path}/ledger.db")
     monkeypatch.setenv("COLUMNS", "200")
@@ -63,13 +70,18 @@ def desk(redis_server: RedisServer, tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 def test_status_says_that_nobody_works_and_why_calls_failed(desk: Desk) -> None:
-    """A lane without a worker and the last failure are named, for people and for programs (A9, D16)."""
-    CauseBook(desk.redis).note([Cause("default", "job_1", "connect_failed", "refused", 7, time.time(), time.time())])
+    """A lane without a worker and the last failure are named, for people and for programs (A9,
+    D16)."""
+    CauseBook(desk.redis).note(
+        [Cause("default", "job_1", "connect_failed", "refused", 7, time.time(), time.time())]
+    )
     shown = desk.type("status", "reviews")
     assert "no worker serves lane api: start one with penstock worker --lane api" in shown
     assert "the last failure: connect_failed (7 times since" in shown
     told = json.loads(desk.type("status", "reviews", "--json"))
-    assert told["reasons"] == ["no worker serves lane api: start one with penstock worker --lane api"]
+    assert told["reasons"] == [
+        "no worker serves lane api: start one with penstock worker --lane api"
+    ]
     assert told["last_failure"].startswith("connect_failed (7 times since")
 
 
@@ -82,10 +94,15 @@ def test_a_worker_of_the_lane_is_seen(desk: Desk) -> None:
 
 
 def test_status_says_when_a_pause_ends_and_resume_ends_it_now(desk: Desk) -> None:
-    """A job paused for its provider shows its end; `resume` lets the job go on and its provider be asked (A2)."""
+    """A job paused for its provider shows its end; `resume` lets the job go on and its provider be
+    asked (A2)."""
     desk.pause_provider(1000)
     desk.jobs.set_state(
-        "job_1", JobState.PAUSED, reason="told to wait", expect={JobState.RUNNING}, resume_at=time.time() + 1000
+        "job_1",
+        JobState.PAUSED,
+        reason="told to wait",
+        expect={JobState.RUNNING},
+        resume_at=time.time() + 1000,
     )
     shown = desk.type("status", "reviews")
     assert "paused (told to wait)" in shown
@@ -100,7 +117,8 @@ def test_status_says_when_a_pause_ends_and_resume_ends_it_now(desk: Desk) -> Non
 
 
 def test_resume_ends_the_wait_of_a_job_that_is_not_paused(desk: Desk) -> None:
-    """A Retry-After that a running job waits for shows its end in `status`, and ends by the same command (A2)."""
+    """A Retry-After that a running job waits for shows its end in `status`, and ends by the same
+    command (A2)."""
     desk.pause_provider(800)
     shown = desk.type("status", "reviews")
     assert "the provider said wait: nothing starts until" in shown
@@ -111,7 +129,9 @@ def test_resume_ends_the_wait_of_a_job_that_is_not_paused(desk: Desk) -> None:
 
 def test_a_person_may_make_a_pause_with_an_end_last(desk: Desk) -> None:
     """`penstock pause` on such a job keeps it paused until a person resumes it (A2)."""
-    desk.jobs.set_state("job_1", JobState.PAUSED, expect={JobState.RUNNING}, resume_at=time.time() + 1000)
+    desk.jobs.set_state(
+        "job_1", JobState.PAUSED, expect={JobState.RUNNING}, resume_at=time.time() + 1000
+    )
     desk.type("pause", "reviews", "--reason", "not tonight")
     job = desk.jobs.get("reviews")
     assert (job.state, job.resume_at, job.reason) == (JobState.PAUSED, None, "not tonight")

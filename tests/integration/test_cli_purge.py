@@ -34,7 +34,9 @@ def letter(job_id: str, doc_id: str) -> DeadLetter:
 
 def job(database: Database, name: str, documents: int) -> None:
     JobStore(database).create(NewJob(f"job_{name}", name, {"lane": "api"}, {}, name, documents))
-    OutcomeStore(database).settle([], [letter(f"job_{name}", f"doc-{number}") for number in range(documents)])
+    OutcomeStore(database).settle(
+        [], [letter(f"job_{name}", f"doc-{number}") for number in range(documents)]
+    )
 
 
 @pytest.mark.parametrize("backend", ["sqlite", "postgresql"])
@@ -42,7 +44,11 @@ def test_a_purged_job_leaves_no_row_and_others_stay(
     backend: str, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
     """Every table forgets the job, however many outcomes it had, and keeps every other job."""
-    url = f"sqlite:///{tmp_path}/p.db" if backend == "sqlite" else request.getfixturevalue("postgres_url")
+    url = (
+        f"sqlite:///{tmp_path}/p.db"
+        if backend == "sqlite"
+        else request.getfixturevalue("postgres_url")
+    )
     database = open_database(url)
     database.migrate()
     job(database, "gone", 2_345)
@@ -69,15 +75,24 @@ def test_a_job_with_batches_at_a_provider_is_not_forgotten(tmp_path: Path) -> No
     jobs.create(NewJob("job_b", "b", {"lane": "batch"}, {"kind": "file"}, "b", 10, FeedKind.SOURCE))
     feed = jobs.lease_feed("job_b", 1, "w", 30.0)
     assert feed is not None
-    batch = NewProviderBatch("t", "job_b", 1, "openai-eu", "openai", "m", "/v1/x", {}, {}, 3, 90, 100, 0)
-    ProviderBatchStore(database).add_of_feed(feed, "w", 30.0, [batch], cursor={}, exhausted=True, ids={"t": b"x"})
+    batch = NewProviderBatch(
+        "t", "job_b", 1, "openai-eu", "openai", "m", "/v1/x", {}, {}, 3, 90, 100, 0
+    )
+    ProviderBatchStore(database).add_of_feed(
+        feed, "w", 30.0, [batch], cursor={}, exhausted=True, ids={"t": b"x"}
+    )
     jobs.set_state("job_b", JobState.FAILED, reason="its source changed", expect={JobState.RUNNING})
-    settings = {"PENSTOCK_DATABASE_URL": url, "PENSTOCK_REDIS_URL": f"redis://127.0.0.1:{free_port()}/0"}
+    settings = {
+        "PENSTOCK_DATABASE_URL": url,
+        "PENSTOCK_REDIS_URL": f"redis://127.0.0.1:{free_port()}/0",
+    }
     refused = CliRunner().invoke(command_line(), ["purge", "b", "--yes"], env=settings)
     assert refused.exit_code != 0
     assert "1 batches at openai-eu that are not settled" in str(refused.exception or refused.output)
     assert jobs.get("b").job_id == "job_b"
-    forgotten = CliRunner().invoke(command_line(), ["purge", "b", "--yes", "--leave-batches"], env=settings)
+    forgotten = CliRunner().invoke(
+        command_line(), ["purge", "b", "--yes", "--leave-batches"], env=settings
+    )
     assert forgotten.exit_code == 0, forgotten.output
     assert ProviderBatchStore(database).kept_ids("t") is None
     database.close()

@@ -1,4 +1,5 @@
-"""The private Redis of one-machine mode when its files are damaged, and when it is slow, hangs or ends: real servers."""
+"""The private Redis of one-machine mode when its files are damaged, and when it is slow, hangs or
+ends: real servers."""
 
 from __future__ import annotations
 
@@ -59,7 +60,8 @@ def noise_in_the_middle(folder: Path) -> None:
 
 
 def not_a_file(folder: Path) -> None:
-    """Of Redis 6.2, where the AOF is one file; newer ones have a manifest that names a base that is not there."""
+    """Of Redis 6.2, where the AOF is one file; newer ones have a manifest that names a base that is
+    not there."""
     manifests = files(folder, ".manifest")
     for path in manifests:
         path.write_bytes(b"file nothing.rdb seq 1 type b\n")
@@ -70,7 +72,8 @@ def not_a_file(folder: Path) -> None:
 
 @pytest.mark.parametrize("damage", [noise, zeros_at_the_end, noise_in_the_middle, not_a_file])
 def test_damaged_files_are_set_aside(folder: Path, damage: Callable[[Path], None]) -> None:
-    """A server that cannot read its files starts without them, keeps them under a name, and says so in one line (A5)."""
+    """A server that cannot read its files starts without them, keeps them under a name, and says so
+    in one line (A5)."""
     filled(folder)
     damage(folder)
     told: list[str] = []
@@ -95,13 +98,18 @@ def test_damaged_files_are_kept_a_bounded_number_of_times(folder: Path) -> None:
     assert len(list(folder.glob("damaged-*"))) == KEPT_COPIES
 
 
-def test_files_are_put_back_when_they_are_not_at_fault(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A server that does not start without its files either leaves them where they were, and the first error counts (A5)."""
+def test_files_are_put_back_when_they_are_not_at_fault(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server that does not start without its files either leaves them where they were, and the
+    first error counts (A5)."""
     filled(folder)
     before = {path.name: path.read_bytes() for path in files(folder, ".aof")}
     configuration = embedded._configuration
     monkeypatch.setattr(
-        embedded, "_configuration", lambda *given: configuration(*given) + "maxmemory-policy nonsense\n"
+        embedded,
+        "_configuration",
+        lambda *given: configuration(*given) + "maxmemory-policy nonsense\n",
     )
     with pytest.raises(EmbeddedRedisFailed, match="ended at once"):
         EmbeddedRedis.start(folder)
@@ -110,7 +118,8 @@ def test_files_are_put_back_when_they_are_not_at_fault(folder: Path, monkeypatch
 
 
 def test_a_slow_server_is_waited_for(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A server that lives and is silent is not ended: the screen says that it is waited for, and then it goes on (A8)."""
+    """A server that lives and is silent is not ended: the screen says that it is waited for, and
+    then it goes on (A8)."""
     monkeypatch.setattr(redis_keeper, "PING_TIMEOUT_S", 0.2)
     server, now = EmbeddedRedis.start(folder), [0.0]
     told: list[str] = []
@@ -120,7 +129,10 @@ def test_a_slow_server_is_waited_for(folder: Path, monkeypatch: pytest.MonkeyPat
         now[0] += 12
         waits = keeper.look()
         assert waits is not None
-        assert ("does not answer; waiting for it" in waits.why, waits.more) == (True, "Silent for 12 s.")
+        assert ("does not answer; waiting for it" in waits.why, waits.more) == (
+            True,
+            "Silent for 12 s.",
+        )
         os.kill(server.pid, signal.SIGCONT)
         server.client.ping()
         assert keeper.look() is None
@@ -128,7 +140,9 @@ def test_a_slow_server_is_waited_for(folder: Path, monkeypatch: pytest.MonkeyPat
     assert told == []
 
 
-def test_a_slow_server_is_waited_for_by_the_next_run(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_slow_server_is_waited_for_by_the_next_run(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A run that finds its server alive and silent waits for it and goes on with it (A8)."""
     monkeypatch.setattr(embedded, "ANSWER_TIMEOUT_S", 0.2)
     first = EmbeddedRedis.start(folder)
@@ -144,7 +158,9 @@ def test_a_slow_server_is_waited_for_by_the_next_run(folder: Path, monkeypatch: 
     assert "does not answer; waiting for it" in told[0]
 
 
-def test_a_hung_server_is_ended_past_the_limit(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_hung_server_is_ended_past_the_limit(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Only a server that stays silent beyond the named limit is killed and started again (A8)."""
     monkeypatch.setattr(redis_keeper, "PING_TIMEOUT_S", 0.2)
     monkeypatch.setattr(embedded, "STOP_TIMEOUT_S", 0.3)
@@ -159,7 +175,8 @@ def test_a_hung_server_is_ended_past_the_limit(folder: Path, monkeypatch: pytest
 
 
 def test_restarts_are_counted_within_a_window(folder: Path) -> None:
-    """A server that ends now and then over a long night is started again each time; one that ends at once is not (A8)."""
+    """A server that ends now and then over a long night is started again each time; one that ends
+    at once is not (A8)."""
     now = [0.0]
     keeper = RedisKeeper(EmbeddedRedis.start(folder), lambda _: None, clock=lambda: now[0])
 

@@ -1,4 +1,5 @@
-"""Replays from the command line: what they may change, how a change is taken back, and what stays visible."""
+"""Replays from the command line: what they may change, how a change is taken back, and what stays
+visible."""
 
 from __future__ import annotations
 
@@ -32,12 +33,25 @@ class Replays:
         for doc_id in ("a", LONG_ID):
             job.enqueue(doc_id, {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 7})
         job.close()
-        self.die(1, "http_400", {"model": "m", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 7})
+        self.die(
+            1,
+            "http_400",
+            {"model": "m", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 7},
+        )
 
     def die(self, generation: int, reason: str, request: dict[str, Any]) -> None:
         body = json.dumps(request).encode()
         letters = [
-            DeadLetter(ItemKey(self.job_id, generation, doc), reason, 1, 1, f"because of {reason}", 400, body, None)
+            DeadLetter(
+                ItemKey(self.job_id, generation, doc),
+                reason,
+                1,
+                1,
+                f"because of {reason}",
+                400,
+                body,
+                None,
+            )
             for doc in ("a", LONG_ID)
         ]
         self.producer._outcomes.settle([], letters)
@@ -47,7 +61,9 @@ class Replays:
         answer = self.penstock("dlq", "replay", "night", *typed)
         assert answer.exit_code == 0, answer.exception
         generation = self.producer.status("night").job.generation
-        documents = list(open_feed_source(self.producer._database, self.job_id, generation).documents({}))
+        documents = list(
+            open_feed_source(self.producer._database, self.job_id, generation).documents({})
+        )
         assert all(isinstance(document, Document) for document in documents)
         assert len(documents) == 2
         request = json.loads(documents[0].body)  # type: ignore[union-attr]  # as asserted above
@@ -55,7 +71,9 @@ class Replays:
         return request, answer.output
 
     def penstock(self, *typed: str) -> Result:
-        return CliRunner(env={"PENSTOCK_DATABASE_URL": self.url, "COLUMNS": "80"}).invoke(command_line(), list(typed))
+        return CliRunner(env={"PENSTOCK_DATABASE_URL": self.url, "COLUMNS": "80"}).invoke(
+            command_line(), list(typed)
+        )
 
 
 @pytest.fixture
@@ -87,9 +105,16 @@ def test_an_unusable_change_is_refused(replays: Replays, typed: str, told: str) 
 
 
 def test_a_change_stays_until_it_is_taken_back(replays: Replays) -> None:
-    """Later replays keep what earlier ones set, say so, and `--unset` gives back what the document had (D3)."""
-    first, told = replays.replay("--set", "max_tokens=9", "--set", "x.safe=true", "--edit-prompt", "Briefly: {prompt}")
-    assert (first["max_tokens"], first["safe"], first["messages"][0]["content"]) == (9, True, "Briefly: hi")
+    """Later replays keep what earlier ones set, say so, and `--unset` gives back what the document
+    had (D3)."""
+    first, told = replays.replay(
+        "--set", "max_tokens=9", "--set", "x.safe=true", "--edit-prompt", "Briefly: {prompt}"
+    )
+    assert (first["max_tokens"], first["safe"], first["messages"][0]["content"]) == (
+        9,
+        True,
+        "Briefly: hi",
+    )
     assert "max_tokens=9 (generation 2)" in told
     assert "--unset max_tokens" in told
     second, _ = replays.replay()
@@ -100,7 +125,8 @@ def test_a_change_stays_until_it_is_taken_back(replays: Replays) -> None:
 
 
 def test_reasons_of_earlier_generations_stay_visible(replays: Replays) -> None:
-    """`dlq list --generation` and `dlq show` tell why a document was dead before it was replayed (D3)."""
+    """`dlq list --generation` and `dlq show` tell why a document was dead before it was replayed
+    (D3)."""
     replays.replay()
     now, before = (
         replays.penstock("dlq", "list", "night"),
@@ -117,6 +143,7 @@ def test_reasons_of_earlier_generations_stay_visible(replays: Replays) -> None:
 
 
 def test_ids_are_never_cut(replays: Replays) -> None:
-    """What the next command is given can be copied from a terminal of 80 columns and from a pipe (D37)."""
+    """What the next command is given can be copied from a terminal of 80 columns and from a pipe
+    (D37)."""
     assert LONG_ID in replays.penstock("dlq", "list", "night").output
     assert replays.job_id in replays.penstock("jobs").output

@@ -1,4 +1,5 @@
-"""`penstock schedule`, as typed, and a control loop over a real Redis that starts what was added."""
+"""`penstock schedule`, as typed, and a control loop over a real Redis that starts what was
+added."""
 
 from __future__ import annotations
 
@@ -18,7 +19,16 @@ from penstock_ledger.sql.tables import schedules
 from penstock_workers.control.loop import Control
 from penstock_workers.settings import WorkerSettings
 
-ADD = ("schedule", "add", "0 1 * * *", "tickets.jsonl", "--prompt", "Sum up: {text}", "--model", "m")
+ADD = (
+    "schedule",
+    "add",
+    "0 1 * * *",
+    "tickets.jsonl",
+    "--prompt",
+    "Sum up: {text}",
+    "--model",
+    "m",
+)
 
 
 class Terminal:
@@ -26,7 +36,9 @@ class Terminal:
 
     def __init__(self, server: RedisServer, folder: Path) -> None:
         self.folder = folder
-        self.settings = WorkerSettings(redis_url=server.url, database_url=f"sqlite:///{folder}/ledger.db")
+        self.settings = WorkerSettings(
+            redis_url=server.url, database_url=f"sqlite:///{folder}/ledger.db"
+        )
         self.database: Database = open_database(self.settings.database_url)
         self.database.migrate()
         self._hot = RedisLedger(server.client(), Meta(self.database).epoch())
@@ -41,7 +53,9 @@ class Terminal:
     def let_its_time_come(self, minutes_ago: int = 1) -> None:
         """As if the schedule had been added before."""
         due = (time.time() // 60 - minutes_ago) * 60
-        self.database.write(lambda connection: connection.execute(update(schedules).values(next_at=due)))
+        self.database.write(
+            lambda connection: connection.execute(update(schedules).values(next_at=due))
+        )
 
     def turn_control(self) -> None:
         control = Control(self.settings, self.database, self._hot, owner="control-1")
@@ -53,7 +67,9 @@ class Terminal:
 
 
 @pytest.fixture
-def terminal(redis_server: RedisServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Terminal:
+def terminal(
+    redis_server: RedisServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Terminal:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PENSTOCK_REDIS_URL", redis_server.url)
     monkeypatch.setenv("PENSTOCK_DATABASE_URL", f"sqlite:///{tmp_path}/ledger.db")
@@ -62,7 +78,8 @@ def terminal(redis_server: RedisServer, tmp_path: Path, monkeypatch: pytest.Monk
 
 
 def test_a_schedule_is_added_and_fires(terminal: Terminal) -> None:
-    """One command; when its time comes the control loop starts the job, which list, status and JSON show."""
+    """One command; when its time comes the control loop starts the job, which list, status and JSON
+    show."""
     (terminal.folder / "tickets.jsonl").write_text('{"id": 1, "text": "hello"}\n')
     added = terminal.type(*ADD, "--timezone", "Europe/Berlin")
     assert added.startswith("tickets starts at ")
@@ -74,20 +91,25 @@ def test_a_schedule_is_added_and_fires(terminal: Terminal) -> None:
     job_id = next(word for word in listed.split() if word.startswith("job_"))
     assert f"started {job_id} (running)" in listed
     assert "started by schedule tickets for 20" in terminal.type("status", job_id)
-    assert json.loads(terminal.type("status", job_id, "--json"))["started_by"]["schedule"] == "tickets"
+    assert (
+        json.loads(terminal.type("status", job_id, "--json"))["started_by"]["schedule"] == "tickets"
+    )
     shown = json.loads(terminal.type("schedule", "list", "tickets", "--json"))
     assert (shown["firings"][0]["job_id"], shown["spec"]["model"]) == (job_id, "m")
     assert shown["source"] == {"source": str(terminal.folder / "tickets.jsonl")}
 
 
 def test_a_schedule_is_added_by_a_job_spec_file(terminal: Terminal) -> None:
-    """The file says source and spec, a flag overrides it, and the source counts from the file's own folder."""
+    """The file says source and spec, a flag overrides it, and the source counts from the file's own
+    folder."""
     (terminal.folder / "jobs").mkdir()
     (terminal.folder / "jobs/tickets.jsonl").write_text('{"id": 1, "text": "hello"}\n')
     (terminal.folder / "jobs/nightly.yaml").write_text(
         'source: tickets.jsonl\nprompt: "Sum up: {text}"\nmodel: small\nmax_attempts: 3\n'
     )
-    added = terminal.type("schedule", "add", "0 1 * * *", "jobs/nightly.yaml", "--name", "nightly", "--model", "big")
+    added = terminal.type(
+        "schedule", "add", "0 1 * * *", "jobs/nightly.yaml", "--name", "nightly", "--model", "big"
+    )
     assert added.startswith("nightly starts at ")
     shown = json.loads(terminal.type("schedule", "list", "nightly", "--json"))
     assert (shown["spec"]["model"], shown["spec"]["max_attempts"]) == ("big", 3)
@@ -95,13 +117,19 @@ def test_a_schedule_is_added_by_a_job_spec_file(terminal: Terminal) -> None:
     terminal.let_its_time_come()
     terminal.turn_control()
     shown = json.loads(terminal.type("schedule", "list", "nightly", "--json"))
-    assert (shown["firings"][0]["outcome"], bool(shown["firings"][0]["job_id"])) == ("started", True)
+    assert (shown["firings"][0]["outcome"], bool(shown["firings"][0]["job_id"])) == (
+        "started",
+        True,
+    )
 
 
 def test_a_watched_folder_is_added_and_shown(terminal: Terminal) -> None:
-    """Typed without its whole path: the list says what is watched, and that nothing new was there."""
+    """Typed without its whole path: the list says what is watched, and that nothing new was
+    there."""
     (terminal.folder / "in").mkdir()
-    added = terminal.type("schedule", "add", "0 1 * * *", "in/", "--new-files", "--prompt", "{text}", "--model", "m")
+    added = terminal.type(
+        "schedule", "add", "0 1 * * *", "in/", "--new-files", "--prompt", "{text}", "--model", "m"
+    )
     assert added.startswith("in starts at ")
     terminal.let_its_time_come()
     terminal.turn_control()
@@ -123,7 +151,9 @@ def test_a_folder_is_read_when_its_time_comes(terminal: Terminal) -> None:
     """A folder stays a folder: its name keeps the slash that says so."""
     (terminal.folder / "notes").mkdir()
     (terminal.folder / "notes" / "one.md").write_text("hello")
-    added = terminal.type("schedule", "add", "0 1 * * *", "notes/", "--prompt", "Sum up: {text}", "--model", "m")
+    added = terminal.type(
+        "schedule", "add", "0 1 * * *", "notes/", "--prompt", "Sum up: {text}", "--model", "m"
+    )
     assert added.endswith("and then by 0 1 * * * UTC")
     terminal.let_its_time_come()
     terminal.turn_control()
@@ -144,7 +174,8 @@ def test_a_folder_is_read_when_its_time_comes(terminal: Terminal) -> None:
 def test_a_source_that_could_not_be_used_now_is_said_when_it_is_added(
     terminal: Terminal, line: str | None, says: str | None
 ) -> None:
-    """The schedule is added, since the source may be there later; what its job would fail with now is shown at once."""
+    """The schedule is added, since the source may be there later; what its job would fail with now
+    is shown at once."""
     if line is not None:
         (terminal.folder / "tickets.jsonl").write_text(line)
     added = terminal.type(*ADD)
@@ -163,7 +194,9 @@ def test_a_schedule_is_paused_resumed_and_removed(terminal: Terminal) -> None:
     terminal.let_its_time_come()
     terminal.turn_control()
     assert terminal.type("schedule", "resume", "night").startswith("night starts next at ")
-    assert terminal.type("schedule", "resume", "night").startswith("night was not paused; it starts at ")
+    assert terminal.type("schedule", "resume", "night").startswith(
+        "night was not paused; it starts at "
+    )
     assert terminal.type("schedule", "remove", "night") == "night is removed"
     assert "no schedules yet" in terminal.type("schedule", "list")
 
@@ -192,7 +225,17 @@ def test_what_cannot_be_used_is_said_in_the_words_of_the_flags(
 
 def test_a_schedule_over_outcomes_is_added_and_shown(terminal: Terminal) -> None:
     """It needs a name of its own; the list says whose outcomes it reads, and what it waits for."""
-    over = ("schedule", "add", "0 4 * * *", "--from-schedule", "tickets", "--where", "status=dead", "--model", "large")
+    over = (
+        "schedule",
+        "add",
+        "0 4 * * *",
+        "--from-schedule",
+        "tickets",
+        "--where",
+        "status=dead",
+        "--model",
+        "large",
+    )
     assert "no schedule has the name 'tickets'" in terminal.type(*over, "--name", "again")
     terminal.type(*ADD)
     assert "name the schedule: --name NAME" in terminal.type(*over)

@@ -43,7 +43,9 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
 
 
 def taken(standby: Standby, number: int, does: str, log: Path) -> ForkedWorker:
-    worker = standby.take(number, {"PENSTOCK_TEST": does, "PENSTOCK_VISIBILITY_TIMEOUT_S": "15.0"}, log)
+    worker = standby.take(
+        number, {"PENSTOCK_TEST": does, "PENSTOCK_VISIBILITY_TIMEOUT_S": "15.0"}, log
+    )
     assert worker is not None
     return worker
 
@@ -73,8 +75,11 @@ def gone(pid: int) -> bool:
 
 
 @pytest.mark.usefixtures("server")
-def test_a_worker_gets_exactly_the_settings_that_are_ordered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is ordered is in force, what the command itself was given is not, and the log is the worker's own."""
+def test_a_worker_gets_exactly_the_settings_that_are_ordered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is ordered is in force, what the command itself was given is not, and the log is the
+    worker's own."""
     monkeypatch.setenv("PENSTOCK_REDIS_URL", "redis://of-the-fleet")
     log = tmp_path / "worker-1.log"
     with Standby("api") as standby:
@@ -84,7 +89,8 @@ def test_a_worker_gets_exactly_the_settings_that_are_ordered(tmp_path: Path, mon
 
 @pytest.mark.usefixtures("server")
 def test_one_process_forks_all_workers_and_those_that_replace_them(tmp_path: Path) -> None:
-    """What was imported once serves every worker, also those started again; how each ended is reported as the system does."""
+    """What was imported once serves every worker, also those started again; how each ended is
+    reported as the system does."""
     with Standby("api") as standby:
         killed = taken(standby, 1, "wait", tmp_path / "1.log")
         failed = taken(standby, 2, "3", tmp_path / "2.log")
@@ -125,7 +131,9 @@ def test_workers_of_a_killed_server_end_and_are_counted_as_ended(tmp_path: Path)
 
 
 @pytest.mark.usefixtures("server")
-def test_a_server_that_hangs_holds_up_no_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_that_hangs_holds_up_no_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A worker that must end ends, although the process that would end it does not answer."""
     monkeypatch.setattr(subject, "KILLED_WITHIN_S", 0.2)
     with Standby("api") as standby:
@@ -138,14 +146,19 @@ def test_a_server_that_hangs_holds_up_no_end(tmp_path: Path, monkeypatch: pytest
 
 
 def test_a_server_without_a_command_ends_by_itself() -> None:
-    """`penstock run` was killed before it ordered a worker: standard input ends, and so does the process."""
-    process = subprocess.Popen([sys.executable, "-c", SERVER], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL)
+    """`penstock run` was killed before it ordered a worker: standard input ends, and so does the
+    process."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", SERVER], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL
+    )
     assert process.stdin is not None
     process.stdin.close()
     assert process.wait(timeout=60) == 7
 
 
-def test_a_server_that_cannot_import_forks_nothing(tmp_path: Path, server: Callable[[str], None]) -> None:
+def test_a_server_that_cannot_import_forks_nothing(
+    tmp_path: Path, server: Callable[[str], None]
+) -> None:
     """A worker that is started by itself then says why, in its log."""
     server(BROKEN)
     with Standby("api") as standby:

@@ -18,11 +18,15 @@ from penstock_cli.processes import supervisor as subject
 from penstock_cli.processes.supervisor import MAX_QUICK_CRASHES, Supervisor
 
 SLEEPER = "import time; print('up', flush=True); time.sleep(600)"
-STUBBORN = "import signal, time; signal.signal(15, signal.SIG_IGN); print('up', flush=True); time.sleep(600)"
+STUBBORN = (
+    "import signal, time; signal.signal(15, signal.SIG_IGN); print('up', flush=True); "
+    "time.sleep(600)"
+)
 
 
 class Fleet:
-    """Supervisors of tests: a clock that the test sets, messages kept, everything stopped at the end."""
+    """Supervisors of tests: a clock that the test sets, messages kept, everything stopped at the
+    end."""
 
     def __init__(self, logs: Path) -> None:
         self.logs = logs
@@ -89,7 +93,8 @@ def test_a_crashed_worker_is_started_again_after_a_pause(fleet: Fleet) -> None:
 
 
 def test_workers_that_never_come_up_end_the_run(fleet: Fleet) -> None:
-    """After a bounded number of crashes at start the fleet gives up and shows the end of the log."""
+    """After a bounded number of crashes at start the fleet gives up and shows the end of the
+    log."""
     supervisor = fleet.start("import sys; sys.exit('no module named turbine')")
 
     def crash_until_it_gives_up() -> None:
@@ -142,7 +147,10 @@ def test_logs_are_bounded(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None
     """A chatty worker fills two logs of bounded size, not the disk."""
     monkeypatch.setattr(subject, "MAX_LOG_BYTES", 1000)
     supervisor = fleet.start(
-        "import time\nfor _ in range(100): print('x' * 99, flush=True)\nprint('end', flush=True)\ntime.sleep(600)"
+        "import time\n"
+        "for _ in range(100): print('x' * 99, flush=True)\n"
+        "print('end', flush=True)\n"
+        "time.sleep(600)"
     )
     log = fleet.logs / "worker-1.log"
     eventually(lambda: log.read_text().endswith("end\n"))
@@ -168,7 +176,9 @@ time.sleep(600)
 
 def test_workers_end_when_their_parent_is_killed(tmp_path: Path) -> None:
     """kill -9 of `penstock run` leaves no worker behind."""
-    parent = subprocess.Popen([sys.executable, "-c", PARENT, str(tmp_path)], stdout=subprocess.PIPE, text=True)
+    parent = subprocess.Popen(
+        [sys.executable, "-c", PARENT, str(tmp_path)], stdout=subprocess.PIPE, text=True
+    )
     assert parent.stdout is not None
     children = [int(pid) for pid in parent.stdout.readline().split()]
     assert len(children) == 2

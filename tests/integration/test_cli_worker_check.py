@@ -51,7 +51,8 @@ def test_a_wrong_password_ends_at_once(database_url: str, own_redis: RedisServer
 def test_servers_that_are_away_are_waited_for_a_while(
     database_url: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """No Redis and no database are asked again for a named time, then end in one line with the setting (D27)."""
+    """No Redis and no database are asked again for a named time, then end in one line with the
+    setting (D27)."""
     monkeypatch.setattr(worker_check, "WAIT_S", 0.2)
     monkeypatch.setattr(worker_check, "ASK_AGAIN_S", 0.1)
     with pytest.raises(CliError, match=r"did not answer within 0.2 s .*PENSTOCK_REDIS_URL"):
@@ -73,9 +74,12 @@ def test_servers_that_are_away_are_waited_for_a_while(
     ],
 )
 def test_known_errors_of_a_worker_are_one_line(tmp_path: Path, lane: str, word: str) -> None:
-    """A missing model, an unknown lane and a database without tables end a worker without a traceback (D27)."""
+    """A missing model, an unknown lane and a database without tables end a worker without a
+    traceback (D27)."""
     (tmp_path / "p.db").touch()
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("PENSTOCK_")}
+    environment = {
+        name: value for name, value in os.environ.items() if not name.startswith("PENSTOCK_")
+    }
     ended = subprocess.run(
         [sys.executable, "-m", "penstock_cli", "worker", "--lane", lane],
         env=environment | {"PENSTOCK_DATABASE_URL": f"sqlite:///{tmp_path}/p.db"},

@@ -65,7 +65,8 @@ def docs(found: Iterator[tuple[Place, Result | DeadLetter]]) -> list[str]:
 
 
 def test_outcomes_come_as_they_were_stored(db: Database) -> None:
-    """Commits come one after the other whatever their ids are, without other jobs' outcomes, over any size of page."""
+    """Commits come one after the other whatever their ids are, without other jobs' outcomes, over
+    any size of page."""
     store, order = OutcomeStore(db), CommitOrder(db)
     assert docs(order.read("job")) == []
     store.settle([result("m"), result("n", "other")], [])
@@ -78,7 +79,8 @@ def test_outcomes_come_as_they_were_stored(db: Database) -> None:
 
 
 def test_a_reader_goes_on_where_it_stopped(db: Database) -> None:
-    """From any place on, the rest comes once and in the same order, also what was stored after the first reading began."""
+    """From any place on, the rest comes once and in the same order, also what was stored after the
+    first reading began."""
     store, order = OutcomeStore(db), CommitOrder(db)
     for start in (0, 4, 8):
         store.settle([result(f"doc-{n}") for n in range(start, start + 4)], [])
@@ -86,17 +88,22 @@ def test_a_reader_goes_on_where_it_stopped(db: Database) -> None:
     for stopped in range(12):
         begun = order.read("job", page=3)
         taken = list(islice(begun, stopped + 1))
-        assert [*docs(iter(taken)), *docs(order.read("job", taken[-1][0], page=5))] == docs(iter(whole))
+        assert [*docs(iter(taken)), *docs(order.read("job", taken[-1][0], page=5))] == docs(
+            iter(whole)
+        )
     store.settle([result("a-later-one")], [])
     assert docs(order.read("job", whole[-1][0])) == ["a-later-one"]
 
 
 def test_readers_beside_writers_miss_and_repeat_nothing(db: Database) -> None:
-    """While several writers commit in transactions of any size, a reader that starts again after each reading gets each
-    outcome once."""
+    """While several writers commit in transactions of any size, a reader that starts again after
+    each reading gets each outcome once."""
     store, order = OutcomeStore(db), CommitOrder(db)
     numbers = random.Random(7)
-    groups = [[[f"{writer}-{n}-{i}" for i in range(numbers.randint(1, 9))] for n in range(25)] for writer in range(4)]
+    groups = [
+        [[f"{writer}-{n}-{i}" for i in range(numbers.randint(1, 9))] for n in range(25)]
+        for writer in range(4)
+    ]
 
     def write(mine: list[list[str]]) -> None:
         for group in mine:
@@ -109,7 +116,9 @@ def test_readers_beside_writers_miss_and_repeat_nothing(db: Database) -> None:
     place: Place | None = None
     alive = True
     while alive:
-        alive = any(thread.is_alive() for thread in threads)  # before the reading, so that a last one follows the end
+        alive = any(
+            thread.is_alive() for thread in threads
+        )  # before the reading, so that a last one follows the end
         for now_at, outcome in order.read("job", place, page=7):
             read.append(outcome.key.doc_id)
             place = now_at
@@ -117,8 +126,11 @@ def test_readers_beside_writers_miss_and_repeat_nothing(db: Database) -> None:
     assert set(read) == {doc for mine in groups for group in mine for doc in group}
 
 
-def test_a_commit_that_comes_late_is_not_passed_by(postgres: Database, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An open transaction that has a lower number holds back what was committed after it, until it ends either way."""
+def test_a_commit_that_comes_late_is_not_passed_by(
+    postgres: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An open transaction that has a lower number holds back what was committed after it, until it
+    ends either way."""
     monkeypatch.setattr(commit_order, "WRITERS_WAIT_S", 0.0)
     store, order = OutcomeStore(postgres), CommitOrder(postgres)
     late = dict(zip(COLUMNS, result_row(result("late"), 0.0), strict=True))
@@ -132,20 +144,30 @@ def test_a_commit_that_comes_late_is_not_passed_by(postgres: Database, monkeypat
 
 
 def test_rows_from_before_there_were_numbers_come_first(postgres: Database) -> None:
-    """A job that an upgrade finds in the middle is read whole, its older outcomes by their ids, from any place on."""
+    """A job that an upgrade finds in the middle is read whole, its older outcomes by their ids,
+    from any place on."""
     store, order = OutcomeStore(postgres), CommitOrder(postgres)
     store.settle([result(f"old-{n}") for n in range(5)], [letter("old-dead")])
     with postgres.engine.begin() as connection:
         connection.execute(text("UPDATE outcomes SET seq = 0"))
     store.settle([result("a-new-one")], [])
     whole = list(order.read("job", page=2))
-    assert docs(iter(whole)) == ["old-0", "old-1", "old-2", "old-3", "old-4", "old-dead", "a-new-one"]
+    assert docs(iter(whole)) == [
+        "old-0",
+        "old-1",
+        "old-2",
+        "old-3",
+        "old-4",
+        "old-dead",
+        "a-new-one",
+    ]
     for number, (place, _) in enumerate(whole):
         assert docs(order.read("job", place, page=2)) == docs(iter(whole[number + 1 :]))
 
 
 def test_a_replayed_document_comes_again_with_its_new_outcome(db: Database) -> None:
-    """A dead letter that was replayed is gone, a reader can go on from its place, and the new outcome comes after it."""
+    """A dead letter that was replayed is gone, a reader can go on from its place, and the new
+    outcome comes after it."""
     store, order, jobs = OutcomeStore(db), CommitOrder(db), JobStore(db)
     store.settle([], [letter("x")])
     ((place, _),) = order.read("job")
@@ -156,17 +178,23 @@ def test_a_replayed_document_comes_again_with_its_new_outcome(db: Database) -> N
 
 
 def test_a_place_of_something_else_is_refused(db: Database) -> None:
-    """A place of another job, or one whose number belongs to another row, says to read from the start."""
+    """A place of another job, or one whose number belongs to another row, says to read from the
+    start."""
     store, order = OutcomeStore(db), CommitOrder(db)
     store.settle([result("a"), result("b"), result("c", "other")], [])
     ((place, _), *_) = order.read("job")
-    for wrong in (place._replace(number=place.number + 1), place._replace(doc_id="c"), place._replace(generation=2)):
+    for wrong in (
+        place._replace(number=place.number + 1),
+        place._replace(doc_id="c"),
+        place._replace(generation=2),
+    ):
         with pytest.raises(PlaceLost, match="from the start"):
             list(order.read("job", wrong))
 
 
 def test_vacuum_keeps_places(tmp_path: Path) -> None:
-    """An operator may compact an embedded ledger between two readings, with rows gone in between."""
+    """An operator may compact an embedded ledger between two readings, with rows gone in
+    between."""
     db = open_database(f"sqlite:///{tmp_path}/ledger.db")
     db.migrate()
     JobStore(db).create(NewJob("job", "job", {}, {"kind": "spool"}, "digest", None))

@@ -13,7 +13,15 @@ import pytest
 import redis
 from servers import RedisServer
 
-from penstock_ledger import JobNotFound, JobStore, Meta, OutcomeStore, RedisLedger, buckets_for, open_database
+from penstock_ledger import (
+    JobNotFound,
+    JobStore,
+    Meta,
+    OutcomeStore,
+    RedisLedger,
+    buckets_for,
+    open_database,
+)
 from penstock_ledger.model import DeadLetter, ItemKey, Job, JobState, Result
 from penstock_producer import Producer, ProducerSettings
 from penstock_producer.feed.wire import ItemMessage
@@ -38,7 +46,9 @@ class House:
         self.folder = folder
         self.redis = server.client()
         url = f"sqlite:///{folder}/ledger.db"
-        self.settings = WorkerSettings(redis_url=server.url, database_url=url, reconcile_interval_s=1000)
+        self.settings = WorkerSettings(
+            redis_url=server.url, database_url=url, reconcile_interval_s=1000
+        )
         self.database = open_database(url)
         self.producer = Producer(ProducerSettings(database_url=url))
         self.hot = RedisLedger(self.redis, Meta(self.database).epoch())
@@ -50,14 +60,26 @@ class House:
 
     def submit(self, documents: int) -> Job:
         path = self.folder / f"{documents}.jsonl"
-        path.write_bytes(b"".join(orjson.dumps({"id": f"d{n}", "text": "t"}) + b"\n" for n in range(documents)))
+        path.write_bytes(
+            b"".join(orjson.dumps({"id": f"d{n}", "text": "t"}) + b"\n" for n in range(documents))
+        )
         return self.producer.submit(path, SPEC)
 
-    def settle(self, job: Job, docs: Sequence[str], generation: int = 1, *, dead: bool = False) -> None:
+    def settle(
+        self, job: Job, docs: Sequence[str], generation: int = 1, *, dead: bool = False
+    ) -> None:
         """As a worker does."""
         keys = [ItemKey(job.job_id, generation, doc) for doc in docs]
-        results = [] if dead else [Result(key, 200, b"{}", None, None, None, 1, 1, 0, 1, 1, 1) for key in keys]
-        letters = [DeadLetter(key, "http_400", 1, 1, "no", 400, b"{}", None) for key in keys] if dead else []
+        results = (
+            []
+            if dead
+            else [Result(key, 200, b"{}", None, None, None, 1, 1, 0, 1, 1, 1) for key in keys]
+        )
+        letters = (
+            [DeadLetter(key, "http_400", 1, 1, "no", 400, b"{}", None) for key in keys]
+            if dead
+            else []
+        )
         self.outcomes.settle(results, letters)
         self.hot.rehydrate(job.job_id, generation, [(doc, dead) for doc in docs], buckets_for(job))
 
@@ -78,7 +100,8 @@ def house(redis_server: RedisServer, tmp_path: Path) -> Iterator[House]:
 
 
 def test_more_outcomes_than_documents_fail_the_job_in_words(house: House) -> None:
-    """Forged outcomes end the job in an error state with its figures, and its source is not read again and again (B6)."""
+    """Forged outcomes end the job in an error state with its figures, and its source is not read
+    again and again (B6)."""
     job = house.submit(5)
     house.control.tick()
     house.settle(job, [f"d{n}" for n in range(5)])
@@ -106,8 +129,11 @@ def test_a_cancel_ends_whatever_was_forged(house: House) -> None:
     assert "7 outcomes for 3 documents" in reason
 
 
-def test_a_cancel_ends_while_a_worker_holds_an_item_for_ever(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A call that never comes back is waited for no longer than the limit; then its document is written off (B6)."""
+def test_a_cancel_ends_while_a_worker_holds_an_item_for_ever(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A call that never comes back is waited for no longer than the limit; then its document is
+    written off (B6)."""
     job = house.submit(2)
     house.control.tick()
     house.redis.hset(f"penstock:{job.job_id}:1:starts", "d0", 1)
@@ -124,7 +150,8 @@ def test_a_cancel_ends_while_a_worker_holds_an_item_for_ever(house: House, monke
 
 
 def test_a_cancel_ends_when_two_processes_lead_its_feeds(house: House) -> None:
-    """Each control loop writes off the generation that it leads, and the newest's leader closes the books (B6)."""
+    """Each control loop writes off the generation that it leads, and the newest's leader closes the
+    books (B6)."""
     other = house.control_of("b")
     job = house.submit(2)
     house.control.tick()
@@ -139,7 +166,8 @@ def test_a_cancel_ends_when_two_processes_lead_its_feeds(house: House) -> None:
 
 
 def test_books_that_never_balance_pause_the_job(house: House) -> None:
-    """A job whose documents cannot all be found is read a few times, not for ever, and then waits for a person (B6)."""
+    """A job whose documents cannot all be found is read a few times, not for ever, and then waits
+    for a person (B6)."""
     job = house.submit(2)
     with house.database.engine.begin() as connection:
         connection.exec_driver_sql("UPDATE jobs SET total = 3")
@@ -180,12 +208,16 @@ def begun(house: House, *keys: ItemKey) -> list[Outcome | None]:
 
     def attempt(key: ItemKey) -> Attempt:
         message = ItemMessage(key, b"{}", None)
-        return Attempt.at(Item.of(Delivery(f"t-{key.doc_id}", {}, {}), message), read(key.job_id), b"{}")
+        return Attempt.at(
+            Item.of(Delivery(f"t-{key.doc_id}", {}, {}), message), read(key.job_id), b"{}"
+        )
 
     async def ask() -> list[Outcome | None]:
         starts = Starts(house.hot, house.outcomes, house.jobs)
         starts.start()
-        begins = await asyncio.gather(*(starts.begin(attempt(key)) for key in keys), return_exceptions=True)
+        begins = await asyncio.gather(
+            *(starts.begin(attempt(key)) for key in keys), return_exceptions=True
+        )
         await starts.close()
         return [begun.outcome if isinstance(begun, TurnedAway) else None for begun in begins]
 
@@ -193,14 +225,20 @@ def begun(house: House, *keys: ItemKey) -> list[Outcome | None]:
 
 
 def test_what_no_feed_sent_is_set_aside_and_not_paid_for(house: House) -> None:
-    """An unknown document and a generation that does not exist never start; fed and finished ones are what they were (B6)."""
+    """An unknown document and a generation that does not exist never start; fed and finished ones
+    are what they were (B6)."""
     job = house.submit(2)
     house.control.tick()
     house.redis.delete("penstock:epoch:rebuilt")
-    house.outcomes.settle([Result(ItemKey(job.job_id, 1, "d1"), 200, b"{}", None, None, None, 1, 1, 0, 1, 1, 1)], [])
-    house.redis.hdel(f"penstock:{job.job_id}:1:window", "d1")  # settled in SQL, and Redis remembers nothing of it
+    house.outcomes.settle(
+        [Result(ItemKey(job.job_id, 1, "d1"), 200, b"{}", None, None, None, 1, 1, 0, 1, 1, 1)], []
+    )
+    house.redis.hdel(
+        f"penstock:{job.job_id}:1:window", "d1"
+    )  # settled in SQL, and Redis remembers nothing of it
     fed, finished, unknown, later = begun(
-        house, *(ItemKey(job.job_id, *rest) for rest in ((1, "d0"), (1, "d1"), (1, "forged"), (7, "d0")))
+        house,
+        *(ItemKey(job.job_id, *rest) for rest in ((1, "d0"), (1, "d1"), (1, "forged"), (7, "d0"))),
     )
     assert fed is None
     assert finished == Skipped("finished already")
@@ -211,11 +249,14 @@ def test_what_no_feed_sent_is_set_aside_and_not_paid_for(house: House) -> None:
 
 
 def test_what_a_worker_held_when_redis_forgot_comes_again(house: House) -> None:
-    """After a rebuild an item that the feed has not come to again is left to the feed, not set aside (B6)."""
+    """After a rebuild an item that the feed has not come to again is left to the feed, not set
+    aside (B6)."""
     job = house.submit(2)
     house.control.tick()
     house.redis.flushall()
-    assert begun(house, ItemKey(job.job_id, 1, "d0")) == [None], "while Redis has forgotten, nothing is counted"
+    assert begun(house, ItemKey(job.job_id, 1, "d0")) == [None], (
+        "while Redis has forgotten, nothing is counted"
+    )
     house.redis.flushall()
     house.hot.install_epoch()
     assert isinstance(begun(house, ItemKey(job.job_id, 1, "d0"))[0], Skipped)
@@ -225,8 +266,11 @@ def test_what_a_worker_held_when_redis_forgot_comes_again(house: House) -> None:
 
 
 def test_the_key_of_a_job_names_no_item(house: House) -> None:
-    """Items name their job by its id: one that names it by its key would be settled under a job that does not exist (B6)."""
-    job = house.producer.submit(house.submit(1).source["uri"], SPEC | {"model": "other"}, job_key="nightly")
+    """Items name their job by its id: one that names it by its key would be settled under a job
+    that does not exist (B6)."""
+    job = house.producer.submit(
+        house.submit(1).source["uri"], SPEC | {"model": "other"}, job_key="nightly"
+    )
     assert read_job(house.jobs, house.settings)(job.job_id).job_id == job.job_id
     with pytest.raises(JobNotFound):
         read_job(house.jobs, house.settings)("nightly")

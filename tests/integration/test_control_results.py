@@ -1,4 +1,5 @@
-"""Where the results of a fleet's jobs go: a real control loop, ledger, table and bucket, and no worker around."""
+"""Where the results of a fleet's jobs go: a real control loop, ledger, table and bucket, and no
+worker around."""
 
 from __future__ import annotations
 
@@ -46,21 +47,31 @@ class House:
         self.database = open_database(url)
         self.database.migrate()
         place = self.settings.results_url
-        self.producer = Producer(ProducerSettings(database_url=url, results_url=place, results_probe_s=0))
+        self.producer = Producer(
+            ProducerSettings(database_url=url, results_url=place, results_probe_s=0)
+        )
         self.hot = RedisLedger(redis_server.client(), Meta(self.database).epoch())
         self.jobs, self.outcomes = JobStore(self.database), OutcomeStore(self.database)
         self.control = Control(self.settings, self.database, self.hot, owner="test")
 
     def submit(self, documents: int, **spec: object) -> Job:
         path = self.folder / f"{documents}.jsonl"
-        path.write_bytes(b"".join(orjson.dumps({"id": f"d{n}", "text": f"text {n}"}) + b"\n" for n in range(documents)))
+        path.write_bytes(
+            b"".join(
+                orjson.dumps({"id": f"d{n}", "text": f"text {n}"}) + b"\n" for n in range(documents)
+            )
+        )
         return self.producer.submit(path, SPEC | spec)
 
     def finish(self, job: Job, *docs: str) -> None:
         """What a worker does with documents that succeed."""
         keys = [ItemKey(job.job_id, 1, doc) for doc in docs]
-        self.outcomes.settle([Result(key, 200, ANSWER, None, None, None, 1, 1, 5, 1, 1, 1) for key in keys], [])
-        self.hot.settle(SettleBatch(done=[SettledDone(key, buckets_for(job), cost_microusd=5) for key in keys]))
+        self.outcomes.settle(
+            [Result(key, 200, ANSWER, None, None, None, 1, 1, 5, 1, 1, 1) for key in keys], []
+        )
+        self.hot.settle(
+            SettleBatch(done=[SettledDone(key, buckets_for(job), cost_microusd=5) for key in keys])
+        )
 
     def until(self, *holds: Any) -> None:
         """Tick until it is so."""
@@ -82,7 +93,9 @@ class House:
 
 
 @pytest.fixture
-def house(redis_server: RedisServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[House]:
+def house(
+    redis_server: RedisServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[House]:
     monkeypatch.setattr(sinks, "PASS_EVERY_S", 0.0)
     monkeypatch.setattr(sinks, "RETRY_BASE_S", 0.0)
     made = House(redis_server, tmp_path, results_url=str(tmp_path / "results"))
@@ -96,13 +109,17 @@ def rows(path: Path, query: str) -> list[tuple[Any, ...]]:
 
 
 def test_a_table_fills_while_its_job_runs(house: House) -> None:
-    """Rows come as documents are finished, and are all there before the job is called complete, each once."""
+    """Rows come as documents are finished, and are all there before the job is called complete,
+    each once."""
     target = house.folder / "mine.db"
     job = house.submit(3, into=f"sqlite:///{target}", into_table="labels")
     house.control.tick()
     house.finish(job, "d0")
     house.until(
-        lambda: target.exists() and rows(target, "SELECT count(*) FROM sqlite_master WHERE name = 'labels'") == [(1,)]
+        lambda: (
+            target.exists()
+            and rows(target, "SELECT count(*) FROM sqlite_master WHERE name = 'labels'") == [(1,)]
+        )
     )
     house.until(lambda: rows(target, "SELECT id, text FROM labels") == [("d0", "short")])
     assert house.found(job).state is JobState.RUNNING
@@ -112,7 +129,8 @@ def test_a_table_fills_while_its_job_runs(house: House) -> None:
 
 
 def test_a_table_that_cannot_be_written_pauses_its_job(house: House) -> None:
-    """Before the documents are paid for the job is paused with the reason; once the table fits, it goes on when it is resumed."""
+    """Before the documents are paid for the job is paused with the reason; once the table fits, it
+    goes on when it is resumed."""
     target = house.folder / "mine.db"
     with sqlite3.connect(target) as mine:
         mine.execute("CREATE TABLE labels (id TEXT, text TEXT)")
@@ -129,7 +147,8 @@ def test_a_table_that_cannot_be_written_pauses_its_job(house: House) -> None:
 
 
 def test_a_password_is_named_not_given(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The URL may stand in a variable of the control process; the ledger has its name alone, and an unset one is named."""
+    """The URL may stand in a variable of the control process; the ledger has its name alone, and an
+    unset one is named."""
     target = house.folder / "mine.db"
     job = house.submit(1, into="env:SHOP_URL", into_table="labels")
     house.until(house.is_in(job, JobState.PAUSED))
@@ -153,15 +172,22 @@ def test_a_job_ends_in_a_table_beside_its_lines(house: House, form: str) -> None
     house.finish(job, "d0", "d1")
     house.until(house.is_in(job, JobState.COMPLETED))
     written = house.folder / "results" / job.job_id
-    assert {path.name for path in written.iterdir()} == {"output.jsonl", "errors.jsonl", f"output.{form}"}
+    assert {path.name for path in written.iterdir()} == {
+        "output.jsonl",
+        "errors.jsonl",
+        f"output.{form}",
+    }
     if form == "csv":
         assert (written / "output.csv").read_bytes().count(b"\r\n") == 3
 
 
 def test_a_format_without_a_place_is_refused(house: House) -> None:
-    """Where no results_url is set there is no place for the table, and the submitter gets to know it."""
+    """Where no results_url is set there is no place for the table, and the submitter gets to know
+    it."""
     bare = Producer(ProducerSettings(database_url=house.settings.database_url))
-    with pytest.raises(SpecError, match=r"/output_format: csv is written where results_url says.*penstock results"):
+    with pytest.raises(
+        SpecError, match=r"/output_format: csv is written where results_url says.*penstock results"
+    ):
         bare.submit(house.folder / "none.jsonl", {**SPEC, "output_format": "csv"})
     bare.close()
 
@@ -175,7 +201,8 @@ def test_a_remote_door_writes_into_no_table_that_its_operator_does_not_name(hous
         (("env:SHOP_URL",), "source_forbidden"),
     ):
         remote = Producer(
-            ProducerSettings(database_url=house.settings.database_url), borders=Borders(DoorSettings(into=allowed))
+            ProducerSettings(database_url=house.settings.database_url),
+            borders=Borders(DoorSettings(into=allowed)),
         )
         with pytest.raises(Exception, match=told):
             remote.submit(str(source), spec)
@@ -185,8 +212,13 @@ def test_a_remote_door_writes_into_no_table_that_its_operator_does_not_name(hous
 def test_results_are_in_the_bucket_while_the_job_runs(
     redis_server: RedisServer, s3_server: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With `results_parts` part objects come while documents are finished; a completed job has the whole and its errors."""
-    for name, value in (("ACCESS_KEY_ID", "test"), ("SECRET_ACCESS_KEY", "test"), ("DEFAULT_REGION", "us-east-1")):
+    """With `results_parts` part objects come while documents are finished; a completed job has the
+    whole and its errors."""
+    for name, value in (
+        ("ACCESS_KEY_ID", "test"),
+        ("SECRET_ACCESS_KEY", "test"),
+        ("DEFAULT_REGION", "us-east-1"),
+    ):
         monkeypatch.setenv(f"AWS_{name}", value)
     monkeypatch.setattr(sinks, "PASS_EVERY_S", 0.0)
     monkeypatch.setattr(part_index, "RESULTS_MIN", 2)
@@ -212,5 +244,7 @@ def test_results_are_in_the_bucket_while_the_job_runs(
     house.until(house.is_in(job, JobState.COMPLETED))
     assert keys() == [f"out/{job.job_id}/errors.jsonl", f"out/{job.job_id}/output.jsonl"]
     body = client.get_object(Bucket=bucket, Key=f"out/{job.job_id}/output.jsonl")["Body"].read()
-    assert [orjson.loads(line)["custom_id"] for line in body.splitlines()] == [f"d{n}" for n in range(5)]
+    assert [orjson.loads(line)["custom_id"] for line in body.splitlines()] == [
+        f"d{n}" for n in range(5)
+    ]
     house.close()

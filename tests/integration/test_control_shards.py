@@ -1,4 +1,5 @@
-"""Control loops that read one source together: every document once, whatever becomes of one of them."""
+"""Control loops that read one source together: every document once, whatever becomes of one of
+them."""
 
 from __future__ import annotations
 
@@ -42,12 +43,16 @@ class House:
         self.database = open_database(url)
         self.database.migrate()
         prices = {"default": ProviderFacts(usd_per_mtok_in=1.0)}
-        self.producer = Producer(ProducerSettings(database_url=url, providers=prices), database=self.database)
+        self.producer = Producer(
+            ProducerSettings(database_url=url, providers=prices), database=self.database
+        )
         self.hot = RedisLedger(self.redis, Meta(self.database).epoch())
         self.jobs, self.outcomes = JobStore(self.database), OutcomeStore(self.database)
 
     def control(self, owner: str, **settings: Any) -> Control:
-        return Control(self.settings.model_copy(update=settings), self.database, self.hot, owner=owner)
+        return Control(
+            self.settings.model_copy(update=settings), self.database, self.hot, owner=owner
+        )
 
     def submit(self, documents: int, feeders: int = 4, *, faults: bool = True) -> Job:
         """With ``faults`` there are one line that is no document, and one id twice, among them."""
@@ -59,24 +64,39 @@ class House:
         return self.producer.submit(path, SPEC | {"feeders": feeders})
 
     def queued(self) -> list[str]:
-        return [decode_envelope(as_bytes(raw)).message.key.doc_id for raw in self.redis.lrange(QUEUE, 0, -1)]
+        return [
+            decode_envelope(as_bytes(raw)).message.key.doc_id
+            for raw in self.redis.lrange(QUEUE, 0, -1)
+        ]
 
     def settle(self, job: Job, docs: list[str], generation: int = 1, *, dead: bool = False) -> None:
         """As workers do."""
         keys = [ItemKey(job.job_id, generation, doc) for doc in docs]
-        results = [] if dead else [Result(key, 200, b"{}", None, None, None, 1, 1, 5, 1, 1, 1) for key in keys]
-        letters = [DeadLetter(key, "http_400", 1, 1, "no", 400, b"{}", None) for key in keys] if dead else []
+        results = (
+            []
+            if dead
+            else [Result(key, 200, b"{}", None, None, None, 1, 1, 5, 1, 1, 1) for key in keys]
+        )
+        letters = (
+            [DeadLetter(key, "http_400", 1, 1, "no", 400, b"{}", None) for key in keys]
+            if dead
+            else []
+        )
         self.outcomes.settle(results, letters)
         self.hot.rehydrate(job.job_id, generation, [(doc, dead) for doc in docs], buckets_for(job))
 
     def leaders(self, job: Job) -> Counter[str | None]:
-        return Counter(owner for shard, owner in self.jobs.shards(job.job_id) if not shard.exhausted)
+        return Counter(
+            owner for shard, owner in self.jobs.shards(job.job_id) if not shard.exhausted
+        )
 
     def kill(self, owner: str) -> None:
         """It says nothing more, and its leases are over."""
         with self.database.engine.begin() as connection:
             for table in (feeds, shards):
-                connection.execute(update(table).where(table.c.owner == owner).values(lease_until=0.0))
+                connection.execute(
+                    update(table).where(table.c.owner == owner).values(lease_until=0.0)
+                )
         self.redis.zrem("penstock:controls", owner)
 
     def state(self, job: Job) -> JobState:
@@ -85,11 +105,18 @@ class House:
 
 @pytest.fixture(params=["sqlite", "postgresql"])
 def house(
-    request: pytest.FixtureRequest, redis_server: RedisServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    request: pytest.FixtureRequest,
+    redis_server: RedisServer,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> Iterator[House]:
     monkeypatch.setattr(feeding, "FEED_MAX", STEP)
     monkeypatch.setattr(even, "SAID_EVERY_S", 0.0)
-    url = f"sqlite:///{tmp_path}/ledger.db" if request.param == "sqlite" else request.getfixturevalue("postgres_url")
+    url = (
+        f"sqlite:///{tmp_path}/ledger.db"
+        if request.param == "sqlite"
+        else request.getfixturevalue("postgres_url")
+    )
     made = House(redis_server, url, tmp_path)
     yield made
     made.database.close()
@@ -106,7 +133,8 @@ def everything(documents: int) -> list[str]:
 
 
 def test_two_loops_read_a_source_together(house: House) -> None:
-    """Each leads half of the shards, every document is queued once, and the job is complete with all of its outcomes."""
+    """Each leads half of the shards, every document is queued once, and the job is complete with
+    all of its outcomes."""
     a, b = house.control("a"), house.control("b")
     job = house.submit(800)
     assert (job.total, job.spec["feeders"]) == (802, 4)
@@ -119,11 +147,15 @@ def test_two_loops_read_a_source_together(house: House) -> None:
     turn(b, a, rounds=2)
     assert house.state(job) is JobState.COMPLETED
     counts = house.outcomes.counts(job.job_id)
-    assert (counts.succeeded, counts.dead_by_reason) == (800, {"duplicate_custom_id": 1, "invalid_json_line": 1})
+    assert (counts.succeeded, counts.dead_by_reason) == (
+        800,
+        {"duplicate_custom_id": 1, "invalid_json_line": 1},
+    )
 
 
 def test_the_shards_of_a_dead_loop_are_read_by_the_other(house: House) -> None:
-    """It goes on after the last durable cursors; the dead one, if it only slept, moves nothing and queues nothing twice."""
+    """It goes on after the last durable cursors; the dead one, if it only slept, moves nothing and
+    queues nothing twice."""
     a, b = house.control("a"), house.control("b")
     job = house.submit(800)
     turn(a, b, rounds=4)
@@ -159,7 +191,9 @@ def test_a_loop_that_dies_before_its_cursor_moves_queues_nothing_twice(
     house.hot.install_epoch()
     feeder = open_feeder(house.database, house.hot, job, shard, owner="dies")
     with monkeypatch.context() as patch:
-        patch.setattr(JobStore, "advance_feed", lambda *_, **__: (_ for _ in ()).throw(KeyboardInterrupt))
+        patch.setattr(
+            JobStore, "advance_feed", lambda *_, **__: (_ for _ in ()).throw(KeyboardInterrupt)
+        )
         with pytest.raises(KeyboardInterrupt):
             feeder.step(60)
     assert len(house.queued()) == 59
@@ -168,7 +202,8 @@ def test_a_loop_that_dies_before_its_cursor_moves_queues_nothing_twice(
 
 
 def test_a_cancel_ends_with_one_outcome_for_each_document(house: House) -> None:
-    """Whatever shard was how far: what is done stays, and the rest is written off by the loops that lead it."""
+    """Whatever shard was how far: what is done stays, and the rest is written off by the loops that
+    lead it."""
     a, b = house.control("a"), house.control("b")
     job = house.submit(400)
     turn(a, b, rounds=2)
@@ -197,7 +232,8 @@ def test_a_redis_that_forgot_is_filled_again_by_all_loops(house: House) -> None:
 
 
 def test_a_lost_message_is_published_again(house: House) -> None:
-    """The feed's leader looks after what all shards have fed, by positions that any reader of the source can fetch."""
+    """The feed's leader looks after what all shards have fed, by positions that any reader of the
+    source can fetch."""
     a, b = (house.control(owner, reconcile_interval_s=0.001) for owner in "ab")
     job = house.submit(400)
     turn(a, b, rounds=10)
@@ -227,7 +263,9 @@ def test_dead_letters_are_replayed_beside_shards(house: House) -> None:
     assert house.state(job) is JobState.COMPLETED
 
 
-def test_all_shards_together_keep_to_one_window(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_shards_together_keep_to_one_window(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Loops that see the same room fill it once, all of them while there is much of it."""
     monkeypatch.setattr(even, "WORTH_A_STEP", 50)
     a, b = house.control("a", window=300), house.control("b", window=300)
@@ -262,7 +300,8 @@ def test_a_pause_holds_all_shards(house: House) -> None:
 
 
 def test_a_process_of_the_release_before_reads_all_of_it(house: House) -> None:
-    """It leads the feed and knows no shards: what others have fed is dropped, and the job ends by its counts."""
+    """It leads the feed and knows no shards: what others have fed is dropped, and the job ends by
+    its counts."""
     a = house.control("a")
     job = house.submit(200)
     turn(a)
@@ -280,7 +319,8 @@ def test_a_process_of_the_release_before_reads_all_of_it(house: House) -> None:
 
 
 def test_the_number_of_feeders_is_no_part_of_what_a_job_is(house: House) -> None:
-    """The same key with another number is the same job: it says how a source is read, not what comes of it."""
+    """The same key with another number is the same job: it says how a source is read, not what
+    comes of it."""
     path = house.folder / "in.jsonl"
     path.write_text('{"id": "a", "text": "t"}\n{"id": "b", "text": "t"}\n')
     first = house.producer.submit(path, SPEC | {"feeders": 2}, job_key="night")

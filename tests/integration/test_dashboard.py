@@ -1,4 +1,5 @@
-"""The dashboard in a real browser: seen, read without scripts, used by keyboard, and harmless whatever documents say."""
+"""The dashboard in a real browser: seen, read without scripts, used by keyboard, and harmless
+whatever documents say."""
 
 from __future__ import annotations
 
@@ -15,7 +16,15 @@ from doors import asked, door, door_settings, new_key
 from playwright.sync_api import Browser, BrowserContext, Page
 from servers import RedisServer
 
-from penstock_ledger import ApiKeyStore, Database, DeadLetter, JobState, JobStore, OutcomeStore, open_database
+from penstock_ledger import (
+    ApiKeyStore,
+    Database,
+    DeadLetter,
+    JobState,
+    JobStore,
+    OutcomeStore,
+    open_database,
+)
 
 PHONE = 375
 
@@ -63,17 +72,27 @@ def context(browser: Browser, told: list[str]) -> Iterator[BrowserContext]:
 def places(ids: Seeded) -> list[str]:
     """Each page once."""
     return [
-        "/ui/jobs", f"/ui/jobs/{ids.running}", f"/ui/jobs/{ids.paused}", f"/ui/jobs/{ids.running}/letters",
-        f"/ui/jobs/{ids.hostile}/letter?doc=doc-letter", f"/ui/jobs/{ids.done}/answers",
-        f"/ui/jobs/{ids.running}/limit", "/ui/workers", "/ui/quotas",
-        "/ui/spending?period=all", "/ui/login",
-    ]  # fmt: skip
+        "/ui/jobs",
+        f"/ui/jobs/{ids.running}",
+        f"/ui/jobs/{ids.paused}",
+        f"/ui/jobs/{ids.running}/letters",
+        f"/ui/jobs/{ids.hostile}/letter?doc=doc-letter",
+        f"/ui/jobs/{ids.done}/answers",
+        f"/ui/jobs/{ids.running}/limit",
+        "/ui/workers",
+        "/ui/quotas",
+        "/ui/spending?period=all",
+        "/ui/login",
+    ]
 
 
 def test_every_page_can_be_used_by_everyone(house: House, context: BrowserContext) -> None:
     """No page breaks a rule of WCAG that axe knows, in light; nor one of contrast in dark."""
     page, axe = context.new_page(), Axe()
-    rules = {"runOnly": ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "best-practice"], "resultTypes": ["violations"]}
+    rules = {
+        "runOnly": ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "best-practice"],
+        "resultTypes": ["violations"],
+    }
     for place in places(house.ids):
         page.emulate_media(color_scheme="light")
         page.goto(house.url + place)
@@ -88,13 +107,18 @@ def test_every_page_fits_a_phone(house: House, browser: Browser) -> None:
     """At 375 px nothing is wider than the screen, hostile texts included."""
     with browser.new_context(viewport={"width": PHONE, "height": 700}) as context:
         page = context.new_page()
-        for place in [*places(house.ids), f"/ui/jobs/{house.ids.hostile}", f"/ui/jobs/{house.ids.hostile}/answers"]:
+        for place in [
+            *places(house.ids),
+            f"/ui/jobs/{house.ids.hostile}",
+            f"/ui/jobs/{house.ids.hostile}/answers",
+        ]:
             page.goto(house.url + place)
             assert page.evaluate("document.documentElement.scrollWidth") <= PHONE, place
 
 
 def test_all_that_only_shows_is_there_without_scripts(house: House, browser: Browser) -> None:
-    """A browser without JavaScript sees figures, the chart and long texts, and pauses and resumes a job."""
+    """A browser without JavaScript sees figures, the chart and long texts, and pauses and resumes a
+    job."""
     ids = house.ids
     with browser.new_context(java_script_enabled=False) as context:
         page = context.new_page()
@@ -103,7 +127,9 @@ def test_all_that_only_shows_is_there_without_scripts(house: House, browser: Bro
         assert "924" in page.inner_text("main")
         assert page.get_by_role("img", name="Documents per second over").count() == 1
         page.get_by_role("link", name="Pause").click()
-        assert JobStore(house.database).get(ids.running).state == "running", "a link changes nothing"
+        assert JobStore(house.database).get(ids.running).state == "running", (
+            "a link changes nothing"
+        )
         page.get_by_role("button", name="Pause the job").click()
         assert "The job is paused" in page.inner_text("main")
         assert JobStore(house.database).get(ids.running).state == "paused"
@@ -113,7 +139,8 @@ def test_all_that_only_shows_is_there_without_scripts(house: House, browser: Bro
 
 
 def test_the_dashboard_is_used_by_keyboard(house: House, context: BrowserContext) -> None:
-    """The skip link comes first, `/` goes to the search, and a search and a job are reached without a mouse."""
+    """The skip link comes first, `/` goes to the search, and a search and a job are reached without
+    a mouse."""
     page = context.new_page()
     page.goto(f"{house.url}/ui/jobs")
     page.keyboard.press("Tab")
@@ -134,12 +161,23 @@ def test_the_dashboard_is_used_by_keyboard(house: House, context: BrowserContext
     page.wait_for_url(f"**/ui/jobs/{house.ids.paused}")
 
 
-def test_hostile_texts_are_shown_and_do_nothing(house: House, context: BrowserContext, told: list[str]) -> None:
-    """Scripts, ends of elements, escapes of terminals and reordered lines of documents are text: none acts, none hides."""
+def test_hostile_texts_are_shown_and_do_nothing(
+    house: House, context: BrowserContext, told: list[str]
+) -> None:
+    """Scripts, ends of elements, escapes of terminals and reordered lines of documents are text:
+    none acts, none hides."""
     page = context.new_page()
     job = f"{house.url}/ui/jobs/{house.ids.hostile}"
     odd = "/letter?doc=%3Cb%3Edoc%3C%2Fb%3E%20%26%20%E2%80%AEcod"
-    for place in ("", "/letters", "/answers", "/answers?doc=doc-hostile", "/letter?doc=doc-letter", odd, "/cancel"):
+    for place in (
+        "",
+        "/letters",
+        "/answers",
+        "/answers?doc=doc-hostile",
+        "/letter?doc=doc-letter",
+        odd,
+        "/cancel",
+    ):
         page.goto(job + place)
         assert "owned" not in page.title() or "<script>" in page.title(), place
         assert page.locator("main script, main img, main b:has-text('doc')").count() == 0, place
@@ -153,8 +191,11 @@ def test_hostile_texts_are_shown_and_do_nothing(house: House, context: BrowserCo
     assert not told, "the browser had to refuse something"
 
 
-def test_no_page_needs_what_its_policy_forbids(house: House, context: BrowserContext, told: list[str]) -> None:
-    """Every page comes with a policy that runs and loads our own files only, and no browser has to refuse anything."""
+def test_no_page_needs_what_its_policy_forbids(
+    house: House, context: BrowserContext, told: list[str]
+) -> None:
+    """Every page comes with a policy that runs and loads our own files only, and no browser has to
+    refuse anything."""
     page = context.new_page()
     for place in places(house.ids)[:-1]:
         answer = page.goto(house.url + place)
@@ -162,7 +203,10 @@ def test_no_page_needs_what_its_policy_forbids(house: House, context: BrowserCon
         policy = answer.headers["content-security-policy"]
         assert "default-src 'none'" in policy
         assert "unsafe" not in policy
-        assert (answer.headers["cache-control"], answer.headers["x-frame-options"]) == ("no-store", "DENY")
+        assert (answer.headers["cache-control"], answer.headers["x-frame-options"]) == (
+            "no-store",
+            "DENY",
+        )
     assert not told
 
 
@@ -178,7 +222,12 @@ def test_what_is_live_is_drawn_again(house: House, context: BrowserContext) -> N
     page.clock.run_for(3_500)
     page.get_by_text("Paused: provider openai").wait_for(state="detached")
     assert page.evaluate("window.stays") is True
-    jobs.set_state(house.ids.paused, JobState.PAUSED, reason="provider openai: again", expect=[JobState.RUNNING])
+    jobs.set_state(
+        house.ids.paused,
+        JobState.PAUSED,
+        reason="provider openai: again",
+        expect=[JobState.RUNNING],
+    )
 
 
 def test_colours_are_chosen_and_kept(house: House, context: BrowserContext) -> None:
@@ -194,7 +243,8 @@ def test_colours_are_chosen_and_kept(house: House, context: BrowserContext) -> N
 
 
 def test_a_dead_letter_is_corrected_and_sent_again(house: House, context: BrowserContext) -> None:
-    """What is typed into the form is what the replay sends; a request that is not JSON comes back with the reason."""
+    """What is typed into the form is what the replay sends; a request that is not JSON comes back
+    with the reason."""
     page = context.new_page()
     page.goto(f"{house.url}/ui/jobs/{house.ids.running}/letters?reason=bad_request")
     page.get_by_role("link", name="doc-000900").first.click()
@@ -210,14 +260,18 @@ def test_a_dead_letter_is_corrected_and_sent_again(house: House, context: Browse
     assert feed.overrides == {"body": corrected}
     store = OutcomeStore(house.database)
     assert store.get(house.ids.running, "doc-000900") is None
-    assert [letter.key.doc_id for letter in store.replayable(house.ids.running, feed.generation)] == ["doc-000900"]
+    assert [
+        letter.key.doc_id for letter in store.replayable(house.ids.running, feed.generation)
+    ] == ["doc-000900"]
 
 
 def test_a_group_of_dead_letters_is_sent_again(house: House, context: BrowserContext) -> None:
     """All whose errors are alike go together, with another model, and no others."""
     page = context.new_page()
     page.goto(f"{house.url}/ui/jobs/{house.ids.running}/letters")
-    page.get_by_role("row").filter(has_text="no answer within").get_by_role("link", name="replay all").click()
+    page.get_by_role("row").filter(has_text="no answer within").get_by_role(
+        "link", name="replay all"
+    ).click()
     page.get_by_label("Another model").fill("gpt-5")
     page.get_by_role("button", name="Replay").click()
     assert "sent again" in page.inner_text("main")
@@ -231,7 +285,8 @@ def test_a_group_of_dead_letters_is_sent_again(house: House, context: BrowserCon
 
 
 def test_forms_of_other_sites_are_refused(house: House, context: BrowserContext) -> None:
-    """A form counts with this session's token and from our own page only: nothing is cancelled by another."""
+    """A form counts with this session's token and from our own page only: nothing is cancelled by
+    another."""
     url = f"{house.url}/ui/jobs/{house.ids.running}/cancel"
     page = context.new_page()
     page.goto(url)
@@ -243,7 +298,9 @@ def test_forms_of_other_sites_are_refused(house: House, context: BrowserContext)
     assert asked(url, body, cookie=cookie, **form).status == 403, "without an origin"
     assert asked(url, body, origin=house.url, **form).status == 403, "of another session"
     assert asked(url, b"token=", origin=house.url, cookie=cookie, **form).status == 403
-    assert asked(url, body, origin=house.url, cookie=cookie, content_type="text/plain").status == 415
+    assert (
+        asked(url, body, origin=house.url, cookie=cookie, content_type="text/plain").status == 415
+    )
     assert JobStore(house.database).get(house.ids.running).state == "running"
     assert all(one.get("httpOnly") and one.get("sameSite") == "Strict" for one in context.cookies())
 
@@ -264,7 +321,8 @@ def test_limits_of_a_job_are_changed(house: House, context: BrowserContext) -> N
 
 
 def test_letters_that_are_gone_are_not_found(house: House) -> None:
-    """Pages of what is not there are one page, with 404; a place in the list that makes no sense begins it."""
+    """Pages of what is not there are one page, with 404; a place in the list that makes no sense
+    begins it."""
     for place in (
         "/ui/jobs/nothing",
         f"/ui/jobs/{house.ids.done}/letter?doc=mail-000",
@@ -272,12 +330,18 @@ def test_letters_that_are_gone_are_not_found(house: House) -> None:
         "/ui/static/x.css",
     ):
         assert asked(house.url + place).status == 404, place
-    for place in ("/ui/jobs?before=x", "/ui/jobs?after=~~&state=odd", f"/ui/jobs/{house.ids.running}/letters?after=x"):
+    for place in (
+        "/ui/jobs?before=x",
+        "/ui/jobs?after=~~&state=odd",
+        f"/ui/jobs/{house.ids.running}/letters?after=x",
+    ):
         assert asked(house.url + place).status == 200, place
     assert isinstance(OutcomeStore(house.database).get(house.ids.done, "mail-029"), DeadLetter)
 
 
-def test_styles_are_kept_for_ever_under_names_of_their_content(house: House, context: BrowserContext) -> None:
+def test_styles_are_kept_for_ever_under_names_of_their_content(
+    house: House, context: BrowserContext
+) -> None:
     """A browser fetches the style once: its name changes when it does."""
     page = context.new_page()
     page.goto(f"{house.url}/ui/jobs")
@@ -285,7 +349,9 @@ def test_styles_are_kept_for_ever_under_names_of_their_content(house: House, con
     answer = asked(f"{house.url}{style}")
     assert answer.headers["cache-control"] == "public, max-age=31536000, immutable"
     assert answer.headers["content-type"].startswith("text/css")
-    assert page.evaluate("document.querySelectorAll('[style], style, script:not([src])').length") == 0
+    assert (
+        page.evaluate("document.querySelectorAll('[style], style, script:not([src])').length") == 0
+    )
 
 
 def read(page: Page) -> str:
@@ -318,7 +384,10 @@ def test_each_tenant_sees_its_own(tmp_path: Path, browser: Browser) -> None:
         words = read(page).replace("job9999x", "ID").rpartition("·")[0]
         other = page.goto(f"{url}/ui/jobs/{ids.paused}")
         assert other is not None
-        assert (other.status, read(page).replace(ids.paused, "ID").rpartition("·")[0]) == (unknown.status, words)
+        assert (other.status, read(page).replace(ids.paused, "ID").rpartition("·")[0]) == (
+            unknown.status,
+            words,
+        )
         for place in ("/ui/workers", "/ui/quotas"):
             answer = page.goto(url + place)
             assert answer is not None

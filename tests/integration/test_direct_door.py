@@ -1,4 +1,5 @@
-"""Calls that wait, through a real door, a real fleet and a simulated provider, by OpenAI's own client."""
+"""Calls that wait, through a real door, a real fleet and a simulated provider, by OpenAI's own
+client."""
 
 from __future__ import annotations
 
@@ -30,7 +31,9 @@ from penstock_ledger.model import Job, JobState
 
 MODEL = "sim"
 SAY: Any = [{"role": "user", "content": "Say something."}]
-SERVE = "from penstock_gateway import GatewaySettings, serve_door; serve_door(GatewaySettings.load())"
+SERVE = (
+    "from penstock_gateway import GatewaySettings, serve_door; serve_door(GatewaySettings.load())"
+)
 
 
 class Served:
@@ -44,7 +47,9 @@ class Served:
     def sdk(self) -> openai.OpenAI:
         return openai.OpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0)
 
-    def post(self, path: str, body: object, url: str | None = None, **headers: str) -> tuple[int, dict[str, str], Any]:
+    def post(
+        self, path: str, body: object, url: str | None = None, **headers: str
+    ) -> tuple[int, dict[str, str], Any]:
         data = body if isinstance(body, bytes) else json.dumps(body).encode()
         headers = {"content-type": "application/json"} | {
             name.replace("_", "-"): value for name, value in headers.items()
@@ -52,9 +57,17 @@ class Served:
         request = urllib.request.Request((url or self.url) + path, data, headers)
         try:
             with urllib.request.urlopen(request, timeout=30) as answer:
-                return answer.status, {name.lower(): value for name, value in answer.headers.items()}, json.load(answer)
+                return (
+                    answer.status,
+                    {name.lower(): value for name, value in answer.headers.items()},
+                    json.load(answer),
+                )
         except urllib.error.HTTPError as error:
-            return error.code, {name.lower(): value for name, value in error.headers.items()}, json.load(error)
+            return (
+                error.code,
+                {name.lower(): value for name, value in error.headers.items()},
+                json.load(error),
+            )
 
     def chat(self, content: str, **headers: str) -> tuple[int, dict[str, str], Any]:
         body = {"model": MODEL, "messages": [{"role": "user", "content": content}]}
@@ -79,33 +92,54 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
 
 
 def settings_for(fleet: Fleet, **direct: Any) -> GatewaySettings:
-    fields = GatewayFields(port=free_port(), files=str(fleet.folder / "files"), direct=DirectFields(**direct))
-    return GatewaySettings(database_url=fleet.database_url, redis_url=fleet.store.url, gateway=fields)
+    fields = GatewayFields(
+        port=free_port(), files=str(fleet.folder / "files"), direct=DirectFields(**direct)
+    )
+    return GatewaySettings(
+        database_url=fleet.database_url, redis_url=fleet.store.url, gateway=fields
+    )
 
 
 def test_openais_client_is_answered(served: Served) -> None:
-    """Chat, completions and embeddings by the unmodified client, sync and async; each call is a result of an open job."""
+    """Chat, completions and embeddings by the unmodified client, sync and async; each call is a
+    result of an open job."""
     client = served.sdk()
-    raw = client.chat.completions.with_raw_response.create(model=MODEL, messages=SAY, temperature=0, user="me")
+    raw = client.chat.completions.with_raw_response.create(
+        model=MODEL, messages=SAY, temperature=0, user="me"
+    )
     answer = raw.parse()
     assert answer.choices[0].message.content
     assert answer.usage is not None
     assert answer.usage.total_tokens > 0
     job = served.job(dict(raw.headers))
-    assert (job.spec["priority"], job.total, job.job_key.startswith("direct/-/chat.completions/default/api/")) == (
+    assert (
+        job.spec["priority"],
+        job.total,
+        job.job_key.startswith("direct/-/chat.completions/default/api/"),
+    ) == (
         "urgent",
         None,
         True,
     )
     document = raw.headers["x-penstock-document"]
-    assert [r.key.doc_id for r in served.fleet.producer.results(job.job_id) if r.key.doc_id == document] == [document]
-    assert client.completions.create(model=MODEL, prompt="Once", max_tokens=5).choices[0].text is not None
+    assert [
+        r.key.doc_id for r in served.fleet.producer.results(job.job_id) if r.key.doc_id == document
+    ] == [document]
+    assert (
+        client.completions.create(model=MODEL, prompt="Once", max_tokens=5).choices[0].text
+        is not None
+    )
     assert len(client.embeddings.create(model=MODEL, input=["a", "b"]).data) == 2
 
     async def some() -> list[Any]:
-        async with openai.AsyncOpenAI(base_url=f"{served.url}/v1", api_key="none", max_retries=0) as client:
+        async with openai.AsyncOpenAI(
+            base_url=f"{served.url}/v1", api_key="none", max_retries=0
+        ) as client:
             return await asyncio.gather(
-                *(client.chat.completions.create(model=MODEL, messages=SAY, seed=n) for n in range(20))
+                *(
+                    client.chat.completions.create(model=MODEL, messages=SAY, seed=n)
+                    for n in range(20)
+                )
             )
 
     assert all(one.choices[0].message.content for one in asyncio.run(some()))
@@ -121,25 +155,36 @@ def test_the_parameters_that_are_sent_reach_the_provider(served: Served) -> None
 
 
 def test_several_prompts_are_answered_in_their_order(served: Served) -> None:
-    """/v1/batch/sync: outputs in order, sums of usage, tokens per second; a number of prompts above the limit is refused."""
+    """/v1/batch/sync: outputs in order, sums of usage, tokens per second; a number of prompts above
+    the limit is refused."""
     prompts = [f"Prompt number {n}" for n in range(40)]
-    status, headers, told = served.post("/v1/batch/sync", {"model": MODEL, "prompts": prompts, "max_tokens": 16})
+    status, headers, told = served.post(
+        "/v1/batch/sync", {"model": MODEL, "prompts": prompts, "max_tokens": 16}
+    )
     assert status == 200
     assert [one["index"] for one in told["outputs"]] == list(range(40))
     assert all(one["text"] and one["error"] is None for one in told["outputs"])
-    assert told["usage"]["completion_tokens"] == sum(one["usage"]["completion_tokens"] for one in told["outputs"])
+    assert told["usage"]["completion_tokens"] == sum(
+        one["usage"]["completion_tokens"] for one in told["outputs"]
+    )
     assert told["counts"] == {"total": 40, "succeeded": 40, "failed": 0}
     assert told["tokens_per_second"] > 0
     results = served.fleet.producer.results(headers["x-penstock-job"])
-    by_document = {one.key.doc_id: one.json()["choices"][0]["message"]["content"] for one in results}
+    by_document = {
+        one.key.doc_id: one.json()["choices"][0]["message"]["content"] for one in results
+    }
     name = headers["x-penstock-document"]
-    assert [one["text"] for one in told["outputs"]] == [by_document[f"{name}-{at}"] for at in range(40)]
+    assert [one["text"] for one in told["outputs"]] == [
+        by_document[f"{name}-{at}"] for at in range(40)
+    ]
     status, _, told = served.post("/v1/batch/sync", {"model": MODEL, "prompts": ["a"] * 257})
     assert (status, told["error"]["param"]) == (400, "prompts")
 
 
 def test_a_key_is_paid_for_once(served: Served) -> None:
-    """The same Idempotency-Key and body: the stored answer, without a call. Another body: 422. Two at once: one call."""
+    """The same Idempotency-Key and body: the stored answer, without a call.
+
+    Another body: 422. Two at once: one call."""
     first = served.chat("pay once", Idempotency_Key="key-1")
     before = served.calls()
     again = served.chat("pay once", Idempotency_Key="key-1")
@@ -152,18 +197,28 @@ def test_a_key_is_paid_for_once(served: Served) -> None:
     assert (other[0], other[2]["error"]["code"]) == (422, "idempotency_key_reused")
     assert served.calls() == before
     with ThreadPoolExecutor(8) as threads:
-        statuses = [one[0] for one in threads.map(lambda _: served.chat("at once", Idempotency_Key="key-2"), range(8))]
+        statuses = [
+            one[0]
+            for one in threads.map(
+                lambda _: served.chat("at once", Idempotency_Key="key-2"), range(8)
+            )
+        ]
     assert set(statuses) <= {200, 409}
     assert 200 in statuses
     assert served.calls() == before + 1
 
 
 def test_a_door_that_dies_in_between_costs_nothing(served: Served) -> None:
-    """kill -9 of the door while the provider works: the call repeated at another door gets the answer that was paid for."""
+    """kill -9 of the door while the provider works: the call repeated at another door gets the
+    answer that was paid for."""
     fleet, port = served.fleet, free_port()
     log = (fleet.logs / "door.log").open("wb")
-    environment = fleet._environment({"gateway__port": port, "gateway__files": fleet.folder / "files"})
-    process = subprocess.Popen([sys.executable, "-c", SERVE], env=environment, stdout=log, stderr=log)
+    environment = fleet._environment(
+        {"gateway__port": port, "gateway__files": fleet.folder / "files"}
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", SERVE], env=environment, stdout=log, stderr=log
+    )
     try:
         url = f"http://127.0.0.1:{port}"
         until(lambda: _listens(url), 20, "the second door listens")
@@ -171,7 +226,9 @@ def test_a_door_that_dies_in_between_costs_nothing(served: Served) -> None:
         before = served.calls()
         body = {"model": MODEL, "messages": SAY}
         with ThreadPoolExecutor(1) as thread:
-            lost = thread.submit(served.post, "/v1/chat/completions", body, url, Idempotency_Key="key-kill")
+            lost = thread.submit(
+                served.post, "/v1/chat/completions", body, url, Idempotency_Key="key-kill"
+            )
             until(lambda: served.calls() == before + 1, 10, "the call is at the provider")
             os.kill(process.pid, signal.SIGKILL)
             with pytest.raises((OSError, http.client.HTTPException), match=""):
@@ -188,30 +245,49 @@ def test_a_door_that_dies_in_between_costs_nothing(served: Served) -> None:
         10,
         "the answer is there",
     )
-    assert served.post("/v1/chat/completions", body, Idempotency_Key="key-kill")[1]["idempotent-replayed"] == "true"
+    assert (
+        served.post("/v1/chat/completions", body, Idempotency_Key="key-kill")[1][
+            "idempotent-replayed"
+        ]
+        == "true"
+    )
     assert served.calls() == before + 1
 
 
 def test_a_call_that_has_begun_outlives_its_caller(served: Served) -> None:
-    """After its time the caller gets 504; what is paid for is kept, and is the answer to the key from then on."""
+    """After its time the caller gets 504; what is paid for is kept, and is the answer to the key
+    from then on."""
     served.fleet.provider.tell(latency_ms=900)
     try:
-        status, headers, told = served.chat("late", X_Penstock_Timeout="0.5", Idempotency_Key="key-late")
-        assert (status, told["error"]["code"], headers["x-should-retry"]) == (504, "request_timeout", "false")
+        status, headers, told = served.chat(
+            "late", X_Penstock_Timeout="0.5", Idempotency_Key="key-late"
+        )
+        assert (status, told["error"]["code"], headers["x-should-retry"]) == (
+            504,
+            "request_timeout",
+            "false",
+        )
         assert served.chat("late", Idempotency_Key="key-late")[0] == 409
-        until(lambda: served.chat("late", Idempotency_Key="key-late")[0] == 200, 10, "the answer is there")
+        until(
+            lambda: served.chat("late", Idempotency_Key="key-late")[0] == 200,
+            10,
+            "the answer is there",
+        )
     finally:
         served.fleet.provider.tell(latency_ms=20)
 
 
 def test_a_call_that_no_worker_began_is_not_paid_for(served: Served) -> None:
-    """While the only worker stands still a call runs out of time, ends as the dead letter `timed_out`, and is never made."""
+    """While the only worker stands still a call runs out of time, ends as the dead letter
+    `timed_out`, and is never made."""
     worker = next(one for one in served.fleet.processes if one.name.startswith("api"))
     served.chat("warm up")
     before = served.calls()
     worker.send(signal.SIGSTOP)
     try:
-        status, headers, told = served.chat("never", X_Penstock_Timeout="0.6", Idempotency_Key="key-never")
+        status, headers, told = served.chat(
+            "never", X_Penstock_Timeout="0.6", Idempotency_Key="key-never"
+        )
     finally:
         worker.send(signal.SIGCONT)
     assert (status, told["error"]["code"]) == (504, "request_timeout")
@@ -222,7 +298,8 @@ def test_a_call_that_no_worker_began_is_not_paid_for(served: Served) -> None:
 
 
 def test_a_caller_that_hangs_up_is_noticed(served: Served) -> None:
-    """A connection that ends while the call waits: what no worker has begun ends as `caller_gone`."""
+    """A connection that ends while the call waits: what no worker has begun ends as
+    `caller_gone`."""
     worker = next(one for one in served.fleet.processes if one.name.startswith("api"))
     _, headers, _ = served.chat("which job")
     job_id = headers["x-penstock-job"]
@@ -242,7 +319,9 @@ def test_a_caller_that_hangs_up_is_noticed(served: Served) -> None:
             until(lambda: spooled(served, job_id) > before, 10, "the call is a document of its job")
         gone = served.fleet.producer
         until(
-            lambda: any(gone.dead_letters(job_id, reason="caller_gone")), 10, "the dead letter of a caller that is gone"
+            lambda: any(gone.dead_letters(job_id, reason="caller_gone")),
+            10,
+            "the dead letter of a caller that is gone",
         )
     finally:
         worker.send(signal.SIGCONT)
@@ -258,46 +337,65 @@ def spooled(served: Served, job_id: str) -> int:
 
 
 def test_too_many_calls_are_refused_at_once(served: Served) -> None:
-    """Above the number that may wait a call is 429 with a time to come back; without a worker or a store it is 503."""
+    """Above the number that may wait a call is 429 with a time to come back; without a worker or a
+    store it is 503."""
     served.fleet.provider.tell(latency_ms=600)
     try:
-        with door(settings_for(served.fleet, waiting=3, tenant_waiting=2)) as url, ThreadPoolExecutor(6) as threads:
+        with (
+            door(settings_for(served.fleet, waiting=3, tenant_waiting=2)) as url,
+            ThreadPoolExecutor(6) as threads,
+        ):
             body = {"model": MODEL, "messages": SAY}
-            got = list(threads.map(lambda _: served.post("/v1/chat/completions", body, url), range(6)))
+            got = list(
+                threads.map(lambda _: served.post("/v1/chat/completions", body, url), range(6))
+            )
     finally:
         served.fleet.provider.tell(latency_ms=20)
     refused = [one for one in got if one[0] == 429]
     assert {one[0] for one in got} == {200, 429}
-    assert all(int(one[1]["retry-after"]) >= 1 and one[2]["error"]["code"] == "rate_limit_exceeded" for one in refused)
+    assert all(
+        int(one[1]["retry-after"]) >= 1 and one[2]["error"]["code"] == "rate_limit_exceeded"
+        for one in refused
+    )
     with door(settings_for(served.fleet, lanes=("gpu",))) as url:
         status, headers, told = served.post("/v1/chat/completions", body, url)
         assert (status, told["error"]["code"], "retry-after" in headers) == (503, "no_worker", True)
     nowhere = settings_for(served.fleet).model_copy(update={"redis_url": "redis://127.0.0.1:1/0"})
     with door(nowhere) as url:
         status, headers, told = served.post("/v1/chat/completions", body, url)
-        assert (status, told["error"]["code"], "retry-after" in headers) == (503, "service_unavailable", True)
+        assert (status, told["error"]["code"], "retry-after" in headers) == (
+            503,
+            "service_unavailable",
+            True,
+        )
 
 
 def test_where_all_workers_ask_by_batches_a_call_that_waits_is_refused_for_good(
     served: Served, redis_server: RedisServer
 ) -> None:
-    """Trying again changes nothing: the SDK does not, and the words say where the request can go."""
+    """Trying again changes nothing: the SDK does not, and the words say where the request can
+    go."""
     RedisLedger(redis_server.client(), "epoch-1").heartbeat("w1", {"lane": "batch"})
     with door(settings_for(served.fleet).model_copy(update={"redis_url": redis_server.url})) as url:
-        status, headers, told = served.post("/v1/chat/completions", {"model": MODEL, "messages": SAY}, url)
+        status, headers, told = served.post(
+            "/v1/chat/completions", {"model": MODEL, "messages": SAY}, url
+        )
     assert (status, told["error"]["code"], headers["x-should-retry"]) == (503, "no_worker", "false")
     assert "all workers are of the lane batch" in told["error"]["message"]
     assert "POST /v1/batches" in told["error"]["message"]
 
 
 def test_refusals_of_the_provider_come_back_as_they_were(served: Served) -> None:
-    """A dead letter has the provider's status and words where it had some; a provider that fails is 502."""
+    """A dead letter has the provider's status and words where it had some; a provider that fails is
+    502."""
     served.fleet.provider.tell(poison_rate=1.0)
     try:
         with pytest.raises(openai.BadRequestError) as refused:
             served.sdk().chat.completions.create(model=MODEL, messages=SAY)
         assert refused.value.message
-        outputs = served.post("/v1/batch/sync", {"model": MODEL, "prompts": ["a", "b"]})[2]["outputs"]
+        outputs = served.post("/v1/batch/sync", {"model": MODEL, "prompts": ["a", "b"]})[2][
+            "outputs"
+        ]
         assert [one["error"]["status"] for one in outputs] == [400, 400]
     finally:
         served.fleet.provider.tell(poison_rate=0.0)
@@ -312,7 +410,10 @@ def test_refusals_of_the_provider_come_back_as_they_were(served: Served) -> None
     )
 
 
-NESTED = {"role": "user", "content": [{"type": "text", "text": "x", "user_config": {"api_base": "http://evil"}}]}
+NESTED = {
+    "role": "user",
+    "content": [{"type": "text", "text": "x", "user_config": {"api_base": "http://evil"}}],
+}
 BAD: list[tuple[dict[str, Any] | bytes, str | None, str]] = [
     ({"messages": []}, "messages", "invalid_value"),
     ({"messages": [{"role": "wizard", "content": "x"}]}, "messages[0].role", "invalid_value"),
@@ -336,7 +437,11 @@ BAD: list[tuple[dict[str, Any] | bytes, str | None, str]] = [
     ({"extra_body": {"api_key": "x"}}, "extra_body", "unsupported_parameter"),
     ({"api_key": "sk-x"}, "api_key", "unsupported_parameter"),
     ({"messages": [NESTED]}, "messages[0].content[0].user_config", "unsupported_parameter"),
-    ({"tools": [{"type": "function", "base_url": "http://evil"}]}, "tools[0].base_url", "unsupported_parameter"),
+    (
+        {"tools": [{"type": "function", "base_url": "http://evil"}]},
+        "tools[0].base_url",
+        "unsupported_parameter",
+    ),
     ({"metadata": {"a": 1}}, "metadata.a", "invalid_type"),
     ({"metadata": {str(n): "x" for n in range(17)}}, "metadata", "invalid_value"),
     ({"model": None}, "model", "missing_required_parameter"),
@@ -351,7 +456,8 @@ BAD: list[tuple[dict[str, Any] | bytes, str | None, str]] = [
 def test_a_bad_body_is_refused_by_its_field(
     served: Served, given: dict[str, Any] | bytes, param: str, code: str
 ) -> None:
-    """What is wrong, unknown, or could send the request elsewhere is 400 with the name of the field, before anything is paid."""
+    """What is wrong, unknown, or could send the request elsewhere is 400 with the name of the
+    field, before anything is paid."""
     body = given if isinstance(given, bytes) else {"model": MODEL, "messages": SAY, **given}
     status, _, told = served.post("/v1/chat/completions", body)
     assert (status, told["error"]["param"], told["error"]["code"]) == (400, param, code)
@@ -359,14 +465,19 @@ def test_a_bad_body_is_refused_by_its_field(
 
 
 def test_other_endpoints_take_their_own_fields_only(served: Served) -> None:
-    """Embeddings and completions have lists of their own; metadata, user and schemas of tools pass."""
+    """Embeddings and completions have lists of their own; metadata, user and schemas of tools
+    pass."""
     assert served.post("/v1/embeddings", {"model": MODEL, "input": []})[0] == 400
     assert (
-        served.post("/v1/embeddings", {"model": MODEL, "input": "x", "temperature": 1})[2]["error"]["param"]
+        served.post("/v1/embeddings", {"model": MODEL, "input": "x", "temperature": 1})[2]["error"][
+            "param"
+        ]
         == "temperature"
     )
     assert (
-        served.post("/v1/completions", {"model": MODEL, "prompt": "x", "messages": SAY})[2]["error"]["param"]
+        served.post("/v1/completions", {"model": MODEL, "prompt": "x", "messages": SAY})[2][
+            "error"
+        ]["param"]
         == "messages"
     )
     assert served.post("/v1/chat/completions", b"a=b", content_type="text/plain")[0] == 415
@@ -374,14 +485,24 @@ def test_other_endpoints_take_their_own_fields_only(served: Served) -> None:
         "type": "function",
         "function": {"name": "f", "parameters": {"properties": {"base_url": {"type": "string"}}}},
     }
-    body = {"model": MODEL, "messages": SAY, "user": "u", "metadata": {"a": "b"}, "tools": [tool], "stream": False}
+    body = {
+        "model": MODEL,
+        "messages": SAY,
+        "user": "u",
+        "metadata": {"a": "b"},
+        "tools": [tool],
+        "stream": False,
+    }
     assert served.post("/v1/chat/completions", body)[0] == 200
     for wrong in ("-1", "nan", "soon", "1e9"):
-        assert served.chat("x", X_Penstock_Timeout=wrong)[2]["error"]["param"] == "X-Penstock-Timeout"
+        assert (
+            served.chat("x", X_Penstock_Timeout=wrong)[2]["error"]["param"] == "X-Penstock-Timeout"
+        )
 
 
 def test_jobs_of_hours_that_are_over_complete(served: Served) -> None:
-    """A job of calls is closed after its hour, completes like any other, and the next call opens another one."""
+    """A job of calls is closed after its hour, completes like any other, and the next call opens
+    another one."""
     _, headers, _ = served.chat("before the end")
     before = served.job(headers)
     database = open_database(served.fleet.database_url)

@@ -1,4 +1,6 @@
-"""The steps of a batch, ended at every write that they make: done again, they come to the same. The fleet is played."""
+"""The steps of a batch, ended at every write that they make: done again, they come to the same.
+
+The fleet is played."""
 
 from __future__ import annotations
 
@@ -53,14 +55,17 @@ class Killed(BaseException):
 
 
 class Mortal:
-    """Ends the process that writes for the ``at``-th time, before that write: what stands behind the one before is done."""
+    """Ends the process that writes for the ``at``-th time, before that write: what stands behind
+    the one before is done."""
 
     def __init__(self, database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
         self._write = database.write
         self.at = self.writes = 0
         self._at_work = False  # whether a door is, whose writes are counted
         monkeypatch.setattr(database, "write", self.write)
-        monkeypatch.setattr(FileWriting, "discard", lambda _: None)  # a process that is killed tidies nothing up
+        monkeypatch.setattr(
+            FileWriting, "discard", lambda _: None
+        )  # a process that is killed tidies nothing up
 
     def arm(self, at: int) -> None:
         self.at, self.writes = at, 0
@@ -117,8 +122,16 @@ def one_round(backend: Backend, mortal: Mortal) -> None:
 
 
 def test_tenants_take_turns_however_many_batches_one_has(store: DoorBatchStore) -> None:
-    """A tenant's first batch waits for one of another's, not for all that were created before it; a step under way counts."""
-    for name, tenant in (("a1", "a"), ("a2", "a"), ("a3", "a"), ("b1", "b"), ("b2", "b"), ("o1", None)):
+    """A tenant's first batch waits for one of another's, not for all that were created before it; a
+    step under way counts."""
+    for name, tenant in (
+        ("a1", "a"),
+        ("a2", "a"),
+        ("a3", "a"),
+        ("b1", "b"),
+        ("b2", "b"),
+        ("o1", None),
+    ):
         store.add(NewDoorBatch(name, "openai", tenant, "/v1/chat/completions", "file-1", 3600.0))
     assert store.due(10) == ["a1", "b1", "o1", "a2", "b2", "a3"]
     assert store.lease("a1", "door", 60.0) is not None
@@ -127,8 +140,11 @@ def test_tenants_take_turns_however_many_batches_one_has(store: DoorBatchStore) 
     assert store.due(2) == ["o1", "a2"]
 
 
-def steps_until(backend: Backend, batch_id: str, fleet: Callable[[Job], None], mortal: Mortal) -> DoorBatch:
-    """Bring a batch to its end, in processes that may be killed; ``fleet`` plays what becomes of its job."""
+def steps_until(
+    backend: Backend, batch_id: str, fleet: Callable[[Job], None], mortal: Mortal
+) -> DoorBatch:
+    """Bring a batch to its end, in processes that may be killed; ``fleet`` plays what becomes of
+    its job."""
     for _ in range(50):
         one_round(backend, mortal)
         batch = DoorBatchStore(backend.database).get(batch_id)
@@ -142,8 +158,13 @@ def steps_until(backend: Backend, batch_id: str, fleet: Callable[[Job], None], m
 
 def settle(backend: Backend, job: Job, answered: int, end: JobState) -> None:
     keys = [ItemKey(job.job_id, 1, f"doc-{n}") for n in range(LINES)]
-    results = [Result(key, 200, ANSWER, None, "sim", "stop", 3, 2, 0, 5, 1, 1) for key in keys[:answered]]
-    letters = [DeadLetter(key, "cancelled", 0, 0, "written off", None, b"{}", None) for key in keys[answered:]]
+    results = [
+        Result(key, 200, ANSWER, None, "sim", "stop", 3, 2, 0, 5, 1, 1) for key in keys[:answered]
+    ]
+    letters = [
+        DeadLetter(key, "cancelled", 0, 0, "written off", None, b"{}", None)
+        for key in keys[answered:]
+    ]
     OutcomeStore(backend.database).settle(results, letters)
     JobStore(backend.database).set_state(job.job_id, end, reason=job.reason, expect=list(JobState))
 
@@ -162,7 +183,8 @@ def played(backend: Backend, *, completes: bool) -> Callable[[Job], None]:
 def test_a_door_that_is_killed_at_any_write_goes_on(
     backend: Backend, monkeypatch: pytest.MonkeyPatch, way: str
 ) -> None:
-    """One job, one file of each kind, every line once, one event, whichever write of a step was the last of its process."""
+    """One job, one file of each kind, every line once, one event, whichever write of a step was the
+    last of its process."""
     mortal = Mortal(backend.database, monkeypatch)
     store, files = DoorBatchStore(backend.database), FileStore(backend.settings, backend.database)
     fleet = played(backend, completes=way == "completed")
@@ -184,8 +206,14 @@ def test_a_door_that_is_killed_at_any_write_goes_on(
         assert (batch.state, len(jobs)) == (way, 1)
         assert [one.type for one in hooks.deliveries("we_1", 100)] == [f"batch.{way}"] * at
         written = [file for file in page_of(files) if file.filename.startswith(batch_id)]
-        assert {file.file_id for file in written} == {batch.output_file_id, batch.error_file_id} - {None}
-        lines = [json.loads(one) for file in written for one in Path(files.place(file)).read_bytes().splitlines()]
+        assert {file.file_id for file in written} == {batch.output_file_id, batch.error_file_id} - {
+            None
+        }
+        lines = [
+            json.loads(one)
+            for file in written
+            for one in Path(files.place(file)).read_bytes().splitlines()
+        ]
         assert sorted(one["custom_id"] for one in lines) == sorted(f"doc-{n}" for n in range(LINES))
         assert len({one["id"] for one in lines}) == LINES
         done = LINES if way == "completed" else 2
@@ -216,10 +244,14 @@ def fails(backend: Backend) -> Callable[[Job], None]:
 
     def fleet(job: Job) -> None:
         keys = [ItemKey(job.job_id, 1, f"doc-{n}") for n in range(3)]
-        results = [Result(key, 200, ANSWER, None, "sim", "stop", 3, 2, 0, 5, 1, 1) for key in keys[:2]]
+        results = [
+            Result(key, 200, ANSWER, None, "sim", "stop", 3, 2, 0, 5, 1, 1) for key in keys[:2]
+        ]
         letter = DeadLetter(keys[2], "http_400", 1, 1, "no", 400, b"{}", b"{}")
         OutcomeStore(backend.database).settle(results, [letter])
-        JobStore(backend.database).set_state(job.job_id, JobState.FAILED, reason="it changed", expect=list(JobState))
+        JobStore(backend.database).set_state(
+            job.job_id, JobState.FAILED, reason="it changed", expect=list(JobState)
+        )
 
     return fleet
 
@@ -227,26 +259,40 @@ def fails(backend: Backend) -> Callable[[Job], None]:
 def test_a_job_that_failed_as_a_whole_leaves_a_line_for_each_request(
     backend: Backend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Those without an outcome are in the error file with job_failed; the route /errors and the counts say the same."""
+    """Those without an outcome are in the error file with job_failed; the route /errors and the
+    counts say the same."""
     new_batch(backend, "batch_failed")
-    batch = steps_until(backend, "batch_failed", fails(backend), Mortal(backend.database, monkeypatch))
+    batch = steps_until(
+        backend, "batch_failed", fails(backend), Mortal(backend.database, monkeypatch)
+    )
     assert batch.state == "failed"
-    assert batch.errors == [{"code": "job_failed", "line": None, "message": "it changed", "param": None}]
+    assert batch.errors == [
+        {"code": "job_failed", "line": None, "message": "it changed", "param": None}
+    ]
     lines = read(backend, batch.error_file_id)
     assert [one["custom_id"] for one in read(backend, batch.output_file_id)] == ["doc-0", "doc-1"]
     assert [one["custom_id"] for one in lines] == [f"doc-{n}" for n in range(2, LINES)]
     assert [one["error"] and one["error"]["code"] for one in lines] == [None, *["job_failed"] * 3]
     assert {one["error"]["message"] for one in lines[1:]} == {"it changed"}
-    assert (batch.counts["succeeded"], batch.counts["errored"], batch.counts["total"]) == (2, 4, LINES)
+    assert (batch.counts["succeeded"], batch.counts["errored"], batch.counts["total"]) == (
+        2,
+        4,
+        LINES,
+    )
     job = JobStore(backend.database).get("batch_failed")
     assert [json.loads(one) for one in error_lines(backend, batch, job)] == lines
     assert [json.loads(one)["result"]["type"] for one in result_lines(backend, batch)] == [
-        "succeeded", "succeeded", *["errored"] * 4,
-    ]  # fmt: skip
+        "succeeded",
+        "succeeded",
+        *["errored"] * 4,
+    ]
 
 
-def test_a_failed_batch_whose_file_cannot_be_read_says_so(backend: Backend, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It ends once its window is over, with the lines that there are, and tells which are left out."""
+def test_a_failed_batch_whose_file_cannot_be_read_says_so(
+    backend: Backend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It ends once its window is over, with the lines that there are, and tells which are left
+    out."""
     made = new_batch(backend, "batch_gone", 3600.0)
     play = fails(backend)
 
@@ -265,19 +311,23 @@ def with_prices(backend: Backend, **batches: Any) -> Backend:
     """A price of the model `sim` alone is known."""
     provider = ProviderFacts(prices={"sim": ModelPrices(input=1.0, output=2.0)})
     gateway = backend.settings.gateway.model_copy(update={"batches": BatchFields(**batches)})
-    return Backend(backend.settings.model_copy(update={"providers": {"default": provider}, "gateway": gateway}))
+    return Backend(
+        backend.settings.model_copy(update={"providers": {"default": provider}, "gateway": gateway})
+    )
 
 
 def test_budget_and_price_of_a_batch_are_those_of_its_one_model(
     backend: Backend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The job has the model that all lines name, so that its budget holds; a model without a price is refused at once, and
-    several models have none."""
+    """The job has the model that all lines name, so that its budget holds; a model without a price
+    is refused at once, and several models have none."""
     priced = with_prices(backend, models="any")
     files, budget = FileStore(priced.settings, priced.database), {"penstock.budget_usd": "5"}
     mortal, asked = Mortal(priced.database, monkeypatch), []
     for names in (["sim", "sim"], ["sim", "other"], ["other"]):
-        lines = as_jsonl(chat(n, model=name) for n, name in enumerate(names)).splitlines(keepends=True)
+        lines = as_jsonl(chat(n, model=name) for n, name in enumerate(names)).splitlines(
+            keepends=True
+        )
         file = files.create_from(lines, tenant=None, filename="in.jsonl", purpose="batch")
         assert file is not None
         asked.append(AskedBatch(file.file_id, "/v1/chat/completions", 3600.0, budget, None))
@@ -307,7 +357,9 @@ def test_a_batch_that_is_cancelled_before_it_is_a_job_names_every_request(
     """Its error file has a line for each, with batch_cancelled, and no job is made of it."""
     new_batch(backend, "batch_early")
     DoorBatchStore(backend.database).cancel("batch_early")
-    batch = steps_until(backend, "batch_early", lambda job: None, Mortal(backend.database, monkeypatch))
+    batch = steps_until(
+        backend, "batch_early", lambda job: None, Mortal(backend.database, monkeypatch)
+    )
     assert (batch.state, batch.job_id, batch.counts["total"]) == ("cancelled", None, LINES)
     file = FileStore(backend.settings, backend.database)
     found = next(one for one in page_of(file) if one.file_id == batch.error_file_id)
@@ -315,11 +367,14 @@ def test_a_batch_that_is_cancelled_before_it_is_a_job_names_every_request(
     lines = [json.loads(one) for one in written.splitlines()]
     assert [one["error"]["code"] for one in lines] == ["batch_cancelled"] * LINES
     again = [json.loads(one) for one in never_begun(backend, batch)]
-    assert [one["custom_id"] for one in again] == [one["custom_id"] for one in lines], "the route /errors says the same"
+    assert [one["custom_id"] for one in again] == [one["custom_id"] for one in lines], (
+        "the route /errors says the same"
+    )
 
 
 def test_a_process_that_has_lost_its_lease_writes_nothing(store: DoorBatchStore) -> None:
-    """Its fence is an old one then; and a batch that its caller has cancelled meanwhile is not moved on."""
+    """Its fence is an old one then; and a batch that its caller has cancelled meanwhile is not
+    moved on."""
     store.add(NewDoorBatch("batch_a", "openai", None, "/v1/embeddings", "file-x", 3600.0))
     first = store.lease("batch_a", "one", 0.0)
     second = store.lease("batch_a", "two", 60.0)
@@ -346,7 +401,10 @@ def test_pages_of_batches_are_of_one_tenant(store: DoorBatchStore) -> None:
     theirs = Whose("a")
     first = store.page(BatchesAsked("openai", 2, theirs))
     assert first is not None
-    assert ([one.batch_id for one in first.batches], first.has_more) == (["batch_3", "batch_1"], True)
+    assert ([one.batch_id for one in first.batches], first.has_more) == (
+        ["batch_3", "batch_1"],
+        True,
+    )
     rest = store.page(BatchesAsked("openai", 2, theirs, after="batch_1"))
     assert rest is not None
     assert ([one.batch_id for one in rest.batches], rest.has_more) == (["batch_0"], False)
@@ -360,18 +418,34 @@ def test_pages_of_batches_are_of_one_tenant(store: DoorBatchStore) -> None:
 
 
 def test_one_malformed_answer_takes_nothing_from_the_spend_of_the_others() -> None:
-    """Parity 10: tokens that were paid for are the ledger's; cached and reasoning tokens are added up where they can be read."""
+    """Parity 10: tokens that were paid for are the ledger's; cached and reasoning tokens are added
+    up where they can be read."""
     details = Details()
     good = b'{"usage":{"prompt_tokens_details":{"cached_tokens":4},"completion_tokens_details":{"reasoning_tokens":7}}}'
     responses = b'{"usage":{"input_tokens_details":{"cached_tokens":1},"output_tokens_details":{"reasoning_tokens":2}}}'
-    odd = (b"<html>", b"{", b'{"usage":7}', b'{"usage":{"prompt_tokens_details":{"cached_tokens":"x"}}}', b"[]")
+    odd = (
+        b"<html>",
+        b"{",
+        b'{"usage":7}',
+        b'{"usage":{"prompt_tokens_details":{"cached_tokens":"x"}}}',
+        b"[]",
+    )
     for body in (good, *odd, responses):
         details.add(body)
     counts = Counts(
-        succeeded=7, succeeded_after_retry=0, dead=0, dead_by_reason={}, calls=7, prompt_tokens=50, completion_tokens=20,
+        succeeded=7,
+        succeeded_after_retry=0,
+        dead=0,
+        dead_by_reason={},
+        calls=7,
+        prompt_tokens=50,
+        completion_tokens=20,
         cost_microusd=0,
-    )  # fmt: skip
+    )
     assert details.usage(counts) == {
-        "input_tokens": 50, "input_tokens_details": {"cached_tokens": 5}, "output_tokens": 20,
-        "output_tokens_details": {"reasoning_tokens": 9}, "total_tokens": 70,
-    }  # fmt: skip
+        "input_tokens": 50,
+        "input_tokens_details": {"cached_tokens": 5},
+        "output_tokens": 20,
+        "output_tokens_details": {"reasoning_tokens": 9},
+        "total_tokens": 70,
+    }

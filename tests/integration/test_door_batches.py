@@ -34,10 +34,17 @@ def client(doors: BatchDoor) -> Iterator[openai.OpenAI]:
         yield client
 
 
-def test_a_batch_of_500_is_answered_and_its_counts_only_grow(doors: BatchDoor, client: openai.OpenAI) -> None:
-    """Created, validated, answered: the counts are live and never go back, and the file has a line for each request."""
+def test_a_batch_of_500_is_answered_and_its_counts_only_grow(
+    doors: BatchDoor, client: openai.OpenAI
+) -> None:
+    """Created, validated, answered: the counts are live and never go back, and the file has a line
+    for each request."""
     batch = doors.create(client, (chat(n) for n in range(500)), metadata={"customer": "c1"})
-    assert (batch.status, batch.object, batch.metadata) == ("validating", "batch", {"customer": "c1"})
+    assert (batch.status, batch.object, batch.metadata) == (
+        "validating",
+        "batch",
+        {"customer": "c1"},
+    )
     assert batch.id.startswith("batch_")
     ended = doors.wait(client, batch.id)
     assert ended.status == "completed", ended
@@ -55,35 +62,55 @@ def test_ids_keep_the_prefixes_that_clients_know(doors: BatchDoor, client: opena
     """Parity 1: batches, files and lines have OpenAI's prefixes, and ids of ordinary length."""
     ended = doors.wait(client, doors.create(client, [chat(0)]).id)
     lines = read(client, ended.output_file_id)
-    for name, prefix in ((ended.id, "batch_"), (ended.output_file_id, "file-"), (lines[0]["id"], "batch_req_")):
+    for name, prefix in (
+        (ended.id, "batch_"),
+        (ended.output_file_id, "file-"),
+        (lines[0]["id"], "batch_req_"),
+    ):
         assert name is not None
         assert name.startswith(prefix)
         assert len(name) < 64
 
 
 def test_what_batches_do_not_take_is_refused(doors: BatchDoor, client: openai.OpenAI) -> None:
-    """Parity 2: a file of another purpose is refused at once; streams, ids used twice, other urls and other models fail it."""
+    """Parity 2: a file of another purpose is refused at once; streams, ids used twice, other urls
+    and other models fail it."""
     other = client.files.create(file=("in.jsonl", as_jsonl([chat(0)])), purpose="user_data")
     with pytest.raises(openai.BadRequestError) as refused:
-        client.batches.create(input_file_id=other.id, endpoint="/v1/chat/completions", completion_window="24h")
+        client.batches.create(
+            input_file_id=other.id, endpoint="/v1/chat/completions", completion_window="24h"
+        )
     assert refused.value.param == "input_file_id"
-    bad = [chat(0), chat(1, stream=True), chat(0), {**chat(2), "url": "/v1/embeddings"}, chat(3, model="other")]
+    bad = [
+        chat(0),
+        chat(1, stream=True),
+        chat(0),
+        {**chat(2), "url": "/v1/embeddings"},
+        chat(3, model="other"),
+    ]
     failed = doors.wait(client, doors.create(client, bad).id)
     assert faults(failed) == [
-        (2, "streaming_unsupported", "body.stream"), (3, "duplicate_custom_id", "custom_id"), (4, "url_mismatch", "url"),
+        (2, "streaming_unsupported", "body.stream"),
+        (3, "duplicate_custom_id", "custom_id"),
+        (4, "url_mismatch", "url"),
         (5, "model_mismatch", "body.model"),
-    ]  # fmt: skip
+    ]
 
 
-def test_faults_of_a_file_fail_its_batch_and_not_the_call(doors: BatchDoor, client: openai.OpenAI) -> None:
-    """Parity 3: code, line, message and param of each faulty line; an empty file, too many lines and no file likewise."""
+def test_faults_of_a_file_fail_its_batch_and_not_the_call(
+    doors: BatchDoor, client: openai.OpenAI
+) -> None:
+    """Parity 3: code, line, message and param of each faulty line; an empty file, too many lines
+    and no file likewise."""
     lines = [chat(0), b"{", {"custom_id": "a"}, b"[1]"]
     failed = doors.wait(client, doors.create(client, lines).id)
     assert failed.status == "failed"
     assert failed.failed_at is not None
     assert faults(failed) == [
-        (2, "invalid_json_line", None), (3, "missing_required_parameter", "method"), (4, "invalid_json_line", None),
-    ]  # fmt: skip
+        (2, "invalid_json_line", None),
+        (3, "missing_required_parameter", "method"),
+        (4, "invalid_json_line", None),
+    ]
     assert (failed.output_file_id, failed.error_file_id) == (None, None)
     empty = doors.wait(client, doors.create(client, [b""]).id)
     assert faults(empty) == [(None, "empty_file", None)]
@@ -97,8 +124,11 @@ def test_faults_of_a_file_fail_its_batch_and_not_the_call(doors: BatchDoor, clie
     assert faults(lost) == [(None, "invalid_request", "input_file_id")]
 
 
-def test_counts_add_up_before_the_files_are_written(doors: BatchDoor, client: openai.OpenAI) -> None:
-    """Parity 4: the total is there once the file is validated; completed and failed are all of it from `finalizing` on."""
+def test_counts_add_up_before_the_files_are_written(
+    doors: BatchDoor, client: openai.OpenAI
+) -> None:
+    """Parity 4: the total is there once the file is validated; completed and failed are all of it
+    from `finalizing` on."""
     doors.fleet.provider.tell(poison_rate=0.2, latency_ms=150)
     batch = doors.create(client, (chat(n, "count") for n in range(300)))
     doors.wait(client, batch.id)
@@ -109,23 +139,32 @@ def test_counts_add_up_before_the_files_are_written(doors: BatchDoor, client: op
             assert counts.total == 300
         if one.status in ENDS | {"finalizing"}:
             assert counts.completed + counts.failed == 300
-    failed = [one.request_counts.failed for one in doors.seen[batch.id] if one.request_counts is not None]
+    failed = [
+        one.request_counts.failed for one in doors.seen[batch.id] if one.request_counts is not None
+    ]
     assert failed == sorted(failed)
     assert 0 < failed[-1] < 300
 
 
 def test_a_side_without_lines_has_no_file(doors: BatchDoor, client: openai.OpenAI) -> None:
-    """Parity 5: all good, all bad, and some of both: null ids in the place of empty files, and every line in one of two."""
+    """Parity 5: all good, all bad, and some of both: null ids in the place of empty files, and
+    every line in one of two."""
     good = doors.wait(client, doors.create(client, [chat(0)]).id)
     assert (good.output_file_id is None, good.error_file_id is None) == (False, True)
     page = page_of(asked(f"{doors.url}/metrics").body.decode())
     assert value_of(page, "penstock_door_batch_steps_total", state="validating", result="done") >= 1
     doors.fleet.provider.tell(poison_rate=1)
     bad = doors.wait(client, doors.create(client, [chat(n, "poison") for n in range(3)]).id)
-    assert (bad.status, bad.output_file_id, len(read(client, bad.error_file_id))) == ("completed", None, 3)
+    assert (bad.status, bad.output_file_id, len(read(client, bad.error_file_id))) == (
+        "completed",
+        None,
+        3,
+    )
 
 
-def test_a_refused_request_shows_the_status_that_it_got(doors: BatchDoor, client: openai.OpenAI) -> None:
+def test_a_refused_request_shows_the_status_that_it_got(
+    doors: BatchDoor, client: openai.OpenAI
+) -> None:
     """Parity 6: a provider's 400 is a response with `error` null in the error file."""
     doors.fleet.provider.tell(poison_rate=1)
     ended = doors.wait(client, doors.create(client, [chat(0, "refused")]).id)
@@ -135,7 +174,8 @@ def test_a_refused_request_shows_the_status_that_it_got(doors: BatchDoor, client
 
 
 def test_a_cancelled_batch_keeps_what_it_has(doors: BatchDoor, client: openai.OpenAI) -> None:
-    """Parity 7: cancelling, then cancelled; each request has a line, those that were not begun the code batch_cancelled."""
+    """Parity 7: cancelling, then cancelled; each request has a line, those that were not begun the
+    code batch_cancelled."""
     doors.fleet.provider.tell(latency_ms=400)
     batch = doors.create(client, (chat(n, "cancel") for n in range(600)))
     until_some(doors, client, batch.id)
@@ -152,7 +192,8 @@ def test_a_cancelled_batch_keeps_what_it_has(doors: BatchDoor, client: openai.Op
 
 
 def test_an_expired_batch_keeps_what_it_has(doors: BatchDoor, client: openai.OpenAI) -> None:
-    """Parity 7 and 9: a window is kept; what was not done has the code batch_expired, and all else its answer."""
+    """Parity 7 and 9: a window is kept; what was not done has the code batch_expired, and all else
+    its answer."""
     doors.fleet.provider.tell(latency_ms=900)
     batch = doors.create(client, (chat(n, "expire") for n in range(600)), completion_window="3s")
     assert (batch.completion_window, batch.expires_at) == ("3s", batch.created_at + 3)
@@ -182,10 +223,16 @@ def test_outputs_are_files_of_their_creator(doors: BatchDoor, client: openai.Ope
 
 
 @pytest.mark.parametrize("window", ["", "soon", "0s", "31d", "-1h", "1", "24h "])
-def test_windows_that_are_not_kept_are_refused(doors: BatchDoor, client: openai.OpenAI, window: str) -> None:
+def test_windows_that_are_not_kept_are_refused(
+    doors: BatchDoor, client: openai.OpenAI, window: str
+) -> None:
     """Parity 9: no window is accepted and then ignored."""
     with pytest.raises(openai.BadRequestError) as refused:
-        client.batches.create(input_file_id="file-" + "x" * 27, endpoint="/v1/embeddings", completion_window=window)  # type: ignore[arg-type]  # what others accept
+        client.batches.create(
+            input_file_id="file-" + "x" * 27,
+            endpoint="/v1/embeddings",
+            completion_window=window,  # type: ignore[arg-type]  # what others accept
+        )
     assert refused.value.param == "completion_window"
 
 
@@ -200,8 +247,11 @@ def test_usage_and_model_are_on_the_batch(doors: BatchDoor, client: openai.OpenA
     assert ended.usage.total_tokens == ended.usage.input_tokens + ended.usage.output_tokens
 
 
-def test_metadata_comes_back_and_lists_go_page_by_page(doors: BatchDoor, client: openai.OpenAI) -> None:
-    """Parity 12: what was given is shown, within 16, 64 and 512; pages have first_id, last_id and has_more."""
+def test_metadata_comes_back_and_lists_go_page_by_page(
+    doors: BatchDoor, client: openai.OpenAI
+) -> None:
+    """Parity 12: what was given is shown, within 16, 64 and 512; pages have first_id, last_id and
+    has_more."""
     given = {f"{'k' * 60}{n}": "v" * 512 for n in range(16)}
     made = [doors.create(client, [chat(0)], metadata=given).id for _ in range(3)]
     assert client.batches.retrieve(made[0]).metadata == given
@@ -211,7 +261,13 @@ def test_metadata_comes_back_and_lists_go_page_by_page(doors: BatchDoor, client:
     assert (raw["first_id"], raw["last_id"], raw["has_more"]) == (made[2], made[1], True)
     assert made[0] in [one.id for one in client.batches.list(limit=2, after=made[1]).data]
     assert set(made) <= {one.id for one in client.batches.list(limit=2)}
-    for bad in ({"k" * 65: "v"}, {"k": "v" * 513}, {str(n): "" for n in range(17)}, {"k": 1}, {"penstock.other": "1"}):
+    for bad in (
+        {"k" * 65: "v"},
+        {"k": "v" * 513},
+        {str(n): "" for n in range(17)},
+        {"k": 1},
+        {"penstock.other": "1"},
+    ):
         with pytest.raises(openai.BadRequestError) as refused:
             doors.create(client, [chat(0)], metadata=bad)
         assert refused.value.param is not None
@@ -219,12 +275,15 @@ def test_metadata_comes_back_and_lists_go_page_by_page(doors: BatchDoor, client:
 
 
 def test_what_is_not_there_or_not_known_is_refused(doors: BatchDoor, client: openai.OpenAI) -> None:
-    """Unknown ids are 404, also where they are paths; endpoints, fields and pages that there are not are 400."""
+    """Unknown ids are 404, also where they are paths; endpoints, fields and pages that there are
+    not are 400."""
     for name in ("batch_" + "x" * 27, "../../etc/passwd", "batch_%2e%2e", "x"):
         for ask in (client.batches.retrieve, client.batches.cancel):
             with pytest.raises(openai.NotFoundError):
                 ask(name)
-    with pytest.raises(openai.BadRequestError, match="supported values are '/v1/chat/completions'") as refused:
+    with pytest.raises(
+        openai.BadRequestError, match="supported values are '/v1/chat/completions'"
+    ) as refused:
         doors.create(client, [chat(0)], endpoint="/v1/images/generations")
     assert (refused.value.param, refused.value.code) == ("endpoint", "invalid_value")
     with pytest.raises(openai.BadRequestError, match="unknown parameter"):
@@ -235,15 +294,19 @@ def test_what_is_not_there_or_not_known_is_refused(doors: BatchDoor, client: ope
             client.batches.list(**page)
 
 
-def test_the_same_idempotency_key_is_the_same_batch(doors: BatchDoor, client: openai.OpenAI) -> None:
+def test_the_same_idempotency_key_is_the_same_batch(
+    doors: BatchDoor, client: openai.OpenAI
+) -> None:
     """A create that is repeated finds the batch of the first; with another body it is refused."""
     file = client.files.create(file=("in.jsonl", as_jsonl([chat(0)])), purpose="batch")
 
     def create(window: str) -> str:
         return client.batches.create(
-            input_file_id=file.id, endpoint="/v1/chat/completions", completion_window=window,  # type: ignore[arg-type]  # ours
+            input_file_id=file.id,
+            endpoint="/v1/chat/completions",
+            completion_window=window,  # type: ignore[arg-type]  # ours
             extra_headers={"Idempotency-Key": "one"},
-        ).id  # fmt: skip
+        ).id
 
     assert create("24h") == create("24h")
     with pytest.raises(openai.UnprocessableEntityError):
@@ -251,7 +314,8 @@ def test_the_same_idempotency_key_is_the_same_batch(doors: BatchDoor, client: op
 
 
 def test_answers_can_be_read_before_the_end(doors: BatchDoor, client: openai.OpenAI) -> None:
-    """With ?partial=true there are the lines so far, and X-Incomplete says so; without it they are refused."""
+    """With ?partial=true there are the lines so far, and X-Incomplete says so; without it they are
+    refused."""
     doors.fleet.provider.tell(latency_ms=400)
     batch = doors.create(client, (chat(n, "partial") for n in range(400)))
     until_some(doors, client, batch.id)
@@ -264,16 +328,26 @@ def test_answers_can_be_read_before_the_end(doors: BatchDoor, client: openai.Ope
     client.batches.cancel(batch.id)
 
 
-def test_metadata_may_ask_for_a_priority_a_lane_and_a_budget(doors: BatchDoor, client: openai.OpenAI) -> None:
-    """They become options of the batch's job, and what a job cannot have is refused at once, under its name."""
+def test_metadata_may_ask_for_a_priority_a_lane_and_a_budget(
+    doors: BatchDoor, client: openai.OpenAI
+) -> None:
+    """They become options of the batch's job, and what a job cannot have is refused at once, under
+    its name."""
     asked = {"penstock.priority": "low", "penstock.lane": "api"}
     batch = doors.create(client, [chat(0)], metadata=asked)
     ended = doors.wait(client, batch.id)
     assert ended.status == "completed"
     spec = doors.fleet.producer.status(batch.id).job.spec
     assert (spec["priority"], spec["lane"]) == ("low", "api")
-    for name, value in (("priority", "first"), ("lane", "gpu2"), ("budget_usd", "much"), ("budget_usd", "5")):
-        with pytest.raises(openai.BadRequestError) as refused:  # the last one: no price is known here
+    for name, value in (
+        ("priority", "first"),
+        ("lane", "gpu2"),
+        ("budget_usd", "much"),
+        ("budget_usd", "5"),
+    ):
+        with pytest.raises(
+            openai.BadRequestError
+        ) as refused:  # the last one: no price is known here
             doors.create(client, [chat(0)], metadata={f"penstock.{name}": value})
         assert refused.value.param == f"metadata.penstock.{name}"
 
@@ -282,14 +356,18 @@ def test_the_asynchronous_client_gets_the_same(doors: BatchDoor, client: openai.
     """Upload, create, wait and read with AsyncOpenAI; embeddings, too."""
 
     async def run() -> tuple[str, int]:
-        async with openai.AsyncOpenAI(base_url=f"{doors.url}/v1", api_key="none", max_retries=0) as remote:
+        async with openai.AsyncOpenAI(
+            base_url=f"{doors.url}/v1", api_key="none", max_retries=0
+        ) as remote:
             lines = [
                 {
-                    "custom_id": f"e-{n}", "method": "POST", "url": "/v1/embeddings",
+                    "custom_id": f"e-{n}",
+                    "method": "POST",
+                    "url": "/v1/embeddings",
                     "body": {"model": "sim", "input": f"text {n}"},
                 }
                 for n in range(4)
-            ]  # fmt: skip
+            ]
             file = await remote.files.create(file=("in.jsonl", as_jsonl(lines)), purpose="batch")
             batch = await remote.batches.create(
                 input_file_id=file.id, endpoint="/v1/embeddings", completion_window="24h"

@@ -1,4 +1,5 @@
-"""What no client sends: bodies too large, too slow, packed or malformed, heads without end, paths in disguise."""
+"""What no client sends: bodies too large, too slow, packed or malformed, heads without end, paths
+in disguise."""
 
 from __future__ import annotations
 
@@ -46,9 +47,15 @@ async def _large() -> Response:
 @pytest.fixture(scope="module")
 def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     settings = door_settings(
-        tmp_path_factory.mktemp("door"), max_body_bytes=MOST, max_upload_bytes=MOST, body_timeout_s=0.4, header_timeout_s=0.6,
-        max_header_bytes=4096, max_connections=40, keep_alive_s=2,
-    )  # fmt: skip
+        tmp_path_factory.mktemp("door"),
+        max_body_bytes=MOST,
+        max_upload_bytes=MOST,
+        body_timeout_s=0.4,
+        header_timeout_s=0.6,
+        max_header_bytes=4096,
+        max_connections=40,
+        keep_alive_s=2,
+    )
     with door(settings, extra=[echo]) as url:
         yield url
 
@@ -65,14 +72,17 @@ def test_a_body_in_its_limits_arrives(url: str) -> None:
     """With and without a length, whole and in pieces."""
     assert asked(f"{url}/v1/echo", b"[1]", content_type="application/json").content == {"size": 3}
     answer = sent(
-        url, POST + b"transfer-encoding: chunked\r\nconnection: close\r\n\r\n", b"2\r\n[1\r\n1\r\n]\r\n0\r\n\r\n"
+        url,
+        POST + b"transfer-encoding: chunked\r\nconnection: close\r\n\r\n",
+        b"2\r\n[1\r\n1\r\n]\r\n0\r\n\r\n",
     )
     assert b'{"size":3}' in answer
 
 
 @pytest.mark.parametrize("path", ["/v1/echo", "/v1/files/echo"])
 def test_a_body_over_the_limit_is_refused(url: str, path: str) -> None:
-    """413 by its length before a byte of it is read, and without a length as soon as it is too much."""
+    """413 by its length before a byte of it is read, and without a length as soon as it is too
+    much."""
     head = POST.replace(b"/v1/echo", path.encode())
     told = sent(url, head + b"content-length: 99999999\r\n\r\n")
     assert (status(told), error_code(told)) == (413, "body_too_large")
@@ -82,7 +92,8 @@ def test_a_body_over_the_limit_is_refused(url: str, path: str) -> None:
 
 
 def test_who_still_sends_what_is_refused_can_read_why(url: str) -> None:
-    """The rest of the body is taken and dropped, also of a client that asks for no second request on its connection."""
+    """The rest of the body is taken and dropped, also of a client that asks for no second request
+    on its connection."""
     with connected(url) as connection:
         connection.sendall(POST + b"connection: close\r\ncontent-length: 99999999\r\n\r\n")
         assert select.select([connection], [], [], 10)[0], "the answer comes before the body"
@@ -93,11 +104,12 @@ def test_who_still_sends_what_is_refused_can_read_why(url: str) -> None:
 
 
 def test_a_room_with_a_limit_of_its_own_has_that_one(url: str) -> None:
-    """Batches of messages and prompts that are answered together may be larger than uploads and other bodies are."""
+    """Batches of messages and prompts that are answered together may be larger than uploads and
+    other bodies are."""
     large = b'{"a": "%s"}' % (b"x" * 2 * 1024 * 1024)
-    assert asked(f"{url}/v1/messages/batches/echo", large, content_type="application/json").content == {
-        "size": len(large)
-    }
+    assert asked(
+        f"{url}/v1/messages/batches/echo", large, content_type="application/json"
+    ).content == {"size": len(large)}
     answer = asked(f"{url}/v1/batch/sync", large, content_type="application/json")
     assert (answer.status, answer.content["error"]["param"]) == (400, "prompts")
 
@@ -105,13 +117,15 @@ def test_a_room_with_a_limit_of_its_own_has_that_one(url: str) -> None:
 @pytest.mark.parametrize("path", ["/v1/echo", "/v1/files/echo"])
 @pytest.mark.parametrize("length", [b"content-length: 20", b"transfer-encoding: chunked"])
 def test_a_body_that_never_ends_is_refused(url: str, path: str, length: bytes) -> None:
-    """408, whether its length was announced or not, and whether its route reads it whole or in pieces."""
+    """408, whether its length was announced or not, and whether its route reads it whole or in
+    pieces."""
     answer = sent(url, POST.replace(b"/v1/echo", path.encode()) + length + b"\r\n\r\n5\r\n[1, 2")
     assert (status(answer), error_code(answer)) == (408, "request_timeout")
 
 
 def test_a_body_that_began_fast_may_not_drip(url: str) -> None:
-    """408 once less than 1 KiB per second comes, however much came before: else few senders would keep all room for bodies."""
+    """408 once less than 1 KiB per second comes, however much came before: else few senders would
+    keep all room for bodies."""
     with connected(url) as slow:
         slow.sendall(POST + b"content-length: 8000\r\n\r\n" + b" " * 7_900)
         for _ in range(30):
@@ -124,8 +138,11 @@ def test_a_body_that_began_fast_may_not_drip(url: str) -> None:
     assert (status(answer), error_code(answer)) == (408, "request_timeout")
 
 
-def test_one_tenant_may_not_hold_all_room_for_bodies(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """503 for the second body of a tenant that is over its share; a single one is taken whatever its size; room comes back."""
+def test_one_tenant_may_not_hold_all_room_for_bodies(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """503 for the second body of a tenant that is over its share; a single one is taken whatever
+    its size; room comes back."""
     monkeypatch.setattr(bodies, "TENANT_BYTES", 2_000)
     big, json_type = b"[" + b" " * 3_000 + b"]", "application/json"
     with connected(url) as held:
@@ -138,10 +155,16 @@ def test_one_tenant_may_not_hold_all_room_for_bodies(url: str, monkeypatch: pyte
 
         until(refused, 5, "the first body is held, and the second one refused")
         assert (told[-1].status, told[-1].content["error"]["code"]) == (503, "overloaded")
-    until(lambda: asked(f"{url}/v1/echo", big, content_type=json_type).status == 200, 5, "its room has come back")
+    until(
+        lambda: asked(f"{url}/v1/echo", big, content_type=json_type).status == 200,
+        5,
+        "its room has come back",
+    )
 
 
-@pytest.mark.parametrize("origin", ["http://[", "http://[::1", "https://]", "null", "http://127.0.0.1:1"])
+@pytest.mark.parametrize(
+    "origin", ["http://[", "http://[::1", "https://]", "null", "http://127.0.0.1:1"]
+)
 def test_origins_that_are_none_are_refused(url: str, origin: str) -> None:
     """403 for a sign-in from nowhere; a broken one is no fault of the server."""
     form = "application/x-www-form-urlencoded"
@@ -149,7 +172,8 @@ def test_origins_that_are_none_are_refused(url: str, origin: str) -> None:
 
 
 def test_a_head_that_never_ends_costs_a_connection_only_for_a_while(url: str) -> None:
-    """Slow headers, line feeds and silence: each connection is ended after header_timeout_s, whatever comes meanwhile."""
+    """Slow headers, line feeds and silence: each connection is ended after header_timeout_s,
+    whatever comes meanwhile."""
     began = time.monotonic()
     answer = sent(url, b"GET /health HTTP/1.1\r\n", *([b"x: y\r\n"] * 8), pause_s=0.1)
     assert (status(answer), time.monotonic() - began < 10) == (408, True)
@@ -162,7 +186,12 @@ def test_a_head_that_never_ends_costs_a_connection_only_for_a_while(url: str) ->
 
 
 @pytest.mark.parametrize(
-    "head", [b"x: " + b"y" * 5000 + b"\r\n", b"".join(b"x%d: y\r\n" % n for n in range(300)), b"x: " + b"y" * 300_000]
+    "head",
+    [
+        b"x: " + b"y" * 5000 + b"\r\n",
+        b"".join(b"x%d: y\r\n" % n for n in range(300)),
+        b"x: " + b"y" * 300_000,
+    ],
 )
 def test_a_head_without_measure_is_refused(url: str, head: bytes) -> None:
     """431 for one header that is too long, for too many, and for one that does not end."""
@@ -194,7 +223,10 @@ def test_what_is_not_http_is_refused(url: str, request_bytes: bytes) -> None:
 def test_packed_bodies_are_not_unpacked(url: str, coding: str) -> None:
     """415: a body of kilobytes cannot become gigabytes."""
     answer = asked(
-        f"{url}/v1/echo", gzip.compress(b" " * 10_000), content_type="application/json", content_encoding=coding
+        f"{url}/v1/echo",
+        gzip.compress(b" " * 10_000),
+        content_type="application/json",
+        content_encoding=coding,
     )
     assert (answer.status, answer.content["error"]["code"]) == (415, "unsupported_content_encoding")
 
@@ -202,26 +234,37 @@ def test_packed_bodies_are_not_unpacked(url: str, coding: str) -> None:
 @pytest.mark.parametrize(
     ("body", "code"),
     [
-        (b"{", "invalid_json"), (b'{"a": NaN}', "invalid_json"), (b'{"a": Infinity}', "invalid_json"),
-        (b"[1] [2]", "invalid_json"), (b'"\xff"', "invalid_json"), (b'"\\ud800"', "invalid_json"),
+        (b"{", "invalid_json"),
+        (b'{"a": NaN}', "invalid_json"),
+        (b'{"a": Infinity}', "invalid_json"),
+        (b"[1] [2]", "invalid_json"),
+        (b'"\xff"', "invalid_json"),
+        (b'"\\ud800"', "invalid_json"),
         ("[1]".encode("utf-16"), "invalid_json"),
-        (b"[" * 65 + b"]" * 65, "nesting_too_deep"), (b'{"a":' * 500 + b"1" + b"}" * 500, "nesting_too_deep"),
-        (b"[" * 4000, "invalid_json"), (b"[" * 4000 + b"]" * 4000, "invalid_json"),
+        (b"[" * 65 + b"]" * 65, "nesting_too_deep"),
+        (b'{"a":' * 500 + b"1" + b"}" * 500, "nesting_too_deep"),
+        (b"[" * 4000, "invalid_json"),
+        (b"[" * 4000 + b"]" * 4000, "invalid_json"),
     ],
-)  # fmt: skip
+)
 def test_json_that_others_read_otherwise_is_refused(url: str, body: bytes, code: str) -> None:
-    """400 for what is malformed, for numbers that JSON does not have, and for hundreds of levels."""
+    """400 for what is malformed, for numbers that JSON does not have, and for hundreds of
+    levels."""
     answer = asked(f"{url}/v1/echo", body, content_type="application/json")
     assert (answer.status, answer.content["error"]["code"]) == (400, code)
 
 
 def test_sixty_four_levels_are_taken(url: str) -> None:
     """The limit on nesting is where it says."""
-    assert asked(f"{url}/v1/echo", b"[" * 64 + b"]" * 64, content_type="application/json").status == 200
+    assert (
+        asked(f"{url}/v1/echo", b"[" * 64 + b"]" * 64, content_type="application/json").status
+        == 200
+    )
 
 
 @pytest.mark.parametrize(
-    "kind", ["text/plain", "application/x-www-form-urlencoded", "multipart/form-data; boundary=x", ""]
+    "kind",
+    ["text/plain", "application/x-www-form-urlencoded", "multipart/form-data; boundary=x", ""],
 )
 def test_bodies_of_another_type_are_refused(url: str, kind: str) -> None:
     """415: what a page of another site may send without asking is no request of the API."""
@@ -244,12 +287,15 @@ def test_bodies_of_another_type_are_refused(url: str, kind: str) -> None:
 )
 def test_paths_in_disguise_are_not_found(url: str, path: str) -> None:
     """404: a path is what it looks like, for this server and every proxy before it."""
-    answer = sent(url, b"POST " + path.encode() + b" HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n")
+    answer = sent(
+        url, b"POST " + path.encode() + b" HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n"
+    )
     assert status(answer) == 404
 
 
 @pytest.mark.parametrize(
-    "query", ["api_key=abcdef", "x=1&access_token=abcdef", "q=sk-penstock-abc", "q=%73k-abc", "X-API-KEY=a"]
+    "query",
+    ["api_key=abcdef", "x=1&access_token=abcdef", "q=sk-penstock-abc", "q=%73k-abc", "X-API-KEY=a"],
 )
 def test_keys_in_addresses_are_refused(url: str, query: str) -> None:
     """400, so that no client gets used to it: addresses are what logs and proxies keep."""
@@ -258,7 +304,8 @@ def test_keys_in_addresses_are_refused(url: str, query: str) -> None:
 
 
 def test_idle_connections_keep_none_out(url: str) -> None:
-    """Many more connections than there may be, all silent or half-way through a head: requests are answered at once."""
+    """Many more connections than there may be, all silent or half-way through a head: requests are
+    answered at once."""
     with contextlib.ExitStack() as stack:
         for number in range(120):
             connection = stack.enter_context(connected(url))
@@ -282,7 +329,8 @@ def connections(url: str) -> float:
 
 
 def test_an_answer_that_is_not_read_is_given_up(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A client that takes nothing of a large answer loses its connection after UNREAD_S, and the answer is cut there."""
+    """A client that takes nothing of a large answer loses its connection after UNREAD_S, and the
+    answer is cut there."""
     monkeypatch.setattr(protocol, "UNREAD_S", 0.3)
     until(lambda: connections(url) == 0, 10, "no connection is left of the tests before")
     with connected(url) as connection:
@@ -293,7 +341,8 @@ def test_an_answer_that_is_not_read_is_given_up(url: str, monkeypatch: pytest.Mo
 
 
 def test_a_client_that_goes_away_leaves_no_connection_behind(url: str) -> None:
-    """Two hundred requests, and none of their answers is read: closing its half, and then leaving, ends the connection."""
+    """Two hundred requests, and none of their answers is read: closing its half, and then leaving,
+    ends the connection."""
     with connected(url) as connection:
         connection.sendall(b"GET /livez HTTP/1.1\r\nhost: localhost\r\n\r\n" * 200)
         connection.shutdown(socket.SHUT_WR)

@@ -1,4 +1,5 @@
-"""`GET /v1/limits`: the operator sees the accounts of providers, a tenant whether its requests may start."""
+"""`GET /v1/limits`: the operator sees the accounts of providers, a tenant whether its requests may
+start."""
 
 from __future__ import annotations
 
@@ -33,12 +34,15 @@ def bearer(secret: str) -> dict[str, str]:
 def test_the_operator_sees_accounts_and_a_tenant_whether_it_may_start(
     url: str, settings: GatewaySettings, redis_server: RedisServer
 ) -> None:
-    """A hold with its reason, figures and failing jobs for a key without a tenant or with admin; for others the state alone."""
+    """A hold with its reason, figures and failing jobs for a key without a tenant or with admin;
+    for others the state alone."""
     quota = Redis(redis_server, both())
     quota.reserve((1, 200), (1, 100))
     quota.report(ProviderReport(hold="out_of_money", throttled=1))
     name = quota.quota.id
-    CauseBook(redis_server.client()).note([Cause(name, "job_secret", "out_of_money", "no credit left", 3, 1.0, 9e9)])
+    CauseBook(redis_server.client()).note(
+        [Cause(name, "job_secret", "out_of_money", "no credit left", 3, 1.0, 9e9)]
+    )
     operator, admin = new_key(settings, None, "read"), new_key(settings, "shop", "read", "admin")
     tenant, writes = new_key(settings, "shop", "read"), new_key(settings, "shop", "write")
     for secret in (operator, admin):
@@ -47,7 +51,9 @@ def test_the_operator_sees_accounts_and_a_tenant_whether_it_may_start(
         account = found["account"]
         assert (account["hold"], account["granted"], account["throttled"]) == ("out_of_money", 2, 1)
         assert set(account["limits_per_s"]) == {"requests", "tokens"}
-        assert [(one["job_id"], one["count"]) for one in account["last_failures"]] == [("job_secret", 3)]
+        assert [(one["job_id"], one["count"]) for one in account["last_failures"]] == [
+            ("job_secret", 3)
+        ]
     answer = asked(f"{url}/v1/limits", **bearer(tenant))
     (found,) = answer.content["data"]
     assert (found["id"], found["state"], found["account"]) == (name, "held", None)
@@ -74,5 +80,9 @@ def test_without_redis_it_says_so(tmp_path: Path) -> None:
     """503 with a time to come back, as problem details."""
     with door(door_settings(tmp_path)) as url:
         answer = asked(f"{url}/v1/limits")
-    assert (answer.status, answer.content["code"], answer.headers["retry-after"]) == (503, "service_unavailable", "5")
+    assert (answer.status, answer.content["code"], answer.headers["retry-after"]) == (
+        503,
+        "service_unavailable",
+        "5",
+    )
     assert answer.headers["content-type"] == "application/problem+json"

@@ -1,4 +1,5 @@
-"""`/v1/messages/batches` by Anthropic's own client, unmodified, against a real door and a real fleet."""
+"""`/v1/messages/batches` by Anthropic's own client, unmodified, against a real door and a real
+fleet."""
 
 from __future__ import annotations
 
@@ -68,9 +69,14 @@ def results(client: anthropic.Anthropic, batch_id: str) -> dict[str, Any]:
 
 
 def test_requests_in_one_body_are_answered(doors: BatchDoor, client: anthropic.Anthropic) -> None:
-    """Created, ended, read: a message for each request, counts that add up, and times as Anthropic writes them."""
+    """Created, ended, read: a message for each request, counts that add up, and times as Anthropic
+    writes them."""
     made = client.messages.batches.create(requests=[asked("doc", n) for n in range(200)])
-    assert (made.id[:9], made.type, made.processing_status) == ("msgbatch_", "message_batch", "in_progress")
+    assert (made.id[:9], made.type, made.processing_status) == (
+        "msgbatch_",
+        "message_batch",
+        "in_progress",
+    )
     assert made.request_counts.processing == 200
     assert (made.results_url, made.ended_at) == (None, None)
     assert round((made.expires_at - made.created_at).total_seconds()) == 86_400
@@ -79,16 +85,24 @@ def test_requests_in_one_body_are_answered(doors: BatchDoor, client: anthropic.A
     assert over.results_url == f"{doors.url}/v1/messages/batches/{made.id}/results"
     found = results(client, made.id)
     assert found.keys() == {f"doc-{n}" for n in range(200)}
-    assert all(result.type == "succeeded" and result.message.role == "assistant" for result in found.values())
+    assert all(
+        result.type == "succeeded" and result.message.role == "assistant"
+        for result in found.values()
+    )
     assert all(result.message.usage.output_tokens > 0 for result in found.values())
 
 
-def test_a_request_that_is_refused_is_errored(doors: BatchDoor, client: anthropic.Anthropic) -> None:
-    """What the provider refuses, and what cannot be sent at all, is a result of that request alone."""
+def test_a_request_that_is_refused_is_errored(
+    doors: BatchDoor, client: anthropic.Anthropic
+) -> None:
+    """What the provider refuses, and what cannot be sent at all, is a result of that request
+    alone."""
     doors.fleet.provider.tell(poison_rate=1)
     bad = asked("bad", 1)
     del bad["params"]["max_tokens"]
-    made = client.messages.batches.create(requests=[asked("bad", 0), bad, asked("bad", 2, stream=True)])
+    made = client.messages.batches.create(
+        requests=[asked("bad", 0), bad, asked("bad", 2, stream=True)]
+    )
     assert ended(client, made.id).request_counts.errored == 3
     found = results(client, made.id)
     assert {(result.type, result.error.type) for result in found.values()} == {("errored", "error")}
@@ -97,21 +111,34 @@ def test_a_request_that_is_refused_is_errored(doors: BatchDoor, client: anthropi
     assert [found[f"bad-{n}"].error.error.type for n in (1, 2)] == ["invalid_request_error"] * 2
 
 
-def test_a_cancelled_message_batch_keeps_what_it_has(doors: BatchDoor, client: anthropic.Anthropic) -> None:
-    """Canceling, then ended: results of what was under way, `canceled` for the rest; it may be deleted then, with all of it."""
+def test_a_cancelled_message_batch_keeps_what_it_has(
+    doors: BatchDoor, client: anthropic.Anthropic
+) -> None:
+    """Canceling, then ended: results of what was under way, `canceled` for the rest; it may be
+    deleted then, with all of it."""
     doors.fleet.provider.tell(latency_ms=400)
     made = client.messages.batches.create(requests=[asked("stop", n) for n in range(400)])
-    until(lambda: client.messages.batches.retrieve(made.id).request_counts.succeeded > 0, 30, "some are answered")
+    until(
+        lambda: client.messages.batches.retrieve(made.id).request_counts.succeeded > 0,
+        30,
+        "some are answered",
+    )
     with pytest.raises(anthropic.BadRequestError, match="in progress"):
         client.messages.batches.delete(made.id)
     with pytest.raises(urllib.error.HTTPError) as refused:
         urllib.request.urlopen(f"{doors.url}/v1/messages/batches/{made.id}/results")
     assert json.loads(refused.value.read())["error"]["type"] == "not_found_error"
     stopped = client.messages.batches.cancel(made.id)
-    assert (stopped.processing_status, stopped.cancel_initiated_at is not None) == ("canceling", True)
+    assert (stopped.processing_status, stopped.cancel_initiated_at is not None) == (
+        "canceling",
+        True,
+    )
     counts = ended(client, made.id).request_counts
     kinds = [result.type for result in results(client, made.id).values()]
-    assert (kinds.count("succeeded"), kinds.count("canceled")) == (counts.succeeded, counts.canceled)
+    assert (kinds.count("succeeded"), kinds.count("canceled")) == (
+        counts.succeeded,
+        counts.canceled,
+    )
     assert len(kinds) == 400
     assert min(counts.succeeded, counts.canceled) > 0
     with pytest.raises(anthropic.BadRequestError, match="already ended"):
@@ -121,8 +148,11 @@ def test_a_cancelled_message_batch_keeps_what_it_has(doors: BatchDoor, client: a
         client.messages.batches.retrieve(made.id)
 
 
-def test_a_body_that_is_no_batch_is_refused_at_once(doors: BatchDoor, client: anthropic.Anthropic) -> None:
-    """Ids that come twice or are not Anthropic's, no requests, and other fields: 400 with the place, and no file stays."""
+def test_a_body_that_is_no_batch_is_refused_at_once(
+    doors: BatchDoor, client: anthropic.Anthropic
+) -> None:
+    """Ids that come twice or are not Anthropic's, no requests, and other fields: 400 with the
+    place, and no file stays."""
     twice = [asked("a", 0), asked("a", 0)]
     for requests, place in (
         (twice, "requests.1.custom_id"),
@@ -135,7 +165,9 @@ def test_a_body_that_is_no_batch_is_refused_at_once(doors: BatchDoor, client: an
         client.messages.batches.retrieve("msgbatch_" + "x" * 27)
 
 
-def test_message_batches_are_listed_page_by_page(doors: BatchDoor, client: anthropic.Anthropic) -> None:
+def test_message_batches_are_listed_page_by_page(
+    doors: BatchDoor, client: anthropic.Anthropic
+) -> None:
     """The newest first, after and before an id."""
     made = [client.messages.batches.create(requests=[asked("page", 0)]).id for _ in range(3)]
     first = client.messages.batches.list(limit=2)
@@ -147,7 +179,8 @@ def test_message_batches_are_listed_page_by_page(doors: BatchDoor, client: anthr
 
 
 def test_message_batches_expire(doors: BatchDoor) -> None:
-    """When their time is over, requests without an answer are `expired`; a door without such a provider takes none."""
+    """When their time is over, requests without an answer are `expired`; a door without such a
+    provider takes none."""
     doors.fleet.provider.tell(latency_ms=900, poison_rate=0)
     claude = {CLAUDE: doors.settings.providers[CLAUDE]}
     with (
@@ -157,7 +190,10 @@ def test_message_batches_expire(doors: BatchDoor) -> None:
         made = client.messages.batches.create(requests=[asked("late", n) for n in range(400)])
         counts = ended(client, made.id).request_counts
         kinds = [result.type for result in results(client, made.id).values()]
-        assert (kinds.count("succeeded"), kinds.count("expired")) == (counts.succeeded, counts.expired)
+        assert (kinds.count("succeeded"), kinds.count("expired")) == (
+            counts.succeeded,
+            counts.expired,
+        )
         assert len(kinds) == 400
         assert min(counts.succeeded, counts.expired) > 0
     with (

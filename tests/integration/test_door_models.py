@@ -1,4 +1,5 @@
-"""`GET /v1/models`, by the clients of OpenAI and Anthropic, and the refusal of a call whose model no worker serves."""
+"""`GET /v1/models`, by the clients of OpenAI and Anthropic, and the refusal of a call whose model
+no worker serves."""
 
 from __future__ import annotations
 
@@ -25,7 +26,9 @@ HOSTED = Served(("Qwen/Qwen3-8B", "qwen"), adapters=("legal",), context=40_960)
 @pytest.fixture
 def settings(tmp_path: Path, redis_server: RedisServer) -> GatewaySettings:
     facts = ProviderFacts(prices={"priced-1": ModelPrices(input=1.0, output=2.0)})
-    return door_settings(tmp_path, redis_server.url).model_copy(update={"providers": {"default": facts}})
+    return door_settings(tmp_path, redis_server.url).model_copy(
+        update={"providers": {"default": facts}}
+    )
 
 
 @pytest.fixture
@@ -34,7 +37,9 @@ def url(settings: GatewaySettings) -> Iterator[str]:
         yield url
 
 
-def says(settings: GatewaySettings, redis_server: RedisServer, worker: str, field: str, served: Served) -> None:
+def says(
+    settings: GatewaySettings, redis_server: RedisServer, worker: str, field: str, served: Served
+) -> None:
     """A worker's heartbeat."""
     with contextlib.closing(open_database(settings.database_url)) as database:
         hot = RedisLedger(redis_server.client(), Meta(database).epoch())
@@ -44,19 +49,28 @@ def says(settings: GatewaySettings, redis_server: RedisServer, worker: str, fiel
 def test_clients_list_what_workers_host_and_what_the_settings_price(
     url: str, settings: GatewaySettings, redis_server: RedisServer
 ) -> None:
-    """Every name of a hosted model, then the provider's; one by its name, a slash in it included; others are 404."""
+    """Every name of a hosted model, then the provider's; one by its name, a slash in it included;
+    others are 404."""
     says(settings, redis_server, "one", SERVES, HOSTED)
     says(settings, redis_server, "two", SERVES, HOSTED)
     client = openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
     assert [(one.id, one.owned_by) for one in client.models.list()] == [
-        ("Qwen/Qwen3-8B", "penstock"), ("qwen", "penstock"), ("legal", "penstock"), ("priced-1", "default"),
-    ]  # fmt: skip
+        ("Qwen/Qwen3-8B", "penstock"),
+        ("qwen", "penstock"),
+        ("legal", "penstock"),
+        ("priced-1", "default"),
+    ]
     assert client.models.retrieve("Qwen/Qwen3-8B").model_dump()["max_model_len"] == 40_960
     with pytest.raises(openai.NotFoundError, match="GET /v1/models lists what is"):
         client.models.retrieve("none-such")
     theirs = anthropic.Anthropic(base_url=url, api_key="none", max_retries=0)
     listed = theirs.models.list()
-    assert [one.display_name for one in listed.data] == ["Qwen/Qwen3-8B", "qwen", "legal", "priced-1"]
+    assert [one.display_name for one in listed.data] == [
+        "Qwen/Qwen3-8B",
+        "qwen",
+        "legal",
+        "priced-1",
+    ]
     assert not listed.has_next_page()
     assert theirs.models.retrieve("qwen").created_at.year == 1970
 
@@ -65,7 +79,10 @@ def test_a_key_must_be_one_that_may_ask(url: str, settings: GatewaySettings) -> 
     """The scope is `infer`, as of the calls that name these models."""
     asks, reads = new_key(settings, "shop", "infer"), new_key(settings, "shop", "read")
     assert asked(f"{url}/v1/models", authorization=f"Bearer {asks}").status == 200
-    assert asked(f"{url}/v1/models", authorization=f"Bearer {reads}").content["error"]["code"] == "missing_scope"
+    assert (
+        asked(f"{url}/v1/models", authorization=f"Bearer {reads}").content["error"]["code"]
+        == "missing_scope"
+    )
     assert asked(f"{url}/v1/models").status == 401
 
 
@@ -77,7 +94,9 @@ def test_a_call_is_told_which_models_there_are_and_which_one_loads(
     says(settings, redis_server, "two", LOADS, Served(("slow-1",)))
     client = openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
     say: Any = [{"role": "user", "content": "Say something."}]
-    with pytest.raises(openai.NotFoundError, match="'none-such' does not exist here; served are: qwen"):
+    with pytest.raises(
+        openai.NotFoundError, match="'none-such' does not exist here; served are: qwen"
+    ):
         client.chat.completions.create(model="none-such", messages=say)
     with pytest.raises(openai.InternalServerError, match="a worker is loading the model 'slow-1'"):
         client.chat.completions.create(model="slow-1", messages=say)

@@ -19,7 +19,10 @@ def url(tmp_path_factory: pytest.TempPathFactory, _shared_redis: RedisServer) ->
 def test_a_door_says_that_it_accepts_work(url: str) -> None:
     """/health answers 200 while SQL and Redis answer, and each answer has an id."""
     answer = asked(f"{url}/health")
-    assert (answer.status, answer.content) == (200, {"status": "ok", "database": "ok", "redis": "ok"})
+    assert (answer.status, answer.content) == (
+        200,
+        {"status": "ok", "database": "ok", "redis": "ok"},
+    )
     assert answer.headers["x-request-id"].startswith("req_")
     assert asked(f"{url}/health", method="HEAD").status == 200
     assert asked(f"{url}/livez").content == {"status": "ok"}
@@ -29,7 +32,11 @@ def test_a_door_says_what_is_away(tmp_path: Path) -> None:
     """/health answers 503 without Redis, and names it."""
     with door(door_settings(tmp_path)) as url:
         answer = asked(f"{url}/health")
-    assert (answer.status, answer.content["redis"], answer.content["database"]) == (503, "away", "ok")
+    assert (answer.status, answer.content["redis"], answer.content["database"]) == (
+        503,
+        "away",
+        "ok",
+    )
 
 
 def test_unknown_paths_are_refused_in_the_shape_that_their_clients_read(url: str) -> None:
@@ -39,7 +46,10 @@ def test_unknown_paths_are_refused_in_the_shape_that_their_clients_read(url: str
     assert (answer.status, answer.content["error"]["type"]) == (404, "not_found_error")
     assert answer.content["request_id"] == answer.headers["request-id"]
     answer = asked(f"{url}/v1/jobs/a/nothing")
-    assert (answer.content["status"], answer.headers["content-type"]) == (404, "application/problem+json")
+    assert (answer.content["status"], answer.headers["content-type"]) == (
+        404,
+        "application/problem+json",
+    )
     assert asked(f"{url}/ui/nothing").headers["content-type"].startswith("text/html")
 
 

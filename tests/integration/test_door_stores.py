@@ -1,4 +1,5 @@
-"""What the HTTP doors keep in SQL: each store makes the same promises on SQLite and on PostgreSQL."""
+"""What the HTTP doors keep in SQL: each store makes the same promises on SQLite and on
+PostgreSQL."""
 
 from __future__ import annotations
 
@@ -38,8 +39,17 @@ from penstock_ledger.model import JobState
 SOURCE: dict[str, Any] = {"kind": "file", "uri": "x"}
 
 
-def job(db: Database, job_id: str, *, tenant: str | None = None, source: Any = None, total: int | None = 10) -> None:
-    JobStore(db).create(NewJob(job_id, job_id, {"lane": "api", "tenant": tenant}, source or SOURCE, "digest", total))
+def job(
+    db: Database,
+    job_id: str,
+    *,
+    tenant: str | None = None,
+    source: Any = None,
+    total: int | None = 10,
+) -> None:
+    JobStore(db).create(
+        NewJob(job_id, job_id, {"lane": "api", "tenant": tenant}, source or SOURCE, "digest", total)
+    )
 
 
 def file(db: Database, name: str, tenant: str | None = "a", lives_s: float | None = None) -> None:
@@ -49,11 +59,14 @@ def file(db: Database, name: str, tenant: str | None = "a", lives_s: float | Non
 
 
 def paid(job_id: str, doc: str, microusd: int) -> Result:
-    return Result(ItemKey(job_id, 1, doc), 200, b"{}", "r", "m", "stop", 10, 20, microusd, 100, 1, 1)
+    return Result(
+        ItemKey(job_id, 1, doc), 200, b"{}", "r", "m", "stop", 10, 20, microusd, 100, 1, 1
+    )
 
 
 def test_a_file_that_a_job_still_reads_stays(either: Database) -> None:
-    """Behind its expires_at, too: it is found, and neither deleted nor cleaned up, until the job that reads it has ended."""
+    """Behind its expires_at, too: it is found, and neither deleted nor cleaned up, until the job
+    that reads it has ended."""
     files, whose = DoorFiles(either), Whose("a")
     file(either, "file-1", lives_s=-1.0)
     file(either, "file-2", lives_s=-1.0)
@@ -69,7 +82,8 @@ def test_a_file_that_a_job_still_reads_stays(either: Database) -> None:
 
 
 def test_files_are_listed_for_their_owner_behind_one_that_is_gone(either: Database) -> None:
-    """A file that is not whole is not there; pages go on behind a deleted one; rows are forgotten once their bytes are gone."""
+    """A file that is not whole is not there; pages go on behind a deleted one; rows are forgotten
+    once their bytes are gone."""
     files = DoorFiles(either)
     for name, tenant in (("file-1", "a"), ("file-2", "b"), ("file-3", "a"), ("file-4", "a")):
         file(either, name, tenant)
@@ -92,14 +106,20 @@ def test_files_are_listed_for_their_owner_behind_one_that_is_gone(either: Databa
 
 
 def test_a_key_is_kept_as_it_was_made_until_it_is_revoked(either: Database) -> None:
-    """Its limits, scopes and times come back; its use is noted once a minute; revoking it twice is said."""
+    """Its limits, scopes and times come back; its use is noted once a minute; revoking it twice is
+    said."""
     keys = ApiKeyStore(either)
     assert not keys.any_made()
     limits = KeyLimits(5, 2, 1.5)
     key_id, secret = keys.create(NewApiKey("night", "t", frozenset(["read", "infer"]), 9e9, limits))
     key = keys.of_digest(digest_of_key(secret))
     assert key is not None
-    assert (key.key_id, key.tenant, key.scopes, key.expires_at) == (key_id, "t", frozenset(["read", "infer"]), 9e9)
+    assert (key.key_id, key.tenant, key.scopes, key.expires_at) == (
+        key_id,
+        "t",
+        frozenset(["read", "infer"]),
+        9e9,
+    )
     assert key.limits == limits
     assert keys.of_digest(digest_of_key(secret + "x")) is None
     assert ([one.key_id for one in keys.list(["t"])], keys.list(["u"])) == ([key_id], [])
@@ -118,8 +138,8 @@ def test_a_key_is_kept_as_it_was_made_until_it_is_revoked(either: Database) -> N
 
 
 def test_ended_sessions_are_remembered_one_by_one_up_to_a_bound(either: Database) -> None:
-    """Each is over for itself, until its time is over anyhow; with too many of one key all end that it has, and those of other
-    keys go on."""
+    """Each is over for itself, until its time is over anyhow; with too many of one key all end that
+    it has, and those of other keys go on."""
     ended = EndedSessions(either)
     for number in range(ENDED_MAX):
         ended.end("key_a", f"session{number}", 150, now=100, lasts_s=60)
@@ -127,10 +147,14 @@ def test_ended_sessions_are_remembered_one_by_one_up_to_a_bound(either: Database
     assert not ended.is_ended("key_a", "another", 150)
     assert not ended.is_ended("key_b", "session0", 150)
     ended.end("key_a", "late", 170, now=155, lasts_s=60)
-    assert not ended.is_ended("key_a", "another", 165), "what was listed before has expired and makes room"
+    assert not ended.is_ended("key_a", "another", 165), (
+        "what was listed before has expired and makes room"
+    )
     for number in range(ENDED_MAX):
         ended.end("key_a", f"more{number}", 219, now=160, lasts_s=60)
-    assert ended.is_ended("key_a", "another", 220), "as many as may be listed are, and now all are over"
+    assert ended.is_ended("key_a", "another", 220), (
+        "as many as may be listed are, and now all are over"
+    )
     assert not ended.is_ended("key_a", "newer", 221)
 
 
@@ -139,10 +163,13 @@ def call(name: str, key: str, *, keep_s: float = 60.0, instead_of: str | None = 
 
 
 def test_a_key_of_a_call_stands_for_one_document(either: Database) -> None:
-    """Of two calls with one key the first has it; one that is over, or whose document counts no more, gives it to the next."""
+    """Of two calls with one key the first has it; one that is over, or whose document counts no
+    more, gives it to the next."""
     calls = DoorCallStore(either)
     job(either, "job_1", source={"kind": "spool"}, total=None)
-    first, second, keyless = calls.push("job_1", [call("d1", "k"), call("d2", "k"), PushedCall([("d3", b"{}")], "d3")])
+    first, second, keyless = calls.push(
+        "job_1", [call("d1", "k"), call("d2", "k"), PushedCall([("d3", b"{}")], "d3")]
+    )
     assert (list(first), second, list(keyless)) == (["d1"], {}, ["d3"])
     found = calls.find("a", "k")
     assert found is not None
@@ -161,7 +188,11 @@ def test_one_key_that_comes_many_times_at_once_is_one_document(either: Database)
     """Eight doors with the same Idempotency-Key: one of them stores a document."""
     job(either, "job_1", source={"kind": "spool"}, total=None)
     with ThreadPoolExecutor(8) as threads:
-        pushed = list(threads.map(lambda n: DoorCallStore(either).push("job_1", [call(f"d{n}", "k")])[0], range(8)))
+        pushed = list(
+            threads.map(
+                lambda n: DoorCallStore(either).push("job_1", [call(f"d{n}", "k")])[0], range(8)
+            )
+        )
     assert sum(bool(rows) for rows in pushed) == 1
 
 
@@ -177,14 +208,26 @@ def test_a_tenant_has_spent_what_its_jobs_of_a_month_have_cost(either: Database)
 
 
 def test_dead_letters_are_listed_in_their_order_and_cut(either: Database) -> None:
-    """By reason, behind a place, with errors of bounded length, and whether they can be sent again."""
+    """By reason, behind a place, with errors of bounded length, and whether they can be sent
+    again."""
     job(either, "job_1")
     letters = [
         DeadLetter(ItemKey("job_1", 1, name), reason, 1, 1, "e" * 5_000, 400, request, None)
-        for name, reason, request in (("a", "http_400", b"{}"), ("b", "bad_row", b""), ("c", "http_400", b"{}"))
+        for name, reason, request in (
+            ("a", "http_400", b"{}"),
+            ("b", "bad_row", b""),
+            ("c", "http_400", b"{}"),
+        )
     ]
     OutcomeStore(either).settle([paid("job_1", "d", 5)], letters)
     listed = letter_lines(either, "job_1", limit=9)
-    assert [(one.doc_id, one.replayable) for one in listed] == [("a", True), ("b", False), ("c", True)]
+    assert [(one.doc_id, one.replayable) for one in listed] == [
+        ("a", True),
+        ("b", False),
+        ("c", True),
+    ]
     assert len(listed[0].last_error) == 600
-    assert [one.doc_id for one in letter_lines(either, "job_1", reason="http_400", after=(1, "a"), limit=9)] == ["c"]
+    assert [
+        one.doc_id
+        for one in letter_lines(either, "job_1", reason="http_400", after=(1, "a"), limit=9)
+    ] == ["c"]

@@ -1,4 +1,5 @@
-"""What belongs to another tenant is not there: every route of the doors, whichever rooms there are."""
+"""What belongs to another tenant is not there: every route of the doors, whichever rooms there
+are."""
 
 from __future__ import annotations
 
@@ -48,9 +49,13 @@ def maker_of(path: str) -> Maker:
     return MAKERS[max(fitting, key=len)]
 
 
-NAMING = [one for one in routes() if PARAMETER.search(one.path) and not one.path.startswith(OF_NO_TENANT)]
+NAMING = [
+    one for one in routes() if PARAMETER.search(one.path) and not one.path.startswith(OF_NO_TENANT)
+]
 LISTING = [
-    one for one in routes() if one.method == "GET" and one.path.startswith("/v1/") and not PARAMETER.search(one.path)
+    one
+    for one in routes()
+    if one.method == "GET" and one.path.startswith("/v1/") and not PARAMETER.search(one.path)
 ]
 
 
@@ -117,8 +122,9 @@ def world(tmp_path_factory: pytest.TempPathFactory, _shared_redis: RedisServer) 
 
 @pytest.mark.parametrize("route", NAMING, ids=lambda route: f"{route.method} {route.path}")
 def test_what_another_tenant_has_is_not_there(world: World, route: Route) -> None:
-    """404 with the words of an id that never was, for a body that its owner is not refused for. Pages of the dashboard may refuse
-    the request first, and do so for both."""
+    """404 with the words of an id that never was, for a body that its owner is not refused for.
+
+    Pages of the dashboard may refuse the request first, and do so for both."""
     named = world.made(maker_of(route.path))
     unknown = ("A" if named[-1] != "A" else "B").join((named[:-1], ""))
     to_theirs, to_unknown = (filled(route.path, name) for name in (named, unknown))
@@ -131,7 +137,9 @@ def test_what_another_tenant_has_is_not_there(world: World, route: Route) -> Non
         assert theirs[0] == 404
         assert example_of(route) is None or own[0] not in OF_SHAPE, own[1].decode()
     elif theirs[0] != 404:
-        assert theirs[0] in (303, 400, 401, 403, 405, 415, 422), f"another tenant is answered {theirs[0]}"
+        assert theirs[0] in (303, 400, 401, 403, 405, 415, 422), (
+            f"another tenant is answered {theirs[0]}"
+        )
         assert own[0] == theirs[0]
 
 

@@ -1,4 +1,5 @@
-"""Webhooks from the change to the receiver: real servers on both sides, verified by the library of Standard Webhooks."""
+"""Webhooks from the change to the receiver: real servers on both sides, verified by the library of
+Standard Webhooks."""
 
 from __future__ import annotations
 
@@ -116,39 +117,58 @@ def hook(url: str, receiver: Receiver) -> Iterator[dict[str, Any]]:
 
 
 def told(
-    database: Database, type_: str = "batch.completed", object_id: str = "batch_1", tenant: str | None = None
+    database: Database,
+    type_: str = "batch.completed",
+    object_id: str = "batch_1",
+    tenant: str | None = None,
 ) -> int:
     return database.write(lambda connection: note_event(connection, tenant, type_, object_id))
 
 
 def deliveries(url: str, hook: dict[str, Any]) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = httpx2.get(f"{url}/v1/webhooks/{hook['id']}/deliveries").json()["data"]
+    found: list[dict[str, Any]] = httpx2.get(f"{url}/v1/webhooks/{hook['id']}/deliveries").json()[
+        "data"
+    ]
     return found
 
 
 def test_the_end_of_a_batch_is_told_as_openai_does(
     url: str, hook: dict[str, Any], receiver: Receiver, database: Database
 ) -> None:
-    """Signed by the secret that was shown once, in OpenAI's shape, to the endpoints of its tenant only."""
+    """Signed by the secret that was shown once, in OpenAI's shape, to the endpoints of its tenant
+    only."""
     assert told(database, tenant="another") == 0
     assert told(database) == 1
     until(lambda: receiver.got, 15, "an event has come")
     (event,) = receiver.verified(hook["secret"])
-    assert (event["object"], event["type"], event["data"]) == ("event", "batch.completed", {"id": "batch_1"})
+    assert (event["object"], event["type"], event["data"]) == (
+        "event",
+        "batch.completed",
+        {"id": "batch_1"},
+    )
     assert abs(event["created_at"] - time.time()) < 60
     headers = {name.lower(): value for name, value in receiver.got[0][0].items()}
     assert headers["webhook-id"] == event["id"]
-    until(lambda: deliveries(url, hook)[0]["status"] == "delivered", 15, "the delivery is noted as delivered")
+    until(
+        lambda: deliveries(url, hook)[0]["status"] == "delivered",
+        15,
+        "the delivery is noted as delivered",
+    )
     assert "secret" not in httpx2.get(f"{url}/v1/webhooks/{hook['id']}").json()
 
 
 def test_an_event_is_tried_again_until_it_arrives(
     url: str, hook: dict[str, Any], receiver: Receiver, database: Database
 ) -> None:
-    """An error, a redirect, which is not followed, and no answer at all: then it arrives, with the id that it had."""
+    """An error, a redirect, which is not followed, and no answer at all: then it arrives, with the
+    id that it had."""
     receiver.answers += [500, 302, 0]
     told(database)
-    until(lambda: deliveries(url, hook)[0]["status"] == "delivered", 15, "the delivery is noted as delivered")
+    until(
+        lambda: deliveries(url, hook)[0]["status"] == "delivered",
+        15,
+        "the delivery is noted as delivered",
+    )
     ids = {headers["webhook-id"] for headers, _ in receiver.got}
     assert (len(receiver.got), len(ids), deliveries(url, hook)[0]["tries"]) == (4, 1, 4)
     assert len(receiver.verified(hook["secret"])) == 4
@@ -157,7 +177,10 @@ def test_an_event_is_tried_again_until_it_arrives(
 def tries(url: str) -> list[float]:
     """How many were delivered, failed and given up, as the door counts them."""
     page = read(httpx2.get(f"{url}/metrics").text)
-    return [value(page, "penstock_door_webhook_tries_total", outcome=how) for how in ("delivered", "failed", "gave_up")]
+    return [
+        value(page, "penstock_door_webhook_tries_total", outcome=how)
+        for how in ("delivered", "failed", "gave_up")
+    ]
 
 
 def test_an_event_is_given_up_with_its_last_error_and_sent_again_by_hand(
@@ -169,10 +192,18 @@ def test_an_event_is_given_up_with_its_last_error_and_sent_again_by_hand(
     told(database)
     until(lambda: deliveries(url, hook)[0]["status"] == "failed", 15, "the delivery is given up")
     (delivery,) = deliveries(url, hook)
-    assert (delivery["tries"], delivery["last_error"], delivery["next_try_at"]) == (4, "it answered 503", None)
+    assert (delivery["tries"], delivery["last_error"], delivery["next_try_at"]) == (
+        4,
+        "it answered 503",
+        None,
+    )
     again = httpx2.post(f"{url}/v1/webhooks/{hook['id']}/deliveries/{delivery['id']}/retry")
     assert again.status_code == 202
-    until(lambda: deliveries(url, hook)[0]["status"] == "delivered", 15, "the delivery is noted as delivered")
+    until(
+        lambda: deliveries(url, hook)[0]["status"] == "delivered",
+        15,
+        "the delivery is noted as delivered",
+    )
     assert receiver.got[-1][0]["webhook-id"] == delivery["id"]
     assert [now - was for was, now in zip(before, tries(url), strict=True)] == [1, 3, 1]
 
@@ -192,10 +223,16 @@ def test_410_disables_an_endpoint_until_it_is_enabled(
     test = httpx2.post(f"{place}/test").json()
     until(lambda: len(receiver.got) == 2, 15, "two events have come")
     event = Webhook(hook["secret"]).verify(receiver.got[1][1], receiver.got[1][0])
-    assert (event["id"], event["type"], event["data"]) == (test["id"], "webhook.test", {"id": hook["id"]})
+    assert (event["id"], event["type"], event["data"]) == (
+        test["id"],
+        "webhook.test",
+        {"id": hook["id"]},
+    )
 
 
-def test_a_new_secret_signs_beside_the_old_one(url: str, hook: dict[str, Any], receiver: Receiver) -> None:
+def test_a_new_secret_signs_beside_the_old_one(
+    url: str, hook: dict[str, Any], receiver: Receiver
+) -> None:
     """A receiver may change from one to the other at any moment of the next day."""
     new = httpx2.post(f"{url}/v1/webhooks/{hook['id']}/rotate").json()["secret"]
     assert new != hook["secret"]
@@ -209,7 +246,9 @@ def test_the_states_of_a_job_are_told_with_the_change(
 ) -> None:
     """Paused and completed, each once: a change that was not made tells nothing."""
     jobs = JobStore(database)
-    job, _ = jobs.create(NewJob("job-1", "key-1", {"endpoint": "/v1/embeddings"}, {"kind": "spool"}, "digest", 1))
+    job, _ = jobs.create(
+        NewJob("job-1", "key-1", {"endpoint": "/v1/embeddings"}, {"kind": "spool"}, "digest", 1)
+    )
     assert jobs.set_state(job.job_id, JobState.PAUSED, expect={JobState.RUNNING})
     assert not jobs.set_state(job.job_id, JobState.PAUSED, expect={JobState.RUNNING})
     assert jobs.set_state(job.job_id, JobState.RUNNING, expect={JobState.PAUSED})
@@ -217,12 +256,16 @@ def test_the_states_of_a_job_are_told_with_the_change(
     until(lambda: len(receiver.got) == 2, 15, "two events have come")
     events = receiver.verified(hook["secret"])
     assert {(event["type"], event["data"]["id"]) for event in events} == {
-        ("job.paused", job.job_id), ("job.completed", job.job_id),
-    }  # fmt: skip
+        ("job.paused", job.job_id),
+        ("job.completed", job.job_id),
+    }
 
 
-def test_an_endpoint_hears_of_what_it_asked_for(url: str, receiver: Receiver, database: Database) -> None:
-    """Named events only; pages go on behind the last id; a removed one is unknown, with all that was on its way."""
+def test_an_endpoint_hears_of_what_it_asked_for(
+    url: str, receiver: Receiver, database: Database
+) -> None:
+    """Named events only; pages go on behind the last id; a removed one is unknown, with all that
+    was on its way."""
     given = {"url": receiver.url, "events": ["batch.failed"]}
     first, second = (httpx2.post(f"{url}/v1/webhooks", json=given).json() for _ in range(2))
     assert told(database, "batch.completed") == 0
@@ -252,7 +295,9 @@ def test_an_endpoint_hears_of_what_it_asked_for(url: str, receiver: Receiver, da
 )
 def test_endpoints_that_are_refused(url: str, body: Any, code: str) -> None:
     """400 with the field, before anything is kept."""
-    answer = httpx2.post(f"{url}/v1/webhooks", content=json.dumps(body), headers={"content-type": "application/json"})
+    answer = httpx2.post(
+        f"{url}/v1/webhooks", content=json.dumps(body), headers={"content-type": "application/json"}
+    )
     assert (answer.status_code, answer.json()["code"]) == (400, code)
     assert httpx2.get(f"{url}/v1/webhooks").json()["data"] == []
 
@@ -269,7 +314,8 @@ def endpoint(store: WebhookStore, number: int, tenant: str | None = None) -> str
 
 
 def test_one_endpoint_with_many_events_leaves_room_for_others(store: WebhookStore) -> None:
-    """A few of each at a time, and those that are under way are held by one process until its lease ends."""
+    """A few of each at a time, and those that are under way are held by one process until its lease
+    ends."""
     busy, quiet = endpoint(store, 1), endpoint(store, 2)
     for _ in range(50):
         store.test(busy)
@@ -277,7 +323,9 @@ def test_one_endpoint_with_many_events_leaves_room_for_others(store: WebhookStor
     taken = store.claim("a", 60.0, most=16, per_endpoint=2)
     assert sorted(one.endpoint_id for one in taken) == [busy, busy, quiet]
     assert quiet not in [one.endpoint_id for one in store.claim("b", 60.0, most=16, per_endpoint=2)]
-    assert [one.endpoint_id for one in store.claim("b", 0.0, most=16, per_endpoint=60, without=[quiet])] == [busy] * 16
+    assert [
+        one.endpoint_id for one in store.claim("b", 0.0, most=16, per_endpoint=60, without=[quiet])
+    ] == [busy] * 16
     again = store.claim("c", 60.0, most=16, per_endpoint=1)
     assert [one.endpoint_id for one in again] == [busy]
     store.delivered(again[0].event_id, busy, "b")  # whose lease has ended: nothing is written
@@ -290,14 +338,20 @@ def test_test_events_do_not_pile_up(store: WebhookStore, monkeypatch: pytest.Mon
     """So many wait for one endpoint; once one has arrived there is room for the next."""
     monkeypatch.setattr(webhooks, "TESTS_MAX", 2)
     name, other = endpoint(store, 1), endpoint(store, 2)
-    assert [store.test(one) is not None for one in (name, name, name, other)] == [True, True, False, True]
+    assert [store.test(one) is not None for one in (name, name, name, other)] == [
+        True,
+        True,
+        False,
+        True,
+    ]
     (due,) = store.claim("a", 60.0, most=1, per_endpoint=1, without=[other])
     store.delivered(due.event_id, name, "a")
     assert store.test(name) is not None
 
 
 def test_one_tenant_with_many_endpoints_leaves_room_for_others(store: WebhookStore) -> None:
-    """Its receivers may hang and its events come faster than they are sent: another tenant's are sent next all the same."""
+    """Its receivers may hang and its events come faster than they are sent: another tenant's are
+    sent next all the same."""
     for number in range(20):
         name = endpoint(store, number, "loud")
         for _ in range(3):
@@ -327,7 +381,11 @@ def test_deliveries_that_are_over_are_forgotten_in_time(store: WebhookStore) -> 
 def days_ago(store: WebhookStore, name: str, days: float) -> None:
     """The first try that failed was so long ago."""
     since = webhook_endpoints.update().where(webhook_endpoints.c.endpoint_id == name)
-    store._db.write(lambda connection: connection.execute(since.values(failing_since=time.time() - days * 86_400)))
+    store._db.write(
+        lambda connection: connection.execute(
+            since.values(failing_since=time.time() - days * 86_400)
+        )
+    )
 
 
 def one_try(store: WebhookStore, name: str) -> str:
@@ -343,7 +401,8 @@ def seen(store: WebhookStore, name: str) -> Endpoint:
 
 
 def test_an_endpoint_where_nothing_arrives_for_five_days_is_disabled(store: WebhookStore) -> None:
-    """When a delivery is given up, with the reason; what arrives ends the count, and a try that is repeated decides nothing."""
+    """When a delivery is given up, with the reason; what arrives ends the count, and a try that is
+    repeated decides nothing."""
     name = endpoint(store, 1)
     assert not store.failed(one_try(store, name), name, "a", "it answered 500", None)
     assert seen(store, name).failing_since is not None
@@ -361,7 +420,9 @@ def test_an_endpoint_where_nothing_arrives_for_five_days_is_disabled(store: Webh
     found = seen(store, name)
     assert found.disabled_at is not None
     assert found.why == "nothing has arrived there for 5 days; the last try: it answered 503"
-    assert all(one.next_at is None for one in store.deliveries(name, 100)), "what was on its way is given up, too"
+    assert all(one.next_at is None for one in store.deliveries(name, 100)), (
+        "what was on its way is given up, too"
+    )
     assert store.enable(name, EVERYONE)
     assert (seen(store, name).disabled_at, seen(store, name).failing_since) == (None, None)
 
@@ -370,7 +431,10 @@ def test_two_at_once_do_not_pass_the_limit_of_endpoints(store: WebhookStore) -> 
     """Eight callers that add the last one together: one of them has it, on either database."""
     for number in range(19):
         endpoint(store, number, "mine")
-    new = [NewEndpoint(f"we_{number}", "mine", "https://example.com", "whsec_x", ["*"]) for number in range(100, 108)]
+    new = [
+        NewEndpoint(f"we_{number}", "mine", "https://example.com", "whsec_x", ["*"])
+        for number in range(100, 108)
+    ]
     with ThreadPoolExecutor(8) as threads:
         made = list(threads.map(store.add, new))
     assert sum(one is not None for one in made) == 1

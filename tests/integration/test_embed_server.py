@@ -1,4 +1,5 @@
-"""An embed worker over a server that embeds: one that keeps text-embeddings-inference's contract, and one that is as vLLM's."""
+"""An embed worker over a server that embeds: one that keeps text-embeddings-inference's contract,
+and one that is as vLLM's."""
 
 from __future__ import annotations
 
@@ -31,7 +32,9 @@ def request(body: dict[str, Any], **more: Any) -> Request:
 
 @asynccontextmanager
 async def lane(url: str, wait_s: float = 10.0, **embed: Any) -> AsyncIterator[EmbedServerLane]:
-    settings = WorkerSettings.load(lane="embed", embed={"upstream_url": url, "upstream_wait_s": wait_s, **embed})
+    settings = WorkerSettings.load(
+        lane="embed", embed={"upstream_url": url, "upstream_wait_s": wait_s, **embed}
+    )
     made = EmbedServerLane(settings, give_up=pytest.fail)
     try:
         await made.start()
@@ -48,15 +51,25 @@ async def tried(one: EmbedServerLane, asked: Request) -> Answer | NoAnswer:
 
 @pytest.mark.parametrize(("server", "model"), [(Tei(), "BAAI/bge-small"), (Vllm(), "tiny-bert")])
 async def test_vectors_are_stored_as_the_lanes_own(server: PlayedServer, model: str) -> None:
-    """They come as base64, in any order, are cut and made other numbers here, and the model's name is the server's."""
+    """They come as base64, in any order, are cut and made other numbers here, and the model's name
+    is the server's."""
     async with server.served() as url, lane(url) as one:
-        answer = await tried(one, request({"input": ["a b", "c"], "output_dtype": "int8", "dimensions": 2}))
+        answer = await tried(
+            one, request({"input": ["a b", "c"], "output_dtype": "int8", "dimensions": 2})
+        )
     assert isinstance(answer, Answer)
     stored = unpack(answer.body)
     assert answer.packed
-    assert (stored.dtype, stored.dimensions, stored.model, stored.prompt_tokens) == ("int8", 2, model, 2)
+    assert (stored.dtype, stored.dimensions, stored.model, stored.prompt_tokens) == (
+        "int8",
+        2,
+        model,
+        2,
+    )
     assert struct.unpack("<4b", stored.data) == (76, 102, 76, 102)
-    assert server.asked == [("/v1/embeddings", {"input": ["a b", "c"], "model": model, "encoding_format": "base64"})]
+    assert server.asked == [
+        ("/v1/embeddings", {"input": ["a b", "c"], "model": model, "encoding_format": "base64"})
+    ]
 
 
 @pytest.mark.parametrize(
@@ -75,7 +88,8 @@ async def test_vectors_are_stored_as_the_lanes_own(server: PlayedServer, model: 
 async def test_each_error_of_the_server_has_its_fate(
     body: dict[str, Any], fails: list[tuple[int, str, str]], name: str, invalid: int
 ) -> None:
-    """413 or 422 is too long or too many, 424 a model that failed, 429 a full queue: the last costs no attempt."""
+    """413 or 422 is too long or too many, 424 a model that failed, 429 a full queue: the last costs
+    no attempt."""
     server = Tei(invalid=invalid)
     server.fails = list(fails)
     async with server.served() as url, lane(url) as one:
@@ -96,12 +110,18 @@ async def test_a_text_that_is_too_long_is_cut_where_the_job_says_so() -> None:
 @pytest.mark.parametrize(
     "answer",
     [
-        b"[]", b"{}", b"<html>", b'{"data": []}', b'{"data": [{"index": 0, "embedding": "AAA"}]}',
-        b'{"data": [{"index": 0, "embedding": []}]}', b'{"data": [{"index": 0, "embedding": ["x"]}]}',
-        b'{"data": [{"index": 0, "embedding": [1e400]}]}', b'{"data": [{"index": 0, "embedding": "AADAfw=="}]}',
+        b"[]",
+        b"{}",
+        b"<html>",
+        b'{"data": []}',
+        b'{"data": [{"index": 0, "embedding": "AAA"}]}',
+        b'{"data": [{"index": 0, "embedding": []}]}',
+        b'{"data": [{"index": 0, "embedding": ["x"]}]}',
+        b'{"data": [{"index": 0, "embedding": [1e400]}]}',
+        b'{"data": [{"index": 0, "embedding": "AADAfw=="}]}',
         b'{"data": [{"index": 0, "embedding": [1]}, {"index": 1, "embedding": [1]}]}',
     ],
-)  # fmt: skip
+)
 async def test_an_answer_without_usable_vectors_is_none(answer: bytes) -> None:
     """Too few, too many, empty, infinite or no numbers at all: tried again, never stored."""
     server = Tei()
@@ -139,7 +159,8 @@ async def test_while_the_server_is_away_nothing_starts(monkeypatch: pytest.Monke
 async def test_a_server_with_another_model_gives_no_vectors_of_it(
     server: PlayedServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The lane says what the server has now; an item that came in before waits, and is not sent: its job has another model."""
+    """The lane says what the server has now; an item that came in before waits, and is not sent:
+    its job has another model."""
     monkeypatch.setattr(module, "MODEL_EACH_S", 0.02)
     async with server.served() as url, lane(url, names=("mine",)) as one:
         early = await one.prepare(request({"input": "w"}))
@@ -164,7 +185,9 @@ async def test_a_server_of_another_kind_is_refused_at_once(path: str) -> None:
     await web.TCPSite(runner, "127.0.0.1", 0).start()
     url = f"http://127.0.0.1:{runner.addresses[0][1]}{path}"
     try:
-        with pytest.raises(BadEngineSettings if path else SettingsError, match=r"embed.*upstream_url"):
+        with pytest.raises(
+            BadEngineSettings if path else SettingsError, match=r"embed.*upstream_url"
+        ):
             async with lane(url):
                 pass
     finally:

@@ -1,4 +1,5 @@
-"""Scores, rankings and classes by a server with a classifier: text-embeddings-inference's contract, and vLLM's."""
+"""Scores, rankings and classes by a server with a classifier: text-embeddings-inference's contract,
+and vLLM's."""
 
 from __future__ import annotations
 
@@ -28,7 +29,9 @@ KINDS: list[Any] = [Tei, Vllm]
 @asynccontextmanager
 async def lane(server: PlayedServer) -> AsyncIterator[EmbedServerLane]:
     async with server.served() as url:
-        settings = WorkerSettings.load(lane="embed", embed={"upstream_url": url, "upstream_wait_s": 10.0})
+        settings = WorkerSettings.load(
+            lane="embed", embed={"upstream_url": url, "upstream_wait_s": 10.0}
+        )
         made = EmbedServerLane(settings, give_up=pytest.fail)
         try:
             await made.start()
@@ -62,12 +65,19 @@ async def failure(one: EmbedServerLane, asked: Request) -> Failure:
 
 @pytest.mark.parametrize("kind", KINDS)
 async def test_a_ranking_is_as_a_hosted_model_gives_it(kind: Kind) -> None:
-    """The best first with their texts, short where top_n says so, whichever server made the scores."""
+    """The best first with their texts, short where top_n says so, whichever server made the
+    scores."""
     server = kind(RANKER)
     async with lane(server) as one:
-        body = await answer(one, request("/v1/rerank", {"query": "q", "documents": DOCUMENTS, "top_n": 2}))
+        body = await answer(
+            one, request("/v1/rerank", {"query": "q", "documents": DOCUMENTS, "top_n": 2})
+        )
         bare = await answer(
-            one, request("/rerank", {"query": "q", "documents": DOCUMENTS, "return_documents": False, "model": "mine"})
+            one,
+            request(
+                "/rerank",
+                {"query": "q", "documents": DOCUMENTS, "return_documents": False, "model": "mine"},
+            ),
         )
     assert body == {
         "id": "rerank-job:doc",
@@ -87,8 +97,14 @@ async def test_scores_come_in_the_order_of_the_pairs(kind: Kind) -> None:
     """One against many, and as many of each."""
     async with lane(kind(RANKER)) as one:
         many = await answer(one, request("/v1/score", {"text_1": "q", "text_2": DOCUMENTS}))
-        pairs = await answer(one, request("/score", {"text_1": ["q", "q r s"], "text_2": ["a", "a"]}))
-    assert [(entry["index"], entry["score"]) for entry in many["data"]] == [(0, 3.0), (1, 5.0), (2, 2.0)]
+        pairs = await answer(
+            one, request("/score", {"text_1": ["q", "q r s"], "text_2": ["a", "a"]})
+        )
+    assert [(entry["index"], entry["score"]) for entry in many["data"]] == [
+        (0, 3.0),
+        (1, 5.0),
+        (2, 2.0),
+    ]
     assert [entry["score"] for entry in pairs["data"]] == [2.0, 4.0]
 
 
@@ -104,7 +120,8 @@ async def test_classes_have_labels_and_numbers_in_the_models_order(kind: Kind) -
 
 
 async def test_what_is_sent_are_the_servers_own_fields() -> None:
-    """Their documented paths and names: a query once, pairs as lists of two, and whether a text may be cut."""
+    """Their documented paths and names: a query once, pairs as lists of two, and whether a text may
+    be cut."""
     vllm, tei, classes = Vllm(RANKER), Tei(RANKER), Vllm(CLASSIFIER)
     asked = {"query": "q", "documents": ["a", "b"], "use_activation": False}
     async with lane(vllm) as one:
@@ -115,7 +132,12 @@ async def test_what_is_sent_are_the_servers_own_fields() -> None:
         await tried(one, request("/classify", {"input": "a"}))
     async with lane(classes) as one:
         await tried(one, request("/classify", {"input": "a"}))
-    ranked = {"text_1": "q", "text_2": ["a", "b"], "use_activation": False, "truncate_prompt_tokens": -1}
+    ranked = {
+        "text_1": "q",
+        "text_2": ["a", "b"],
+        "use_activation": False,
+        "truncate_prompt_tokens": -1,
+    }
     assert vllm.asked == [
         ("/score", {"model": "tiny-bert", **ranked}),
         ("/score", {"model": "tiny-bert", "text_1": ["a", "b"], "text_2": ["c", "d"]}),
@@ -138,7 +160,9 @@ async def test_what_is_sent_are_the_servers_own_fields() -> None:
         (Vllm(RANKER), "/v1/embeddings", "does not embed"),
     ],
 )
-async def test_a_model_that_cannot_do_it_says_so(server: PlayedServer, endpoint: str, why: str) -> None:
+async def test_a_model_that_cannot_do_it_says_so(
+    server: PlayedServer, endpoint: str, why: str
+) -> None:
     """A bad request that says what the model is not for, as by a hosted model."""
     body = {"input": "a", "query": "q", "documents": ["a"], "text_1": "a", "text_2": "b"}
     async with lane(server) as one:
@@ -155,7 +179,10 @@ async def test_bodies_are_refused_before_they_are_sent(kind: Kind) -> None:
         for body, field in (
             ({"documents": ["a"]}, "'query' is missing"),
             ({"query": "q", "documents": ["a"] * (MAX_TEXTS + 1)}, f"at most {MAX_TEXTS}"),
-            ({"query": "q", "documents": ["a"], "max_tokens_per_doc": 9}, "'max_tokens_per_doc' is 9"),
+            (
+                {"query": "q", "documents": ["a"], "max_tokens_per_doc": 9},
+                "'max_tokens_per_doc' is 9",
+            ),
         ):
             named = await failure(one, request("/v1/rerank", body))
             assert named.name == "bad_request"
@@ -184,22 +211,33 @@ async def test_more_documents_than_the_server_takes_are_too_large() -> None:
 @pytest.mark.parametrize(
     "said",
     [
-        b"<html>", b"{}", b"[]", b"7", b'{"data": []}', b'{"data": [{"index": 0, "score": null}]}', b"[[]]",
-        b'{"data": [{"index": 0, "score": 1e999}]}', b'{"data": [{"index": 1, "score": 1}]}',
-        b'[[{"score": "x", "label": "relevance"}]]', b'[[{"score": 1, "label": "other"}]]',
+        b"<html>",
+        b"{}",
+        b"[]",
+        b"7",
+        b'{"data": []}',
+        b'{"data": [{"index": 0, "score": null}]}',
+        b"[[]]",
+        b'{"data": [{"index": 0, "score": 1e999}]}',
+        b'{"data": [{"index": 1, "score": 1}]}',
+        b'[[{"score": "x", "label": "relevance"}]]',
+        b'[[{"score": 1, "label": "other"}]]',
     ],
-)  # fmt: skip
+)
 async def test_an_answer_without_usable_scores_is_none(kind: Kind, said: bytes) -> None:
     """Too few, of another text or no numbers at all: tried again, never stored."""
     server = kind(RANKER)
     server.answer = said
     async with lane(server) as one:
-        assert (await failure(one, request("/v1/score", {"text_1": "a", "text_2": "b"}))).name == "invalid_answer"
+        assert (
+            await failure(one, request("/v1/score", {"text_1": "a", "text_2": "b"}))
+        ).name == "invalid_answer"
 
 
 @pytest.mark.parametrize("kind", KINDS)
 async def test_a_server_that_lost_its_model_costs_no_attempt(kind: Kind) -> None:
-    """500 from a server that is not healthy is its own death; from a healthy one it is the request's."""
+    """500 from a server that is not healthy is its own death; from a healthy one it is the
+    request's."""
     server = kind(RANKER)
     asked = request("/v1/score", {"text_1": "a", "text_2": "b"})
     async with lane(server) as one:
@@ -221,7 +259,9 @@ async def test_a_server_that_lost_its_model_costs_no_attempt(kind: Kind) -> None
         (Vllm(RANKER), ()),
     ],
 )
-async def test_a_worker_says_what_its_server_does(server: PlayedServer, tasks: tuple[str, ...]) -> None:
+async def test_a_worker_says_what_its_server_does(
+    server: PlayedServer, tasks: tuple[str, ...]
+) -> None:
     """As far as the server says it, with the longest text that it takes."""
     async with lane(server) as one:
         assert (one.served.tasks, one.served.context) == (tasks, 8)

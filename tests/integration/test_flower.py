@@ -1,4 +1,5 @@
-"""The real Flower beside a real worker, over HTTP: workers, tasks and queues, logins, and no secret anywhere."""
+"""The real Flower beside a real worker, over HTTP: workers, tasks and queues, logins, and no secret
+anywhere."""
 
 from __future__ import annotations
 
@@ -42,13 +43,21 @@ class Flower:
     @classmethod
     def start(cls, folder: Path, redis_url: str, *flags: str, **variables: str) -> Flower:
         port, log = free_port(), folder / f"flower-{free_port()}.log"
-        kept = {name: value for name, value in os.environ.items() if not name.startswith(("PENSTOCK_", "FLOWER_"))}
+        kept = {
+            name: value
+            for name, value in os.environ.items()
+            if not name.startswith(("PENSTOCK_", "FLOWER_"))
+        }
         command = [sys.executable, "-m", "penstock_cli", "flower", "--port", str(port), *flags]
         with log.open("wb") as out:
             process = subprocess.Popen(
-                command, env=kept | {"PENSTOCK_REDIS_URL": redis_url} | variables, stdin=subprocess.DEVNULL,
-                stdout=out, stderr=subprocess.STDOUT, cwd=folder,
-            )  # fmt: skip
+                command,
+                env=kept | {"PENSTOCK_REDIS_URL": redis_url} | variables,
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=subprocess.STDOUT,
+                cwd=folder,
+            )
         flower = cls(process, log, f"http://127.0.0.1:{port}")
         until(lambda: flower.is_up(), 30, flower.text)
         return flower
@@ -61,7 +70,9 @@ class Flower:
             return False
 
     def get(self, path: str, login: str | None = LOGIN, method: str = "GET") -> tuple[int, str]:
-        headers = {"Authorization": "Basic " + base64.b64encode(login.encode()).decode()} if login else {}
+        headers = (
+            {"Authorization": "Basic " + base64.b64encode(login.encode()).decode()} if login else {}
+        )
         request = urllib.request.Request(self.base + path, headers=headers, method=method)
         try:
             with urllib.request.urlopen(request, timeout=20) as answer:
@@ -150,12 +161,17 @@ def shown(flower: Flower, *wanted: tuple[int, dict[str, int]]) -> Callable[[], b
 
 
 def test_tasks_are_shown_in_their_states(watched: Watched) -> None:
-    """Succeeded, failed with the reason, waiting for a retry: each item by job and document, none by its text."""
+    """Succeeded, failed with the reason, waiting for a retry: each item by job and document, none
+    by its text."""
     fleet, flower = watched.fleet, watched.flower
     fleet.publish(40, text="a patient's letter")
     fleet.publish(5, first=100, outcome="failed", text="a patient's letter")
     fleet.publish(5, first=200, outcome="retried")
-    until(shown(flower, (0, {"SUCCESS": 40}), (100, {"FAILURE": 5}), (200, {"RETRY": 5})), 20, flower.text)
+    until(
+        shown(flower, (0, {"SUCCESS": 40}), (100, {"FAILURE": 5}), (200, {"RETRY": 5})),
+        20,
+        flower.text,
+    )
     tasks = flower.tasks()
     assert "the provider said no" in tasks["job:d100"]["exception"]
     assert tasks["job:d0"]["kwargs"] == "{'job': 'job', 'gen': 1, 'doc': 'd0'}"
@@ -175,37 +191,51 @@ def test_failures_are_found_by_search(watched: Watched) -> None:
 def test_workers_are_shown(watched: Watched) -> None:
     """Online, with the queues that they consume, and the figures of our pool."""
     (info,) = watched.flower.read("/ops/api/workers?refresh=1").values()
-    assert {queue["name"] for queue in info["active_queues"]} == {"penstock.control", "penstock.api"}
+    assert {queue["name"] for queue in info["active_queues"]} == {
+        "penstock.control",
+        "penstock.api",
+    }
     assert info["stats"]["pool"]["event-share"] == 1.0
     assert watched.flower.read("/ops/api/workers?status=1") == {WORKER: True}
 
 
 def test_queues_are_shown_with_what_is_held(watched: Watched) -> None:
-    """Waiting, claimed and put-off messages, and consumers; a full queue without a consumer stands out."""
+    """Waiting, claimed and put-off messages, and consumers; a full queue without a consumer stands
+    out."""
     client = watched.fleet.server.client()
     client.lpush("penstock.gpu", *range(7))
     client.hset(keys.unacked("penstock.gpu"), mapping={"a": "1", "b": "2"})
     client.zadd(keys.delayed("penstock.gpu"), {"c": 1.0})
     watched.flower.read("/ops/api/workers?refresh=1")
-    rows = {row["name"]: row for row in watched.flower.read("/ops/api/queues/length")["active_queues"]}
+    rows = {
+        row["name"]: row for row in watched.flower.read("/ops/api/queues/length")["active_queues"]
+    }
     assert rows["penstock.gpu"] == {
-        "name": "penstock.gpu", "messages": 9, "messages_ready": 7, "messages_unacknowledged": 2, "consumers": 0,
-    }  # fmt: skip
+        "name": "penstock.gpu",
+        "messages": 9,
+        "messages_ready": 7,
+        "messages_unacknowledged": 2,
+        "consumers": 0,
+    }
     assert rows["penstock.gpu: retries that wait"]["messages"] == 1
     assert rows["penstock.api"]["consumers"] == 1
     status, page = watched.flower.get("/ops/broker")
     assert status == 200
-    assert re.search(r"penstock\.gpu</td>\s*<td[^>]*>9</td>\s*<td[^>]*>2</td>\s*<td[^>]*>7</td>", page)
+    assert re.search(
+        r"penstock\.gpu</td>\s*<td[^>]*>9</td>\s*<td[^>]*>2</td>\s*<td[^>]*>7</td>", page
+    )
 
 
 @pytest.mark.parametrize(
-    "path", ["/ops/", "/ops/tasks", "/ops/broker", "/ops/api/tasks", "/ops/api/workers", "/ops/metrics"]
+    "path",
+    ["/ops/", "/ops/tasks", "/ops/broker", "/ops/api/tasks", "/ops/api/workers", "/ops/metrics"],
 )
 def test_nothing_is_shown_without_the_login(watched: Watched, path: str) -> None:
     """Pages, API and metrics: 401 without a login and with a wrong one."""
-    assert [watched.flower.get(path, login)[0] for login in (None, "me:wrong", "root:open-sesame", LOGIN)] == [
-        401
-    ] * 3 + [200]
+    assert [
+        watched.flower.get(path, login)[0]
+        for login in (None, "me:wrong", "root:open-sesame", LOGIN)
+    ] == [401] * 3 + [200]
 
 
 def test_nothing_is_changed_from_the_browser(watched: Watched) -> None:
@@ -246,7 +276,8 @@ def test_an_item_in_flight_is_shown_without_its_text(watched: Watched) -> None:
 
 
 def test_it_comes_back_after_a_lost_subscription(watched: Watched) -> None:
-    """Redis cuts off readers that are too slow: Flower subscribes again, and hears of what comes then."""
+    """Redis cuts off readers that are too slow: Flower subscribes again, and hears of what comes
+    then."""
     assert watched.fleet.server.command("CLIENT", "KILL", "TYPE", "pubsub") >= 1
     until(lambda: hears_of_new(watched), 30, watched.flower.text)
 
@@ -259,21 +290,29 @@ def hears_of_new(watched: Watched) -> bool:
 
 
 def test_what_schedules_start_is_shown(watched: Watched, tmp_path: Path) -> None:
-    """A time that a real worker's control loop has decided is a task, with the job's key and what came of it, as beat's are."""
+    """A time that a real worker's control loop has decided is a task, with the job's key and what
+    came of it, as beat's are."""
     settings = {
-        "PENSTOCK_REDIS_URL": watched.url, "PENSTOCK_DATABASE_URL": f"sqlite:///{tmp_path}/ledger.db",
+        "PENSTOCK_REDIS_URL": watched.url,
+        "PENSTOCK_DATABASE_URL": f"sqlite:///{tmp_path}/ledger.db",
         "OPENAI_API_KEY": "none",
-    }  # fmt: skip
+    }
     (tmp_path / "tickets.jsonl").write_text('{"id": 1, "text": "a patient"}\n')
     due = (time.time() // 60 - 1) * 60
     with Producer(database_url=settings["PENSTOCK_DATABASE_URL"]) as producer:
-        producer.schedules.add("nightly", "* * * * *", tmp_path / "tickets.jsonl", {"prompt": "{text}", "model": "m"})
-        producer._database.write(lambda connection: connection.execute(update(schedules).values(next_at=due)))
+        producer.schedules.add(
+            "nightly", "* * * * *", tmp_path / "tickets.jsonl", {"prompt": "{text}", "model": "m"}
+        )
+        producer._database.write(
+            lambda connection: connection.execute(update(schedules).values(next_at=due))
+        )
     kept = {name: value for name, value in os.environ.items() if not name.startswith("PENSTOCK_")}
     command = [sys.executable, "-m", "penstock_cli", "worker", "--lane", "batch", "--name", "leads"]
     log = tmp_path / "worker.log"
     with log.open("wb") as out:
-        worker = subprocess.Popen(command, env=kept | settings, stdout=out, stderr=subprocess.STDOUT, cwd=tmp_path)
+        worker = subprocess.Popen(
+            command, env=kept | settings, stdout=out, stderr=subprocess.STDOUT, cwd=tmp_path
+        )
     try:
         until(lambda: bool(fired(watched.flower)), 40, log.read_text)
         task = fired(watched.flower)[0]
@@ -286,7 +325,11 @@ def test_what_schedules_start_is_shown(watched: Watched, tmp_path: Path) -> None
 
 
 def fired(flower: Flower) -> list[dict[str, Any]]:
-    return [task for name, task in flower.tasks().items() if name.startswith("nightly@") and task["state"] == "SUCCESS"]
+    return [
+        task
+        for name, task in flower.tasks().items()
+        if name.startswith("nightly@") and task["state"] == "SUCCESS"
+    ]
 
 
 def test_ends_with_zero_while_redis_is_away(own_redis: RedisServer, tmp_path: Path) -> None:
@@ -303,8 +346,15 @@ def test_an_open_door_is_refused(tmp_path: Path) -> None:
     """Exit status 2 and the fix, before anything listens."""
     done = subprocess.run(
         [sys.executable, "-m", "penstock_cli", "flower", "--address", "0.0.0.0"],
-        capture_output=True, text=True, timeout=30, cwd=tmp_path,
-        env={name: value for name, value in os.environ.items() if not name.startswith(("PENSTOCK_", "FLOWER_"))},
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        timeout=30,
+        cwd=tmp_path,
+        env={
+            name: value
+            for name, value in os.environ.items()
+            if not name.startswith(("PENSTOCK_", "FLOWER_"))
+        },
+    )
     assert done.returncode == 2
     assert "PENSTOCK_FLOWER__AUTH" in done.stderr

@@ -19,11 +19,16 @@ from penstock_workers.lanes.api.api_lane import ApiLane
 from penstock_workers.settings import ProviderSettings
 
 KEY = "AIza-lane-0123456789abcdef"
-ASK: dict[str, Any] = {"model": "sim-small", "contents": [{"role": "user", "parts": [{"text": "Read it."}]}]}
+ASK: dict[str, Any] = {
+    "model": "sim-small",
+    "contents": [{"role": "user", "parts": [{"text": "Read it."}]}],
+}
 
 
 @asynccontextmanager
-async def lane(monkeypatch: pytest.MonkeyPatch, key: str = KEY, at: str = "", **config: Any) -> AsyncIterator[ApiLane]:
+async def lane(
+    monkeypatch: pytest.MonkeyPatch, key: str = KEY, at: str = "", **config: Any
+) -> AsyncIterator[ApiLane]:
     monkeypatch.setenv("LANE_TEST_KEY", key)
     async with running(SimulatorConfig(api_key=KEY, latency_ms=0.0, **config)) as url:
         provider = ProviderSettings(kind="gemini", base_url=url + at, api_key_env="LANE_TEST_KEY")
@@ -42,7 +47,8 @@ async def asked(made: ApiLane, **given: Any) -> Failure | Reply:
 
 @pytest.mark.parametrize("at", ["", "/v1beta"])
 async def test_contents_are_answered(monkeypatch: pytest.MonkeyPatch, at: str) -> None:
-    """The model is in the path and the key in its header, with base URLs of both kinds; the answer is read whole."""
+    """The model is in the path and the key in its header, with base URLs of both kinds; the answer
+    is read whole."""
     async with lane(monkeypatch, at=at) as made:
         reply = await asked(made)
         named = await asked(made, model="models/sim-small")
@@ -62,7 +68,9 @@ async def test_a_model_that_is_no_name_is_never_sent(monkeypatch: pytest.MonkeyP
     async with lane(monkeypatch) as made:
         failures = [await asked(made, model=odd) for odd in ("../files", "x:delete", None)]
         broken = await made.infer(Prepared(Request("j:d", "google", GENERATE, b"[1]", 10.0)))
-    assert [failure.name for failure in failures if isinstance(failure, Failure)] == ["bad_request"] * 3
+    assert [failure.name for failure in failures if isinstance(failure, Failure)] == [
+        "bad_request"
+    ] * 3
     failure = name_failure(broken, time.time())
     assert isinstance(failure, Failure)
     assert failure.name == "bad_request"

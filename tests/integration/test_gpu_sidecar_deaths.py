@@ -1,4 +1,5 @@
-"""A server beside a gpu worker whose engine dies while the server still answers, as vLLM's does for some seconds: over HTTP."""
+"""A server beside a gpu worker whose engine dies while the server still answers, as vLLM's does for
+some seconds: over HTTP."""
 
 from __future__ import annotations
 
@@ -21,12 +22,18 @@ DEAD = (500, json.dumps({"error": {"message": "EngineCore encountered an issue."
 
 
 def said(text: str, reason: str) -> tuple[int, str]:
-    choice = {"index": 0, "message": {"role": "assistant", "content": text}, "finish_reason": reason}
+    choice = {
+        "index": 0,
+        "message": {"role": "assistant", "content": text},
+        "finish_reason": reason,
+    }
     return 200, json.dumps({"model": "tiny", "choices": [choice]}, separators=(",", ":"))
 
 
 class Server:
-    """Plays vLLM's, with the answer and the health that a test gives it. Answers wait until ``at_once`` of them are asked for."""
+    """Plays vLLM's, with the answer and the health that a test gives it.
+
+    Answers wait until ``at_once`` of them are asked for."""
 
     def __init__(self) -> None:
         self.answer = said("good", "stop")
@@ -60,7 +67,9 @@ class Server:
         await runner.setup()
         await web.TCPSite(runner, "127.0.0.1", 0).start()
         gpu = {"upstream_url": f"http://127.0.0.1:{runner.addresses[0][1]}/v1"}
-        lane = SidecarLane(WorkerSettings.load(lane="gpu", gpu=gpu), give_up=lambda why: pytest.fail(why))
+        lane = SidecarLane(
+            WorkerSettings.load(lane="gpu", gpu=gpu), give_up=lambda why: pytest.fail(why)
+        )
         try:
             await lane.start()
             yield lane
@@ -70,13 +79,18 @@ class Server:
 
 
 async def asked(lane: SidecarLane) -> Tried:
-    prepared = await lane.prepare(Request("job:doc", "elsewhere", "/v1/chat/completions", b'{"messages":[]}', 10.0))
+    prepared = await lane.prepare(
+        Request("job:doc", "elsewhere", "/v1/chat/completions", b'{"messages":[]}', 10.0)
+    )
     return await lane.infer(prepared)
 
 
 @pytest.mark.parametrize("last_words", [DEAD, (502, "no upstream"), said("cut o", "abort")])
-async def test_what_a_dying_server_says_of_an_item_costs_it_no_attempt(last_words: tuple[int, str]) -> None:
-    """A 5xx, or an answer cut off, from a server that is found without its engine right after is the engine's death."""
+async def test_what_a_dying_server_says_of_an_item_costs_it_no_attempt(
+    last_words: tuple[int, str],
+) -> None:
+    """A 5xx, or an answer cut off, from a server that is found without its engine right after is
+    the engine's death."""
     server = Server()
     server.answer, server.healthy = last_words, True
     async with server.lane() as lane:
@@ -87,7 +101,9 @@ async def test_what_a_dying_server_says_of_an_item_costs_it_no_attempt(last_word
         assert lane.gauges()["deaths"] == 1
 
 
-@pytest.mark.parametrize("words", [DEAD, said("cut o", "abort"), said('quotes "finish_reason":"abort"', "stop")])
+@pytest.mark.parametrize(
+    "words", [DEAD, said("cut o", "abort"), said('quotes "finish_reason":"abort"', "stop")]
+)
 async def test_a_failure_of_a_server_that_goes_on_is_the_items_own(words: tuple[int, str]) -> None:
     """The answer is handed on as it came, for the table of failures to name."""
     server = Server()
@@ -102,7 +118,8 @@ async def test_a_failure_of_a_server_that_goes_on_is_the_items_own(words: tuple[
 async def test_all_items_of_a_death_share_one_look_and_no_item_enters_before_the_engine_is_back(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A server with a full engine is not asked by each item, and one that lists its model while its engine is dead is not up."""
+    """A server with a full engine is not asked by each item, and one that lists its model while its
+    engine is dead is not up."""
     monkeypatch.setattr(sidecar, "ASK_AGAIN_S", 0.01)
     server = Server()
     async with server.lane() as lane:

@@ -1,4 +1,5 @@
-"""What a gpu worker makes of the server beside it before it takes anything: over HTTP, without a fleet."""
+"""What a gpu worker makes of the server beside it before it takes anything: over HTTP, without a
+fleet."""
 
 from __future__ import annotations
 
@@ -39,7 +40,9 @@ async def server(*answers: tuple[int, str]) -> AsyncIterator[str]:
 
 def lane(url: str, wait_s: float = 10.0) -> SidecarLane:
     gpu = {"upstream_url": url, "upstream_wait_s": wait_s}
-    return SidecarLane(WorkerSettings.load(lane="gpu", gpu=gpu), give_up=lambda why: pytest.fail(why))
+    return SidecarLane(
+        WorkerSettings.load(lane="gpu", gpu=gpu), give_up=lambda why: pytest.fail(why)
+    )
 
 
 def request(body: bytes) -> Request:
@@ -54,9 +57,21 @@ async def test_an_item_counts_as_many_sequences_as_it_asks_for_answers() -> None
             await one.start()
             counted = [
                 (await one.prepare(request(b'{"model":"mine","n":%b}' % number))).sequences
-                for number in (b"8", b"1", b"0", b"-3", b"true", b'"4"', b"1e9", b"99999999999", b"null")
+                for number in (
+                    b"8",
+                    b"1",
+                    b"0",
+                    b"-3",
+                    b"true",
+                    b'"4"',
+                    b"1e9",
+                    b"99999999999",
+                    b"null",
+                )
             ]
-            plain = await one.prepare(request(b'{"model":"mine","messages":[{"role":"n","content":"n"}]}'))
+            plain = await one.prepare(
+                request(b'{"model":"mine","messages":[{"role":"n","content":"n"}]}')
+            )
         finally:
             await one.close()
     assert counted == [8, 1, 1, 1, 1, 1, 1, 1, 1]
@@ -80,18 +95,24 @@ async def test_bodies_get_the_servers_model_where_they_name_none() -> None:
     assert unnamed.request.body == b'{"model":"llama \\"8b\\"","messages":[]}'
 
 
-@pytest.mark.parametrize("answer", [(200, "[]"), (200, "<html>"), (401, '{"error": "no key"}'), (404, "nothing here")])
+@pytest.mark.parametrize(
+    "answer", [(200, "[]"), (200, "<html>"), (401, '{"error": "no key"}'), (404, "nothing here")]
+)
 async def test_a_server_of_another_kind_is_refused_at_once(answer: tuple[int, str]) -> None:
-    """Waiting would not make a vLLM of it: the message names the setting, the answer and the fix."""
+    """Waiting would not make a vLLM of it: the message names the setting, the answer and the
+    fix."""
     async with server(answer) as url:
         one = lane(url)
-        with pytest.raises(BadEngineSettings, match=rf"answers {answer[0]} and lists no models; give the address"):
+        with pytest.raises(
+            BadEngineSettings, match=rf"answers {answer[0]} and lists no models; give the address"
+        ):
             await one.start()
         await one.close()
 
 
 async def test_nobody_there_is_waited_for_up_to_the_limit() -> None:
-    """Refused connections are a server that starts; after the limit the error names address, limit and setting."""
+    """Refused connections are a server that starts; after the limit the error names address, limit
+    and setting."""
     one = lane("http://127.0.0.1:9/v1", wait_s=0.5)
     with pytest.raises(EngineAway, match=r"127\.0\.0\.1:9.*upstream_wait_s = 0\.5 s"):
         await asyncio.wait_for(one.start(), 10)
@@ -104,7 +125,10 @@ async def test_nobody_there_is_waited_for_up_to_the_limit() -> None:
         ({"upstream_url": "127.0.0.1:8000"}, "upstream_url: start it with http:// or https://"),
         ({"upstream_url": "http://127.0.0.1:x/v1"}, "upstream_url: .*port"),
         ({"upstream_url": "http://127.0.0.1:8000"}, "with its /v1"),
-        ({"upstream_url": "http://127.0.0.1:8000/v1", "model": "/m", "lora": {"a": "/b"}}, "leave out model, lora"),
+        (
+            {"upstream_url": "http://127.0.0.1:8000/v1", "model": "/m", "lora": {"a": "/b"}},
+            "leave out model, lora",
+        ),
     ],
 )
 def test_settings_that_cannot_work_are_refused(gpu: dict[str, object], complaint: str) -> None:

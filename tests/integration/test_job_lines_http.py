@@ -1,4 +1,5 @@
-"""What is read and forgotten of jobs over HTTP: dead letters as lines, reports in every form, and purging."""
+"""What is read and forgotten of jobs over HTTP: dead letters as lines, reports in every form, and
+purging."""
 
 from __future__ import annotations
 
@@ -68,48 +69,65 @@ def ended(api: Client, settings: GatewaySettings, db: Database, **more: object) 
 def test_dead_letters_are_lines_that_go_on_where_a_reader_stopped(
     api: Client, settings: GatewaySettings, db: Database
 ) -> None:
-    """As `errors.jsonl` has them, by reason, a part of them, and from the cursor of the last line on."""
+    """As `errors.jsonl` has them, by reason, a part of them, and from the cursor of the last line
+    on."""
     path = f"/v1/jobs/{ended(api, settings, db)}/dead-letter-lines"
     whole = api.get(path)
     lines = [json.loads(line) for line in whole.raw.splitlines()]
     assert whole.headers["content-type"] == "application/x-ndjson"
     assert [line["custom_id"] for line in lines] == ["d4", "d5"]
-    assert (lines[0]["response"]["status_code"], lines[0]["penstock"]["reason"]) == (400, "http_400")
+    assert (lines[0]["response"]["status_code"], lines[0]["penstock"]["reason"]) == (
+        400,
+        "http_400",
+    )
     first = json.loads(api.get(path, limit=1).raw)
     assert first == lines[0]
-    assert [json.loads(line) for line in api.get(path, after=first["cursor"]).raw.splitlines()] == lines[1:]
+    assert [
+        json.loads(line) for line in api.get(path, after=first["cursor"]).raw.splitlines()
+    ] == lines[1:]
     assert api.get(path, reason="timeout").raw == b""
     assert api.get(path, after="nonsense").json["code"] == "invalid_cursor"
     assert api.get(path, form="csv").status == 400
 
 
 def test_no_answer_of_a_provider_ends_a_stream(api: Client, db: Database) -> None:
-    """One nested too deep for JSON to be written is text in its letter and no error body in a line; and no line names the
-    folder of uploads."""
+    """One nested too deep for JSON to be written is text in its letter and no error body in a line;
+    and no line names the folder of uploads."""
     job_id = api.post("/v1/jobs", {**SPEC, "source": uploaded(api)}).json["id"]
     uri = JobStore(db).get(job_id).source["uri"]
     deep = b'{"error": %b}' % (b"[" * 300 + b"]" * 300)
     error = f"{uri} line 1: refused"
-    OutcomeStore(db).settle([], [DeadLetter(ItemKey(job_id, 1, "d0"), "http_400", 1, 1, error, 400, b"{}", deep)])
+    OutcomeStore(db).settle(
+        [], [DeadLetter(ItemKey(job_id, 1, "d0"), "http_400", 1, 1, error, 400, b"{}", deep)]
+    )
     for path in ("results", "dead-letter-lines"):
         answer = api.get(f"/v1/jobs/{job_id}/{path}")
         assert (answer.status, answer.raw.count(b"\n")) == (200, 1), answer.raw
         told = json.loads(answer.raw)["response"]["body"]["error"]["message"]
-        assert told == error.replace(uri, api.get(f"/v1/jobs/{job_id}").json["source"]["uri"]) != error
+        assert (
+            told == error.replace(uri, api.get(f"/v1/jobs/{job_id}").json["source"]["uri"]) != error
+        )
     assert api.get(f"/v1/jobs/{job_id}/dead-letters/d0").json["response"] == deep.decode()
 
 
-def test_dead_letters_as_requests_are_submitted_again(api: Client, settings: GatewaySettings, db: Database) -> None:
-    """Lines that were never a request are left out; what is uploaded of the others is a job of the same requests."""
+def test_dead_letters_as_requests_are_submitted_again(
+    api: Client, settings: GatewaySettings, db: Database
+) -> None:
+    """Lines that were never a request are left out; what is uploaded of the others is a job of the
+    same requests."""
     job_id = ended(api, settings, db)
-    never = DeadLetter(ItemKey(job_id, 1, "line-9"), "invalid_json_line", 1, 0, "no JSON", None, b"", None, 9)
+    never = DeadLetter(
+        ItemKey(job_id, 1, "line-9"), "invalid_json_line", 1, 0, "no JSON", None, b"", None, 9
+    )
     OutcomeStore(db).settle([], [never])
     answer = api.get(f"/v1/jobs/{job_id}/dead-letter-lines", form="requests")
     lines = [json.loads(line) for line in answer.raw.splitlines()]
     assert [(line["custom_id"], line["url"], line["body"]) for line in lines] == [
         (name, "/v1/chat/completions", BODY) for name in ("d4", "d5")
     ]
-    rest = api.get(f"/v1/jobs/{job_id}/dead-letter-lines", form="requests", after=lines[0]["cursor"])
+    rest = api.get(
+        f"/v1/jobs/{job_id}/dead-letter-lines", form="requests", after=lines[0]["cursor"]
+    )
     assert [json.loads(line) for line in rest.raw.splitlines()] == lines[1:]
     again = api.post("/v1/jobs", {"source": uploaded(api, answer.raw.replace(b"gpt-x", b"gpt-y"))})
     assert (again.status, again.json["counts"]["total"]) == (201, 2), again.raw
@@ -126,7 +144,13 @@ def test_dead_letters_as_requests_are_submitted_again(api: Client, settings: Gat
     ],
 )
 def test_a_report_comes_in_the_form_that_is_asked_for(
-    api: Client, settings: GatewaySettings, db: Database, asked: str | None, accept: str, kind: str, begin: bytes
+    api: Client,
+    settings: GatewaySettings,
+    db: Database,
+    asked: str | None,
+    accept: str,
+    kind: str,
+    begin: bytes,
 ) -> None:
     """By ?format=, else by Accept, else JSON. A page runs nothing, whatever it holds."""
     path = f"/v1/jobs/{ended(api, settings, db)}/report"
@@ -138,41 +162,80 @@ def test_a_report_comes_in_the_form_that_is_asked_for(
     assert api.get(path, format="pdf").status == 400
 
 
-def test_a_job_that_has_ended_is_purged(api: Client, settings: GatewaySettings, db: Database) -> None:
-    """Its outcomes and the files of its answers go, what its caller uploaded stays, and its key is free again."""
+def test_a_job_that_has_ended_is_purged(
+    api: Client, settings: GatewaySettings, db: Database
+) -> None:
+    """Its outcomes and the files of its answers go, what its caller uploaded stays, and its key is
+    free again."""
     file_id = uploaded(api)
-    job_id = str(api.post("/v1/jobs", {"source": file_id, "prompt": "{text}", "model": "m", "job": "old"}).json["id"])
+    job_id = str(
+        api.post(
+            "/v1/jobs", {"source": file_id, "prompt": "{text}", "model": "m", "job": "old"}
+        ).json["id"]
+    )
     running = api.ask("DELETE", "/v1/jobs/old")
     assert (running.status, running.json["code"]) == (409, "job_state")
     settle(db, job_id, 4, dead=2)
     JobStore(db).set_state(job_id, JobState.COMPLETED, expect=[JobState.RUNNING])
     answers = new_id("file")
     row = {
-        "file_id": answers, "filename": "a.jsonl", "purpose": "batch_output", "bytes": 3, "sha256": "0" * 64, "place": answers,
-        "created_at": 1.0, "job_id": job_id,
-    }  # fmt: skip
+        "file_id": answers,
+        "filename": "a.jsonl",
+        "purpose": "batch_output",
+        "bytes": 3,
+        "sha256": "0" * 64,
+        "place": answers,
+        "created_at": 1.0,
+        "job_id": job_id,
+    }
     db.write(lambda connection: connection.execute(insert(door_files).values(row)))
     purged = api.ask("DELETE", "/v1/jobs/old")
     assert (purged.status, purged.json["id"], purged.json["outcomes"]) == (200, job_id, 6)
-    assert api.ask("DELETE", "/v1/jobs/old").status == api.get(f"/v1/jobs/{job_id}/results").status == 404
+    assert (
+        api.ask("DELETE", "/v1/jobs/old").status
+        == api.get(f"/v1/jobs/{job_id}/results").status
+        == 404
+    )
     assert api.get(f"/v1/files/{file_id}").status == 200
     assert api.get(f"/v1/files/{answers}").status == 404
-    assert api.post("/v1/jobs", {"source": file_id, "prompt": "{text}", "model": "n", "job": "old"}).status == 201
+    assert (
+        api.post(
+            "/v1/jobs", {"source": file_id, "prompt": "{text}", "model": "n", "job": "old"}
+        ).status
+        == 201
+    )
 
 
-def test_what_is_still_needed_is_not_purged(api: Client, settings: GatewaySettings, db: Database) -> None:
-    """A job whose outcomes another one reads, or a batch is written from, or that has batches at a provider, stays."""
+def test_what_is_still_needed_is_not_purged(
+    api: Client, settings: GatewaySettings, db: Database
+) -> None:
+    """A job whose outcomes another one reads, or a batch is written from, or that has batches at a
+    provider, stays."""
     job_id = ended(api, settings, db)
     given = {"from_job": job_id, "where": ["status=dead"], "model": "large"}
     reader = api.post("/v1/jobs", given).json["id"]
     needed = api.ask("DELETE", f"/v1/jobs/{job_id}")
-    assert (needed.status, needed.json["code"], reader in needed.json["detail"]) == (409, "job_needed", True)
+    assert (needed.status, needed.json["code"], reader in needed.json["detail"]) == (
+        409,
+        "job_needed",
+        True,
+    )
     JobStore(db).set_state(reader, JobState.CANCELLED, expect=[JobState.RUNNING])
     batch = {
-        "batch_id": new_id("batch"), "kind": "openai", "endpoint": "/v1/x", "window_s": 60.0, "state": "completed",
-        "job_id": job_id, "input_file_id": "file-x", "counts": "{}", "created_at": 1.0, "expires_at": 9e9, "fence": 0,
-        "owner": "a test", "lease_until": 9e9,
-    }  # fmt: skip
+        "batch_id": new_id("batch"),
+        "kind": "openai",
+        "endpoint": "/v1/x",
+        "window_s": 60.0,
+        "state": "completed",
+        "job_id": job_id,
+        "input_file_id": "file-x",
+        "counts": "{}",
+        "created_at": 1.0,
+        "expires_at": 9e9,
+        "fence": 0,
+        "owner": "a test",
+        "lease_until": 9e9,
+    }
     db.write(lambda connection: connection.execute(insert(door_batches).values(batch)))
     mine = update(door_batches).where(door_batches.c.batch_id == batch["batch_id"])
     db.write(lambda connection: connection.execute(mine.values(state="finalizing")))
@@ -183,7 +246,15 @@ def test_what_is_still_needed_is_not_purged(api: Client, settings: GatewaySettin
     assert db.read(lambda connection: connection.execute(kept).scalar()) == batch["batch_id"]
 
 
-ODD: Final = ("plain", 'say "hi", then\r\nleave', "=HYPERLINK(1)", "-1+1", "", "snow \u2603", "nul \x01")
+ODD: Final = (
+    "plain",
+    'say "hi", then\r\nleave',
+    "=HYPERLINK(1)",
+    "-1+1",
+    "",
+    "snow \u2603",
+    "nul \x01",
+)
 
 
 def odd_results(db: Database, job_id: str) -> None:
@@ -191,20 +262,32 @@ def odd_results(db: Database, job_id: str) -> None:
     bodies = [json.dumps({"choices": [{"message": {"content": text}}]}).encode() for text in ODD]
     keys = [ItemKey(job_id, 1, f"d,{number}") for number in range(len(ODD))]
     results = [
-        Result(key, 200, body, None, "m", "stop", 1, 1, 0, 1, 1, 1) for key, body in zip(keys, bodies, strict=True)
+        Result(key, 200, body, None, "m", "stop", 1, 1, 0, 1, 1, 1)
+        for key, body in zip(keys, bodies, strict=True)
     ]
     letter = DeadLetter(ItemKey(job_id, 1, "dead"), "bad_request", 1, 1, "no", 400, b"{}", b"no")
     OutcomeStore(db).settle(results, [letter])
 
 
 @pytest.mark.parametrize("escape", [False, True])
-def test_results_as_csv_are_those_of_the_command_line(api: Client, db: Database, tmp_path: Path, escape: bool) -> None:
+def test_results_as_csv_are_those_of_the_command_line(
+    api: Client, db: Database, tmp_path: Path, escape: bool
+) -> None:
     """The same bytes, odd texts and formulas included, with the job's key as the file's name."""
     made = api.post("/v1/jobs", {**SPEC, "open": True, "job": f"csv {escape}"}).json
     odd_results(db, made["id"])
-    answer = api.get(f"/v1/jobs/{made['id']}/results", form="csv", **({"escape_formulas": "true"} if escape else {}))
-    assert (answer.status, answer.headers["content-type"]) == (200, "text/csv; charset=utf-8; header=present")
-    assert answer.headers["content-disposition"] == f"attachment; filename*=UTF-8''csv%20{escape}.csv"
+    answer = api.get(
+        f"/v1/jobs/{made['id']}/results",
+        form="csv",
+        **({"escape_formulas": "true"} if escape else {}),
+    )
+    assert (answer.status, answer.headers["content-type"]) == (
+        200,
+        "text/csv; charset=utf-8; header=present",
+    )
+    assert (
+        answer.headers["content-disposition"] == f"attachment; filename*=UTF-8''csv%20{escape}.csv"
+    )
     assert answer.headers["x-penstock-job-state"] == "running"
     job = JobStore(db).get(made["id"])
     write_table(Reading(db, job), tmp_path, "all.csv", "csv", escape_formulas=escape)
@@ -218,7 +301,16 @@ def test_no_form_of_results_has_the_place_of_an_uploaded_file(api: Client, db: D
     file = uploaded(api)
     made = api.post("/v1/jobs", {**SPEC, "source": file}).json
     place_of_file = str(JobStore(db).get(made["id"]).source["uri"])
-    letter = DeadLetter(ItemKey(made["id"], 1, "dead"), "bad_row", 0, 0, f"{place_of_file}, line 3: no", None, b"", b"")
+    letter = DeadLetter(
+        ItemKey(made["id"], 1, "dead"),
+        "bad_row",
+        0,
+        0,
+        f"{place_of_file}, line 3: no",
+        None,
+        b"",
+        b"",
+    )
     OutcomeStore(db).settle([], [letter])
     for form in ("jsonl", "csv"):
         answer = api.get(f"/v1/jobs/{made['id']}/results", form=form).raw.decode()
@@ -244,8 +336,11 @@ def test_results_as_parquet_are_those_of_the_command_line(
     assert empty.schema.equals(found.schema_arrow)
 
 
-def test_what_a_table_has_not_is_refused(api: Client, db: Database, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Cursors and limits are of lines, formulas of CSV; without pyarrow the answer says what to install."""
+def test_what_a_table_has_not_is_refused(
+    api: Client, db: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Cursors and limits are of lines, formulas of CSV; without pyarrow the answer says what to
+    install."""
     path = f"/v1/jobs/{api.post('/v1/jobs', {**SPEC, 'open': True}).json['id']}/results"
     for query in ({"limit": 1}, {"after": "x"}, {"dead_letters": "false"}):
         refused = api.get(path, form="csv", **query)
@@ -259,15 +354,27 @@ def test_what_a_table_has_not_is_refused(api: Client, db: Database, monkeypatch:
     assert "pip install 'penstock[parquet]'" in missing.json["detail"]
 
 
-def test_a_job_with_batches_at_a_provider_is_purged_on_request_only(api: Client, db: Database) -> None:
+def test_a_job_with_batches_at_a_provider_is_purged_on_request_only(
+    api: Client, db: Database
+) -> None:
     """They would run on and be paid for; leave_batches=true forgets them all the same."""
     jobs = JobStore(db)
-    jobs.create(NewJob("job_" + "b" * 20, "b", {"lane": "batch"}, {"kind": "file"}, "b", 10, FeedKind.SOURCE))
+    jobs.create(
+        NewJob(
+            "job_" + "b" * 20, "b", {"lane": "batch"}, {"kind": "file"}, "b", 10, FeedKind.SOURCE
+        )
+    )
     feed = jobs.lease_feed("job_" + "b" * 20, 1, "w", 30.0)
     assert feed is not None
-    batch = NewProviderBatch("t", feed.job_id, 1, "openai-eu", "openai", "m", "/v1/x", {}, {}, 3, 90, 100, 0)
-    ProviderBatchStore(db).add_of_feed(feed, "w", 30.0, [batch], cursor={}, exhausted=True, ids={"t": b"x"})
-    jobs.set_state(feed.job_id, JobState.FAILED, reason="its source changed", expect={JobState.RUNNING})
+    batch = NewProviderBatch(
+        "t", feed.job_id, 1, "openai-eu", "openai", "m", "/v1/x", {}, {}, 3, 90, 100, 0
+    )
+    ProviderBatchStore(db).add_of_feed(
+        feed, "w", 30.0, [batch], cursor={}, exhausted=True, ids={"t": b"x"}
+    )
+    jobs.set_state(
+        feed.job_id, JobState.FAILED, reason="its source changed", expect={JobState.RUNNING}
+    )
     refused = api.ask("DELETE", f"/v1/jobs/{feed.job_id}")
     assert (refused.status, refused.json["code"]) == (409, "open_batches")
     assert api.ask("DELETE", f"/v1/jobs/{feed.job_id}?leave_batches=true").status == 200
@@ -276,8 +383,17 @@ def test_a_job_with_batches_at_a_provider_is_purged_on_request_only(api: Client,
 def test_a_sample_is_a_job_of_its_own_that_says_what_all_cost(
     api: Client, settings: GatewaySettings, db: Database
 ) -> None:
-    """Drawn documents are a file and a job; what they took is what all would take, in an interval. The same again is that job."""
-    given = {**SPEC, "source": place(settings), "sample": 3, "job": "small", "id_field": "id", "system": "Be brief."}
+    """Drawn documents are a file and a job; what they took is what all would take, in an interval.
+
+    The same again is that job."""
+    given = {
+        **SPEC,
+        "source": place(settings),
+        "sample": 3,
+        "job": "small",
+        "id_field": "id",
+        "system": "Be brief.",
+    }
     made = api.post("/v1/jobs", given)
     assert (made.status, made.json["counts"]["total"]) == (201, 3), made.raw
     files = len(api.get("/v1/files").json["data"])
@@ -293,7 +409,12 @@ def test_a_sample_is_a_job_of_its_own_that_says_what_all_cost(
     for line in lines:
         settle(db, made.json["id"], 1, first=int(line["custom_id"].removeprefix("d")))
     said = api.get(path).json
-    assert (said["sampled"], said["dead"], said["confidence"], said["tokens_in"]["middle"]) == (3, 0, 0.9, 30.0)
+    assert (said["sampled"], said["dead"], said["confidence"], said["tokens_in"]["middle"]) == (
+        3,
+        0,
+        0.9,
+        30.0,
+    )
     assert said["tokens_out"] == {"low": 12.0, "middle": 12.0, "high": 12.0}
     assert said["cost_usd"]["middle"] == pytest.approx(6 * 3e-6)
     whole = api.post("/v1/jobs", {**given, "job": "larger", "sample": 10_000})
@@ -310,22 +431,35 @@ def test_a_sample_is_a_job_of_its_own_that_says_what_all_cost(
         assert pointer is None or refused.json["errors"][0]["pointer"] == pointer
 
 
-def test_a_preview_shows_requests_and_what_is_wrong(api: Client, settings: GatewaySettings, db: Database) -> None:
-    """The first requests as they would be sent, each bad row with its fix and no path of this machine; nothing is accepted."""
+def test_a_preview_shows_requests_and_what_is_wrong(
+    api: Client, settings: GatewaySettings, db: Database
+) -> None:
+    """The first requests as they would be sent, each bad row with its fix and no path of this
+    machine; nothing is accepted."""
     before = len(api.get("/v1/jobs", limit=200).json["data"])
     odd = {**SPEC, "source": place(settings, "in/odd.jsonl")}
     shown = api.post("/v1/jobs/preview?requests=2", odd).json
     assert (shown["rows"], shown["more"], len(shown["requests"])) == (7, False, 2)
     assert shown["requests"][0]["body"]["messages"][0]["content"] == "Summarise: document 0"
-    assert (shown["requests"][0]["tokens_out"], shown["requests"][0]["tokens_out_capped"]) == (16, True)
+    assert (shown["requests"][0]["tokens_out"], shown["requests"][0]["tokens_out_capped"]) == (
+        16,
+        True,
+    )
     assert [(row["line"], row["code"]) for row in shown["problems"]] == [(7, "invalid_json_line")]
-    twice = api.post("/v1/jobs/preview", {**SPEC, "source": uploaded(api, b'{"id": 1, "text": "a"}\n' * 2)})
+    twice = api.post(
+        "/v1/jobs/preview", {**SPEC, "source": uploaded(api, b'{"id": 1, "text": "a"}\n' * 2)}
+    )
     assert [row["code"] for row in twice.json["problems"]] == ["duplicate_custom_id"]
     assert settings.gateway.files.encode() not in twice.raw
     job_id = ended(api, settings, db)
-    over = api.post("/v1/jobs/preview", {"from_job": job_id, "where": ["status=dead"], "model": "large"}).json
+    over = api.post(
+        "/v1/jobs/preview", {"from_job": job_id, "where": ["status=dead"], "model": "large"}
+    ).json
     assert [one["body"]["model"] for one in over["requests"]] == ["large", "large"]
     assert len(api.get("/v1/jobs", limit=200).json["data"]) == before + 1
     secret = api.post("/v1/jobs/preview", {**SPEC, "source": place(settings, "secret.jsonl")})
     assert secret.json["code"] == "source_forbidden"
-    assert api.post("/v1/jobs/preview", {**SPEC, "open": True}).json["errors"][0]["pointer"] == "/source"
+    assert (
+        api.post("/v1/jobs/preview", {**SPEC, "open": True}).json["errors"][0]["pointer"]
+        == "/source"
+    )

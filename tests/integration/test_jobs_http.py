@@ -1,4 +1,5 @@
-"""The jobs API as its callers find it: a real door over SQLite, without workers; outcomes are written as workers write them."""
+"""The jobs API as its callers find it: a real door over SQLite, without workers; outcomes are
+written as workers write them."""
 
 from __future__ import annotations
 
@@ -62,7 +63,8 @@ def db(settings: GatewaySettings, api: Client) -> Iterator[Database]:
 
 
 def test_a_job_is_submitted_once_per_key(api: Client, settings: GatewaySettings) -> None:
-    """201 with the job, 200 with the same one when it is sent again, 409 for another one under its key."""
+    """201 with the job, 200 with the same one when it is sent again, 409 for another one under its
+    key."""
     given = {**SPEC, "source": place(settings), "job": "tickets"}
     first = api.post("/v1/jobs", given)
     assert (first.status, first.json["job"], first.json["counts"]["total"]) == (201, "tickets", 6)
@@ -76,10 +78,13 @@ def test_a_job_is_submitted_once_per_key(api: Client, settings: GatewaySettings)
 
 
 def test_a_job_without_a_lane_goes_where_the_doors_send_batches(tmp_path: Path) -> None:
-    """As under `penstock serve --lane batch`, where no other lane has a worker; a lane that is named stays."""
+    """As under `penstock serve --lane batch`, where no other lane has a worker; a lane that is
+    named stays."""
     given = settings_with_roots(tmp_path)
     batches = given.gateway.batches.model_copy(update={"lane": "batch"})
-    with door(given.model_copy(update={"gateway": given.gateway.model_copy(update={"batches": batches})})) as url:
+    with door(
+        given.model_copy(update={"gateway": given.gateway.model_copy(update={"batches": batches})})
+    ) as url:
         api = Client(url)
         job = {**SPEC, "source": place(given)}
         assert api.post("/v1/jobs", job).json["lane"] == "batch"
@@ -88,10 +93,16 @@ def test_a_job_without_a_lane_goes_where_the_doors_send_batches(tmp_path: Path) 
         assert (nightly.status, nightly.json["spec"]["lane"]) == (201, "batch")
 
 
-def test_what_the_batches_of_a_job_wait_for_is_shown(api: Client, settings: GatewaySettings, db: Database) -> None:
-    """As data over HTTP, as a sentence on the job's page, and so is what was paid for and never came."""
+def test_what_the_batches_of_a_job_wait_for_is_shown(
+    api: Client, settings: GatewaySettings, db: Database
+) -> None:
+    """As data over HTTP, as a sentence on the job's page, and so is what was paid for and never
+    came."""
     job_id = submitted(api, settings, lane="batch")["id"]
-    assert (api.get(f"/v1/jobs/{job_id}").json["batch_troubles"], api.get(f"/v1/jobs/{job_id}").json["unread"]) == (
+    assert (
+        api.get(f"/v1/jobs/{job_id}").json["batch_troubles"],
+        api.get(f"/v1/jobs/{job_id}").json["unread"],
+    ) == (
         [],
         None,
     )
@@ -99,24 +110,45 @@ def test_what_the_batches_of_a_job_wait_for_is_shown(api: Client, settings: Gate
     feed = JobStore(db).lease_feed(job_id, 1, "me", 30.0)
     assert feed is not None
     new = [
-        NewProviderBatch(tag, job_id, 1, "default", "openai", "gpt-x", "/v1/x", {}, {"offset": 9}, 3, 90, 100, 600)
+        NewProviderBatch(
+            tag,
+            job_id,
+            1,
+            "default",
+            "openai",
+            "gpt-x",
+            "/v1/x",
+            {},
+            {"offset": 9},
+            3,
+            90,
+            100,
+            600,
+        )
         for tag in ("waits", "lost")
     ]
     batches.add_of_feed(feed, "me", 30.0, new, cursor={"offset": 9}, exhausted=True)
     led = {batch.tag: batch for batch in batches.take("me", 30.0, 10)}
-    trouble = BatchTrouble("upload", "server_error", "HTTP 500: <b>out</b> of order", 500, 1_000.0, 7, 2_000.0)
+    trouble = BatchTrouble(
+        "upload", "server_error", "HTTP 500: <b>out</b> of order", 500, 1_000.0, 7, 2_000.0
+    )
     assert batches.step(led["waits"], "me", trouble=trouble.to_text())
     assert batches.collected(led["lost"], "me", "batch_lost: gone", 2, 400)
     shown = api.get(f"/v1/jobs/{job_id}").json
     assert shown["batch_troubles"] == [{"provider": "default", "batches": 1, **trouble._asdict()}]
     assert shown["unread"] == {"answers": 2, "cost_usd": 0.0004}
     page = api.get(f"/ui/jobs/{job_id}").raw.decode()
-    assert "A batch waits for provider default: server_error at the upload (HTTP 500, 7 times in a row" in page
+    assert (
+        "A batch waits for provider default: server_error at the upload (HTTP 500, 7 times in a row"
+        in page
+    )
     assert "&lt;b&gt;out" in page
     assert "2 answers (up to $0.0004) were paid for and could not be read" in page
 
 
-def test_an_idempotency_key_is_the_key_of_a_job_without_one(api: Client, settings: GatewaySettings) -> None:
+def test_an_idempotency_key_is_the_key_of_a_job_without_one(
+    api: Client, settings: GatewaySettings
+) -> None:
     """The header of a client that repeats its requests makes one job of them."""
     given = {**SPEC, "source": place(settings)}
     first = api.post("/v1/jobs", given, idempotency_key="once")
@@ -124,11 +156,19 @@ def test_an_idempotency_key_is_the_key_of_a_job_without_one(api: Client, setting
     assert (first.status, again.status, again.json["id"]) == (201, 200, first.json["id"])
 
 
-def test_every_field_that_is_wrong_is_told_with_its_fix(api: Client, settings: GatewaySettings) -> None:
-    """Problem details list each problem by its pointer; for an unknown name the nearest one is shown."""
-    answer = api.post("/v1/jobs", {**SPEC, "sorce": place(settings), "open": True, "promt": "x", "max_attempts": 0})
+def test_every_field_that_is_wrong_is_told_with_its_fix(
+    api: Client, settings: GatewaySettings
+) -> None:
+    """Problem details list each problem by its pointer; for an unknown name the nearest one is
+    shown."""
+    answer = api.post(
+        "/v1/jobs",
+        {**SPEC, "sorce": place(settings), "open": True, "promt": "x", "max_attempts": 0},
+    )
     assert (answer.status, answer.json["errors"][0]["fix"]) == (400, "did you mean 'source'?")
-    answer = api.post("/v1/jobs", {"source": place(settings), "model": "gpt-x", "promt": "x", "max_attempts": 0})
+    answer = api.post(
+        "/v1/jobs", {"source": place(settings), "model": "gpt-x", "promt": "x", "max_attempts": 0}
+    )
     told = {problem["pointer"]: problem for problem in answer.json["errors"]}
     assert told["/promt"]["fix"] == "did you mean 'prompt'?"
     assert told["/max_attempts"]["code"] == "invalid_value"
@@ -138,8 +178,14 @@ def test_every_field_that_is_wrong_is_told_with_its_fix(api: Client, settings: G
 
 
 def test_callers_read_only_what_the_operator_allows(api: Client, settings: GatewaySettings) -> None:
-    """A path outside source_roots, a tokenizer of this machine, an urgent job and a weight above the cap are refused."""
-    for source in (place(settings, "secret.jsonl"), place(settings, "not-there"), "/etc/passwd", "../secret.jsonl"):
+    """A path outside source_roots, a tokenizer of this machine, an urgent job and a weight above
+    the cap are refused."""
+    for source in (
+        place(settings, "secret.jsonl"),
+        place(settings, "not-there"),
+        "/etc/passwd",
+        "../secret.jsonl",
+    ):
         answer = api.post("/v1/jobs", {**SPEC, "source": source})
         assert (answer.status, answer.json["code"]) == (400, "source_forbidden"), source
     for name, value in (
@@ -153,21 +199,27 @@ def test_callers_read_only_what_the_operator_allows(api: Client, settings: Gatew
 
 
 def test_an_uploaded_file_is_a_source(api: Client, settings: GatewaySettings) -> None:
-    """The id of a file of these doors needs no source_roots, its rows name no other files, and a job shows the id, not a path."""
+    """The id of a file of these doors needs no source_roots, its rows name no other files, and a
+    job shows the id, not a path."""
     file_id = uploaded(api)
     answer = api.post("/v1/jobs", {**SPEC, "source": file_id})
     assert (answer.status, answer.json["counts"]["total"]) == (201, 6), answer.raw
     shown = api.get(f"/v1/jobs/{answer.json['id']}").json
     assert shown["source"]["uri"] == file_id
-    picture = api.post("/v1/jobs", {**SPEC, "prompt": "See {id}", "source": file_id, "image_fields": ["text"]})
+    picture = api.post(
+        "/v1/jobs", {**SPEC, "prompt": "See {id}", "source": file_id, "image_fields": ["text"]}
+    )
     assert picture.status == 400
     assert "addresses only" in picture.raw.decode() or "too_many_bad_rows" in picture.raw.decode()
     assert api.post("/v1/jobs", {**SPEC, "source": "file-" + "x" * 27}).status == 404
     assert api.post("/v1/jobs", {**SPEC, "source": "file-../../etc/passwd"}).status == 404
 
 
-def test_an_uploaded_file_stays_while_its_job_may_read_it(api: Client, settings: GatewaySettings, db: Database) -> None:
-    """It is neither deleted nor expired before the job has ended, whether the job runs or is paused; afterwards it is."""
+def test_an_uploaded_file_stays_while_its_job_may_read_it(
+    api: Client, settings: GatewaySettings, db: Database
+) -> None:
+    """It is neither deleted nor expired before the job has ended, whether the job runs or is
+    paused; afterwards it is."""
     file_id, store = uploaded(api), FileStore(settings, db)
     job_id = api.post("/v1/jobs", {**SPEC, "source": file_id}).json["id"]
     JobStore(db).set_state(job_id, JobState.PAUSED, expect=[JobState.RUNNING])
@@ -182,13 +234,16 @@ def test_an_uploaded_file_stays_while_its_job_may_read_it(api: Client, settings:
 
 
 def test_an_estimate_accepts_nothing(api: Client, settings: GatewaySettings) -> None:
-    """It says what a job would be, and no job is there afterwards; bad rows beyond the limit are refused with their lines."""
+    """It says what a job would be, and no job is there afterwards; bad rows beyond the limit are
+    refused with their lines."""
     before = len(api.get("/v1/jobs", limit=200).json["data"])
     told = api.post("/v1/jobs/estimate", {**SPEC, "source": place(settings)}).json
     assert (told["documents"], told["tokens_out"], told["tokens_out_capped"]) == (6, 96, True)
     odd = api.post("/v1/jobs/estimate", {**SPEC, "source": place(settings, "in/odd.jsonl")})
     assert (odd.status, odd.json["code"]) == (400, "too_many_bad_rows")
-    told = api.post("/v1/jobs/estimate", {**SPEC, "source": place(settings, "in/odd.jsonl"), "max_bad_rows": 1}).json
+    told = api.post(
+        "/v1/jobs/estimate", {**SPEC, "source": place(settings, "in/odd.jsonl"), "max_bad_rows": 1}
+    ).json
     assert (told["documents"], told["unusable"]) == (6, 1)
     assert len(api.get("/v1/jobs", limit=200).json["data"]) == before
 
@@ -200,7 +255,10 @@ def test_the_list_goes_through_all_jobs_both_ways(api: Client, settings: Gateway
     second = api.get("/v1/jobs", search="LISTED-", limit=2, cursor=first["next"]).json
     assert [job["id"] for job in first["data"] + second["data"]] == made[:4]
     assert first["previous"] is None
-    assert api.get("/v1/jobs", search="LISTED-", limit=2, cursor=second["previous"]).json["data"] == first["data"]
+    assert (
+        api.get("/v1/jobs", search="LISTED-", limit=2, cursor=second["previous"]).json["data"]
+        == first["data"]
+    )
     api.post(f"/v1/jobs/{made[0]}/pause")
     paused = api.get("/v1/jobs", search="listed-", state=["paused", "failed"]).json["data"]
     assert [job["id"] for job in paused] == made[:1]
@@ -211,7 +269,8 @@ def test_the_list_goes_through_all_jobs_both_ways(api: Client, settings: Gateway
 
 
 def test_a_job_is_steered(api: Client, settings: GatewaySettings, db: Database) -> None:
-    """Pause, resume, move, other limits and cancel do what the command line does, and say why they cannot."""
+    """Pause, resume, move, other limits and cancel do what the command line does, and say why they
+    cannot."""
     job = f"/v1/jobs/{submitted(api, settings)['id']}"
     paused = api.post(f"{job}/pause", {"reason": "a look at it"}).json
     assert (paused["state"], paused["reason"]) == ("paused", "a look at it")
@@ -235,8 +294,11 @@ def test_a_job_is_steered(api: Client, settings: GatewaySettings, db: Database) 
     assert api.ask("PATCH", job, {"deadline_s": 60}).json["code"] == "job_state"
 
 
-def test_results_are_streamed_from_where_a_reader_stopped(api: Client, settings: GatewaySettings, db: Database) -> None:
-    """Each line has a cursor; with the last one only what is new comes, with or without dead letters."""
+def test_results_are_streamed_from_where_a_reader_stopped(
+    api: Client, settings: GatewaySettings, db: Database
+) -> None:
+    """Each line has a cursor; with the last one only what is new comes, with or without dead
+    letters."""
     job_id = submitted(api, settings)["id"]
     path = f"/v1/jobs/{job_id}/results"
     assert api.get(path).raw == b""
@@ -250,17 +312,24 @@ def test_results_are_streamed_from_where_a_reader_stopped(api: Client, settings:
     assert len(api.get(path, dead_letters="false").raw.splitlines()) == 2
     assert len(api.get(path, limit=1).raw.splitlines()) == 1
     settle(db, job_id, 2, first=3)
-    rest = [json.loads(line)["custom_id"] for line in api.get(path, after=lines[-1]["cursor"]).raw.splitlines()]
+    rest = [
+        json.loads(line)["custom_id"]
+        for line in api.get(path, after=lines[-1]["cursor"]).raw.splitlines()
+    ]
     assert rest == ["d3", "d4"]
     assert api.get(path, after="nonsense").json["code"] == "invalid_cursor"
     other = submitted(api, settings)["id"]
-    assert api.get(f"/v1/jobs/{other}/results", after=lines[-1]["cursor"]).json["code"] == "invalid_cursor"
+    assert (
+        api.get(f"/v1/jobs/{other}/results", after=lines[-1]["cursor"]).json["code"]
+        == "invalid_cursor"
+    )
 
 
 def test_a_reader_of_results_that_goes_leaves_nothing_behind(
     api: Client, settings: GatewaySettings, db: Database
 ) -> None:
-    """A stream of megabytes that is cut by its reader is read no further, and the door answers on."""
+    """A stream of megabytes that is cut by its reader is read no further, and the door answers
+    on."""
     job_id = api.post("/v1/jobs", {**SPEC, "open": True}).json["id"]
     body = json.dumps({"text": "x" * 20_000}).encode()
     results = [
@@ -278,8 +347,11 @@ def test_a_reader_of_results_that_goes_leaves_nothing_behind(
     assert api.get("/v1/jobs", limit=1).status == 200
 
 
-def test_dead_letters_are_listed_shown_and_replayed(api: Client, settings: GatewaySettings, db: Database) -> None:
-    """Pages by reason, one with its request, and a replay with changes that the command line would take."""
+def test_dead_letters_are_listed_shown_and_replayed(
+    api: Client, settings: GatewaySettings, db: Database
+) -> None:
+    """Pages by reason, one with its request, and a replay with changes that the command line would
+    take."""
     job_id = submitted(api, settings)["id"]
     settle(db, job_id, 1, dead=5)
     job = f"/v1/jobs/{job_id}"
@@ -294,7 +366,9 @@ def test_dead_letters_are_listed_shown_and_replayed(api: Client, settings: Gatew
     assert api.get(f"{job}/dead-letters/{urllib.parse.quote('../d2', safe='')}").status == 404
     refused = api.post(f"{job}/replay", {"overrides": {"set": {"max_tokens": "many"}}})
     assert (refused.status, refused.json["errors"][0]["pointer"]) == (400, "/set/max_tokens")
-    again = api.post(f"{job}/replay", {"doc_ids": ["d2", "d3"], "overrides": {"set": {"max_tokens": 8}}})
+    again = api.post(
+        f"{job}/replay", {"doc_ids": ["d2", "d3"], "overrides": {"set": {"max_tokens": 8}}}
+    )
     assert (again.status, again.json["documents"], again.json["generation"]) == (200, 2, 2)
     assert api.get(job).json["counts"]["dead"] == 3
     earlier = api.get(f"{job}/dead-letters", generation=1).json["data"]
@@ -302,8 +376,11 @@ def test_dead_letters_are_listed_shown_and_replayed(api: Client, settings: Gatew
     assert api.post(f"{job}/replay", {"reason": "timeout"}).json["code"] == "nothing_to_replay"
 
 
-def test_where_an_uploaded_file_lies_is_told_to_no_one(api: Client, settings: GatewaySettings) -> None:
-    """Job, report, dead letters of bad rows, refusals and pages have the id of the file, and no folder of the server."""
+def test_where_an_uploaded_file_lies_is_told_to_no_one(
+    api: Client, settings: GatewaySettings
+) -> None:
+    """Job, report, dead letters of bad rows, refusals and pages have the id of the file, and no
+    folder of the server."""
     file_id = uploaded(api, ROWS + b"not json\n")
     refused = api.post("/v1/jobs", {**SPEC, "source": file_id})
     assert (refused.status, refused.json["code"]) == (400, "too_many_bad_rows")
@@ -314,7 +391,13 @@ def test_where_an_uploaded_file_lies_is_told_to_no_one(api: Client, settings: Ga
     assert api.get(f"/v1/jobs/{job_id}").json["source"]["uri"] == file_id
     doc = urllib.parse.quote(letter["doc_id"])
     pages = ("", "/letters", "/answers", f"/letter?doc={doc}")
-    answers = [refused, *(api.get(f"/v1/jobs/{job_id}{path}") for path in ("", "/report", "/dead-letters", "/results"))]
+    answers = [
+        refused,
+        *(
+            api.get(f"/v1/jobs/{job_id}{path}")
+            for path in ("", "/report", "/dead-letters", "/results")
+        ),
+    ]
     answers += [api.get(f"/ui/jobs/{job_id}{path}") for path in pages]
     assert [one.status for one in answers] == [400] + [200] * 8
     folder = settings.gateway.files.encode()
@@ -322,8 +405,11 @@ def test_where_an_uploaded_file_lies_is_told_to_no_one(api: Client, settings: Ga
     assert file_id.encode() in answers[5].raw
 
 
-def test_a_cost_that_no_one_knows_is_null(api: Client, settings: GatewaySettings, db: Database) -> None:
-    """Answers without a price are not free: null in the list, of the job and in its report, and unknown on its pages."""
+def test_a_cost_that_no_one_knows_is_null(
+    api: Client, settings: GatewaySettings, db: Database
+) -> None:
+    """Answers without a price are not free: null in the list, of the job and in its report, and
+    unknown on its pages."""
     job_id = submitted(api, settings)["id"]
     assert api.get(f"/v1/jobs/{job_id}").json["usage"]["cost_usd"] == 0  # nothing was asked yet
     body = b'{"choices": [{"message": {"content": "ok"}}]}'
@@ -336,7 +422,12 @@ def test_a_cost_that_no_one_knows_is_null(api: Client, settings: GatewaySettings
     (listed,) = [one for one in api.get("/v1/jobs").json["data"] if one["id"] == job_id]
     report = api.get(f"/v1/jobs/{job_id}/report").json
     paused = api.post(f"/v1/jobs/{job_id}/pause").json
-    costs = [job["usage"]["cost_usd"], listed["usage"]["cost_usd"], paused["usage"]["cost_usd"], report["cost_usd"]]
+    costs = [
+        job["usage"]["cost_usd"],
+        listed["usage"]["cost_usd"],
+        paused["usage"]["cost_usd"],
+        report["cost_usd"],
+    ]
     assert costs == [None] * 4
     for page in (f"/ui/jobs/{job_id}", f"/ui/jobs/{job_id}/limit", "/ui/spending"):
         assert b"unknown" in api.get(page).raw
@@ -345,7 +436,8 @@ def test_a_cost_that_no_one_knows_is_null(api: Client, settings: GatewaySettings
 def test_a_replay_says_what_becomes_of_the_batch_behind_it(
     api: Client, settings: GatewaySettings, db: Database
 ) -> None:
-    """Its files stay as they are, and the answer names where the new outcome is read; of other jobs there is nothing to say."""
+    """Its files stay as they are, and the answer names where the new outcome is read; of other jobs
+    there is nothing to say."""
     plain = submitted(api, settings)["id"]
     settle(db, plain, 1, dead=1)
     assert api.post(f"/v1/jobs/{plain}/replay", {}).json["note"] is None
@@ -353,47 +445,67 @@ def test_a_replay_says_what_becomes_of_the_batch_behind_it(
     with Producer(settings, database=db) as producer:
         job_id = producer.submit(place(settings), SPEC, job_key=batch_id).job_id
     settle(db, job_id, 1, dead=2)
-    ended = update(door_batches).where(door_batches.c.batch_id == batch_id).values(job_id=job_id, state="completed")
+    ended = (
+        update(door_batches)
+        .where(door_batches.c.batch_id == batch_id)
+        .values(job_id=job_id, state="completed")
+    )
     db.write(lambda connection: connection.execute(ended))
     asking = api.get(f"/ui/jobs/{job_id}/replay", reason="http_400").raw.decode()
     note = api.post(f"/v1/jobs/{job_id}/replay", {"doc_ids": ["d1"]}).json["note"]
     assert note == (
-        f"Batch {batch_id} has ended: its output and error files, its counts and its state stay as they are. The new "
-        f"outcomes: GET /v1/jobs/{job_id}/results"
+        f"Batch {batch_id} has ended: its output and error files, its counts and its state stay as "
+        f"they are. The new outcomes: GET /v1/jobs/{job_id}/results"
     )
     assert note in asking
     assert note in api.get(f"/ui/jobs/{job_id}/letters", done="replay-one").raw.decode()
 
 
 def test_documents_are_pushed_into_an_open_job(api: Client) -> None:
-    """The answer has the fate of each line, the same again changes nothing, and a sealed job takes no more."""
+    """The answer has the fate of each line, the same again changes nothing, and a sealed job takes
+    no more."""
     job = f"/v1/jobs/{api.post('/v1/jobs', {**SPEC, 'open': True}).json['id']}"
     one = api.post(f"{job}/items", {"id": "a", "document": {"text": "first"}})
     assert (one.status, one.json["accepted"]) == (200, 1)
-    lines = b"\n".join([
-        b'{"id": "a", "document": {"text": "first"}}',
-        b'{"id": "a", "document": {"text": "another"}}',
-        b"",
-        b'{"id": "b", "document": {"text": "second"}}',
-        b'{"id": "b", "document": {"text": "second"}}',
-        b'{"id": "c", "document": {"words": "no such column"}}',
-        b'{"id": "d", "document": {"text": "x"}, "extra": 1}',
-        b'{"id": "e"}',
-        b"not json",
-        b'["a"]',
-        b'{"id": 7, "document": {"text": "x"}}',
-        b'{"id": "f", "id": "g", "document": {"text": "x"}}',
-    ])  # fmt: skip
+    lines = b"\n".join(
+        [
+            b'{"id": "a", "document": {"text": "first"}}',
+            b'{"id": "a", "document": {"text": "another"}}',
+            b"",
+            b'{"id": "b", "document": {"text": "second"}}',
+            b'{"id": "b", "document": {"text": "second"}}',
+            b'{"id": "c", "document": {"words": "no such column"}}',
+            b'{"id": "d", "document": {"text": "x"}, "extra": 1}',
+            b'{"id": "e"}',
+            b"not json",
+            b'["a"]',
+            b'{"id": 7, "document": {"text": "x"}}',
+            b'{"id": "f", "id": "g", "document": {"text": "x"}}',
+        ]
+    )
     told = api.ask("POST", f"{job}/items", raw=lines, content_type="application/x-ndjson").json
     assert [(item["line"], item["outcome"]) for item in told["items"]] == [
-        (1, "duplicate"), (2, "refused"), (4, "accepted"), (5, "duplicate"), (6, "refused"), (7, "refused"), (8, "refused"),
-        (9, "refused"), (10, "refused"), (11, "accepted"), (12, "refused"),
-    ]  # fmt: skip
+        (1, "duplicate"),
+        (2, "refused"),
+        (4, "accepted"),
+        (5, "duplicate"),
+        (6, "refused"),
+        (7, "refused"),
+        (8, "refused"),
+        (9, "refused"),
+        (10, "refused"),
+        (11, "accepted"),
+        (12, "refused"),
+    ]
     assert told["items"][1]["code"] == "document_conflict"
-    assert all(item["code"] and item["message"] for item in told["items"] if item["outcome"] == "refused")
+    assert all(
+        item["code"] and item["message"] for item in told["items"] if item["outcome"] == "refused"
+    )
     again = api.ask("POST", f"{job}/items", raw=lines, content_type="application/x-ndjson").json
     assert (again["accepted"], again["duplicates"], again["refused"]) == (0, 4, 7)
-    many = api.ask("POST", f"{job}/items", raw=b"{}\n" * 10_002, content_type="application/x-ndjson")
+    many = api.ask(
+        "POST", f"{job}/items", raw=b"{}\n" * 10_002, content_type="application/x-ndjson"
+    )
     assert many.json["code"] == "too_many_lines"
     assert api.ask("POST", f"{job}/items", raw=b"a: 1", content_type="text/yaml").status == 415
     assert api.post(f"{job}/seal").json["total"] == 3
@@ -403,8 +515,11 @@ def test_documents_are_pushed_into_an_open_job(api: Client) -> None:
     assert api.get(job).json["open"] is False
 
 
-def test_documents_go_only_into_jobs_of_remote_doors(api: Client, settings: GatewaySettings) -> None:
-    """A job that a service opened with the database's credentials takes nothing over HTTP, unless the operator says so."""
+def test_documents_go_only_into_jobs_of_remote_doors(
+    api: Client, settings: GatewaySettings
+) -> None:
+    """A job that a service opened with the database's credentials takes nothing over HTTP, unless
+    the operator says so."""
     with Producer(settings) as producer:
         opened = producer.open_job(SPEC).job_id
     answer = api.post(f"/v1/jobs/{opened}/items", {"id": "a", "document": {"text": "x"}})
@@ -412,21 +527,35 @@ def test_documents_go_only_into_jobs_of_remote_doors(api: Client, settings: Gate
     assert api.post(f"/v1/jobs/{opened}/seal").status == 409
 
 
-def test_the_outcomes_of_a_job_are_the_source_of_another(api: Client, settings: GatewaySettings, db: Database) -> None:
-    """A job that has ended can be asked about again, by a condition; one that runs is said to run."""
+def test_the_outcomes_of_a_job_are_the_source_of_another(
+    api: Client, settings: GatewaySettings, db: Database
+) -> None:
+    """A job that has ended can be asked about again, by a condition; one that runs is said to
+    run."""
     job_id = submitted(api, settings, job="behind")["id"]
-    given = {"from_job": "behind", "where": ["status=dead"], "model": "large", "prompt": "Again: {text}"}
+    given = {
+        "from_job": "behind",
+        "where": ["status=dead"],
+        "model": "large",
+        "prompt": "Again: {text}",
+    }
     assert api.post("/v1/jobs", given).status == 400
     settle(db, job_id, 5, dead=1)
     JobStore(db).set_state(job_id, JobState.COMPLETED, expect=[JobState.RUNNING])
     answer = api.post(
-        "/v1/jobs", {"from_job": "behind", "where": ["status=done"], "model": "large", "prompt": "{answer}"}
+        "/v1/jobs",
+        {"from_job": "behind", "where": ["status=done"], "model": "large", "prompt": "{answer}"},
     )
     assert answer.status in (201, 400), answer.raw
-    assert api.post("/v1/jobs", {**given, "from_job": "nothing"}).json["detail"] == "No such job: 'nothing'"
+    assert (
+        api.post("/v1/jobs", {**given, "from_job": "nothing"}).json["detail"]
+        == "No such job: 'nothing'"
+    )
 
 
-def test_the_report_is_the_account_of_the_job(api: Client, settings: GatewaySettings, db: Database) -> None:
+def test_the_report_is_the_account_of_the_job(
+    api: Client, settings: GatewaySettings, db: Database
+) -> None:
     """The report has the figures of `report.json`."""
     job_id = submitted(api, settings)["id"]
     settle(db, job_id, 4, dead=2)
@@ -440,7 +569,9 @@ class Events:
     def __init__(self, api: Client, path: str, last: str | None = None) -> None:
         host, port = api.url.removeprefix("http://").split(":")
         self._connection = http.client.HTTPConnection(host, int(port), timeout=20)
-        self._connection.request("GET", path, headers={} if last is None else {"last-event-id": last})
+        self._connection.request(
+            "GET", path, headers={} if last is None else {"last-event-id": last}
+        )
         self.answer = self._connection.getresponse()
 
     def next(self) -> dict[str, str]:
@@ -458,8 +589,11 @@ class Events:
         self._connection.close()
 
 
-def test_progress_comes_as_events_until_the_job_ends(api: Client, settings: GatewaySettings, db: Database) -> None:
-    """Each change is an event with an id; the last one ends the stream, and who has it is answered 204."""
+def test_progress_comes_as_events_until_the_job_ends(
+    api: Client, settings: GatewaySettings, db: Database
+) -> None:
+    """Each change is an event with an id; the last one ends the stream, and who has it is answered
+    204."""
     job_id = submitted(api, settings)["id"]
     path = f"/v1/jobs/{job_id}/events"
     stream = Events(api, path)
@@ -483,7 +617,8 @@ def test_progress_comes_as_events_until_the_job_ends(api: Client, settings: Gate
 
 
 def test_listeners_share_one_look_at_the_stores(settings: GatewaySettings, tmp_path: Path) -> None:
-    """Twenty readers of one job are one watch, which ends with the last of them; there are at most so many readers."""
+    """Twenty readers of one job are one watch, which ends with the last of them; there are at most
+    so many readers."""
 
     async def follow() -> None:
         backend = Backend(door_settings(tmp_path))
@@ -492,7 +627,9 @@ def test_listeners_share_one_look_at_the_stores(settings: GatewaySettings, tmp_p
         listeners = [watches.listen(job_id, None) for _ in range(20)]
         told = [await listener.next() for listener in listeners]
         assert len({id(progress) for progress in told}) == 1
-        assert len([task for task in asyncio.all_tasks() if task.get_name() == f"watch {job_id}"]) == 1
+        assert (
+            len([task for task in asyncio.all_tasks() if task.get_name() == f"watch {job_id}"]) == 1
+        )
         watches.listeners = LISTENERS_MAX
         with pytest.raises(Refused) as refused:
             watches.listen(job_id, None)
@@ -510,7 +647,8 @@ def test_listeners_share_one_look_at_the_stores(settings: GatewaySettings, tmp_p
 def test_a_reader_of_events_that_takes_nothing_is_dropped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A connection whose buffers are full is given up after a while, with a line in the log, and is not watched for any more."""
+    """A connection whose buffers are full is given up after a while, with a line in the log, and is
+    not watched for any more."""
     monkeypatch.setattr(events, "SLOW_S", 0.05)
 
     async def follow() -> None:
@@ -537,9 +675,12 @@ def test_a_reader_of_events_that_takes_nothing_is_dropped(
 
 
 def test_notifications_of_a_bucket_come_over_http(api: Client, settings: GatewaySettings) -> None:
-    """New objects are kept for the schedule's next job, once; what is no notification is said, and no schedule is a 404."""
+    """New objects are kept for the schedule's next job, once; what is no notification is said, and
+    no schedule is a 404."""
     with Producer(settings) as producer:
-        producer.schedules.add("bucket", "0 0 1 1 *", "s3://corpora/in/", SPEC, new_files=True, events="webhook")
+        producer.schedules.add(
+            "bucket", "0 0 1 1 *", "s3://corpora/in/", SPEC, new_files=True, events="webhook"
+        )
         producer.schedules.add("listing", "0 0 1 1 *", "s3://corpora/other/", SPEC, new_files=True)
     record = {
         "eventName": "s3:ObjectCreated:Put",
@@ -557,9 +698,12 @@ def test_notifications_of_a_bucket_come_over_http(api: Client, settings: Gateway
 
 
 def test_jobs_of_another_tenant_are_not_there(tmp_path: Path) -> None:
-    """Two tenants may use the same key; each sees its own job only, and the other's is a 404 in the words of an unknown id."""
+    """Two tenants may use the same key; each sees its own job only, and the other's is a 404 in the
+    words of an unknown id."""
     settings = door_settings(tmp_path)
-    secrets = {tenant: new_key(settings, tenant, "read", "write") for tenant in ("shop", "desk", "a/b")}
+    secrets = {
+        tenant: new_key(settings, tenant, "read", "write") for tenant in ("shop", "desk", "a/b")
+    }
     reader = new_key(settings, "shop", "read")
     with door(settings) as url:
         shop, desk, odd = (Client(url, secret) for secret in secrets.values())
@@ -570,30 +714,50 @@ def test_jobs_of_another_tenant_are_not_there(tmp_path: Path) -> None:
         assert [job["id"] for job in shop.get("/v1/jobs").json["data"]] == [jobs[0]["id"]]
         foreign, unknown = jobs[1]["id"], "job_" + "a" * 20
         for method, path in (
-            ("GET", ""), ("GET", "/report"), ("GET", "/results"), ("GET", "/dead-letters"), ("GET", "/dead-letters/a"),
-            ("GET", "/events"), ("POST", "/pause"), ("POST", "/resume"), ("POST", "/cancel"), ("POST", "/seal"),
-        ):  # fmt: skip
+            ("GET", ""),
+            ("GET", "/report"),
+            ("GET", "/results"),
+            ("GET", "/dead-letters"),
+            ("GET", "/dead-letters/a"),
+            ("GET", "/events"),
+            ("POST", "/pause"),
+            ("POST", "/resume"),
+            ("POST", "/cancel"),
+            ("POST", "/seal"),
+        ):
             answers = [shop.ask(method, f"/v1/jobs/{name}{path}") for name in (foreign, unknown)]
             assert [answer.status for answer in answers] == [404, 404], path
             assert answers[0].json["detail"].replace(foreign, unknown) == answers[1].json["detail"]
-        assert shop.post("/v1/jobs", {**given, "job": "x", "tenant": "desk"}).json["errors"][0]["pointer"] == "/tenant"
+        assert (
+            shop.post("/v1/jobs", {**given, "job": "x", "tenant": "desk"}).json["errors"][0][
+                "pointer"
+            ]
+            == "/tenant"
+        )
         assert shop.post("/v1/jobs", {**SPEC, "from_job": foreign}).status == 404
         assert Client(url, reader).post(f"/v1/jobs/{jobs[0]['id']}/pause").status == 403
         assert Client(url).get("/v1/jobs").status == 401
 
 
 def test_a_job_runs_from_its_upload_to_its_results_over_http(tmp_path: Path) -> None:
-    """With a real fleet: a job is submitted, followed by events to its end, and read, by nothing but HTTP."""
+    """With a real fleet: a job is submitted, followed by events to its end, and read, by nothing
+    but HTTP."""
     with Fleet(tmp_path / "fleet") as fleet:
         fleet.provider.start("--latency-ms", "20")
         fleet.control()
         fleet.ready(fleet.worker())
-        given = door_settings(tmp_path, fleet.store.url).model_copy(update={"database_url": fleet.database_url})
+        given = door_settings(tmp_path, fleet.store.url).model_copy(
+            update={"database_url": fleet.database_url}
+        )
         with door(given) as url:
             api = Client(url)
             job = f"/v1/jobs/{api.post('/v1/jobs', {**fleet.spec(), 'open': True, 'job': 'live'}).json['id']}"
-            lines = b"".join(b'{"id": "d%d", "document": {"text": "review %d"}}\n' % (n, n) for n in range(60))
-            pushed = api.ask("POST", f"{job}/items", raw=lines, content_type="application/x-ndjson").json
+            lines = b"".join(
+                b'{"id": "d%d", "document": {"text": "review %d"}}\n' % (n, n) for n in range(60)
+            )
+            pushed = api.ask(
+                "POST", f"{job}/items", raw=lines, content_type="application/x-ndjson"
+            ).json
             assert pushed["accepted"] == 60
             stream = Events(api, f"{job}/events")
             assert stream.next()["event"] == "progress"

@@ -19,11 +19,16 @@ CAREFUL: dict[str, Any] = {"lanes__look_s": 0.5, "lanes__moving_s": 16}
 
 
 def test_what_a_batch_does_not_deliver_is_answered_before_the_deadline(tmp_path: Path) -> None:
-    """The cheaper lane is tried, its batch stands still half-way, and the rest is answered in real time: in time, each document
-    once, what the batch had answered at half the price, and each decision with its reason and figures."""
+    """The cheaper lane is tried, its batch stands still half-way, and the rest is answered in real
+    time: in time, each document once, what the batch had answered at half the price, and each
+    decision with its reason and figures."""
     with Fleet(tmp_path) as fleet:
-        fleet.provider.start("--batch-s", "2", "--batch-step-s", "0.1", "--batch-stalled-share", "1")
-        prices: dict[str, Any] = {f"providers__default__{name}": value for name, value in PRICE.items()}
+        fleet.provider.start(
+            "--batch-s", "2", "--batch-step-s", "0.1", "--batch-stalled-share", "1"
+        )
+        prices: dict[str, Any] = {
+            f"providers__default__{name}": value for name, value in PRICE.items()
+        }
         batch: dict[str, Any] = {
             "batch__folder": tmp_path / "packed",
             "batch__poll_first_s": 0.1,

@@ -1,4 +1,5 @@
-"""A job changes its lane while it runs: what the ledger promises of it, and what a control process makes of it, tick by tick."""
+"""A job changes its lane while it runs: what the ledger promises of it, and what a control process
+makes of it, tick by tick."""
 
 from __future__ import annotations
 
@@ -65,15 +66,21 @@ API, GPU = queue_name("api"), queue_name("gpu", "m")
 ME = "me"
 
 
-# -- the ledger --------------------------------------------------------------------------------------------------------
+# -- the ledger ------------------------------------------------------------------------------------
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])
 def db(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Database]:
-    url = f"sqlite:///{tmp_path}/ledger.db" if request.param == "sqlite" else request.getfixturevalue("postgres_url")
+    url = (
+        f"sqlite:///{tmp_path}/ledger.db"
+        if request.param == "sqlite"
+        else request.getfixturevalue("postgres_url")
+    )
     database = open_database(url)
     database.migrate()
-    JobStore(database).create(NewJob("job-a", "key", {"lane": "batch"}, {"kind": "file"}, "digest", 10))
+    JobStore(database).create(
+        NewJob("job-a", "key", {"lane": "batch"}, {"kind": "file"}, "digest", 10)
+    )
     yield database
     database.close()
 
@@ -87,7 +94,8 @@ def result(doc: str, request_id: str = "r1", cost: int = 7) -> Result:
 
 
 def test_of_two_movers_one_wins(db: Database) -> None:
-    """The other one learns that it was late, and nothing of its move is noted; moves are numbered as they were made."""
+    """The other one learns that it was late, and nothing of its move is noted; moves are numbered
+    as they were made."""
     moves, jobs = LaneMoves(db), JobStore(db)
     assert (jobs.get("job-a").lane, jobs.get("job-a").moves) == ("batch", 0)
     first = moves.move("job-a", "batch", "api", "deadline", "it is late", {"left_s": 9.0}, now=5.0)
@@ -105,7 +113,9 @@ def test_of_two_movers_one_wins(db: Database) -> None:
     assert moves.of("job-a") == []
 
 
-@pytest.mark.parametrize("state", [JobState.PAUSED, JobState.CANCELLING, JobState.COMPLETED, JobState.FAILED])
+@pytest.mark.parametrize(
+    "state", [JobState.PAUSED, JobState.CANCELLING, JobState.COMPLETED, JobState.FAILED]
+)
 def test_a_job_that_does_not_run_is_not_moved(db: Database, state: JobState) -> None:
     """Nor is one that is over, nor one that there is not."""
     JobStore(db).set_state("job-a", state, expect={JobState.RUNNING})
@@ -116,22 +126,39 @@ def test_a_job_that_does_not_run_is_not_moved(db: Database, state: JobState) -> 
 
 def test_a_job_that_its_lane_has_paused_runs_in_the_next_one(db: Database) -> None:
     """With the move, and only while it is paused with that reason."""
-    JobStore(db).set_state("job-a", JobState.PAUSED, reason="batch_refused: no", expect={JobState.RUNNING})
+    JobStore(db).set_state(
+        "job-a", JobState.PAUSED, reason="batch_refused: no", expect={JobState.RUNNING}
+    )
     for paused_for in (None, "batch_refused: another"):
-        assert LaneMoves(db).move("job-a", "batch", "api", "stuck", "", {}, now=1.0, paused_for=paused_for) is None
+        assert (
+            LaneMoves(db).move(
+                "job-a", "batch", "api", "stuck", "", {}, now=1.0, paused_for=paused_for
+            )
+            is None
+        )
     assert (
-        LaneMoves(db).move("job-a", "batch", "api", "stuck", "", {}, now=1.0, paused_for="batch_refused: no")
+        LaneMoves(db).move(
+            "job-a", "batch", "api", "stuck", "", {}, now=1.0, paused_for="batch_refused: no"
+        )
         is not None
     )
     now = JobStore(db).get("job-a")
     assert (now.lane, now.state, now.reason) == ("api", JobState.RUNNING, None)
-    assert LaneMoves(db).move("job-a", "api", "batch", "stuck", "", {}, now=2.0, paused_for="batch_refused: no") is None
+    assert (
+        LaneMoves(db).move(
+            "job-a", "api", "batch", "stuck", "", {}, now=2.0, paused_for="batch_refused: no"
+        )
+        is None
+    )
 
 
 def test_a_first_choice_is_made_once(db: Database) -> None:
-    """It says why the job is where it is; a move to the same lane, or for a reason that there is not, is none."""
+    """It says why the job is where it is; a move to the same lane, or for a reason that there is
+    not, is none."""
     moves = LaneMoves(db)
-    assert moves.move("job-a", None, "batch", "chosen", "it is the cheapest", {}, now=1.0) is not None
+    assert (
+        moves.move("job-a", None, "batch", "chosen", "it is the cheapest", {}, now=1.0) is not None
+    )
     assert moves.move("job-a", None, "api", "chosen", "again", {}, now=2.0) is None
     assert moves.move("job-a", "batch", "batch", "cheaper", "", {}, now=2.0) is None
     with pytest.raises(ValueError, match="one of chosen"):
@@ -140,8 +167,10 @@ def test_a_first_choice_is_made_once(db: Database) -> None:
 
 
 def test_a_second_answer_is_paid_and_is_no_outcome(db: Database) -> None:
-    """The first one stays. The same answer that is written again is no second one, and a second one counts once however often
-    it comes."""
+    """The first one stays.
+
+    The same answer that is written again is no second one, and a second one counts once however
+    often it comes."""
     outcomes = OutcomeStore(db)
     outcomes.settle([result("a"), result("b")], [])
     assert outcomes.settle([result("a")], []) == {key("a")}
@@ -157,10 +186,15 @@ def test_a_second_answer_is_paid_and_is_no_outcome(db: Database) -> None:
     assert stored.request_id == "r1"
 
 
-def test_what_was_used_up_in_a_lane_that_was_left_is_counted_once(db: Database, redis_server: RedisServer) -> None:
-    """A worker that drops the message of a retried document writes down what it had cost; the document had no outcome there."""
+def test_what_was_used_up_in_a_lane_that_was_left_is_counted_once(
+    db: Database, redis_server: RedisServer
+) -> None:
+    """A worker that drops the message of a retried document writes down what it had cost; the
+    document had no outcome there."""
     records = Records(JobStore(db), OutcomeStore(db), RedisLedger(redis_server.client(), "e"), None)  # type: ignore[arg-type]  # no result
-    dropped = Settled(an_item("a", calls=2, spent=[10, 5, 30]), Skipped("elsewhere", left_lane=True))
+    dropped = Settled(
+        an_item("a", calls=2, spent=[10, 5, 30]), Skipped("elsewhere", left_lane=True)
+    )
     fresh = Settled(an_item("b"), Skipped("elsewhere", left_lane=True))
     for _ in range(2):
         records.write_sql([dropped, fresh])
@@ -175,15 +209,22 @@ def an_item(doc: str, calls: int = 0, spent: list[int] | None = None) -> Item:
     from penstock_workers.item.deliveries import Delivery
 
     headers: dict[str, Any] = {} if spent is None else {CALLS_HEADER: calls, SPENT_HEADER: spent}
-    return Item(Delivery(doc, None, headers, retries=1, queue=API), ItemMessage(key(doc), b"{}", None), key(doc))
+    return Item(
+        Delivery(doc, None, headers, retries=1, queue=API),
+        ItemMessage(key(doc), b"{}", None),
+        key(doc),
+    )
 
 
 def test_a_batch_that_was_handed_over_keeps_its_job_from_nothing(db: Database) -> None:
-    """Its documents wait for another lane; once they have their outcomes the job may end, whatever the provider does."""
+    """Its documents wait for another lane; once they have their outcomes the job may end, whatever
+    the provider does."""
     batches, remainders, jobs = ProviderBatchStore(db), RemainderStore(db), JobStore(db)
     feed = jobs.lease_feed("job-a", 1, ME, 30.0)
     assert feed is not None
-    new = NewProviderBatch("t1", "job-a", 1, "p", "openai", "m", "/v1/x", {}, {"offset": 9}, 2, 9, 9, 0)
+    new = NewProviderBatch(
+        "t1", "job-a", 1, "p", "openai", "m", "/v1/x", {}, {"offset": 9}, 2, 9, 9, 0
+    )
     batches.add_of_feed(feed, ME, 30.0, [new], cursor={"offset": 9}, exhausted=True)
     [batch] = batches.not_handed_over("job-a")
     waiting = [Remainder(key(doc), doc, 0, 0, 0, 0, 0, "lane_left") for doc in ("a", "b")]
@@ -199,13 +240,18 @@ def test_a_batch_that_was_handed_over_keeps_its_job_from_nothing(db: Database) -
 
 
 def test_who_holds_a_document_is_asked_once_for_each_queue(redis_server: RedisServer) -> None:
-    """However many models a lane has queues of: what their workers hold is found, and idle queues are not asked by document."""
+    """However many models a lane has queues of: what their workers hold is found, and idle queues
+    are not asked by document."""
     client = redis_server.client()
     hot = RedisLedger(client, "e")
-    client.zadd(queues_of(queue_name("gpu")), {f"{queue_name('gpu')}.m{n}": time.time() for n in range(20)})
+    client.zadd(
+        queues_of(queue_name("gpu")), {f"{queue_name('gpu')}.m{n}": time.time() for n in range(20)}
+    )
     asked = [key(f"d{n}") for n in range(100)]
     client.hset(unacked(f"{queue_name('gpu')}.m3"), item_tag(asked[1]), b"x")
-    client.hset(unacked(queue_name("gpu")), mapping={item_tag(key(f"o{n}")): b"x" for n in range(150)})
+    client.hset(
+        unacked(queue_name("gpu")), mapping={item_tag(key(f"o{n}")): b"x" for n in range(150)}
+    )
     client.hset(unacked(queue_name("gpu")), item_tag(asked[2]), b"x")
     before = client.info("commandstats").get("cmdstat_hexists", {"calls": 0})["calls"]
     assert hot.held(queue_name("gpu"), asked, item_tag) == {asked[1], asked[2]}
@@ -213,7 +259,9 @@ def test_who_holds_a_document_is_asked_once_for_each_queue(redis_server: RedisSe
 
 
 def a_batch(tag: str, doc_count: int = 2) -> NewProviderBatch:
-    return NewProviderBatch(tag, "job-a", 1, "p", "openai", "m", "/v1/x", {}, {"offset": 9}, doc_count, 9, 9, 0)
+    return NewProviderBatch(
+        tag, "job-a", 1, "p", "openai", "m", "/v1/x", {}, {"offset": 9}, doc_count, 9, 9, 0
+    )
 
 
 def packed(db: Database, *tags: str) -> ProviderBatchStore:
@@ -221,12 +269,15 @@ def packed(db: Database, *tags: str) -> ProviderBatchStore:
     batches = ProviderBatchStore(db)
     feed = JobStore(db).lease_feed("job-a", 1, ME, 30.0)
     assert feed is not None
-    batches.add_of_feed(feed, ME, 30.0, [a_batch(tag) for tag in tags], cursor={"offset": 9}, exhausted=True)
+    batches.add_of_feed(
+        feed, ME, 30.0, [a_batch(tag) for tag in tags], cursor={"offset": 9}, exhausted=True
+    )
     return batches
 
 
 def test_a_batch_whose_answers_are_read_is_not_handed_over(db: Database) -> None:
-    """A living worker stores them; one that died, or that reads for ever, leaves the documents to the other lane."""
+    """A living worker stores them; one that died, or that reads for ever, leaves the documents to
+    the other lane."""
     batches = packed(db, "t1", "t2")
     [first, second] = batches.to_hand_over("job-a")
     batches.step(first, ME, state="ended", ended_at=time.time())
@@ -239,7 +290,8 @@ def test_a_batch_whose_answers_are_read_is_not_handed_over(db: Database) -> None
 
 
 def test_what_went_on_has_still_cost_what_it_has(db: Database) -> None:
-    """What a job has spent never falls, and grows once for each payment; a row that a batch has again stays as it is."""
+    """What a job has spent never falls, and grows once for each payment; a row that a batch has
+    again stays as it is."""
     batches, remainders = packed(db, "t1"), RemainderStore(db)
     remainders.add([Remainder(key(doc), doc, 1, 2, 10, 5, 40, "timeout") for doc in ("a", "b")])
     again = NewProviderBatch("t2", "job-a", 1, "p", "openai", "m", "/v1/x", None, None, 1, 9, 9, 0)
@@ -255,12 +307,20 @@ def test_what_went_on_has_still_cost_what_it_has(db: Database) -> None:
 
 
 def test_batches_that_were_cut_short_say_nothing_of_how_long_they_take(db: Database) -> None:
-    """Their job or their provider cut them short, in whatever words and letters their provider says it."""
+    """Their job or their provider cut them short, in whatever words and letters their provider says
+    it."""
     tags = ["whole", "left", "cancelled", "handed", "refused", "open"]
     batches = packed(db, *tags)
     of_tag = {batch.tag: batch for batch in batches.not_handed_over("job-a")}
     for number, tag in enumerate(tags):
-        batches.step(of_tag[tag], ME, created_at=100.0, ended_at=110.0 + number, status="ended", state="settled")
+        batches.step(
+            of_tag[tag],
+            ME,
+            created_at=100.0,
+            ended_at=110.0 + number,
+            status="ended",
+            state="settled",
+        )
     batches.step(of_tag["left"], ME, why="lane_left")
     batches.step(of_tag["cancelled"], ME, status="JOB_STATE_CANCELLED")
     batches.step(of_tag["handed"], ME, handed_at=105.0)
@@ -269,7 +329,7 @@ def test_batches_that_were_cut_short_say_nothing_of_how_long_they_take(db: Datab
     assert batches.lasted("p", 10) == [10.0]
 
 
-# -- control -----------------------------------------------------------------------------------------------------------
+# -- control ---------------------------------------------------------------------------------------
 
 
 class House:
@@ -278,9 +338,11 @@ class House:
     def __init__(self, redis_server: RedisServer, folder: Path) -> None:
         self.folder, self.redis = folder, redis_server.client()
         self.settings = WorkerSettings(
-            redis_url=redis_server.url, database_url=f"sqlite:///{folder}/ledger.db", reconcile_interval_s=0.001,
+            redis_url=redis_server.url,
+            database_url=f"sqlite:///{folder}/ledger.db",
+            reconcile_interval_s=0.001,
             window=100,
-        )  # fmt: skip
+        )
         self.database = open_database(self.settings.database_url)
         self.database.migrate()
         self.producer = Producer(self.settings, database=self.database)
@@ -299,15 +361,25 @@ class House:
 
     def submit(self, documents: int, **spec: object) -> Job:
         path = self.folder / "docs.jsonl"
-        path.write_bytes(b"".join(orjson.dumps({"id": f"d{n}", "text": f"text {n}"}) + b"\n" for n in range(documents)))
+        path.write_bytes(
+            b"".join(
+                orjson.dumps({"id": f"d{n}", "text": f"text {n}"}) + b"\n" for n in range(documents)
+            )
+        )
         return self.producer.submit(path, {"prompt": "{text}", "model": "m", **spec})
 
     def move(self, job: Job, lane: str) -> None:
         now = self.jobs.get(job.job_id)
-        assert self.moves.move(job.job_id, now.lane, lane, "by_hand", "a test", {}, now=time.time()) is not None
+        assert (
+            self.moves.move(job.job_id, now.lane, lane, "by_hand", "a test", {}, now=time.time())
+            is not None
+        )
 
     def queued(self, queue: str) -> list[str]:
-        return sorted(decode_envelope(as_bytes(raw)).message.key.doc_id for raw in self.redis.lrange(queue, 0, -1))
+        return sorted(
+            decode_envelope(as_bytes(raw)).message.key.doc_id
+            for raw in self.redis.lrange(queue, 0, -1)
+        )
 
     def hold(self, queue: str, doc: str, job: Job) -> None:
         """A worker of the lane has claimed a message."""
@@ -319,7 +391,9 @@ class House:
     def finish(self, job: Job, docs: list[str]) -> None:
         """What a worker does with documents that succeed."""
         keys = [ItemKey(job.job_id, 1, doc) for doc in docs]
-        self.outcomes.settle([Result(one, 200, b"{}", None, None, None, 1, 1, 5, 1, 1, 1) for one in keys], [])
+        self.outcomes.settle(
+            [Result(one, 200, b"{}", None, None, None, 1, 1, 5, 1, 1, 1) for one in keys], []
+        )
         self.hot.settle(SettleBatch(done=[SettledDone(one, buckets_for(job)) for one in keys]))
         for one in keys:
             for queue in (API, GPU, queue_name("gpu")):
@@ -343,7 +417,9 @@ class House:
 
 
 @pytest.fixture
-def house(redis_server: RedisServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[House]:
+def house(
+    redis_server: RedisServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[House]:
     monkeypatch.setattr(leaving, "LOOK_AGAIN_S", 0.0)
     made = House(redis_server, tmp_path)
     yield made
@@ -356,8 +432,10 @@ def names(*numbers: int) -> list[str]:
 
 
 def test_documents_go_on_in_the_other_lanes_queue(house: House) -> None:
-    """All but the one that a worker of the first lane holds: it ends there. Messages in the first queue are dropped when they
-    are read, and each document has one outcome."""
+    """All but the one that a worker of the first lane holds: it ends there.
+
+    Messages in the first queue are dropped when they are read, and each document has one
+    outcome."""
     job = house.submit(150)
     house.control.tick()
     house.hold(API, "d3", job)
@@ -399,8 +477,9 @@ def test_what_a_worker_holds_too_long_goes_on_as_well(house: House) -> None:
 
 
 def test_documents_of_a_queue_wait_to_be_packed(house: House) -> None:
-    """Those that were fed are rows of SQL, the rest of the source is for the packers, and nothing of the job stays in Redis but
-    what a worker holds; when that ends without an outcome it waits, too."""
+    """Those that were fed are rows of SQL, the rest of the source is for the packers, and nothing
+    of the job stays in Redis but what a worker holds; when that ends without an outcome it waits,
+    too."""
     job = house.submit(150)
     house.control.tick()
     house.hold(API, "d3", job)
@@ -413,22 +492,29 @@ def test_documents_of_a_queue_wait_to_be_packed(house: House) -> None:
     house.tick_until(lambda: "d3" in house.waiting(job))
     assert house.hot.outstanding(job.job_id, 1) == 0
     assert house.begin(job, "d3", "api") is BeginReply.ELSEWHERE
-    assert house.jobs.lease_feed(job.job_id, 1, "a packer", 1.0) is not None, "control has let go of the feed"
+    assert house.jobs.lease_feed(job.job_id, 1, "a packer", 1.0) is not None, (
+        "control has let go of the feed"
+    )
 
 
 def test_what_batches_left_is_fed_with_what_it_has_cost(house: House) -> None:
-    """A document that waited for a batch comes into the queue once; its message says how often it was tried, and the job's
-    figures what that has cost, before its outcome and after it."""
+    """A document that waited for a batch comes into the queue once; its message says how often it
+    was tried, and the job's figures what that has cost, before its outcome and after it."""
     job = house.submit(3, lane="batch")
     feed = house.jobs.lease_feed(job.job_id, 1, ME, 30.0)
     assert feed is not None
     packed = house.control  # the feed is read to its end by the packers
-    ProviderBatchStore(house.database).add_of_feed(feed, ME, 30.0, [], cursor={"offset": 9}, exhausted=True)
+    ProviderBatchStore(house.database).add_of_feed(
+        feed, ME, 30.0, [], cursor={"offset": 9}, exhausted=True
+    )
     house.jobs.release_feed(feed, ME)
     source = Producer(house.settings, database=house.database)._jobs.get(job.job_id)
     positions = {"d0": "0", "d1": "1"} | _positions(house, source)
     house.remainders.add(
-        [Remainder(ItemKey(job.job_id, 1, doc), positions[doc], 2, 3, 10, 5, 40, "batch_expired") for doc in positions]
+        [
+            Remainder(ItemKey(job.job_id, 1, doc), positions[doc], 2, 3, 10, 5, 40, "batch_expired")
+            for doc in positions
+        ]
     )
     packed.tick()
     house.move(job, "api")
@@ -454,13 +540,16 @@ def _positions(house: House, job: Job) -> dict[str, str]:
 
 
 def test_documents_of_a_batch_that_does_not_end_are_fed(house: House) -> None:
-    """After the patience of `lanes.moving_s`, or sooner where the deadline is near; before it the provider may still answer."""
+    """After the patience of `lanes.moving_s`, or sooner where the deadline is near; before it the
+    provider may still answer."""
     job = house.submit(4, lane="batch", deadline_s=3_600.0)
     feed = house.jobs.lease_feed(job.job_id, 1, ME, 30.0)
     assert feed is not None
     batches = ProviderBatchStore(house.database)
     end = _cursor_of_last(house, job)
-    new = NewProviderBatch("t1", job.job_id, 1, "default", "openai", "m", "/v1/x", {}, end, 4, 9, 9, 0)
+    new = NewProviderBatch(
+        "t1", job.job_id, 1, "default", "openai", "m", "/v1/x", {}, end, 4, 9, 9, 0
+    )
     batches.add_of_feed(feed, ME, 30.0, [new], cursor=end, exhausted=True)
     house.jobs.release_feed(feed, ME)
     house.control.tick()
@@ -475,11 +564,14 @@ def test_documents_of_a_batch_that_does_not_end_are_fed(house: House) -> None:
     assert batches.is_handed_over("t1")
     house.finish(job, names(0, 1, 2, 3))
     house.tick_until(lambda: house.is_over(job))
-    assert batches.of_job(job.job_id)[0].state is BatchState.PACKED, "the provider's end is not waited for"
+    assert batches.of_job(job.job_id)[0].state is BatchState.PACKED, (
+        "the provider's end is not waited for"
+    )
 
 
 def test_only_the_documents_of_a_batch_go_on_that_does_not_end(house: House) -> None:
-    """Batches for two models lie between the same cursors: what is in the other one is not asked for twice."""
+    """Batches for two models lie between the same cursors: what is in the other one is not asked
+    for twice."""
     house.settings = house.settings.model_copy(
         update={"lanes": house.settings.lanes.model_copy(update={"moving_s": 0.0})}
     )
@@ -487,10 +579,15 @@ def test_only_the_documents_of_a_batch_go_on_that_does_not_end(house: House) -> 
     job = house.submit(4, lane="batch")
     feed = house.jobs.lease_feed(job.job_id, 1, ME, 30.0)
     assert feed is not None
-    batches, end, positions = ProviderBatchStore(house.database), _cursor_of_last(house, job), _positions(house, job)
+    batches, end, positions = (
+        ProviderBatchStore(house.database),
+        _cursor_of_last(house, job),
+        _positions(house, job),
+    )
     of_tag = {"stuck": names(1, 3), "read": names(0, 2)}
     new = [
-        NewProviderBatch(tag, job.job_id, 1, "default", "openai", tag, "/v1/x", {}, end, 2, 9, 9, 0) for tag in of_tag
+        NewProviderBatch(tag, job.job_id, 1, "default", "openai", tag, "/v1/x", {}, end, 2, 9, 9, 0)
+        for tag in of_tag
     ]
     ids = {
         tag: zlib.compress(b"\n".join(KeptDocument(doc, positions[doc]).to_line() for doc in docs))
@@ -540,7 +637,8 @@ def test_a_control_process_that_dies_in_a_move_leaves_it_to_the_next(
 
 
 def test_what_is_pushed_into_an_open_job_does_not_wait_for_its_batches(house: House) -> None:
-    """It is fed beside what batches have left; what is still in one is not, also after Redis has forgotten all."""
+    """It is fed beside what batches have left; what is still in one is not, also after Redis has
+    forgotten all."""
     opened = house.producer.open_job({"prompt": "{text}", "model": "m", "lane": "batch"})
     job = house.jobs.get(opened.job_id)
     for doc in ("d0", "d1"):
@@ -548,9 +646,13 @@ def test_what_is_pushed_into_an_open_job_does_not_wait_for_its_batches(house: Ho
     feed = house.jobs.lease_feed(job.job_id, 1, ME, 30.0)
     assert feed is not None
     batches = ProviderBatchStore(house.database)
-    old = [Remainder(ItemKey(job.job_id, 1, f"d{n}"), str(n + 1), 0, 0, 0, 0, 0, "new") for n in (0, 1)]
+    old = [
+        Remainder(ItemKey(job.job_id, 1, f"d{n}"), str(n + 1), 0, 0, 0, 0, 0, "new") for n in (0, 1)
+    ]
     batches.add_of_spool(feed, ME, old, [1, 2], exhausted=False)
-    new = NewProviderBatch("t1", job.job_id, 1, "default", "openai", "m", "/v1/x", None, None, 1, 9, 9, 0)
+    new = NewProviderBatch(
+        "t1", job.job_id, 1, "default", "openai", "m", "/v1/x", None, None, 1, 9, 9, 0
+    )
     assert batches.add_of_remainders(ME, 30.0, [(new, [old[0].key])])
     house.jobs.release_feed(feed, ME)
     house.move(job, "api")
@@ -563,8 +665,11 @@ def test_what_is_pushed_into_an_open_job_does_not_wait_for_its_batches(house: Ho
     assert house.queued(API) == names(1, 2), "d0 is with the provider"
 
 
-def test_documents_that_go_on_are_read_side_by_side(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each may be a request to a bucket: as many as the limit says are under way together, and never more."""
+def test_documents_that_go_on_are_read_side_by_side(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each may be a request to a bucket: as many as the limit says are under way together, and
+    never more."""
     under_way, most = 0, 0
     lock, together = threading.Lock(), threading.Barrier(repair.FETCHES_AT_ONCE)
     read = JsonlSource.fetch
@@ -589,13 +694,18 @@ def test_documents_that_go_on_are_read_side_by_side(house: House, monkeypatch: p
 
 
 def test_what_is_left_of_a_budget_is_without_what_all_lanes_have_cost(house: House) -> None:
-    """Outcomes, documents that wait for another batch, and answers that came second: the choice of a lane knows them all."""
+    """Outcomes, documents that wait for another batch, and answers that came second: the choice of
+    a lane knows them all."""
     priced = ProviderSettings.model_validate({"usd_per_mtok_in": 1, "usd_per_mtok_out": 2})
     settings = house.settings.model_copy(update={"providers": {"default": priced}})
     with Producer(settings, database=house.database) as producer:
-        job = producer.submit(_three(house), {"prompt": "{text}", "model": "m", "budget_usd": 1.0}).job_id
+        job = producer.submit(
+            _three(house), {"prompt": "{text}", "model": "m", "budget_usd": 1.0}
+        ).job_id
     house.finish(house.jobs.get(job), ["d0", "d1"])
-    house.remainders.add([Remainder(ItemKey(job, 1, "d2"), "0", 1, 1, 10, 5, 400_000, "batch_expired")])
+    house.remainders.add(
+        [Remainder(ItemKey(job, 1, "d2"), "0", 1, 1, 10, 5, 400_000, "batch_expired")]
+    )
     facts = LaneFacts(settings, house.database, house.hot, house.redis, Specs())
     now, lanes = facts.of(house.jobs.get(job), [], 1)
     assert now.usd_left == pytest.approx(1.0 - 2 * 5e-6 - 0.4)
@@ -609,7 +719,8 @@ def _three(house: House) -> Path:
 
 
 def test_a_job_may_come_back(house: House) -> None:
-    """What went to the second lane goes back to the first one, whose old messages are of no harm."""
+    """What went to the second lane goes back to the first one, whose old messages are of no
+    harm."""
     job = house.submit(20)
     house.control.tick()
     house.move(job, "gpu")
@@ -637,7 +748,8 @@ def test_a_redis_that_forgets_during_a_move_is_rebuilt(house: House) -> None:
 
 
 def test_parked_messages_of_the_lane_that_was_left_are_not_taken_for_new_ones(house: House) -> None:
-    """They go back where they came from, and are dropped there; those of the lane itself go into its queue."""
+    """They go back where they came from, and are dropped there; those of the lane itself go into
+    its queue."""
     job = house.submit(2)
     house.control.tick()
     [old, *_] = house.redis.lrange(API, 0, 0)
@@ -651,20 +763,31 @@ def test_parked_messages_of_the_lane_that_was_left_are_not_taken_for_new_ones(ho
 
 
 def test_a_refused_batch_pauses_no_job_that_another_lane_may_go_on_with(house: House) -> None:
-    """Control moves it, once no worker runs that is of a release which does not look at a job's lane; a job of one lane waits for
-    a person."""
-    alone, job = house.submit(4, lane="batch"), house.submit(3, lane="batch", lanes=["batch", "api"])
+    """Control moves it, once no worker runs that is of a release which does not look at a job's
+    lane; a job of one lane waits for a person."""
+    alone, job = (
+        house.submit(4, lane="batch"),
+        house.submit(3, lane="batch", lanes=["batch", "api"]),
+    )
     for one in (job, alone):
-        house.jobs.set_state(one.job_id, JobState.PAUSED, reason="batch_refused: no", expect={JobState.RUNNING})
+        house.jobs.set_state(
+            one.job_id, JobState.PAUSED, reason="batch_refused: no", expect={JobState.RUNNING}
+        )
     house.hot.heartbeat("new", {"lane": "api", KNOWS_MOVES: "yes"})
     house.hot.heartbeat("old", {"lane": "batch"})
     for _ in range(3):
         house.control.tick()
-    assert (house.jobs.get(job.job_id).lane, house.jobs.get(job.job_id).state) == ("batch", JobState.PAUSED)
+    assert (house.jobs.get(job.job_id).lane, house.jobs.get(job.job_id).state) == (
+        "batch",
+        JobState.PAUSED,
+    )
     house.hot.heartbeat("old", {"lane": "batch", KNOWS_MOVES: "yes"})
     house.control = house.a_control()  # whose first look is due
     house.tick_until(lambda: house.jobs.get(job.job_id).lane == "api")
-    assert (house.jobs.get(job.job_id).state, house.jobs.get(alone.job_id).state) == (JobState.RUNNING, JobState.PAUSED)
+    assert (house.jobs.get(job.job_id).state, house.jobs.get(alone.job_id).state) == (
+        JobState.RUNNING,
+        JobState.PAUSED,
+    )
     [move] = house.moves.of(job.job_id)
     assert (move.before, move.reason) == ("batch", "stuck")
     house.tick_until(lambda: len(house.queued(API)) == 3)

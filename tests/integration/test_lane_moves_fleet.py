@@ -1,4 +1,5 @@
-"""Jobs that change their lane in the middle, with real workers, the simulated provider and its Batch API."""
+"""Jobs that change their lane in the middle, with real workers, the simulated provider and its
+Batch API."""
 
 from __future__ import annotations
 
@@ -23,14 +24,33 @@ WORK_S = 60.0
 CONCURRENCY = 4
 STORM_KILLS = 30
 FAULTS = (
-    "--batch-create-500-share", "0.15", "--batch-expired-share", "0.05",
-    "--batch-upload-500-share", "0.1", "--batch-call-500-share", "0.05", "--batch-cut-share", "0.15", "--seed", "5",
-)  # fmt: skip
+    "--batch-create-500-share",
+    "0.15",
+    "--batch-expired-share",
+    "0.05",
+    "--batch-upload-500-share",
+    "0.1",
+    "--batch-call-500-share",
+    "0.05",
+    "--batch-cut-share",
+    "0.15",
+    "--seed",
+    "5",
+)
 PRICE = {"usd_per_mtok_in": 1.0, "usd_per_mtok_out": 2.0, "batch_discount": 0.5}
 PRICED: dict[str, Any] = {f"providers__default__{name}": value for name, value in PRICE.items()}
-STEPS = {  # in which control dies, by the lane that the job moves to: what is in batches is handed over only to queues
+# in which control dies, by the lane that the job moves to: what is in batches is handed over only
+# to queues
+STEPS = {
     "batch": ("move_leaving", "move_left") * 3,
-    "api": ("move_leaving", "move_left", "move_handing", "move_arriving", "move_handing", "move_arriving"),
+    "api": (
+        "move_leaving",
+        "move_left",
+        "move_handing",
+        "move_arriving",
+        "move_handing",
+        "move_arriving",
+    ),
 }
 
 
@@ -67,22 +87,34 @@ class House:
         """At once: a command takes a second to start."""
         before = self.fleet.producer.status(job.job_id).job.lane
         moves = LaneMoves(self.fleet.producer._database)
-        assert moves.move(job.job_id, before, lane, "by_hand", "a test", {}, now=time.time()) is not None
+        assert (
+            moves.move(job.job_id, before, lane, "by_hand", "a test", {}, now=time.time())
+            is not None
+        )
 
     def arrive(self, job: Job) -> None:
-        """Let the move that was made last come to its end, by a control process that lives no longer than that and leaves no
-        lease behind."""
+        """Let the move that was made last come to its end, by a control process that lives no
+        longer than that and leaves no lease behind."""
         moves = LaneMoves(self.fleet.producer._database)
         if not moves.of(job.job_id):
             return
         control = self.control(lanes__moving_s=1.0)
-        until(lambda: moves.of(job.job_id)[-1].left_at is not None, WORK_S, "nothing waits in the lane before")
+        until(
+            lambda: moves.of(job.job_id)[-1].left_at is not None,
+            WORK_S,
+            "nothing waits in the lane before",
+        )
         control.send(signal.SIGTERM)
         assert control.wait(WORK_S) == 0
 
     def leads(self, control: Process, job: Job) -> None:
-        """Wait until nothing keeps a control process from the feed of the job: it runs, and the lease of a dead one is over."""
-        until(lambda: not control.alive or "penstock.control" in control.log.read_text(), WORK_S, "control has begun")
+        """Wait until nothing keeps a control process from the feed of the job: it runs, and the
+        lease of a dead one is over."""
+        until(
+            lambda: not control.alive or "penstock.control" in control.log.read_text(),
+            WORK_S,
+            "control has begun",
+        )
         jobs = LiveJobs(self.fleet.producer._database)
 
         def is_free() -> bool:
@@ -97,7 +129,11 @@ class House:
             return found
 
     def batches_run(self, number: int) -> None:
-        until(lambda: self.batches()["by_status"].get("in_progress", 0) >= number, WORK_S, "batches run")
+        until(
+            lambda: self.batches()["by_status"].get("in_progress", 0) >= number,
+            WORK_S,
+            "batches run",
+        )
 
     def report(self, job: Job) -> dict[str, Any]:
         found: dict[str, Any] = json.loads(self.fleet.run("report", job.job_id, "--json").stdout)
@@ -118,11 +154,13 @@ def house_of_each(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Ho
 
 
 def test_jobs_go_on_in_the_other_lane_in_the_middle(house: House) -> None:
-    """From real time to batches: what is in flight ends there, and each other document is in a batch. From batches to real time:
-    they are cancelled, what they had answered is kept, and the rest is asked for once. Every document is paid for once, and
-    what the jobs did is shown."""
+    """From real time to batches: what is in flight ends there, and each other document is in a
+    batch. From batches to real time: they are cancelled, what they had answered is kept, and the
+    rest is asked for once. Every document is paid for once, and what the jobs did is shown."""
     fleet = house.fleet
-    fleet.provider.start("--batch-s", "30", "--batch-step-s", "0.1", "--latency-ms", "150", "--latency-sigma", "0")
+    fleet.provider.start(
+        "--batch-s", "30", "--batch-step-s", "0.1", "--latency-ms", "150", "--latency-sigma", "0"
+    )
     house.control()
     house.workers()
     slow = house.submit(250, "batch")
@@ -136,13 +174,20 @@ def test_jobs_go_on_in_the_other_lane_in_the_middle(house: House) -> None:
     for one in (slow, job):
         fleet.wait_for(one, JobState.COMPLETED, WORK_S)
     of_slow, counts = (fleet.producer.status(one.job_id).counts for one in (slow, job))
-    assert (of_slow.succeeded, of_slow.dead, of_slow.answered_twice, of_slow.calls) == (250, 0, 0, 250)
+    assert (of_slow.succeeded, of_slow.dead, of_slow.answered_twice, of_slow.calls) == (
+        250,
+        0,
+        0,
+        250,
+    )
     assert (counts.succeeded, counts.dead, counts.answered_twice, counts.calls) == (150, 0, 0, 150)
     seen = house.batches()
     assert seen["by_status"]["cancelled"] >= 2
     assert fleet.provider_calls() + seen["answered"] == 400
     tokens_usd = counts.prompt_tokens * 1.0 + counts.completion_tokens * 2.0
-    assert 0.5 * tokens_usd < counts.cost_microusd < tokens_usd, "real time at the full price, batches at half"
+    assert 0.5 * tokens_usd < counts.cost_microusd < tokens_usd, (
+        "real time at the full price, batches at half"
+    )
     [lane] = house.report(job)["lanes"]
     assert (lane["before"], lane["lane"], lane["reason"]) == ("api", "batch", "by_hand")
     assert "lane batch since" in fleet.penstock("status", job.job_id)
@@ -152,8 +197,8 @@ def test_jobs_go_on_in_the_other_lane_in_the_middle(house: House) -> None:
 
 @pytest.mark.soak
 def test_a_rescue_does_not_wait_for_a_slow_cancel(house: House) -> None:
-    """Documents go on after the patience; what the provider answers all the same is paid for, and shown as such. The batch may
-    still be the first to answer some: those are asked for once."""
+    """Documents go on after the patience; what the provider answers all the same is paid for, and
+    shown as such. The batch may still be the first to answer some: those are asked for once."""
     fleet = house.fleet
     fleet.provider.start("--batch-s", "8", "--batch-step-s", "8")
     house.control(lanes__moving_s=0.5)
@@ -164,12 +209,24 @@ def test_a_rescue_does_not_wait_for_a_slow_cancel(house: House) -> None:
     house.move(job, "api")
     fleet.wait_for(job, JobState.COMPLETED, WORK_S)
     journal = ProviderBatchStore(fleet.producer._database)
-    until(lambda: not journal.open_of(job.job_id), WORK_S, "the batch is cancelled, and what it had answered is read")
+    until(
+        lambda: not journal.open_of(job.job_id),
+        WORK_S,
+        "the batch is cancelled, and what it had answered is read",
+    )
     answered, calls = house.batches()["answered"], fleet.provider_calls()
     first, twice = 60 - calls, answered - (60 - calls)
-    assert 0 <= first <= answered, "each document was asked for, and those that the batch answered first only there"
-    assert twice > 0, "documents that the batch had answered were asked for while it was being cancelled"
-    until(lambda: fleet.producer.status(job.job_id).counts.answered_twice == twice, WORK_S, "its answers are counted")
+    assert 0 <= first <= answered, (
+        "each document was asked for, and those that the batch answered first only there"
+    )
+    assert twice > 0, (
+        "documents that the batch had answered were asked for while it was being cancelled"
+    )
+    until(
+        lambda: fleet.producer.status(job.job_id).counts.answered_twice == twice,
+        WORK_S,
+        "its answers are counted",
+    )
     counts = fleet.producer.status(job.job_id).counts
     assert (counts.succeeded, counts.dead, counts.calls) == (60, 0, calls + answered)
     report = house.report(job)
@@ -185,17 +242,26 @@ def _half_is_answered(house: House) -> bool:
 @pytest.mark.soak
 @pytest.mark.parametrize("first", ["api", "batch"])
 def test_control_killed_at_every_step_of_a_move(house_of_each: House, first: str) -> None:
-    """A job goes to and fro, and control dies in a step of each move, in each of them twice at least: each document has one
-    outcome and is asked for in real time once at most, no batch is left open, and what the provider answers is counted once."""
+    """A job goes to and fro, and control dies in a step of each move, in each of them twice at
+    least: each document has one outcome and is asked for in real time once at most, no batch is
+    left open, and what the provider answers is counted once."""
     house, fleet = house_of_each, house_of_each.fleet
     other = {"api": "batch", "batch": "api"}
-    fleet.provider.start("--batch-s", "120", "--batch-step-s", "3", "--latency-ms", "300", "--latency-sigma", "0")
+    fleet.provider.start(
+        "--batch-s", "120", "--batch-step-s", "3", "--latency-ms", "300", "--latency-sigma", "0"
+    )
     house.workers()
-    job, lane, steps = house.submit(6_000, first), first, {to: iter(places) for to, places in STEPS.items()}
+    job, lane, steps = (
+        house.submit(6_000, first),
+        first,
+        {to: iter(places) for to, places in STEPS.items()},
+    )
     for _ in range(sum(map(len, STEPS.values()))):
         lane = other[lane]
         place = next(steps[lane])
-        if place == "move_handing":  # of a batch that runs while control leads: the job arrives in its lane first
+        if (
+            place == "move_handing"
+        ):  # of a batch that runs while control leads: the job arrives in its lane first
             house.arrive(job)
             house.batches_run(1)
         control = house.control(failpoints=f"{place}:kill", lanes__moving_s=1.0)
@@ -205,7 +271,9 @@ def test_control_killed_at_every_step_of_a_move(house_of_each: House, first: str
         try:
             assert control.wait(WORK_S) == -signal.SIGKILL
         except subprocess.TimeoutExpired:
-            raise AssertionError(f"no {place} of the move to lane {lane}: {fleet.describe(job)}") from None
+            raise AssertionError(
+                f"no {place} of the move to lane {lane}: {fleet.describe(job)}"
+            ) from None
     fleet.provider.tell(batch_s=0.3, latency_ms=10)
     house.control(lanes__moving_s=1.0)
     fleet.wait_for(job, JobState.COMPLETED, 3 * WORK_S)
@@ -221,8 +289,9 @@ def test_control_killed_at_every_step_of_a_move(house_of_each: House, first: str
 
 @pytest.mark.soak
 def test_processes_killed_at_random_moments_while_a_job_moves(house_of_each: House) -> None:
-    """Thirty of them, of workers of both lanes and of control, under moves to and fro (STORM_SEED): each document has one
-    outcome, every output is read, no batch is left open, and all that was paid is counted, but for calls of dead workers."""
+    """Thirty of them, of workers of both lanes and of control, under moves to and fro (STORM_SEED):
+    each document has one outcome, every output is read, no batch is left open, and all that was
+    paid is counted, but for calls of dead workers."""
     seed = int(os.environ.get("STORM_SEED") or time.time_ns() % 1_000_000)
     luck = random.Random(seed)
     print(f"STORM_SEED={seed}")
@@ -254,5 +323,8 @@ def test_processes_killed_at_random_moments_while_a_job_moves(house_of_each: Hou
     assert set(seen["by_status"]) <= {"cancelled", "completed", "expired"}, seen
     assert seen["unread"] == 0
     paid = fleet.provider_calls() + seen["answered"]
-    print(f"{counts}, {fleet.provider_calls()} calls, {seen}, {held} in flight of dead workers at most")
+    print(
+        f"{counts}, {fleet.provider_calls()} calls, {seen}, {held} in flight of dead workers at "
+        "most"
+    )
     assert paid - held <= counts.succeeded + counts.answered_twice <= paid

@@ -15,9 +15,14 @@ SPEC = JobSpec(prompt="{text}", model="m")
 
 
 def test_a_database_that_is_down_is_an_error_of_ours() -> None:
-    """Host and database are named, the password is not, and no driver's class has to be caught (D17)."""
-    producer = Producer(ProducerSettings(database_url="postgresql://anna:hush-hush@127.0.0.1:1/night"))
-    with pytest.raises(DatabaseUnavailable, match=r"127\.0\.0\.1:1/night does not answer \(.*refused") as caught:
+    """Host and database are named, the password is not, and no driver's class has to be caught
+    (D17)."""
+    producer = Producer(
+        ProducerSettings(database_url="postgresql://anna:hush-hush@127.0.0.1:1/night")
+    )
+    with pytest.raises(
+        DatabaseUnavailable, match=r"127\.0\.0\.1:1/night does not answer \(.*refused"
+    ) as caught:
         producer.open_job(SPEC)
     producer.close()
     assert "hush" not in str(caught.value)
@@ -35,9 +40,16 @@ def test_a_sqlite_file_that_cannot_be_opened_is_an_error_of_ours(tmp_path: Path)
 def test_a_producer_works_on_both_sides_of_a_fork(
     kind: str, tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A child opens connections of its own, and the parent's go on: as under gunicorn's preload and multiprocessing (D4)."""
-    monkeypatch.setattr("penstock_producer.open_job.FLUSH_AFTER_S", 3600.0)  # only what is asked for is flushed
-    url = f"sqlite:///{tmp_path}/ledger.db" if kind == "sqlite" else request.getfixturevalue("postgres_url")
+    """A child opens connections of its own, and the parent's go on: as under gunicorn's preload and
+    multiprocessing (D4)."""
+    monkeypatch.setattr(
+        "penstock_producer.open_job.FLUSH_AFTER_S", 3600.0
+    )  # only what is asked for is flushed
+    url = (
+        f"sqlite:///{tmp_path}/ledger.db"
+        if kind == "sqlite"
+        else request.getfixturevalue("postgres_url")
+    )
     migrated = open_database(url)
     migrated.migrate()
     migrated.close()

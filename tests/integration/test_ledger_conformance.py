@@ -81,7 +81,9 @@ def outcomes(db: Database) -> OutcomeStore:
 
 
 def new_job(job_id: str = "job-a", *, key: str | None = None, **changes: Any) -> NewJob:
-    job = NewJob(job_id, key or job_id, {"lane": "api"}, {"kind": "file", "uri": "x"}, "digest-1", total=10)
+    job = NewJob(
+        job_id, key or job_id, {"lane": "api"}, {"kind": "file", "uri": "x"}, "digest-1", total=10
+    )
     return replace(job, **changes)
 
 
@@ -90,12 +92,16 @@ def key(doc: str, generation: int = 1, job_id: str = "job-a") -> ItemKey:
 
 
 def result(doc: str, generation: int = 1, **changes: Any) -> Result:
-    made = Result(key(doc, generation), 200, b'{"n": "\xc3\xa9"}', "req_1", "m", "stop", 10, 20, 5, 100, 1, 1)
+    made = Result(
+        key(doc, generation), 200, b'{"n": "\xc3\xa9"}', "req_1", "m", "stop", 10, 20, 5, 100, 1, 1
+    )
     return structs.replace(made, **changes)
 
 
 def letter(doc: str, reason: str = "http_400", generation: int = 1, **changes: Any) -> DeadLetter:
-    made = DeadLetter(key(doc, generation), reason, 4, 4, "no", 400, b'{"q": 1}', b'{"error": 1}', prompt_tokens=3)
+    made = DeadLetter(
+        key(doc, generation), reason, 4, 4, "no", 400, b'{"q": 1}', b'{"error": 1}', prompt_tokens=3
+    )
     return replace(made, **changes)
 
 
@@ -103,7 +109,7 @@ def docs(found: Any) -> list[str]:
     return [one.key.doc_id for one in found]
 
 
-# -- jobs --------------------------------------------------------------------------------------------------------------
+# -- jobs ------------------------------------------------------------------------------------------
 
 
 def test_a_job_is_accepted_with_its_feed_and_its_refused_rows(
@@ -114,15 +120,24 @@ def test_a_job_is_accepted_with_its_feed_and_its_refused_rows(
     job, created = jobs.create(new_job(total=None), refused)
     assert created
     assert job == jobs.get("job-a") == jobs.get(job.job_key)
-    assert (job.state, job.generation, job.spec, job.total) == (JobState.RUNNING, 1, {"lane": "api"}, None)
-    assert [(feed.generation, feed.kind, feed.cursor) for feed in jobs.feeds("job-a")] == [(1, FeedKind.SOURCE, {})]
+    assert (job.state, job.generation, job.spec, job.total) == (
+        JobState.RUNNING,
+        1,
+        {"lane": "api"},
+        None,
+    )
+    assert [(feed.generation, feed.kind, feed.cursor) for feed in jobs.feeds("job-a")] == [
+        (1, FeedKind.SOURCE, {})
+    ]
     assert outcomes.counts("job-a").dead_by_reason == {"invalid_json_line": 1_200}
     stored = outcomes.get("job-a", "bad-7")
     assert isinstance(stored, DeadLetter)
     assert stored.line == 7
 
 
-def test_the_same_submit_returns_the_same_job(db: Database, jobs: JobStore, outcomes: OutcomeStore) -> None:
+def test_the_same_submit_returns_the_same_job(
+    db: Database, jobs: JobStore, outcomes: OutcomeStore
+) -> None:
     """A repeated submit finds the first job and leaves no trace of its own."""
     first, _ = jobs.create(new_job("job-a", key="nightly"))
     again, created = jobs.create(new_job("job-b", key="nightly"), [letter("bad")])
@@ -132,7 +147,8 @@ def test_the_same_submit_returns_the_same_job(db: Database, jobs: JobStore, outc
 
 
 def test_a_key_with_another_body_is_refused(jobs: JobStore) -> None:
-    """A job key never silently means another spec or source; the error names the job that has it."""
+    """A job key never silently means another spec or source; the error names the job that has
+    it."""
     jobs.create(new_job("job-a", key="nightly"))
     with pytest.raises(JobConflict, match="job-a"):
         jobs.create(new_job("job-b", key="nightly", digest="digest-2"))
@@ -141,7 +157,9 @@ def test_a_key_with_another_body_is_refused(jobs: JobStore) -> None:
 def test_racing_submits_make_one_job(jobs: JobStore) -> None:
     """Of many submits with one key at the same moment, one creates the job and all get it."""
     with ThreadPoolExecutor(8) as pool:
-        answers = list(pool.map(lambda n: jobs.create(new_job(f"job-{n}", key="nightly")), range(8)))
+        answers = list(
+            pool.map(lambda n: jobs.create(new_job(f"job-{n}", key="nightly")), range(8))
+        )
     assert sum(created for _, created in answers) == 1
     assert len({job.job_id for job, _ in answers}) == 1
 
@@ -178,7 +196,8 @@ def test_lists_are_newest_first_and_live_ones_are_not_final(jobs: JobStore) -> N
 
 
 def test_a_control_loop_sees_live_jobs_with_the_leases_of_their_feeds(db: Database) -> None:
-    """Each job that is not over, oldest first, with its feeds, their owners and how long each still leads."""
+    """Each job that is not over, oldest first, with its feeds, their owners and how long each still
+    leads."""
     jobs, live = JobStore(db), LiveJobs(db)
     assert live.look() == []
     for n in range(4):
@@ -199,7 +218,8 @@ def test_a_control_loop_sees_live_jobs_with_the_leases_of_their_feeds(db: Databa
 
 
 def test_a_job_is_parsed_again_only_when_it_changed(db: Database) -> None:
-    """What was read before is returned as it is; a change of state, of a cursor or by a rewind is seen at once."""
+    """What was read before is returned as it is; a change of state, of a cursor or by a rewind is
+    seen at once."""
     jobs, live = JobStore(db), LiveJobs(db)
     jobs.create(new_job())
     (first,) = live.look()
@@ -220,9 +240,16 @@ def test_a_job_is_parsed_again_only_when_it_changed(db: Database) -> None:
 
 
 def test_leases_are_renewed_together_and_only_their_owners(db: Database) -> None:
-    """One call prolongs all that a process leads; what others lead, what ran out and what is paused stays as it is."""
+    """One call prolongs all that a process leads; what others lead, what ran out and what is paused
+    stays as it is."""
     jobs, live = JobStore(db), LiveJobs(db)
-    for name, owner, ttl_s in (("a", "one", 5), ("b", "one", 5), ("c", "two", 5), ("d", "one", 0), ("e", "one", 5)):
+    for name, owner, ttl_s in (
+        ("a", "one", 5),
+        ("b", "one", 5),
+        ("c", "two", 5),
+        ("d", "one", 0),
+        ("e", "one", 5),
+    ):
         jobs.create(new_job(f"job-{name}"))
         assert jobs.lease_feed(f"job-{name}", 1, owner, ttl_s) is not None
     jobs.set_state("job-e", JobState.PAUSED, expect={JobState.RUNNING})
@@ -230,7 +257,7 @@ def test_leases_are_renewed_together_and_only_their_owners(db: Database) -> None
     assert [round(feeds[0].lease_s / 60) for _, feeds in live.look()] == [1, 1, 0, 0, 0]
 
 
-# -- feeds -------------------------------------------------------------------------------------------------------------
+# -- feeds -----------------------------------------------------------------------------------------
 
 
 def test_one_feeder_leads_until_its_lease_ends_or_is_released(jobs: JobStore) -> None:
@@ -248,7 +275,8 @@ def test_one_feeder_leads_until_its_lease_ends_or_is_released(jobs: JobStore) ->
 
 
 def test_many_feeds_are_leased_at_once_and_those_of_others_are_left_out(jobs: JobStore) -> None:
-    """One call takes what is free or led already; what another process leads, or does not exist, is not returned."""
+    """One call takes what is free or led already; what another process leads, or does not exist, is
+    not returned."""
     for name in ("a", "b", "c"):
         jobs.create(new_job(f"job-{name}"))
     mine = jobs.lease_feed("job-a", 1, "one", 60)
@@ -265,7 +293,9 @@ def test_an_expired_feeder_cannot_move_its_successors_cursor(jobs: JobStore) -> 
     jobs.create(new_job())
     frozen = jobs.lease_feed("job-a", 1, "one", 0.0)
     assert frozen is not None
-    jobs.advance_feed(frozen, "one", cursor={"offset": 1}, exhausted=False)  # late, but no other feeder took over
+    jobs.advance_feed(
+        frozen, "one", cursor={"offset": 1}, exhausted=False
+    )  # late, but no other feeder took over
     second = jobs.lease_feed("job-a", 1, "two", 60)
     assert second is not None
     assert second.cursor == {"offset": 1}
@@ -274,11 +304,14 @@ def test_an_expired_feeder_cannot_move_its_successors_cursor(jobs: JobStore) -> 
     jobs.release_feed(frozen, "one")
     assert jobs.lease_feed("job-a", 1, "one", 60) is None
     jobs.advance_feed(second, "two", cursor={"offset": 3}, exhausted=True)
-    assert [(feed.cursor, feed.exhausted) for feed in jobs.feeds("job-a")] == [({"offset": 3}, True)]
+    assert [(feed.cursor, feed.exhausted) for feed in jobs.feeds("job-a")] == [
+        ({"offset": 3}, True)
+    ]
 
 
 def test_a_rewind_stops_the_feeder_that_is_at_work(jobs: JobStore) -> None:
-    """After a rewind the cursor is at the start, and a step that began before cannot move it past unfed documents."""
+    """After a rewind the cursor is at the start, and a step that began before cannot move it past
+    unfed documents."""
     jobs.create(new_job())
     feed = jobs.lease_feed("job-a", 1, "one", 60)
     assert feed is not None
@@ -291,16 +324,22 @@ def test_a_rewind_stops_the_feeder_that_is_at_work(jobs: JobStore) -> None:
     assert (again.cursor, again.exhausted) == ({}, False)
 
 
-# -- outcomes ----------------------------------------------------------------------------------------------------------
+# -- outcomes --------------------------------------------------------------------------------------
 
 
 def test_outcomes_come_back_as_they_went_in(jobs: JobStore, outcomes: OutcomeStore) -> None:
     """Every field of a result and of a dead letter survives the store, absent ones included."""
     jobs.create(new_job())
     sparse = Result(key("sparse"), 200, b"", None, None, None, None, None, 0, 0, 1, 1)
-    whole = result("whole é ✓ \\ \" ' {},NULL", body=bytes(range(256)), model='a"b\\c', attempts=3, calls=5)
+    whole = result(
+        "whole é ✓ \\ \" ' {},NULL", body=bytes(range(256)), model='a"b\\c', attempts=3, calls=5
+    )
     dead = letter(
-        "dead", last_error='line\n"quoted" \\ {curly}, NULL', response=None, status_code=None, cost_microusd=7
+        "dead",
+        last_error='line\n"quoted" \\ {curly}, NULL',
+        response=None,
+        status_code=None,
+        cost_microusd=7,
     )
     assert outcomes.settle([sparse, whole], [dead]) == set()
     assert outcomes.get("job-a", sparse.key.doc_id) == sparse
@@ -312,8 +351,11 @@ def test_outcomes_come_back_as_they_went_in(jobs: JobStore, outcomes: OutcomeSto
     assert outcomes.get("job-a", "never seen") is None
 
 
-def test_vectors_are_kept_as_numbers_and_read_as_json(db: Database, jobs: JobStore, outcomes: OutcomeStore) -> None:
-    """Beside bodies that are JSON, as all were in earlier releases: readers get JSON of both, or the numbers."""
+def test_vectors_are_kept_as_numbers_and_read_as_json(
+    db: Database, jobs: JobStore, outcomes: OutcomeStore
+) -> None:
+    """Beside bodies that are JSON, as all were in earlier releases: readers get JSON of both, or
+    the numbers."""
     jobs.create(new_job())
     numbers = Vectors(bytes([0, 0, 128, 63, 0, 0, 0, 191]), "float32", 2, "float", "mini", 3)
     packed, plain = result("a", body=pack(numbers)), result("b")
@@ -324,11 +366,15 @@ def test_vectors_are_kept_as_numbers_and_read_as_json(db: Database, jobs: JobSto
     assert same == plain
     assert list(outcomes.vectors("job-a")) == [(packed.key, numbers)]
     with db.engine.connect() as connection:
-        stored = connection.execute(select(outcome_rows.c.body).where(outcome_rows.c.doc_id == "a")).scalar_one()
+        stored = connection.execute(
+            select(outcome_rows.c.body).where(outcome_rows.c.doc_id == "a")
+        ).scalar_one()
     assert bytes(stored).endswith(numbers.data)
 
 
-def test_unstorable_text_of_a_provider_does_not_block_its_outcome(jobs: JobStore, outcomes: OutcomeStore) -> None:
+def test_unstorable_text_of_a_provider_does_not_block_its_outcome(
+    jobs: JobStore, outcomes: OutcomeStore
+) -> None:
     """NUL characters and lone surrogates in an error message are replaced, never an error."""
     jobs.create(new_job())
     outcomes.settle([], [letter("odd", last_error="a\0b\ud800c")])
@@ -337,11 +383,16 @@ def test_unstorable_text_of_a_provider_does_not_block_its_outcome(jobs: JobStore
     assert stored.last_error == "a\N{REPLACEMENT CHARACTER}b\N{REPLACEMENT CHARACTER}c"
 
 
-def test_the_first_writer_wins_and_the_losers_are_named(jobs: JobStore, outcomes: OutcomeStore) -> None:
-    """A second outcome for a key changes nothing, whatever its kind, and the others of its batch are stored."""
+def test_the_first_writer_wins_and_the_losers_are_named(
+    jobs: JobStore, outcomes: OutcomeStore
+) -> None:
+    """A second outcome for a key changes nothing, whatever its kind, and the others of its batch
+    are stored."""
     jobs.create(new_job())
     assert outcomes.settle([result("a")], [letter("b")]) == set()
-    losers = outcomes.settle([result("b", model="late"), result("c")], [letter("a", "late"), letter("d")])
+    losers = outcomes.settle(
+        [result("b", model="late"), result("c")], [letter("a", "late"), letter("d")]
+    )
     assert losers == {key("a"), key("b")}
     assert outcomes.get("job-a", "a") == result("a")
     assert isinstance(outcomes.get("job-a", "b"), DeadLetter)
@@ -349,8 +400,11 @@ def test_the_first_writer_wins_and_the_losers_are_named(jobs: JobStore, outcomes
     assert outcomes.counts("job-a").succeeded == outcomes.counts("job-a").dead == 2
 
 
-def test_losers_are_named_whatever_the_size_of_the_group(jobs: JobStore, outcomes: OutcomeStore) -> None:
-    """A group goes into the table in statements of some rows each; where they are cut does not matter."""
+def test_losers_are_named_whatever_the_size_of_the_group(
+    jobs: JobStore, outcomes: OutcomeStore
+) -> None:
+    """A group goes into the table in statements of some rows each; where they are cut does not
+    matter."""
     jobs.create(new_job())
     taken = [f"{n:03}" for n in range(0, 87, 10)]
     outcomes.settle([result(doc, model="first") for doc in taken], [])
@@ -374,7 +428,11 @@ def test_terminal_knows_exactly_the_settled_keys(jobs: JobStore, outcomes: Outco
     """Any number of keys of any jobs and generations can be asked for at once."""
     jobs.create(new_job())
     outcomes.settle([result(f"{n}") for n in range(1_100)], [letter("x", generation=2)])
-    asked = [key(f"{n}") for n in range(1_000, 1_300)] + [key("x"), key("x", 2), key("1", job_id="job-b")]
+    asked = [key(f"{n}") for n in range(1_000, 1_300)] + [
+        key("x"),
+        key("x", 2),
+        key("1", job_id="job-b"),
+    ]
     expected = {key(f"{n}") for n in range(1_000, 1_100)} | {key("x", 2)}
     assert outcomes.terminal(asked) == expected
     assert outcomes.terminal([]) == set()
@@ -392,18 +450,25 @@ def test_counts_are_sums_over_visible_outcomes(jobs: JobStore, outcomes: Outcome
 
 
 def test_sums_by_lane_are_those_of_the_lanes_that_answered(db: Database, jobs: JobStore) -> None:
-    """A job that changes its lane has two; what is reused has no tokens of its own, and a replay takes its letters along."""
+    """A job that changes its lane has two; what is reused has no tokens of its own, and a replay
+    takes its letters along."""
     jobs.create(new_job())
     api, batch = OutcomeStore(db, "api"), OutcomeStore(db, "batch")
-    api.settle([result("a"), result("b", reason="dedup", calls=0, cost_microusd=0)], [letter("c", cost_microusd=7)])
+    api.settle(
+        [result("a"), result("b", reason="dedup", calls=0, cost_microusd=0)],
+        [letter("c", cost_microusd=7)],
+    )
     batch.settle([result("d"), result("a")], [letter("e")])
     OutcomeStore(db).settle([], [letter("refused", "invalid_json_line", calls=0)])
     assert api.by_lane("job-a") == [
-        LaneCounts("api", 2, 1, 1 + 4, 10 + 3, 20, 5 + 7), LaneCounts("batch", 1, 1, 1 + 4, 10 + 3, 20, 5),
-    ]  # fmt: skip
+        LaneCounts("api", 2, 1, 1 + 4, 10 + 3, 20, 5 + 7),
+        LaneCounts("batch", 1, 1, 1 + 4, 10 + 3, 20, 5),
+    ]
     assert api.counts("job-a").reused_tokens == {"dedup": (10, 20)}
     jobs.replay("job-a", doc_ids=["c"])
-    assert api.by_lane("job-a")[0] == LaneCounts("api", 2, 0, 1 + 4, 10 + 3, 20, 5 + 7), "what was spent stays"
+    assert api.by_lane("job-a")[0] == LaneCounts("api", 2, 0, 1 + 4, 10 + 3, 20, 5 + 7), (
+        "what was spent stays"
+    )
     jobs.replay("job-a", doc_ids=["e"])
     batch.settle([result("c", generation=2)], [])
     whole = api.by_lane("job-a")
@@ -418,9 +483,15 @@ def test_the_course_of_a_job_is_counted_by_stretches_of_time(
     """What ended when, and how long answers took, in numbers that do not grow with the job."""
     jobs.create(new_job())
     results = [result(str(number), latency_ms=number) for number in (7, 1_234, 23_456, 3_999_999)]
-    outcomes.settle([*results, result("reused", reason="cache"), result("unknown", latency_ms=0)], [letter("x")])
+    outcomes.settle(
+        [*results, result("reused", reason="cache"), result("unknown", latency_ms=0)], [letter("x")]
+    )
     for number, doc in enumerate(("7", "1234", "x")):
-        moved = update(outcome_rows).where(outcome_rows.c.doc_id == doc).values(created_at=1000.0 + 25 * number)
+        moved = (
+            update(outcome_rows)
+            .where(outcome_rows.c.doc_id == doc)
+            .values(created_at=1000.0 + 25 * number)
+        )
         with db.engine.begin() as connection:
             connection.execute(moved)
     assert outcomes.ended_in("job-a", 1000.0, 10)[:3] == [(0, 1, 0), (2, 1, 0), (5, 0, 1)]
@@ -428,7 +499,8 @@ def test_the_course_of_a_job_is_counted_by_stretches_of_time(
 
 
 def test_listings_are_complete_whatever_the_page(jobs: JobStore, outcomes: OutcomeStore) -> None:
-    """Pages join without a gap or a repetition, in the order of generation and bytes of the document id."""
+    """Pages join without a gap or a repetition, in the order of generation and bytes of the
+    document id."""
     jobs.create(new_job())
     names = sorted(["a", "B", "é", "z", "0", "~", "aa", "a b", "Ω"])
     outcomes.settle([result(doc) for doc in names], [letter(f"dead {doc}") for doc in names])
@@ -438,7 +510,9 @@ def test_listings_are_complete_whatever_the_page(jobs: JobStore, outcomes: Outco
         pages = list(outcomes.terminal_docs("job-a", 1, page))
         assert all(len(rows) <= page for rows in pages)
         joined = [row for rows in pages for row in rows]
-        assert joined == sorted([(doc, False) for doc in names] + [(f"dead {doc}", True) for doc in names])
+        assert joined == sorted(
+            [(doc, False) for doc in names] + [(f"dead {doc}", True) for doc in names]
+        )
     assert docs(outcomes.dead_letters("job-a", "timeout")) == []
 
 
@@ -455,7 +529,7 @@ def test_other_tools_read_two_views(db: Database, jobs: JobStore, outcomes: Outc
     assert seen == [["a"], ["b"]]
 
 
-# -- replays -----------------------------------------------------------------------------------------------------------
+# -- replays ---------------------------------------------------------------------------------------
 
 
 def finished(jobs: JobStore) -> Job:
@@ -466,12 +540,18 @@ def finished(jobs: JobStore) -> Job:
 def test_a_replay_is_a_new_generation_of_the_chosen_dead_letters(
     db: Database, jobs: JobStore, outcomes: OutcomeStore
 ) -> None:
-    """Chosen dead letters stop being visible, become a feed, and end once more; others stay as they are."""
+    """Chosen dead letters stop being visible, become a feed, and end once more; others stay as they
+    are."""
     jobs.create(new_job())
     outcomes.settle([result("a")], [letter("b"), letter("c", "timeout"), letter("d", "timeout")])
     finished(jobs)
     feed, replayed = jobs.replay("job-a", reason="timeout", overrides={"set": {"model": "big"}})
-    assert (feed.generation, feed.kind, replayed, feed.overrides) == (2, FeedKind.REPLAY, 2, {"set": {"model": "big"}})
+    assert (feed.generation, feed.kind, replayed, feed.overrides) == (
+        2,
+        FeedKind.REPLAY,
+        2,
+        {"set": {"model": "big"}},
+    )
     assert jobs.feeds("job-a")[1] == feed
     job = jobs.get("job-a")
     assert (job.state, job.generation, job.finished_at) == (JobState.RUNNING, 2, None)
@@ -488,7 +568,9 @@ def test_a_replay_is_a_new_generation_of_the_chosen_dead_letters(
     assert (counts.succeeded, counts.dead) == (2, 2)
 
 
-def test_a_late_answer_of_an_old_generation_changes_nothing(jobs: JobStore, outcomes: OutcomeStore) -> None:
+def test_a_late_answer_of_an_old_generation_changes_nothing(
+    jobs: JobStore, outcomes: OutcomeStore
+) -> None:
     """A worker that was frozen before a replay cannot add a second visible state after it."""
     jobs.create(new_job())
     outcomes.settle([], [letter("a")])
@@ -498,20 +580,31 @@ def test_a_late_answer_of_an_old_generation_changes_nothing(jobs: JobStore, outc
     assert outcomes.counts("job-a").succeeded == 0
 
 
-def test_replays_that_cannot_be_are_refused_without_a_trace(jobs: JobStore, outcomes: OutcomeStore) -> None:
-    """Nothing matches, nothing can be sent, or the job is over for good: an error, and no new generation."""
+def test_replays_that_cannot_be_are_refused_without_a_trace(
+    jobs: JobStore, outcomes: OutcomeStore
+) -> None:
+    """Nothing matches, nothing can be sent, or the job is over for good: an error, and no new
+    generation."""
     jobs.create(new_job())
     with pytest.raises(JobNotFound):
         jobs.replay("job-b")
     outcomes.settle([result("a")], [letter("unparsed", request=b""), letter("b")])
-    choices: list[dict[str, Any]] = [{"reason": "timeout"}, {"doc_ids": ["a", "unparsed"]}, {"doc_ids": []}]
+    choices: list[dict[str, Any]] = [
+        {"reason": "timeout"},
+        {"doc_ids": ["a", "unparsed"]},
+        {"doc_ids": []},
+    ]
     for choice in choices:
         with pytest.raises(NothingToReplay):
             jobs.replay("job-a", **choice)
     jobs.set_state("job-a", JobState.CANCELLED, expect={JobState.RUNNING})
     with pytest.raises(JobNotReplayable, match="cancelled"):
         jobs.replay("job-a")
-    assert (jobs.get("job-a").generation, len(jobs.feeds("job-a")), outcomes.counts("job-a").dead) == (1, 1, 2)
+    assert (
+        jobs.get("job-a").generation,
+        len(jobs.feeds("job-a")),
+        outcomes.counts("job-a").dead,
+    ) == (1, 1, 2)
 
 
 def test_racing_replays_never_send_a_letter_twice(jobs: JobStore, outcomes: OutcomeStore) -> None:
@@ -530,12 +623,15 @@ def test_racing_replays_never_send_a_letter_twice(jobs: JobStore, outcomes: Outc
     assert jobs.get("job-a").generation == 2
 
 
-# -- races -------------------------------------------------------------------------------------------------------------
+# -- races -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("seed", [1, 2, 3])
-def test_racing_settlers_leave_exactly_one_state_per_key(jobs: JobStore, outcomes: OutcomeStore, seed: int) -> None:
-    """However many workers settle overlapping batches in whatever order, each key has one winner, and one only."""
+def test_racing_settlers_leave_exactly_one_state_per_key(
+    jobs: JobStore, outcomes: OutcomeStore, seed: int
+) -> None:
+    """However many workers settle overlapping batches in whatever order, each key has one winner,
+    and one only."""
     jobs.create(new_job())
     rng = random.Random(seed)
     names = [f"doc-{n}" for n in range(200)]
@@ -560,7 +656,7 @@ def test_racing_settlers_leave_exactly_one_state_per_key(jobs: JobStore, outcome
     assert outcomes.counts("job-a").succeeded + outcomes.counts("job-a").dead == len(touched)
 
 
-# -- spool, meta -------------------------------------------------------------------------------------------------------
+# -- spool, meta -----------------------------------------------------------------------------------
 
 
 def test_a_pushed_document_is_kept_once_until_it_is_fed(db: Database, jobs: JobStore) -> None:
@@ -592,11 +688,16 @@ def test_a_document_with_another_body_is_refused_alone(db: Database, jobs: JobSt
         with pytest.raises(SpoolConflict, match=f"'{taken}'") as caught:
             spool.append("job-a", batch)
         assert (caught.value.doc_ids, caught.value.stored) == ((taken,), 1)
-    assert [(row.doc_id, row.body) for row in spool.take("job-a", 9)] == [("a", b"1"), ("b", b"1"), ("c", b"1")]
+    assert [(row.doc_id, row.body) for row in spool.take("job-a", 9)] == [
+        ("a", b"1"),
+        ("b", b"1"),
+        ("c", b"1"),
+    ]
 
 
 def test_a_closed_job_counts_its_spool_and_takes_no_more(db: Database, jobs: JobStore) -> None:
-    """The total of an open job is what was pushed before it closed: never one less, never one more."""
+    """The total of an open job is what was pushed before it closed: never one less, never one
+    more."""
     jobs.create(new_job(total=None, feed_kind=FeedKind.SPOOL))
     spool = Spool(db)
     spool.append("job-a", [("a", b"1"), ("b", b"2")])
@@ -612,7 +713,8 @@ def test_a_closed_job_counts_its_spool_and_takes_no_more(db: Database, jobs: Job
 
 
 def test_racing_pushes_and_a_close_agree_on_the_total(db: Database, jobs: JobStore) -> None:
-    """A push that returned before or during the close is in the total; one that was refused is not."""
+    """A push that returned before or during the close is in the total; one that was refused is
+    not."""
     jobs.create(new_job(total=None, feed_kind=FeedKind.SPOOL))
     spool = Spool(db)
 
@@ -638,7 +740,7 @@ def test_everyone_sees_one_epoch(db: Database) -> None:
     assert epochs == {Meta(db).epoch()}
 
 
-# -- transactions ------------------------------------------------------------------------------------------------------
+# -- transactions ----------------------------------------------------------------------------------
 
 
 def test_large_bodies_and_large_batches_are_stored(jobs: JobStore, outcomes: OutcomeStore) -> None:
@@ -662,8 +764,12 @@ def test_transactions_that_deadlock_are_repeated(db: Database) -> None:
     def swap(order: tuple[str, str]) -> None:
         def work(connection: Connection) -> None:
             for name in order:
-                connection.execute(update(meta).where(meta.c.name == name).values(value=meta.c.value + order[0]))
-                if name == order[0] and not db.is_sqlite and len(tries) < 2:  # SQLite has one writer: they cannot meet
+                connection.execute(
+                    update(meta).where(meta.c.name == name).values(value=meta.c.value + order[0])
+                )
+                if (
+                    name == order[0] and not db.is_sqlite and len(tries) < 2
+                ):  # SQLite has one writer: they cannot meet
                     tries.append(name)
                     barrier.wait()
 
@@ -672,7 +778,11 @@ def test_transactions_that_deadlock_are_repeated(db: Database) -> None:
     with ThreadPoolExecutor(2) as pool:
         list(pool.map(swap, (("x", "y"), ("y", "x"))))
     with db.engine.connect() as connection:
-        values = connection.execute(select(meta.c.value).where(meta.c.name.in_(["x", "y"]))).scalars().all()
+        values = (
+            connection.execute(select(meta.c.value).where(meta.c.name.in_(["x", "y"])))
+            .scalars()
+            .all()
+        )
     assert [sorted(value) for value in values] == [["x", "y"], ["x", "y"]]
 
 
@@ -695,7 +805,9 @@ def test_a_transaction_that_never_gets_through_is_given_up(db: Database) -> None
     assert db.read(lambda connection: connection.execute(select(meta.c.name)).all()) == []
 
 
-def test_nothing_is_written_into_the_outbox(db: Database, jobs: JobStore, outcomes: OutcomeStore) -> None:
+def test_nothing_is_written_into_the_outbox(
+    db: Database, jobs: JobStore, outcomes: OutcomeStore
+) -> None:
     """Accepting and replaying a job write no rows that no code acts on (C5)."""
     jobs.create(new_job())
     outcomes.settle([], [letter("a")])
@@ -704,11 +816,14 @@ def test_nothing_is_written_into_the_outbox(db: Database, jobs: JobStore, outcom
         assert connection.exec_driver_sql("SELECT count(*) FROM outbox").scalar_one() == 0
 
 
-# -- jobs that are no more ---------------------------------------------------------------------------------------------
+# -- jobs that are no more -------------------------------------------------------------------------
 
 
-def test_a_purged_job_gets_no_outcomes(db: Database, jobs: JobStore, outcomes: OutcomeStore) -> None:
-    """A worker that goes on after its job was cancelled and purged writes nothing of it, and the rest of its group (A16)."""
+def test_a_purged_job_gets_no_outcomes(
+    db: Database, jobs: JobStore, outcomes: OutcomeStore
+) -> None:
+    """A worker that goes on after its job was cancelled and purged writes nothing of it, and the
+    rest of its group (A16)."""
     jobs.create(new_job("job-a"))
     jobs.create(new_job("job-b"))
     outcomes.settle([result("early")], [])
@@ -720,11 +835,14 @@ def test_a_purged_job_gets_no_outcomes(db: Database, jobs: JobStore, outcomes: O
     counts = outcomes.counts("job-a")
     assert outcomes.recount("job-a") == counts
     assert (counts.succeeded, counts.dead, counts.visible) == (0, 0, Paid())
-    assert (counts.calls, counts.cost_microusd) == (1 + 1 + 4, 5 + 5), "what late answers cost was paid, too"
+    assert (counts.calls, counts.cost_microusd) == (1 + 1 + 4, 5 + 5), (
+        "what late answers cost was paid, too"
+    )
 
 
 def test_what_results_were_made_with_is_kept_once(db: Database, jobs: JobStore) -> None:
-    """However often it is noted, each combination is one entry of its job and generation; a purge takes it along."""
+    """However often it is noted, each combination is one entry of its job and generation; a purge
+    takes it along."""
     first = MadeWith(1, "api", "default", "1.0", "", 0.5, 1.5)
     second = MadeWith(2, "gpu", "", "1.1", "vllm 0.32.0", usd_per_hour=2.0)
     other = MadeWith(1, "api", "default", "1.0", "")
@@ -738,16 +856,28 @@ def test_what_results_were_made_with_is_kept_once(db: Database, jobs: JobStore) 
     store = Provenance(db)
     store.note([])
     for _ in range(2):
-        store.note([("job-a", second), ("job-a", first), *((name, other) for name in ("job_a", "job-ab", "jobab"))])
+        store.note(
+            [
+                ("job-a", second),
+                ("job-a", first),
+                *((name, other) for name in ("job_a", "job-ab", "jobab")),
+            ]
+        )
     assert store.of("job-a") == [first, second]
     assert all(one.last is not None and one.last >= one.since for one in store.in_use("job-a"))
     jobs.set_state("job-a", JobState.CANCELLED, reason=None, expect={JobState.RUNNING})
     purge_job(db, "job-a")
-    assert [store.of(name) for name in ("job-a", "job_a", "job-ab", "jobab")] == [[], [other], [other], [other]]
+    assert [store.of(name) for name in ("job-a", "job_a", "job-ab", "jobab")] == [
+        [],
+        [other],
+        [other],
+        [other],
+    ]
 
 
 def test_reads_of_a_block_are_one_transaction(db: Database, jobs: JobStore) -> None:
-    """Inside `one_read`, also where blocks lie in one another, a thread's reads share a connection; after it they do not."""
+    """Inside `one_read`, also where blocks lie in one another, a thread's reads share a connection;
+    after it they do not."""
     jobs.create(new_job("job-a"), [])
     seen = list[int]()
 
@@ -770,19 +900,23 @@ def test_reads_of_a_block_are_one_transaction(db: Database, jobs: JobStore) -> N
 
 
 def test_nothing_is_written_inside_a_block_of_reads(db: Database, jobs: JobStore) -> None:
-    """It would wait for a connection that others in such blocks hold: said at once, and not when the pool is empty."""
+    """It would wait for a connection that others in such blocks hold: said at once, and not when
+    the pool is empty."""
     with db.one_read(), pytest.raises(AssertionError, match="second connection"):
         jobs.create(new_job("job-a"), [])
 
 
 def test_entries_are_noted_in_one_order(db: Database, jobs: JobStore) -> None:
-    """Of two workers that note the same combinations none waits for the other with what the other waits for."""
+    """Of two workers that note the same combinations none waits for the other with what the other
+    waits for."""
     jobs.create(new_job("job-a"), [])
     seen = list[list[str]]()
 
     def look(_c: object, _cursor: object, statement: str, given: Any, *_: object) -> None:
         if statement.startswith("INSERT INTO meta"):
-            seen.append([next(iter(row.values() if isinstance(row, dict) else row)) for row in given])
+            seen.append(
+                [next(iter(row.values() if isinstance(row, dict) else row)) for row in given]
+            )
 
     event.listen(db.engine, "before_cursor_execute", look)
     made = [("job-a", MadeWith(1, "api", f"p{number}", "1.0", "")) for number in range(8)]
@@ -793,14 +927,27 @@ def test_entries_are_noted_in_one_order(db: Database, jobs: JobStore) -> None:
     assert len(set(first)) == 16
 
 
-def test_one_result_says_what_made_it(db: Database, jobs: JobStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Among the combinations of its generation the model and the time choose; both are named where the fleet was changed then."""
-    before, after = (MadeWith(1, "api", "default", release, "", 1.0, 1.0, model="small") for release in ("1.0", "1.1"))
+def test_one_result_says_what_made_it(
+    db: Database, jobs: JobStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Among the combinations of its generation the model and the time choose; both are named where
+    the fleet was changed then."""
+    before, after = (
+        MadeWith(1, "api", "default", release, "", 1.0, 1.0, model="small")
+        for release in ("1.0", "1.1")
+    )
     dear = MadeWith(1, "api", "dear", "1.0", "", 9.0, 9.0, model="big")
     old = MadeWith(2, "api", "default", "0.9", "")
     jobs.create(new_job("job-a"), [])
     store = Provenance(db)
-    for now, made in ((1_000, before), (1_000, dear), (1_060, before), (1_120, after), (1_600, after), (2_000, old)):
+    for now, made in (
+        (1_000, before),
+        (1_000, dear),
+        (1_060, before),
+        (1_120, after),
+        (1_600, after),
+        (2_000, old),
+    ):
         monkeypatch.setattr("penstock_ledger.stores.provenance.time.time", float(now).__pos__)
         store.note([("job-a", made)])
     entries = store.in_use("job-a")

@@ -1,4 +1,5 @@
-"""Random lives of items between queue, workers and delayed set, with crashes, losses and amnesia: nothing is lost."""
+"""Random lives of items between queue, workers and delayed set, with crashes, losses and amnesia:
+nothing is lost."""
 
 from __future__ import annotations
 
@@ -35,7 +36,8 @@ def key(doc: str) -> ItemKey:
 
 @dataclass
 class Night:
-    """A fleet in miniature: ``flying`` items were begun by some worker, ``finished`` is what SQL would hold."""
+    """A fleet in miniature: ``flying`` items were begun by some worker, ``finished`` is what SQL
+    would hold."""
 
     client: Any
     hot: RedisLedger
@@ -47,11 +49,15 @@ class Night:
     has_forgotten: bool = False
 
     def feed(self) -> None:
-        items = [Publish(key(doc), doc, encode_item(key(doc), queue=QUEUE, body=b"{}", ref=None)) for doc in DOCS]
+        items = [
+            Publish(key(doc), doc, encode_item(key(doc), queue=QUEUE, body=b"{}", ref=None))
+            for doc in DOCS
+        ]
         self.hot.publish(QUEUE, items, BUCKETS)
 
     def work(self) -> None:
-        """Claim like the transport does: a popped message whose tag is held already is a duplicate and dropped."""
+        """Claim like the transport does: a popped message whose tag is held already is a duplicate
+        and dropped."""
         raw = self.client.rpop(QUEUE)
         if raw is None:
             return
@@ -131,7 +137,9 @@ class Night:
 
     def retry(self, doc: str) -> SettleBatch:
         raw = encode_item(key(doc), queue=QUEUE, body=b"{}", ref=None, retries=1)
-        return SettleBatch(retries=[SettledRetry(key(doc), BUCKETS, QUEUE, item_tag(key(doc)), raw, 0.0)])
+        return SettleBatch(
+            retries=[SettledRetry(key(doc), BUCKETS, QUEUE, item_tag(key(doc)), raw, 0.0)]
+        )
 
     def release(self, doc: str) -> SettleBatch:
         return SettleBatch(released=[key(doc)])
@@ -142,7 +150,8 @@ class Night:
 
 @pytest.mark.parametrize("seed", range(8))
 def test_every_item_ends_once_whatever_happens(redis_server: RedisServer, seed: int) -> None:
-    """After any mixture of faults every document ends, none is started when it is finished, and crashes are exact."""
+    """After any mixture of faults every document ends, none is started when it is finished, and
+    crashes are exact."""
     client = redis_server.client()
     night = Night(client, RedisLedger(client, "epoch-1"), random.Random(seed))
     night.hot.install_epoch()

@@ -1,4 +1,5 @@
-"""The schema: created once by the process that comes first, equal to what the code thinks it is, never newer than the code."""
+"""The schema: created once by the process that comes first, equal to what the code thinks it is,
+never newer than the code."""
 
 from __future__ import annotations
 
@@ -12,12 +13,22 @@ from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
 
-from penstock_ledger import HEAD, Database, DatabaseUnusable, JobStore, SchemaMissing, SchemaTooNew, open_database
+from penstock_ledger import (
+    HEAD,
+    Database,
+    DatabaseUnusable,
+    JobStore,
+    SchemaMissing,
+    SchemaTooNew,
+    open_database,
+)
 from penstock_ledger.migrations import alembic_config
 from penstock_ledger.sql.database import upgrade
 from penstock_ledger.sql.tables import metadata
 
-MIGRATE = "import sys; from penstock_ledger import open_database; open_database(sys.argv[1]).migrate()"
+MIGRATE = (
+    "import sys; from penstock_ledger import open_database; open_database(sys.argv[1]).migrate()"
+)
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])
@@ -29,16 +40,22 @@ def empty_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 
 def test_the_migrated_schema_is_the_one_that_queries_expect(empty_url: str) -> None:
-    """Migrations and tables.py describe the same tables, columns and indexes, but for PostgreSQL's own numbers of rows."""
+    """Migrations and tables.py describe the same tables, columns and indexes, but for PostgreSQL's
+    own numbers of rows."""
 
     def of_both(_: object, name: str | None, kind: str, reflected: bool, compared: object) -> bool:
-        return (kind, name) not in (("column", "seq"), ("index", "outcomes_seq")) or compared is not None
+        return (kind, name) not in (
+            ("column", "seq"),
+            ("index", "outcomes_seq"),
+        ) or compared is not None
 
     db = open_database(empty_url)
     db.migrate()
     with db.engine.connect() as connection:
         options = {"compare_type": True, "include_object": of_both}
-        differences = compare_metadata(MigrationContext.configure(connection, opts=options), metadata)
+        differences = compare_metadata(
+            MigrationContext.configure(connection, opts=options), metadata
+        )
     db.close()
     assert differences == []
 
@@ -49,8 +66,11 @@ def test_the_newest_migration_is_the_one_that_the_code_asks_for() -> None:
 
 
 def test_a_new_file_gets_what_all_migrations_make_of_it(tmp_path: Path) -> None:
-    """Tables, columns, indexes and views are the same, statement by statement, whether Alembic made them or not."""
-    at_once, step_by_step = (open_database(f"sqlite:///{tmp_path}/{name}.db") for name in ("a", "b"))
+    """Tables, columns, indexes and views are the same, statement by statement, whether Alembic made
+    them or not."""
+    at_once, step_by_step = (
+        open_database(f"sqlite:///{tmp_path}/{name}.db") for name in ("a", "b")
+    )
     at_once.migrate()
     step_by_step.write_unchecked(upgrade)
     assert statements(at_once) == statements(step_by_step)
@@ -67,8 +87,15 @@ def statements(db: Database) -> dict[str, str]:
 
 def test_processes_that_start_together_migrate_once(empty_url: str) -> None:
     """Several processes may migrate an empty database at the same moment; all find it ready."""
-    starts = [subprocess.Popen([sys.executable, "-c", MIGRATE, empty_url], stderr=subprocess.PIPE) for _ in range(4)]
-    failures = [stderr.decode() for process in starts if (stderr := process.communicate()[1]) and process.returncode]
+    starts = [
+        subprocess.Popen([sys.executable, "-c", MIGRATE, empty_url], stderr=subprocess.PIPE)
+        for _ in range(4)
+    ]
+    failures = [
+        stderr.decode()
+        for process in starts
+        if (stderr := process.communicate()[1]) and process.returncode
+    ]
     assert failures == []
     db = open_database(empty_url)
     assert db.revision() == HEAD

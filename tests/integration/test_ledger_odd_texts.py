@@ -1,4 +1,5 @@
-"""Odd texts and refused rows: what a store is given by strangers must neither stop it nor reach a log."""
+"""Odd texts and refused rows: what a store is given by strangers must neither stop it nor reach a
+log."""
 
 from __future__ import annotations
 
@@ -47,7 +48,11 @@ PLAIN = "nul \N{REPLACEMENT CHARACTER}, lone surrogate \N{REPLACEMENT CHARACTER}
 
 @pytest.fixture(params=["sqlite", "postgresql"])
 def db(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Database]:
-    url = f"sqlite:///{tmp_path}/odd.db" if request.param == "sqlite" else request.getfixturevalue("postgres_url")
+    url = (
+        f"sqlite:///{tmp_path}/odd.db"
+        if request.param == "sqlite"
+        else request.getfixturevalue("postgres_url")
+    )
     database = open_database(url)
     database.migrate()
     yield database
@@ -55,7 +60,9 @@ def db(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Database]:
 
 
 def new_job(job_id: str = "job-a", **changes: object) -> NewJob:
-    job = NewJob(job_id, job_id, {"lane": "api"}, {"kind": "file", "uri": "x"}, "digest-1", total=10)
+    job = NewJob(
+        job_id, job_id, {"lane": "api"}, {"kind": "file", "uri": "x"}, "digest-1", total=10
+    )
     return replace(job, **changes)  # type: ignore[arg-type]  # fields of NewJob, as the caller names them
 
 
@@ -70,7 +77,8 @@ def letter(doc: str = "b", **changes: object) -> DeadLetter:
 
 
 def test_every_text_column_passes_the_one_function() -> None:
-    """There is no text column in any table whose values do not pass `storable` on their way in (A4)."""
+    """There is no text column in any table whose values do not pass `storable` on their way in
+    (A4)."""
     columns = [column for table in metadata.sorted_tables for column in table.columns]
     assert len(columns) > 40
     texts = [column for column in columns if isinstance(column.type, String | Words)]
@@ -88,24 +96,33 @@ WRITES: dict[str, Callable[[Database], object]] = {
     ),
     "amend": lambda db: JobStore(db).amend("job-a", {"prompt": ODD}, ODD, expect="digest-1"),
     "look for odd names": lambda db: (
-        JobStore(db).feeds(ODD), OutcomeStore(db).get(ODD, ODD), OutcomeStore(db).counts(ODD),
+        JobStore(db).feeds(ODD),
+        OutcomeStore(db).get(ODD, ODD),
+        OutcomeStore(db).counts(ODD),
         OutcomeStore(db).terminal([ItemKey(ODD, 1, ODD)]),
     ),
     "replay with odd changes": lambda db: (
-        OutcomeStore(db).settle([], [letter()]), JobStore(db).replay("job-a", overrides={"prompt": ODD})
+        OutcomeStore(db).settle([], [letter()]),
+        JobStore(db).replay("job-a", overrides={"prompt": ODD}),
     ),
     "lease as an odd owner": lambda db: JobStore(db).lease_feed("job-a", 1, ODD, 5),
     "move a cursor": lambda db: JobStore(db).advance_feed(
-        JobStore(db).lease_feed("job-a", 1, PLAIN, 5) or pytest.fail("no lease"), PLAIN, cursor={"at": ODD}, exhausted=False
+        JobStore(db).lease_feed("job-a", 1, PLAIN, 5) or pytest.fail("no lease"),
+        PLAIN,
+        cursor={"at": ODD},
+        exhausted=False,
     ),
-    "settle a result": lambda db: OutcomeStore(db).settle([result(request_id=ODD, model=ODD, finish_reason=ODD)], []),
+    "settle a result": lambda db: OutcomeStore(db).settle(
+        [result(request_id=ODD, model=ODD, finish_reason=ODD)], []
+    ),
     "settle a letter": lambda db: OutcomeStore(db).settle([], [letter(reason=ODD, last_error=ODD)]),
     "push into an open job": lambda db: (
-        JobStore(db).create(new_job("job-c", total=None)), Spool(db).append("job-c", [(ODD, b"{}")])
+        JobStore(db).create(new_job("job-c", total=None)),
+        Spool(db).append("job-c", [(ODD, b"{}")]),
     ),
     "purge": lambda db: purge_job(db, ODD),
     "ask for the epoch": lambda db: Meta(db).epoch(),
-}  # fmt: skip
+}
 
 
 def test_no_public_write_stumbles_over_an_odd_text(db: Database) -> None:
@@ -129,26 +146,37 @@ def test_the_reason_of_a_pause_is_stored_readably(db: Database) -> None:
 
 
 def test_figures_that_no_document_has_are_cut(db: Database) -> None:
-    """Token counts beyond all measure neither fail the insert nor, summed up, the inserts of the rest of the job (A4)."""
+    """Token counts beyond all measure neither fail the insert nor, summed up, the inserts of the
+    rest of the job (A4)."""
     jobs, outcomes = JobStore(db), OutcomeStore(db)
     jobs.create(new_job())
-    wild: dict[str, Any] = {"prompt_tokens": 2**62, "cost_microusd": 2**70, "calls": 2**40, "attempts": -5}
+    wild: dict[str, Any] = {
+        "prompt_tokens": 2**62,
+        "cost_microusd": 2**70,
+        "calls": 2**40,
+        "attempts": -5,
+    }
     outcomes.settle([result(f"d{number}", **wild) for number in range(3)], [letter(**wild)])
     assert outcomes.counts("job-a").prompt_tokens == 4 * FIGURE_MAX
 
 
 @pytest.mark.parametrize(
-    "doc_id", ["nul \0", random.Random(9).randbytes(4_500).hex(), "\ud800"], ids=["nul", "9 kB", "surrogate"]
+    "doc_id",
+    ["nul \0", random.Random(9).randbytes(4_500).hex(), "\ud800"],
+    ids=["nul", "9 kB", "surrogate"],
 )
 def test_what_a_database_will_never_take_is_told_from_an_outage(db: Database, doc_id: str) -> None:
-    """A key that cannot be stored is REFUSED, wherever it fails: in the driver, in the server or on the way (A4)."""
+    """A key that cannot be stored is REFUSED, wherever it fails: in the driver, in the server or on
+    the way (A4)."""
     JobStore(db).create(new_job())
     refusal: Exception | None = None
     try:
         OutcomeStore(db).settle([result(doc_id)], [])
     except Exception as error:
         refusal = error
-    assert (refusal is None and db.is_sqlite) or (refusal is not None and trouble_of(refusal) is Trouble.REFUSED)
+    assert (refusal is None and db.is_sqlite) or (
+        refusal is not None and trouble_of(refusal) is Trouble.REFUSED
+    )
 
 
 def test_a_missing_table_and_a_lost_server_are_no_refusals(db: Database, tmp_path: Path) -> None:
@@ -166,7 +194,8 @@ def test_a_missing_table_and_a_lost_server_are_no_refusals(db: Database, tmp_pat
 
 
 def test_redis_says_what_it_will_never_take(redis_server: RedisServer) -> None:
-    """A key of another type is REFUSED for good; a full, a read-only and a vanished Redis are AWAY (A4)."""
+    """A key of another type is REFUSED for good; a full, a read-only and a vanished Redis are AWAY
+    (A4)."""
     client = redis_server.client()
     hot = RedisLedger(client, "epoch-1")
     client.set("penstock:job-a:parked", "not a list")
@@ -180,12 +209,17 @@ def test_redis_says_what_it_will_never_take(redis_server: RedisServer) -> None:
     finally:
         client.config_set("maxmemory", 0)
     assert trouble_of(full.value) is Trouble.AWAY
-    assert trouble_of(redis.ConnectionError("gone")) is trouble_of(redis.ReadOnlyError("READONLY")) is Trouble.AWAY
+    assert (
+        trouble_of(redis.ConnectionError("gone"))
+        is trouble_of(redis.ReadOnlyError("READONLY"))
+        is Trouble.AWAY
+    )
     assert trouble_of(redis.AuthenticationError("no")) is Trouble.FAULTY
 
 
 def test_a_refused_row_is_not_quoted(db: Database) -> None:
-    """The error of a refused insert, its traceback included, holds no byte of the request that was in it (B15)."""
+    """The error of a refused insert, its traceback included, holds no byte of the request that was
+    in it (B15)."""
     JobStore(db).create(new_job())
     broken = letter(request=b"SECRET PROMPT", status_code=2**40, created_at=None)
     broken = replace(broken, last_error=None)  # type: ignore[arg-type]  # a dead letter without words breaks no column
@@ -197,8 +231,11 @@ def test_a_refused_row_is_not_quoted(db: Database) -> None:
     assert b"SECRET PROMPT".hex() not in told
 
 
-def test_a_wait_for_the_lock_of_sqlite_is_spoken_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Who waits for another process's transaction says for what, in which file, and goes on when it is free (A15)."""
+def test_a_wait_for_the_lock_of_sqlite_is_spoken_of(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Who waits for another process's transaction says for what, in which file, and goes on when it
+    is free (A15)."""
     path = tmp_path / "busy.db"
     db = open_database(f"sqlite:///{path}")
     db.migrate()

@@ -51,7 +51,8 @@ def writer(url: str, name: str, batches: int) -> subprocess.Popen[bytes]:
 
 
 def test_processes_that_settle_the_same_items_share_them(url: str, db: Database) -> None:
-    """The wins of all processes add up to the items: none is won twice, none is lost, and no process fails."""
+    """The wins of all processes add up to the items: none is won twice, none is lost, and no
+    process fails."""
     writers = [writer(url, f"w{n}", 20) for n in range(3)]
     wins = 0
     for process in writers:
@@ -64,7 +65,8 @@ def test_processes_that_settle_the_same_items_share_them(url: str, db: Database)
 
 
 def test_what_a_killed_process_reported_is_there(url: str, db: Database) -> None:
-    """After kill -9 in the middle of its commits, each batch that settle returned for is stored, whole."""
+    """After kill -9 in the middle of its commits, each batch that settle returned for is stored,
+    whole."""
     process = writer(url, "w", 100_000)
     assert process.stdout is not None
     assert process.stderr is not None

@@ -55,7 +55,8 @@ def figures(counts: Counts) -> dict[str, int]:
 
 
 def test_an_emptied_redis_is_rebuilt_from_sql(redis_server: RedisServer, tmp_path: Path) -> None:
-    """After FLUSHALL nothing finished is paid for again, and the rest of the source is fed anew, once."""
+    """After FLUSHALL nothing finished is paid for again, and the rest of the source is fed anew,
+    once."""
     db = open_database(f"sqlite:///{tmp_path}/ledger.db")
     db.migrate()
     jobs, outcomes = JobStore(db), OutcomeStore(db)
@@ -66,7 +67,9 @@ def test_an_emptied_redis_is_rebuilt_from_sql(redis_server: RedisServer, tmp_pat
     source = [f"d{n}" for n in range(3_000)]
     buckets = buckets_for(job)
     hot.publish(QUEUE, [publish(doc) for doc in source[:2_000]], buckets)
-    outcomes.settle([result(doc) for doc in source[:1_000]], [letter(doc) for doc in source[1_000:1_200]])
+    outcomes.settle(
+        [result(doc) for doc in source[:1_000]], [letter(doc) for doc in source[1_000:1_200]]
+    )
 
     client.flushall()
     assert not hot.check_epoch()
@@ -87,7 +90,8 @@ def test_an_emptied_redis_is_rebuilt_from_sql(redis_server: RedisServer, tmp_pat
 
 
 def test_a_rebuilt_document_leaves_the_window(redis_server: RedisServer) -> None:
-    """A document that SQL knows as finished is not outstanding, whatever a half-restored Redis says."""
+    """A document that SQL knows as finished is not outstanding, whatever a half-restored Redis
+    says."""
     hot = RedisLedger(redis_server.client(), "epoch-1")
     hot.install_epoch()
     hot.publish(QUEUE, [publish("a"), publish("b")], 1)
@@ -96,10 +100,12 @@ def test_a_rebuilt_document_leaves_the_window(redis_server: RedisServer) -> None
 
 
 def test_a_reset_keeps_what_sql_cannot_know(redis_server: RedisServer) -> None:
-    """Counters from SQL replace the old ones, reasons that are gone included; skips and rate limits stay."""
+    """Counters from SQL replace the old ones, reasons that are gone included; skips and rate limits
+    stay."""
     hot = RedisLedger(redis_server.client(), "epoch-1")
     redis_server.client().hset(
-        f"penstock:{JOB}:stats", mapping={"skipped": 4, "rate_limited": 3, "dead:timeout": 2, "calls": -5}
+        f"penstock:{JOB}:stats",
+        mapping={"skipped": 4, "rate_limited": 3, "dead:timeout": 2, "calls": -5},
     )
     assert hot.stats(JOB)["calls"] == 0
     hot.reset_stats(JOB, {"calls": 9})
@@ -107,11 +113,14 @@ def test_a_reset_keeps_what_sql_cannot_know(redis_server: RedisServer) -> None:
 
 
 def test_retries_have_one_figure_whatever_redis_lost(redis_server: RedisServer) -> None:
-    """It is the sum of the reasons, before and after a rebuild; for what SQL alone still knows the reason is unknown (U11)."""
+    """It is the sum of the reasons, before and after a rebuild; for what SQL alone still knows the
+    reason is unknown (U11)."""
     hot = RedisLedger(redis_server.client(), "epoch-1")
     counters: dict[Any, Any] = {"retried:server_error": 102, "retried:timeout": 3, "repairs": 4}
     redis_server.client().hset(f"penstock:{JOB}:stats", mapping=counters)
-    known = Counts(100, 80, 1, {"timeout": 1}, 184, 5, 5, 5)  # 79 more than documents, and 4 repairs
+    known = Counts(
+        100, 80, 1, {"timeout": 1}, 184, 5, 5, 5
+    )  # 79 more than documents, and 4 repairs
     hot.reset_stats(JOB, stats_from(known, hot.stats(JOB)))
     assert retries(hot.stats(JOB)) == 105
     redis_server.client().flushall()
@@ -121,7 +130,8 @@ def test_retries_have_one_figure_whatever_redis_lost(redis_server: RedisServer) 
 
 
 def test_a_restart_is_noticed_even_when_everything_came_back(own_redis: RedisServer) -> None:
-    """After a restart the last second may be missing, so it counts as forgetting until Redis was rebuilt."""
+    """After a restart the last second may be missing, so it counts as forgetting until Redis was
+    rebuilt."""
     hot = RedisLedger(own_redis.client(), "epoch-1")
     hot.install_epoch()
     assert hot.check_epoch()
@@ -132,7 +142,8 @@ def test_a_restart_is_noticed_even_when_everything_came_back(own_redis: RedisSer
 
 
 def test_a_restart_during_the_rebuild_is_noticed(own_redis: RedisServer) -> None:
-    """Declaring a rebuilt Redis healthy names the server that was checked, not the one that answers by then."""
+    """Declaring a rebuilt Redis healthy names the server that was checked, not the one that answers
+    by then."""
     hot = RedisLedger(own_redis.client(), "epoch-1")
     assert not hot.check_epoch()
     own_redis.restart()
@@ -144,7 +155,8 @@ def test_scripts_survive_a_restart(own_redis: RedisServer) -> None:
     """A Redis that lost its script cache is given the scripts again without the caller noticing."""
     hot = RedisLedger(own_redis.client(), "epoch-1")
     hot.install_epoch()
-    # Otherwise Redis answers before it has written, while an fsync of a busy disk is under way: the kill would lose "a".
+    # Otherwise Redis answers before it has written, while an fsync of a busy disk is under way: the
+    # kill would lose "a".
     own_redis.client().config_set("appendfsync", "always")
     hot.publish(QUEUE, [publish("a")], 1)
     own_redis.restart()
@@ -157,23 +169,35 @@ def fill(client: Any, total: int, buckets: int) -> int:
     hot = RedisLedger(client, "epoch-1")
     before = hot.memory().used
     for start in range(0, total, 5_000):
-        keys = [ItemKey(JOB, 1, f"{n * 2654435761 % 2**61:016x}") for n in range(start, start + 5_000)]
+        keys = [
+            ItemKey(JOB, 1, f"{n * 2654435761 % 2**61:016x}") for n in range(start, start + 5_000)
+        ]
         hot.settle(SettleBatch(done=[SettledDone(key, buckets) for key in keys]))
     return hot.memory().used - before
 
 
 def test_the_completed_set_is_compact_and_exact(redis_server: RedisServer) -> None:
-    """A finished document costs at most 24 bytes of Redis, and no other document is taken for it."""
+    """A finished document costs at most 24 bytes of Redis, and no other document is taken for
+    it."""
     client, total = redis_server.client(), 100_000
     buckets = bucket_count(total)
-    RedisLedger(client, "epoch-1").settle(SettleBatch(done=[SettledDone(ItemKey("warm", 1, "up"), 1)]))
+    RedisLedger(client, "epoch-1").settle(
+        SettleBatch(done=[SettledDone(ItemKey("warm", 1, "up"), 1)])
+    )
     grown = fill(client, total, buckets)
     assert grown / total <= MAX_BYTES_PER_DOC
-    assert sum(client.hlen(name) for name in client.scan_iter(f"penstock:{JOB}:1:done:*", count=1_000)) == total
-    encodings = {client.object("encoding", f"penstock:{JOB}:1:done:{n}") for n in range(0, buckets, 50)}
+    assert (
+        sum(client.hlen(name) for name in client.scan_iter(f"penstock:{JOB}:1:done:*", count=1_000))
+        == total
+    )
+    encodings = {
+        client.object("encoding", f"penstock:{JOB}:1:done:{n}") for n in range(0, buckets, 50)
+    }
     assert encodings <= {b"listpack", b"ziplist"}
     hot = RedisLedger(client, "epoch-1")
-    fresh = [Begin(ItemKey(JOB, 1, f"{n * 2654435761 % 2**61:015x}-"), buckets) for n in range(2_000)]
+    fresh = [
+        Begin(ItemKey(JOB, 1, f"{n * 2654435761 % 2**61:015x}-"), buckets) for n in range(2_000)
+    ]
     assert {begun.reply for begun in hot.begin(fresh)} == {BeginReply.GO}
 
 

@@ -39,7 +39,9 @@ from penstock_workers.stores import open_stores
 QUEUE = "penstock.api"
 JOB = "job-a"
 BUCKETS = 7
-GO, DONE, PAUSED, CANCELLED, UNKNOWN, UNKNOWN_SINCE_REBUILT, ELSEWHERE, NO_ROOM, BUDGET_CHANGED = BeginReply
+GO, DONE, PAUSED, CANCELLED, UNKNOWN, UNKNOWN_SINCE_REBUILT, ELSEWHERE, NO_ROOM, BUDGET_CHANGED = (
+    BeginReply
+)
 
 
 @pytest.fixture
@@ -83,7 +85,9 @@ def done(doc: str, **figures: Any) -> SettledDone:
 
 
 def retry(doc: str, *, after_s: float = 0.0, **how: Any) -> SettledRetry:
-    return SettledRetry(key(doc), BUCKETS, QUEUE, item_tag(key(doc)), message(doc, 1), after_s, **how)
+    return SettledRetry(
+        key(doc), BUCKETS, QUEUE, item_tag(key(doc)), message(doc, 1), after_s, **how
+    )
 
 
 def claim(client: Any, number: int = 1) -> list[bytes]:
@@ -109,7 +113,7 @@ def tag_in(raw: bytes) -> str:
     return raw.rpartition(b'"delivery_tag":"')[2].partition(b'"')[0].decode()
 
 
-# -- publish -----------------------------------------------------------------------------------------------------------
+# -- publish ---------------------------------------------------------------------------------------
 
 
 def test_documents_are_queued_once(hot: RedisLedger, client: Any) -> None:
@@ -131,8 +135,11 @@ def claimed(client: Any, number: int) -> list[str]:
     return [tag_in(raw).removeprefix("job-a:") for raw in claim(client, number)]
 
 
-def test_urgent_documents_are_claimed_first_and_in_their_order(hot: RedisLedger, client: Any) -> None:
-    """They pass what waits already, but not each other, in whatever batches they come; nothing is lost or doubled."""
+def test_urgent_documents_are_claimed_first_and_in_their_order(
+    hot: RedisLedger, client: Any
+) -> None:
+    """They pass what waits already, but not each other, in whatever batches they come; nothing is
+    lost or doubled."""
     hot.publish(QUEUE, [publish(f"n{n}") for n in range(3)], BUCKETS)
     assert hot.publish(QUEUE, [urgent("u0"), urgent("u1")], BUCKETS, urgent=True) == (2, 0, 0)
     hot.publish(QUEUE, [publish("n3")], BUCKETS)
@@ -141,7 +148,8 @@ def test_urgent_documents_are_claimed_first_and_in_their_order(hot: RedisLedger,
 
 
 def test_urgent_documents_find_an_empty_queue(hot: RedisLedger, client: Any) -> None:
-    """Urgent documents published into an empty queue are claimed in their order, however many they are."""
+    """Urgent documents published into an empty queue are claimed in their order, however many they
+    are."""
     hot.publish(QUEUE, [urgent("u0"), urgent("u1")], BUCKETS, urgent=True)
     hot.publish(QUEUE, [urgent(f"v{n}") for n in range(1_200)], BUCKETS, urgent=True)
     assert claimed(client, 3) == ["u0", "u1", "v0"]
@@ -163,11 +171,16 @@ def test_a_full_redis_refuses_urgent_documents_whole(hot: RedisLedger, client: A
 
 
 def test_urgent_documents_that_come_back_are_urgent_still(hot: RedisLedger, client: Any) -> None:
-    """A due retry and a resumed message go where they were at first, behind the urgent ones there."""
+    """A due retry and a resumed message go where they were at first, behind the urgent ones
+    there."""
     hot.publish(QUEUE, [publish("n0")], BUCKETS)
     hot.publish(QUEUE, [urgent("u0")], BUCKETS, urgent=True)
     raw = encode_item(key("u1"), queue=QUEUE, body=b"{}", ref=None, retries=1, urgent=True)
-    hot.settle(SettleBatch(retries=[SettledRetry(key("u1"), BUCKETS, QUEUE, item_tag(key("u1")), raw, 0.0)]))
+    hot.settle(
+        SettleBatch(
+            retries=[SettledRetry(key("u1"), BUCKETS, QUEUE, item_tag(key("u1")), raw, 0.0)]
+        )
+    )
     assert hot.promote(QUEUE) == 1
     hot.park(JOB, [urgent("u2").raw, publish("n1").raw, urgent("u3").raw])
     assert hot.unpark(JOB, QUEUE) == 3
@@ -182,9 +195,12 @@ def test_outstanding_of_many_feeds_is_one_look(hot: RedisLedger) -> None:
 
 
 def test_generations_and_jobs_in_one_call_do_not_mix(hot: RedisLedger) -> None:
-    """A replayed document is another item: what its first generation left behind does not stop it."""
+    """A replayed document is another item: what its first generation left behind does not stop
+    it."""
     hot.settle(SettleBatch(dead=[SettledDead(key("a"), BUCKETS, "http_400")]))
-    assert hot.publish(QUEUE, [publish("a"), publish("a", 2), publish("b"), publish("b", 2)], BUCKETS) == (3, 1, 0)
+    assert hot.publish(
+        QUEUE, [publish("a"), publish("a", 2), publish("b"), publish("b", 2)], BUCKETS
+    ) == (3, 1, 0)
     assert (hot.outstanding(JOB, 1), hot.outstanding(JOB, 2)) == (1, 2)
 
 
@@ -205,8 +221,11 @@ def test_a_document_twice_in_one_call_is_queued_once(hot: RedisLedger) -> None:
 
 
 @pytest.mark.parametrize("found", [None, "epoch-0"])
-def test_nothing_is_published_into_a_redis_that_forgot(hot: RedisLedger, client: Any, found: str | None) -> None:
-    """With the sentinel missing or of another epoch, feeding stops with an error and leaves no trace."""
+def test_nothing_is_published_into_a_redis_that_forgot(
+    hot: RedisLedger, client: Any, found: str | None
+) -> None:
+    """With the sentinel missing or of another epoch, feeding stops with an error and leaves no
+    trace."""
     client.flushall()
     if found:
         RedisLedger(client, found).install_epoch()
@@ -216,7 +235,7 @@ def test_nothing_is_published_into_a_redis_that_forgot(hot: RedisLedger, client:
     assert client.dbsize() == before
 
 
-# -- begin and settle --------------------------------------------------------------------------------------------------
+# -- begin and settle ------------------------------------------------------------------------------
 
 
 def test_a_clean_life_counts_no_crash(hot: RedisLedger) -> None:
@@ -230,16 +249,30 @@ def test_a_clean_life_counts_no_crash(hot: RedisLedger) -> None:
     assert hot.begin([begin("a")]) == [Begun(GO, 0)]
     hot.settle(SettleBatch(released=[key("a")]))
     assert hot.begin([begin("a")]) == [Begun(GO, 0)]
-    hot.settle(SettleBatch(done=[done("a", after_retry=True, prompt_tokens=5, completion_tokens=7, cost_microusd=11)]))
+    hot.settle(
+        SettleBatch(
+            done=[
+                done("a", after_retry=True, prompt_tokens=5, completion_tokens=7, cost_microusd=11)
+            ]
+        )
+    )
     assert hot.begin([begin("a")]) == [Begun(DONE, 0)]
     assert hot.stats(JOB) == {
-        "succeeded": 1, "succeeded_after_retry": 1, "calls": 3, "rate_limited": 1, "skipped": 1,
-        "prompt_tokens": 5, "completion_tokens": 7, "cost_microusd": 11, "retried:unknown": 2,
-    }  # fmt: skip
+        "succeeded": 1,
+        "succeeded_after_retry": 1,
+        "calls": 3,
+        "rate_limited": 1,
+        "skipped": 1,
+        "prompt_tokens": 5,
+        "completion_tokens": 7,
+        "cost_microusd": 11,
+        "retried:unknown": 2,
+    }
 
 
 def test_attempts_that_were_followed_by_another_are_counted_by_reason(hot: RedisLedger) -> None:
-    """A retry by its reason, and what was given back as its engine died; the latter's start stays counted (H6)."""
+    """A retry by its reason, and what was given back as its engine died; the latter's start stays
+    counted (H6)."""
     feed(hot, "a", "b")
     hot.begin([begin("a"), begin("b")])
     crashed = [SettledCrash(key("b"), "engine_died")]
@@ -265,7 +298,8 @@ def test_a_start_that_nobody_concluded_is_a_crash(hot: RedisLedger) -> None:
 
 
 def test_an_item_that_is_fed_again_keeps_its_crashes(hot: RedisLedger) -> None:
-    """An item that takes its message along when it kills a process is still found out; its retries do not count as kills."""
+    """An item that takes its message along when it kills a process is still found out; its retries
+    do not count as kills."""
     hot.publish(QUEUE, [publish("a")], BUCKETS)
     hot.begin([begin("a")])
     hot.settle(SettleBatch(retries=[retry("a")]))
@@ -282,12 +316,15 @@ def test_one_item_twice_in_a_batch_is_counted_twice(hot: RedisLedger) -> None:
 
 
 def test_the_starts_of_many_items_become_a_table(hot: RedisLedger, client: Any) -> None:
-    """With many items in flight, counting a start costs as much as with few: Redis need not walk along a list (table.lua)."""
+    """With many items in flight, counting a start costs as much as with few: Redis need not walk
+    along a list (table.lua)."""
     docs = [f"d{number}" for number in range(41)]
     starts = f"penstock:{JOB}:1:starts"
     feed(hot, *docs)
     hot.begin([begin(doc) for doc in docs[:40]])
-    assert client.object("encoding", starts) in (b"listpack", b"ziplist"), "few were there when the call began"
+    assert client.object("encoding", starts) in (b"listpack", b"ziplist"), (
+        "few were there when the call began"
+    )
     hot.begin([begin(docs[40])])
     assert client.object("encoding", starts) == b"hashtable"
     assert set(client.hkeys(starts)) == {doc.encode() for doc in docs}, "nothing else is left in it"
@@ -296,9 +333,14 @@ def test_the_starts_of_many_items_become_a_table(hot: RedisLedger, client: Any) 
 
 
 def test_only_what_was_fed_begins(hot: RedisLedger, client: Any) -> None:
-    """An item that no feed sent, or of a generation that none has fed, is not counted and hears that it is unknown (B6)."""
+    """An item that no feed sent, or of a generation that none has fed, is not counted and hears
+    that it is unknown (B6)."""
     feed(hot, "a")
-    strangers = [begin("forged"), begin("a", generation=7), Begin(ItemKey("its key", 1, "a"), BUCKETS)]
+    strangers = [
+        begin("forged"),
+        begin("a", generation=7),
+        Begin(ItemKey("its key", 1, "a"), BUCKETS),
+    ]
     replies = [begun.reply for begun in hot.begin([begin("a"), *strangers])]
     assert replies == [GO] + [UNKNOWN_SINCE_REBUILT] * 3, "the epoch is new here"
     client.delete("penstock:epoch:rebuilt")
@@ -311,26 +353,42 @@ def test_only_what_was_fed_begins(hot: RedisLedger, client: Any) -> None:
 
 
 def test_items_of_several_feeds_begin_in_one_call(hot: RedisLedger) -> None:
-    """Each item gets its own answer, in the order in which they were asked, however their feeds are mixed."""
+    """Each item gets its own answer, in the order in which they were asked, however their feeds are
+    mixed."""
     long = "x" * 100
-    hot.publish(QUEUE, [publish("a"), publish("a", 2), publish("b"), publish("b", 2), publish(long)], BUCKETS)
+    hot.publish(
+        QUEUE,
+        [publish("a"), publish("a", 2), publish("b"), publish("b", 2), publish(long)],
+        BUCKETS,
+    )
     hot.begin([begin("b", 2), begin("b", 2), begin("b")])
     hot.settle(SettleBatch(done=[done(long), done("a")]))
     asked = [begin("b", 2), begin("a"), begin("a", 2), begin(long), begin("b"), begin("b", 2)]
-    assert hot.begin(asked) == [Begun(GO, 2), Begun(DONE, 0), Begun(GO, 0), Begun(DONE, 0), Begun(GO, 1), Begun(GO, 3)]
+    assert hot.begin(asked) == [
+        Begun(GO, 2),
+        Begun(DONE, 0),
+        Begun(GO, 0),
+        Begun(DONE, 0),
+        Begun(GO, 1),
+        Begun(GO, 3),
+    ]
     assert hot.stats(JOB)["skipped"] == 2
 
 
 def test_while_redis_has_forgotten_nobody_is_a_stranger(hot: RedisLedger, client: Any) -> None:
-    """Items that workers hold while Redis is emptied go on, as no window is left to look them up in (B6)."""
+    """Items that workers hold while Redis is emptied go on, as no window is left to look them up in
+    (B6)."""
     client.flushall()
     assert hot.begin([begin("a")]) == [Begun(GO, 0)]
     hot.install_epoch()
     assert hot.begin([begin("b")])[0].reply is UNKNOWN_SINCE_REBUILT
 
 
-def test_a_lost_message_is_queued_again_without_leaving_the_window(hot: RedisLedger, client: Any) -> None:
-    """Publishing what is in the window already queues it once more; what is finished stays finished (B6)."""
+def test_a_lost_message_is_queued_again_without_leaving_the_window(
+    hot: RedisLedger, client: Any
+) -> None:
+    """Publishing what is in the window already queues it once more; what is finished stays finished
+    (B6)."""
     feed(hot, "a", "b")
     hot.settle(SettleBatch(done=[done("b")]))
     client.delete(QUEUE)
@@ -343,11 +401,15 @@ def test_no_count_is_negative_after_redis_forgot(hot: RedisLedger, client: Any) 
     hot.begin([begin("a"), begin("b")])
     client.flushall()
     hot.settle(SettleBatch(released=[key("a")], retries=[retry("b")]))
-    assert [[begun.crashes for begun in hot.begin([begin("a"), begin("b")])] for _ in range(2)] == [[0, 0], [1, 1]]
+    assert [[begun.crashes for begun in hot.begin([begin("a"), begin("b")])] for _ in range(2)] == [
+        [0, 0],
+        [1, 1],
+    ]
 
 
 def test_settling_again_changes_nothing(hot: RedisLedger) -> None:
-    """A settlement whose answer was lost may be sent again: figures and delayed messages stay single."""
+    """A settlement whose answer was lost may be sent again: figures and delayed messages stay
+    single."""
     hot.begin([begin("a"), begin("b"), begin("c")])
     batch = SettleBatch(
         done=[done("a", prompt_tokens=5)],
@@ -363,7 +425,8 @@ def test_settling_again_changes_nothing(hot: RedisLedger) -> None:
 
 
 def test_a_retry_of_a_finished_item_is_dropped(hot: RedisLedger) -> None:
-    """When the other execution of an item succeeded meanwhile, its failure here causes no third one."""
+    """When the other execution of an item succeeded meanwhile, its failure here causes no third
+    one."""
     hot.begin([begin("a"), begin("a")])
     hot.settle(SettleBatch(done=[done("a")]))
     assert hot.settle(SettleBatch(retries=[retry("a")])).delayed == 0
@@ -375,31 +438,42 @@ def test_large_batches_are_cut(hot: RedisLedger) -> None:
     names = [f"d{n}" for n in range(1_700)]
     feed(hot, *names)
     assert [begun.reply for begun in hot.begin([begin(doc) for doc in names])] == [GO] * len(names)
-    report = hot.settle(SettleBatch(
-        done=[done(doc) for doc in names[:600]],
-        dead=[SettledDead(key(doc), BUCKETS, "x") for doc in names[600:1_200]],
-        retries=[retry(doc) for doc in names[1_200:1_500]],
-        released=[key(doc) for doc in names[1_500:]],
-    ))  # fmt: skip
+    report = hot.settle(
+        SettleBatch(
+            done=[done(doc) for doc in names[:600]],
+            dead=[SettledDead(key(doc), BUCKETS, "x") for doc in names[600:1_200]],
+            retries=[retry(doc) for doc in names[1_200:1_500]],
+            released=[key(doc) for doc in names[1_500:]],
+        )
+    )
     assert report[:2] == (1_200, 300)
     assert hot.promote(QUEUE, 1_000) == 300
 
 
 def test_figures_beyond_32_bits_stay_exact(hot: RedisLedger) -> None:
     """Large token and money sums are counted to the last unit."""
-    hot.settle(SettleBatch(done=[done("a", cost_microusd=9_000_000_000_000), done("b", cost_microusd=1)]))
+    hot.settle(
+        SettleBatch(done=[done("a", cost_microusd=9_000_000_000_000), done("b", cost_microusd=1)])
+    )
     assert hot.stats(JOB)["cost_microusd"] == 9_000_000_000_001
 
 
 @pytest.mark.parametrize(
     ("state", "verdict"),
     [
-        (JobState.RUNNING, GO), (JobState.PAUSED, PAUSED), (JobState.CANCELLING, CANCELLED),
-        (JobState.CANCELLED, CANCELLED), (JobState.FAILED, CANCELLED), (JobState.COMPLETED, GO),
+        (JobState.RUNNING, GO),
+        (JobState.PAUSED, PAUSED),
+        (JobState.CANCELLING, CANCELLED),
+        (JobState.CANCELLED, CANCELLED),
+        (JobState.FAILED, CANCELLED),
+        (JobState.COMPLETED, GO),
     ],
-)  # fmt: skip
-def test_workers_hear_of_a_jobs_state_at_begin(hot: RedisLedger, state: JobState, verdict: BeginReply) -> None:
-    """A paused or cancelled job starts nothing and counts nothing; finished documents are finished in every state."""
+)
+def test_workers_hear_of_a_jobs_state_at_begin(
+    hot: RedisLedger, state: JobState, verdict: BeginReply
+) -> None:
+    """A paused or cancelled job starts nothing and counts nothing; finished documents are finished
+    in every state."""
     feed(hot, "a", "finished")
     hot.settle(SettleBatch(done=[done("finished")]))
     hot.set_job_state(JOB, JobState.PAUSED)
@@ -409,7 +483,7 @@ def test_workers_hear_of_a_jobs_state_at_begin(hot: RedisLedger, state: JobState
     assert hot.begin([begin("a")])[0].crashes == (1 if verdict is GO else 0)
 
 
-# -- delayed and parked ------------------------------------------------------------------------------------------------
+# -- delayed and parked ----------------------------------------------------------------------------
 
 
 def test_a_retry_waits_for_its_time_on_the_servers_clock(hot: RedisLedger, client: Any) -> None:
@@ -424,21 +498,27 @@ def test_a_retry_waits_for_its_time_on_the_servers_clock(hot: RedisLedger, clien
 
 
 def test_a_clock_that_steps_back_delays_no_retry(hot: RedisLedger, client: Any) -> None:
-    """After an hour's step back retries keep the wait they had left, and none waits longer than it was asked to (A12)."""
+    """After an hour's step back retries keep the wait they had left, and none waits longer than it
+    was asked to (A12)."""
     now = client.time()[0]
     hot.settle(SettleBatch(retries=[retry("soon", after_s=3_598), retry("later", after_s=3_610)]))
-    client.set(f"penstock:delayed:{QUEUE}:clock", now + 3_600)  # promoting has seen a clock that was an hour ahead
+    client.set(
+        f"penstock:delayed:{QUEUE}:clock", now + 3_600
+    )  # promoting has seen a clock that was an hour ahead
     assert hot.promote(QUEUE) == 1
     assert 5 < due_in(client, "later") <= 11.5
     assert hot.promote(QUEUE) == 0
     assert 5 < due_in(client, "later") <= 11.5, "moved once"
-    client.zadd(f"penstock:delayed:{QUEUE}", {item_tag(key("later")): now + 86_400})  # stepped while nothing promoted
+    client.zadd(
+        f"penstock:delayed:{QUEUE}", {item_tag(key("later")): now + 86_400}
+    )  # stepped while nothing promoted
     hot.promote(QUEUE, longest_s=30)
     assert 25 < due_in(client, "later") <= 30
 
 
 def test_a_clock_that_steps_back_keeps_no_worker_alive(hot: RedisLedger, client: Any) -> None:
-    """Heartbeats and leases of a time to come are of before the step: they count for nothing (A12)."""
+    """Heartbeats and leases of a time to come are of before the step: they count for nothing
+    (A12)."""
     now = client.time()[0]
     hot.heartbeat("lives", {"lane": "api"})
     client.zadd("penstock:workers", {"of a time to come": now + 3_600})
@@ -451,8 +531,11 @@ def test_a_clock_that_steps_back_keeps_no_worker_alive(hot: RedisLedger, client:
     assert hot.under_way(QUEUE, JOB, 1, item_tag, 60) == 1
 
 
-def test_a_retry_waits_until_its_last_delivery_is_acknowledged(hot: RedisLedger, client: Any) -> None:
-    """A due message whose tag is still held would be dropped as a duplicate, so it is not queued yet; others are."""
+def test_a_retry_waits_until_its_last_delivery_is_acknowledged(
+    hot: RedisLedger, client: Any
+) -> None:
+    """A due message whose tag is still held would be dropped as a duplicate, so it is not queued
+    yet; others are."""
     hot.publish(QUEUE, [publish("held"), publish("other")], BUCKETS)
     claim(client, 2)
     hot.settle(SettleBatch(retries=[retry("held"), retry("other")]))
@@ -465,8 +548,11 @@ def test_a_retry_waits_until_its_last_delivery_is_acknowledged(hot: RedisLedger,
     assert hot.promote(QUEUE) == 1
 
 
-def test_what_workers_from_before_the_upgrade_hold_is_not_lost(hot: RedisLedger, client: Any) -> None:
-    """Their key, which all lanes shared, counts as a place where a document can be, and as a lease; not as depth."""
+def test_what_workers_from_before_the_upgrade_hold_is_not_lost(
+    hot: RedisLedger, client: Any
+) -> None:
+    """Their key, which all lanes shared, counts as a place where a document can be, and as a lease;
+    not as depth."""
     hot.publish(QUEUE, [publish(doc) for doc in ("new", "old", "lost")], BUCKETS)
     hot.begin([begin("old")])
     held = {tag_in(raw): raw for raw in client.rpop(QUEUE, 3)}
@@ -479,7 +565,8 @@ def test_what_workers_from_before_the_upgrade_hold_is_not_lost(hot: RedisLedger,
 
 
 def test_parked_messages_come_back_in_order(hot: RedisLedger, client: Any) -> None:
-    """What was parked is queued again oldest first, in steps, except what its worker still holds."""
+    """What was parked is queued again oldest first, in steps, except what its worker still
+    holds."""
     names = [f"d{n}" for n in range(700)]
     hot.park(JOB, [message(doc) for doc in names])
     client.hset("unacked.api", item_tag(key("d1")), "held")
@@ -493,20 +580,27 @@ def test_parked_messages_come_back_in_order(hot: RedisLedger, client: Any) -> No
     assert client.exists(f"penstock:{JOB}:parked") == 0
 
 
-# -- what is lost ------------------------------------------------------------------------------------------------------
+# -- what is lost ----------------------------------------------------------------------------------
 
 
 def test_documents_that_are_nowhere_are_found(hot: RedisLedger, client: Any) -> None:
-    """Of all fed documents exactly those are missing that are neither queued, held, delayed, parked nor finished."""
+    """Of all fed documents exactly those are missing that are neither queued, held, delayed, parked
+    nor finished."""
     names = [f"d{n}" for n in range(1_000)]
     hot.publish(QUEUE, [publish(doc) for doc in names], BUCKETS)
     assert hot.missing(QUEUE, JOB, 1, item_tag) == []
     held, delayed, parked, finished, lost = (names[n * 100 : n * 100 + 100] for n in range(5))
     claim(client, 500)
-    hot.settle(SettleBatch(done=[done(doc) for doc in finished], retries=[retry(doc, after_s=9) for doc in delayed]))
+    hot.settle(
+        SettleBatch(
+            done=[done(doc) for doc in finished], retries=[retry(doc, after_s=9) for doc in delayed]
+        )
+    )
     hot.park(JOB, [message(doc) for doc in parked])
     ack(client, [*delayed, *parked, *finished, *lost])
-    assert sorted(hot.missing(QUEUE, JOB, 1, item_tag)) == sorted((doc, f"at {doc}") for doc in lost)
+    assert sorted(hot.missing(QUEUE, JOB, 1, item_tag)) == sorted(
+        (doc, f"at {doc}") for doc in lost
+    )
     hot.drop_from_window([key(doc) for doc in lost])
     assert hot.missing(QUEUE, JOB, 1, item_tag) == []
     assert hot.publish(QUEUE, [publish(doc) for doc in names], BUCKETS) == (100, 100, 800)
@@ -514,18 +608,26 @@ def test_documents_that_are_nowhere_are_found(hot: RedisLedger, client: Any) -> 
 
 
 def test_messages_of_stock_producers_are_recognised(hot: RedisLedger, client: Any) -> None:
-    """A message with spaces in its JSON, or with its tag far from the end, still counts as present."""
+    """A message with spaces in its JSON, or with its tag far from the end, still counts as
+    present."""
     hot.publish(QUEUE, [publish("a"), publish("b")], BUCKETS)
     client.delete(QUEUE)
-    client.lpush(QUEUE, b'{"properties": {"delivery_tag": "job-a:a"}, "body": "%s"}' % (b"x" * 5_000), b"no message")
+    client.lpush(
+        QUEUE,
+        b'{"properties": {"delivery_tag": "job-a:a"}, "body": "%s"}' % (b"x" * 5_000),
+        b"no message",
+    )
     assert hot.missing(QUEUE, JOB, 1, item_tag) == [("b", "at b")]
 
 
-# -- Redis itself ------------------------------------------------------------------------------------------------------
+# -- Redis itself ----------------------------------------------------------------------------------
 
 
-def test_a_full_redis_refuses_new_work_and_finishes_old(redis_server: RedisServer, client: Any) -> None:
-    """With memory used up, publishing fails whole, while begin, settle, promote and retry go on and free memory."""
+def test_a_full_redis_refuses_new_work_and_finishes_old(
+    redis_server: RedisServer, client: Any
+) -> None:
+    """With memory used up, publishing fails whole, while begin, settle, promote and retry go on and
+    free memory."""
     hot = RedisLedger(client, "epoch-1")
     hot.install_epoch()
     hot.publish(QUEUE, [publish("a"), publish("b")], BUCKETS)
@@ -561,7 +663,8 @@ def test_a_redis_that_would_lose_work_is_refused(hot: RedisLedger, client: Any) 
 def test_no_worker_starts_on_a_redis_that_evicts(
     redis_server: RedisServer, client: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Workers and control loops end at once with the setting and its fix; a Redis that is away is only warned of (C12)."""
+    """Workers and control loops end at once with the setting and its fix; a Redis that is away is
+    only warned of (C12)."""
     database_url = f"sqlite:///{tmp_path}/l.db"
     open_database(database_url).migrate()
     client.config_set("maxmemory", "1gb")
@@ -569,22 +672,30 @@ def test_no_worker_starts_on_a_redis_that_evicts(
     try:
         with (
             pytest.raises(RedisUnfit, match=r"volatile-lru.*noeviction"),
-            open_stores(WorkerSettings(database_url=database_url, redis_url=redis_server.url), "control"),
+            open_stores(
+                WorkerSettings(database_url=database_url, redis_url=redis_server.url), "control"
+            ),
         ):
             pytest.fail("it must not start")
     finally:
         client.config_set("maxmemory", "0")
         client.config_set("maxmemory-policy", "noeviction")
-    with open_stores(WorkerSettings(database_url=database_url, redis_url="redis://127.0.0.1:1/0"), "worker"):
+    with open_stores(
+        WorkerSettings(database_url=database_url, redis_url="redis://127.0.0.1:1/0"), "worker"
+    ):
         assert "make sure that its maxmemory-policy is noeviction" in caplog.text
 
 
 def test_workers_are_seen_while_they_beat(hot: RedisLedger, client: Any) -> None:
-    """A worker is listed with what it said last, and forgotten when it has been silent for a minute."""
+    """A worker is listed with what it said last, and forgotten when it has been silent for a
+    minute."""
     hot.heartbeat("w2", {"lane": "api", "held": "3"})
     hot.heartbeat("w1", {})
     hot.heartbeat("w2", {"lane": "gpu"})
-    assert [(seen.name, seen.info) for seen in hot.workers()] == [("w1", {"name": "w1"}), ("w2", {"lane": "gpu"})]
+    assert [(seen.name, seen.info) for seen in hot.workers()] == [
+        ("w1", {"name": "w1"}),
+        ("w2", {"lane": "gpu"}),
+    ]
     assert all(seen.seconds_ago < 5 for seen in hot.workers())
     client.zincrby("penstock:workers", -61, "w1")
     assert [seen.name for seen in hot.workers()] == ["w2"]
@@ -606,7 +717,8 @@ def test_a_forgotten_job_leaves_no_key_and_takes_no_others(hot: RedisLedger, cli
 
 
 def test_late_workers_write_no_key_of_a_job_that_was_purged(hot: RedisLedger, client: Any) -> None:
-    """Whatever a process does that slept through the purge, with items that it held or with the job as it knew it (A8)."""
+    """Whatever a process does that slept through the purge, with items that it held or with the job
+    as it knew it (A8)."""
     held = [begin("a"), Begin(key("b"), BUCKETS, MayCost(5, owner="w"))]
     feed(hot, "a", "b")
     hot.budgets.look(JOB, 1_000)
@@ -617,10 +729,15 @@ def test_late_workers_write_no_key_of_a_job_that_was_purged(hot: RedisLedger, cl
     assert hot.begin([begin("a"), begin("b")]) == [Begun(CANCELLED, 0)] * 2
     left = [key("b")]
     batch = SettleBatch(
-        [done("a")], [SettledDead(key("b"), BUCKETS, "http_400", has_budget=True)], [retry("a", has_budget=True)], left,
-        {left[0]: 3}, [SettledCrash(key("a"), "engine_died")], [AskedAgain(JOB, 1, 1)],
+        [done("a")],
+        [SettledDead(key("b"), BUCKETS, "http_400", has_budget=True)],
+        [retry("a", has_budget=True)],
+        left,
+        {left[0]: 3},
+        [SettledCrash(key("a"), "engine_died")],
+        [AskedAgain(JOB, 1, 1)],
         tried_again=[SettledCrash(key("a"), "expired")],
-    )  # fmt: skip
+    )
     assert hot.settle(batch) == SettleReport(0, 0, {})
     assert hot.publish(QUEUE, [publish("c")], BUCKETS) == (0, 0, 0)
     assert hot.rehydrate(JOB, 1, [("a", False)], BUCKETS) == 0

@@ -1,4 +1,5 @@
-"""Shards in the database: each with a cursor and a leader of its own, and a feed that ends with the last of them."""
+"""Shards in the database: each with a cursor and a leader of its own, and a feed that ends with the
+last of them."""
 
 from __future__ import annotations
 
@@ -8,15 +9,32 @@ from pathlib import Path
 
 import pytest
 
-from penstock_ledger import Database, FeedLost, JobState, JobStore, LiveJobs, NewJob, open_database, purge_job
+from penstock_ledger import (
+    Database,
+    FeedLost,
+    JobState,
+    JobStore,
+    LiveJobs,
+    NewJob,
+    open_database,
+    purge_job,
+)
 from penstock_ledger.model import Feed, Shard
 
-SHARDS = (Shard({}, {"offset": 10}), Shard({"offset": 10}, {"offset": 20}), Shard({"offset": 20}, None))
+SHARDS = (
+    Shard({}, {"offset": 10}),
+    Shard({"offset": 10}, {"offset": 20}),
+    Shard({"offset": 20}, None),
+)
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])
 def db(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Database]:
-    url = f"sqlite:///{tmp_path}/ledger.db" if request.param == "sqlite" else request.getfixturevalue("postgres_url")
+    url = (
+        f"sqlite:///{tmp_path}/ledger.db"
+        if request.param == "sqlite"
+        else request.getfixturevalue("postgres_url")
+    )
     database = open_database(url)
     database.migrate()
     yield database
@@ -26,7 +44,9 @@ def db(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Database]:
 @pytest.fixture
 def jobs(db: Database) -> JobStore:
     store = JobStore(db)
-    store.create(NewJob("job-a", "job-a", {"lane": "api"}, {"kind": "file"}, "digest", 30, shards=SHARDS))
+    store.create(
+        NewJob("job-a", "job-a", {"lane": "api"}, {"kind": "file"}, "digest", 30, shards=SHARDS)
+    )
     return store
 
 
@@ -36,13 +56,18 @@ def lease(jobs: JobStore, shard: int, owner: str = "one", ttl_s: float = 60) -> 
 
 
 def test_a_job_is_made_with_its_shards(db: Database, jobs: JobStore) -> None:
-    """They are there once the job is, in the source's order, and a job that is accepted again gets no others."""
+    """They are there once the job is, in the source's order, and a job that is accepted again gets
+    no others."""
     feed, shards = jobs.feeds("job-a")[0], jobs.shards("job-a")
     assert (feed.shards, feed.shard, feed.exhausted) == (3, 0, False)
     assert [(shard.shard, shard.cursor, shard.ends_at, owner) for shard, owner in shards] == [
-        (1, {}, {"offset": 10}, None), (2, {"offset": 10}, {"offset": 20}, None), (3, {"offset": 20}, None, None),
-    ]  # fmt: skip
-    again = NewJob("job-b", "job-a", {"lane": "api"}, {"kind": "file"}, "digest", 30, shards=SHARDS[:2])
+        (1, {}, {"offset": 10}, None),
+        (2, {"offset": 10}, {"offset": 20}, None),
+        (3, {"offset": 20}, None, None),
+    ]
+    again = NewJob(
+        "job-b", "job-a", {"lane": "api"}, {"kind": "file"}, "digest", 30, shards=SHARDS[:2]
+    )
     assert jobs.create(again)[0].job_id == "job-a"
     assert len(jobs.shards("job-a")) == 3
     jobs.create(NewJob("job-c", "job-c", {}, {}, "digest", 1))
@@ -50,7 +75,8 @@ def test_a_job_is_made_with_its_shards(db: Database, jobs: JobStore) -> None:
 
 
 def test_each_shard_has_one_leader_and_moves_alone(jobs: JobStore) -> None:
-    """Two processes lead two shards at once; one that was frozen moves neither its own nor another's cursor."""
+    """Two processes lead two shards at once; one that was frozen moves neither its own nor
+    another's cursor."""
     first, second = lease(jobs, 1, "one"), lease(jobs, 2, "two")
     assert jobs.lease_shards([("job-a", 1, 1), ("job-a", 1, 9)], "two", 60) == []
     assert jobs.lease_feed("job-a", 1, "two", 60) is not None, "the feed has a leader of its own"
@@ -58,15 +84,24 @@ def test_each_shard_has_one_leader_and_moves_alone(jobs: JobStore) -> None:
     jobs.advance_feed(second, "two", cursor={"offset": 14}, exhausted=False)
     jobs.release_feed(second, "two")
     taken = lease(jobs, 2, "one")
-    assert (taken.cursor, taken.ends_at, taken.fence) == ({"offset": 14}, {"offset": 20}, second.fence + 1)
+    assert (taken.cursor, taken.ends_at, taken.fence) == (
+        {"offset": 14},
+        {"offset": 20},
+        second.fence + 1,
+    )
     with pytest.raises(FeedLost):
         jobs.advance_feed(second, "two", cursor={"offset": 15}, exhausted=True)
-    assert [shard.cursor for shard, _ in jobs.shards("job-a")] == [{"offset": 4}, {"offset": 14}, {"offset": 20}]
+    assert [shard.cursor for shard, _ in jobs.shards("job-a")] == [
+        {"offset": 4},
+        {"offset": 14},
+        {"offset": 20},
+    ]
     assert jobs.feeds("job-a")[0].cursor == {}
 
 
 def test_the_feed_ends_with_its_last_shard(jobs: JobStore) -> None:
-    """In the same transaction: a leader that dies after it leaves a feed that everyone sees ended, and before it one to go on."""
+    """In the same transaction: a leader that dies after it leaves a feed that everyone sees ended,
+    and before it one to go on."""
     leased = [lease(jobs, number) for number in (1, 2, 3)]
     for shard in leased[::-1]:
         assert not jobs.feeds("job-a")[0].exhausted
@@ -81,7 +116,11 @@ def test_shards_that_end_at_the_same_moment_end_the_feed(db: Database, jobs: Job
         jobs.create(NewJob(name, name, {}, {}, "digest", 30, shards=SHARDS))
         leased = jobs.lease_shards([(name, 1, shard) for shard in (1, 2, 3)], "one", 60)
         with ThreadPoolExecutor(3) as threads:
-            list(threads.map(lambda shard: jobs.advance_feed(shard, "one", cursor={}, exhausted=True), leased))
+            list(
+                threads.map(
+                    lambda shard: jobs.advance_feed(shard, "one", cursor={}, exhausted=True), leased
+                )
+            )
         assert jobs.feeds(name)[0].exhausted
 
 
@@ -92,8 +131,10 @@ def test_a_rewind_takes_all_shards_back_to_their_starts(jobs: JobStore) -> None:
         jobs.advance_feed(shard, "one", cursor={"offset": 30}, exhausted=True)
     jobs.rewind_feeds("job-a")
     assert [(shard.cursor, shard.exhausted) for shard, _ in jobs.shards("job-a")] == [
-        ({}, False), ({"offset": 10}, False), ({"offset": 20}, False),
-    ]  # fmt: skip
+        ({}, False),
+        ({"offset": 10}, False),
+        ({"offset": 20}, False),
+    ]
     assert not jobs.feeds("job-a")[0].exhausted
     for shard in leased:
         with pytest.raises(FeedLost):
@@ -102,12 +143,17 @@ def test_a_rewind_takes_all_shards_back_to_their_starts(jobs: JobStore) -> None:
 
 
 def test_a_look_shows_the_shards_that_are_still_read(db: Database, jobs: JobStore) -> None:
-    """With who leads them; those at their end need no leader, and a job without shards costs no look at them."""
+    """With who leads them; those at their end need no leader, and a job without shards costs no
+    look at them."""
     look = LiveJobs(db).look
     jobs.create(NewJob("job-b", "job-b", {}, {}, "digest", 1))
     leased = lease(jobs, 2)
     (of_a, of_b) = look()
-    assert [(shard.feed.shard, shard.free) for shard in of_a.feeds[0].shards] == [(1, True), (2, False), (3, True)]
+    assert [(shard.feed.shard, shard.free) for shard in of_a.feeds[0].shards] == [
+        (1, True),
+        (2, False),
+        (3, True),
+    ]
     assert of_a.feeds[0].shards[1].led_by("one")
     assert of_b.feeds[0].shards == ()
     jobs.advance_feed(leased, "one", cursor={"offset": 20}, exhausted=True)

@@ -1,4 +1,5 @@
-"""A file whose lines name several endpoints: each goes to its own, in every lane that can, and no line costs another."""
+"""A file whose lines name several endpoints: each goes to its own, in every lane that can, and no
+line costs another."""
 
 from __future__ import annotations
 
@@ -30,9 +31,13 @@ def mixed(folder: Path) -> Path:
     """Two for the job's endpoint, three for another, and one for a path that is none."""
     source = folder / "mixed.jsonl"
     source.write_text(
-        line("a", CHAT, TALK) + line("b", EMBEDDINGS, TEXT) + line("c", "/v1/files", TEXT) + line("d", CHAT, TALK)
-        + line("e", EMBEDDINGS, TEXT) + line("f", EMBEDDINGS, TEXT)
-    )  # fmt: skip
+        line("a", CHAT, TALK)
+        + line("b", EMBEDDINGS, TEXT)
+        + line("c", "/v1/files", TEXT)
+        + line("d", CHAT, TALK)
+        + line("e", EMBEDDINGS, TEXT)
+        + line("f", EMBEDDINGS, TEXT)
+    )
     return source
 
 
@@ -50,7 +55,10 @@ NAMED = {"a": None, "b": EMBEDDINGS, "d": None, "e": EMBEDDINGS, "f": EMBEDDINGS
 
 @pytest.fixture(params=["sqlite", "postgresql"])
 def house(
-    request: pytest.FixtureRequest, redis_server: RedisServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    request: pytest.FixtureRequest,
+    redis_server: RedisServer,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> Iterator[House]:
     url = None if request.param == "sqlite" else request.getfixturevalue("postgres_url")
     memory = Memory()
@@ -61,7 +69,12 @@ def house(
 
 async def test_batches_have_one_endpoint_each(house: House) -> None:
     """What fails keeps its endpoint: in the next batch, as a dead letter, and in its replay."""
-    vectors = {"object": "list", "model": "m", "data": [{"index": 0, "embedding": [0.5]}], "usage": USAGE}
+    vectors = {
+        "object": "list",
+        "model": "m",
+        "data": [{"index": 0, "embedding": [0.5]}],
+        "usage": USAGE,
+    }
 
     def answer(name: str, nth: int) -> BatchAnswer | None:
         if name == "b" and nth < 3:
@@ -73,14 +86,17 @@ async def test_batches_have_one_endpoint_each(house: House) -> None:
     counts = await house.all_settled(job)
     assert (counts.succeeded, counts.dead_by_reason) == (4, {"invalid_url": 1, "bad_request": 1})
     asked = {
-        (batch.endpoint, *sorted(names)) for batch, names in zip(house.provider.made, house.provider.names, strict=True)
+        (batch.endpoint, *sorted(names))
+        for batch, names in zip(house.provider.made, house.provider.names, strict=True)
     }
     assert asked == {(CHAT, "a", "d"), (EMBEDDINGS, "b", "e", "f"), (EMBEDDINGS, "b")}
     assert endpoints(house.producer, job) == NAMED
 
     assert house.producer.replay(job.job_id, reason="bad_request") == 1
     async with house.working():
-        await house.until(lambda: len(house.provider.made) == 4 and not house.store.open_of(job.job_id))
+        await house.until(
+            lambda: len(house.provider.made) == 4 and not house.store.open_of(job.job_id)
+        )
     again = outcome(house.producer, job, "b")
     assert again is not None
     assert (again.key.generation, again.endpoint) == (2, EMBEDDINGS)
@@ -89,11 +105,14 @@ async def test_batches_have_one_endpoint_each(house: House) -> None:
 
 
 def test_each_line_of_a_real_time_job_goes_to_its_url(tmp_path: Path) -> None:
-    """Bodies above 16 KiB, which travel by reference, too; a replay asks the same endpoint again."""
+    """Bodies above 16 KiB, which travel by reference, too; a replay asks the same endpoint
+    again."""
     with Fleet(tmp_path) as fleet:
         fleet.provider.start()
         source = mixed(tmp_path)
-        source.write_text(source.read_text() + line("g", EMBEDDINGS, TEXT | {"input": "long " * 5_000}))
+        source.write_text(
+            source.read_text() + line("g", EMBEDDINGS, TEXT | {"input": "long " * 5_000})
+        )
         job = fleet.producer.submit(source, {"lane": "api", "max_bad_rows": 1})
         fleet.control()
         fleet.worker(lane="api")
@@ -116,14 +135,22 @@ def test_each_line_of_a_real_time_job_goes_to_its_url(tmp_path: Path) -> None:
         assert endpoints(fleet.producer, failed) == NAMED
         again = outcome(fleet.producer, failed, "g")
         assert isinstance(again, Result)
-        assert (again.key.generation, again.endpoint, json.loads(again.body)["object"]) == (2, EMBEDDINGS, "list")
+        assert (again.key.generation, again.endpoint, json.loads(again.body)["object"]) == (
+            2,
+            EMBEDDINGS,
+            "list",
+        )
 
 
 @pytest.mark.parametrize(("lane", "doc"), [("embed", "a"), ("gpu", "c")])
-def test_a_lane_that_cannot_refuses_the_line_by_its_name(lane: str, doc: str, tmp_path: Path) -> None:
+def test_a_lane_that_cannot_refuses_the_line_by_its_name(
+    lane: str, doc: str, tmp_path: Path
+) -> None:
     """And takes the others."""
     with Producer(database_url=f"sqlite:///{tmp_path}/ledger.db") as producer:
-        job = producer.submit(mixed(tmp_path), {"lane": lane, "endpoint": EMBEDDINGS, "max_bad_rows": 3})
+        job = producer.submit(
+            mixed(tmp_path), {"lane": lane, "endpoint": EMBEDDINGS, "max_bad_rows": 3}
+        )
         found = outcome(producer, job, doc)
         assert isinstance(found, DeadLetter)
         assert found.reason == "invalid_url"

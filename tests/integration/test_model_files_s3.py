@@ -1,4 +1,5 @@
-"""Models and adapters in a bucket, over real HTTP: listed, fetched once per machine, and never half."""
+"""Models and adapters in a bucket, over real HTTP: listed, fetched once per machine, and never
+half."""
 
 from __future__ import annotations
 
@@ -100,11 +101,14 @@ def fetching() -> Iterator[list[subprocess.Popen[str]]]:
 
 def fetch(bucket: Bucket, cache: Path, stop_after: int = 10_000) -> subprocess.Popen[str]:
     arguments = [bucket.place("m"), bucket.server.url, str(cache), str(stop_after)]
-    return subprocess.Popen([sys.executable, "-c", FETCH, *arguments], stdout=subprocess.PIPE, text=True)
+    return subprocess.Popen(
+        [sys.executable, "-c", FETCH, *arguments], stdout=subprocess.PIPE, text=True
+    )
 
 
 def test_objects_are_listed_below_their_prefix_and_read_in_parts(bucket: Bucket) -> None:
-    """Over several pages, whatever their names; what lies beside the prefix, and marks of folders, are left out."""
+    """Over several pages, whatever their names; what lies beside the prefix, and marks of folders,
+    are left out."""
     large = bytes(range(256)) * (PART_BYTES // 128)
     bucket.put("m/a b/ü%2F.json", b"{}")
     bucket.put("m/large", large)
@@ -117,7 +121,9 @@ def test_objects_are_listed_below_their_prefix_and_read_in_parts(bucket: Bucket)
     assert store.read(files["large"], PART_BYTES, 300) == large[PART_BYTES : PART_BYTES + 300]
 
 
-def test_a_prefix_with_too_much_in_it_is_refused(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_prefix_with_too_much_in_it_is_refused(
+    bucket: Bucket, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A whole data lake named by mistake is not held in memory."""
     for number in range(3):
         bucket.put(f"m/{number}", b"")
@@ -126,7 +132,9 @@ def test_a_prefix_with_too_much_in_it_is_refused(bucket: Bucket, monkeypatch: py
         bucket.store("m").files()
 
 
-def test_a_bucket_that_is_not_there_or_away_says_so(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_bucket_that_is_not_there_or_away_says_so(
+    bucket: Bucket, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Neither is an empty place: nothing that was found before is withdrawn for it."""
     monkeypatch.setattr(s3_source, "TRIES", 1)
     with pytest.raises(StoreAway, match="NoSuchBucket"):
@@ -137,7 +145,8 @@ def test_a_bucket_that_is_not_there_or_away_says_so(bucket: Bucket, monkeypatch:
 
 
 def test_an_object_that_is_replaced_meanwhile_is_not_mixed(bucket: Bucket, tmp_path: Path) -> None:
-    """The bucket itself refuses parts of another version, and the cache keeps nothing of the first."""
+    """The bucket itself refuses parts of another version, and the cache keeps nothing of the
+    first."""
     bucket.put("m/w", b"a" * MIB)
     store = bucket.store("m")
     wanted = Wanted(store, store.place, tuple(store.files()))
@@ -150,7 +159,8 @@ def test_an_object_that_is_replaced_meanwhile_is_not_mixed(bucket: Bucket, tmp_p
 def test_a_download_that_is_killed_is_begun_anew(
     bucket: Bucket, tmp_path: Path, fetching: list[subprocess.Popen[str]]
 ) -> None:
-    """SIGKILL in the middle: the next worker takes nothing of it for whole, waits for no lock, and has all of it."""
+    """SIGKILL in the middle: the next worker takes nothing of it for whole, waits for no lock, and
+    has all of it."""
     bucket.put("m/w", b"a" * 4 * MIB)
     first = fetch(bucket, tmp_path, stop_after=2)
     fetching.append(first)
@@ -184,7 +194,8 @@ def test_processes_of_one_machine_fetch_once(
 
 
 async def test_adapters_of_a_bucket_come_and_go(bucket: Bucket, tmp_path: Path) -> None:
-    """A complete one is served at the second look, an incomplete one not, a replaced one anew; a removed one is withdrawn."""
+    """A complete one is served at the second look, an incomplete one not, a replaced one anew; a
+    removed one is withdrawn."""
     loaded: list[int] = []
 
     async def load(adapter: Adapter) -> bool:
@@ -193,7 +204,13 @@ async def test_adapters_of_a_bucket_come_and_go(bucket: Bucket, tmp_path: Path) 
 
     adapters = Adapters({}, "llama", more=True)
     watch = AdapterWatch(
-        bucket.store("loras"), FileCache(tmp_path, 10 * MIB), adapters, load, taken=(), every_s=30.0, most_bytes=MIB
+        bucket.store("loras"),
+        FileCache(tmp_path, 10 * MIB),
+        adapters,
+        load,
+        taken=(),
+        every_s=30.0,
+        most_bytes=MIB,
     )
     bucket.adapter("loras/legal", rank=64)
     bucket.put(f"loras/half/{WEIGHTS}", weights())
@@ -211,14 +228,21 @@ async def test_adapters_of_a_bucket_come_and_go(bucket: Bucket, tmp_path: Path) 
     assert adapters.announced() == ()
 
 
-async def test_a_model_of_a_bucket_is_fetched_into_the_cache(bucket: Bucket, tmp_path: Path) -> None:
-    """The engine gets a folder with its weights, configuration and tokenizer; programs beside them stay where they are."""
+async def test_a_model_of_a_bucket_is_fetched_into_the_cache(
+    bucket: Bucket, tmp_path: Path
+) -> None:
+    """The engine gets a folder with its weights, configuration and tokenizer; programs beside them
+    stay where they are."""
     for name in ("config.json", "tokenizer.json", "model.safetensors", "modeling.py", "model.bin"):
         bucket.put(f"llama/{name}", name.encode())
     settings = GpuSettings(
-        model=bucket.place("llama"), cache_dir=str(tmp_path), engine={"load_format": "auto", "dtype": "float16"}
+        model=bucket.place("llama"),
+        cache_dir=str(tmp_path),
+        engine={"load_format": "auto", "dtype": "float16"},
     )
-    hosted = await HostFiles(settings, bucket.server.url).hosted(LoadWatch("gpu.model", settings.model or ""))
+    hosted = await HostFiles(settings, bucket.server.url).hosted(
+        LoadWatch("gpu.model", settings.model or "")
+    )
     assert hosted.engine == {"load_format": "auto", "dtype": "float16"}
     folder = Path(hosted.model or "")
     assert folder.parent == tmp_path
@@ -227,7 +251,8 @@ async def test_a_model_of_a_bucket_is_fetched_into_the_cache(bucket: Bucket, tmp
 
 
 def test_the_doctor_looks_into_the_bucket(bucket: Bucket, tmp_path: Path) -> None:
-    """How large the model is and where it goes, which adapters there are, and what is wrong with either."""
+    """How large the model is and where it goes, which adapters there are, and what is wrong with
+    either."""
     bucket.put("llama/config.json", json.dumps({}).encode())
     bucket.put("llama/model.safetensors", b"w" * MIB)
     bucket.adapter("loras/legal")
@@ -235,8 +260,13 @@ def test_the_doctor_looks_into_the_bucket(bucket: Bucket, tmp_path: Path) -> Non
 
     def said(**gpu: Any) -> dict[bool, str]:
         given = {"cache_dir": str(tmp_path), "engine": {"load_format": "auto"}, **gpu}
-        findings = list(inspect(WorkerSettings.load(lane="gpu", s3_endpoint_url=bucket.server.url, gpu=given)))
-        return {good: "\n".join(one.seen for one in findings if one.is_good is good) for good in (True, False)}
+        findings = list(
+            inspect(WorkerSettings.load(lane="gpu", s3_endpoint_url=bucket.server.url, gpu=given))
+        )
+        return {
+            good: "\n".join(one.seen for one in findings if one.is_good is good)
+            for good in (True, False)
+        }
 
     fine = said(model=bucket.place("llama"), lora_from=bucket.place("loras"))
     assert f"0.0 GiB of weights in 1 files, which are fetched into {tmp_path}" in fine[True]

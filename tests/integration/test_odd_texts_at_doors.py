@@ -1,6 +1,8 @@
-"""Every kind of odd text through the doors that strangers and people use: HTTP and the command line.
+"""Every kind of odd text through the doors that strangers and people use: HTTP and the command
+line.
 
-What tasks of Celery clients may hold is in contract/test_doors.py, hooks in a fleet are in test_workers_hooks.py.
+What tasks of Celery clients may hold is in contract/test_doors.py, hooks in a fleet are in
+test_workers_hooks.py.
 """
 
 from __future__ import annotations
@@ -25,7 +27,9 @@ from penstock_producer.reporting.text import safe
 
 AWAY = 503  # Redis, for what needs it: there is none behind this door
 
-short = pytest.mark.parametrize("text", [pytest.param(text, id=name) for name, text in SHORT.items()])
+short = pytest.mark.parametrize(
+    "text", [pytest.param(text, id=name) for name, text in SHORT.items()]
+)
 
 
 @pytest.fixture(scope="module")
@@ -61,27 +65,49 @@ def asked(text: str, source: str, job: str) -> dict[tuple[str, str], Any]:
         ("POST", "/v1/jobs/estimate"): {**SPEC, "source": text},
         ("POST", f"/v1/jobs/{job}/pause"): {"reason": text},
         ("POST", f"/v1/jobs/{job}/resume"): {},
-        ("POST", f"/v1/jobs/{job}/replay"): {"reason": text, "doc_ids": [text], "overrides": {"prompt": text}},
+        ("POST", f"/v1/jobs/{job}/replay"): {
+            "reason": text,
+            "doc_ids": [text],
+            "overrides": {"prompt": text},
+        },
         ("POST", f"/v1/jobs/{job}/move"): {"lane": text, "reason": text},
         ("POST", f"/v1/jobs/{job}/items"): {"id": text, "text": text},
-        ("POST", "/v1/schedules"): {"name": text, "every": text, "source": text, "spec": {"prompt": text}},
-        ("POST", "/v1/webhooks"): {"url": f"https://example.com/{text}", "events": [text], "description": text},
+        ("POST", "/v1/schedules"): {
+            "name": text,
+            "every": text,
+            "source": text,
+            "spec": {"prompt": text},
+        },
+        ("POST", "/v1/webhooks"): {
+            "url": f"https://example.com/{text}",
+            "events": [text],
+            "description": text,
+        },
         ("POST", "/v1/keys"): {"name": text, "tenant": text, "scopes": [text]},
         ("POST", "/v1/batches"): {
-            "input_file_id": text, "endpoint": text, "completion_window": "24h", "metadata": {"a": text}
+            "input_file_id": text,
+            "endpoint": text,
+            "completion_window": "24h",
+            "metadata": {"a": text},
         },
-        ("POST", "/v1/messages/batches"): {"requests": [{"custom_id": text, "params": {"model": text}}]},
-        ("POST", "/v1/chat/completions"): {"model": text, "messages": [{"role": text, "content": text}]},
+        ("POST", "/v1/messages/batches"): {
+            "requests": [{"custom_id": text, "params": {"model": text}}]
+        },
+        ("POST", "/v1/chat/completions"): {
+            "model": text,
+            "messages": [{"role": text, "content": text}],
+        },
         ("PATCH", f"/v1/jobs/{job}"): {"budget_usd": text},
         ("POST", "/ui/login"): {"key": text},
-    }  # fmt: skip
+    }
 
 
 @short
 def test_no_text_in_a_body_is_more_than_the_door_can_answer(
     api: Client, settings: GatewaySettings, db: Database, job: str, text: str
 ) -> None:
-    """Half an emoji is refused as JSON, a person's words are stored by the rule, and nothing is an error of the door's own."""
+    """Half an emoji is refused as JSON, a person's words are stored by the rule, and nothing is an
+    error of the door's own."""
     for (method, path), body in asked(text, place(settings), job).items():
         answer = api.ask(method, path, raw=json.dumps(body).encode())
         assert answer.status < 500 or answer.status == AWAY, (path, answer.raw)
@@ -93,7 +119,9 @@ def test_no_text_in_a_body_is_more_than_the_door_can_answer(
 
 
 @short
-def test_no_text_in_an_address_or_a_head_is_more_than_the_door_can_answer(api: Client, job: str, text: str) -> None:
+def test_no_text_in_an_address_or_a_head_is_more_than_the_door_can_answer(
+    api: Client, job: str, text: str
+) -> None:
     """As UTF-8 where it can be, else as the bytes that a client might send."""
     quoted = urllib.parse.quote(text.encode("utf-8", "surrogatepass"), safe="")
     for path in (
@@ -112,8 +140,20 @@ def test_no_text_in_an_address_or_a_head_is_more_than_the_door_can_answer(api: C
         answer = api.get(path)
         assert answer.status < 500 or answer.status == AWAY, (path, answer.raw)
         assert not has_half(answer.raw.decode())
-    head = "".join(one for one in text if one.isprintable()).encode("utf-8", "replace").decode("latin-1")
-    for name in ("Authorization", "Idempotency-Key", "X-Request-Id", "Accept", "If-None-Match", "Range", "Cookie"):
+    head = (
+        "".join(one for one in text if one.isprintable())
+        .encode("utf-8", "replace")
+        .decode("latin-1")
+    )
+    for name in (
+        "Authorization",
+        "Idempotency-Key",
+        "X-Request-Id",
+        "Accept",
+        "If-None-Match",
+        "Range",
+        "Cookie",
+    ):
         headers: dict[str, Any] = {name: head}
         answer = api.ask("GET", f"/v1/jobs/{job}/results", **headers)
         assert answer.status < 500, (name, answer.raw)
@@ -123,12 +163,18 @@ def test_no_text_in_an_address_or_a_head_is_more_than_the_door_can_answer(api: C
 def test_a_file_of_any_name_can_be_uploaded_or_is_refused(api: Client, text: str) -> None:
     """And its content is given back byte for byte."""
     boundary, content = "b0undary", json.dumps({"id": "a", "text": text}).encode() + b"\n"
-    name = text.replace("\r", "").replace("\n", "").replace('"', "").encode("utf-8", "surrogatepass")
-    form = (
-        b'--b0undary\r\nContent-Disposition: form-data; name="purpose"\r\n\r\nbatch\r\n--b0undary\r\n'
-        b'Content-Disposition: form-data; name="file"; filename="%b"\r\n\r\n%b\r\n--b0undary--\r\n' % (name, content)
+    name = (
+        text.replace("\r", "").replace("\n", "").replace('"', "").encode("utf-8", "surrogatepass")
     )
-    made = api.ask("POST", "/v1/files", raw=form, content_type=f"multipart/form-data; boundary={boundary}")
+    form = (
+        b"--b0undary\r\nContent-Disposition: form-data; "
+        b'name="purpose"\r\n\r\nbatch\r\n--b0undary\r\n'
+        b'Content-Disposition: form-data; name="file"; filename="%b"\r\n\r\n%b\r\n--b0undary--\r\n'
+        % (name, content)
+    )
+    made = api.ask(
+        "POST", "/v1/files", raw=form, content_type=f"multipart/form-data; boundary={boundary}"
+    )
     assert made.status in (200, 400), made.raw
     assert not has_half(made.raw.decode())
     if made.status == 200:
@@ -141,7 +187,9 @@ def test_ten_megabytes_are_refused_by_their_size(api: Client, settings: GatewayS
     assert answer.status == 413
 
 
-@pytest.mark.parametrize("name", ["raw bytes of a name", "right to left override", "control characters"])
+@pytest.mark.parametrize(
+    "name", ["raw bytes of a name", "right to left override", "control characters"]
+)
 def test_no_flag_of_the_command_line_is_more_than_it_can_answer(
     settings: GatewaySettings, db: Database, job: str, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

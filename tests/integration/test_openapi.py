@@ -44,7 +44,9 @@ class Caller(NamedTuple):
 
 
 @pytest.fixture(scope="module")
-def caller(tmp_path_factory: pytest.TempPathFactory, _shared_redis: RedisServer) -> Iterator[Caller]:
+def caller(
+    tmp_path_factory: pytest.TempPathFactory, _shared_redis: RedisServer
+) -> Iterator[Caller]:
     """With a key: the first one that is made over HTTP would close a door without any."""
     of_door = door_settings(tmp_path_factory.mktemp("door"), _shared_redis.url)
     secret = new_key(of_door, None, "admin")
@@ -71,7 +73,8 @@ def asked(caller: Caller, document: Any) -> Any:
 
 
 def test_a_door_answers_as_its_document_says(asked: Any, caller: Caller) -> None:
-    """No answer is a fault, whatever was asked; those of jobs, schedules and keys have a status, type and shape that it names."""
+    """No answer is a fault, whatever was asked; those of jobs, schedules and keys have a status,
+    type and shape that it names."""
     operations = [found.ok() for found in asked.get_all_operations()]
     assert len(operations) > 40
     for operation in operations:
@@ -84,7 +87,10 @@ def ask(operation: Any, caller: Caller) -> None:
     if operation.path.startswith(OURS):
         checks += [status_code_conformance, content_type_conformance, response_schema_conformance]
     is_stream = operation.path.endswith("/events")  # of a job that runs it has no end
-    there = {"job": caller.ended_job if is_stream else open_job(caller, operation.label), "file_id": caller.file_id}
+    there = {
+        "job": caller.ended_job if is_stream else open_job(caller, operation.label),
+        "file_id": caller.file_id,
+    }
     if operation.method.upper() == "DELETE":
         del there["file_id"]  # the others are to find it
 
@@ -102,7 +108,9 @@ def open_job(caller: Caller, label: str) -> str:
     """One of its own for each operation, so that what is asked of it meets a job."""
     body = json.dumps({**SPEC, "open": True, "job": f"probe {label}"[:100]}).encode()
     headers = caller.headers | {"content-type": "application/json"}
-    with urllib.request.urlopen(urllib.request.Request(f"{caller.url}/v1/jobs", body, headers)) as answer:
+    with urllib.request.urlopen(
+        urllib.request.Request(f"{caller.url}/v1/jobs", body, headers)
+    ) as answer:
         return str(json.load(answer)["id"])
 
 
@@ -114,7 +122,8 @@ def operations(document: Any) -> Iterator[tuple[str, str, Any]]:
 
 
 def test_every_operation_of_jobs_is_told_whole(document: Any) -> None:
-    """Each says what it does and has a tag, an example of its answer, and errors as problem details."""
+    """Each says what it does and has a tag, an example of its answer, and errors as problem
+    details."""
     found = list(operations(document))
     assert len(found) >= 18
     for path, method, operation in found:
@@ -125,7 +134,9 @@ def test_every_operation_of_jobs_is_told_whole(document: Any) -> None:
         problem = operation["responses"]["404"]["content"]["application/problem+json"]
         assert problem["schema"]["$ref"] == "#/components/schemas/Problem", where
         assert "422" not in operation["responses"], where
-        good = [answer for status, answer in operation["responses"].items() if status in ("200", "201")]
+        good = [
+            answer for status, answer in operation["responses"].items() if status in ("200", "201")
+        ]
         assert all(has_example(document, answer["content"]) for answer in good), where
         if "requestBody" in operation:
             assert has_example(document, operation["requestBody"]["content"]), where
@@ -137,12 +148,15 @@ def has_example(document: Any, content: Any) -> bool:
         schema = told["schema"]
         options = [schema, *schema.get("anyOf", [])]
         named = [one["$ref"].rpartition("/")[2] for one in options if "$ref" in one]
-        if "example" not in told and not any(document["components"]["schemas"][name].get("examples") for name in named):
+        if "example" not in told and not any(
+            document["components"]["schemas"][name].get("examples") for name in named
+        ):
             return False
     return True
 
 
-# Method names of clients that are generated from the document: one that is here is not changed, and a new route adds its own.
+# Method names of clients that are generated from the document: one that is here is not changed, and
+# a new route adds its own.
 OPERATIONS: Final = {
     "GET /health": "get_health",
     "POST /v1/files": "create_file",
@@ -215,7 +229,8 @@ OPERATIONS: Final = {
 
 
 def test_operations_have_names_that_stay(tmp_path: Path) -> None:
-    """Each operation id is one of the list, which is what a code generator calls its methods; none comes twice."""
+    """Each operation id is one of the list, which is what a code generator calls its methods; none
+    comes twice."""
     document = create_app(door_settings(tmp_path)).openapi()
     found = {
         f"{method.upper()} {path}": operation["operationId"]

@@ -1,6 +1,7 @@
 """Results on gs://, over real HTTP: moto answers the requests that Google's XML API shares with S3.
 
-It knows neither generations nor metadata of Google's, so conditions are tried in tests/unit/test_store_places.py.
+It knows neither generations nor metadata of Google's, so conditions are tried in
+tests/unit/test_store_places.py.
 """
 
 from __future__ import annotations
@@ -35,7 +36,10 @@ class Bucket:
 
     def objects(self) -> dict[str, bytes]:
         listed = self._client.list_objects_v2(Bucket="gsresults").get("Contents", [])
-        read = {one["Key"]: self._client.get_object(Bucket="gsresults", Key=one["Key"]) for one in listed}
+        read = {
+            one["Key"]: self._client.get_object(Bucket="gsresults", Key=one["Key"])
+            for one in listed
+        }
         return {key: answer["Body"].read() for key, answer in read.items()}
 
     def remove_all(self) -> None:
@@ -59,17 +63,24 @@ def bucket(s3_server: S3Server, monkeypatch: pytest.MonkeyPatch) -> Iterator[Buc
 def test_results_of_every_form_lie_in_the_bucket(
     bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Lines in one request or in parts, Parquet, part objects and their whole: the bytes are those of a local file."""
+    """Lines in one request or in parts, Parquet, part objects and their whole: the bytes are those
+    of a local file."""
     monkeypatch.setattr(store_writer, "PART_BYTES", 5 * 1024 * 1024)
     database = open_database(f"sqlite:///{tmp_path}/ledger.db")
     database.migrate()
-    new = NewJob("job_1", "night", {"endpoint": "/v1/chat/completions"}, {"kind": "spool"}, "digest", None)
+    new = NewJob(
+        "job_1", "night", {"endpoint": "/v1/chat/completions"}, {"kind": "spool"}, "digest", None
+    )
     job, _ = JobStore(database).create(new)
     outcomes = OutcomeStore(database)
     body = json.dumps({"a": "x" * 20_000}).encode()
     keys = [ItemKey("job_1", 1, f"d{number}") for number in range(RESULTS_MIN)]
-    outcomes.settle([Result(key, 200, body, None, "m", "stop", 1, 1, 0, 1, 1, 1) for key in keys], [])
-    growing = GrowingOutput(bucket_at("gs://gsresults/parts/job_1"), database, job, conditional=False)
+    outcomes.settle(
+        [Result(key, 200, body, None, "m", "stop", 1, 1, 0, 1, 1, 1) for key in keys], []
+    )
+    growing = GrowingOutput(
+        bucket_at("gs://gsresults/parts/job_1"), database, job, conditional=False
+    )
     growing.grow(RESULTS_MIN)
     assert sum(name.startswith("parts/job_1/parts/") for name in bucket.objects()) == 1
     lines = b"".join(Lines(database, job))
@@ -81,12 +92,17 @@ def test_results_of_every_form_lie_in_the_bucket(
     assert sorted(bucket.objects()["run 7/output.jsonl"].splitlines()) == sorted(lines.splitlines())
     assert bucket.objects()["run 7/errors.jsonl"] == b""
     table = write_table(Reading(database, job), "gs://gsresults/run", "output.parquet", "parquet")
-    assert pq.read_table(io.BytesIO(bucket.objects()["run/output.parquet"])).num_rows == table.rows == RESULTS_MIN
+    assert (
+        pq.read_table(io.BytesIO(bucket.objects()["run/output.parquet"])).num_rows
+        == table.rows
+        == RESULTS_MIN
+    )
     database.close()
 
 
 def test_run_looks_before_it_writes(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A missing bucket and another job's results are refused before anything starts; a probe leaves nothing there."""
+    """A missing bucket and another job's results are refused before anything starts; a probe leaves
+    nothing there."""
     monkeypatch.setattr(stores, "TRIES", 1)
     with pytest.raises(UsageProblem, match="there is no bucket 'no-such-bucket'; create it"):
         files.probe("gs://no-such-bucket/out", "a.jsonl")

@@ -23,7 +23,8 @@ def custom_ids(path: Path) -> list[str]:
 
 
 def test_each_document_is_in_exactly_one_file(tmp_path: Path) -> None:
-    """Results and dead letters of more than one page are all there; a replayed document moves to its new outcome."""
+    """Results and dead letters of more than one page are all there; a replayed document moves to
+    its new outcome."""
     database = open_database(f"sqlite:///{tmp_path / 'ledger.db'}")
     database.migrate()
     jobs, outcomes = JobStore(database), OutcomeStore(database)
@@ -37,6 +38,10 @@ def test_each_document_is_in_exactly_one_file(tmp_path: Path) -> None:
     written = write_outputs(outcomes, "job", tmp_path / "out")
 
     assert (written.results, written.dead_letters) == (2_001, 499)
-    assert custom_ids(tmp_path / "out" / "output.jsonl") == sorted([key.doc_id for key in good] + ["bad-7"])
-    assert custom_ids(tmp_path / "out" / "errors.jsonl") == sorted({key.doc_id for key in bad} - {"bad-7"})
+    assert custom_ids(tmp_path / "out" / "output.jsonl") == sorted(
+        [key.doc_id for key in good] + ["bad-7"]
+    )
+    assert custom_ids(tmp_path / "out" / "errors.jsonl") == sorted(
+        {key.doc_id for key in bad} - {"bad-7"}
+    )
     database.close()

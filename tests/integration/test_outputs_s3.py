@@ -44,7 +44,16 @@ class Ledger:
 
     def dead_letters(self, job_id: str) -> Iterator[DeadLetter]:
         for number in range(self.dead):
-            yield DeadLetter(ItemKey(job_id, 1, f"dead-{number}"), "timeout", 4, 4, "no answer", None, b"{}", None)
+            yield DeadLetter(
+                ItemKey(job_id, 1, f"dead-{number}"),
+                "timeout",
+                4,
+                4,
+                "no answer",
+                None,
+                b"{}",
+                None,
+            )
 
 
 class Bucket:
@@ -75,8 +84,11 @@ def bucket(s3_server: S3Server, monkeypatch: pytest.MonkeyPatch) -> Bucket:
 
 
 def test_a_large_output_is_uploaded_in_parts(s3_server: S3Server, bucket: Bucket) -> None:
-    """An output of several parts arrives whole and in order; an empty side is an empty object, as in a folder (D39)."""
-    written = write_outputs(Ledger(ROWS), "job", f"s3://{bucket.name}/runs/7/", s3_endpoint_url=s3_server.url)
+    """An output of several parts arrives whole and in order; an empty side is an empty object, as
+    in a folder (D39)."""
+    written = write_outputs(
+        Ledger(ROWS), "job", f"s3://{bucket.name}/runs/7/", s3_endpoint_url=s3_server.url
+    )
     assert written.output == f"s3://{bucket.name}/runs/7/output.jsonl"
     assert written.errors == f"s3://{bucket.name}/runs/7/errors.jsonl"
     objects = bucket.objects()
@@ -84,23 +96,33 @@ def test_a_large_output_is_uploaded_in_parts(s3_server: S3Server, bucket: Bucket
     assert objects["runs/7/errors.jsonl"] == b""
     data = objects["runs/7/output.jsonl"]
     assert len(data) > 2 * PART_BYTES
-    assert [json.loads(line)["custom_id"] for line in data.splitlines()] == [f"doc-{n}" for n in range(ROWS)]
-    parts = bucket.client.head_object(Bucket=bucket.name, Key="runs/7/output.jsonl")["ETag"].strip('"').split("-")
+    assert [json.loads(line)["custom_id"] for line in data.splitlines()] == [
+        f"doc-{n}" for n in range(ROWS)
+    ]
+    parts = (
+        bucket.client.head_object(Bucket=bucket.name, Key="runs/7/output.jsonl")["ETag"]
+        .strip('"')
+        .split("-")
+    )
     assert parts[1] == "3"
     assert bucket.unfinished() == []
 
 
 def test_a_failed_upload_leaves_nothing(s3_server: S3Server, bucket: Bucket) -> None:
-    """When the ledger fails after parts were sent: no object, no unfinished upload, and no loss of an old one."""
+    """When the ledger fails after parts were sent: no object, no unfinished upload, and no loss of
+    an old one."""
     bucket.client.put_object(Bucket=bucket.name, Key="errors.jsonl", Body=b"old")
     with pytest.raises(ConnectionError):
-        write_outputs(Ledger(ROWS, fail=True), "job", f"s3://{bucket.name}", s3_endpoint_url=s3_server.url)
+        write_outputs(
+            Ledger(ROWS, fail=True), "job", f"s3://{bucket.name}", s3_endpoint_url=s3_server.url
+        )
     assert bucket.objects() == {"errors.jsonl": b"old"}
     assert bucket.unfinished() == []
 
 
 def test_writing_again_replaces_what_is_out_of_date(s3_server: S3Server, bucket: Bucket) -> None:
-    """After a replay that rescued every document, the errors of the first run are gone from the bucket (D39)."""
+    """After a replay that rescued every document, the errors of the first run are gone from the
+    bucket (D39)."""
     place = f"s3://{bucket.name}/run"
     write_outputs(Ledger(1, dead=2), "job", place, s3_endpoint_url=s3_server.url)
     assert set(bucket.objects()) == {"run/output.jsonl", "run/errors.jsonl"}
@@ -119,10 +141,14 @@ def test_a_missing_bucket_is_refused_beforehand(s3_server: S3Server, bucket: Buc
     assert bucket.unfinished() == []
 
 
-def test_an_endpoint_that_is_not_there_is_named(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_endpoint_that_is_not_there_is_named(
+    bucket: Bucket, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Without a server the message gives the place and what to check."""
     monkeypatch.setattr("penstock_producer.bucket.client.TRIES", 1)
-    with pytest.raises(SinkError, match=r"cannot write s3://b/out/penstock-probe: .*check the endpoint"):
+    with pytest.raises(
+        SinkError, match=r"cannot write s3://b/out/penstock-probe: .*check the endpoint"
+    ):
         probe_sink("s3://b/out", s3_endpoint_url="http://127.0.0.1:1")
 
 
@@ -138,9 +164,15 @@ def test_a_table_is_uploaded_in_parts_and_appears_whole(
     )
     numbers = random.Random(7)
     for start in range(0, 6_000, 1_000):  # what does not compress, in more than two parts
-        rows = [(f"doc-{n}", b64encode(numbers.randbytes(3_000))) for n in range(start, start + 1_000)]
+        rows = [
+            (f"doc-{n}", b64encode(numbers.randbytes(3_000))) for n in range(start, start + 1_000)
+        ]
         OutcomeStore(database).settle(
-            [Result(ItemKey("job", 1, doc), 200, body, None, "m", "stop", 1, 1, 0, 5, 1, 1) for doc, body in rows], []
+            [
+                Result(ItemKey("job", 1, doc), 200, body, None, "m", "stop", 1, 1, 0, 5, 1, 1)
+                for doc, body in rows
+            ],
+            [],
         )
     to = f"s3://{bucket.name}/run"
     monkeypatch.setattr(arrow, "BATCH_ROWS", 1_000)
@@ -151,10 +183,16 @@ def test_a_table_is_uploaded_in_parts_and_appears_whole(
             raise ConnectionError("the database is gone")
 
     with pytest.raises(ConnectionError):
-        write_table(Fails(database, job), to, "output.parquet", "parquet", s3_endpoint_url=s3_server.url)
+        write_table(
+            Fails(database, job), to, "output.parquet", "parquet", s3_endpoint_url=s3_server.url
+        )
     assert (bucket.objects(), bucket.unfinished()) == ({}, [])
-    written = write_table(Reading(database, job), to, "output.parquet", "parquet", s3_endpoint_url=s3_server.url)
+    written = write_table(
+        Reading(database, job), to, "output.parquet", "parquet", s3_endpoint_url=s3_server.url
+    )
     assert (written.place, written.rows) == (f"{to}/output.parquet", 6_000)
     read = parquet.read_table(io.BytesIO(bucket.objects()["run/output.parquet"]))
-    assert read["id"].to_pylist() == [f"doc-{n}" for n in sorted(range(6_000), key=lambda n: (n // 1_000, f"doc-{n}"))]
+    assert read["id"].to_pylist() == [
+        f"doc-{n}" for n in sorted(range(6_000), key=lambda n: (n // 1_000, f"doc-{n}"))
+    ]
     database.close()

@@ -35,7 +35,12 @@ def ask(worker: WorkerProcess, state: str) -> bool:
         "--dir",
         str(worker.settings.probe_dir),
     ]
-    return subprocess.run([*command, "--max-age", str(OLD_S)], capture_output=True, check=False).returncode == 0
+    return (
+        subprocess.run(
+            [*command, "--max-age", str(OLD_S)], capture_output=True, check=False
+        ).returncode
+        == 0
+    )
 
 
 def states(worker: WorkerProcess) -> set[str]:
@@ -46,8 +51,11 @@ def grow_older() -> None:
     time.sleep(2 * OLD_S)
 
 
-def test_a_worker_deaf_to_its_queue_grows_old_and_an_outage_ages_nobody(fleet: Fleet, tmp_path: Path) -> None:
-    """Through an outage of Redis a worker stays alive; one whose hub turns but claims nothing does not."""
+def test_a_worker_deaf_to_its_queue_grows_old_and_an_outage_ages_nobody(
+    fleet: Fleet, tmp_path: Path
+) -> None:
+    """Through an outage of Redis a worker stays alive; one whose hub turns but claims nothing does
+    not."""
     worker = fleet.start(probe_dir=tmp_path / "probes", stalled_s=1.0)
     assert states(worker) == {"started", "alive", "ready"}
     fleet.server.kill()
@@ -70,8 +78,11 @@ def test_a_worker_deaf_to_its_queue_grows_old_and_an_outage_ages_nobody(fleet: F
 
 
 def test_a_frozen_worker_grows_old_and_a_full_one_does_not(fleet: Fleet, tmp_path: Path) -> None:
-    """A worker with all it can hold claims nothing and is alive; one whose hub stands still is not."""
-    worker = fleet.start(probe_dir=tmp_path / "probes", stalled_s=0.5, concurrency=1, seconds=60, drain_seconds=3)
+    """A worker with all it can hold claims nothing and is alive; one whose hub stands still is
+    not."""
+    worker = fleet.start(
+        probe_dir=tmp_path / "probes", stalled_s=0.5, concurrency=1, seconds=60, drain_seconds=3
+    )
     fleet.publish(5)
     until(lambda: fleet.held() == 2, explain=worker.text)
     grow_older()
@@ -83,7 +94,9 @@ def test_a_frozen_worker_grows_old_and_a_full_one_does_not(fleet: Fleet, tmp_pat
     worker.send(signal.SIGTERM)
     until(lambda: not ask(worker, "ready"), explain=worker.text)
     grow_older()
-    assert states(worker) == {"started", "alive"}, "a drain takes no more work, and is no reason to be killed"
+    assert states(worker) == {"started", "alive"}, (
+        "a drain takes no more work, and is no reason to be killed"
+    )
     assert worker.process.wait(30) == 0
     assert states(worker) == set()
 

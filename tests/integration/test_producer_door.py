@@ -9,7 +9,14 @@ from typing import Any
 
 import pytest
 
-from penstock_ledger import JobClosed, JobConflict, JobNotFound, OutcomeStore, SpoolConflict, open_database
+from penstock_ledger import (
+    JobClosed,
+    JobConflict,
+    JobNotFound,
+    OutcomeStore,
+    SpoolConflict,
+    open_database,
+)
 from penstock_ledger.model import ItemKey, JobState, Result
 from penstock_producer import JobSpec, Producer, SpecError, TooManyBadRows
 from penstock_producer import producer as door
@@ -21,7 +28,11 @@ SPEC = JobSpec(prompt="{text}", model="m")
 
 @pytest.fixture(params=["sqlite", "postgresql"])
 def producer(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Producer]:
-    url = f"sqlite:///{tmp_path}/ledger.db" if request.param == "sqlite" else request.getfixturevalue("postgres_url")
+    url = (
+        f"sqlite:///{tmp_path}/ledger.db"
+        if request.param == "sqlite"
+        else request.getfixturevalue("postgres_url")
+    )
     database = open_database(url)
     database.migrate()
     database.close()
@@ -53,7 +64,8 @@ def test_a_submitted_job_is_in_the_ledger(producer: Producer, source: Path) -> N
 
 
 def test_the_same_submit_is_the_same_job(producer: Producer, source: Path, tmp_path: Path) -> None:
-    """Repeating a submit with its key returns the first job, also after the file moved or was touched."""
+    """Repeating a submit with its key returns the first job, also after the file moved or was
+    touched."""
     job = producer.submit(source, SPEC, job_key="night")
     assert producer.submit(source, SPEC, job_key="night") == job
     moved = source.rename(tmp_path / "moved.jsonl")
@@ -83,12 +95,15 @@ def test_a_key_with_another_body_is_a_conflict(producer: Producer, source: Path)
 
 
 def test_a_conflict_says_in_what_it_differs(producer: Producer, source: Path) -> None:
-    """Both values of each option that differs are named, and a source that changed; remote doors tell neither (D23)."""
+    """Both values of each option that differs are named, and a source that changed; remote doors
+    tell neither (D23)."""
     producer.submit(source, SPEC, job_key="night")
     with pytest.raises(
         JobConflict, match=r"model was 'm', is now 'other'; timeout_s was 120\.0, is now 5\.0"
     ) as caught:
-        producer.submit(source, SPEC.model_copy(update={"model": "other", "timeout_s": 5.0}), job_key="night")
+        producer.submit(
+            source, SPEC.model_copy(update={"model": "other", "timeout_s": 5.0}), job_key="night"
+        )
     assert "'other'" not in caught.value.public_message
     source.write_text('{"id": 1, "text": "changed"}\n')
     with pytest.raises(JobConflict, match=r"the content of .*in\.jsonl has changed"):
@@ -178,8 +193,16 @@ def test_bad_documents_are_refused_one_by_one(producer: Producer) -> None:
 def test_pause_resume_and_cancel(producer: Producer, source: Path) -> None:
     """A job can be paused, resumed and cancelled by its key; impossible moves return False."""
     producer.submit(source, SPEC, job_key="night")
-    assert [producer.pause("night"), producer.pause("night"), producer.resume("night")] == [True, False, True]
-    assert [producer.cancel("night"), producer.cancel("night"), producer.resume("night")] == [True, False, False]
+    assert [producer.pause("night"), producer.pause("night"), producer.resume("night")] == [
+        True,
+        False,
+        True,
+    ]
+    assert [producer.cancel("night"), producer.cancel("night"), producer.resume("night")] == [
+        True,
+        False,
+        False,
+    ]
     assert producer.status("night").job.state is JobState.CANCELLING
 
 

@@ -1,4 +1,5 @@
-"""The feeder between a real SQL database and a real Redis: everything once, whatever dies in between."""
+"""The feeder between a real SQL database and a real Redis: everything once, whatever dies in
+between."""
 
 from __future__ import annotations
 
@@ -60,7 +61,11 @@ class House:
 
     def write(self, lines: list[Any]) -> Path:
         path = self.folder / "in.jsonl"
-        path.write_bytes(b"\n".join(line if isinstance(line, bytes) else json.dumps(line).encode() for line in lines))
+        path.write_bytes(
+            b"\n".join(
+                line if isinstance(line, bytes) else json.dumps(line).encode() for line in lines
+            )
+        )
         return path
 
     def submit(self, lines: list[Any], spec: JobSpec = SPEC) -> Job:
@@ -84,8 +89,14 @@ class House:
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])
-def house(request: pytest.FixtureRequest, tmp_path: Path, redis_server: RedisServer) -> Iterator[House]:
-    url = f"sqlite:///{tmp_path}/ledger.db" if request.param == "sqlite" else request.getfixturevalue("postgres_url")
+def house(
+    request: pytest.FixtureRequest, tmp_path: Path, redis_server: RedisServer
+) -> Iterator[House]:
+    url = (
+        f"sqlite:///{tmp_path}/ledger.db"
+        if request.param == "sqlite"
+        else request.getfixturevalue("postgres_url")
+    )
     settings = ProducerSettings(database_url=url, redis_url=redis_server.url)
     database = open_database(url)
     database.migrate()
@@ -124,17 +135,22 @@ def test_a_job_is_fed_in_steps(house: House) -> None:
 
 
 def test_the_step_that_reads_the_last_row_knows_that_it_is_the_last(house: House) -> None:
-    """A job whose documents fill its steps exactly needs no further step to find its end, and no row is lost on the way."""
+    """A job whose documents fill its steps exactly needs no further step to find its end, and no
+    row is lost on the way."""
     job = house.submit(records(20))
     feeder = house.feeder(job)
     steps = [feeder.step(10), feeder.step(10)]
-    assert [(step.read, step.published, step.exhausted) for step in steps] == [(10, 10, False), (10, 10, True)]
+    assert [(step.read, step.published, step.exhausted) for step in steps] == [
+        (10, 10, False),
+        (10, 10, True),
+    ]
     assert house.queued_docs() == [f"d{number}" for number in range(20)]
     assert house.feed(job).exhausted
 
 
 def test_messages_hold_the_request(house: House) -> None:
-    """A queued message decodes to the request body of its document, and large bodies to a position that fetches it."""
+    """A queued message decodes to the request body of its document, and large bodies to a position
+    that fetches it."""
     job = house.submit([*records(1), {"id": "big", "text": "x" * 20_000}])
     house.feeder(job).step(10)
     small, large = (envelope.message for envelope in house.queued())
@@ -142,25 +158,37 @@ def test_messages_hold_the_request(house: House) -> None:
     assert large.body is None
     source = open_feed_source(house.database, job.job_id, 1)
     fetched = source.fetch(large.ref or "")
-    assert (fetched.doc_id, len(json.loads(fetched.body)["messages"][0]["content"])) == ("big", 20_000)
+    assert (fetched.doc_id, len(json.loads(fetched.body)["messages"][0]["content"])) == (
+        "big",
+        20_000,
+    )
 
 
 def test_refused_rows_are_never_queued(house: House) -> None:
     """Bad rows and repeated ids become dead letters at submit and are skipped when feeding."""
-    job = house.submit([{"id": "a", "text": "1"}, b"oops", {"id": "a", "text": "2"}, {"id": "b", "text": "3"}])
+    job = house.submit(
+        [{"id": "a", "text": "1"}, b"oops", {"id": "a", "text": "2"}, {"id": "b", "text": "3"}]
+    )
     step = house.feeder(job).step(10)
     assert (step.read, step.published, step.refused) == (4, 2, 2)
-    assert [json.loads(envelope.message.body or b"")["messages"][0]["content"] for envelope in house.queued()] == [
+    assert [
+        json.loads(envelope.message.body or b"")["messages"][0]["content"]
+        for envelope in house.queued()
+    ] == [
         "1",
         "3",
     ]
-    letters = {letter.key.doc_id: (letter.reason, letter.line) for letter in house.outcomes.dead_letters(job.job_id)}
+    letters = {
+        letter.key.doc_id: (letter.reason, letter.line)
+        for letter in house.outcomes.dead_letters(job.job_id)
+    }
     assert letters == {"line-2": ("invalid_json_line", 2), "line-3": ("duplicate_custom_id", 3)}
     assert job.total == 4
 
 
 def test_what_only_the_survey_sees_stays_refused(house: House) -> None:
-    """The feeder reads rows less strictly than the survey, and drops those that the survey refused by their lines."""
+    """The feeder reads rows less strictly than the survey, and drops those that the survey refused
+    by their lines."""
     repeated, nul = b'{"id": "r", "text": "1", "text": "2"}', b'{"id": "n", "text": "a\\u0000"}'
     job = house.submit([*records(1), repeated, nul])
     step = house.feeder(job).step(10)
@@ -168,8 +196,11 @@ def test_what_only_the_survey_sees_stays_refused(house: House) -> None:
     assert house.queued_docs() == ["d0"]
 
 
-def test_a_crash_before_the_cursor_moves_queues_nothing_twice(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A feeder that dies between publishing and moving the cursor is continued without a duplicate or a gap."""
+def test_a_crash_before_the_cursor_moves_queues_nothing_twice(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A feeder that dies between publishing and moving the cursor is continued without a duplicate
+    or a gap."""
     job = house.submit(records(1200))
     feeder = house.feeder(job)
 
@@ -186,7 +217,8 @@ def test_a_crash_before_the_cursor_moves_queues_nothing_twice(house: House, monk
 
 
 def test_finished_documents_are_not_fed_again(house: House) -> None:
-    """After a rewind, documents that are finished or still outstanding are dropped by the ledger."""
+    """After a rewind, documents that are finished or still outstanding are dropped by the
+    ledger."""
     job = house.submit(records(10))
     feeder = house.feeder(job)
     feeder.step(100)
@@ -200,7 +232,8 @@ def test_finished_documents_are_not_fed_again(house: House) -> None:
 
 
 def test_a_deposed_feeder_cannot_move_the_cursor(house: House) -> None:
-    """Once another owner leads the feed, the old one gets FeedLost and the cursor stays its successor's."""
+    """Once another owner leads the feed, the old one gets FeedLost and the cursor stays its
+    successor's."""
     job = house.submit(records(10))
     old = house.feeder(job)
     house.jobs.release_feed(old.feed, OWNER)
@@ -223,7 +256,8 @@ def test_a_redis_that_forgot_gets_no_messages(house: House) -> None:
 
 
 def test_missing_documents_are_published_again(house: House) -> None:
-    """A document that is in the window and nowhere else gets a new message, the same as the first."""
+    """A document that is in the window and nowhere else gets a new message, the same as the
+    first."""
     job = house.submit([*records(3), {"id": "big", "text": "x" * 20_000}])
     feeder = house.feeder(job)
     feeder.step(10)
@@ -279,8 +313,11 @@ def test_a_large_spool_is_fed_in_one_step(house: House) -> None:
     assert (step.published, step.exhausted) == (1300, True)
 
 
-def test_a_spool_whose_marks_are_lost_queues_nothing_twice(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A feeder that dies between publishing and marking pushed documents as fed is continued without a duplicate."""
+def test_a_spool_whose_marks_are_lost_queues_nothing_twice(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A feeder that dies between publishing and marking pushed documents as fed is continued
+    without a duplicate."""
     opened = house.producer.open_job(SPEC)
     for number in range(5):
         opened.enqueue(number, {"text": "t"})
@@ -300,7 +337,10 @@ def test_a_spool_whose_marks_are_lost_queues_nothing_twice(house: House, monkeyp
 
 def of_topics(count: int, topics: int = 7) -> list[Any]:
     """Records whose beginnings take turns, as in most files."""
-    return [{"id": f"d{number}", "text": f"topic {number % topics}: question {number:05d}"} for number in range(count)]
+    return [
+        {"id": f"d{number}", "text": f"topic {number % topics}: question {number:05d}"}
+        for number in range(count)
+    ]
 
 
 def by_topic(lines: list[Any]) -> list[str]:
@@ -308,7 +348,8 @@ def by_topic(lines: list[Any]) -> list[str]:
 
 
 def test_a_step_is_queued_in_prefix_order_when_the_job_wants_it(house: House) -> None:
-    """All rows of a step are ordered together, over the groups in which they are published; refused rows stay refused."""
+    """All rows of a step are ordered together, over the groups in which they are published; refused
+    rows stay refused."""
     lines = of_topics(1200)
     job = house.submit([*lines[:700], b"oops", *lines[700:], lines[3]], ORDERED)
     first = house.feeder(job).step(5000)
@@ -327,7 +368,8 @@ def test_without_the_option_the_queue_has_the_order_of_the_file(house: House) ->
 def test_an_ordered_step_that_breaks_off_is_repeated_without_loss_or_duplicate(
     house: House, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Some calls of a step are done when the server fails: the cursor has not moved, the next step brings the rest."""
+    """Some calls of a step are done when the server fails: the cursor has not moved, the next step
+    brings the rest."""
     lines = of_topics(1700)
     job = house.submit(lines, ORDERED)
     feeder = house.feeder(job)
@@ -379,7 +421,8 @@ def test_an_ordered_open_job_is_fed_whole(house: House) -> None:
 
 
 def test_a_cancelled_open_job_ends(house: House) -> None:
-    """Writing off an open job closes it, so that nothing is pushed into a job that will never run."""
+    """Writing off an open job closes it, so that nothing is pushed into a job that will never
+    run."""
     opened = house.producer.open_job(SPEC)
     opened.enqueue("a", {"text": "t"})
     opened.flush()
@@ -406,7 +449,9 @@ def settle_all_dead(house: House, job: Job, generation: int = 1) -> None:
     """Settle what is queued as dead letters, as a worker would."""
     messages = [envelope.message for envelope in house.queued()]
     letters = [
-        dead(message.key, request=message.body or b"") for message in messages if message.key.generation == generation
+        dead(message.key, request=message.body or b"")
+        for message in messages
+        if message.key.generation == generation
     ]
     house.outcomes.settle([], letters)
     house.jobs.set_state(job.job_id, JobState.COMPLETED, expect=[JobState.RUNNING])
@@ -414,7 +459,8 @@ def settle_all_dead(house: House, job: Job, generation: int = 1) -> None:
 
 
 def test_replays_send_the_changed_requests(house: House) -> None:
-    """A replay is a generation of its own: other tags, the stored requests, the overrides applied."""
+    """A replay is a generation of its own: other tags, the stored requests, the overrides
+    applied."""
     job = house.submit(records(3))
     house.feeder(job).step(10)
     settle_all_dead(house, job)
@@ -423,7 +469,9 @@ def test_replays_send_the_changed_requests(house: House) -> None:
     assert house.feed(job, 2).kind is FeedKind.REPLAY
     feeder = house.feeder(job, generation=2)
     assert (feeder.step(2).published, feeder.step(2).exhausted) == (2, True)
-    assert [envelope.tag for envelope in house.queued()] == [f"{job.job_id}:d{number}~g2" for number in range(3)]
+    assert [envelope.tag for envelope in house.queued()] == [
+        f"{job.job_id}:d{number}~g2" for number in range(3)
+    ]
     body = json.loads(house.queued()[0].message.body or b"")
     assert (body["model"], body["messages"][0]["content"]) == ("big", "Again: t")
     position = dict(house.redis.window(job.job_id, 2))["d1"]
@@ -435,7 +483,9 @@ def test_a_replay_that_cannot_be_applied_ends_as_a_dead_letter(house: House) -> 
     """A request without text for the new prompt fails alone, so that the job still completes."""
     job = house.submit(records(2))
     keys = [ItemKey(job.job_id, 1, f"d{number}") for number in range(2)]
-    house.outcomes.settle([], [dead(keys[0], request=b'{"input":"t"}'), dead(keys[1], request=b'{"input":[1]}')])
+    house.outcomes.settle(
+        [], [dead(keys[0], request=b'{"input":"t"}'), dead(keys[1], request=b'{"input":[1]}')]
+    )
     house.jobs.set_state(job.job_id, JobState.COMPLETED, expect=[JobState.RUNNING])
     assert house.producer.replay(job.job_id, overrides={"prompt": "Again: {prompt}"}) == 2
     step = house.feeder(job, generation=2).step(10)
@@ -454,7 +504,9 @@ def test_an_image_that_goes_after_the_submit_holds_the_feed(house: House) -> Non
         {"id": "c", "image": "https://host/x.png"},
     ]
     job = house.submit(lines, spec)
-    assert [letter.reason for letter in house.outcomes.dead_letters(job.job_id)] == ["media_unavailable"]
+    assert [letter.reason for letter in house.outcomes.dead_letters(job.job_id)] == [
+        "media_unavailable"
+    ]
     image.rename(house.folder / "kept.png")
     with pytest.raises(SourceUnavailable, match="line 1: media_unavailable"):
         house.feeder(job).step(10)

@@ -1,4 +1,5 @@
-"""Sources on gs://, over real HTTP: moto answers the requests that Google's XML API shares with S3, of an open bucket."""
+"""Sources on gs://, over real HTTP: moto answers the requests that Google's XML API shares with S3,
+of an open bucket."""
 
 from __future__ import annotations
 
@@ -56,11 +57,16 @@ def bucket(s3_server: S3Server, monkeypatch: pytest.MonkeyPatch) -> Iterator[Buc
 
 
 def jsonl(count: int, text: str = "t") -> bytes:
-    return b"".join(json.dumps({"id": f"d{number}", "text": text}).encode() + b"\n" for number in range(count))
+    return b"".join(
+        json.dumps({"id": f"d{number}", "text": text}).encode() + b"\n" for number in range(count)
+    )
 
 
-def test_an_object_is_surveyed_read_and_fetched(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An object read in many ranges gives the same documents as a file, from any cursor and position."""
+def test_an_object_is_surveyed_read_and_fetched(
+    bucket: Bucket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An object read in many ranges gives the same documents as a file, from any cursor and
+    position."""
     monkeypatch.setattr(ranges, "RANGE_BYTES", 100)
     bucket.put("in put.jsonl", jsonl(50))
     pin = json.loads(json.dumps(survey(open_source("gs://gsdocs/in%20put.jsonl", SPEC), SPEC).pin))
@@ -75,7 +81,8 @@ def test_an_object_is_surveyed_read_and_fetched(bucket: Bucket, monkeypatch: pyt
 
 
 def test_a_replaced_object_is_never_read(bucket: Bucket) -> None:
-    """Other content than what was pinned is refused, in the middle of a file as at its start; one that is gone can come back."""
+    """Other content than what was pinned is refused, in the middle of a file as at its start; one
+    that is gone can come back."""
     uri = "gs://gsdocs/a.jsonl"
     bucket.put("a.jsonl", jsonl(3))
     pin = open_source(uri, SPEC).pin()
@@ -91,7 +98,9 @@ def test_a_replaced_object_is_never_read(bucket: Bucket) -> None:
         list(open_source(pin, SPEC).documents({}))
 
 
-def test_a_service_without_conditions_is_held_to_its_answer(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_service_without_conditions_is_held_to_its_answer(
+    bucket: Bucket, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Where `If-Match` is ignored, the ETag of the answer shows that it is another object."""
     import obstore
 
@@ -109,9 +118,14 @@ def test_a_service_without_conditions_is_held_to_its_answer(bucket: Bucket, monk
 
 
 def test_an_object_that_says_it_is_encoded_is_refused(bucket: Bucket) -> None:
-    """Whether that is so or not: what is unpacked on its way has other sizes and places than those listed."""
+    """Whether that is so or not: what is unpacked on its way has other sizes and places than those
+    listed."""
     packed = gzip.compress(jsonl(3))
-    for key, content in {"plain.jsonl": jsonl(3), "packed.jsonl": packed, "packed.jsonl.gz": packed}.items():
+    for key, content in {
+        "plain.jsonl": jsonl(3),
+        "packed.jsonl": packed,
+        "packed.jsonl.gz": packed,
+    }.items():
         bucket.put(key, content, ContentEncoding="gzip")
         with pytest.raises(SourceError, match=r"content_encoding: .*--clear-content-encoding"):
             survey(open_source(f"gs://gsdocs/{key}", SPEC), SPEC)
@@ -120,16 +134,29 @@ def test_an_object_that_says_it_is_encoded_is_refused(bucket: Bucket) -> None:
 
 
 def test_a_prefix_of_rows_and_a_prefix_of_texts(bucket: Bucket) -> None:
-    """Objects below a prefix are one source: rows by their formats, texts as a document each; patterns choose among them."""
+    """Objects below a prefix are one source: rows by their formats, texts as a document each;
+    patterns choose among them."""
     parquet = io.BytesIO()
-    pq.write_table(pa.table({"id": [f"p{row}" for row in range(90)], "text": ["t"] * 90}), parquet, row_group_size=30)
-    rows = {"night/a.jsonl": jsonl(1), "night/deep/b c.csv": b"id,text\nb,x\n", "night/p.parquet": parquet.getvalue()}
+    pq.write_table(
+        pa.table({"id": [f"p{row}" for row in range(90)], "text": ["t"] * 90}),
+        parquet,
+        row_group_size=30,
+    )
+    rows = {
+        "night/a.jsonl": jsonl(1),
+        "night/deep/b c.csv": b"id,text\nb,x\n",
+        "night/p.parquet": parquet.getvalue(),
+    }
     for key, content in (rows | {"night/_SUCCESS": b"", "other.csv": b"id,text\no,x\n"}).items():
         bucket.put(key, content)
     pin = json.loads(json.dumps(survey(open_source("gs://gsdocs/night/", SPEC), SPEC).pin))
     source = open_source(pin, SPEC)
     documents = [row for row in source.documents({}) if isinstance(row, Document)]
-    assert [document.doc_id for document in documents] == ["d0", "b", *(f"p{row}" for row in range(90))]
+    assert [document.doc_id for document in documents] == [
+        "d0",
+        "b",
+        *(f"p{row}" for row in range(90)),
+    ]
     assert list(source.documents(documents[40].cursor)) == documents[41:]
     assert source.fetch(documents[-1].position).body == documents[-1].body
     for pattern, ids in {"gs://gsdocs/*.csv": ["o"], "gs://gsdocs/night/**.csv": ["b"]}.items():
@@ -137,7 +164,9 @@ def test_a_prefix_of_rows_and_a_prefix_of_texts(bucket: Bucket) -> None:
     for number in range(40):
         bucket.put(f"notes/{number:02}.txt", b"" if number == 7 else f"text {number}".encode())
     found = survey(open_source("gs://gsdocs/notes/", SPEC), SPEC)
-    assert [(refusal.doc_id, refusal.row.code) for refusal in found.refused] == [("07.txt", "empty_file")]
+    assert [(refusal.doc_id, refusal.row.code) for refusal in found.refused] == [
+        ("07.txt", "empty_file")
+    ]
     texts = open_source(json.loads(json.dumps(found.pin)), SPEC)
     read = list(texts.documents({}))
     assert [row.doc_id for row in read] == [f"{number:02}.txt" for number in range(40)]
@@ -151,13 +180,19 @@ def test_a_prefix_of_rows_and_a_prefix_of_texts(bucket: Bucket) -> None:
         list(texts.documents({}))
 
 
-def test_what_cannot_be_reached_can_come_back(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A missing bucket, a silent endpoint, a missing account and a missing package pause a job: each says what to check."""
+def test_what_cannot_be_reached_can_come_back(
+    bucket: Bucket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A missing bucket, a silent endpoint, a missing account and a missing package pause a job:
+    each says what to check."""
     monkeypatch.setattr(store, "TRIES", 1)
     with pytest.raises(SourceUnavailable, match="no such object"):
         open_source("gs://no-such-bucket/x.jsonl", SPEC).pin()
-    monkeypatch.setenv("GOOGLE_SERVICE_ACCOUNT_KEY", '{"gcs_base_url": "http://127.0.0.1:9", "disable_oauth": true, '
-                       '"client_email": "", "private_key": "", "private_key_id": ""}')  # fmt: skip
+    monkeypatch.setenv(
+        "GOOGLE_SERVICE_ACCOUNT_KEY",
+        '{"gcs_base_url": "http://127.0.0.1:9", "disable_oauth": true, '
+        '"client_email": "", "private_key": "", "private_key_id": ""}',
+    )
     with pytest.raises(SourceUnavailable, match="check the endpoint"):
         open_source("gs://gsdocs/x.jsonl", SPEC).pin()
     monkeypatch.setenv("GOOGLE_SERVICE_ACCOUNT_KEY", "{")
@@ -173,7 +208,8 @@ def test_what_cannot_be_reached_can_come_back(bucket: Bucket, monkeypatch: pytes
 
 
 @pytest.mark.parametrize(
-    "uri", ["gs://", "gs://bucket", "gs:///key", "az://[x/y", "gs://bucket/key?x=1", "gs://bucket/#"]
+    "uri",
+    ["gs://", "gs://bucket", "gs:///key", "az://[x/y", "gs://bucket/key?x=1", "gs://bucket/#"],
 )
 def test_an_address_without_an_object_is_refused(uri: str) -> None:
     """An address needs a bucket and a key."""
@@ -182,14 +218,21 @@ def test_an_address_without_an_object_is_refused(uri: str) -> None:
 
 
 def test_a_remote_door_reads_inside_its_roots_only(bucket: Bucket) -> None:
-    """`source_roots` holds buckets of each service apart, and a pin that came through such a door is held to it again."""
+    """`source_roots` holds buckets of each service apart, and a pin that came through such a door
+    is held to it again."""
     bucket.put("open/a.jsonl", jsonl(2))
     bucket.put("closed.jsonl", jsonl(2))
     roots = ProducerSettings(source_roots=("gs://gsdocs/open", "s3://gsdocs"))
     pin = survey(open_source("gs://gsdocs/open/a.jsonl", SPEC, roots, remote=True), SPEC).pin
     assert len(list(open_source(pin | {"door": "remote"}, SPEC, roots).documents({}))) == 2
-    for uri in ("gs://gsdocs/closed.jsonl", "gs://gsdocs/open/../closed.jsonl", "az://gsdocs/open/a.jsonl"):
+    for uri in (
+        "gs://gsdocs/closed.jsonl",
+        "gs://gsdocs/open/../closed.jsonl",
+        "az://gsdocs/open/a.jsonl",
+    ):
         with pytest.raises(SourceError, match="source_forbidden"):
             open_source(uri, SPEC, roots, remote=True)
     with pytest.raises(SourceError, match="source_forbidden"):
-        open_source(pin | {"door": "remote"}, SPEC, ProducerSettings(source_roots=("gs://gsdocs/other",))).pin()
+        open_source(
+            pin | {"door": "remote"}, SPEC, ProducerSettings(source_roots=("gs://gsdocs/other",))
+        ).pin()

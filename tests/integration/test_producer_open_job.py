@@ -48,7 +48,8 @@ def comes_true(what: Callable[[], bool]) -> bool:
 
 
 def test_one_wrong_document_stops_nothing(producer: Producer, no_timer: None) -> None:
-    """A taken id is refused once, by name; the documents around it are stored, once, and the job goes on and closes (D2)."""
+    """A taken id is refused once, by name; the documents around it are stored, once, and the job
+    goes on and closes (D2)."""
     job = producer.open_job(SPEC)
     job.enqueue("a", {"text": "1"})
     job.flush()
@@ -65,7 +66,8 @@ def test_one_wrong_document_stops_nothing(producer: Producer, no_timer: None) ->
 def test_a_wrong_document_in_a_full_buffer_is_told_by_the_next_flush(
     producer: Producer, no_timer: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """`enqueue` raises for its own document only: a conflict that making room found waits for `flush` or `close` (D2)."""
+    """`enqueue` raises for its own document only: a conflict that making room found waits for
+    `flush` or `close` (D2)."""
     monkeypatch.setattr("penstock_producer.open_job.MAX_BUFFERED_DOCUMENTS", 2)
     job = producer.open_job(SPEC)
     for doc_id, text in (("a", "1"), ("a", "2"), ("b", "1"), ("c", "1")):
@@ -76,19 +78,23 @@ def test_a_wrong_document_in_a_full_buffer_is_told_by_the_next_flush(
 
 
 def test_a_trickle_is_flushed_by_time(producer: Producer, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A document that no other follows is durable soon after it was enqueued, without `flush` (D5)."""
+    """A document that no other follows is durable soon after it was enqueued, without `flush`
+    (D5)."""
     monkeypatch.setattr("penstock_producer.open_job.FLUSH_AFTER_S", 0.05)
     job = producer.open_job(SPEC)
     for number in range(2):
         job.enqueue(number, {"text": "t"})
         assert comes_true(lambda number=number: stored(producer, job) == number + 1)  # type: ignore[misc]
-    assert comes_true(lambda: not any(job.job_id in thread.name for thread in threading.enumerate()))
+    assert comes_true(
+        lambda: not any(job.job_id in thread.name for thread in threading.enumerate())
+    )
 
 
 def test_a_database_that_comes_back_gets_what_waited(
     producer: Producer, no_timer: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Documents stay in the buffer while the database is away, which stays bounded: one more is refused, not lost (D5)."""
+    """Documents stay in the buffer while the database is away, which stays bounded: one more is
+    refused, not lost (D5)."""
     monkeypatch.setattr("penstock_producer.open_job.MAX_BUFFERED_DOCUMENTS", 2)
     job = producer.open_job(SPEC)
     append = Spool.append
@@ -106,7 +112,9 @@ def test_a_database_that_comes_back_gets_what_waited(
     assert (job.flush(), job.close()) == (2, 2)
 
 
-def test_what_was_enqueued_is_stored_when_the_interpreter_ends(producer: Producer, url: str) -> None:
+def test_what_was_enqueued_is_stored_when_the_interpreter_ends(
+    producer: Producer, url: str
+) -> None:
     """A script that forgets `flush` loses nothing (D5)."""
     code = (
         "from penstock_producer import JobSpec, Producer, ProducerSettings\n"
@@ -127,7 +135,8 @@ def test_closing_the_producer_flushes_its_open_jobs(url: str, no_timer: None) ->
 
 
 def test_documents_that_an_ended_job_refuses_are_named(producer: Producer, no_timer: None) -> None:
-    """The error says which documents were not accepted, and by its name whether the job was closed or cancelled (C7)."""
+    """The error says which documents were not accepted, and by its name whether the job was closed
+    or cancelled (C7)."""
     closed, cancelled = producer.open_job(SPEC), producer.open_job(SPEC)
     closed.close()
     closed.enqueue("late", {"text": "1"})
@@ -140,7 +149,9 @@ def test_documents_that_an_ended_job_refuses_are_named(producer: Producer, no_ti
         cancelled.flush()
 
 
-async def test_the_async_form_never_blocks_the_loop(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_async_form_never_blocks_the_loop(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """While documents are written, however slowly, the loop goes on turning (D30)."""
     monkeypatch.setattr("penstock_producer.open_job.MAX_BUFFERED_DOCUMENTS", 2)
     loop_turned = threading.Event()

@@ -32,7 +32,11 @@ URI = "s3://docs/in%20put.jsonl"
 
 @pytest.fixture
 def client(s3_server: S3Server, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    for name, value in (("ACCESS_KEY_ID", "test"), ("SECRET_ACCESS_KEY", "test"), ("DEFAULT_REGION", "us-east-1")):
+    for name, value in (
+        ("ACCESS_KEY_ID", "test"),
+        ("SECRET_ACCESS_KEY", "test"),
+        ("DEFAULT_REGION", "us-east-1"),
+    ):
         monkeypatch.setenv(f"AWS_{name}", value)
     client = s3_server.client()
     client.create_bucket(Bucket="docs")
@@ -55,7 +59,8 @@ def put(client: Any, count: int, text: str = "t") -> None:
 def test_an_object_is_surveyed_read_and_fetched(
     client: Any, settings: ProducerSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An object read in many ranges gives the same documents as a file, from any cursor and position."""
+    """An object read in many ranges gives the same documents as a file, from any cursor and
+    position."""
     monkeypatch.setattr(ranges, "RANGE_BYTES", 100)
     put(client, 50)
     found = survey(open_source(URI, SPEC, settings), SPEC)
@@ -69,7 +74,8 @@ def test_an_object_is_surveyed_read_and_fetched(
 
 
 def test_a_replaced_object_is_never_read(client: Any, settings: ProducerSettings) -> None:
-    """The server refuses other content than what was pinned, in the middle of a file as at its start."""
+    """The server refuses other content than what was pinned, in the middle of a file as at its
+    start."""
     put(client, 3)
     pin = open_source(URI, SPEC, settings).pin()
     assert unchanged(pin, URI, settings)
@@ -82,13 +88,16 @@ def test_a_replaced_object_is_never_read(client: Any, settings: ProducerSettings
 
 
 def test_a_missing_object_is_unavailable(client: Any, settings: ProducerSettings) -> None:
-    """A missing object, a missing bucket and a silent endpoint can come back, so they are unavailable."""
+    """A missing object, a missing bucket and a silent endpoint can come back, so they are
+    unavailable."""
     for uri in ("s3://docs/nothing.jsonl", "s3://no-such-bucket/x.jsonl"):
         with pytest.raises(SourceUnavailable, match="check the name"):
             list(open_source(uri, SPEC, settings).documents({}))
 
 
-def test_an_unreachable_endpoint_is_unavailable(client: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unreachable_endpoint_is_unavailable(
+    client: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A silent endpoint is named together with what to check."""
     monkeypatch.setattr(s3, "TRIES", 1)
     source = open_source(URI, SPEC, ProducerSettings(s3_endpoint_url="http://127.0.0.1:9"))
@@ -113,10 +122,15 @@ def test_a_uri_without_an_object_is_refused(uri: str) -> None:
 def test_a_prefix_of_several_formats_is_one_source(
     client: Any, settings: ProducerSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Objects below a prefix are read by their formats, each held by the ETag that was listed; a pattern chooses among them."""
+    """Objects below a prefix are read by their formats, each held by the ETag that was listed; a
+    pattern chooses among them."""
     monkeypatch.setattr(ranges, "RANGE_BYTES", 1000)
     parquet = io.BytesIO()
-    pq.write_table(pa.table({"id": [f"p{row}" for row in range(90)], "text": ["t"] * 90}), parquet, row_group_size=30)
+    pq.write_table(
+        pa.table({"id": [f"p{row}" for row in range(90)], "text": ["t"] * 90}),
+        parquet,
+        row_group_size=30,
+    )
     objects = {
         "night/a.jsonl.gz": gzip.compress(b'{"id": "a", "text": "x"}\n'),
         "night/deep/b c.csv": b"id,text\nb,x\n",
@@ -129,13 +143,19 @@ def test_a_prefix_of_several_formats_is_one_source(
     found = survey(open_source("s3://docs/night/", SPEC, settings), SPEC)
     source = open_source(json.loads(json.dumps(found.pin)), SPEC, settings)
     documents = [row for row in source.documents({}) if isinstance(row, Document)]
-    assert [document.doc_id for document in documents] == ["a", "b", *(f"p{row}" for row in range(90))]
+    assert [document.doc_id for document in documents] == [
+        "a",
+        "b",
+        *(f"p{row}" for row in range(90)),
+    ]
     assert list(source.documents(documents[40].cursor)) == documents[41:]
     assert source.fetch(documents[-1].position).body == documents[-1].body
     assert unchanged(found.pin, "s3://docs/night/", settings)
     for pattern, ids in {"s3://docs/*.csv": ["o"], "s3://docs/night/**.csv": ["b"]}.items():
         assert [row.doc_id for row in open_source(pattern, SPEC, settings).documents({})] == ids
-    client.put_object(Bucket="docs", Key="night/p.parquet", Body=objects["night/p.parquet"][:-1] + b"x")
+    client.put_object(
+        Bucket="docs", Key="night/p.parquet", Body=objects["night/p.parquet"][:-1] + b"x"
+    )
     assert not unchanged(found.pin, "s3://docs/night/", settings)
     with pytest.raises(SourceChanged):
         list(open_source(found.pin, SPEC, settings).documents({}))
@@ -144,14 +164,19 @@ def test_a_prefix_of_several_formats_is_one_source(
 def test_a_prefix_of_texts_is_a_document_each(
     client: Any, settings: ProducerSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Objects are listed and read in the order of their names, a feeder begins at any, and a replaced one is never read."""
+    """Objects are listed and read in the order of their names, a feeder begins at any, and a
+    replaced one is never read."""
     monkeypatch.setattr(segments, "SEGMENT", 10)
     names = [f"{number // 10}/{number:03}.txt" for number in range(35)] + ["9/\u00fc +?#%41.txt"]
     for name in names:
         client.put_object(Bucket="docs", Key=f"notes/{name}", Body=f"text of {name}".encode())
     client.put_object(Bucket="docs", Key="notes/9/bad.txt", Body=b"\xff")
-    found = survey(open_source("s3://docs/notes/", SPEC, settings), SPEC.model_copy(update={"max_bad_rows": 1}))
-    assert [(refusal.doc_id, refusal.row.code) for refusal in found.refused] == [("9/bad.txt", "invalid_encoding")]
+    found = survey(
+        open_source("s3://docs/notes/", SPEC, settings), SPEC.model_copy(update={"max_bad_rows": 1})
+    )
+    assert [(refusal.doc_id, refusal.row.code) for refusal in found.refused] == [
+        ("9/bad.txt", "invalid_encoding")
+    ]
     source = open_source(json.loads(json.dumps(found.pin)), SPEC, settings)
     documents = [row for row in source.documents({}) if isinstance(row, Document)]
     assert [document.doc_id for document in documents] == names
@@ -165,17 +190,26 @@ def test_a_prefix_of_texts_is_a_document_each(
         source.fetch(documents[15].position)
 
 
-def test_what_an_object_says_of_its_encoding_changes_nothing(client: Any, settings: ProducerSettings) -> None:
-    """S3 and boto3 leave the bytes as they are stored: a plain object that says gzip is read, a packed one by its name."""
+def test_what_an_object_says_of_its_encoding_changes_nothing(
+    client: Any, settings: ProducerSettings
+) -> None:
+    """S3 and boto3 leave the bytes as they are stored: a plain object that says gzip is read, a
+    packed one by its name."""
     rows = b'{"id": "a", "text": "b"}\n'
     packed = gzip.compress(rows)
-    for key, content in {"lies.jsonl": rows, "says.jsonl.gz": packed, "named.jsonl": packed}.items():
+    for key, content in {
+        "lies.jsonl": rows,
+        "says.jsonl.gz": packed,
+        "named.jsonl": packed,
+    }.items():
         client.put_object(Bucket="docs", Key=key, Body=content, ContentEncoding="gzip")
     for key in ("lies.jsonl", "says.jsonl.gz"):
         found = survey(open_source(f"s3://docs/{key}", SPEC, settings), SPEC)
         pin = json.loads(json.dumps(found.pin))
         assert [row.doc_id for row in open_source(pin, SPEC, settings).documents({})] == ["a"]
-    with pytest.raises(SourceError, match=r"named\.jsonl is gzip, not JSON Lines; let its name end in .gz"):
+    with pytest.raises(
+        SourceError, match=r"named\.jsonl is gzip, not JSON Lines; let its name end in .gz"
+    ):
         survey(open_source("s3://docs/named.jsonl", SPEC, settings), SPEC)
 
 
@@ -189,9 +223,12 @@ def test_what_an_object_says_of_its_encoding_changes_nothing(client: Any, settin
 def test_rights_that_end_in_the_middle_of_a_job_pause_it(
     client: Any, settings: ProducerSettings, monkeypatch: pytest.MonkeyPatch, status: int, said: str
 ) -> None:
-    """After some documents the store refuses, or sends us elsewhere: what can be put right, for feeder and worker alike."""
+    """After some documents the store refuses, or sends us elsewhere: what can be put right, for
+    feeder and worker alike."""
     monkeypatch.setattr(ranges, "RANGE_BYTES", 200)
-    rows = b"".join(json.dumps({"id": f"d{number}", "text": "t"}).encode() + b"\n" for number in range(50))
+    rows = b"".join(
+        json.dumps({"id": f"d{number}", "text": "t"}).encode() + b"\n" for number in range(50)
+    )
     client.put_object(Bucket="docs", Key="long.jsonl", Body=rows)
     pin = survey(open_source("s3://docs/long.jsonl", SPEC, settings), SPEC).pin
     with Door(settings.s3_endpoint_url or "", status, after=3) as door:
@@ -236,7 +273,11 @@ class Passes(BaseHTTPRequestHandler):
         door = self.server
         assert isinstance(door, Door)
         if door.passed == door.after:
-            self._answer(door.status, {"location": door.behind + self.path}, b"<Error><Code>Refused</Code></Error>")
+            self._answer(
+                door.status,
+                {"location": door.behind + self.path},
+                b"<Error><Code>Refused</Code></Error>",
+            )
             return
         door.passed += 1
         request = urllib.request.Request(door.behind + self.path, headers=dict(self.headers))
@@ -263,7 +304,9 @@ def test_a_prefix_of_pictures_is_a_document_each(client: Any, settings: Producer
         client.put_object(Bucket="docs", Key=f"photos/{key}", Body=content)
     spec = JobSpec(model="m", prompt="{name}: {bytes}", max_bad_rows=1)
     found = survey(open_source("s3://docs/photos/", spec, settings), spec)
-    assert [(refusal.doc_id, refusal.row.code) for refusal in found.refused] == [("3.txt", "media_invalid")]
+    assert [(refusal.doc_id, refusal.row.code) for refusal in found.refused] == [
+        ("3.txt", "media_invalid")
+    ]
     source = open_source(json.loads(json.dumps(found.pin)), spec, settings)
     first, second, _ = source.documents({})
     assert isinstance(first, Document)
@@ -276,14 +319,18 @@ def test_a_prefix_of_pictures_is_a_document_each(client: Any, settings: Producer
 
 
 def test_a_machine_without_boto3_pauses_the_job(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The library that is missing is named, as what can be put right: a control loop pauses such a job and does not fail it."""
+    """The library that is missing is named, as what can be put right: a control loop pauses such a
+    job and does not fail it."""
     monkeypatch.setitem(sys.modules, "boto3", None)
     with pytest.raises(SourceUnavailable, match=r"pip install penstock\[s3\]"):
         open_source(URI, SPEC)
 
 
-def test_images_lie_beside_the_object_or_in_allowed_buckets(client: Any, settings: ProducerSettings) -> None:
-    """Objects below the source's prefix go into requests; others, missing ones and files of this machine do not."""
+def test_images_lie_beside_the_object_or_in_allowed_buckets(
+    client: Any, settings: ProducerSettings
+) -> None:
+    """Objects below the source's prefix go into requests; others, missing ones and files of this
+    machine do not."""
     png = b"\x89PNG\r\n\x1a\n" + bytes(20)
     spec = JobSpec(model="m", prompt="{id}", image_fields=["image"])
     for key in ("jobs/im g/a.png", "elsewhere/b.png"):

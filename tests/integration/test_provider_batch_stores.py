@@ -39,7 +39,11 @@ LEASE_S = 30.0
 
 @pytest.fixture(params=["sqlite", "postgresql"])
 def db(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Database]:
-    url = f"sqlite:///{tmp_path}/ledger.db" if request.param == "sqlite" else request.getfixturevalue("postgres_url")
+    url = (
+        f"sqlite:///{tmp_path}/ledger.db"
+        if request.param == "sqlite"
+        else request.getfixturevalue("postgres_url")
+    )
     database = open_database(url)
     database.migrate()
     new = NewJob("job-a", "key", {"lane": "batch"}, {"kind": "file"}, "digest", 10, FeedKind.SOURCE)
@@ -55,14 +59,26 @@ def batches(db: Database) -> ProviderBatchStore:
 
 def packed(tag: str = "t1", **changes: Any) -> NewProviderBatch:
     values: dict[str, Any] = {
-        "tag": tag, "job_id": "job-a", "generation": 1, "provider": "p", "kind": "openai", "model": "m",
-        "endpoint": "/v1/chat/completions", "cursor_before": {}, "cursor_behind": {"offset": 9}, "requests": 3, "size": 90,
-        "tokens": 100, "may_cost_microusd": 0,
-    }  # fmt: skip
+        "tag": tag,
+        "job_id": "job-a",
+        "generation": 1,
+        "provider": "p",
+        "kind": "openai",
+        "model": "m",
+        "endpoint": "/v1/chat/completions",
+        "cursor_before": {},
+        "cursor_behind": {"offset": 9},
+        "requests": 3,
+        "size": 90,
+        "tokens": 100,
+        "may_cost_microusd": 0,
+    }
     return NewProviderBatch(**values | changes)
 
 
-def of_feed(db: Database, batches: ProviderBatchStore, *new: NewProviderBatch, owner: str = ME) -> None:
+def of_feed(
+    db: Database, batches: ProviderBatchStore, *new: NewProviderBatch, owner: str = ME
+) -> None:
     feed = JobStore(db).lease_feed("job-a", 1, owner, LEASE_S)
     assert feed is not None
     batches.add_of_feed(feed, owner, LEASE_S, new, cursor={"offset": 9}, exhausted=True)
@@ -76,7 +92,9 @@ def dead(doc: str) -> DeadLetter:
     return DeadLetter(ItemKey("job-a", 1, doc), "bad_request", 1, 1, "no", 400, b"{}", None)
 
 
-def test_a_batch_and_the_cursor_are_written_together(db: Database, batches: ProviderBatchStore) -> None:
+def test_a_batch_and_the_cursor_are_written_together(
+    db: Database, batches: ProviderBatchStore
+) -> None:
     """A process that leads the feed no more notes no batch, and moves no cursor."""
     jobs = JobStore(db)
     feed = jobs.lease_feed("job-a", 1, ME, LEASE_S)
@@ -90,7 +108,8 @@ def test_a_batch_and_the_cursor_are_written_together(db: Database, batches: Prov
 
 
 def test_one_process_leads_a_batch(db: Database, batches: ProviderBatchStore) -> None:
-    """Others get it when it is released or its lease is over, and then the earlier leader writes nothing."""
+    """Others get it when it is released or its lease is over, and then the earlier leader writes
+    nothing."""
     of_feed(db, batches, packed())
     assert batches.take(OTHER, LEASE_S, 10) == []
     (mine,) = batches.take(ME, LEASE_S, 10)
@@ -98,7 +117,11 @@ def test_one_process_leads_a_batch(db: Database, batches: ProviderBatchStore) ->
     assert batches.step(mine, ME, state="uploaded", file_id="file-1")
     batches.release_all(ME)
     (theirs,) = batches.take(OTHER, LEASE_S, 10)
-    assert (theirs.state, theirs.file_id, theirs.cursor_behind) == (BatchState.UPLOADED, "file-1", {"offset": 9})
+    assert (theirs.state, theirs.file_id, theirs.cursor_behind) == (
+        BatchState.UPLOADED,
+        "file-1",
+        {"offset": 9},
+    )
     assert not batches.step(mine, ME, state="created")
     with pytest.raises(BatchLost):
         batches.begin_create(mine, ME, None)
@@ -107,9 +130,12 @@ def test_one_process_leads_a_batch(db: Database, batches: ProviderBatchStore) ->
 
 
 def test_tokens_of_an_account_are_reserved(db: Database, batches: ProviderBatchStore) -> None:
-    """A batch is created where its tokens fit beside those that are at the provider; they are free again once it has ended."""
+    """A batch is created where its tokens fit beside those that are at the provider; they are free
+    again once it has ended."""
     of_feed(db, batches, packed("t1"), packed("t2"), packed("big", tokens=900, provider="q"))
-    one, two, big = sorted(batches.take(ME, LEASE_S, 10), key=lambda batch: batch.tokens * 10 + (batch.tag == "t2"))
+    one, two, big = sorted(
+        batches.take(ME, LEASE_S, 10), key=lambda batch: batch.tokens * 10 + (batch.tag == "t2")
+    )
     for batch in (one, two, big):
         batches.step(batch, ME, state="uploaded")
     assert batches.begin_create(one, ME, 150)
@@ -119,13 +145,18 @@ def test_tokens_of_an_account_are_reserved(db: Database, batches: ProviderBatchS
     assert batches.begin_create(two, ME, 150)
 
 
-def test_what_batches_have_cost_and_may_cost_is_told(db: Database, batches: ProviderBatchStore) -> None:
-    """From this a lost Redis learns what a job's budget has to count: outcomes, remainders, and batches that may be created."""
+def test_what_batches_have_cost_and_may_cost_is_told(
+    db: Database, batches: ProviderBatchStore
+) -> None:
+    """From this a lost Redis learns what a job's budget has to count: outcomes, remainders, and
+    batches that may be created."""
     of_feed(db, batches, packed("t1", may_cost_microusd=60), packed("t2", may_cost_microusd=50))
     one, _ = sorted(batches.take(ME, LEASE_S, 10), key=lambda batch: batch.tag)
     assert batches.begin_create(one, ME, None)
     assert (batches.may_cost("job-a"), batches.tags_of("job-a")) == ({"t1": 60}, {"t1", "t2"})
-    letter = DeadLetter(ItemKey("job-a", 1, "d1"), "bad_request", 1, 1, "", 400, b"", None, cost_microusd=40)
+    letter = DeadLetter(
+        ItemKey("job-a", 1, "d1"), "bad_request", 1, 1, "", 400, b"", None, cost_microusd=40
+    )
     left = Remainder(ItemKey("job-a", 1, "d2"), "2", 1, 1, 5, 5, 15, "batch_expired")
     batches.settle("t1", [], [letter], [left])
     assert batches.step(one, ME, state="settled")
@@ -134,7 +165,8 @@ def test_what_batches_have_cost_and_may_cost_is_told(db: Database, batches: Prov
 
 
 def test_what_a_batch_leaves_goes_into_one_other(db: Database, batches: ProviderBatchStore) -> None:
-    """A document waits once however often its answers are read, is claimed by one batch, and goes with its outcome."""
+    """A document waits once however often its answers are read, is claimed by one batch, and goes
+    with its outcome."""
     remainders = RemainderStore(db)
     of_feed(db, batches, packed("t1"))
     batches.settle("t1", [], [dead("c")], [left("a"), left("b"), left("c")])
@@ -142,7 +174,10 @@ def test_what_a_batch_leaves_goes_into_one_other(db: Database, batches: Provider
     (waiting,) = remainders.waiting(["job-a"])
     assert (waiting.generation, waiting.documents) == (1, 2)
     found = list(remainders.unclaimed("job-a", 1, page=1))
-    assert [(one.key.doc_id, one.position, one.attempts) for one in found] == [("a", "at-a", 1), ("b", "at-b", 1)]
+    assert [(one.key.doc_id, one.position, one.attempts) for one in found] == [
+        ("a", "at-a", 1),
+        ("b", "at-b", 1),
+    ]
     keys = [one.key for one in found]
     second = packed("t2", cursor_before=None, cursor_behind=None)
     assert batches.add_of_remainders(ME, LEASE_S, [(second, keys)])
@@ -153,7 +188,9 @@ def test_what_a_batch_leaves_goes_into_one_other(db: Database, batches: Provider
     assert [one.key for one in remainders.of_batch("t2")] == keys
     batches.settle("t2", [], [dead("a")], [left("b", attempts=2)])
     batches.settle("t1", [], [], [left("a"), left("b", attempts=1)])
-    assert [(one.key.doc_id, one.attempts) for one in remainders.unclaimed("job-a", 1)] == [("b", 2)]
+    assert [(one.key.doc_id, one.attempts) for one in remainders.unclaimed("job-a", 1)] == [
+        ("b", 2)
+    ]
     assert batches.is_busy("job-a")
     assert OutcomeStore(db).counts("job-a").dead == 2
 
@@ -164,10 +201,15 @@ def test_a_worker_takes_what_it_has_settings_of(db: Database, batches: ProviderB
     batches.release_all(ME)
     assert batches.take(ME, LEASE_S, 10, providers=[]) == []
     assert [batch.tag for batch in batches.take(ME, LEASE_S, 10, providers=["q", "r"])] == ["t2"]
-    assert {one.provider: (one.batches, one.led) for one in batches.sums("job-a")} == {"p": (1, 0), "q": (1, 1)}
+    assert {one.provider: (one.batches, one.led) for one in batches.sums("job-a")} == {
+        "p": (1, 0),
+        "q": (1, 1),
+    }
 
 
-def test_ids_are_kept_as_long_as_their_batch_is_open(db: Database, batches: ProviderBatchStore) -> None:
+def test_ids_are_kept_as_long_as_their_batch_is_open(
+    db: Database, batches: ProviderBatchStore
+) -> None:
     """They go along to a batch that takes its place."""
     feed = JobStore(db).lease_feed("job-a", 1, ME, LEASE_S)
     assert feed is not None
@@ -182,8 +224,11 @@ def test_ids_are_kept_as_long_as_their_batch_is_open(db: Database, batches: Prov
     assert batches.kept_ids("t3") is None
 
 
-def test_answers_that_never_came_are_in_the_account_once(db: Database, batches: ProviderBatchStore) -> None:
-    """With the step that gives them up, however often that is written; without a price they are counted as such."""
+def test_answers_that_never_came_are_in_the_account_once(
+    db: Database, batches: ProviderBatchStore
+) -> None:
+    """With the step that gives them up, however often that is written; without a price they are
+    counted as such."""
     of_feed(db, batches, packed("t1"), packed("t2"))
     one, two = batches.take(ME, LEASE_S, 10)
     assert batches.collected(one, ME, "batch_lost: gone", 2, 30)
@@ -197,7 +242,8 @@ def test_answers_that_never_came_are_in_the_account_once(db: Database, batches: 
 
 
 def test_missing_answers_hold_up_no_rescue(db: Database, batches: ProviderBatchStore) -> None:
-    """A batch that a worker reads is not handed over to another lane; one whose answers are missing is, and counts as running."""
+    """A batch that a worker reads is not handed over to another lane; one whose answers are missing
+    is, and counts as running."""
     of_feed(db, batches, packed("t1"), packed("t2"))
     now = time.time()
     for batch in batches.take(ME, LEASE_S, 10):
@@ -213,18 +259,24 @@ def test_a_trouble_in_any_words_is_kept(db: Database, batches: ProviderBatchStor
     """What a provider says may hold what no database takes."""
     of_feed(db, batches, packed("t1"))
     [one] = batches.take(ME, LEASE_S, 10)
-    assert batches.step(one, ME, trouble=BatchTrouble("look", "x", "a\0b \ud83d c", None, 1.0, 1, 2.0).to_text())
+    assert batches.step(
+        one, ME, trouble=BatchTrouble("look", "x", "a\0b \ud83d c", None, 1.0, 1, 2.0).to_text()
+    )
     [found] = batches.of_job("job-a")
     assert found.trouble is not None
     assert found.trouble.said.endswith("b \N{REPLACEMENT CHARACTER} c")
 
 
-def test_troubles_that_are_alike_are_shown_together(db: Database, batches: ProviderBatchStore) -> None:
+def test_troubles_that_are_alike_are_shown_together(
+    db: Database, batches: ProviderBatchStore
+) -> None:
     """By the batch that is tried next, since the first of them began; settled batches have none."""
     of_feed(db, batches, packed("t1"), packed("t2"), packed("t3"))
     one, two, three = batches.take(ME, LEASE_S, 10)
     for batch, (name, since, times, again_at) in zip(
-        (one, two, three), [("a", 5.0, 2, 90.0), ("a", 4.0, 1, 80.0), ("b", 6.0, 1, 70.0)], strict=True
+        (one, two, three),
+        [("a", 5.0, 2, 90.0), ("a", 4.0, 1, 80.0), ("b", 6.0, 1, 70.0)],
+        strict=True,
     ):
         trouble = BatchTrouble("upload", name, "words", 500, since, times, again_at)
         assert batches.step(batch, ME, trouble=trouble.to_text())
@@ -233,7 +285,9 @@ def test_troubles_that_are_alike_are_shown_together(db: Database, batches: Provi
         (1, BatchTrouble("upload", "b", "words", 500, 6.0, 1, 70.0)),
         (2, BatchTrouble("upload", "a", "words", 500, 4.0, 2, 80.0)),
     ]
-    assert {found.tag: found.trouble.times for found in batches.of_job("job-a") if found.trouble} == {
+    assert {
+        found.tag: found.trouble.times for found in batches.of_job("job-a") if found.trouble
+    } == {
         "t1": 2,
         "t2": 1,
         "t3": 1,
@@ -244,17 +298,29 @@ def test_troubles_that_are_alike_are_shown_together(db: Database, batches: Provi
     assert waits.troubles == ((1, BatchTrouble("upload", "a", "words", 500, 4.0, 1, 80.0)),)
 
 
-def test_documents_of_a_refused_batch_wait_for_smaller_ones(db: Database, batches: ProviderBatchStore) -> None:
-    """Those with the same bound together, apart from all others; and so many refusals in a row are noticed."""
+def test_documents_of_a_refused_batch_wait_for_smaller_ones(
+    db: Database, batches: ProviderBatchStore
+) -> None:
+    """Those with the same bound together, apart from all others; and so many refusals in a row are
+    noticed."""
     remainders = RemainderStore(db)
     of_feed(db, batches, packed("t1"), packed("t2"))
-    batches.settle("t1", [], [], [left("a"), left("b")._replace(most=2), left("c")._replace(most=2)])
-    assert [(one.most, one.documents) for one in sorted(remainders.waiting(["job-a"]), key=lambda one: one.most or 0)] == [
-        (None, 1), (2, 2),
-    ]  # fmt: skip
+    batches.settle(
+        "t1", [], [], [left("a"), left("b")._replace(most=2), left("c")._replace(most=2)]
+    )
+    assert [
+        (one.most, one.documents)
+        for one in sorted(remainders.waiting(["job-a"]), key=lambda one: one.most or 0)
+    ] == [
+        (None, 1),
+        (2, 2),
+    ]
     assert [one.key.doc_id for one in remainders.unclaimed("job-a", 1)] == ["a", "b", "c"]
     assert [one.key.doc_id for one in remainders.alike("job-a", 1, None)] == ["a"]
-    assert [(one.key.doc_id, one.most) for one in remainders.alike("job-a", 1, 2)] == [("b", 2), ("c", 2)]
+    assert [(one.key.doc_id, one.most) for one in remainders.alike("job-a", 1, 2)] == [
+        ("b", 2),
+        ("c", 2),
+    ]
     one, two = batches.take(ME, LEASE_S, 10)
     batches.step(one, ME, created_at=1.0, why="batch_refused: no")
     assert not batches.refused_in_a_row("job-a", 2, "batch_refused")
@@ -268,25 +334,37 @@ def test_a_batch_is_replaced_by_another(db: Database, batches: ProviderBatchStor
     """Its documents and what it has of others go along; the first is over, with the reason."""
     of_feed(db, batches, packed("t1"))
     batches.settle("t0", [], [], [left("a")])
-    batches.add_of_remainders(ME, LEASE_S, [(packed("t2", cursor_before=None, cursor_behind=None), [left("a").key])])
+    batches.add_of_remainders(
+        ME, LEASE_S, [(packed("t2", cursor_before=None, cursor_behind=None), [left("a").key])]
+    )
     for batch in batches.take(ME, LEASE_S, 10):
         fresh = batches.replace(batch, ME, f"new-{batch.tag}", "token_limit_exceeded")
         assert fresh is not None
-        assert (fresh.state, fresh.cursor_behind, fresh.file_id) == (BatchState.PACKED, batch.cursor_behind, None)
+        assert (fresh.state, fresh.cursor_behind, fresh.file_id) == (
+            BatchState.PACKED,
+            batch.cursor_behind,
+            None,
+        )
         assert batches.step(fresh, ME, why="waits")
         assert batches.replace(batch, OTHER, "x", "") is None
     assert [one.key.doc_id for one in RemainderStore(db).of_batch("new-t2")] == ["a"]
     sums = {(one.state, one.why): one.batches for one in batches.sums("job-a")}
-    assert sums == {(BatchState.SETTLED, "token_limit_exceeded"): 2, (BatchState.PACKED, "waits"): 2}
+    assert sums == {
+        (BatchState.SETTLED, "token_limit_exceeded"): 2,
+        (BatchState.PACKED, "waits"): 2,
+    }
 
 
 def test_a_batch_that_ends_keeps_no_document(db: Database, batches: ProviderBatchStore) -> None:
-    """What it leaves without an outcome waits again, so that its job can end; who leads it no more changes nothing."""
+    """What it leaves without an outcome waits again, so that its job can end; who leads it no more
+    changes nothing."""
     remainders = RemainderStore(db)
     of_feed(db, batches, packed("t1"))
     batches.settle("t1", [], [], [left("a"), left("b")])
     keys = [one.key for one in remainders.unclaimed("job-a", 1)]
-    assert batches.add_of_remainders(ME, LEASE_S, [(packed("t2", cursor_before=None, cursor_behind=None), keys)])
+    assert batches.add_of_remainders(
+        ME, LEASE_S, [(packed("t2", cursor_before=None, cursor_behind=None), keys)]
+    )
     led = {batch.tag: batch for batch in batches.take(ME, LEASE_S, 10)}
     batches.settle("t2", [], [dead("a")], [])
     assert not batches.end(led["t2"], OTHER, None)
@@ -298,14 +376,21 @@ def test_a_batch_that_ends_keeps_no_document(db: Database, batches: ProviderBatc
 
 
 def test_only_batches_that_may_go_on_take_room(db: Database, batches: ProviderBatchStore) -> None:
-    """Those of a paused job, of another provider, and those that were created hold up the packing of no other job."""
+    """Those of a paused job, of another provider, and those that were created hold up the packing
+    of no other job."""
     of_feed(db, batches, packed("t1"), packed("t2"), packed("t3"), packed("t4", provider="q"))
     led = {batch.tag: batch for batch in batches.take(ME, LEASE_S, 10)}
-    assert (batches.packed_waiting("p"), batches.packed_waiting("q"), batches.packed_waiting("r")) == (3, 1, 0)
+    assert (
+        batches.packed_waiting("p"),
+        batches.packed_waiting("q"),
+        batches.packed_waiting("r"),
+    ) == (3, 1, 0)
     batches.step(led["t1"], ME, state="uploaded")
     batches.step(led["t2"], ME, state="created")
     assert batches.packed_waiting("p") == 2
-    JobStore(db).set_state("job-a", JobState.PAUSED, reason="a person paused it", expect={JobState.RUNNING})
+    JobStore(db).set_state(
+        "job-a", JobState.PAUSED, reason="a person paused it", expect={JobState.RUNNING}
+    )
     assert batches.packed_waiting("p") == 0
 
 
@@ -316,7 +401,10 @@ def test_sums_say_what_is_not_told(db: Database, batches: ProviderBatchStore) ->
     batches.step(one, ME, state="created", status="in_progress", succeeded=2, failed=1)
     batches.step(two, ME, state="created", status="validating", succeeded=None, failed=None)
     batches.step(three, ME, state="created", status="in_progress", succeeded=1, failed=0)
-    seen = {one.status: (one.batches, one.requests, one.succeeded, one.failed) for one in batches.sums("job-a")}
+    seen = {
+        one.status: (one.batches, one.requests, one.succeeded, one.failed)
+        for one in batches.sums("job-a")
+    }
     assert seen == {"in_progress": (2, 6, 3, 1), "validating": (1, 3, None, None)}
 
 

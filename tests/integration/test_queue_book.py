@@ -41,12 +41,18 @@ def hot(client: Any) -> RedisLedger:
 
 
 def message(doc: str, queue: str, *, urgent: bool = False) -> bytes:
-    return encode_item(ItemKey("job", 1, doc), queue=queue, body=b'{"model":"m"}', ref=None, urgent=urgent)
+    return encode_item(
+        ItemKey("job", 1, doc), queue=queue, body=b'{"model":"m"}', ref=None, urgent=urgent
+    )
 
 
 def publish(hot: RedisLedger, queue: str, *docs: str) -> None:
     hot.queues.note(LANE, [queue])
-    hot.publish(queue, [Publish(ItemKey("job", 1, doc), f"at {doc}", message(doc, queue)) for doc in docs], 7)
+    hot.publish(
+        queue,
+        [Publish(ItemKey("job", 1, doc), f"at {doc}", message(doc, queue)) for doc in docs],
+        7,
+    )
 
 
 def hold(client: Any, home: str, doc: str, queue: str) -> None:
@@ -56,8 +62,11 @@ def hold(client: Any, home: str, doc: str, queue: str) -> None:
     client.zadd(keys.unacked_index(home), {tag: client.time()[0]})
 
 
-def test_feeds_open_a_bounded_number_of_queues_and_workers_are_found_all_the_same(hot: RedisLedger) -> None:
-    """A file that names thousands of models fills the book; what is in it stays, and a worker's model is noted even then."""
+def test_feeds_open_a_bounded_number_of_queues_and_workers_are_found_all_the_same(
+    hot: RedisLedger,
+) -> None:
+    """A file that names thousands of models fills the book; what is in it stays, and a worker's
+    model is noted even then."""
     hostile = [f"{LANE}.m{number}" for number in range(QUEUES_MAX + 50)]
     refused = hot.queues.note(LANE, hostile)
     assert len(refused) == 50
@@ -83,8 +92,11 @@ def test_empty_queues_are_forgotten_after_a_while(hot: RedisLedger, client: Any)
     assert set(hot.queues.of(LANE)) == {LANE, *names[1:]}
 
 
-def test_what_waits_for_found_adapters_is_shown_to_an_autoscaler(hot: RedisLedger, client: Any) -> None:
-    """As the length of one key for each model, and after the last worker is gone; a withdrawn adapter counts no longer."""
+def test_what_waits_for_found_adapters_is_shown_to_an_autoscaler(
+    hot: RedisLedger, client: Any
+) -> None:
+    """As the length of one key for each model, and after the last worker is gone; a withdrawn
+    adapter counts no longer."""
     legal, tax, other = (f"{LANE}.{name}" for name in ("legal", "tax", "other"))
     hot.queues.note(LANE, [legal, tax, other], by_worker=True)
     hot.queues.note_found(LANE, TINY1, [legal, tax])
@@ -107,8 +119,11 @@ def test_what_waits_for_found_adapters_is_shown_to_an_autoscaler(hot: RedisLedge
 
 
 async def test_a_worker_notes_the_adapters_that_its_settings_do_not_name(hot: RedisLedger) -> None:
-    """Those that an autoscaler's configuration knows are not counted twice; what is withdrawn is forgotten."""
-    settings = WorkerSettings.load(lane="gpu", gpu={"model": "/models/tiny1", "lora": {"known": "/loras/known"}})
+    """Those that an autoscaler's configuration knows are not counted twice; what is withdrawn is
+    forgotten."""
+    settings = WorkerSettings.load(
+        lane="gpu", gpu={"model": "/models/tiny1", "lora": {"known": "/loras/known"}}
+    )
     loads = served_by(settings)
     assert loads is not None
     gate: Any = SimpleNamespace(open=lambda _: None)
@@ -123,27 +138,36 @@ async def test_a_worker_notes_the_adapters_that_its_settings_do_not_name(hot: Re
         await model.close()
 
 
-def test_what_a_stranger_writes_among_found_adapters_is_passed_over(hot: RedisLedger, client: Any) -> None:
-    """Names that are no queues of the lane are read by none, a key of another type is replaced, and the number is bounded."""
+def test_what_a_stranger_writes_among_found_adapters_is_passed_over(
+    hot: RedisLedger, client: Any
+) -> None:
+    """Names that are no queues of the lane are read by none, a key of another type is replaced, and
+    the number is bounded."""
     client.hset(
-        keys.found(LANE), mapping={"penstock.api": TINY1, TINY1: "penstock:epoch", b"\xff": TINY1, TINY2: TINY1}
+        keys.found(LANE),
+        mapping={"penstock.api": TINY1, TINY1: "penstock:epoch", b"\xff": TINY1, TINY2: TINY1},
     )
     assert hot.queues.found(LANE) == {TINY2: TINY1}
     client.set(keys.found_waiting(TINY1), "text")
     hot.queues.show_found(TINY1, 10**9)
     assert client.llen(keys.found_waiting(TINY1)) == FOUND_SHOWN_MAX
     assert 0 < client.ttl(keys.found_waiting(TINY1)) <= FOUND_BELIEVED_S
-    hot.queues.note_found(LANE, TINY1, [f"{LANE}.a{number}" for number in range(WORKER_QUEUES_MAX + 50)])
+    hot.queues.note_found(
+        LANE, TINY1, [f"{LANE}.a{number}" for number in range(WORKER_QUEUES_MAX + 50)]
+    )
     assert client.hlen(keys.found(LANE)) == WORKER_QUEUES_MAX
 
 
 def test_a_message_moves_once_its_holder_has_let_go(hot: RedisLedger, client: Any) -> None:
-    """It enters the other queue when it is acknowledged, not before: until then it would be dropped as a duplicate."""
+    """It enters the other queue when it is acknowledged, not before: until then it would be dropped
+    as a duplicate."""
     hot.queues.note(LANE, [TINY1], by_worker=True)
     hold(client, TINY1, "a", LANE)
     tag = item_tag(ItemKey("job", 1, "a"))
     assert hot.queues.move(TINY2, [(tag, message("a", TINY2))]) == 1
-    assert hot.queues.move(TINY2, [(tag, message("a", TINY2))]) == 0, "a second writing changes nothing"
+    assert hot.queues.move(TINY2, [(tag, message("a", TINY2))]) == 0, (
+        "a second writing changes nothing"
+    )
     assert hot.promote(LANE) == 0
     client.delete(keys.unacked(TINY1))
     client.zincrby(keys.delayed(TINY2), -5, tag)  # the wait for its holder
@@ -151,7 +175,9 @@ def test_a_message_moves_once_its_holder_has_let_go(hot: RedisLedger, client: An
     assert client.lrange(TINY2, 0, -1) == [message("a", TINY2)]
 
 
-def test_a_message_without_room_for_its_queue_waits_in_the_lanes(hot: RedisLedger, client: Any) -> None:
+def test_a_message_without_room_for_its_queue_waits_in_the_lanes(
+    hot: RedisLedger, client: Any
+) -> None:
     """It is neither lost nor moved in circles: it is looked at again half a minute later."""
     hot.queues.note(LANE, [f"{LANE}.m{number}" for number in range(QUEUES_MAX)])
     hot.queues.move(TINY2, [("tag", message("a", TINY2))])
@@ -161,7 +187,8 @@ def test_a_message_without_room_for_its_queue_waits_in_the_lanes(hot: RedisLedge
 
 
 def test_a_lane_is_counted_over_all_its_queues(hot: RedisLedger, client: Any) -> None:
-    """Depth, missing documents and calls under way are those of the lane, whichever model's queue or worker has them."""
+    """Depth, missing documents and calls under way are those of the lane, whichever model's queue
+    or worker has them."""
     publish(hot, TINY1, "a", "b", "lost")
     publish(hot, TINY2, "c", "d")
     client.lrem(TINY1, 1, message("lost", TINY1))
@@ -178,8 +205,11 @@ def test_a_lane_is_counted_over_all_its_queues(hot: RedisLedger, client: Any) ->
     assert hot.under_way(LANE, "job", 1, item_tag, 60) == 1
 
 
-def test_a_resumed_jobs_messages_go_back_to_the_queues_that_they_came_from(hot: RedisLedger, client: Any) -> None:
-    """Each to its model's; one that names a queue of another lane goes to the lane's own, one that is held stays parked."""
+def test_a_resumed_jobs_messages_go_back_to_the_queues_that_they_came_from(
+    hot: RedisLedger, client: Any
+) -> None:
+    """Each to its model's; one that names a queue of another lane goes to the lane's own, one that
+    is held stays parked."""
     elsewhere = message("d", "penstock.api.x")
     parked = [
         message("a", TINY1),

@@ -1,4 +1,5 @@
-"""The shared limiter over a real connection to a real Redis that is killed, wiped and started again."""
+"""The shared limiter over a real connection to a real Redis that is killed, wiped and started
+again."""
 
 from __future__ import annotations
 
@@ -54,7 +55,8 @@ async def until(happened: Callable[[], bool]) -> None:
 async def test_two_limiters_never_start_more_than_the_quota(
     redis_server: RedisServer, limiter_on: Callable[[RedisServer], SharedLimiter]
 ) -> None:
-    """Whatever the network does, what starts in the time that passed costs no more than rate times time plus a burst."""
+    """Whatever the network does, what starts in the time that passed costs no more than rate times
+    time plus a burst."""
     loop = asyncio.get_running_loop()
     began = loop.time()
     limiters = [limiter_on(redis_server) for _ in range(2)]

@@ -1,4 +1,5 @@
-"""Equal requests in a real fleet: Redis, SQL, workers as processes, and a provider that writes down each call."""
+"""Equal requests in a real fleet: Redis, SQL, workers as processes, and a provider that writes down
+each call."""
 
 from __future__ import annotations
 
@@ -18,9 +19,13 @@ PRICED = {"providers__default__usd_per_mtok_in": 1000, "providers__default__usd_
 TEXTS = 4
 
 
-def source(fleet: Fleet, name: str, documents: int, texts: int = TEXTS, word: str = "review") -> Path:
+def source(
+    fleet: Fleet, name: str, documents: int, texts: int = TEXTS, word: str = "review"
+) -> Path:
     path = fleet.folder / f"{name}.jsonl"
-    path.write_text("".join(f'{{"id":"doc-{n}","text":"{word} {n % texts}"}}\n' for n in range(documents)))
+    path.write_text(
+        "".join(f'{{"id":"doc-{n}","text":"{word} {n % texts}"}}\n' for n in range(documents))
+    )
     return path
 
 
@@ -47,7 +52,8 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
 
 
 def test_equal_documents_cost_one_call_each_and_all_have_results(fleet: Fleet) -> None:
-    """40 documents of 4 texts in two workers: 4 calls, 40 results, and the screen, the report and the lines say so."""
+    """40 documents of 4 texts in two workers: 4 calls, 40 results, and the screen, the report and
+    the lines say so."""
     with fleet.explained():
         job = submit(fleet, "dedup", 40, dedup="on", tenant="t1")
         fleet.wait_for(job, JobState.COMPLETED, 60)
@@ -57,10 +63,15 @@ def test_equal_documents_cost_one_call_each_and_all_have_results(fleet: Fleet) -
         reused = [result for result in results if result.reason is not None]
         assert {result.reason for result in reused} == {"dedup"}
         assert len(reused) == 40 - TEXTS
-        assert all((result.cost_microusd, result.calls) == (0, 0) and result.prompt_tokens for result in reused)
+        assert all(
+            (result.cost_microusd, result.calls) == (0, 0) and result.prompt_tokens
+            for result in reused
+        )
         texts: dict[int, set[bytes]] = {}
         for result in results:
-            texts.setdefault(int(result.key.doc_id.removeprefix("doc-")) % TEXTS, set()).add(result.body)
+            texts.setdefault(int(result.key.doc_id.removeprefix("doc-")) % TEXTS, set()).add(
+                result.body
+            )
         assert [len(bodies) for bodies in texts.values()] == [1] * TEXTS
         counts = fleet.producer.status(job.job_id).counts
         asked = [result for result in results if result.reason is None]
@@ -71,11 +82,15 @@ def test_equal_documents_cost_one_call_each_and_all_have_results(fleet: Fleet) -
         assert (report["deduplicated"], report["cached"], report["calls"]) == (40 - TEXTS, 0, TEXTS)
         assert "36 answered by an equal request" in fleet.penstock("status", "dedup")
         lines = map(json.loads, fleet.penstock("results", "dedup", "-o", "-").splitlines())
-        assert Counter(line.get("penstock", {}).get("from") for line in lines) == {"dedup": 40 - TEXTS, None: TEXTS}
+        assert Counter(line.get("penstock", {}).get("from") for line in lines) == {
+            "dedup": 40 - TEXTS,
+            None: TEXTS,
+        }
 
 
 def test_a_cache_serves_later_jobs_of_its_tenant_and_no_other(fleet: Fleet) -> None:
-    """The second job makes no call and pays nothing; another tenant, a job without cache, and other parameters pay."""
+    """The second job makes no call and pays nothing; another tenant, a job without cache, and other
+    parameters pay."""
     with fleet.explained():
         first = submit(fleet, "fill", 8, word="cached", cache_s=3600.0, tenant="red")
         fleet.wait_for(first, JobState.COMPLETED, 60)
@@ -88,7 +103,11 @@ def test_a_cache_serves_later_jobs_of_its_tenant_and_no_other(fleet: Fleet) -> N
         for name, calls, other in (
             ("blue", TEXTS, {"tenant": "blue", "cache_s": 3600.0}),
             ("plain", 8, {"tenant": "red"}),
-            ("longer", TEXTS, {"tenant": "red", "cache_s": 3600.0, "params": {"temperature": 0, "max_tokens": 9}}),
+            (
+                "longer",
+                TEXTS,
+                {"tenant": "red", "cache_s": 3600.0, "params": {"temperature": 0, "max_tokens": 9}},
+            ),
         ):
             job = submit(fleet, name, 8, word="cached", **other)
             fleet.wait_for(job, JobState.COMPLETED, 60)
@@ -114,7 +133,8 @@ def test_a_cache_outlives_neither_its_results_nor_redis(fleet: Fleet) -> None:
 
 
 def test_one_who_waits_leads_when_the_leader_is_killed(tmp_path: Path) -> None:
-    """kill -9 of the worker that sends the request: another worker's equal document is sent, and then answers all."""
+    """kill -9 of the worker that sends the request: another worker's equal document is sent, and
+    then answers all."""
     with Fleet(tmp_path) as fleet:
         fleet.provider.start("--latency-ms", "60000", "--latency-sigma", "0")
         fleet.control()
@@ -133,8 +153,8 @@ def test_one_who_waits_leads_when_the_leader_is_killed(tmp_path: Path) -> None:
 
 
 def test_a_paused_job_is_not_answered_and_a_replay_takes_no_failure(tmp_path: Path) -> None:
-    """Equal documents that fail each have a dead letter of their own; replayed on a provider that is well again, one call
-    answers all."""
+    """Equal documents that fail each have a dead letter of their own; replayed on a provider that
+    is well again, one call answers all."""
     with Fleet(tmp_path) as fleet:
         fleet.provider.start("--latency-ms", "20", "--poison-rate", "1")
         fleet.control()

@@ -1,4 +1,5 @@
-"""Jobs that start themselves, on SQLite and on a real PostgreSQL: control processes step by step, with a played clock."""
+"""Jobs that start themselves, on SQLite and on a real PostgreSQL: control processes step by step,
+with a played clock."""
 
 from __future__ import annotations
 
@@ -37,7 +38,11 @@ from penstock_workers.control.schedules.starts import Started
 
 @pytest.fixture(params=["sqlite", "postgresql"])
 def night(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Night]:
-    url = f"sqlite:///{tmp_path}/ledger.db" if request.param == "sqlite" else request.getfixturevalue("postgres_url")
+    url = (
+        f"sqlite:///{tmp_path}/ledger.db"
+        if request.param == "sqlite"
+        else request.getfixturevalue("postgres_url")
+    )
     database = open_database(url, pool_size=8)
     database.migrate()
     yield Night(database, tmp_path)
@@ -50,11 +55,15 @@ def test_a_start_is_in_the_log(night: Night, caplog: pytest.LogCaptureFixture) -
     night.now = ONE + 1
     with caplog.at_level(logging.WARNING):
         night.control("a").turn()
-    assert f"schedule nightly: 2026-03-10 01:00 UTC: started job {night.firings()[0].job_id}" in caplog.text
+    assert (
+        f"schedule nightly: 2026-03-10 01:00 UTC: started job {night.firings()[0].job_id}"
+        in caplog.text
+    )
 
 
 def test_a_nightly_job_starts_each_night(night: Night) -> None:
-    """Nothing before its time; then one job a night, named after schedule and time, which says where it comes from."""
+    """Nothing before its time; then one job a night, named after schedule and time, which says
+    where it comes from."""
     night.add()
     control = night.control("a")
     control.turn()
@@ -84,7 +93,8 @@ def test_two_control_processes_start_a_job_once(night: Night) -> None:
 
 
 def test_two_submits_of_one_time_are_one_job(night: Night) -> None:
-    """Even if both processes believe that they hold the schedule, and even at the same moment, there is one job."""
+    """Even if both processes believe that they hold the schedule, and even at the same moment,
+    there is one job."""
     schedule = night.add()
     found: list[str | None] = []
     start = night.start
@@ -93,8 +103,11 @@ def test_two_submits_of_one_time_are_one_job(night: Night) -> None:
     assert len(set(found)) == len(night.jobs.list()) == 1
 
 
-def test_a_process_that_dies_after_its_submit_is_followed_by_one_that_finds_the_job(night: Night) -> None:
-    """Killed between starting and writing down: the next one notes that job, although the source has changed since."""
+def test_a_process_that_dies_after_its_submit_is_followed_by_one_that_finds_the_job(
+    night: Night,
+) -> None:
+    """Killed between starting and writing down: the next one notes that job, although the source
+    has changed since."""
     night.add()
     night.now = ONE + 1
     submitted: list[str | None] = []
@@ -116,7 +129,9 @@ def test_a_process_that_dies_after_its_submit_is_followed_by_one_that_finds_the_
     assert [firing.job_id for firing in night.firings()] == submitted
     assert len(night.jobs.list()) == 1
     dying.look()
-    assert [firing.job_id for firing in night.firings()] == submitted, "frozen, not dead: what it finds is decided"
+    assert [firing.job_id for firing in night.firings()] == submitted, (
+        "frozen, not dead: what it finds is decided"
+    )
 
 
 def test_a_process_that_ends_hands_over_at_once(night: Night) -> None:
@@ -146,7 +161,8 @@ def test_a_clock_that_steps_back_starts_nothing_twice(night: Night) -> None:
 
 
 def test_nothing_overlaps_unless_asked(night: Night) -> None:
-    """The second night waits for the first night's job, says so, and starts when that has ended; with overlap it does not."""
+    """The second night waits for the first night's job, says so, and starts when that has ended;
+    with overlap it does not."""
     night.add()
     night.add("eager", overlap=True)
     control = night.control("a")
@@ -166,7 +182,8 @@ def test_nothing_overlaps_unless_asked(night: Night) -> None:
 
 
 def test_a_time_that_waited_too_long_is_skipped_with_its_reason(night: Night) -> None:
-    """With catch-up skip, a night whose predecessor does not end within minutes has no job, and says why."""
+    """With catch-up skip, a night whose predecessor does not end within minutes has no job, and
+    says why."""
     night.add(catch_up="skip")
     control = night.control("a")
     for moment in (ONE + 1, ONE + DAY + 1, ONE + DAY + 3600):
@@ -194,7 +211,8 @@ def test_missed_nights_are_caught_up_as_the_schedule_says(
 
 
 def test_a_source_that_is_late_is_waited_for(night: Night) -> None:
-    """A file that comes two minutes after its time is read then; until then the schedule says that it is not there."""
+    """A file that comes two minutes after its time is read then; until then the schedule says that
+    it is not there."""
     late = night.source.with_name("late.jsonl")
     night.add(source=late)
     control = night.control("a")
@@ -209,7 +227,8 @@ def test_a_source_that_is_late_is_waited_for(night: Night) -> None:
 
 
 def test_a_time_that_was_tried_in_vain_has_failed(night: Night) -> None:
-    """The next time comes while the source of this one is still not there: it failed, and was not merely skipped."""
+    """The next time comes while the source of this one is still not there: it failed, and was not
+    merely skipped."""
     night.add(cron="* * * * *", source=night.source.with_name("absent.jsonl"))
     control = night.control("a")
     night.now = night.store.get("nightly").next_at + 1
@@ -221,14 +240,17 @@ def test_a_time_that_was_tried_in_vain_has_failed(night: Night) -> None:
 
 
 def test_what_fails_is_told_and_stops_no_other(night: Night) -> None:
-    """A source that never comes fails after some tries, an empty one and a key that is taken at once; the others start."""
+    """A source that never comes fails after some tries, an empty one and a key that is taken at
+    once; the others start."""
     empty = night.source.with_name("empty.jsonl")
     empty.touch()
     night.add("absent", source=night.source.with_name("absent.jsonl"))
     night.add("empty", source=empty)
     night.add("taken")
     night.add("whole")
-    night.producer.submit(night.source, {**SPEC, "model": "another"}, job_key="taken@2026-03-10T01:00Z")
+    night.producer.submit(
+        night.source, {**SPEC, "model": "another"}, job_key="taken@2026-03-10T01:00Z"
+    )
     control = night.control("a")
     for nth in range(TRIES_MAX):
         night.now = ONE + 1 + nth * (RETRY_S + 1)
@@ -242,7 +264,8 @@ def test_what_fails_is_told_and_stops_no_other(night: Night) -> None:
 
 
 def test_a_full_disk_is_told_and_tried_again(night: Night) -> None:
-    """What the system refuses now may go later: the schedule shows it, and the job starts once there is room."""
+    """What the system refuses now may go later: the schedule shows it, and the job starts once
+    there is room."""
     night.add()
     is_full = [True]
 
@@ -261,8 +284,11 @@ def test_a_full_disk_is_told_and_tried_again(night: Night) -> None:
     assert night.outcomes() == [FiringOutcome.STARTED]
 
 
-def test_a_source_that_hangs_stops_no_other_and_is_given_up(night: Night, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One submit hangs: the other schedule starts its job meanwhile, and in the end the hanging one has failed."""
+def test_a_source_that_hangs_stops_no_other_and_is_given_up(
+    night: Night, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One submit hangs: the other schedule starts its job meanwhile, and in the end the hanging one
+    has failed."""
     night.add("hangs")
     night.add("whole")
     released = threading.Event()
@@ -343,12 +369,21 @@ def test_a_purged_job_stays_among_the_firings(night: Night) -> None:
     assert (night.firings()[0].job_id, night.firings()[0].job_state) == (job_id, None)
 
 
-def test_what_cannot_be_used_is_refused_when_it_is_added(night: Night, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A bad name, cron, zone, policy or spec, a name that is taken, and more schedules than there may be."""
+def test_what_cannot_be_used_is_refused_when_it_is_added(
+    night: Night, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A bad name, cron, zone, policy or spec, a name that is taken, and more schedules than there
+    may be."""
     night.add()
     with pytest.raises(ScheduleExists, match="remove it first"):
         night.add()
-    for bad in ({"name": "job_1"}, {"name": "a b"}, {"cron": "0 25 * * *"}, {"timezone": "Mars"}, {"catch_up": "some"}):
+    for bad in (
+        {"name": "job_1"},
+        {"name": "a b"},
+        {"cron": "0 25 * * *"},
+        {"timezone": "Mars"},
+        {"catch_up": "some"},
+    ):
         with pytest.raises(ScheduleError):
             night.add(**{"name": "other", **bad})
     with pytest.raises(SpecError, match="did you mean"):
@@ -367,26 +402,42 @@ def test_only_the_latest_firings_are_kept(night: Night, monkeypatch: pytest.Monk
     for nth in range(5):
         night.now = ONE + nth * DAY
         control.turn(looks=1)
-    assert [firing.planned_at for firing in night.firings()] == [ONE + 4 * DAY, ONE + 3 * DAY, ONE + 2 * DAY]
+    assert [firing.planned_at for firing in night.firings()] == [
+        ONE + 4 * DAY,
+        ONE + 3 * DAY,
+        ONE + 2 * DAY,
+    ]
 
 
-def test_a_source_is_the_same_file_in_every_process(night: Night, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A path is kept whole, because control processes work in other folders; a URI is kept as it is."""
+def test_a_source_is_the_same_file_in_every_process(
+    night: Night, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A path is kept whole, because control processes work in other folders; a URI is kept as it
+    is."""
     monkeypatch.chdir(night.source.parent)
     assert night.add(source="tickets.jsonl").source == {"source": str(night.source)}
-    assert night.add("other", source="s3://bucket/key.jsonl").source == {"source": "s3://bucket/key.jsonl"}
+    assert night.add("other", source="s3://bucket/key.jsonl").source == {
+        "source": "s3://bucket/key.jsonl"
+    }
     folder = night.source.parent
     (folder / "in" / "deep").mkdir(parents=True)
     (folder / "link").symlink_to(folder / "in" / "deep")
-    assert night.add("short", source="./in/../tickets.jsonl").source == {"source": str(night.source)}
+    assert night.add("short", source="./in/../tickets.jsonl").source == {
+        "source": str(night.source)
+    }
     through = night.add("through", source="link/../tickets.jsonl").source["source"]
-    assert through == f"{folder}/link/../tickets.jsonl", "behind a link, the parent is another folder"
+    assert through == f"{folder}/link/../tickets.jsonl", (
+        "behind a link, the parent is another folder"
+    )
 
 
 def test_a_submit_by_hand_is_not_taken_for_the_schedules_own(night: Night) -> None:
-    """Another job under the key of a planned time is not the schedule's: its key is taken, and that is said."""
+    """Another job under the key of a planned time is not the schedule's: its key is taken, and that
+    is said."""
     night.add()
-    night.producer.submit(night.source, {**SPEC, "max_attempts": 2}, job_key="nightly@2026-03-10T01:00Z")
+    night.producer.submit(
+        night.source, {**SPEC, "max_attempts": 2}, job_key="nightly@2026-03-10T01:00Z"
+    )
     with pytest.raises(JobConflict, match="another spec or source"):
         night.start(night.store.get("nightly"))
 
@@ -407,7 +458,8 @@ def at_once(works: Sequence[Callable[[], None]]) -> None:
 
 
 def test_schedules_are_counted_by_their_states(night: Night) -> None:
-    """Active, paused, and late once the time of one that is not paused came longer ago than a start takes."""
+    """Active, paused, and late once the time of one that is not paused came longer ago than a start
+    takes."""
     for name in ("nightly", "other", "paused"):
         night.add(name)
     night.schedules.pause("paused")
@@ -419,7 +471,8 @@ def test_schedules_are_counted_by_their_states(night: Night) -> None:
 
 
 def test_a_place_for_results_is_tried_at_each_time(tmp_path: Path) -> None:
-    """What was good when the schedule was added and is gone at its time: no job, some tries, and the reason in its list."""
+    """What was good when the schedule was added and is gone at its time: no job, some tries, and
+    the reason in its list."""
     place = tmp_path / "results"
     database = open_database(f"sqlite:///{tmp_path}/ledger.db", pool_size=8)
     database.migrate()
@@ -445,17 +498,21 @@ def test_a_place_for_results_is_tried_at_each_time(tmp_path: Path) -> None:
 
 
 def planned_in_berlin(first: date, days: int) -> list[float]:
-    """Return half past two of each day: once where it comes twice, and the first moment after the gap where it does not come."""
+    """Return half past two of each day: once where it comes twice, and the first moment after the
+    gap where it does not come."""
     zone, found = ZoneInfo("Europe/Berlin"), []
     for nth in range(days):
         wall = datetime.combine(first + timedelta(days=nth), clock_time(2, 30), zone)
         exists = wall.astimezone(UTC).astimezone(zone).hour == 2
-        found.append((wall if exists else wall.replace(hour=2, minute=0).astimezone(UTC)).timestamp())
+        found.append(
+            (wall if exists else wall.replace(hour=2, minute=0).astimezone(UTC)).timestamp()
+        )
     return found
 
 
 def caught_up(policy: str, planned: Sequence[float], looks: Sequence[float]) -> list[float]:
-    """Return the times whose jobs start, by the rule of docs/schedules.md, for looks at these moments."""
+    """Return the times whose jobs start, by the rule of docs/schedules.md, for looks at these
+    moments."""
     left, started = list(planned), []
     for now in looks:
         come = [time for time in left if time <= now]
@@ -470,11 +527,16 @@ def caught_up(policy: str, planned: Sequence[float], looks: Sequence[float]) -> 
     return started
 
 
-@pytest.mark.parametrize("first", [date(2026, 3, 26), date(2026, 10, 22)], ids=["into summer time", "out of it"])
+@pytest.mark.parametrize(
+    "first", [date(2026, 3, 26), date(2026, 10, 22)], ids=["into summer time", "out of it"]
+)
 @pytest.mark.parametrize("seed", range(2))
-def test_a_clock_that_moves_both_ways_starts_each_time_once(night: Night, first: date, seed: int) -> None:
-    """Days forward, hours and days back, a process that is replaced, and summer time in between: to the end of eight days each
-    time that the catch-up rule starts has one job, and none has two (A10)."""
+def test_a_clock_that_moves_both_ways_starts_each_time_once(
+    night: Night, first: date, seed: int
+) -> None:
+    """Days forward, hours and days back, a process that is replaced, and summer time in between: to
+    the end of eight days each time that the catch-up rule starts has one job, and none has two
+    (A10)."""
     planned = planned_in_berlin(first, 12)
     night.now = planned[0] - 3_600
     for policy in ("all", "once", "skip"):
@@ -494,12 +556,18 @@ def test_a_clock_that_moves_both_ways_starts_each_time_once(night: Night, first:
             night.now = moment
             looks.append(moment)
             chance.choice(controls).turn(9)
-        if chance.random() < 0.3:  # another takes its place, and knows nothing but what the ledger says
+        if (
+            chance.random() < 0.3
+        ):  # another takes its place, and knows nothing but what the ledger says
             controls[0] = night.control(f"a{len(looks)}")
     for policy in ("all", "once", "skip"):
-        fired = [firing for firing in night.firings(policy) if firing.outcome is FiringOutcome.STARTED]
-        assert sorted(firing.planned_at for firing in fired) == caught_up(policy, planned, looks), policy
+        fired = [
+            firing for firing in night.firings(policy) if firing.outcome is FiringOutcome.STARTED
+        ]
+        assert sorted(firing.planned_at for firing in fired) == caught_up(policy, planned, looks), (
+            policy
+        )
         assert len({firing.job_id for firing in fired}) == len(fired)
-        assert {job.job_id for job in night.jobs.list() if job.job_key.startswith(f"{policy}@")} == {
-            firing.job_id for firing in fired
-        }
+        assert {
+            job.job_id for job in night.jobs.list() if job.job_key.startswith(f"{policy}@")
+        } == {firing.job_id for firing in fired}

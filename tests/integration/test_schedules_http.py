@@ -1,4 +1,5 @@
-"""Schedules over HTTP: added, looked at, paused, resumed, removed, each by its tenant alone, and started by control processes."""
+"""Schedules over HTTP: added, looked at, paused, resumed, removed, each by its tenant alone, and
+started by control processes."""
 
 from __future__ import annotations
 
@@ -47,10 +48,15 @@ def given(settings: GatewaySettings, name: str, **more: Any) -> dict[str, Any]:
     return {**SPEC, **YEARLY, "name": name, "source": place(settings), **more}
 
 
-def test_a_schedule_is_added_paused_resumed_and_removed(shop: Client, settings: GatewaySettings) -> None:
-    """Each answer has the schedule as it is then, by its name or id; what is done already is no error."""
+def test_a_schedule_is_added_paused_resumed_and_removed(
+    shop: Client, settings: GatewaySettings
+) -> None:
+    """Each answer has the schedule as it is then, by its name or id; what is done already is no
+    error."""
     added = shop.post("/v1/schedules", given(settings, "nightly", catch_up="skip"))
-    assert (added.status, added.json["name"], added.json["tenant"]) == (201, "nightly", "shop"), added.raw
+    assert (added.status, added.json["name"], added.json["tenant"]) == (201, "nightly", "shop"), (
+        added.raw
+    )
     assert added.headers["location"] == f"/v1/schedules/{added.json['id']}"
     assert (added.json["catch_up"], added.json["spec"]["prompt"]) == ("skip", SPEC["prompt"])
     assert [one["id"] for one in shop.get("/v1/schedules").json["data"]] == [added.json["id"]]
@@ -63,22 +69,37 @@ def test_a_schedule_is_added_paused_resumed_and_removed(shop: Client, settings: 
     assert (again.status, again.json["code"]) == (409, "schedule_exists")
     removed = shop.ask("DELETE", "/v1/schedules/nightly")
     assert (removed.status, removed.json["name"], removed.json["deleted"]) == (200, "nightly", True)
-    assert shop.get("/v1/schedules/nightly").status == shop.ask("DELETE", "/v1/schedules/nightly").status == 404
+    assert (
+        shop.get("/v1/schedules/nightly").status
+        == shop.ask("DELETE", "/v1/schedules/nightly").status
+        == 404
+    )
 
 
 def test_what_a_schedule_is_refused_for_is_named(shop: Client, settings: GatewaySettings) -> None:
-    """A place outside source_roots, an option beyond the caps, a time that is none, and fields of no door."""
+    """A place outside source_roots, an option beyond the caps, a time that is none, and fields of
+    no door."""
     secret = place(settings, "secret.jsonl")
     for more, code in (
-        ({"source": secret}, "source_forbidden"), ({"source": "/etc/passwd"}, "source_forbidden"),
-        ({"source": "env:DATABASE_URL"}, "source_forbidden"), ({"source": place(settings, "in/")}, "source_forbidden"),
-        ({"source": "file-" + "x" * 27}, "source_forbidden"), ({"cron": "61 * * * *"}, "invalid_schedule"),
-        ({"timezone": "Mars/Base"}, "invalid_schedule"), ({"name": "../x"}, "invalid_schedule"),
-        ({"weight": 50}, "not_allowed"), ({"tenant": "desk"}, "not_allowed"), ({"max_attempts": 0}, "invalid_value"),
-        ({"new_files": True}, "unknown_field"), ({"events": "https://sqs.eu-central-1.amazonaws.com/1/q"}, "unknown_field"),
-        ({"crom": "x"}, "unknown_field"), ({"where": ["status=dead"]}, "invalid_value"), ({"from_job": "x"}, "invalid_value"),
-        ({"source": None}, "missing_field"), ({"catch_up": "never"}, "invalid_value"),
-    ):  # fmt: skip
+        ({"source": secret}, "source_forbidden"),
+        ({"source": "/etc/passwd"}, "source_forbidden"),
+        ({"source": "env:DATABASE_URL"}, "source_forbidden"),
+        ({"source": place(settings, "in/")}, "source_forbidden"),
+        ({"source": "file-" + "x" * 27}, "source_forbidden"),
+        ({"cron": "61 * * * *"}, "invalid_schedule"),
+        ({"timezone": "Mars/Base"}, "invalid_schedule"),
+        ({"name": "../x"}, "invalid_schedule"),
+        ({"weight": 50}, "not_allowed"),
+        ({"tenant": "desk"}, "not_allowed"),
+        ({"max_attempts": 0}, "invalid_value"),
+        ({"new_files": True}, "unknown_field"),
+        ({"events": "https://sqs.eu-central-1.amazonaws.com/1/q"}, "unknown_field"),
+        ({"crom": "x"}, "unknown_field"),
+        ({"where": ["status=dead"]}, "invalid_value"),
+        ({"from_job": "x"}, "invalid_value"),
+        ({"source": None}, "missing_field"),
+        ({"catch_up": "never"}, "invalid_value"),
+    ):
         answer = shop.post("/v1/schedules", given(settings, "odd") | more)
         assert (answer.status, answer.json["code"]) == (400, code), (more, answer.raw)
     assert shop.get("/v1/schedules/odd").status == 404
@@ -87,7 +108,8 @@ def test_what_a_schedule_is_refused_for_is_named(shop: Client, settings: Gateway
 def test_schedules_of_another_tenant_are_not_there(
     shop: Client, desk: Client, settings: GatewaySettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Two tenants may use one name; each sees and changes its own, reads its own outcomes, and has its own number of them."""
+    """Two tenants may use one name; each sees and changes its own, reads its own outcomes, and has
+    its own number of them."""
     both = [client.post("/v1/schedules", given(settings, "daily")) for client in (shop, desk)]
     assert [answer.status for answer in both] == [201, 201]
     theirs = both[1].json["id"]
@@ -103,7 +125,10 @@ def test_schedules_of_another_tenant_are_not_there(
     job = desk.post("/v1/jobs", {**SPEC, "open": True}).json["id"]
     assert shop.post("/v1/schedules", {**over, "from_job": job}).status == 404
     named = shop.post("/v1/schedules", {**over, "from_schedule": "daily", "where": ["status=dead"]})
-    assert (named.status, named.json["source"]["outcomes_of"]["schedule"]) == (201, "@shop/daily"), named.raw
+    assert (named.status, named.json["source"]["outcomes_of"]["schedule"]) == (
+        201,
+        "@shop/daily",
+    ), named.raw
     reader = Client(shop.url, new_key(settings, "shop", "read"))
     assert reader.post("/v1/schedules", given(settings, "x")).status == 403
     size = len(json.dumps(both[0].json["spec"])) + len(json.dumps(named.json["spec"]))
@@ -119,9 +144,12 @@ def test_schedules_of_another_tenant_are_not_there(
 def test_its_jobs_are_the_tenants_and_read_only_what_callers_may(
     shop: Client, desk: Client, settings: GatewaySettings, db: Database, tmp_path: Path
 ) -> None:
-    """A control process starts them under the tenant's name; a link that leads out of source_roots by then is not followed."""
+    """A control process starts them under the tenant's name; a link that leads out of source_roots
+    by then is not followed."""
     nightly = Path(place(settings, "in/nightly.jsonl"))
-    added = shop.post("/v1/schedules", given(settings, "fires", source=str(nightly), cron="0 1 * * *")).json
+    added = shop.post(
+        "/v1/schedules", given(settings, "fires", source=str(nightly), cron="0 1 * * *")
+    ).json
     nightly.write_text('{"id": 1, "text": "first"}\n')
     night = Night(db, tmp_path, settings)
     night.now = added["next_at"] + 1

@@ -1,4 +1,5 @@
-"""Schedules whose jobs read the outcomes of other jobs, on SQLite and on a real PostgreSQL, with a played clock."""
+"""Schedules whose jobs read the outcomes of other jobs, on SQLite and on a real PostgreSQL, with a
+played clock."""
 
 from __future__ import annotations
 
@@ -35,7 +36,9 @@ CHECK = {"prompt": "Is {answer} right?", "model": "judge"}
 class Drafts(Night):
     """A schedule `nightly` at one o'clock, and one over its outcomes at four."""
 
-    def over(self, spec: dict[str, Any] | None = None, name: str = "again", **more: Any) -> Schedule:
+    def over(
+        self, spec: dict[str, Any] | None = None, name: str = "again", **more: Any
+    ) -> Schedule:
         over = OutcomesOf(**{"schedule": "nightly", **more})
         return self.schedules.add(name, "0 4 * * *", over, spec or AGAIN, overlap=True)
 
@@ -49,7 +52,11 @@ class Drafts(Night):
         body = orjson.dumps({"choices": [{"message": {"content": "yes"}}]})
         request = orjson.dumps({"model": "m", "messages": [{"role": "user", "content": "words"}]})
         results = [] if dead else [Result(key, 200, body, None, "m", "stop", 10, 5, 300, 1, 1, 1)]
-        letters = [DeadLetter(key, "context_overflow", 1, 1, "it was too long", 400, request, None)] if dead else []
+        letters = (
+            [DeadLetter(key, "context_overflow", 1, 1, "it was too long", 400, request, None)]
+            if dead
+            else []
+        )
         OutcomeStore(self.db).settle(results, letters)
         self.jobs.set_state(job.job_id, JobState.COMPLETED, expect=[JobState.RUNNING])
 
@@ -62,12 +69,20 @@ class Drafts(Night):
     def models(self, job: Job) -> list[tuple[str, str]]:
         """The model that each document asks."""
         rows = open_feed_source(self.db, job.job_id, 1).documents({})
-        return [(row.doc_id, orjson.loads(row.body)["model"]) for row in rows if isinstance(row, Document)]
+        return [
+            (row.doc_id, orjson.loads(row.body)["model"])
+            for row in rows
+            if isinstance(row, Document)
+        ]
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])
 def drafts(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Drafts]:
-    url = f"sqlite:///{tmp_path}/ledger.db" if request.param == "sqlite" else request.getfixturevalue("postgres_url")
+    url = (
+        f"sqlite:///{tmp_path}/ledger.db"
+        if request.param == "sqlite"
+        else request.getfixturevalue("postgres_url")
+    )
     database = open_database(url, pool_size=8)
     database.migrate()
     made = Drafts(database, tmp_path)
@@ -77,7 +92,8 @@ def drafts(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Drafts]:
 
 
 def test_each_night_what_died_is_asked_of_a_larger_model(drafts: Drafts) -> None:
-    """Each time the job that ended since: its dead letters, with the second schedule's model, and its mark."""
+    """Each time the job that ended since: its dead letters, with the second schedule's model, and
+    its mark."""
     drafts.over(where=("status=dead",))
     for nth in range(2):
         drafts.nth_night(nth)
@@ -90,7 +106,8 @@ def test_each_night_what_died_is_asked_of_a_larger_model(drafts: Drafts) -> None
 
 
 def test_a_job_is_read_once(drafts: Drafts) -> None:
-    """A night without a new job has nothing new, and says of which job the outcomes were read already."""
+    """A night without a new job has nothing new, and says of which job the outcomes were read
+    already."""
     drafts.over()
     drafts.nth_night(0)
     drafts.end(drafts.draft())
@@ -102,7 +119,8 @@ def test_a_job_is_read_once(drafts: Drafts) -> None:
 
 
 def test_one_that_still_runs_is_waited_for(drafts: Drafts) -> None:
-    """Not failed, however long it takes: the list says which job, and once that has ended the second one starts."""
+    """Not failed, however long it takes: the list says which job, and once that has ended the
+    second one starts."""
     drafts.over()
     drafts.nth_night(0)
     drafts.nth_night(0, hours=3)
@@ -127,8 +145,11 @@ def test_an_older_job_is_read_while_a_newer_one_runs(drafts: Drafts) -> None:
 
 
 def test_of_a_job_that_was_replayed_only_the_new_outcomes_are_read(drafts: Drafts) -> None:
-    """A named job may be replayed and end again: what an earlier job of the schedule has is not read, and paid for, twice."""
-    first = drafts.producer.submit(drafts.source, {"prompt": "{text}", "model": "m"}, job_key="first")
+    """A named job may be replayed and end again: what an earlier job of the schedule has is not
+    read, and paid for, twice."""
+    first = drafts.producer.submit(
+        drafts.source, {"prompt": "{text}", "model": "m"}, job_key="first"
+    )
     drafts.end(first)
     drafts.over(schedule=None, job="first")
     drafts.nth_night(0, hours=3)
@@ -140,7 +161,11 @@ def test_of_a_job_that_was_replayed_only_the_new_outcomes_are_read(drafts: Draft
     rows = list(open_feed_source(drafts.db, job.job_id, 1).documents({}))
     assert [row.cursor["generation"] for row in rows] == [2]
     drafts.nth_night(2, hours=3)
-    assert drafts.outcomes("again") == [FiringOutcome.STARTED, FiringOutcome.STARTED, FiringOutcome.NOTHING_NEW]
+    assert drafts.outcomes("again") == [
+        FiringOutcome.STARTED,
+        FiringOutcome.STARTED,
+        FiringOutcome.NOTHING_NEW,
+    ]
 
 
 def test_conditions_that_nothing_satisfies_are_no_failure(drafts: Drafts) -> None:
@@ -157,9 +182,12 @@ def test_conditions_that_nothing_satisfies_are_no_failure(drafts: Drafts) -> Non
 
 
 def test_what_is_gone_is_named(drafts: Drafts) -> None:
-    """A schedule that was removed, and a job that was purged or never was: the time has failed, with a reason that names it."""
+    """A schedule that was removed, and a job that was purged or never was: the time has failed,
+    with a reason that names it."""
     drafts.over()
-    first = drafts.producer.submit(drafts.source, {"prompt": "{text}", "model": "m"}, job_key="first")
+    first = drafts.producer.submit(
+        drafts.source, {"prompt": "{text}", "model": "m"}, job_key="first"
+    )
     drafts.end(first)
     drafts.over(name="of-job", schedule=None, job="first")
     purge_job(drafts.db, first.job_id)
@@ -171,7 +199,8 @@ def test_what_is_gone_is_named(drafts: Drafts) -> None:
 
 
 def test_a_process_that_dies_after_its_submit_reads_nothing_twice(drafts: Drafts) -> None:
-    """What a job reads is written with it: the successor finds the job, and the next night the outcomes are taken."""
+    """What a job reads is written with it: the successor finds the job, and the next night the
+    outcomes are taken."""
     schedule = drafts.over()
     drafts.nth_night(0)
     drafts.end(drafts.draft())
@@ -185,7 +214,8 @@ def test_a_process_that_dies_after_its_submit_reads_nothing_twice(drafts: Drafts
 
 
 def test_what_could_never_work_is_refused_when_it_is_added(drafts: Drafts) -> None:
-    """Conditions that are none, a schedule that is not there, one that reads itself, and a name that is a schedule's."""
+    """Conditions that are none, a schedule that is not there, one that reads itself, and a name
+    that is a schedule's."""
     with pytest.raises(SpecError, match="/where"):
         drafts.over(where=("score",))
     with pytest.raises(ScheduleNotFound):
@@ -201,7 +231,8 @@ def test_what_could_never_work_is_refused_when_it_is_added(drafts: Drafts) -> No
 
 
 def test_a_circle_of_schedules_is_refused(drafts: Drafts) -> None:
-    """Each would pay for the other's answers for ever: also where the circle is closed by one that was added again."""
+    """Each would pay for the other's answers for ever: also where the circle is closed by one that
+    was added again."""
     drafts.over(CHECK, name="b", schedule="nightly")
     drafts.over(CHECK, name="c", schedule="b")
     drafts.schedules.remove("nightly")

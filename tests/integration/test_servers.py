@@ -28,7 +28,9 @@ def test_redis_keeps_its_aof_over_a_kill(own_redis: RedisServer) -> None:
 
 def test_postgres_databases_are_fresh(postgres_url: str) -> None:
     """Each test gets an empty PostgreSQL database."""
-    engine = sqlalchemy.create_engine(postgres_url.replace("postgresql://", "postgresql+psycopg://"))
+    engine = sqlalchemy.create_engine(
+        postgres_url.replace("postgresql://", "postgresql+psycopg://")
+    )
     with engine.connect() as connection:
         assert sqlalchemy.inspect(connection).get_table_names() == []
     engine.dispose()
@@ -45,10 +47,14 @@ sys.stdin.read()
 
 
 def test_a_killed_test_run_leaves_no_postgres_behind() -> None:
-    """Where the tests are killed, their PostgreSQL server ends and its folder is removed all the same."""
+    """Where the tests are killed, their PostgreSQL server ends and its folder is removed all the
+    same."""
     tests = str(Path(__file__).parents[1])
     with subprocess.Popen(
-        [sys.executable, "-c", STARTS_POSTGRES, tests], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", STARTS_POSTGRES, tests],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
     ) as run:
         assert run.stdout is not None
         folder, pid = run.stdout.readline().split()

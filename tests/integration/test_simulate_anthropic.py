@@ -1,4 +1,5 @@
-"""Anthropic's Messages and Message Batches of the simulated provider, as the unmodified `anthropic` SDK meets them."""
+"""Anthropic's Messages and Message Batches of the simulated provider, as the unmodified `anthropic`
+SDK meets them."""
 
 from __future__ import annotations
 
@@ -17,7 +18,11 @@ from penstock_simulate import SimulatorConfig
 from penstock_simulate.web import running
 
 FAST = {"batch_s": 0.0, "batch_step_s": 0.0, "latency_ms": 0.0}
-ASK: dict[str, Any] = {"model": "sim-small", "max_tokens": 100, "messages": [{"role": "user", "content": "Read it."}]}
+ASK: dict[str, Any] = {
+    "model": "sim-small",
+    "max_tokens": 100,
+    "messages": [{"role": "user", "content": "Read it."}],
+}
 LONG = "A file is read from the archive. " * 200
 
 
@@ -45,7 +50,10 @@ async def ended(client: AsyncAnthropic, batch: MessageBatch) -> MessageBatch:
 
 
 async def results(client: AsyncAnthropic, batch: MessageBatch) -> dict[str, Any]:
-    return {line.custom_id: line.result async for line in await client.messages.batches.results(batch.id)}
+    return {
+        line.custom_id: line.result
+        async for line in await client.messages.batches.results(batch.id)
+    }
 
 
 async def control(client: AsyncAnthropic, **settings: Any) -> None:
@@ -75,7 +83,13 @@ async def test_a_message_is_answered_in_real_time() -> None:
         (
             {
                 "tools": [
-                    {"name": "file", "input_schema": {"type": "object", "properties": {"n": {"type": "integer"}}}}
+                    {
+                        "name": "file",
+                        "input_schema": {
+                            "type": "object",
+                            "properties": {"n": {"type": "integer"}},
+                        },
+                    }
                 ],
                 "tool_choice": {"type": "tool", "name": "file"},
             },
@@ -83,7 +97,9 @@ async def test_a_message_is_answered_in_real_time() -> None:
         ),
     ],
 )
-async def test_answers_end_for_the_reasons_that_the_api_has(given: dict[str, Any], reason: str) -> None:
+async def test_answers_end_for_the_reasons_that_the_api_has(
+    given: dict[str, Any], reason: str
+) -> None:
     """Cut by max_tokens, ended by a stop sequence, or the use of a tool that was asked for."""
     async with sdk() as client:
         message = await client.messages.create(**ASK | given)
@@ -101,7 +117,9 @@ async def test_a_declined_document_is_answered_with_a_refusal() -> None:
     async with sdk(poison_rate=1) as client:
         for at in range(12):
             try:
-                message = await client.messages.create(**ASK, extra_headers={"X-Client-Request-Id": f"j:{at}"})
+                message = await client.messages.create(
+                    **ASK, extra_headers={"X-Client-Request-Id": f"j:{at}"}
+                )
                 reasons.append(message.stop_reason)
             except anthropic.BadRequestError:
                 reasons.append(None)
@@ -125,7 +143,8 @@ async def test_a_marked_prompt_is_written_to_the_cache_and_then_read() -> None:
 
 
 async def test_tokens_read_from_the_cache_do_not_count_against_the_limit() -> None:
-    """With input tokens for one prompt in the bucket, the second is answered because it is read from the cache."""
+    """With input tokens for one prompt in the bucket, the second is answered because it is read
+    from the cache."""
     marked: Any = [{"type": "text", "text": LONG, "cache_control": {"type": "ephemeral"}}]
     async with sdk(itpm=2000, depth_s=60) as client:
         await client.messages.create(**ASK, system=marked)
@@ -148,7 +167,11 @@ async def test_errors_are_in_anthropics_words() -> None:
             with pytest.raises(anthropic.APIStatusError) as caught:
                 await client.messages.create(**ASK)
             body: Any = caught.value.body
-            assert (caught.value.status_code, body["type"], body["error"]["type"]) == (status, "error", error_type)
+            assert (caught.value.status_code, body["type"], body["error"]["type"]) == (
+                status,
+                "error",
+                error_type,
+            )
             assert body["request_id"] == caught.value.response.headers["request-id"]
         with pytest.raises(anthropic.AuthenticationError):
             await client.with_options(api_key="other").messages.create(**ASK)
@@ -161,7 +184,12 @@ async def test_errors_are_in_anthropics_words() -> None:
 
 @pytest.mark.parametrize(
     "change",
-    [{"max_tokens": 0}, {"messages": []}, {"messages": [{"role": "system", "content": "x"}]}, {"model": ""}],
+    [
+        {"max_tokens": 0},
+        {"messages": []},
+        {"messages": [{"role": "system", "content": "x"}]},
+        {"model": ""},
+    ],
 )
 async def test_a_message_that_cannot_be_used_is_refused(change: dict[str, Any]) -> None:
     """With a 400 that says which field."""
@@ -171,7 +199,8 @@ async def test_a_message_that_cannot_be_used_is_refused(change: dict[str, Any]) 
 
 
 async def test_a_batch_tells_nothing_until_it_has_ended() -> None:
-    """All of its requests are processing however far it is; then every one has a result, in any order."""
+    """All of its requests are processing however far it is; then every one has a result, in any
+    order."""
     async with sdk(batch_s=0.3) as client:
         batch = await client.messages.batches.create(requests=requests(100))
         assert batch.id.startswith("msgbatch_")
@@ -194,8 +223,12 @@ async def test_a_batch_tells_nothing_until_it_has_ended() -> None:
 
 
 async def test_requests_of_a_batch_fail_alone() -> None:
-    """Those that the model refuses or that were wrong are `errored`, each with its type and the id of its request."""
-    given = [*requests(200), {"custom_id": "wrong", "params": {"model": "sim-small", "messages": []}}]
+    """Those that the model refuses or that were wrong are `errored`, each with its type and the id
+    of its request."""
+    given = [
+        *requests(200),
+        {"custom_id": "wrong", "params": {"model": "sim-small", "messages": []}},
+    ]
     async with sdk(error_rate=0.1, overload_rate=0.1, hang_rate=0.1, poison_rate=0.1) as client:
         batch = await ended(client, await client.messages.batches.create(requests=given))
         found = await results(client, batch)
@@ -203,8 +236,11 @@ async def test_requests_of_a_batch_fail_alone() -> None:
     assert batch.request_counts.errored == len(errored)
     assert batch.request_counts.succeeded == 201 - len(errored)
     assert {error.error.type for error in errored.values()} == {
-        "api_error", "overloaded_error", "timeout_error", "invalid_request_error",
-    }  # fmt: skip
+        "api_error",
+        "overloaded_error",
+        "timeout_error",
+        "invalid_request_error",
+    }
     assert errored["wrong"].error.type == "invalid_request_error"
     assert all(error.request_id.startswith("req_") for error in errored.values())
 
@@ -220,7 +256,8 @@ async def test_requests_of_a_batch_fail_alone() -> None:
     ],
 )
 async def test_a_batch_that_cannot_be_is_refused_at_once(given: Sequence[Any]) -> None:
-    """Ids that do not fit, ids that come twice, and batches without requests; nothing of it is created."""
+    """Ids that do not fit, ids that come twice, and batches without requests; nothing of it is
+    created."""
     async with sdk() as client:
         with pytest.raises(anthropic.BadRequestError):
             await client.messages.batches.create(requests=given)
@@ -237,7 +274,8 @@ async def test_an_expired_batch_keeps_what_was_done() -> None:
 
 
 async def test_a_cancelled_batch_is_canceling_first() -> None:
-    """It ends with what was done by then; one that has ended can be deleted, and not cancelled any more."""
+    """It ends with what was done by then; one that has ended can be deleted, and not cancelled any
+    more."""
     async with sdk(batch_s=3600, batch_step_s=0.1) as client:
         batch = await client.messages.batches.create(requests=requests(10))
         with pytest.raises(anthropic.BadRequestError):
@@ -260,7 +298,9 @@ async def test_a_creation_may_work_and_answer_500() -> None:
         with pytest.raises(anthropic.InternalServerError):
             await client.messages.batches.create(requests=requests(3))
         found = [batch async for batch in client.messages.batches.list()]
-    assert [batch.request_counts.processing + batch.request_counts.succeeded for batch in found] == [3]
+    assert [
+        batch.request_counts.processing + batch.request_counts.succeeded for batch in found
+    ] == [3]
 
 
 async def test_requests_in_the_queue_are_capped() -> None:
@@ -289,7 +329,9 @@ async def test_lists_go_both_ways() -> None:
 async def test_a_batch_reads_its_shared_prompt_from_the_cache() -> None:
     """One request writes the marked beginning, and the others read it."""
     marked = [{"type": "text", "text": LONG, "cache_control": {"type": "ephemeral"}}]
-    given: list[Any] = [{"custom_id": f"d{at}", "params": {**ASK, "system": marked, "top_k": at}} for at in range(5)]
+    given: list[Any] = [
+        {"custom_id": f"d{at}", "params": {**ASK, "system": marked, "top_k": at}} for at in range(5)
+    ]
     async with sdk() as client:
         batch = await ended(client, await client.messages.batches.create(requests=given))
         used = [result.message.usage for result in (await results(client, batch)).values()]

@@ -1,4 +1,5 @@
-"""Gemini's files, batches and generateContent of the simulated provider, as the unmodified `google-genai` SDK meets them."""
+"""Gemini's files, batches and generateContent of the simulated provider, as the unmodified
+`google-genai` SDK meets them."""
 
 from __future__ import annotations
 
@@ -38,13 +39,19 @@ def asked(text: str) -> dict[str, Any]:
 
 
 def lines(number: int) -> list[str]:
-    return [json.dumps({"key": f"doc-{at}", "request": asked(f"Read {at}.")}) for at in range(number)]
+    return [
+        json.dumps({"key": f"doc-{at}", "request": asked(f"Read {at}.")}) for at in range(number)
+    ]
 
 
 async def created(client: AsyncClient, given: Sequence[str], name: str = "tag") -> BatchJob:
     raw = io.BytesIO("".join(line + "\n" for line in given).encode())
-    file = await client.files.upload(file=raw, config={"mime_type": "application/jsonl", "display_name": name})
-    return await client.batches.create(model=MODEL, src=file.name or "", config={"display_name": name})
+    file = await client.files.upload(
+        file=raw, config={"mime_type": "application/jsonl", "display_name": name}
+    )
+    return await client.batches.create(
+        model=MODEL, src=file.name or "", config={"display_name": name}
+    )
 
 
 async def until_over(client: AsyncClient, batch: BatchJob) -> BatchJob:
@@ -84,23 +91,32 @@ async def test_content_is_generated_in_real_time() -> None:
         assert answer.text.startswith("Category: files")
         assert answer.usage_metadata is not None
         assert answer.usage_metadata.prompt_token_count == 4
-        short = await client.models.generate_content(model=MODEL, contents="Read it.", config={"max_output_tokens": 1})
+        short = await client.models.generate_content(
+            model=MODEL, contents="Read it.", config={"max_output_tokens": 1}
+        )
         assert short.candidates is not None
         assert str(short.candidates[0].finish_reason) == "FinishReason.MAX_TOKENS"
         schema = {"type": "OBJECT", "properties": {"pages": {"type": "INTEGER"}}}
         shaped = await client.models.generate_content(
-            model=MODEL, contents="x", config={"response_mime_type": "application/json", "response_schema": schema}
+            model=MODEL,
+            contents="x",
+            config={"response_mime_type": "application/json", "response_schema": schema},
         )
         assert json.loads(shaped.text or "") == {"pages": 1}
 
 
 async def test_a_batch_from_a_file_to_its_deletion() -> None:
-    """Every key has its response once, in a file that can be downloaded; then both can be deleted."""
+    """Every key has its response once, in a file that can be downloaded; then both can be
+    deleted."""
     async with sdk() as client:
         batch = await created(client, lines(100), name="tag-1")
         assert (batch.name or "").startswith("batches/")
         batch = await until_over(client, batch)
-        assert (state(batch), batch.display_name, batch.model) == ("JOB_STATE_SUCCEEDED", "tag-1", f"models/{MODEL}")
+        assert (state(batch), batch.display_name, batch.model) == (
+            "JOB_STATE_SUCCEEDED",
+            "tag-1",
+            f"models/{MODEL}",
+        )
         found = await results(client, batch)
         assert [line["key"] for line in found] != [f"doc-{at}" for at in range(100)]
         assert {line["key"] for line in found} == {f"doc-{at}" for at in range(100)}

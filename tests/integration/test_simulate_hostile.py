@@ -1,4 +1,5 @@
-"""The hostile provider over real sockets: what leaves is as bad as was asked for, and the simulator lives on."""
+"""The hostile provider over real sockets: what leaves is as bad as was asked for, and the simulator
+lives on."""
 
 from __future__ import annotations
 
@@ -17,7 +18,9 @@ from penstock_simulate import SimulatorConfig
 from penstock_simulate.hostile import KINDS, sizes
 from penstock_simulate.web import GRACE_S, running
 
-BODY = json.dumps({"model": "sim-small", "messages": [{"role": "user", "content": "Read the file."}]}).encode()
+BODY = json.dumps(
+    {"model": "sim-small", "messages": [{"role": "user", "content": "Read the file."}]}
+).encode()
 LARGE = {"large", "large-chunked", "gzip-bomb", "gzip-twice"}
 LONG = {"hang", "drip"}
 
@@ -34,7 +37,8 @@ def config(**more: Any) -> SimulatorConfig:
 
 
 async def test_every_small_kind_leaves_and_the_next_call_is_served() -> None:
-    """Whatever a client makes of it, the accounts are in order afterwards: each call once, none in flight."""
+    """Whatever a client makes of it, the accounts are in order afterwards: each call once, none in
+    flight."""
     small = [name for name in KINDS if name not in LARGE | LONG]
     async with running(config(hostile="nul")) as url, aiohttp.ClientSession() as session:
         for name in small:
@@ -49,7 +53,8 @@ async def test_every_small_kind_leaves_and_the_next_call_is_served() -> None:
 
 @pytest.mark.parametrize("name", ["large", "large-chunked", "gzip-bomb"])
 async def test_a_large_answer_is_as_large_as_it_says(name: str) -> None:
-    """100 MB arrive; a client that has had enough may leave before the end, which costs the simulator nothing."""
+    """100 MB arrive; a client that has had enough may leave before the end, which costs the
+    simulator nothing."""
     async with running(config(hostile=name)) as url, aiohttp.ClientSession() as session:
         async with session.post(f"{url}/v1/chat/completions", data=BODY) as response:
             assert (response.content_length == sizes.LARGE_BYTES) == (name == "large")
@@ -61,7 +66,8 @@ async def test_a_large_answer_is_as_large_as_it_says(name: str) -> None:
 
 @pytest.mark.parametrize("name", sorted(LONG))
 async def test_what_takes_for_ever_does_not_hold_up_the_end(name: str) -> None:
-    """A client's timeout ends its call, and the simulator's end waits for no dripping or hanging call."""
+    """A client's timeout ends its call, and the simulator's end waits for no dripping or hanging
+    call."""
     async with running(config(hostile=name)) as url, aiohttp.ClientSession() as session:
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(post(session, url), 0.3)
@@ -76,7 +82,8 @@ async def test_what_takes_for_ever_does_not_hold_up_the_end(name: str) -> None:
 
 
 async def test_a_client_that_follows_a_redirect_is_counted() -> None:
-    """The trap says whether a key came along: to the same host it does, with clients that follow."""
+    """The trap says whether a key came along: to the same host it does, with clients that
+    follow."""
     async with running(config(hostile="redirect-307")) as url, aiohttp.ClientSession() as session:
         assert await post(session, url, headers={"Authorization": "Bearer key"}) == (200, b"{}")
         async with session.get(f"{url}/stats") as answer:
@@ -92,12 +99,20 @@ async def test_a_client_that_follows_a_redirect_is_counted() -> None:
         ("self-signed", "self-signed"),
     ],
 )
-async def test_a_certificate_is_wrong_in_one_way_only(tmp_path: Path, kind: str, told: str | None) -> None:
-    """A client that trusts the authority accepts the good one, and reports the one thing that is wrong with another."""
+async def test_a_certificate_is_wrong_in_one_way_only(
+    tmp_path: Path, kind: str, told: str | None
+) -> None:
+    """A client that trusts the authority accepts the good one, and reports the one thing that is
+    wrong with another."""
     authority = tmp_path / "authority.pem"
     for _ in range(2):  # the second time the file is there
-        async with running(config(certificate=kind, authority=authority)) as url, aiohttp.ClientSession() as session:
-            trusting = ssl.create_default_context(cafile=str(authority)) if authority.exists() else True
+        async with (
+            running(config(certificate=kind, authority=authority)) as url,
+            aiohttp.ClientSession() as session,
+        ):
+            trusting = (
+                ssl.create_default_context(cafile=str(authority)) if authority.exists() else True
+            )
             if told is None:
                 assert (await post(session, url, ssl=trusting))[0] == 200
             else:

@@ -19,7 +19,9 @@ from penstock_simulate import SimulatorConfig
 from penstock_simulate.errors import BadSetting
 from penstock_simulate.web import running
 
-BODY = json.dumps({"model": "sim-small", "messages": [{"role": "user", "content": "Read the file."}]}).encode()
+BODY = json.dumps(
+    {"model": "sim-small", "messages": [{"role": "user", "content": "Read the file."}]}
+).encode()
 FAST = {"latency_ms": 0.0}
 
 
@@ -28,7 +30,9 @@ class Client:
         self.url = url
         self.session = session
 
-    async def post(self, tag: str = "job:doc", timeout_s: float = 10) -> tuple[int, bytes, Mapping[str, str]]:
+    async def post(
+        self, tag: str = "job:doc", timeout_s: float = 10
+    ) -> tuple[int, bytes, Mapping[str, str]]:
         async with self.session.post(
             self.url + "/v1/chat/completions",
             data=BODY,
@@ -45,7 +49,10 @@ class Client:
 
 @asynccontextmanager
 async def provider(**config: Any) -> AsyncIterator[Client]:
-    async with running(SimulatorConfig(**{**FAST, **config})) as url, aiohttp.ClientSession() as session:
+    async with (
+        running(SimulatorConfig(**{**FAST, **config})) as url,
+        aiohttp.ClientSession() as session,
+    ):
         yield Client(url, session)
 
 
@@ -67,11 +74,14 @@ async def test_a_call_is_answered_and_counted() -> None:
 
 
 async def test_a_dropped_connection_gives_no_answer() -> None:
-    """Half of the broken connections end before the answer, half within it; none is counted as answered."""
+    """Half of the broken connections end before the answer, half within it; none is counted as
+    answered."""
     broken = []
     async with provider(drop_rate=1) as client:
         for number in range(12):
-            with pytest.raises((aiohttp.ClientPayloadError, aiohttp.ClientConnectionError)) as caught:
+            with pytest.raises(
+                (aiohttp.ClientPayloadError, aiohttp.ClientConnectionError)
+            ) as caught:
                 await client.post(f"job:{number}")
             broken.append(type(caught.value))
         stats = await client.get("/stats")
@@ -99,7 +109,8 @@ async def test_answers_that_are_no_answers() -> None:
 
 
 async def test_a_hanging_call_ends_with_the_simulator() -> None:
-    """A client's timeout is what ends a hanging call; the end of the simulator does not wait for it."""
+    """A client's timeout is what ends a hanging call; the end of the simulator does not wait for
+    it."""
     async with provider(hang_rate=1) as client:
         with pytest.raises(TimeoutError):
             await client.post(timeout_s=0.2)
@@ -112,15 +123,20 @@ async def test_a_hanging_call_ends_with_the_simulator() -> None:
 
 
 async def test_the_limit_holds_over_http() -> None:
-    """Of a burst, exactly what the bucket holds gets through, however many connections it comes over."""
+    """Of a burst, exactly what the bucket holds gets through, however many connections it comes
+    over."""
     async with provider(rpm=60, depth_s=20) as client:
-        statuses = [status for status, _, _ in await asyncio.gather(*[client.post(f"j:{n}") for n in range(60)])]
+        statuses = [
+            status
+            for status, _, _ in await asyncio.gather(*[client.post(f"j:{n}") for n in range(60)])
+        ]
     assert statuses.count(200) in (20, 21)
     assert statuses.count(429) == 60 - statuses.count(200)
 
 
 async def test_limits_change_through_the_control_endpoint() -> None:
-    """A change is in the next answer's headers; one that cannot be made gets 400 with the reason."""
+    """A change is in the next answer's headers; one that cannot be made gets 400 with the
+    reason."""
     async with provider(rpm=600) as client:
         async with client.session.post(client.url + "/control", json={"rpm": 300}) as response:
             assert (response.status, (await response.json())["rpm"]) == (200, 300)
@@ -140,20 +156,30 @@ async def test_a_refusal_on_demand_arrives() -> None:
         ) as response:
             assert response.status == 200
         status, body, headers = await client.post()
-        assert (status, json.loads(body)["error"]["code"], headers["retry-after"]) == (429, "slow_down", "1")
+        assert (status, json.loads(body)["error"]["code"], headers["retry-after"]) == (
+            429,
+            "slow_down",
+            "1",
+        )
         assert (await client.post())[0] == 200
 
 
 async def test_the_metrics_are_prometheus_text() -> None:
     """What a controller of a self-hosted server reads."""
-    async with provider(like="vllm") as client, client.session.get(client.url + "/metrics") as response:
+    async with (
+        provider(like="vllm") as client,
+        client.session.get(client.url + "/metrics") as response,
+    ):
         assert response.content_type == "text/plain"
         assert "vllm:num_requests_waiting{" in await response.text()
 
 
 async def test_it_says_that_it_is_well() -> None:
     """A probe of vLLM's server gets 200 from what plays it."""
-    async with provider(like="vllm") as client, client.session.get(client.url + "/health") as response:
+    async with (
+        provider(like="vllm") as client,
+        client.session.get(client.url + "/health") as response,
+    ):
         assert response.status == 200
 
 
@@ -187,4 +213,7 @@ def test_a_bad_flag_ends_with_status_2() -> None:
     with start("--error-rate", "7") as process:
         _, errors = process.communicate(timeout=10)
     assert process.returncode == 2
-    assert errors == "error: --error-rate: 7.0 cannot be used; give a share between 0 and 1, such as 0.05\n"
+    assert (
+        errors
+        == "error: --error-rate: 7.0 cannot be used; give a share between 0 and 1, such as 0.05\n"
+    )

@@ -1,4 +1,5 @@
-"""OpenAI's Files and Batches of the simulated provider, as the unmodified `openai` SDK meets them."""
+"""OpenAI's Files and Batches of the simulated provider, as the unmodified `openai` SDK meets
+them."""
 
 from __future__ import annotations
 
@@ -31,7 +32,11 @@ async def sdk(**config: Any) -> AsyncIterator[AsyncOpenAI]:
 
 
 def line(custom_id: str, url: str = CHAT, **body: Any) -> str:
-    request = {"model": "sim-small", "messages": [{"role": "user", "content": f"Read {custom_id}."}], **body}
+    request = {
+        "model": "sim-small",
+        "messages": [{"role": "user", "content": f"Read {custom_id}."}],
+        **body,
+    }
     return json.dumps({"custom_id": custom_id, "method": "POST", "url": url, "body": request})
 
 
@@ -44,9 +49,13 @@ async def uploaded(client: AsyncOpenAI, given: Iterable[str]) -> str:
     return (await client.files.create(file=("input.jsonl", raw), purpose="batch")).id
 
 
-async def created(client: AsyncOpenAI, given: Iterable[str], endpoint: Any = CHAT, **more: Any) -> Batch:
+async def created(
+    client: AsyncOpenAI, given: Iterable[str], endpoint: Any = CHAT, **more: Any
+) -> Batch:
     ident = await uploaded(client, given)
-    return await client.batches.create(input_file_id=ident, endpoint=endpoint, completion_window="24h", **more)
+    return await client.batches.create(
+        input_file_id=ident, endpoint=endpoint, completion_window="24h", **more
+    )
 
 
 async def until(client: AsyncOpenAI, batch: Batch, statuses: Iterable[str] = OVER) -> Batch:
@@ -63,13 +72,18 @@ async def content(client: AsyncOpenAI, ident: str | None) -> list[dict[str, Any]
 
 
 async def test_a_batch_from_upload_to_deletion() -> None:
-    """Every request is answered once in any order; counts, usage, metadata and files are as the SDK reads them."""
+    """Every request is answered once in any order; counts, usage, metadata and files are as the SDK
+    reads them."""
     async with sdk() as client:
         batch = await created(client, lines(200), metadata={"penstock": "tag-1"})
         assert batch.id.startswith("batch_")
         assert batch.errors is None
         batch = await until(client, batch)
-        assert (batch.status, batch.model, batch.metadata) == ("completed", "sim-small", {"penstock": "tag-1"})
+        assert (batch.status, batch.model, batch.metadata) == (
+            "completed",
+            "sim-small",
+            {"penstock": "tag-1"},
+        )
         assert batch.request_counts is not None
         assert batch.request_counts.to_dict() == {"total": 200, "completed": 200, "failed": 0}
         assert batch.error_file_id is None
@@ -77,7 +91,10 @@ async def test_a_batch_from_upload_to_deletion() -> None:
         ids = [answer["custom_id"] for answer in answers]
         assert sorted(ids) == sorted(f"doc-{at}" for at in range(200))
         assert ids != [f"doc-{at}" for at in range(200)]
-        assert all(answer["error"] is None and answer["response"]["status_code"] == 200 for answer in answers)
+        assert all(
+            answer["error"] is None and answer["response"]["status_code"] == 200
+            for answer in answers
+        )
         assert batch.usage is not None
         used = [answer["response"]["body"]["usage"] for answer in answers]
         assert batch.usage.input_tokens == sum(usage["prompt_tokens"] for usage in used)
@@ -92,7 +109,8 @@ async def test_a_batch_from_upload_to_deletion() -> None:
 
 
 async def test_faults_of_the_input_fail_the_batch_by_line() -> None:
-    """`create` succeeds; then the batch is failed, with a code, a line and a sentence for each fault."""
+    """`create` succeeds; then the batch is failed, with a code, a line and a sentence for each
+    fault."""
     other = json.loads(line("other"))
     given = [
         line("a"),
@@ -132,14 +150,21 @@ async def test_a_file_without_lines_fails_the_batch() -> None:
 
 
 async def test_requests_that_the_model_refuses_are_in_the_error_file() -> None:
-    """Each has its HTTP status and body; a request that timed out has a code instead; none costs the others."""
+    """Each has its HTTP status and body; a request that timed out has a code instead; none costs
+    the others."""
     given = [*lines(300), line("streams", stream=True), line("bare", messages=[])]
-    async with sdk(error_rate=0.1, overload_rate=0.1, throttle_rate=0.1, hang_rate=0.1, poison_rate=0.1) as client:
+    async with sdk(
+        error_rate=0.1, overload_rate=0.1, throttle_rate=0.1, hang_rate=0.1, poison_rate=0.1
+    ) as client:
         batch = await until(client, await created(client, given))
         answers = await content(client, batch.output_file_id)
         errors = await content(client, batch.error_file_id)
     assert batch.request_counts is not None
-    assert batch.request_counts.to_dict() == {"total": 302, "completed": len(answers), "failed": len(errors)}
+    assert batch.request_counts.to_dict() == {
+        "total": 302,
+        "completed": len(answers),
+        "failed": len(errors),
+    }
     assert len(answers) + len(errors) == 302
     by_status: dict[int, int] = {}
     for error in errors:
@@ -148,13 +173,16 @@ async def test_requests_that_the_model_refuses_are_in_the_error_file() -> None:
             continue
         assert error["error"] is None
         assert error["response"]["body"]["error"]["message"]
-        by_status[error["response"]["status_code"]] = by_status.get(error["response"]["status_code"], 0) + 1
+        by_status[error["response"]["status_code"]] = (
+            by_status.get(error["response"]["status_code"], 0) + 1
+        )
     assert set(by_status) == {400, 429, 500, 503}
     assert {"streams", "bare"} <= {error["custom_id"] for error in errors}
 
 
 async def test_a_document_is_as_lucky_in_the_next_batch_as_in_its_next_call() -> None:
-    """What failed in passing succeeds when it is submitted again; what can never succeed does not."""
+    """What failed in passing succeeds when it is submitted again; what can never succeed does
+    not."""
     async with sdk(error_rate=0.3, poison_rate=0.1, seed=3) as client:
         given, left = lines(200), []
         for _ in range(8):
@@ -172,7 +200,10 @@ async def test_an_expired_batch_keeps_what_was_done() -> None:
     async with sdk(batch_expired_share=1) as client:
         batch = await until(client, await created(client, lines(100)))
         assert (batch.status, batch.expired_at is not None) == ("expired", True)
-        answers, errors = await content(client, batch.output_file_id), await content(client, batch.error_file_id)
+        answers, errors = (
+            await content(client, batch.output_file_id),
+            await content(client, batch.error_file_id),
+        )
     assert (len(answers), len(errors)) == (50, 50)
     assert {error["error"]["code"] for error in errors} == {"batch_expired"}
     assert len({each["custom_id"] for each in answers + errors}) == 100
@@ -206,7 +237,8 @@ async def test_a_cancelled_batch_is_cancelling_first() -> None:
 
 
 async def test_tokens_in_the_queue_are_capped() -> None:
-    """A batch above the cap fails with `token_limit_exceeded`; there is room again once the first is over."""
+    """A batch above the cap fails with `token_limit_exceeded`; there is room again once the first
+    is over."""
     async with sdk(batch_enqueued_tokens=100, batch_s=3600) as client:
         first = await until(client, await created(client, lines(20)), ["in_progress"])
         second = await until(client, await created(client, lines(20)))
@@ -226,10 +258,15 @@ async def test_a_creation_may_work_and_answer_500() -> None:
         ident = (await client.files.list()).data[0].id
         with pytest.raises(openai.InternalServerError):
             await client.batches.create(
-                input_file_id=ident, endpoint=CHAT, completion_window="24h", metadata={"penstock": "lost"}
+                input_file_id=ident,
+                endpoint=CHAT,
+                completion_window="24h",
+                metadata={"penstock": "lost"},
             )
         found = [batch async for batch in client.batches.list()]
-    assert [(batch.input_file_id, batch.metadata) for batch in found] == [(ident, {"penstock": "lost"})]
+    assert [(batch.input_file_id, batch.metadata) for batch in found] == [
+        (ident, {"penstock": "lost"})
+    ]
 
 
 async def test_lists_have_pages() -> None:
@@ -247,11 +284,16 @@ async def test_lists_have_pages() -> None:
 
 
 async def test_a_creation_that_cannot_be_is_refused_at_once() -> None:
-    """Unknown files, files for something else, other windows and endpoints, and metadata beyond its limits."""
+    """Unknown files, files for something else, other windows and endpoints, and metadata beyond its
+    limits."""
     async with sdk() as client:
         ident = await uploaded(client, lines(1))
         other = (await client.files.create(file=("x", b"x"), purpose="user_data")).id
-        good: dict[str, Any] = {"input_file_id": ident, "endpoint": CHAT, "completion_window": "24h"}
+        good: dict[str, Any] = {
+            "input_file_id": ident,
+            "endpoint": CHAT,
+            "completion_window": "24h",
+        }
         for change in (
             {"input_file_id": "file-none"},
             {"input_file_id": other},
@@ -278,7 +320,8 @@ async def test_an_input_may_be_deleted_while_its_batch_runs() -> None:
 
 
 async def test_results_can_be_spoilt_and_downloads_cut() -> None:
-    """Some lines are cut, come twice or have an unknown id; a download that breaks off can go on by a range."""
+    """Some lines are cut, come twice or have an unknown id; a download that breaks off can go on by
+    a range."""
     async with sdk(batch_spoilt_share=0.3, batch_cut_share=1) as client:
         batch = await until(client, await created(client, lines(100)))
         assert batch.output_file_id is not None
@@ -286,7 +329,9 @@ async def test_results_can_be_spoilt_and_downloads_cut() -> None:
             await client.files.content(batch.output_file_id)
         await control(client, batch_cut_share=0)
         raw = (await client.files.content(batch.output_file_id)).content
-        rest = await client.files.content(batch.output_file_id, extra_headers={"Range": "bytes=100-"})
+        rest = await client.files.content(
+            batch.output_file_id, extra_headers={"Range": "bytes=100-"}
+        )
         assert rest.content == raw[100:]
     ids, broken = [], 0
     for each in raw.splitlines():
@@ -302,7 +347,8 @@ async def test_results_can_be_spoilt_and_downloads_cut() -> None:
 
 
 async def test_the_accounts_tell_what_was_submitted_and_read() -> None:
-    """Every call, batch and request is counted, so a client that submits twice or forgets a result is found out."""
+    """Every call, batch and request is counted, so a client that submits twice or forgets a result
+    is found out."""
     async with sdk() as client:
         first = await until(client, await created(client, lines(3)))
         await content(client, first.output_file_id)
@@ -314,8 +360,9 @@ async def test_the_accounts_tell_what_was_submitted_and_read() -> None:
         assert (found["submitted_more_than_once"], found["answered_more_than_once"]) == (2, 2)
         shown = (await own(client, "/batches"))["batches"]
         assert [(batch["id"], batch["over"], batch["reads"]) for batch in shown] == [
-            (first.id, True, 1), (second.id, True, 0),
-        ]  # fmt: skip
+            (first.id, True, 1),
+            (second.id, True, 0),
+        ]
         assert await own(client, "/batches/requests?min_submitted=2") == {
             f"doc-{at}": {"submitted": 2, "ok": 2} for at in range(2)
         }
@@ -325,7 +372,9 @@ async def test_batch_calls_meet_refusals_and_keys() -> None:
     """A wrong key, a refusal on demand and an empty account are answered as in real time."""
     async with sdk(credit_usd=0.000001, usd_per_mtok_out=1, batch_call_500_share=0) as client:
         ident = await uploaded(client, lines(5))
-        batch = await client.batches.create(input_file_id=ident, endpoint=CHAT, completion_window="24h")
+        batch = await client.batches.create(
+            input_file_id=ident, endpoint=CHAT, completion_window="24h"
+        )
         await until(client, batch)
         with pytest.raises(openai.RateLimitError) as caught:
             await client.batches.create(input_file_id=ident, endpoint=CHAT, completion_window="24h")

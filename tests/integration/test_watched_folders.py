@@ -1,4 +1,5 @@
-"""Schedules over a folder that files come to: each file is in one job, on SQLite and on a real PostgreSQL."""
+"""Schedules over a folder that files come to: each file is in one job, on SQLite and on a real
+PostgreSQL."""
 
 from __future__ import annotations
 
@@ -51,12 +52,18 @@ class Watched(Night):
     def jobs_files(self) -> list[list[str]]:
         """The files of each job, in the order of the jobs."""
         ids = [firing.job_id for firing in reversed(self.firings()) if firing.job_id is not None]
-        return [[Path(one["uri"]).name for one in self.jobs.get(job_id).source[FILES]] for job_id in ids]
+        return [
+            [Path(one["uri"]).name for one in self.jobs.get(job_id).source[FILES]] for job_id in ids
+        ]
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])
 def watched(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Watched]:
-    url = f"sqlite:///{tmp_path}/ledger.db" if request.param == "sqlite" else request.getfixturevalue("postgres_url")
+    url = (
+        f"sqlite:///{tmp_path}/ledger.db"
+        if request.param == "sqlite"
+        else request.getfixturevalue("postgres_url")
+    )
     database = open_database(url, pool_size=8)
     database.migrate()
     yield Watched(database, tmp_path)
@@ -64,7 +71,8 @@ def watched(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Watched]
 
 
 def test_each_file_is_in_one_job(watched: Watched) -> None:
-    """Several files of one night are one job; the next night has those that came since, and those that changed."""
+    """Several files of one night are one job; the next night has those that came since, and those
+    that changed."""
     watched.put("b.jsonl")
     watched.put("a.jsonl")
     watched.watch()
@@ -92,8 +100,8 @@ def test_packed_files_and_tables_are_taken_once(watched: Watched) -> None:
 
 
 def test_a_folder_of_texts_is_watched(watched: Watched) -> None:
-    """Each new file is a document of the next job, whatever its name; a changed one is new again, and is read as it was
-    when its job began or not at all."""
+    """Each new file is a document of the next job, whatever its name; a changed one is new again,
+    and is read as it was when its job began or not at all."""
     spec = {"prompt": "{name}: {text}", "model": "m", "format": "text", "max_bad_rows": 1}
     source = f"{watched.folder}/"
     for name in ("b.txt", "a ü.note", "c.txt"):
@@ -106,7 +114,11 @@ def test_a_folder_of_texts_is_watched(watched: Watched) -> None:
     watched.put("b.txt", "other words")
     watched.nth_night(2)
     assert watched.jobs_files() == [["a ü.note", "b.txt", "c.txt"], ["b.txt"]]
-    assert watched.outcomes() == [FiringOutcome.STARTED, FiringOutcome.NOTHING_NEW, FiringOutcome.STARTED]
+    assert watched.outcomes() == [
+        FiringOutcome.STARTED,
+        FiringOutcome.NOTHING_NEW,
+        FiringOutcome.STARTED,
+    ]
     first, second = (watched.jobs.get(f"nightly@2026-03-1{nth}T01:00Z") for nth in (0, 2))
     assert first.total == 3
     read = open_source(second.source, JobSpec.from_json(spec))
@@ -120,9 +132,16 @@ def test_a_folder_of_texts_is_watched(watched: Watched) -> None:
         list(open_source(first.source, JobSpec.from_json(spec)).documents({}))
 
 
-def test_a_prefix_of_a_bucket_is_watched(s3_server: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Objects that come, and those that are written again; a name that a URI quotes is known again."""
-    for name, value in (("ACCESS_KEY_ID", "test"), ("SECRET_ACCESS_KEY", "test"), ("DEFAULT_REGION", "us-east-1")):
+def test_a_prefix_of_a_bucket_is_watched(
+    s3_server: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Objects that come, and those that are written again; a name that a URI quotes is known
+    again."""
+    for name, value in (
+        ("ACCESS_KEY_ID", "test"),
+        ("SECRET_ACCESS_KEY", "test"),
+        ("DEFAULT_REGION", "us-east-1"),
+    ):
         monkeypatch.setenv(f"AWS_{name}", value)
     client = s3_server.client()
     client.create_bucket(Bucket="watched")
@@ -130,25 +149,35 @@ def test_a_prefix_of_a_bucket_is_watched(s3_server: S3Server, tmp_path: Path, mo
     database.migrate()
     night = Watched(database, tmp_path, ProducerSettings(s3_endpoint_url=s3_server.url))
     night.add(source="s3://watched/in/*.jsonl", new_files=True, overlap=True)
-    for nth, (name, text) in enumerate([("a 1.jsonl", "x"), ("b.jsonl", "x"), ("", ""), ("a 1.jsonl", "changed")]):
+    for nth, (name, text) in enumerate(
+        [("a 1.jsonl", "x"), ("b.jsonl", "x"), ("", ""), ("a 1.jsonl", "changed")]
+    ):
         if name:
             row = json.dumps({"id": f"{nth}", "text": text})
             client.put_object(Bucket="watched", Key=f"in/{name}", Body=row.encode())
         night.nth_night(nth)
     assert night.jobs_files() == [["a%201.jsonl"], ["b.jsonl"], ["a%201.jsonl"]]
     texts = {"prompt": "{text}", "model": "m", "format": "text"}
-    night.schedules.add("texts", "0 1 * * *", "s3://watched/in/", texts, new_files=True, overlap=True)
+    night.schedules.add(
+        "texts", "0 1 * * *", "s3://watched/in/", texts, new_files=True, overlap=True
+    )
     night.nth_night(4)
     night.nth_night(5)
-    assert [firing.outcome for firing in night.firings("texts")] == [FiringOutcome.NOTHING_NEW, FiringOutcome.STARTED]
+    assert [firing.outcome for firing in night.firings("texts")] == [
+        FiringOutcome.NOTHING_NEW,
+        FiringOutcome.STARTED,
+    ]
     job = night.jobs.get(str(night.firings("texts")[1].job_id))
-    read = open_source(job.source, JobSpec.from_json(texts), ProducerSettings(s3_endpoint_url=s3_server.url))
+    read = open_source(
+        job.source, JobSpec.from_json(texts), ProducerSettings(s3_endpoint_url=s3_server.url)
+    )
     assert [row.doc_id for row in read.documents({})] == ["a 1.jsonl", "b.jsonl"]
     database.close()
 
 
 def test_a_night_without_new_files_starts_nothing_and_says_so(watched: Watched) -> None:
-    """Nothing has failed, and however many such nights there are, the list has one line for them, beside the jobs."""
+    """Nothing has failed, and however many such nights there are, the list has one line for them,
+    beside the jobs."""
     watched.put("a.jsonl")
     watched.watch()
     for nth in range(4):
@@ -172,7 +201,9 @@ def test_each_decided_time_is_counted_once(watched: Watched) -> None:
     watched.put("notes.doc")
     watched.now = ONE + 2 * DAY + 1
     first.turn()
-    assert first.firings == dict.fromkeys((FiringOutcome.STARTED, FiringOutcome.NOTHING_NEW, FiringOutcome.FAILED), 1)
+    assert first.firings == dict.fromkeys(
+        (FiringOutcome.STARTED, FiringOutcome.NOTHING_NEW, FiringOutcome.FAILED), 1
+    )
     assert not other.firings
 
 
@@ -185,7 +216,8 @@ def test_an_empty_folder_is_no_failure(watched: Watched) -> None:
 
 
 def test_a_file_that_may_still_be_written_waits(watched: Watched) -> None:
-    """One that was changed a moment ago is left for the next time, whatever its name, and the list says so."""
+    """One that was changed a moment ago is left for the next time, whatever its name, and the list
+    says so."""
     watched.put("a.jsonl", seconds_ago=1)
     watched.put("b.part", seconds_ago=1)
     watched.watch()
@@ -206,7 +238,9 @@ def test_a_time_far_ahead_does_not_keep_a_file_out(watched: Watched) -> None:
     assert watched.jobs_files() == [["a.jsonl"]]
 
 
-def test_more_files_than_a_job_may_have_come_in_turns(watched: Watched, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_more_files_than_a_job_may_have_come_in_turns(
+    watched: Watched, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The first by name, then the rest; also where they are looked up in small parts."""
     monkeypatch.setattr(new_files, "MAX_FILES", 3)
     monkeypatch.setattr(new_files, "_ASKED_AT_ONCE", 2)
@@ -218,8 +252,11 @@ def test_more_files_than_a_job_may_have_come_in_turns(watched: Watched, monkeypa
     assert watched.jobs_files() == [["0.jsonl", "1.jsonl", "2.jsonl"], ["3.jsonl", "4.jsonl"]]
 
 
-def test_a_process_that_dies_after_its_submit_neither_loses_nor_repeats_a_file(watched: Watched) -> None:
-    """Killed before the start was written down: that job counts, and what came meanwhile is the next night's."""
+def test_a_process_that_dies_after_its_submit_neither_loses_nor_repeats_a_file(
+    watched: Watched,
+) -> None:
+    """Killed before the start was written down: that job counts, and what came meanwhile is the
+    next night's."""
     watched.put("a.jsonl")
     watched.watch()
     watched.now = ONE + 1
@@ -234,7 +271,8 @@ def test_a_process_that_dies_after_its_submit_neither_loses_nor_repeats_a_file(w
 
 
 def test_a_job_that_was_not_written_down_keeps_its_files(watched: Watched) -> None:
-    """Even if no process came back before the time was missed: its files are in that job, and in no other."""
+    """Even if no process came back before the time was missed: its files are in that job, and in no
+    other."""
     watched.put("a.jsonl")
     schedule = watched.watch()
     watched.now = ONE + 1
@@ -245,8 +283,11 @@ def test_a_job_that_was_not_written_down_keeps_its_files(watched: Watched) -> No
     assert len(watched.jobs.list()) == 2
 
 
-def test_a_submit_that_comes_too_late_takes_nothing_twice(watched: Watched, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two processes look at the folder before either submits, each for another time: one has the file, the other no job."""
+def test_a_submit_that_comes_too_late_takes_nothing_twice(
+    watched: Watched, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two processes look at the folder before either submits, each for another time: one has the
+    file, the other no job."""
     watched.put("a.jsonl")
     first = watched.watch()
     second = watched.store.get("nightly")
@@ -291,7 +332,8 @@ def test_a_file_that_has_no_rows_fails_its_time_and_takes_nothing(watched: Watch
 
 
 def test_what_was_taken_outlives_the_job_and_not_the_schedule(watched: Watched) -> None:
-    """Purging a job makes its files no news; removing the schedule forgets them, and another one begins with all."""
+    """Purging a job makes its files no news; removing the schedule forgets them, and another one
+    begins with all."""
     watched.put("a.jsonl")
     watched.watch()
     watched.nth_night(0)
@@ -307,7 +349,8 @@ def test_what_was_taken_outlives_the_job_and_not_the_schedule(watched: Watched) 
 
 
 def test_only_places_that_files_come_to_are_watched(watched: Watched) -> None:
-    """One file and a database are refused when the schedule is added; a pattern and a prefix are not."""
+    """One file and a database are refused when the schedule is added; a pattern and a prefix are
+    not."""
     for source in (watched.source, "sqlite:///rows.db"):
         with pytest.raises(ScheduleError, match="is no folder that new files can come to"):
             watched.add(source=source, new_files=True)
@@ -323,7 +366,8 @@ def limit_what_is_remembered(monkeypatch: pytest.MonkeyPatch, most: int) -> None
 def test_at_the_limit_files_that_are_gone_are_forgotten_and_no_other(
     watched: Watched, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What lies there is never taken twice; where all of it still does the time fails, names the limit and takes nothing."""
+    """What lies there is never taken twice; where all of it still does the time fails, names the
+    limit and takes nothing."""
     limit_what_is_remembered(monkeypatch, 2)
     for name in ("a.jsonl", "b.jsonl"):
         watched.put(name)
@@ -342,7 +386,9 @@ def test_at_the_limit_files_that_are_gone_are_forgotten_and_no_other(
     assert watched.jobs_files()[2:] == [["d.jsonl"]]
 
 
-def test_a_folder_that_is_away_makes_nothing_forgotten(watched: Watched, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_that_is_away_makes_nothing_forgotten(
+    watched: Watched, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """An empty place may be a mount that is away: when it is back its files are still known."""
     limit_what_is_remembered(monkeypatch, 1)
     watched.put("a.jsonl")
@@ -356,4 +402,8 @@ def test_a_folder_that_is_away_makes_nothing_forgotten(watched: Watched, monkeyp
     away.rename(watched.folder)
     limit_what_is_remembered(monkeypatch, 2)
     watched.nth_night(2)
-    assert watched.outcomes() == [FiringOutcome.STARTED, FiringOutcome.FAILED, FiringOutcome.NOTHING_NEW]
+    assert watched.outcomes() == [
+        FiringOutcome.STARTED,
+        FiringOutcome.FAILED,
+        FiringOutcome.NOTHING_NEW,
+    ]

@@ -1,4 +1,5 @@
-"""Webhooks over TLS, to receivers on this machine with certificates of an authority of their own."""
+"""Webhooks over TLS, to receivers on this machine with certificates of an authority of their
+own."""
 
 from __future__ import annotations
 
@@ -64,7 +65,9 @@ def receiver(certificate: Path | None) -> Iterator[Receiver]:
     if certificate is not None:
         context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
         context.load_cert_chain(certificate)
-        server.socket = context.wrap_socket(server.socket, server_side=True, do_handshake_on_connect=False)
+        server.socket = context.wrap_socket(
+            server.socket, server_side=True, do_handshake_on_connect=False
+        )
     thread = threading.Thread(target=server.serve_forever, args=(0.02,))
     thread.start()
     try:
@@ -76,16 +79,24 @@ def receiver(certificate: Path | None) -> Iterator[Receiver]:
 
 
 def due(port: int, host: str = "localhost", path: str = "hook") -> DueDelivery:
-    return DueDelivery("evt_x", "we_x", "{}", 0, f"https://{host}:{port}/{path}", ["whsec_" + "a" * 32])
+    return DueDelivery(
+        "evt_x", "we_x", "{}", 0, f"https://{host}:{port}/{path}", ["whsec_" + "a" * 32]
+    )
 
 
-async def test_certificates_are_checked_and_faults_tell_nothing_of_the_network(folder: Path) -> None:
-    """One of the authority in gateway.webhook_ca_file is right for its own name. A certificate of another name or authority, a
-    port without TLS, one where nothing listens and a name that is none read alike; the log has the difference."""
+async def test_certificates_are_checked_and_faults_tell_nothing_of_the_network(
+    folder: Path,
+) -> None:
+    """One of the authority in gateway.webhook_ca_file is right for its own name.
+
+    A certificate of another name or authority, a port without TLS, one where nothing listens and a
+    name that is none read alike; the log has the difference."""
     own, system = trusted(folder / "ca.pem"), trusted(None)
     with ExitStack() as open_ones:
         good, other, stranger, plain = (
-            open_ones.enter_context(receiver(folder / f"{name}.pem" if name else None)).server_address[1]
+            open_ones.enter_context(
+                receiver(folder / f"{name}.pem" if name else None)
+            ).server_address[1]
             for name in ("good", "other", "stranger", "")
         )
         sent = await send(due(good), HOSTS, own)
@@ -108,7 +119,8 @@ async def test_certificates_are_checked_and_faults_tell_nothing_of_the_network(f
 
 
 def test_a_door_delivers_to_a_receiver_of_its_own_authority(folder: Path, tmp_path: Path) -> None:
-    """Signed, by https, with the settings that its operator has: the public authorities know nothing of it."""
+    """Signed, by https, with the settings that its operator has: the public authorities know
+    nothing of it."""
     settings = door_settings(tmp_path, webhook_hosts=HOSTS, webhook_ca_file=folder / "ca.pem")
     with receiver(folder / "good.pem") as server, door(settings) as url:
         place = f"https://localhost:{server.server_address[1]}/hook"
@@ -120,12 +132,14 @@ def test_a_door_delivers_to_a_receiver_of_its_own_authority(folder: Path, tmp_pa
 
 
 def test_registering_a_url_tells_nothing_of_the_network(tmp_path: Path) -> None:
-    """A name that is none and one that leads inside are refused alike; an address is refused by its looks."""
+    """A name that is none and one that leads inside are refused alike; an address is refused by its
+    looks."""
     with door(door_settings(tmp_path)) as url:
         for host, why in (
-            ("nowhere.invalid", UNREACHABLE), ("localhost", UNREACHABLE),
+            ("nowhere.invalid", UNREACHABLE),
+            ("localhost", UNREACHABLE),
             ("10.0.0.1", "is not an address of the public internet"),
-        ):  # fmt: skip
+        ):
             refused = httpx2.post(f"{url}/v1/webhooks", json={"url": f"https://{host}/hook"})
             assert (refused.status_code, refused.json()["detail"]) == (400, f"url: {host} {why}")
 
@@ -135,5 +149,7 @@ def test_a_file_without_certificates_is_refused_at_the_start(tmp_path: Path) -> 
     empty = tmp_path / "ca.pem"
     empty.write_text("no certificate")
     for path in (empty, tmp_path / "nowhere.pem"):
-        with pytest.raises(ValidationError, match=r"webhook_ca_file\n.*give a PEM file of certificates"):
+        with pytest.raises(
+            ValidationError, match=r"webhook_ca_file\n.*give a PEM file of certificates"
+        ):
             GatewayFields(webhook_ca_file=path)

@@ -68,31 +68,44 @@ class House:
         self.database: Database = open_ledger(self.settings.database_url)
         self.database.migrate()
         prices = {"default": ProviderFacts(usd_per_mtok_in=1.0)}  # for jobs with a budget
-        self.producer = Producer(ProducerSettings(database_url=self.settings.database_url, providers=prices))
+        self.producer = Producer(
+            ProducerSettings(database_url=self.settings.database_url, providers=prices)
+        )
         self.hot = RedisLedger(self.redis, Meta(self.database).epoch())
         self.jobs, self.outcomes = JobStore(self.database), OutcomeStore(self.database)
         self.control = Control(self.settings, self.database, self.hot, owner="test")
 
     def submit(self, documents: int, **spec: object) -> Job:
         path = self.folder / f"{documents}.jsonl"
-        path.write_bytes(b"".join(orjson.dumps({"id": f"d{n}", "text": f"text {n}"}) + b"\n" for n in range(documents)))
+        path.write_bytes(
+            b"".join(
+                orjson.dumps({"id": f"d{n}", "text": f"text {n}"}) + b"\n" for n in range(documents)
+            )
+        )
         return self.producer.submit(path, SPEC | spec)
 
     def queued(self) -> list[str]:
-        return [decode_envelope(as_bytes(raw)).message.key.doc_id for raw in self.redis.lrange(QUEUE, 0, -1)]
+        return [
+            decode_envelope(as_bytes(raw)).message.key.doc_id
+            for raw in self.redis.lrange(QUEUE, 0, -1)
+        ]
 
     def finish(self, job: Job, *docs: str) -> None:
         """What a worker does with documents that succeed."""
         keys = [ItemKey(job.job_id, 1, doc) for doc in docs]
         results = [Result(key, 200, b"{}", None, None, None, 1, 1, 5, 1, 1, 1) for key in keys]
         self.outcomes.settle(results, [])
-        self.hot.settle(SettleBatch(done=[SettledDone(key, buckets_for(job), cost_microusd=5) for key in keys]))
+        self.hot.settle(
+            SettleBatch(done=[SettledDone(key, buckets_for(job), cost_microusd=5) for key in keys])
+        )
 
     def update(self, windows: FeedWindows) -> None:
         """What the loop does before it feeds."""
         live = [job for job, _ in LiveJobs(self.database).look()]
         seen = self.hot.see(live)
-        windows.update(live, {job.job_id: of_job.outstanding for job, of_job in zip(live, seen, strict=True)})
+        windows.update(
+            live, {job.job_id: of_job.outstanding for job, of_job in zip(live, seen, strict=True)}
+        )
 
     def state(self, job: Job) -> JobState:
         return self.jobs.get(job.job_id).state
@@ -110,7 +123,8 @@ def house(redis_server: RedisServer, tmp_path: Path) -> Iterator[House]:
 
 
 def test_feeding_keeps_to_its_window(redis_server: RedisServer, tmp_path: Path) -> None:
-    """No more documents are queued than the window allows, and each is queued once however often we tick."""
+    """No more documents are queued than the window allows, and each is queued once however often we
+    tick."""
     house = House(redis_server, tmp_path, window=10)
     job = house.submit(25)
     for _ in range(3):
@@ -136,7 +150,8 @@ def claim(house: House, number: int) -> list[str]:
 
 
 def test_an_urgent_job_passes_a_full_queue_and_never_fills_the_fleet(house: House) -> None:
-    """Its documents are claimed next, in their order, and there are never more of them than three quarters of the slots."""
+    """Its documents are claimed next, in their order, and there are never more of them than three
+    quarters of the slots."""
     house.hot.heartbeat("worker", {"lane": "api", "concurrency": "8"})
     house.hot.heartbeat("elsewhere", {"lane": "gpu", "concurrency": "100"})
     big = house.submit(5_000)
@@ -165,12 +180,18 @@ def test_a_fleet_of_unknown_size_gets_urgent_documents_one_by_one(house: House) 
     assert jobs_queued(house)[0] == urgent.job_id
 
 
-def test_jobs_share_the_queue_by_tenant_weight_and_priority(redis_server: RedisServer, tmp_path: Path) -> None:
-    """Shares hold before any document is finished, and from the first step on the documents of all jobs mix."""
+def test_jobs_share_the_queue_by_tenant_weight_and_priority(
+    redis_server: RedisServer, tmp_path: Path
+) -> None:
+    """Shares hold before any document is finished, and from the first step on the documents of all
+    jobs mix."""
     house = House(redis_server, tmp_path, window=900)
     specs: list[dict[str, object]] = [
-        {"tenant": "a", "weight": 1.0}, {"tenant": "a", "weight": 3.0}, {"tenant": "b"}, {"priority": "low"},
-    ]  # fmt: skip
+        {"tenant": "a", "weight": 1.0},
+        {"tenant": "a", "weight": 3.0},
+        {"tenant": "b"},
+        {"priority": "low"},
+    ]
     jobs = [house.submit(2_000, **spec) for spec in specs]
     house.control.tick()
     assert set(jobs_queued(house)[:200]) == {job.job_id for job in jobs}
@@ -181,7 +202,8 @@ def test_jobs_share_the_queue_by_tenant_weight_and_priority(redis_server: RedisS
 
 
 def test_a_job_that_has_nothing_in_the_queue_leaves_its_share_to_the_others(house: House) -> None:
-    """An open job without new documents takes no room; once it has documents it has its share again at once."""
+    """An open job without new documents takes no room; once it has documents it has its share again
+    at once."""
     now = 100.0
     windows = FeedWindows(house.hot, 30, Specs(), clock=lambda: now)
     busy, idle = house.submit(1), house.submit(2, weight=1.5)
@@ -196,7 +218,8 @@ def test_a_job_that_has_nothing_in_the_queue_leaves_its_share_to_the_others(hous
 
 
 def test_many_jobs_take_turns_and_never_fill_more_than_the_window(house: House) -> None:
-    """Whole steps of a few jobs fill the queue; those that wait for their turn for long do not pass the others."""
+    """Whole steps of a few jobs fill the queue; those that wait for their turn for long do not pass
+    the others."""
     now = 100.0
     windows = FeedWindows(house.hot, 80, Specs(), clock=lambda: now)
     jobs = [house.submit(30) for _ in range(20)]
@@ -213,7 +236,8 @@ def test_many_jobs_take_turns_and_never_fill_more_than_the_window(house: House) 
 
 
 def test_processes_that_lead_some_of_many_jobs_feed_into_parts_of_their_own(house: House) -> None:
-    """Two processes that each lead half of the jobs fill half of the window each, not the whole of it twice."""
+    """Two processes that each lead half of the jobs fill half of the window each, not the whole of
+    it twice."""
     jobs = [house.submit(30) for _ in range(20)]
     fed = 0
     live = [job for job, _ in LiveJobs(house.database).look()]
@@ -243,14 +267,19 @@ def test_a_control_loop_that_has_much_to_look_at_rests_in_proportion(
             return True
 
     clock = iter(range(1_000))
-    monkeypatch.setattr(time, "thread_time", lambda: float(next(clock)))  # each look takes a second, and there are two
+    monkeypatch.setattr(
+        time, "thread_time", lambda: float(next(clock))
+    )  # each look takes a second, and there are two
     monkeypatch.setattr(house.control, "_wake", Wake())
     house.control.run(stop)
     assert waited == [2 * REST]
 
 
-def test_a_job_in_prefix_order_is_fed_in_steps_worth_ordering(redis_server: RedisServer, tmp_path: Path) -> None:
-    """Alone in its queue it waits until half the window is room; others are fed as much as there is."""
+def test_a_job_in_prefix_order_is_fed_in_steps_worth_ordering(
+    redis_server: RedisServer, tmp_path: Path
+) -> None:
+    """Alone in its queue it waits until half the window is room; others are fed as much as there
+    is."""
     house = House(redis_server, tmp_path, window=30)
     windows = FeedWindows(house.hot, 30, Specs())
     job = house.submit(100, prefix_order=True)
@@ -260,18 +289,24 @@ def test_a_job_in_prefix_order_is_fed_in_steps_worth_ordering(redis_server: Redi
     settled = iter(range(30))
 
     def finish(number: int) -> None:
-        house.hot.drop_from_window([ItemKey(job.job_id, 1, f"d{next(settled)}") for _ in range(number)])
+        house.hot.drop_from_window(
+            [ItemKey(job.job_id, 1, f"d{next(settled)}") for _ in range(number)]
+        )
         house.update(windows)
 
     finish(14)
-    assert (windows.for_feed(job, 1, ordered=True).documents, windows.for_feed(job, 1).documents) == (0, 14)
+    assert (
+        windows.for_feed(job, 1, ordered=True).documents,
+        windows.for_feed(job, 1).documents,
+    ) == (0, 14)
     finish(1)
     assert windows.for_feed(job, 1, ordered=True).documents == 15
     house.close()
 
 
 def test_the_window_is_seconds_of_work_at_the_pace_of_the_fleet(house: House) -> None:
-    """A paced fleet of many slots keeps little in its queue, so that a new job soon has its turn; a quick one keeps more."""
+    """A paced fleet of many slots keeps little in its queue, so that a new job soon has its turn; a
+    quick one keeps more."""
     now = 100.0
     windows = FeedWindows(house.hot, None, Specs(), clock=lambda: now)
     job = house.submit(10)
@@ -280,7 +315,9 @@ def test_the_window_is_seconds_of_work_at_the_pace_of_the_fleet(house: House) ->
         nonlocal now
         for _ in range(30):  # what was higher before has faded by then
             now += LOOK_EVERY_S
-            house.redis.hincrby(f"penstock:{job.job_id}:stats", "succeeded", int(LOOK_EVERY_S) * documents_per_s)
+            house.redis.hincrby(
+                f"penstock:{job.job_id}:stats", "succeeded", int(LOOK_EVERY_S) * documents_per_s
+            )
             house.update(windows)
         return windows.for_feed(job, 1).documents
 
@@ -315,7 +352,8 @@ def test_a_job_completes_when_sql_counts_every_outcome(house: House) -> None:
 
 
 def test_a_lost_message_is_published_again(house: House) -> None:
-    """A document whose message vanished from the queue comes back after two rounds; the others are left alone."""
+    """A document whose message vanished from the queue comes back after two rounds; the others are
+    left alone."""
     house.submit(5)
     house.control.tick()
     house.redis.rpop(QUEUE)
@@ -338,11 +376,14 @@ def test_a_leased_message_is_not_taken_for_lost(house: House) -> None:
 
 
 def test_settled_in_sql_but_not_in_redis_is_mended(house: House) -> None:
-    """A worker that died between SQL and Redis leaves a document in the window: it is closed, not run again."""
+    """A worker that died between SQL and Redis leaves a document in the window: it is closed, not
+    run again."""
     job = house.submit(2)
     house.control.tick()
     house.redis.delete(QUEUE)
-    house.outcomes.settle([Result(ItemKey(job.job_id, 1, "d0"), 200, b"{}", None, None, None, 1, 1, 0, 1, 1, 1)], [])
+    house.outcomes.settle(
+        [Result(ItemKey(job.job_id, 1, "d0"), 200, b"{}", None, None, None, 1, 1, 0, 1, 1, 1)], []
+    )
     for _ in range(4):
         house.control.tick()
     assert house.queued() == ["d1"]
@@ -350,7 +391,8 @@ def test_settled_in_sql_but_not_in_redis_is_mended(house: House) -> None:
 
 
 def test_flushall_costs_no_finished_document(house: House) -> None:
-    """After FLUSHALL the completed set is rebuilt before anything is fed: only unfinished documents come back."""
+    """After FLUSHALL the completed set is rebuilt before anything is fed: only unfinished documents
+    come back."""
     job = house.submit(6)
     house.control.tick()
     house.finish(job, "d0", "d1", "d2", "d3")
@@ -375,14 +417,17 @@ def test_the_budget_pauses_the_job(house: House) -> None:
 
 
 def test_a_pause_with_a_stated_end_is_over_by_itself(house: House) -> None:
-    """A job that paused until a time goes on when it has come, whichever process ticks then, and lifts no hold (A2)."""
+    """A job that paused until a time goes on when it has come, whichever process ticks then, and
+    lifts no hold (A2)."""
     job = house.submit(3)
     paused: dict[str, Any] = {"reason": "the provider asks to wait", "expect": {JobState.RUNNING}}
     house.jobs.set_state(job.job_id, JobState.PAUSED, **paused, resume_at=time.time() + 1000)
     hold_quota(house, "another job's account")
     house.control.tick()
     assert house.state(job) is JobState.PAUSED
-    house.jobs.set_state(job.job_id, JobState.PAUSED, reason="", expect={JobState.PAUSED}, resume_at=time.time() - 1)
+    house.jobs.set_state(
+        job.job_id, JobState.PAUSED, reason="", expect={JobState.PAUSED}, resume_at=time.time() - 1
+    )
     newly_started = Control(house.settings, house.database, house.hot, owner="after a restart")
     newly_started.tick()
     assert house.state(job) is JobState.RUNNING
@@ -394,10 +439,13 @@ def test_a_pause_with_a_stated_end_is_over_by_itself(house: House) -> None:
 
 @pytest.mark.parametrize("ends_in_s", [None, 1000.0], ids=["until a person acts", "until a time"])
 def test_resuming_by_hand_ends_the_providers_pause(house: House, ends_in_s: float | None) -> None:
-    """Who resumes a job before its time says that its provider may be asked again: pause and hold are gone (A2)."""
+    """Who resumes a job before its time says that its provider may be asked again: pause and hold
+    are gone (A2)."""
     job = house.submit(3)
     resume_at = None if ends_in_s is None else time.time() + ends_in_s
-    house.jobs.set_state(job.job_id, JobState.PAUSED, reason="", expect={JobState.RUNNING}, resume_at=resume_at)
+    house.jobs.set_state(
+        job.job_id, JobState.PAUSED, reason="", expect={JobState.RUNNING}, resume_at=resume_at
+    )
     hold_quota(house, "an empty wallet", pause_s=1000)
     house.control.tick()
     house.jobs.set_state(job.job_id, JobState.RUNNING, expect={JobState.PAUSED})
@@ -406,8 +454,8 @@ def test_resuming_by_hand_ends_the_providers_pause(house: House, ends_in_s: floa
 
 
 def test_a_control_process_that_started_during_a_pause_lifts_the_hold(house: House) -> None:
-    """A job that is resumed after its control process was replaced does not pause again over the old hold, though the dead
-    one still has the lease of its feed (A2)."""
+    """A job that is resumed after its control process was replaced does not pause again over the
+    old hold, though the dead one still has the lease of its feed (A2)."""
     job = house.submit(3)
     house.control.tick()
     house.jobs.set_state(job.job_id, JobState.PAUSED, reason="", expect={JobState.RUNNING})
@@ -420,7 +468,8 @@ def test_a_control_process_that_started_during_a_pause_lifts_the_hold(house: Hou
 
 
 def test_documents_of_a_resumed_job_come_back_after_the_hold_is_lifted(house: House) -> None:
-    """Another control process that sees the resume first brings nothing back, which the hold would pause again (A2)."""
+    """Another control process that sees the resume first brings nothing back, which the hold would
+    pause again (A2)."""
     other = Control(house.settings, house.database, house.hot, owner="other")
     job = house.submit(3)
     house.control.tick()
@@ -441,14 +490,22 @@ def test_documents_of_a_resumed_job_come_back_after_the_hold_is_lifted(house: Ho
 
 
 def hold_quota(house: House, why: str, pause_s: float = 0.0) -> None:
-    """What a worker leaves in the quota of the default provider when its account is refused, or asked to wait."""
+    """What a worker leaves in the quota of the default provider when its account is refused, or
+    asked to wait."""
     quota = Quota("default", {"requests": PerSecond(10)})
     quota_hash = QuotaHash(BlockingScripts(house.redis), "default")
 
     async def report() -> None:
         in_force = await quota_hash.install(quota.terms())
         ask = Reserve(
-            in_force.version, quota.terms(), [], {}, 1.0, 0.0, pause_s=pause_s, report=ProviderReport(hold=why)
+            in_force.version,
+            quota.terms(),
+            [],
+            {},
+            1.0,
+            0.0,
+            pause_s=pause_s,
+            report=ProviderReport(hold=why),
         )
         await quota_hash.reserve(ask)
 
@@ -465,7 +522,8 @@ def test_the_deadline_writes_off_what_is_left(house: House) -> None:
 
 
 def test_cancelling_gives_every_document_an_outcome(house: House) -> None:
-    """Cancel after feeding: results stay, everything else is the dead letter `cancelled`, and the sum is the total."""
+    """Cancel after feeding: results stay, everything else is the dead letter `cancelled`, and the
+    sum is the total."""
     job = house.submit(8)
     house.control.tick()
     house.finish(job, "d0", "d1")
@@ -478,7 +536,8 @@ def test_cancelling_gives_every_document_an_outcome(house: House) -> None:
 
 
 def test_cancelling_an_open_job_closes_it(house: House) -> None:
-    """A job that documents are still pushed into ends when it is cancelled, each pushed document with its outcome."""
+    """A job that documents are still pushed into ends when it is cancelled, each pushed document
+    with its outcome."""
     with house.producer.open_job(SPEC) as live:
         live.enqueue("a", {"text": "one"})
         live.flush()
@@ -491,7 +550,8 @@ def test_cancelling_an_open_job_closes_it(house: House) -> None:
 
 
 def test_a_changed_source_fails_the_job(house: House) -> None:
-    """A source that is not what was pinned is never mixed into the job: it fails, with the reason."""
+    """A source that is not what was pinned is never mixed into the job: it fails, with the
+    reason."""
     job = house.submit(3)
     (house.folder / "3.jsonl").write_text("{}")
     house.control.tick()
@@ -513,7 +573,9 @@ def test_cancelling_ends_even_when_the_source_is_gone(house: House) -> None:
     assert "source_unavailable" in cancelled.reason
 
 
-def test_outputs_are_written_before_a_job_is_called_complete(redis_server: RedisServer, tmp_path: Path) -> None:
+def test_outputs_are_written_before_a_job_is_called_complete(
+    redis_server: RedisServer, tmp_path: Path
+) -> None:
     """With results_url set, a completed job has its files."""
     house = House(redis_server, tmp_path, results_url=str(tmp_path / "results"))
     job = house.submit(2)
@@ -530,7 +592,8 @@ def test_outputs_are_written_before_a_job_is_called_complete(redis_server: Redis
 
 
 def test_no_more_is_under_way_than_the_budget_pays_for(house: House) -> None:
-    """A few documents until a cost is known, then as many as the rest of the budget pays for, and a pause at its end (D15)."""
+    """A few documents until a cost is known, then as many as the rest of the budget pays for, and a
+    pause at its end (D15)."""
     job = house.submit(100, budget_usd=0.000050)  # ten documents of 5 microusd
     house.control.tick()
     first = house.queued()
@@ -547,7 +610,8 @@ def test_no_more_is_under_way_than_the_budget_pays_for(house: House) -> None:
 
 
 def test_a_budget_that_pays_for_all_ends_with_the_job(house: House) -> None:
-    """A job whose last document takes the last of the budget is complete, not paused at 100 % (D15)."""
+    """A job whose last document takes the last of the budget is complete, not paused at 100 %
+    (D15)."""
     job = house.submit(10, budget_usd=0.000050)
     for _ in range(12):
         house.control.tick()
@@ -556,7 +620,7 @@ def test_a_budget_that_pays_for_all_ends_with_the_job(house: House) -> None:
     assert house.state(job) is JobState.COMPLETED
 
 
-# -- what a round costs, and who leads -----------------------------------------------------------------------------------
+# -- what a round costs, and who leads -------------------------------------------------------------
 
 
 @dataclass
@@ -593,10 +657,17 @@ def leases_end_in(house: House, seconds: float) -> None:
 def test_an_idle_control_only_looks(
     redis_server: RedisServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, jobs: int
 ) -> None:
-    """With feeds that have nothing to feed, a tick is one read of two statements in SQL however many feeds there are, and in
-    Redis at most nine commands beside three for each feed; a process that leads none of them asks Redis nothing (C9)."""
-    for module, name in ((loop, "ASIDE_S"), (fleet_figures, "REFRESH_S"), (feed_windows, "LOOK_EVERY_S")):
-        monkeypatch.setattr(module, name, 1000.0)  # what comes every few seconds does not come by chance while we count
+    """With feeds that have nothing to feed, a tick is one read of two statements in SQL however
+    many feeds there are, and in Redis at most nine commands beside three for each feed; a process
+    that leads none of them asks Redis nothing (C9)."""
+    for module, name in (
+        (loop, "ASIDE_S"),
+        (fleet_figures, "REFRESH_S"),
+        (feed_windows, "LOOK_EVERY_S"),
+    ):
+        monkeypatch.setattr(
+            module, name, 1000.0
+        )  # what comes every few seconds does not come by chance while we count
     house = House(redis_server, tmp_path, window=1, reconcile_interval_s=1000.0)
     house.hot.heartbeat("worker", {"lane": "api", "concurrency": "8"})
     for number in range(jobs):
@@ -619,7 +690,8 @@ def test_an_idle_control_only_looks(
 
 
 def test_leases_are_renewed_by_one_write_at_a_third_of_their_time(house: House) -> None:
-    """Twenty feeds cost one write every five seconds, and two renewals may fail before a leader loses them (C9)."""
+    """Twenty feeds cost one write every five seconds, and two renewals may fail before a leader
+    loses them (C9)."""
     for number in range(20):
         house.submit(number + 1)
     house.control.tick()
@@ -636,7 +708,8 @@ def test_leases_are_renewed_by_one_write_at_a_third_of_their_time(house: House) 
 
 
 def test_another_process_leads_in_the_first_tick_after_a_lease_has_ended(house: House) -> None:
-    """A leader that died is replaced when its lease is over, and not before; one that only slept finds that it lost (C9)."""
+    """A leader that died is replaced when its lease is over, and not before; one that only slept
+    finds that it lost (C9)."""
     job = house.submit(300)
     other = Control(house.settings, house.database, house.hot, owner="other")
     house.control.tick()

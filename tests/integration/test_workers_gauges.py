@@ -47,7 +47,9 @@ def test_gauges_are_summed_over_engines() -> None:
     assert read_gauges(PAGE) == (20.0, 3.0)
 
 
-@pytest.mark.parametrize("text", ["", "# TYPE up gauge\nup 1\n", PAGE.split("# HELP vllm:num_requests_waiting")[0]])
+@pytest.mark.parametrize(
+    "text", ["", "# TYPE up gauge\nup 1\n", PAGE.split("# HELP vllm:num_requests_waiting")[0]]
+)
 def test_a_page_without_both_gauges_tells_nothing(text: str) -> None:
     """Half of the answer is no answer."""
     assert read_gauges(text) is None
@@ -75,7 +77,9 @@ def test_a_server_that_tells_is_listened_to() -> None:
 
 
 @pytest.mark.parametrize(("text", "status"), [("not found", 404), ("{}", 200), (PAGE, 500)])
-def test_a_server_without_gauges_is_left_alone(text: str, status: int, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_server_without_gauges_is_left_alone(
+    text: str, status: int, caplog: pytest.LogCaptureFixture
+) -> None:
     """No figure is reported, the watch goes on, and the log says when it asks again."""
 
     async def main() -> None:
@@ -84,7 +88,7 @@ def test_a_server_without_gauges_is_left_alone(text: str, status: int, caplog: p
             with caplog.at_level("INFO"):
                 watch.start()
                 async with asyncio.timeout(10):
-                    while "asking again" not in caplog.text:  # noqa: ASYNC110 - a log line has no event
+                    while ("asking again") not in caplog.text:  # noqa: ASYNC110 - a log line has no event
                         await asyncio.sleep(0)
             await watch.close()
 

@@ -1,4 +1,5 @@
-"""A Kubernetes API server, spoken to as it is: a kubeconfig's address and credentials, JSON over HTTPS, no client library."""
+"""A Kubernetes API server, spoken to as it is: a kubeconfig's address and credentials, JSON over
+HTTPS, no client library."""
 
 from __future__ import annotations
 
@@ -15,7 +16,11 @@ import yaml
 
 TIMEOUT_S = 30.0
 MANAGER = "penstock-tests"
-JSON, MERGE, APPLY = "application/json", "application/merge-patch+json", "application/apply-patch+yaml"
+JSON, MERGE, APPLY = (
+    "application/json",
+    "application/merge-patch+json",
+    "application/apply-patch+yaml",
+)
 
 Object = dict[str, Any]
 
@@ -42,17 +47,21 @@ class Api:
         """Certificates are copied to ``folder``, because TLS wants files."""
         config = yaml.safe_load(kubeconfig.read_text("utf-8"))
         named = {
-            section: {one["name"]: one for one in config[section]} for section in ("clusters", "contexts", "users")
+            section: {one["name"]: one for one in config[section]}
+            for section in ("clusters", "contexts", "users")
         }
         context = named["contexts"][config["current-context"]]["context"]
         cluster = named["clusters"][context["cluster"]]["cluster"]
         user = named["users"][context["user"]].get("user") or {}
         assert "exec" not in user, (
-            f"{kubeconfig}: user {context['user']!r} logs in by a program; tests take no such clusters"
+            f"{kubeconfig}: user {context['user']!r} logs in by a program; tests take no such "
+            "clusters"
         )
         return cls(cluster["server"], _trust(cluster, user, folder), user.get("token"))
 
-    def call(self, method: str, path: str, body: Object | None = None, content: str = JSON) -> Object:
+    def call(
+        self, method: str, path: str, body: Object | None = None, content: str = JSON
+    ) -> Object:
         """Raises ApiError."""
         data = None if body is None else json.dumps(body).encode()
         headers = self._headers | {"Content-Type": content, "Accept": JSON}

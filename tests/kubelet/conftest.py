@@ -1,4 +1,5 @@
-"""Small pods for tests of the kubelet itself: containers of `sh`, and fifty times the pace between probes and restarts."""
+"""Small pods for tests of the kubelet itself: containers of `sh`, and fifty times the pace between
+probes and restarts."""
 
 from __future__ import annotations
 
@@ -37,11 +38,15 @@ def kubelet(tmp_path: Path, namespace: Namespace) -> Iterator[Kubelet]:
 def start(kubelet: Kubelet) -> Start:
     """``start(main, init=[…], restartPolicy="Never")``: a pod of these containers."""
 
-    def pod(*containers: dict[str, Any], init: list[dict[str, Any]] | None = None, **spec: Any) -> RunningPod:
-        return kubelet.run({
-            "metadata": {"name": f"pod-{len(kubelet.pods)}", "labels": {"team": "a"}},
-            "spec": {"containers": list(containers), "initContainers": init or [], **spec},
-        })  # fmt: skip
+    def pod(
+        *containers: dict[str, Any], init: list[dict[str, Any]] | None = None, **spec: Any
+    ) -> RunningPod:
+        return kubelet.run(
+            {
+                "metadata": {"name": f"pod-{len(kubelet.pods)}", "labels": {"team": "a"}},
+                "spec": {"containers": list(containers), "initContainers": init or [], **spec},
+            }
+        )
 
     return pod
 

@@ -15,7 +15,9 @@ from kubelet.process import Process
 from kubelet.sandbox import Prepared, Sandbox
 
 BACK_OFF_S, BACK_OFF_CAP_S = 10.0, 300.0  # the first restart is at once, then 10, 20, 40 … s
-LAST_WINDOW_S = 2.0  # what SIGTERM gives at least, even where the grace period is over: kubelet's own minimum
+LAST_WINDOW_S = (
+    2.0  # what SIGTERM gives at least, even where the grace period is over: kubelet's own minimum
+)
 NEVER_RAN = 128  # exit code of a container whose command cannot be started
 
 
@@ -50,10 +52,15 @@ class Container:
     @property
     def status(self) -> dict[str, Any]:
         return {
-            "name": self.name, "image": self.spec["image"], "imageID": "", "ready": self.ready,
-            "started": self.started.is_set(), "restartCount": self.restarts, "state": self.state,
+            "name": self.name,
+            "image": self.spec["image"],
+            "imageID": "",
+            "ready": self.ready,
+            "started": self.started.is_set(),
+            "restartCount": self.restarts,
+            "state": self.state,
             "lastState": self.last_state,
-        }  # fmt: skip
+        }
 
     async def run(self) -> int:
         """Until it ends for good; its last exit code."""
@@ -67,18 +74,21 @@ class Container:
             self.restarts += 1
 
     async def end(self, deadline: float) -> None:
-        """preStop and SIGTERM now, SIGKILL at ``deadline`` of the loop's clock; it is not started again."""
+        """preStop and SIGTERM now, SIGKILL at ``deadline`` of the loop's clock; it is not started
+        again."""
         self._stopping.set()
         if self._process is not None and not self._exited.is_set():
             await self._end_process(deadline)
 
-    # -- one life ----------------------------------------------------------------------------------------------------
+    # -- one life ----------------------------------------------------------------------------------
 
     async def _once(self) -> int:
         try:
             prepared = self._sandbox.prepare(self.spec)
             log = self._sandbox.log(self.name)
-            process = await self._sandbox.machine.start(prepared.argv, prepared.environment, prepared.folder, log)
+            process = await self._sandbox.machine.start(
+                prepared.argv, prepared.environment, prepared.folder, log
+            )
         except Unresolved as error:
             self._waits("CreateContainerConfigError", str(error))
             await self._stopping.wait()
@@ -107,7 +117,14 @@ class Container:
             self.started.clear()
             self._set_ready(False)
         reason = "Completed" if code == 0 else "Error"
-        self.state = {"terminated": {"exitCode": code, "reason": reason, "startedAt": began, "finishedAt": _now()}}
+        self.state = {
+            "terminated": {
+                "exitCode": code,
+                "reason": reason,
+                "startedAt": began,
+                "finishedAt": _now(),
+            }
+        }
         self._did(Did.EXIT, str(code))
         (outcome,) = await asyncio.gather(watch, return_exceptions=True)
         if isinstance(outcome, Exception):
@@ -149,7 +166,7 @@ class Container:
             answer = await ask(hook, self._target, left_s)
             self._did(Did.PRE_STOP, answer or "")
 
-    # -- probes ------------------------------------------------------------------------------------------------------
+    # -- probes ------------------------------------------------------------------------------------
 
     async def _watch(self, target: Target) -> None:
         if not await self._comes_up(target):
@@ -215,7 +232,7 @@ class Container:
         grace_s = self._sandbox.grace_s if probe.grace_s is None else probe.grace_s
         await self._end_process(asyncio.get_running_loop().time() + grace_s)
 
-    # -- the status ------------------------------------------------------------------------------------------------
+    # -- the status --------------------------------------------------------------------------------
 
     def _set_ready(self, ready: bool) -> None:
         if ready is not self.ready:

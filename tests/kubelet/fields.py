@@ -1,4 +1,5 @@
-"""The fields of a pod that this kubelet keeps, those that mean nothing for a process, and a refusal of all others."""
+"""The fields of a pod that this kubelet keeps, those that mean nothing for a process, and a refusal
+of all others."""
 
 from __future__ import annotations
 
@@ -6,7 +7,8 @@ from collections.abc import Mapping
 from typing import Any, TypeAlias
 
 Shape: TypeAlias = "dict[str, Shape | list[Shape] | None]"
-"""Fields by name: None is any value, a dict is an object, a list of one dict is a list of such objects."""
+"""Fields by name: None is any value, a dict is an object, a list of one dict is a list of such
+objects."""
 
 
 class Refused(Exception):
@@ -18,7 +20,11 @@ def _any(names: str) -> Shape:
 
 
 _HTTP_GET: Shape = {**_any("path port host scheme"), "httpHeaders": [_any("name value")]}
-_PROBE_HANDLERS: Shape = {"exec": _any("command"), "httpGet": _HTTP_GET, "tcpSocket": _any("port host")}
+_PROBE_HANDLERS: Shape = {
+    "exec": _any("command"),
+    "httpGet": _HTTP_GET,
+    "tcpSocket": _any("port host"),
+}
 _HOOK_HANDLERS: Shape = {**_PROBE_HANDLERS, "sleep": _any("seconds")}
 _PROBE: Shape = {
     **_PROBE_HANDLERS,
@@ -28,11 +34,20 @@ _PROBE: Shape = {
 _KEY: Shape = _any("name key optional")
 _ENV: Shape = {
     **_any("name value"),
-    "valueFrom": {"secretKeyRef": _KEY, "configMapKeyRef": _KEY, "fieldRef": _any("apiVersion fieldPath")},
+    "valueFrom": {
+        "secretKeyRef": _KEY,
+        "configMapKeyRef": _KEY,
+        "fieldRef": _any("apiVersion fieldPath"),
+    },
 }
-_ENV_FROM: Shape = {"prefix": None, "secretRef": _any("name optional"), "configMapRef": _any("name optional")}
+_ENV_FROM: Shape = {
+    "prefix": None,
+    "secretRef": _any("name optional"),
+    "configMapRef": _any("name optional"),
+}
 
-# A process has the rights, limits and image of the user who runs the tests: assertions on manifests hold these.
+# A process has the rights, limits and image of the user who runs the tests: assertions on manifests
+# hold these.
 _UNCONFINED_CONTAINER = _any(
     "resources securityContext imagePullPolicy terminationMessagePath terminationMessagePolicy"
 )
@@ -61,9 +76,9 @@ _VOLUME: Shape = {
 
 # What the scheduler, the API server or the container runtime does: no process is the place for it.
 _UNCONFINED_POD = _any(
-    "securityContext affinity nodeSelector nodeName tolerations topologySpreadConstraints schedulerName priority "
-    "priorityClassName preemptionPolicy runtimeClassName imagePullSecrets automountServiceAccountToken serviceAccount "
-    "enableServiceLinks dnsPolicy"
+    "securityContext affinity nodeSelector nodeName tolerations topologySpreadConstraints "
+    "schedulerName priority priorityClassName preemptionPolicy runtimeClassName imagePullSecrets "
+    "automountServiceAccountToken serviceAccount enableServiceLinks dnsPolicy"
 )
 _POD: Shape = {
     **_any("restartPolicy terminationGracePeriodSeconds activeDeadlineSeconds serviceAccountName"),
@@ -73,7 +88,12 @@ _POD: Shape = {
     **_UNCONFINED_POD,
 }
 
-_OFF_ONLY = ("hostNetwork", "hostPID", "hostIPC", "shareProcessNamespace")  # may be spelled out, as false
+_OFF_ONLY = (
+    "hostNetwork",
+    "hostPID",
+    "hostIPC",
+    "shareProcessNamespace",
+)  # may be spelled out, as false
 
 
 def check(name: str, spec: Mapping[str, Any]) -> None:
@@ -90,7 +110,8 @@ def _check(found: Mapping[str, Any], shape: Shape, path: str) -> None:
     for field, value in found.items():
         if field not in shape:
             raise Refused(
-                f"{path}.{field}: the process kubelet does not keep this field; here it keeps {_names(shape)}"
+                f"{path}.{field}: the process kubelet does not keep this field; here it keeps "
+                f"{_names(shape)}"
             )
         inner = shape[field]
         if isinstance(inner, list):
@@ -108,14 +129,20 @@ def _check_container(container: Mapping[str, Any], path: str) -> None:
     if "preStop" in lifecycle:
         _check_handler(lifecycle["preStop"], _HOOK_HANDLERS, f"{path}.lifecycle.preStop")
     if container.get("restartPolicy", "Always") != "Always":
-        raise Refused(f"{path}.restartPolicy is {container['restartPolicy']!r}: a container's own may only be Always")
+        raise Refused(
+            f"{path}.restartPolicy is {container['restartPolicy']!r}: a container's own may only "
+            "be Always"
+        )
 
 
 def _check_mounts(container: Mapping[str, Any], spec: Mapping[str, Any], path: str) -> None:
     volumes = [volume["name"] for volume in spec.get("volumes", ())]
     for number, mount in enumerate(container.get("volumeMounts", ())):
         if mount["name"] not in volumes:
-            raise Refused(f"{path}.volumeMounts[{number}] is of volume {mount['name']!r}: the pod has {volumes}")
+            raise Refused(
+                f"{path}.volumeMounts[{number}] is of volume {mount['name']!r}: the pod has "
+                f"{volumes}"
+            )
 
 
 def _check_handler(found: Mapping[str, Any], handlers: Shape, path: str) -> None:

@@ -32,12 +32,16 @@ def image_of(container: Mapping[str, Any], images: Mapping[str, Image]) -> Image
     repository, _, tag = name.rpartition(":")
     repository = repository if repository and "/" not in tag else name
     if repository not in images:
-        raise Refused(f"image {container['image']!r} has no program here: only {', '.join(sorted(images))} have")
+        raise Refused(
+            f"image {container['image']!r} has no program here: only {', '.join(sorted(images))} "
+            "have"
+        )
     return images[repository]
 
 
 def base_environment() -> dict[str, str]:
-    """What images bring along: programs, and the sources under test where they are not installed."""
+    """What images bring along: programs, and the sources under test where they are not
+    installed."""
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
     kept = {name: os.environ[name] for name in ("PYTHONPATH", "LANG") if name in os.environ}
     return kept | {"PATH": path, "PYTHONUNBUFFERED": "1"}

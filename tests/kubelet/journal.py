@@ -47,7 +47,9 @@ class Journal:
     def add(self, pod: str, container: str, did: Did, message: str = "") -> None:
         self._events.append(Event(self._clock(), pod, container, did, message))
 
-    def of(self, pod: str, *did: Did, container: str | None = None, since: float = 0.0) -> list[Event]:
+    def of(
+        self, pod: str, *did: Did, container: str | None = None, since: float = 0.0
+    ) -> list[Event]:
         """Events of one pod; without ``did`` of every kind."""
         return [
             event
@@ -63,4 +65,7 @@ class Journal:
 
     def text(self, pod: str) -> str:
         """For a failing test's output."""
-        return "\n".join(f"{event.at:.2f} {event.container} {event.did} {event.message}" for event in self.of(pod))
+        return "\n".join(
+            f"{event.at:.2f} {event.container} {event.did} {event.message}"
+            for event in self.of(pod)
+        )

@@ -96,7 +96,9 @@ class RunningPod:
 
 
 class Kubelet:
-    """Runs pods until it ends, and kills what is left then. Times between probes and restarts are divided by ``pace``."""
+    """Runs pods until it ends, and kills what is left then.
+
+    Times between probes and restarts are divided by ``pace``."""
 
     def __init__(
         self,
@@ -126,7 +128,10 @@ class Kubelet:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         if error is not None:
             print("\n".join(pod.describe() for pod in self.pods))
@@ -164,7 +169,8 @@ class Kubelet:
         return asyncio.run_coroutine_threadsafe(work, self._loop)
 
     async def _end(self) -> None:
-        """Cancelled tasks kill their processes; one that is in the middle of an end may have to be cancelled again."""
+        """Cancelled tasks kill their processes; one that is in the middle of an end may have to be
+        cancelled again."""
         here = asyncio.current_task()
         while tasks := asyncio.all_tasks() - {here}:
             for task in tasks:

@@ -8,7 +8,9 @@ from typing import Any, Self
 
 
 class Unresolved(Exception):
-    """A container names what is not there. Kubernetes calls it CreateContainerConfigError, and waits."""
+    """A container names what is not there.
+
+    Kubernetes calls it CreateContainerConfigError, and waits."""
 
 
 class Namespace:
@@ -44,7 +46,9 @@ class Namespace:
         """None where it is optional and not there. Raises Unresolved."""
         found = self.all(kind, name, optional=optional)
         if key not in found and not optional:
-            raise Unresolved(f"couldn't find key {key!r} in {kind.lower()} {name!r}: it has {sorted(found)}")
+            raise Unresolved(
+                f"couldn't find key {key!r} in {kind.lower()} {name!r}: it has {sorted(found)}"
+            )
         return found.get(key)
 
 

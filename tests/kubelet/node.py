@@ -1,4 +1,5 @@
-"""A node of a real cluster whose pods are processes here: it registers, beats its heart, runs what is bound to it, and reports.
+"""A node of a real cluster whose pods are processes here: it registers, beats its heart, runs what
+is bound to it, and reports.
 
 It asks the API server every half second and watches nothing: a test has a handful of pods.
 """
@@ -18,7 +19,13 @@ MARK = "penstock/process-kubelet"  # label and taint: only pods that ask for it 
 POLL_S = 0.5
 BEAT_S = 10.0  # a node that is silent for 40 s loses its pods
 GONE, CONFLICT = 404, 409
-ROOM = {"cpu": "64", "memory": "256Gi", "ephemeral-storage": "1Ti", "pods": "100", "nvidia.com/gpu": "8"}
+ROOM = {
+    "cpu": "64",
+    "memory": "256Gi",
+    "ephemeral-storage": "1Ti",
+    "pods": "100",
+    "nvidia.com/gpu": "8",
+}
 
 
 class Node:
@@ -40,14 +47,22 @@ class Node:
     def __enter__(self) -> Self:
         labels = {MARK: self.name, "kubernetes.io/hostname": self.name, "kubernetes.io/os": "linux"}
         spec = {"taints": [{"key": MARK, "value": self.name, "effect": "NoSchedule"}]}
-        node = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": self.name, "labels": labels}, "spec": spec}
+        node = {
+            "apiVersion": "v1",
+            "kind": "Node",
+            "metadata": {"name": self.name, "labels": labels},
+            "spec": spec,
+        }
         self._api.call("POST", "/api/v1/nodes", node)
         self._beat()
         self._thread.start()
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self._end.set()
         self._thread.join(PATIENCE_S)
@@ -103,9 +118,13 @@ class Node:
     def _beat(self) -> None:
         now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
         ready: dict[str, Any] = {
-            "type": "Ready", "status": "True", "reason": "KubeletReady", "message": "pods are processes",
-            "lastHeartbeatTime": now, "lastTransitionTime": now,
-        }  # fmt: skip
+            "type": "Ready",
+            "status": "True",
+            "reason": "KubeletReady",
+            "message": "pods are processes",
+            "lastHeartbeatTime": now,
+            "lastTransitionTime": now,
+        }
         status = {"capacity": ROOM, "allocatable": ROOM, "conditions": [ready], "nodeInfo": {}}
         self._api.call("PATCH", f"/api/v1/nodes/{self.name}/status", {"status": status}, MERGE)
         self._beaten_at = time.monotonic()

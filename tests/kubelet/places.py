@@ -1,7 +1,8 @@
-"""Where a pod's volumes and its network lie on this machine: folders, and a loopback address of its own.
+"""Where a pod's volumes and its network lie on this machine: folders, and a loopback address of its
+own.
 
-Paths and addresses that a manifest spells out are swapped for those of here. What comes out of Secrets and ConfigMaps stays
-as it is: it names servers outside the pod.
+Paths and addresses that a manifest spells out are swapped for those of here. What comes out of
+Secrets and ConfigMaps stays as it is: it names servers outside the pod.
 """
 
 from __future__ import annotations
@@ -23,7 +24,14 @@ FILES = {"configMap": ("ConfigMap", "name"), "secret": ("Secret", "secretName")}
 class Places:
     """The volumes of one pod, made when this is. Raises Unresolved."""
 
-    def __init__(self, folder: Path, claims: Path, address: str, spec: Mapping[str, Any], namespace: Namespace) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        claims: Path,
+        address: str,
+        spec: Mapping[str, Any],
+        namespace: Namespace,
+    ) -> None:
         self.folder = folder
         self.address = address
         self._claims = claims
@@ -44,7 +52,8 @@ class Places:
         return found
 
     def here(self, text: str, container: Mapping[str, Any]) -> str:
-        """``text`` with the container's paths and the pod's own address as they are on this machine."""
+        """``text`` with the container's paths and the pod's own address as they are on this
+        machine."""
         mounts = self.mounts(container)
         paths = "|".join(re.escape(path) for path in sorted(mounts, key=len, reverse=True))
         pattern = "|".join([f"{_BEFORE}(?:{paths}){_AFTER}"] * bool(paths) + [_OWN_ADDRESS])
@@ -64,6 +73,8 @@ class Places:
         """Raises Unresolved."""
         what, field = FILES[kind]
         texts = self._namespace.all(what, source[field], optional=source.get("optional", False))
-        names = {item["key"]: item["path"] for item in source.get("items", ())} or {key: key for key in texts}
+        names = {item["key"]: item["path"] for item in source.get("items", ())} or {
+            key: key for key in texts
+        }
         for key, name in names.items():
             (folder / name).write_text(texts[key], "utf-8")

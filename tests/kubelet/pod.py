@@ -1,8 +1,9 @@
-"""A pod as Kubernetes 1.29 and newer runs it: what starts when, what ends when, and what its status says meanwhile.
+"""A pod as Kubernetes 1.29 and newer runs it: what starts when, what ends when, and what its status
+says meanwhile.
 
-Init containers run one after another; those with `restartPolicy: Always` (native sidecars) stay, and the next one starts once
-their startup probe has said yes. At the end main containers get SIGTERM together, then sidecars in reverse, all within one
-grace period.
+Init containers run one after another; those with `restartPolicy: Always` (native sidecars) stay,
+and the next one starts once their startup probe has said yes. At the end main containers get
+SIGTERM together, then sidecars in reverse, all within one grace period.
 """
 
 from __future__ import annotations
@@ -56,7 +57,11 @@ class Pod:
     @property
     def is_ready(self) -> bool:
         asked = [*self.sidecars, *self.main]
-        return self._is_initialized and not self.is_over and all(container.ready for container in asked)
+        return (
+            self._is_initialized
+            and not self.is_over
+            and all(container.ready for container in asked)
+        )
 
     async def run(self) -> None:
         """Until every main container has ended for good, or the pod was deleted."""
@@ -75,7 +80,9 @@ class Pod:
     async def delete(self, grace_s: float | None = None) -> None:
         """Returns when nothing of it runs any more."""
         self.is_deleted = True
-        deadline = asyncio.get_running_loop().time() + (self.sandbox.grace_s if grace_s is None else grace_s)
+        deadline = asyncio.get_running_loop().time() + (
+            self.sandbox.grace_s if grace_s is None else grace_s
+        )
         sidecars = self.sidecars
         await asyncio.gather(*(one.end(deadline) for one in self.containers if one not in sidecars))
         await self._end_sidecars(deadline)
@@ -93,7 +100,9 @@ class Pod:
         self.phase = "Running"
         mains = [self._start(one) for one in self.main]
         await asyncio.wait(mains, return_when=asyncio.FIRST_EXCEPTION)
-        await self._finish("Failed" if any(task.result() for task in mains if task.done()) else "Succeeded")
+        await self._finish(
+            "Failed" if any(task.result() for task in mains if task.done()) else "Succeeded"
+        )
 
     async def _init(self, one: Container) -> bool:
         """Whether what comes after it may start."""
@@ -112,14 +121,17 @@ class Pod:
         return self._running[one.name]
 
     async def _finish(self, phase: str) -> None:
-        """Sidecars serve main containers: they end when those have, and their exit codes count for nothing."""
+        """Sidecars serve main containers: they end when those have, and their exit codes count for
+        nothing."""
         if not self.is_deleted:
             deadline = asyncio.get_running_loop().time() + self.sandbox.grace_s
             await self._end_sidecars(deadline)
-        await asyncio.gather(*(self._running[one.name] for one in self.sidecars if one.name in self._running))
+        await asyncio.gather(
+            *(self._running[one.name] for one in self.sidecars if one.name in self._running)
+        )
         self.phase = phase
 
-    # -- the status ------------------------------------------------------------------------------------------------
+    # -- the status --------------------------------------------------------------------------------
 
     @property
     def status(self) -> dict[str, Any]:
@@ -144,7 +156,11 @@ class Pod:
         """For a failing test: events, and the end of what each container said."""
         tails = [f"---- {one.name}\n{_tail(self.sandbox, one)}" for one in self.containers]
         return "\n".join(
-            [f"==== {self.sandbox.name}: {self.phase}", self.sandbox.journal.text(self.sandbox.name), *tails]
+            [
+                f"==== {self.sandbox.name}: {self.phase}",
+                self.sandbox.journal.text(self.sandbox.name),
+                *tails,
+            ]
         )
 
 

@@ -10,7 +10,9 @@ from typing import Any, Self
 import aiohttp
 
 Answer = str | None  # why the answer is no; None when it is yes
-Run = Callable[[Sequence[str]], Awaitable[tuple[int, str]]]  # a command in the container: its exit code and output
+Run = Callable[
+    [Sequence[str]], Awaitable[tuple[int, str]]
+]  # a command in the container: its exit code and output
 
 
 @dataclass(frozen=True)
@@ -27,7 +29,8 @@ class Target:
 
 @dataclass(frozen=True)
 class Probe:
-    """With Kubernetes' defaults; the time between two questions is divided by the kubelet's pace, and nothing else is."""
+    """With Kubernetes' defaults; the time between two questions is divided by the kubelet's pace,
+    and nothing else is."""
 
     handler: Mapping[str, Any]
     initial_delay_s: float
@@ -73,13 +76,17 @@ async def _http_get(action: Mapping[str, Any], target: Target) -> Answer:
     headers = {header["name"]: header["value"] for header in action.get("httpHeaders", ())}
     async with (
         aiohttp.ClientSession() as session,
-        session.get(url + action.get("path", "/"), headers=headers, allow_redirects=False, ssl=False) as answer,
+        session.get(
+            url + action.get("path", "/"), headers=headers, allow_redirects=False, ssl=False
+        ) as answer,
     ):
         return None if 200 <= answer.status < 400 else f"HTTP status {answer.status}"
 
 
 async def _tcp_socket(action: Mapping[str, Any], target: Target) -> Answer:
-    _, writer = await asyncio.open_connection(action.get("host", target.address), target.port(action["port"]))
+    _, writer = await asyncio.open_connection(
+        action.get("host", target.address), target.port(action["port"])
+    )
     writer.close()
     return None
 

@@ -1,4 +1,5 @@
-"""The process of a container, and the machine that starts it: this one, or a stand-in whose time is virtual."""
+"""The process of a container, and the machine that starts it: this one, or a stand-in whose time is
+virtual."""
 
 from __future__ import annotations
 
@@ -32,9 +33,13 @@ class Process(Protocol):
 class Machine(Protocol):
     """Starts processes. Both methods raise OSError where there is no such program."""
 
-    async def start(self, argv: Sequence[str], environment: Mapping[str, str], folder: Path, log: Path) -> Process: ...
+    async def start(
+        self, argv: Sequence[str], environment: Mapping[str, str], folder: Path, log: Path
+    ) -> Process: ...
 
-    async def output_of(self, argv: Sequence[str], environment: Mapping[str, str], folder: Path) -> tuple[int, str]:
+    async def output_of(
+        self, argv: Sequence[str], environment: Mapping[str, str], folder: Path
+    ) -> tuple[int, str]:
         """Exit code and output of a short command, which dies when this is cancelled."""
         ...
 
@@ -46,13 +51,20 @@ class LocalProcess:
         self._inner = inner
 
     @classmethod
-    async def start(cls, argv: Sequence[str], environment: Mapping[str, str], folder: Path, log: Path) -> Self:
+    async def start(
+        cls, argv: Sequence[str], environment: Mapping[str, str], folder: Path, log: Path
+    ) -> Self:
         """Raises OSError."""
         with log.open("ab") as out:
             inner = await asyncio.create_subprocess_exec(
-                *argv, env=dict(environment), cwd=folder, start_new_session=True,
-                stdin=asyncio.subprocess.DEVNULL, stdout=out, stderr=asyncio.subprocess.STDOUT,
-            )  # fmt: skip
+                *argv,
+                env=dict(environment),
+                cwd=folder,
+                start_new_session=True,
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=out,
+                stderr=asyncio.subprocess.STDOUT,
+            )
         return cls(inner)
 
     @property
@@ -66,7 +78,8 @@ class LocalProcess:
         return status if status >= 0 else EXIT_BY_SIGNAL - status
 
     def terminate(self) -> None:
-        """SIGTERM to the first process alone: tini passes it to its child, and not to the child's children."""
+        """SIGTERM to the first process alone: tini passes it to its child, and not to the child's
+        children."""
         if self._inner.returncode is None:
             self._inner.send_signal(signal.SIGTERM)
 
@@ -81,14 +94,23 @@ class LocalProcess:
 class LocalMachine:
     """This machine."""
 
-    async def start(self, argv: Sequence[str], environment: Mapping[str, str], folder: Path, log: Path) -> LocalProcess:
+    async def start(
+        self, argv: Sequence[str], environment: Mapping[str, str], folder: Path, log: Path
+    ) -> LocalProcess:
         return await LocalProcess.start(argv, environment, folder, log)
 
-    async def output_of(self, argv: Sequence[str], environment: Mapping[str, str], folder: Path) -> tuple[int, str]:
+    async def output_of(
+        self, argv: Sequence[str], environment: Mapping[str, str], folder: Path
+    ) -> tuple[int, str]:
         inner = await asyncio.create_subprocess_exec(
-            *argv, env=dict(environment), cwd=folder, start_new_session=True,
-            stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT,
-        )  # fmt: skip
+            *argv,
+            env=dict(environment),
+            cwd=folder,
+            start_new_session=True,
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.STDOUT,
+        )
         try:
             out, _ = await inner.communicate()
         finally:

@@ -58,8 +58,14 @@ class Sandbox:
 
     def _own(self, container: Mapping[str, Any]) -> dict[str, str]:
         """What a container finds without asking: its image's variables, its name, and a /tmp."""
-        temporary = self.places.mounts(container).get("/tmp", self.folder / "root" / container["name"])
-        return base_environment() | {"HOSTNAME": self.name, "HOME": str(temporary), "TMPDIR": str(temporary)}
+        temporary = self.places.mounts(container).get(
+            "/tmp", self.folder / "root" / container["name"]
+        )
+        return base_environment() | {
+            "HOSTNAME": self.name,
+            "HOME": str(temporary),
+            "TMPDIR": str(temporary),
+        }
 
     def _working_folder(self, container: Mapping[str, Any]) -> Path:
         wanted = container.get("workingDir", "")
@@ -81,10 +87,16 @@ class Prepared:
     container: Mapping[str, Any]
 
     def target(self) -> Target:
-        ports = {port["name"]: port["containerPort"] for port in self.container.get("ports", ()) if "name" in port}
+        ports = {
+            port["name"]: port["containerPort"]
+            for port in self.container.get("ports", ())
+            if "name" in port
+        }
         return Target(self.sandbox.places.address, ports, self.run)
 
     async def run(self, command: Sequence[str]) -> tuple[int, str]:
         """A command within the container, as `kubectl exec` and exec probes do. Raises OSError."""
         words = [self.sandbox.places.here(word, self.container) for word in command]
-        return await self.sandbox.machine.output_of(self.image.local(words), self.environment, self.folder)
+        return await self.sandbox.machine.output_of(
+            self.image.local(words), self.environment, self.folder
+        )

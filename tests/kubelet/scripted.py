@@ -1,4 +1,5 @@
-"""A machine whose programs follow a script, so that the kubelet's own timing is tested in virtual time, without a process."""
+"""A machine whose programs follow a script, so that the kubelet's own timing is tested in virtual
+time, without a process."""
 
 from __future__ import annotations
 
@@ -20,7 +21,8 @@ KILLED = 137
 
 @dataclass(frozen=True)
 class Life:
-    """One run of a program: how long it lasts, what it ends with, and how long it takes after SIGTERM (None: for ever)."""
+    """One run of a program: how long it lasts, what it ends with, and how long it takes after
+    SIGTERM (None: for ever)."""
 
     lasts_s: float | None = None
     code: int = 0
@@ -53,7 +55,8 @@ class ScriptedProcess:
 
 @dataclass
 class ScriptedMachine:
-    """``lives`` by the program's name, the last one again and again; ``answers`` are commands: their exit status at a time."""
+    """``lives`` by the program's name, the last one again and again; ``answers`` are commands:
+    their exit status at a time."""
 
     lives: Mapping[str, Sequence[Life]] = field(default_factory=dict)
     answers: Mapping[str, Callable[[float], int]] = field(default_factory=dict)
@@ -71,7 +74,9 @@ class ScriptedMachine:
         self._started.append(name)
         return ScriptedProcess(len(self._started), life)
 
-    async def output_of(self, argv: Sequence[str], environment: Mapping[str, str], folder: Path) -> tuple[int, str]:
+    async def output_of(
+        self, argv: Sequence[str], environment: Mapping[str, str], folder: Path
+    ) -> tuple[int, str]:
         now = asyncio.get_running_loop().time()
         self.asked.append((argv[0], round(now, 3)))
         await asyncio.sleep(self.takes_s)
@@ -108,7 +113,9 @@ class World:
         return [round(event.at, 3) for event in self.journal.of("p", *did, container=container)]
 
     def order(self, *did: Did) -> list[tuple[str, Did, float]]:
-        return [(event.container, event.did, round(event.at, 3)) for event in self.journal.of("p", *did)]
+        return [
+            (event.container, event.did, round(event.at, 3)) for event in self.journal.of("p", *did)
+        ]
 
     async def delete_at(self, second: float, grace_s: float | None = None) -> None:
         await asyncio.sleep(second - self.loop.time())
@@ -128,7 +135,8 @@ def play(
     until_s: float | None = None,
     beside: Callable[[World], Coroutine[Any, Any, None]] | None = None,
 ) -> World:
-    """Runs a pod until it is over, or until a second, with something ``beside`` it; gives what was seen."""
+    """Runs a pod until it is over, or until a second, with something ``beside`` it; gives what was
+    seen."""
 
     async def main() -> World:
         world = World(folder, machine, spec)

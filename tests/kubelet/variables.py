@@ -9,10 +9,15 @@ from typing import Any
 from kubelet.fields import Refused
 from kubelet.namespace import Namespace
 
-Facts = Mapping[str, str]  # what fieldRef finds, by path: metadata.name, status.podIP, metadata.labels['x'] …
+Facts = Mapping[
+    str, str
+]  # what fieldRef finds, by path: metadata.name, status.podIP, metadata.labels['x'] …
 
 _REFERENCE = re.compile(r"\$\$|\$\(([A-Za-z_.-][\w.-]*)\)")
-OPEN_FIELDS = ("metadata.labels['", "metadata.annotations['")  # empty where a pod has none of that name
+OPEN_FIELDS = (
+    "metadata.labels['",
+    "metadata.annotations['",
+)  # empty where a pod has none of that name
 KINDS = {
     "secretKeyRef": "Secret",
     "configMapKeyRef": "ConfigMap",
@@ -34,7 +39,10 @@ def facts_of(manifest: Mapping[str, Any], *, address: str, node: str) -> Facts:
         "status.hostIP": "127.0.0.1",
     }
     for field in ("labels", "annotations"):
-        facts |= {f"metadata.{field}['{key}']": value for key, value in (metadata.get(field) or {}).items()}
+        facts |= {
+            f"metadata.{field}['{key}']": value
+            for key, value in (metadata.get(field) or {}).items()
+        }
     return facts
 
 
@@ -58,13 +66,16 @@ def check(container: Mapping[str, Any], facts: Facts) -> None:
         path = entry.get("valueFrom", {}).get("fieldRef", {}).get("fieldPath")
         if path is not None and path not in facts and not path.startswith(OPEN_FIELDS):
             raise Refused(
-                f"container {container['name']!r}: {entry['name']} is the pod's {path!r}: known are {sorted(facts)}"
+                f"container {container['name']!r}: {entry['name']} is the pod's {path!r}: known "
+                f"are {sorted(facts)}"
             )
 
 
 def expanded(text: str, variables: Mapping[str, str]) -> str:
     """$(NAME) by its value, where there is one; $$ is a dollar sign."""
-    return _REFERENCE.sub(lambda match: "$" if match[0] == "$$" else variables.get(match[1], match[0]), text)
+    return _REFERENCE.sub(
+        lambda match: "$" if match[0] == "$$" else variables.get(match[1], match[0]), text
+    )
 
 
 def _all_of(source: Mapping[str, Any], namespace: Namespace) -> dict[str, str]:
@@ -74,7 +85,11 @@ def _all_of(source: Mapping[str, Any], namespace: Namespace) -> dict[str, str]:
 
 
 def _value(
-    entry: Mapping[str, Any], found: Mapping[str, str], facts: Facts, namespace: Namespace, here: Callable[[str], str]
+    entry: Mapping[str, Any],
+    found: Mapping[str, str],
+    facts: Facts,
+    namespace: Namespace,
+    here: Callable[[str], str],
 ) -> str | None:
     if "valueFrom" not in entry:
         return expanded(here(entry.get("value", "")), found)

@@ -1,6 +1,8 @@
-"""A job as a task of a real Airflow: a DAG that is run, deferral and trigger included, beside a real fleet.
+"""A job as a task of a real Airflow: a DAG that is run, deferral and trigger included, beside a
+real fleet.
 
-`make test-airflow` installs Airflow into an environment of its own: its pins and those of Penstock's tests need not agree.
+`make test-airflow` installs Airflow into an environment of its own: its pins and those of
+Penstock's tests need not agree.
 """
 
 from __future__ import annotations
@@ -47,12 +49,19 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
 def airflow(fleet: Fleet) -> dict[str, str]:
     """The environment of Airflow's processes, with a database of its own."""
     home = fleet.folder / "home"
-    environment = {name: value for name, value in os.environ.items() if not name.startswith(("PENSTOCK_", "AIRFLOW"))}
+    environment = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("PENSTOCK_", "AIRFLOW"))
+    }
     environment |= {
-        "AIRFLOW_HOME": str(home), "AIRFLOW__CORE__DAGS_FOLDER": str(fleet.folder / "dags"),
-        "AIRFLOW__CORE__LOAD_EXAMPLES": "False", "AIRFLOW__CORE__UNIT_TEST_MODE": "False",
-        "PENSTOCK_DATABASE_URL": fleet.database_url, "PENSTOCK_CONFIG": str(fleet.folder / "settings.toml"),
-    }  # fmt: skip
+        "AIRFLOW_HOME": str(home),
+        "AIRFLOW__CORE__DAGS_FOLDER": str(fleet.folder / "dags"),
+        "AIRFLOW__CORE__LOAD_EXAMPLES": "False",
+        "AIRFLOW__CORE__UNIT_TEST_MODE": "False",
+        "PENSTOCK_DATABASE_URL": fleet.database_url,
+        "PENSTOCK_CONFIG": str(fleet.folder / "settings.toml"),
+    }
     (fleet.folder / "dags").mkdir()
     migrate = [sys.executable, "-m", "airflow", "db", "migrate"]
     subprocess.run(migrate, env=environment, check=True, timeout=RUN_S, capture_output=True)
@@ -64,10 +73,19 @@ def run_dag(
 ) -> tuple[str, Any]:
     """State of the task and what it returned."""
     path = folder / "dags" / "nightly.py"
-    text = DAG.replace("SOURCE", repr(str(source))).replace("SPEC", repr(spec)).replace("MORE", repr(more))
+    text = (
+        DAG.replace("SOURCE", repr(str(source)))
+        .replace("SPEC", repr(spec))
+        .replace("MORE", repr(more))
+    )
     path.write_text(text)
     done = subprocess.run(
-        [sys.executable, str(path)], env=environment, capture_output=True, text=True, timeout=RUN_S, check=False
+        [sys.executable, str(path)],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=RUN_S,
+        check=False,
     )
     told = [line for line in done.stdout.splitlines() if line.startswith("RESULT ")]
     assert told, done.stdout[-3000:] + done.stderr[-3000:]
@@ -75,12 +93,18 @@ def run_dag(
     return str(state), returned
 
 
-def test_a_task_waits_for_its_job_and_returns_what_came_of_it(fleet: Fleet, airflow: dict[str, str]) -> None:
+def test_a_task_waits_for_its_job_and_returns_what_came_of_it(
+    fleet: Fleet, airflow: dict[str, str]
+) -> None:
     """The task defers while the fleet works, and its summary is there for the next task."""
-    state, summary = run_dag(fleet.folder, airflow, fleet.source(40), Fleet.spec(), job_key="airflow-label")
+    state, summary = run_dag(
+        fleet.folder, airflow, fleet.source(40), Fleet.spec(), job_key="airflow-label"
+    )
     assert state.endswith("success")
     assert (summary["state"], summary["succeeded"], summary["total"]) == ("completed", 40, 40)
-    again, same = run_dag(fleet.folder, airflow, fleet.source(40), Fleet.spec(), job_key="airflow-label")
+    again, same = run_dag(
+        fleet.folder, airflow, fleet.source(40), Fleet.spec(), job_key="airflow-label"
+    )
     assert again.endswith("success")
     assert same == summary
 
@@ -92,5 +116,7 @@ def test_a_task_fails_with_its_job(fleet: Fleet, airflow: dict[str, str]) -> Non
     spec = Fleet.spec(max_bad_rows=1)
     state, _ = run_dag(fleet.folder, airflow, source, spec, job_key="airflow-dead", max_dead=0.4)
     assert state.endswith("failed")
-    state, _ = run_dag(fleet.folder, airflow, source, {"prompt": "{", "model": "m"}, job_key="airflow-refused")
+    state, _ = run_dag(
+        fleet.folder, airflow, source, {"prompt": "{", "model": "m"}, job_key="airflow-refused"
+    )
     assert state.endswith("failed")

@@ -1,4 +1,5 @@
-"""A faulty run of a whole fleet that is given canaries for secrets, and then a look at everything that it left behind."""
+"""A faulty run of a whole fleet that is given canaries for secrets, and then a look at everything
+that it left behind."""
 
 from __future__ import annotations
 
@@ -26,17 +27,27 @@ PASSWORD = "canary-redis-0b8e55d1"
 DATABASE = "canary-sql-77a1c3e9"
 TRACES = "canary-otlp-1d2e3f40"
 WRONG = "canary-wrong-9a8b7c6d"
-SHAPED = "sk-canary-of-another-user-0123456789"  # never configured: it is hidden because of its shape
+SHAPED = (
+    "sk-canary-of-another-user-0123456789"  # never configured: it is hidden because of its shape
+)
 CANARIES = (KEY, PASSWORD, DATABASE, TRACES, WRONG, SHAPED)
 
-HOOK = 'import os\n\n\ndef tell(item, response):\n    raise RuntimeError(f"\\nERROR forged {dict(os.environ)}")\n'
+HOOK = (
+    "import os\n"
+    "\n"
+    "\n"
+    "def tell(item, response):\n"
+    '    raise RuntimeError(f"\\nERROR forged {dict(os.environ)}")\n'
+)
 
 
 @contextmanager
 def echo() -> Iterator[str]:
-    """A provider that repeats the key in bodies and headers, as text and as JSON; what it answers is in the prompt.
+    """A provider that repeats the key in bodies and headers, as text and as JSON; what it answers
+    is in the prompt.
 
-    A good answer repeats it on `echo` alone: such an answer is stored as it came, unless a hook makes a dead letter of it.
+    A good answer repeats it on `echo` alone: such an answer is stored as it came, unless a hook
+    makes a dead letter of it.
     """
 
     class Handler(BaseHTTPRequestHandler):
@@ -48,11 +59,19 @@ def echo() -> Iterator[str]:
             status = next((code for code in (400, 401, 500) if str(code) in words), 200)
             sent = self.headers["Authorization"]
             said: dict[str, Any] = {
-                "error": {"message": f"{sent} is wrong; so is {SHAPED}\x1b[2J\nERROR forged", "code": sent}
+                "error": {
+                    "message": f"{sent} is wrong; so is {SHAPED}\x1b[2J\nERROR forged",
+                    "code": sent,
+                }
             }
             if status == 200:
                 who = sent if "echo" in words else "somebody"
-                said = {"choices": [{"message": {"content": f"you are {who}"}, "finish_reason": "stop"}], "model": "m"}
+                said = {
+                    "choices": [
+                        {"message": {"content": f"you are {who}"}, "finish_reason": "stop"}
+                    ],
+                    "model": "m",
+                }
             body = json.dumps(said).encode()
             self.send_response(status)
             self.send_header("X-Request-Id", sent)
@@ -78,7 +97,10 @@ def echo() -> Iterator[str]:
 def source(folder: Path, name: str, *texts: str) -> Path:
     path = folder / f"{name}.jsonl"
     path.write_text(
-        "".join(json.dumps({"id": f"{name}-{number}", "text": said}) + "\n" for number, said in enumerate(texts))
+        "".join(
+            json.dumps({"id": f"{name}-{number}", "text": said}) + "\n"
+            for number, said in enumerate(texts)
+        )
     )
     return path
 
@@ -109,9 +131,12 @@ def unpacked(message: bytes) -> str:
 def redis_contents(server: RedisServer) -> str:
     client: Any = server.client()
     read = {
-        b"string": client.get, b"hash": client.hgetall, b"set": client.smembers,
-        b"list": lambda key: client.lrange(key, 0, -1), b"zset": lambda key: client.zrange(key, 0, -1, withscores=True),
-    }  # fmt: skip
+        b"string": client.get,
+        b"hash": client.hgetall,
+        b"set": client.smembers,
+        b"list": lambda key: client.lrange(key, 0, -1),
+        b"zset": lambda key: client.zrange(key, 0, -1, withscores=True),
+    }
     return repr([(key, read[client.type(key)](key)) for key in client.keys("*")])
 
 
@@ -120,16 +145,27 @@ def sql_contents(url: str) -> str:
     with engine.connect() as connection:
         tables = inspect(connection).get_table_names()
         assert {"jobs", "outcomes"} <= set(tables) or len(tables) > 4
-        found = [tuple(row) for table in tables for row in connection.execute(text(f'SELECT * FROM "{table}"'))]
+        found = [
+            tuple(row)
+            for table in tables
+            for row in connection.execute(text(f'SELECT * FROM "{table}"'))
+        ]
     engine.dispose()
-    return repr([[bytes(cell) if isinstance(cell, memoryview) else cell for cell in row] for row in found])
+    return repr(
+        [[bytes(cell) if isinstance(cell, memoryview) else cell for cell in row] for row in found]
+    )
 
 
-def test_no_secret_is_left_anywhere(tmp_path: Path, postgres_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No configured secret and no key of a provider is in any output, row, key, message, event, trace or log (B14)."""
+def test_no_secret_is_left_anywhere(
+    tmp_path: Path, postgres_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No configured secret and no key of a provider is in any output, row, key, message, event,
+    trace or log (B14)."""
     (tmp_path / "code").mkdir()
     (tmp_path / "code" / "canary_hook.py").write_text(HOOK)
-    database = postgres_url.replace("postgres:@", f"postgres:{DATABASE}@").replace("postgres@", f"postgres:{DATABASE}@")
+    database = postgres_url.replace("postgres:@", f"postgres:{DATABASE}@").replace(
+        "postgres@", f"postgres:{DATABASE}@"
+    )
     assert DATABASE in database
     for name, value in {
         "CANARY_API_KEY": KEY,
@@ -137,25 +173,42 @@ def test_no_secret_is_left_anywhere(tmp_path: Path, postgres_url: str, monkeypat
         "OTEL_EXPORTER_OTLP_HEADERS": f"authorization={TRACES}",
     }.items():
         monkeypatch.setenv(name, value)
-    with echo() as provider, Collector() as collector, Fleet(tmp_path / "fleet", database_url=database) as fleet:
+    with (
+        echo() as provider,
+        Collector() as collector,
+        Fleet(tmp_path / "fleet", database_url=database) as fleet,
+    ):
         monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", collector.url)
         give_acl(fleet.redis, "fleet", PASSWORD)
         url = f"redis://fleet:{PASSWORD}@127.0.0.1:{fleet.redis.port}/0"
         fleet._settings = {
-            "redis_url": url, "providers__default__base_url": provider, "providers__default__api_key_env": "CANARY_API_KEY",
-            "trace_share": 1, "results_url": tmp_path / "results", "hook_modules": '["canary_hook"]', "event_sample": 1,
-        }  # fmt: skip
+            "redis_url": url,
+            "providers__default__base_url": provider,
+            "providers__default__api_key_env": "CANARY_API_KEY",
+            "trace_share": 1,
+            "results_url": tmp_path / "results",
+            "hook_modules": '["canary_hook"]',
+            "event_sample": 1,
+        }
         heard = Heard(fleet.redis)
         heard.start()
         fleet.control()
         worker = fleet.worker(8)
         fleet.ready(worker)
         control = Celery(broker=fleet.redis.url).control
-        until(lambda: len(control.enable_events(reply=True, timeout=3, limit=2)) == 2, 60, "both processes send events")
+        until(
+            lambda: len(control.enable_events(reply=True, timeout=3, limit=2)) == 2,
+            60,
+            "both processes send events",
+        )
         spec = {"lane": "api", "model": "m", "prompt": "{text}", "max_attempts": 2}
-        mixed = fleet.producer.submit(source(tmp_path, "mixed", "ok", "400", "500", "ok"), spec, job_key="mixed")
+        mixed = fleet.producer.submit(
+            source(tmp_path, "mixed", "ok", "400", "500", "ok"), spec, job_key="mixed"
+        )
         hooked = fleet.producer.submit(
-            source(tmp_path, "hooked", "echo"), {**spec, "postprocess": "canary_hook:tell"}, job_key="hooked"
+            source(tmp_path, "hooked", "echo"),
+            {**spec, "postprocess": "canary_hook:tell"},
+            job_key="hooked",
         )
         fleet.wait_for(mixed, JobState.COMPLETED, 60)
         fleet.wait_for(hooked, JobState.COMPLETED, 60)
@@ -176,7 +229,10 @@ def test_no_secret_is_left_anywhere(tmp_path: Path, postgres_url: str, monkeypat
         }
     looked_everywhere(left)
     found = [
-        (canary, place, around(said, canary)) for place, said in left.items() for canary in CANARIES if canary in said
+        (canary, place, around(said, canary))
+        for place, said in left.items()
+        for canary in CANARIES
+        if canary in said
     ]
     assert found == []
     logs = "".join(said for name, said in left.items() if name.endswith(".log"))
@@ -185,7 +241,8 @@ def test_no_secret_is_left_anywhere(tmp_path: Path, postgres_url: str, monkeypat
 
 
 def commands(fleet: Fleet, url: str) -> list[str]:
-    """What commands print about the fleet, and what they print with a wrong password in each setting."""
+    """What commands print about the fleet, and what they print with a wrong password in each
+    setting."""
     asked = (
         ["dlq", "list", "mixed"],
         ["dlq", "show", "hooked", "hooked-0"],
@@ -197,7 +254,13 @@ def commands(fleet: Fleet, url: str) -> list[str]:
         *(run(fleet, *arguments) for arguments in asked),
         run(fleet, "doctor", "--no-provider", PENSTOCK_REDIS_URL=url.replace(PASSWORD, WRONG)),
         run(fleet, "jobs", PENSTOCK_DATABASE_URL=f"mysql://fleet:{WRONG}@127.0.0.1/x"),
-        run(fleet, "worker", "--lane", "api", PENSTOCK_REDIS_URL=f"redis://fleet:{WRONG}/x@127.0.0.1/0"),
+        run(
+            fleet,
+            "worker",
+            "--lane",
+            "api",
+            PENSTOCK_REDIS_URL=f"redis://fleet:{WRONG}/x@127.0.0.1/0",
+        ),
     ]
 
 
@@ -220,14 +283,22 @@ def files(folder: Path) -> list[Path]:
     """What the fleet wrote. Sources and the hook are the user's own."""
     own = {"code", "redis"}
     return [
-        path for path in folder.rglob("*")
-        if path.is_file() and not own & set(path.parts) and path.parent != folder and path.suffix != ".pyc"
-    ]  # fmt: skip
+        path
+        for path in folder.rglob("*")
+        if path.is_file()
+        and not own & set(path.parts)
+        and path.parent != folder
+        and path.suffix != ".pyc"
+    ]
 
 
 def run(fleet: Fleet, *arguments: str, **variables: str) -> str:
     """A Penstock command with the fleet's settings, whatever its exit status."""
     done = subprocess.run(
-        [*PENSTOCK, *arguments], env=fleet._environment({}) | variables, capture_output=True, text=True, timeout=60
+        [*PENSTOCK, *arguments],
+        env=fleet._environment({}) | variables,
+        capture_output=True,
+        text=True,
+        timeout=60,
     )
     return f"$ {arguments} -> {done.returncode}\n{done.stdout}{done.stderr}"

@@ -16,11 +16,21 @@ from penstock_ledger.model import JobState
 WORKERS, CONCURRENCY = 3, 8
 PREFETCH = 2 * CONCURRENCY
 FAULTS = 25
-PROVIDER = ("--latency-ms", "250", "--error-rate", "0.02", "--throttle-rate", "0.01", "--retry-after-s", "0.3")
+PROVIDER = (
+    "--latency-ms",
+    "250",
+    "--error-rate",
+    "0.02",
+    "--throttle-rate",
+    "0.01",
+    "--retry-after-s",
+    "0.3",
+)
 
 
 class Chaos:
-    """Draws faults and does them; ``ambiguous`` bounds the calls that they may have made worthless."""
+    """Draws faults and does them; ``ambiguous`` bounds the calls that they may have made
+    worthless."""
 
     def __init__(self, fleet: Fleet, seed: int) -> None:
         self.fleet = fleet
@@ -33,9 +43,17 @@ class Chaos:
         return self.fleet.worker(CONCURRENCY, control=True, window=500)
 
     def strike(self) -> None:
-        faults = [self.kill_worker] * 4 + [self.freeze_worker] * 2 + [
-            self.drain_worker, self.restart_redis, self.wipe_redis, self.flush_redis, self.restart_provider,
-        ]  # fmt: skip
+        faults = (
+            [self.kill_worker] * 4
+            + [self.freeze_worker] * 2
+            + [
+                self.drain_worker,
+                self.restart_redis,
+                self.wipe_redis,
+                self.flush_redis,
+                self.restart_provider,
+            ]
+        )
         fault = self.luck.choice(faults)
         self.done.append(fault.__name__)
         fault()
@@ -80,8 +98,13 @@ class Chaos:
 
     def _working(self) -> list[Process]:
         heard_of = self.fleet.heard_of()
-        ours = [worker for worker in self.fleet.processes if worker.alive and worker not in self._frozen]
-        return sorted((worker for worker in ours if worker.popen.pid in heard_of), key=lambda worker: worker.name)
+        ours = [
+            worker for worker in self.fleet.processes if worker.alive and worker not in self._frozen
+        ]
+        return sorted(
+            (worker for worker in ours if worker.popen.pid in heard_of),
+            key=lambda worker: worker.name,
+        )
 
 
 def run_chaos(folder: Path, documents: int, faults: int) -> None:
@@ -104,14 +127,18 @@ def run_chaos(folder: Path, documents: int, faults: int) -> None:
         account = fleet.account(job, documents)
         retries = sum(result.attempts - 1 for result in fleet.producer.results(job.job_id))
         print(
-            f"{chaos.done}: {finished} finished by then, {account.extra_calls} calls twice, {retries} of them retries"
+            f"{chaos.done}: {finished} finished by then, {account.extra_calls} calls twice, "
+            f"{retries} of them retries"
         )
         assert account.dead == {}
-        assert account.extra_calls <= chaos.ambiguous + retries + documents // 20  # the last: throttled calls
+        assert (
+            account.extra_calls <= chaos.ambiguous + retries + documents // 20
+        )  # the last: throttled calls
         assert fleet.counters(job)["succeeded"] == documents
 
 
 @pytest.mark.soak
 def test_chaos(tmp_path: Path) -> None:
-    """Kills, freezes, drains, a Redis that dies and forgets, a provider that is gone: one result for every document."""
+    """Kills, freezes, drains, a Redis that dies and forgets, a provider that is gone: one result
+    for every document."""
     run_chaos(tmp_path, 3_000, FAULTS)

@@ -19,15 +19,17 @@ def machine(tmp_path: Path) -> Machine:
 
 
 def test_a_clean_job_ends_with_all_results_and_status_0(machine: Machine) -> None:
-    """Every document has its result line, each step is said, the report adds up, no process is left behind; a fleet's
-    broker is not asked (D19)."""
+    """Every document has its result line, each step is said, the report adds up, no process is left
+    behind; a fleet's broker is not asked (D19)."""
     machine.source(300)
     (machine.folder / "penstock.toml").write_text('broker_url = "amqp://no-such-host.invalid"\n')
     with simulator() as provider:
         status, told = machine.penstock(*machine.run_arguments(provider))
         assert status == 0, told + machine.logs()
         assert provider.stats()["requests"] == 300
-    assert {line["custom_id"] for line in machine.lines("output.jsonl")} == {f"doc-{n}" for n in range(300)}
+    assert {line["custom_id"] for line in machine.lines("output.jsonl")} == {
+        f"doc-{n}" for n in range(300)
+    }
     assert machine.lines("errors.jsonl") == []
     report = machine.report()
     assert (report["job"], report["state"], report["total"]) == ("reviews", "completed", 300)
@@ -46,14 +48,19 @@ def test_a_clean_job_ends_with_all_results_and_status_0(machine: Machine) -> Non
 
 
 def test_dead_letters_are_listed_shown_and_replayed(machine: Machine) -> None:
-    """Poisoned documents and bad rows end as dead letters; the printed commands find, show and replay them."""
+    """Poisoned documents and bad rows end as dead letters; the printed commands find, show and
+    replay them."""
     machine.source(200, bad='{"id": "no-text"}\n')
     with simulator("--poison-rate", "0.05", "--seed", "3") as provider:
         status, told = machine.penstock(*machine.run_arguments(provider))
         assert status == 3, told + machine.logs()
         report = machine.report()
         assert report["succeeded"] + report["dead"] == 201
-        assert len(machine.lines("errors.jsonl")) == report["dead"] == sum(report["dead_by_reason"].values())
+        assert (
+            len(machine.lines("errors.jsonl"))
+            == report["dead"]
+            == sum(report["dead_by_reason"].values())
+        )
         command = re.search(r"penstock (dlq list reviews --state \S+)", told)
         assert command is not None, told
         listed = machine.penstock(*command[1].split(), "--json")[1]
@@ -77,7 +84,8 @@ def test_dead_letters_are_listed_shown_and_replayed(machine: Machine) -> None:
 
 
 def test_a_second_pass_reads_the_failures_of_the_first(machine: Machine) -> None:
-    """One command tries what died with another model, by the first run's state, and only that is paid for."""
+    """One command tries what died with another model, by the first run's state, and only that is
+    paid for."""
     machine.source(100)
     with simulator("--poison-rate", "0.1", "--seed", "3") as provider:
         assert machine.penstock(*machine.run_arguments(provider))[0] == 3
@@ -92,15 +100,30 @@ def test_a_second_pass_reads_the_failures_of_the_first(machine: Machine) -> None
         status, told = machine.penstock(*again, "--state", "out/.penstock")
         assert status == 0, told + machine.logs()
         assert healed.stats()["requests"] == len(dead)
-    lines = [json.loads(line) for line in (machine.folder / "again" / "output.jsonl").read_text().splitlines()]
+    lines = [
+        json.loads(line)
+        for line in (machine.folder / "again" / "output.jsonl").read_text().splitlines()
+    ]
     assert {line["custom_id"] for line in lines} == dead
-    assert json.loads((machine.folder / "again" / "report.json").read_text())["job"] == "reviews-again"
+    assert (
+        json.loads((machine.folder / "again" / "report.json").read_text())["job"] == "reviews-again"
+    )
 
 
 def test_faults_on_the_way_cost_retries_not_documents(machine: Machine) -> None:
-    """Rate limits, errors and broken connections are retried until every document has its result."""
+    """Rate limits, errors and broken connections are retried until every document has its
+    result."""
     machine.source(200)
-    faults = ("--throttle-rate", "0.05", "--error-rate", "0.03", "--drop-rate", "0.02", "--retry-after-s", "0.2")
+    faults = (
+        "--throttle-rate",
+        "0.05",
+        "--error-rate",
+        "0.03",
+        "--drop-rate",
+        "0.02",
+        "--retry-after-s",
+        "0.2",
+    )
     with simulator(*faults) as provider:
         status, told = machine.penstock(*machine.run_arguments(provider, "--max-attempts", "10"))
         assert status == 0, told + machine.logs()
@@ -109,8 +132,8 @@ def test_faults_on_the_way_cost_retries_not_documents(machine: Machine) -> None:
 
 
 def test_ctrl_c_stops_and_the_same_command_resumes(machine: Machine) -> None:
-    """Exit status 130, nothing finished is lost or paid again, the drain says what it waits for, and the second run says
-    how far the first one came (D20)."""
+    """Exit status 130, nothing finished is lost or paid again, the drain says what it waits for,
+    and the second run says how far the first one came (D20)."""
     machine.source(600)
     with simulator("--latency-ms", "100") as provider:
         arguments = machine.run_arguments(provider, "--concurrency", "10")
@@ -121,7 +144,9 @@ def test_ctrl_c_stops_and_the_same_command_resumes(machine: Machine) -> None:
         assert process.returncode == 130, told + machine.logs()
         assert "resume with:  penstock run reviews.jsonl" in told
         assert re.search(
-            r"stopping: nothing new is asked, and \d+ documents? with the workers may still be answered", told
+            r"stopping: nothing new is asked, and \d+ documents? with the workers may still be "
+            r"answered",
+            told,
         )
         assert machine.leftovers() == []
         finished = machine.report()["succeeded"]
@@ -135,8 +160,9 @@ def test_ctrl_c_stops_and_the_same_command_resumes(machine: Machine) -> None:
 
 
 def test_killed_run_leaves_no_worker_and_resumes(machine: Machine) -> None:
-    """kill -9 of the whole run: workers end by themselves, and the same command finishes the job. Its report has one figure of
-    retries, of both runs (U11)."""
+    """kill -9 of the whole run: workers end by themselves, and the same command finishes the job.
+
+    Its report has one figure of retries, of both runs (U11)."""
     machine.source(400)
     with simulator("--latency-ms", "100", "--error-rate", "0.1") as provider:
         arguments = machine.run_arguments(provider, "--concurrency", "10")
@@ -190,7 +216,8 @@ def test_an_account_without_credit_pauses_the_job(machine: Machine) -> None:
 
 
 def test_another_terminal_sees_and_pauses_a_run(machine: Machine) -> None:
-    """`status` and `pause` work on a running local job; the run ends with the reason and its command resumes it."""
+    """`status` and `pause` work on a running local job; the run ends with the reason and its
+    command resumes it."""
     machine.source(1000)
     state = ("--state", "out/.penstock")
     with simulator("--latency-ms", "100") as provider:
@@ -199,7 +226,9 @@ def test_another_terminal_sees_and_pauses_a_run(machine: Machine) -> None:
         eventually(lambda: provider.stats()["requests"] > 50)
         seen = json.loads(machine.penstock("status", "reviews", "--json", *state)[1])
         assert (seen["state"], seen["total"], seen["reason"]) == ("running", 1000, None)
-        assert machine.penstock(*arguments)[0] == 2, "a second run on the same state must be refused"
+        assert machine.penstock(*arguments)[0] == 2, (
+            "a second run on the same state must be refused"
+        )
         status, told = machine.penstock("pause", "reviews", "--reason", "lunch", *state)
         assert (status, told) == (0, "reviews is paused\n")
         told, _ = process.communicate(timeout=RUN_TIMEOUT_S)
@@ -213,21 +242,27 @@ def test_another_terminal_sees_and_pauses_a_run(machine: Machine) -> None:
 
 
 def test_a_spent_budget_pauses_and_a_higher_one_resumes(machine: Machine) -> None:
-    """A budget is overshot by no more than a document or two; the same command says so without a call, and the printed
-    one, with a budget for all, resumes the same job (D15)."""
+    """A budget is overshot by no more than a document or two; the same command says so without a
+    call, and the printed one, with a budget for all, resumes the same job (D15)."""
     machine.source(160)
     with simulator("--latency-ms", "100") as provider:
         priced = ("--concurrency", "5", "--workers", "1", "--usd-per-mtok-out", "1000")
-        status, told = machine.penstock(*machine.run_arguments(provider, *priced, "--budget-usd", "0.5"))
+        status, told = machine.penstock(
+            *machine.run_arguments(provider, *priced, "--budget-usd", "0.5")
+        )
         assert status == 1, told + machine.logs()
         assert "budget_exhausted" in told
         spent, calls = machine.report()["succeeded"], provider.stats()["requests"]
         assert 0 < spent < 160
         assert 0.4 < machine.report()["cost_usd"] < 0.53
-        status, again = machine.penstock(*machine.run_arguments(provider, *priced, "--budget-usd", "0.5"))
+        status, again = machine.penstock(
+            *machine.run_arguments(provider, *priced, "--budget-usd", "0.5")
+        )
         assert (status, provider.stats()["requests"]) == (1, calls), again
         assert "starting" not in again
-        command = re.search(r"Raise --budget-usd to .* Resume for example with: {2}penstock (run .*)", told)
+        command = re.search(
+            r"Raise --budget-usd to .* Resume for example with: {2}penstock (run .*)", told
+        )
         assert command is not None, told
         assert command[1] in again
         status, told = machine.penstock(*shlex.split(command[1]))
@@ -246,7 +281,9 @@ def test_a_spent_budget_pauses_and_a_higher_one_resumes(machine: Machine) -> Non
         ('{"id": "a", "text": "x"}\n{"id": "a", "text": "y"}\n', ["line 2", "duplicate"]),
     ],
 )
-def test_bad_input_is_refused_before_anything_is_spent(machine: Machine, content: str, told_parts: list[str]) -> None:
+def test_bad_input_is_refused_before_anything_is_spent(
+    machine: Machine, content: str, told_parts: list[str]
+) -> None:
     """Status 2, and a message with file, line and reason; the provider hears nothing."""
     (machine.folder / "reviews.jsonl").write_text(content)
     with simulator() as provider:
@@ -272,8 +309,8 @@ def test_a_missing_source_and_an_unwritable_folder_are_refused(machine: Machine)
 def test_a_job_reads_from_s3_and_writes_to_s3(
     tmp_path: Path, s3_server: S3Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Source and results may both be in a bucket; the report lies beside them, another job is kept from
-    overwriting them, and a missing bucket is reported at once (D6)."""
+    """Source and results may both be in a bucket; the report lies beside them, another job is kept
+    from overwriting them, and a missing bucket is reported at once (D6)."""
     for name in ("ACCESS_KEY_ID", "SECRET_ACCESS_KEY"):
         monkeypatch.setenv(f"AWS_{name}", "test")
     monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
@@ -287,8 +324,12 @@ def test_a_job_reads_from_s3_and_writes_to_s3(
         job[1], job[3] = "s3://night/in/reviews.jsonl", "s3://night/out"
         status, told = machine.penstock(*job)
         assert status == 0, told
-        lines = client.get_object(Bucket="night", Key="out/output.jsonl")["Body"].read().splitlines()
-        assert sorted(json.loads(line)["custom_id"] for line in lines) == sorted(f"doc-{n}" for n in range(40))
+        lines = (
+            client.get_object(Bucket="night", Key="out/output.jsonl")["Body"].read().splitlines()
+        )
+        assert sorted(json.loads(line)["custom_id"] for line in lines) == sorted(
+            f"doc-{n}" for n in range(40)
+        )
         report = json.loads(client.get_object(Bucket="night", Key="out/report.json")["Body"].read())
         assert (report["succeeded"], report["total"]) == (40, 40)
         status, told = machine.penstock(*job, "--job", "another")

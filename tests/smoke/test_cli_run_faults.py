@@ -1,4 +1,5 @@
-"""`penstock run` under faults of its machine: it waits or goes on, says so, and pays nothing twice."""
+"""`penstock run` under faults of its machine: it waits or goes on, says so, and pays nothing
+twice."""
 
 from __future__ import annotations
 
@@ -40,7 +41,8 @@ def told_by(process: subprocess.Popen[str], word: str) -> str:
 
 
 def test_a_full_disk_is_waited_for(machine: Machine, disk: Path) -> None:
-    """With no byte left the run says so, keeps answers that are paid for, and goes on by itself when there is room (A10)."""
+    """With no byte left the run says so, keeps answers that are paid for, and goes on by itself
+    when there is room (A10)."""
     machine.source(500)
     with simulator("--latency-ms", "200") as provider:
         process = machine.start(*machine.run_arguments(provider, "--concurrency", "20"))
@@ -62,7 +64,8 @@ def test_a_full_disk_is_waited_for(machine: Machine, disk: Path) -> None:
 
 @contextlib.contextmanager
 def read_only(place: Path) -> Iterator[None]:
-    """Have every path below the place refuse writes; files that are open are written on, as the system refuses to change them."""
+    """Have every path below the place refuse writes; files that are open are written on, as the
+    system refuses to change them."""
     subprocess.run(["mount", "--bind", str(place), str(place)], check=True)
     try:
         subprocess.run(["mount", "-o", "remount,bind,ro", str(place)], check=True)
@@ -72,7 +75,8 @@ def read_only(place: Path) -> Iterator[None]:
 
 
 def test_a_state_folder_that_turns_read_only_loses_nothing(machine: Machine, disk: Path) -> None:
-    """The screen says so with the command that goes on, and the next run pays nothing twice (A10)."""
+    """The screen says so with the command that goes on, and the next run pays nothing twice
+    (A10)."""
     machine.source(200)
     with simulator("--latency-ms", "200") as provider:
         arguments = machine.run_arguments(provider, "--concurrency", "10", "--workers", "1")
@@ -91,7 +95,8 @@ def test_a_state_folder_that_turns_read_only_loses_nothing(machine: Machine, dis
 
 
 def test_ctrl_c_on_a_full_disk_is_resumable(machine: Machine, disk: Path) -> None:
-    """Stopped while the disk is full: status 130, what fills it, the command; what was stored is not paid again (A10)."""
+    """Stopped while the disk is full: status 130, what fills it, the command; what was stored is
+    not paid again (A10)."""
     machine.source(300)
     with simulator("--latency-ms", "200") as provider:
         arguments = machine.run_arguments(provider, "--concurrency", "10", "--workers", "1")
@@ -109,12 +114,15 @@ def test_ctrl_c_on_a_full_disk_is_resumable(machine: Machine, disk: Path) -> Non
         filler.unlink()
         status, told = machine.penstock(*arguments)
         assert status == 0, told + machine.logs()
-        assert provider.stats()["requests"] <= 300 + 20 + 10, "at most what workers held is asked again"
+        assert provider.stats()["requests"] <= 300 + 20 + 10, (
+            "at most what workers held is asked again"
+        )
     assert machine.report()["succeeded"] == 300
 
 
 def test_a_run_resumes_over_damaged_files_of_its_redis(machine: Machine) -> None:
-    """A power cut that leaves an unreadable AOF costs no second command and no second call of a finished document (A5)."""
+    """A power cut that leaves an unreadable AOF costs no second command and no second call of a
+    finished document (A5)."""
     machine.source(300)
     with simulator("--latency-ms", "100") as provider:
         arguments = machine.run_arguments(provider, "--concurrency", "10", "--workers", "1")

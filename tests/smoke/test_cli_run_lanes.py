@@ -23,12 +23,16 @@ poll_cap_s = 0.2
 
 @pytest.mark.soak
 def test_what_a_batch_answers_after_the_end_is_read_by_the_same_command(tmp_path: Path) -> None:
-    """A job that left its batch ends without it. The run says that answers are left at the provider which may be paid for, the
-    same command reads and counts them and asks for nothing, and given once more it starts nothing."""
+    """A job that left its batch ends without it.
+
+    The run says that answers are left at the provider which may be paid for, the same command reads
+    and counts them and asks for nothing, and given once more it starts nothing."""
     machine = Machine(tmp_path)
     machine.source(40)
     (tmp_path / "penstock.toml").write_text(SETTINGS)
-    with simulator("--batch-s", "4", "--batch-step-s", "4", "--batch-stalled-share", "1") as provider:
+    with simulator(
+        "--batch-s", "4", "--batch-step-s", "4", "--batch-stalled-share", "1"
+    ) as provider:
         arguments = machine.run_arguments(
             provider, "--lane", "batch", "--lanes", "batch,api", "--workers", "1", *PRICES
         )
@@ -39,7 +43,9 @@ def test_what_a_batch_answers_after_the_end_is_read_by_the_same_command(tmp_path
         told, _ = process.communicate(timeout=RUN_TIMEOUT_S)
         assert process.returncode == 0, told + machine.logs()
         assert "1 batch of this job is still at the provider" in told
-        assert "the same command reads them:  penstock run" in re.sub(r"\s+", " ", told).replace("them: ", "them:  ")
+        assert "the same command reads them:  penstock run" in re.sub(r"\s+", " ", told).replace(
+            "them: ", "them:  "
+        )
         before, calls = machine.report(), provider.stats()["requests"]
         assert (before["succeeded"], before["answered_twice"]) == (40, 0)
         status, told = machine.penstock(*arguments)

@@ -1,4 +1,5 @@
-"""`penstock run` that ends in tables: a subprocess, a simulated provider, real files and a real database."""
+"""`penstock run` that ends in tables: a subprocess, a simulated provider, real files and a real
+database."""
 
 from __future__ import annotations
 
@@ -10,12 +11,20 @@ from machine import Machine, simulator
 
 
 def test_a_run_ends_in_a_parquet_file_and_in_a_table(tmp_path: Path) -> None:
-    """Every document has a row in both, dead letters included; the same command again adds nothing."""
+    """Every document has a row in both, dead letters included; the same command again adds
+    nothing."""
     parquet = pytest.importorskip("pyarrow.parquet")
     machine = Machine(tmp_path)
     machine.source(150, bad='{"id": "no-text"}\n')
     with simulator() as provider:
-        flags = ("--output-format", "parquet", "--into", f"sqlite:///{tmp_path}/mine.db", "--into-table", "summaries")
+        flags = (
+            "--output-format",
+            "parquet",
+            "--into",
+            f"sqlite:///{tmp_path}/mine.db",
+            "--into-table",
+            "summaries",
+        )
         status, told = machine.penstock(*machine.run_arguments(provider, *flags))
         assert status == 3, told + machine.logs()
         again, _ = machine.penstock(*machine.run_arguments(provider, *flags))
@@ -29,7 +38,8 @@ def test_a_run_ends_in_a_parquet_file_and_in_a_table(tmp_path: Path) -> None:
 
 
 def test_what_would_fail_at_the_end_is_refused_at_the_start(tmp_path: Path) -> None:
-    """A table that does not fit, flags that contradict and an unknown form end the command before a call is paid."""
+    """A table that does not fit, flags that contradict and an unknown form end the command before a
+    call is paid."""
     machine = Machine(tmp_path)
     machine.source(3)
     with sqlite3.connect(tmp_path / "mine.db") as mine:

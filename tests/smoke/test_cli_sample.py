@@ -9,8 +9,8 @@ from machine import Machine, simulator
 
 
 def test_the_run_of_all_takes_over_its_sample(tmp_path: Path) -> None:
-    """A sample is a job of its own, drawn at random, and says what all cost; the whole job with the same options does not pay
-    it again (D14)."""
+    """A sample is a job of its own, drawn at random, and says what all cost; the whole job with the
+    same options does not pay it again (D14)."""
     machine = Machine(tmp_path)
     machine.source(100)
     with simulator() as provider:
@@ -27,7 +27,9 @@ def test_the_run_of_all_takes_over_its_sample(tmp_path: Path) -> None:
         assert (status, provider.stats()["requests"]) == (0, 5)
         assert "as a random sample of 5 has them" in told
         status, told = machine.penstock(*arguments, "--sample", "5")
-        assert (status, provider.stats()["requests"]) == (0, 5), "the same documents are drawn again"
+        assert (status, provider.stats()["requests"]) == (0, 5), (
+            "the same documents are drawn again"
+        )
         status, told = machine.penstock(*arguments)
         assert status == 0, told + machine.logs()
         assert "5 documents are taken over from a sample" in told

@@ -1,4 +1,5 @@
-"""Answers by a schema as a newcomer has them: one command from plain rows to labelled tables, and what is said where it fails."""
+"""Answers by a schema as a newcomer has them: one command from plain rows to labelled tables, and
+what is said where it fails."""
 
 from __future__ import annotations
 
@@ -36,7 +37,8 @@ def machine(tmp_path: Path) -> Machine:
 
 
 def test_rows_become_labelled_tables_in_one_command(machine: Machine) -> None:
-    """The model's fields are columns of CSV and Parquet, nested ones as JSON; every document is asked once."""
+    """The model's fields are columns of CSV and Parquet, nested ones as JSON; every document is
+    asked once."""
     parquet = pytest.importorskip("pyarrow.parquet")
     machine.source(20)
     with simulator() as provider:
@@ -47,10 +49,16 @@ def test_rows_become_labelled_tables_in_one_command(machine: Machine) -> None:
         status, told = machine.penstock(*arguments)
         assert status == 0, told + machine.logs()
         assert provider.stats()["requests"] == 20
-    (rows,) = [parquet.read_table(path).to_pylist() for path in (machine.folder / "out").glob("*.parquet")]
+    (rows,) = [
+        parquet.read_table(path).to_pylist() for path in (machine.folder / "out").glob("*.parquet")
+    ]
     assert len(rows) == 20
     first = rows[0]
-    assert (first["label"] in ("praise", "complaint"), first["score"], first["urgent"]) == (True, 1.0, True)
+    assert (first["label"] in ("praise", "complaint"), first["score"], first["urgent"]) == (
+        True,
+        1.0,
+        True,
+    )
     assert [type(one) for one in json.loads(first["tags"])] == [str]
     assert set(json.loads(first["place"])) == {"city", "zip"}
     assert json.loads(first["text"])["text"] == first["answer_text"]
@@ -63,22 +71,36 @@ def test_rows_become_labelled_tables_in_one_command(machine: Machine) -> None:
 
 
 def test_a_provider_without_schemas_is_named_with_the_way_on(machine: Machine) -> None:
-    """The job pauses before many calls, none of its documents is dead, and the command that it prints works."""
+    """The job pauses before many calls, none of its documents is dead, and the command that it
+    prints works."""
     machine.source(600)
     with simulator("--structured", "none") as provider:
-        status, told = machine.penstock(*machine.run_arguments(provider, "--response-schema", "models:Ticket"))
+        status, told = machine.penstock(
+            *machine.run_arguments(provider, "--response-schema", "models:Ticket")
+        )
         assert status == 1, told + machine.logs()
-        assert "with --response-format json_object or none, and say in the prompt which JSON is wanted" in told
+        assert (
+            "with --response-format json_object or none, and say in the prompt which JSON is wanted"
+            in told
+        )
         assert "start another for example with:" in told
         assert "--response-format json_object --out out-2" in told
         assert provider.stats()["requests"] < 600
 
 
 def test_answers_in_prose_are_explained(machine: Machine) -> None:
-    """Where nothing asks for JSON all answers are refused alike, and screen and report say what to change."""
+    """Where nothing asks for JSON all answers are refused alike, and screen and report say what to
+    change."""
     machine.source(12)
     with simulator() as provider:
-        unasked = ("--response-schema", "models:Ticket", "--response-format", "none", "--schema-repairs", "0")
+        unasked = (
+            "--response-schema",
+            "models:Ticket",
+            "--response-format",
+            "none",
+            "--schema-repairs",
+            "0",
+        )
         status, told = machine.penstock(*machine.run_arguments(provider, *unasked))
         assert status == 3, told + machine.logs()
     assert "all 12 documents failed alike (200, schema_mismatch)" in told

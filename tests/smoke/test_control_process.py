@@ -1,4 +1,5 @@
-"""`penstock control`: jobs move without a worker that leads them, and the door for Celery clients is answered."""
+"""`penstock control`: jobs move without a worker that leads them, and the door for Celery clients
+is answered."""
 
 from __future__ import annotations
 
@@ -32,14 +33,17 @@ def job_of(fleet: Fleet, key: str) -> Job | None:
 def test_jobs_of_celery_clients_are_taken_in_and_handed_over(fleet: Fleet) -> None:
     """With workers that have no part in control, a control process serves the door and leads.
 
-    After SIGTERM in the middle it ends with 0, and the next one leads at once: no lease is waited for.
+    After SIGTERM in the middle it ends with 0, and the next one leads at once: no lease is waited
+    for.
     """
     roots = f'["{fleet.sources}"]'
     first = fleet.control(window=20, source_roots=roots)
     fleet.worker(8, source_roots=roots)
     client = Celery("another-service", broker=fleet.redis.url, set_as_current=False)
     order = [str(fleet.source(300)), {"prompt": "Summarise: {text}", "model": "m"}]
-    client.send_task("penstock.submit", args=order, kwargs={"job_key": "night"}, queue="penstock.control")
+    client.send_task(
+        "penstock.submit", args=order, kwargs={"job_key": "night"}, queue="penstock.control"
+    )
     until(lambda: job_of(fleet, "night"), 30, "the job is accepted")
     job = job_of(fleet, "night")
     assert job is not None
@@ -54,7 +58,8 @@ def test_jobs_of_celery_clients_are_taken_in_and_handed_over(fleet: Fleet) -> No
 
 
 def test_an_item_in_the_queue_for_jobs_is_kept_aside(fleet: Fleet) -> None:
-    """A control process runs no documents: one that was sent to it by mistake is kept whole, for a person."""
+    """A control process runs no documents: one that was sent to it by mistake is kept whole, for a
+    person."""
     from penstock_ledger.model import ItemKey
 
     client = fleet.redis.client()
@@ -73,7 +78,8 @@ def test_without_tables_the_exit_status_says_so(tmp_path: Path) -> None:
 
 
 def test_a_control_process_is_watched_as_workers_are(fleet: Fleet, tmp_path: Path) -> None:
-    """Its probe files and its page of metrics are those of any worker: started, ready and alive, and what its loop did."""
+    """Its probe files and its page of metrics are those of any worker: started, ready and alive,
+    and what its loop did."""
     import urllib.request
 
     from servers import free_port

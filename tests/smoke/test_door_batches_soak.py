@@ -1,4 +1,5 @@
-"""Long proofs of `/v1/batches`: 50,000 lines, and a door that is killed in every state that it shows."""
+"""Long proofs of `/v1/batches`: 50,000 lines, and a door that is killed in every state that it
+shows."""
 
 from __future__ import annotations
 
@@ -37,14 +38,21 @@ def test_fifty_thousand_lines(fleet: Fleet) -> None:
         ended = doors.wait(client, batch.id, timeout_s=900)
         print(f"ended after {time.monotonic() - began:.1f} s: {ended.to_dict()}")
         assert ended.status == "completed"
-        done = [one.request_counts.completed for one in doors.seen[batch.id] if one.request_counts is not None]
+        done = [
+            one.request_counts.completed
+            for one in doors.seen[batch.id]
+            if one.request_counts is not None
+        ]
         assert done == sorted(done)
-        assert {one["custom_id"] for one in read(client, ended.output_file_id)} == {f"doc-{n}" for n in range(50_000)}
+        assert {one["custom_id"] for one in read(client, ended.output_file_id)} == {
+            f"doc-{n}" for n in range(50_000)
+        }
 
 
 @pytest.mark.parametrize("state", ["validating", "in_progress", "finalizing", "cancelling"])
 def test_a_door_that_is_killed_goes_on(fleet: Fleet, state: str) -> None:
-    """Killed with SIGKILL as soon as a batch shows a state; another door brings it to its end: each line once."""
+    """Killed with SIGKILL as soon as a batch shows a state; another door brings it to its end: each
+    line once."""
     settings, lines = settings_for(fleet), 3_000
     database = open_database(fleet.database_url)
     store = DoorBatchStore(database)

@@ -1,4 +1,6 @@
-"""The ways in that other services use, through a running worker. One fleet serves all tests of this module."""
+"""The ways in that other services use, through a running worker.
+
+One fleet serves all tests of this module."""
 
 from __future__ import annotations
 
@@ -35,12 +37,15 @@ def found(fleet: Fleet, key: str) -> Job | None:
 
 
 def test_a_plain_celery_client_submits_a_job(fleet: Fleet) -> None:
-    """`send_task("penstock.submit", …)` from an app without Penstock installed is one job, however often it is sent."""
+    """`send_task("penstock.submit", …)` from an app without Penstock installed is one job, however
+    often it is sent."""
     with fleet.explained():
         client = Celery("another-service", broker=fleet.redis.url, set_as_current=False)
         order = [str(fleet.source(20, "night")), {"prompt": "Summarise: {text}", "model": "m"}]
         for _ in range(3):
-            client.send_task("penstock.submit", args=order, kwargs={"job_key": "night"}, queue="penstock.control")
+            client.send_task(
+                "penstock.submit", args=order, kwargs={"job_key": "night"}, queue="penstock.control"
+            )
         until(lambda: found(fleet, "night"), 30, "the job is accepted")
         job = found(fleet, "night")
         assert job is not None
@@ -51,23 +56,28 @@ def test_a_plain_celery_client_submits_a_job(fleet: Fleet) -> None:
 @pytest.fixture
 def client(fleet: Fleet) -> Iterator[Celery]:
     """An app that imports nothing of Penstock, and hears what becomes of its tasks."""
-    with Celery("another-service", broker=fleet.redis.url, backend=fleet.redis.url, set_as_current=False) as client:
+    with Celery(
+        "another-service", broker=fleet.redis.url, backend=fleet.redis.url, set_as_current=False
+    ) as client:
         client.conf.task_default_queue = "penstock.control"
         yield client
-        gc.collect()  # results that a raised error still holds take their leave of Redis, which is about to end
+        # results that a raised error still holds take their leave of Redis, which is about to end
+        gc.collect()
 
 
 def refusal_of(client: Celery, name: str, *args: Any, **kwargs: Any) -> str:
     """What the sender hears of a task that is refused."""
-    with pytest.raises(Exception, match=r".") as refused:  # Celery makes the class anew, by its name
+    with pytest.raises(
+        Exception, match=r"."
+    ) as refused:  # Celery makes the class anew, by its name
         client.send_task(name, args=args, kwargs=kwargs).get(timeout=30)
     assert type(refused.value).__name__ == "DoorRefused"
     return str(refused.value)
 
 
 def test_a_refused_task_is_told_to_its_sender_and_listed(fleet: Fleet, client: Celery) -> None:
-    """Each bad task fails with its reason in the sender's result and in `penstock refused`, without content of a file or
-    of the spec (B2, B16, D29)."""
+    """Each bad task fails with its reason in the sender's result and in `penstock refused`, without
+    content of a file or of the spec (B2, B16, D29)."""
     rows = fleet.sources / "rows.jsonl"
     rows.write_text('{"password": "hunter2"}\n' * 3)
     spec = {"prompt": "{text}", "model": "m"}
@@ -76,7 +86,12 @@ def test_a_refused_task_is_told_to_its_sender_and_listed(fleet: Fleet, client: C
             refusal_of(client, "penstock.submit", "/proc/self/environ", spec),
             refusal_of(client, "penstock.submit", str(rows), spec, job_key="leaky"),
             refusal_of(client, "penstock.submit", str(rows), {"prompt": "hunter2 {", "model": "m"}),
-            refusal_of(client, "penstock.submit", str(rows), spec | {"preprocess": "logging:setLogRecordFactory"}),
+            refusal_of(
+                client,
+                "penstock.submit",
+                str(rows),
+                spec | {"preprocess": "logging:setLogRecordFactory"},
+            ),
             refusal_of(client, "penstock.submit", str(rows)),
             refusal_of(client, "penstock.enqueue", "no-such-job", "a", {"text": "hunter2"}),
         ]
@@ -96,7 +111,8 @@ def test_a_refused_task_is_told_to_its_sender_and_listed(fleet: Fleet, client: C
 
 
 def test_rejected_tasks_are_logged_without_their_arguments(fleet: Fleet, client: Celery) -> None:
-    """A task that no worker knows, and one with an impossible time, are kept aside; no log shows what they carried (B16)."""
+    """A task that no worker knows, and one with an impossible time, are kept aside; no log shows
+    what they carried (B16)."""
     sent = [
         client.send_task("penstock.sbumit", args=["hunter2"], kwargs={"spec": "hunter2"}),
         client.send_task("penstock.submit", args=["hunter2"], headers={"eta": "never"}),
@@ -128,24 +144,38 @@ def listening(client: Celery) -> Iterator[list[dict[str, Any]]]:
 
 
 def test_events_of_a_refused_task_hold_no_content(fleet: Fleet, client: Celery) -> None:
-    """What Flower hears of a task (received, started, failed) shows neither its arguments nor rows of its source (B16)."""
+    """What Flower hears of a task (received, started, failed) shows neither its arguments nor rows
+    of its source (B16)."""
     rows = fleet.sources / "secrets.jsonl"
     rows.write_text('{"password": "hunter2"}\n')
     with fleet.explained(), listening(client) as heard:
-        sent = client.send_task("penstock.submit", args=[str(rows), {"prompt": "hunter2 {x}", "model": "m"}])
+        sent = client.send_task(
+            "penstock.submit", args=[str(rows), {"prompt": "hunter2 {x}", "model": "m"}]
+        )
         wanted = {"task-received", "task-started", "task-failed"}
-        until(lambda: wanted <= {event["type"] for event in list(heard) if event.get("uuid") == sent.id}, 30, "events")
+        until(
+            lambda: (
+                wanted <= {event["type"] for event in list(heard) if event.get("uuid") == sent.id}
+            ),
+            30,
+            "events",
+        )
     assert "hunter2" not in repr(heard)
     failed = next(event for event in heard if event["type"] == "task-failed")
     assert "too_many_bad_rows" in failed["exception"]
 
 
 def test_documents_are_pushed_by_a_celery_client(fleet: Fleet, client: Celery) -> None:
-    """A service with Celery alone opens a job, pushes documents one by one, twice without harm, and closes it (D29)."""
+    """A service with Celery alone opens a job, pushes documents one by one, twice without harm, and
+    closes it (D29)."""
     with fleet.explained():
         spec = {"prompt": "Summarise: {text}", "model": "m"}
-        job_id = client.send_task("penstock.open_job", args=[spec], kwargs={"job_key": "pushed"}).get(timeout=30)
-        again = client.send_task("penstock.open_job", args=[spec], kwargs={"job_key": "pushed"}).get(timeout=30)
+        job_id = client.send_task(
+            "penstock.open_job", args=[spec], kwargs={"job_key": "pushed"}
+        ).get(timeout=30)
+        again = client.send_task(
+            "penstock.open_job", args=[spec], kwargs={"job_key": "pushed"}
+        ).get(timeout=30)
         assert again == job_id
         sent = [
             client.send_task("penstock.enqueue", args=["pushed", f"d{number % 5}", {"text": "t"}])
@@ -161,10 +191,13 @@ def test_documents_are_pushed_by_a_celery_client(fleet: Fleet, client: Celery) -
 
 
 def test_strangers_push_into_their_own_jobs_only(fleet: Fleet, client: Celery) -> None:
-    """A job that a service with the database opened takes no documents from remote doors, by default (B2)."""
+    """A job that a service with the database opened takes no documents from remote doors, by
+    default (B2)."""
     with fleet.explained():
         opened = fleet.producer.open_job(fleet.spec(), job_key="ours")
-        assert "doors.push_into" in refusal_of(client, "penstock.enqueue", "ours", "a", {"text": "t"})
+        assert "doors.push_into" in refusal_of(
+            client, "penstock.enqueue", "ours", "a", {"text": "t"}
+        )
         assert "doors.push_into" in refusal_of(client, "penstock.close_job", "ours")
         assert opened.close() == 0
 
@@ -174,7 +207,9 @@ def test_the_examples_of_the_page_run(fleet: Fleet, capsys: pytest.CaptureFixtur
     page = (Path(__file__).parents[2] / "docs/doors.md").read_text()
     code = "\n".join(re.findall(r"```python\n(.*?)```", page, re.DOTALL))
     source = fleet.source(4, "example")
-    code = code.replace("redis://redis:6379/0", fleet.redis.url).replace("s3://corpora/tickets.jsonl", str(source))
+    code = code.replace("redis://redis:6379/0", fleet.redis.url).replace(
+        "s3://corpora/tickets.jsonl", str(source)
+    )
     with fleet.explained():
         exec(compile(code, "docs/doors.md", "exec"), {})
         assert capsys.readouterr().out.startswith("job_")
@@ -196,10 +231,13 @@ def test_a_task_of_many_megabytes_is_kept_aside_unread(fleet: Fleet, client: Cel
 
 
 def test_a_task_that_kills_its_processes_is_parked(fleet: Fleet, client: Celery) -> None:
-    """A task that took three processes with it is not begun again: its sender hears why, and its message is kept (B8)."""
+    """A task that took three processes with it is not begun again: its sender hears why, and its
+    message is kept (B8)."""
     task_id = "the-poison"
     with fleet.explained():
-        fleet.redis.client().set(keys.door_starts(task_id), 3)  # as three processes that died have left it
+        fleet.redis.client().set(
+            keys.door_starts(task_id), 3
+        )  # as three processes that died have left it
         source = str(fleet.source(3, "poison"))
         sent = client.send_task("penstock.submit", args=[source, fleet.spec()], task_id=task_id)
         with pytest.raises(Exception, match=r"died 3 times.*doors\.max_crashes"):
@@ -225,7 +263,8 @@ def test_documents_pushed_one_by_one_become_results(fleet: Fleet) -> None:
 
 
 def test_large_documents_travel_by_reference(fleet: Fleet, tmp_path: Path) -> None:
-    """A body above 16 KiB is read again from the source by the worker, and answered like any other."""
+    """A body above 16 KiB is read again from the source by the worker, and answered like any
+    other."""
     path = tmp_path / "large.jsonl"
     path.write_text("".join(f'{{"id": "d{n}", "text": "{"word " * 8_000}"}}\n' for n in range(5)))
     with fleet.explained():
@@ -234,7 +273,9 @@ def test_large_documents_travel_by_reference(fleet: Fleet, tmp_path: Path) -> No
         assert fleet.account(job, {f"d{n}" for n in range(5)}).extra_calls == 0
 
 
-@pytest.mark.parametrize("message", ["not json", '{"body": "W10=", "headers": {}, "properties": {}}'])
+@pytest.mark.parametrize(
+    "message", ["not json", '{"body": "W10=", "headers": {}, "properties": {}}']
+)
 def test_rubbish_in_the_queue_stops_nobody(fleet: Fleet, message: str) -> None:
     """A message that no worker can read is kept aside, and the documents behind it are answered."""
     with fleet.explained():
@@ -245,7 +286,8 @@ def test_rubbish_in_the_queue_stops_nobody(fleet: Fleet, message: str) -> None:
 
 
 def test_a_job_for_a_provider_that_workers_lack_is_paused(fleet: Fleet) -> None:
-    """Nothing is lost and nothing spins: the job waits, and its reason names the provider and the fix."""
+    """Nothing is lost and nothing spins: the job waits, and its reason names the provider and the
+    fix."""
     with fleet.explained():
         job = fleet.submit(5, key="elsewhere", provider="elsewhere")
         fleet.wait_for(job, JobState.PAUSED, 30)
@@ -255,11 +297,14 @@ def test_a_job_for_a_provider_that_workers_lack_is_paused(fleet: Fleet) -> None:
 
 
 def test_an_item_of_an_unknown_job_is_kept_aside(fleet: Fleet) -> None:
-    """A well-formed item message whose job no ledger knows is put aside whole: nothing is dropped in silence."""
+    """A well-formed item message whose job no ledger knows is put aside whole: nothing is dropped
+    in silence."""
     from penstock_ledger.model import ItemKey
     from penstock_producer.feed.wire import encode_item
 
-    raw = encode_item(ItemKey("job_of_nobody", 1, "doc"), queue="penstock.api", body=b"{}", ref=None)
+    raw = encode_item(
+        ItemKey("job_of_nobody", 1, "doc"), queue="penstock.api", body=b"{}", ref=None
+    )
     with fleet.explained():
         client = fleet.redis.client()
         client.lpush("penstock.api", raw)

@@ -1,4 +1,5 @@
-"""The examples of docs/uses/, each run once as its reader would, on the real texts that it brings."""
+"""The examples of docs/uses/, each run once as its reader would, on the real texts that it
+brings."""
 
 from __future__ import annotations
 
@@ -34,7 +35,9 @@ def provider() -> Iterator[Simulator]:
 
 
 @pytest.fixture(scope="module")
-def door(tmp_path_factory: pytest.TempPathFactory, provider: Simulator) -> Iterator[tuple[str, str]]:
+def door(
+    tmp_path_factory: pytest.TempPathFactory, provider: Simulator
+) -> Iterator[tuple[str, str]]:
     """A `penstock serve` that runs already: its address and its database."""
     machine = Machine(tmp_path_factory.mktemp("serving"))
     with serving(machine, provider) as url:
@@ -44,7 +47,9 @@ def door(tmp_path_factory: pytest.TempPathFactory, provider: Simulator) -> Itera
 
 @contextmanager
 def serving(machine: Machine, provider: Simulator) -> Iterator[str]:
-    process = machine.start("serve", "--port", "0", "--state", "state", "--base-url", provider.url, "--no-progress")
+    process = machine.start(
+        "serve", "--port", "0", "--state", "state", "--base-url", provider.url, "--no-progress"
+    )
     assert process.stdout is not None
     try:
         ready = next((line for line in process.stdout if line.startswith("serving on ")), "")
@@ -60,9 +65,15 @@ def run(name: str, folder: Path, *flags: str, **environment: str) -> str:
     clean = {name: value for name, value in os.environ.items() if not name.startswith("PENSTOCK_")}
     ended = subprocess.run(
         [sys.executable, EXAMPLES / f"{name}.py", "--out", "out", "--docs", str(DOCS), *flags],
-        cwd=folder, env=clean | environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-        text=True, timeout=TIME_S, check=False,
-    )  # fmt: skip
+        cwd=folder,
+        env=clean | environment,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=TIME_S,
+        check=False,
+    )
     assert ended.returncode == 0, ended.stdout
     eventually(lambda: not Machine(folder).leftovers())
     return ended.stdout
@@ -78,7 +89,9 @@ def table(path: Path) -> list[Row]:
         return list(csv.DictReader(file))
 
 
-def test_tickets_have_a_category_an_urgency_and_a_summary(tmp_path: Path, provider: Simulator) -> None:
+def test_tickets_have_a_category_an_urgency_and_a_summary(
+    tmp_path: Path, provider: Simulator
+) -> None:
     """Every ticket has one row, whose fields are those that the schema allows."""
     shown = run("tickets", tmp_path, "--base-url", provider.url)
     rows = table(tmp_path / "out/answers/output.csv")
@@ -93,7 +106,8 @@ def test_tickets_have_a_category_an_urgency_and_a_summary(tmp_path: Path, provid
 
 
 def test_descriptions_are_joined_to_their_products(tmp_path: Path, provider: Simulator) -> None:
-    """Every product of the catalogue is in the shop's table once, with its own columns and what was written."""
+    """Every product of the catalogue is in the shop's table once, with its own columns and what was
+    written."""
     run("products", tmp_path, "--base-url", provider.url)
     shop = parquet.read_table(tmp_path / "out/shop.parquet").to_pylist()
     catalogue = table(tmp_path / "out/catalogue.csv")
@@ -102,17 +116,29 @@ def test_descriptions_are_joined_to_their_products(tmp_path: Path, provider: Sim
     )
     assert len(shop) == DOCS
     assert all(row["status"] == "succeeded" and row["title"] and row["description"] for row in shop)
-    assert {row["shelf"] for row in shop} <= {"compute", "storage", "data", "network", "security", "other"}
+    assert {row["shelf"] for row in shop} <= {
+        "compute",
+        "storage",
+        "data",
+        "network",
+        "security",
+        "other",
+    }
 
 
 def test_models_are_scored_on_the_same_cases_and_start_every_night(tmp_path: Path) -> None:
-    """Without a flag: its own provider and fleet start and end. The scores are those of the answers in the ledger."""
+    """Without a flag: its own provider and fleet start and end.
+
+    The scores are those of the answers in the ledger."""
     shown = run("evals", tmp_path)
     scores: dict[str, float] = json.loads((tmp_path / "out/scores.json").read_text())
     cases = [json.loads(line) for line in (tmp_path / "out/cases.jsonl").read_text().splitlines()]
     right = {case["id"]: case["kind"] for case in cases}
     with Producer(database_url=f"sqlite:///{tmp_path}/out/serving/penstock.db") as producer:
-        assert sorted(one.name for one in producer.schedules.list()) == ["eval-sim-large", "eval-sim-small"]
+        assert sorted(one.name for one in producer.schedules.list()) == [
+            "eval-sim-large",
+            "eval-sim-small",
+        ]
         for key in jobs_in(shown):
             said = {
                 one.key.doc_id: json.loads(one.json()["choices"][0]["message"]["content"])["kind"]
@@ -125,32 +151,51 @@ def test_models_are_scored_on_the_same_cases_and_start_every_night(tmp_path: Pat
     assert "sim-small -> sim-large: " in shown
 
 
-def test_people_get_the_texts_on_which_two_models_differ(tmp_path: Path, door: tuple[str, str]) -> None:
-    """Each text is either labelled or in the table for people, who see both labels and have a column for theirs."""
+def test_people_get_the_texts_on_which_two_models_differ(
+    tmp_path: Path, door: tuple[str, str]
+) -> None:
+    """Each text is either labelled or in the table for people, who see both labels and have a
+    column for theirs."""
     shown = run("labels", tmp_path, "--door", door[0])
-    agreed, differing = table(tmp_path / "out/labels.csv"), table(tmp_path / "out/disagreements.csv")
+    agreed, differing = (
+        table(tmp_path / "out/labels.csv"),
+        table(tmp_path / "out/disagreements.csv"),
+    )
     assert len({row["id"] for row in [*agreed, *differing]}) == len(agreed) + len(differing) == DOCS
     assert agreed
-    assert all(row["sim-small"] != row["sim-large"] and row["label"] == "" and row["text"] for row in differing)
+    assert all(
+        row["sim-small"] != row["sim-large"] and row["label"] == "" and row["text"]
+        for row in differing
+    )
     assert differing
     topics = {"files", "network", "text", "numbers", "time", "concurrency", "other"}
     assert {row["label"] for row in agreed} | {row["sim-large"] for row in differing} <= topics
     assert f"{len(agreed)} of {DOCS} alike" in shown
 
 
-def test_texts_of_a_table_get_their_vectors(tmp_path: Path, provider: Simulator, postgres_server: Postgres) -> None:
-    """Each row has its vector, of pgvector with an index; a second run pays for nothing, and reads arrays as well."""
+def test_texts_of_a_table_get_their_vectors(
+    tmp_path: Path, provider: Simulator, postgres_server: Postgres
+) -> None:
+    """Each row has its vector, of pgvector with an index; a second run pays for nothing, and reads
+    arrays as well."""
     url = postgres_server.new_database()
     with closing(psycopg.connect(url, autocommit=True)) as database:
-        if not database.execute("SELECT 1 FROM pg_available_extensions WHERE name = 'vector'").fetchone():
+        if not database.execute(
+            "SELECT 1 FROM pg_available_extensions WHERE name = 'vector'"
+        ).fetchone():
             pytest.skip("this PostgreSQL comes without pgvector")
         before = provider.stats()["requests"]
         shown = run("embeddings", tmp_path, "--base-url", provider.url, VECTORS_URL=url)
         rows = database.execute("SELECT id, embedding::real[] FROM texts").fetchall()
         assert len(rows) == DOCS
-        assert all(len(vector) == 256 and abs(sum(part * part for part in vector) - 1) < 1e-3 for _, vector in rows)
+        assert all(
+            len(vector) == 256 and abs(sum(part * part for part in vector) - 1) < 1e-3
+            for _, vector in rows
+        )
         assert f"{DOCS} texts have a vector (pgvector)" in shown
-        assert database.execute("SELECT 1 FROM pg_indexes WHERE indexname = 'texts_nearest'").fetchone()
+        assert database.execute(
+            "SELECT 1 FROM pg_indexes WHERE indexname = 'texts_nearest'"
+        ).fetchone()
         database.execute("DROP INDEX texts_nearest")
         database.execute("ALTER TABLE texts ALTER embedding TYPE real[] USING embedding::real[]")
         again = run("embeddings", tmp_path, "--base-url", provider.url, VECTORS_URL=url)
@@ -165,13 +210,21 @@ def nearest_in(shown: str) -> list[str]:
     return re.findall(r"^  (\d\.\d\d  \S+)$", shown, re.MULTILINE)
 
 
-def test_long_documents_become_summaries_of_their_parts(tmp_path: Path, door: tuple[str, str]) -> None:
-    """Every part and every document has one outcome, and each summary says of how many parts it was made."""
+def test_long_documents_become_summaries_of_their_parts(
+    tmp_path: Path, door: tuple[str, str]
+) -> None:
+    """Every part and every document has one outcome, and each summary says of how many parts it was
+    made."""
     shown = run("summaries", tmp_path, "--docs", "4", PENSTOCK_DATABASE_URL=door[1])
-    summaries = [json.loads(line) for line in (tmp_path / "out/summaries.jsonl").read_text().splitlines()]
+    summaries = [
+        json.loads(line) for line in (tmp_path / "out/summaries.jsonl").read_text().splitlines()
+    ]
     assert len({one["id"] for one in summaries}) == len(summaries) == 4
     assert all(one["summary"] and one["parts"] >= one["chars"] // 6_000 > 1 for one in summaries)
     with Producer(database_url=door[1]) as producer:
         counts = {key.split("-")[1]: producer.status(key).counts for key in jobs_in(shown)}
     assert (counts["documents"].succeeded, counts["documents"].dead) == (4, 0)
-    assert (counts["parts"].succeeded, counts["parts"].dead) == (sum(one["parts"] for one in summaries), 0)
+    assert (counts["parts"].succeeded, counts["parts"].dead) == (
+        sum(one["parts"] for one in summaries),
+        0,
+    )

@@ -1,4 +1,5 @@
-"""Jobs side by side on one paced fleet: whichever came first, and however large it is, the others get their part."""
+"""Jobs side by side on one paced fleet: whichever came first, and however large it is, the others
+get their part."""
 
 from __future__ import annotations
 
@@ -26,7 +27,8 @@ def paced(fleet: Fleet, **control: object) -> None:
 
 
 def calls_during(fleet: Fleet, job: Job, first: int, last: int) -> Counter[str]:
-    """Calls by job in the order in which the provider got them, from the ``first`` one of ``job`` to its ``last``."""
+    """Calls by job in the order in which the provider got them, from the ``first`` one of ``job``
+    to its ``last``."""
     lines = fleet.provider.call_log.read_text().splitlines()
     calls = [json.loads(line)["document"].partition(":")[0] for line in lines]
     mine = [at for at, job_id in enumerate(calls) if job_id == job.job_id]
@@ -34,7 +36,8 @@ def calls_during(fleet: Fleet, job: Job, first: int, last: int) -> Counter[str]:
 
 
 def test_a_small_urgent_job_does_not_wait_for_a_large_one(tmp_path: Path) -> None:
-    """Submitted while twenty thousand documents are being worked off, fifty urgent ones end long before them."""
+    """Submitted while twenty thousand documents are being worked off, fifty urgent ones end long
+    before them."""
     with Fleet(tmp_path) as fleet:
         paced(fleet)
         big = fleet.submit(BIG, key="big")
@@ -49,7 +52,8 @@ def test_a_small_urgent_job_does_not_wait_for_a_large_one(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("late", [False, True], ids=["together", "later"])
 def test_jobs_of_equal_weight_get_equal_parts(tmp_path: Path, late: bool) -> None:
-    """A job of hundreds of documents gets as many calls as one of twenty thousand, for as long as it lives."""
+    """A job of hundreds of documents gets as many calls as one of twenty thousand, for as long as
+    it lives."""
     with Fleet(tmp_path) as fleet:
         if late:
             paced(fleet, window=WINDOW)
@@ -60,5 +64,7 @@ def test_jobs_of_equal_weight_get_equal_parts(tmp_path: Path, late: bool) -> Non
         if not late:
             paced(fleet, window=WINDOW)
         fleet.wait_for_outcomes(small, MOST, 60)
-        during = calls_during(fleet, small, WINDOW + 1, MOST)  # who is fed first has the first window to itself
+        during = calls_during(
+            fleet, small, WINDOW + 1, MOST
+        )  # who is fed first has the first window to itself
         assert during[big.job_id] == pytest.approx(MOST - WINDOW, rel=0.2)

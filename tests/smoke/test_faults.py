@@ -1,4 +1,5 @@
-"""Every row of the table of faults, on SQLite and on PostgreSQL, with printed seeds; a few of them in each run of the suite."""
+"""Every row of the table of faults, on SQLite and on PostgreSQL, with printed seeds; a few of them
+in each run of the suite."""
 
 from __future__ import annotations
 
@@ -18,15 +19,20 @@ QUICK = [scenario for scenario in SCENARIOS if scenario.quick]
 
 
 @pytest.fixture(scope="module")
-def shared_fleet(tmp_path_factory: pytest.TempPathFactory, postgres_server: Postgres) -> Iterator[Fleet]:
-    with faults.make_fleet(tmp_path_factory.mktemp("faults"), postgres_server.new_database()) as fleet:
+def shared_fleet(
+    tmp_path_factory: pytest.TempPathFactory, postgres_server: Postgres
+) -> Iterator[Fleet]:
+    with faults.make_fleet(
+        tmp_path_factory.mktemp("faults"), postgres_server.new_database()
+    ) as fleet:
         faults.begin(fleet, seed=1)
         yield fleet
 
 
 @pytest.mark.parametrize("scenario", QUICK, ids=str)
 def test_a_fault(shared_fleet: Fleet, scenario: Scenario) -> None:
-    """Each document has one outcome, little is paid twice, and work goes on within 90 s or the screen says what it waits for."""
+    """Each document has one outcome, little is paid twice, and work goes on within 90 s or the
+    screen says what it waits for."""
     with shared_fleet.explained():
         faults.play(scenario, shared_fleet, seed=1)
 
@@ -35,7 +41,9 @@ def test_a_fault(shared_fleet: Fleet, scenario: Scenario) -> None:
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("store", ["sqlite", "postgresql"])
 @pytest.mark.parametrize("scenario", SCENARIOS, ids=str)
-def test_all_faults(tmp_path: Path, request: pytest.FixtureRequest, scenario: Scenario, store: str, seed: int) -> None:
+def test_all_faults(
+    tmp_path: Path, request: pytest.FixtureRequest, scenario: Scenario, store: str, seed: int
+) -> None:
     """The same for every fault there is, each on a fleet of its own."""
     url = request.getfixturevalue("postgres_url") if store == "postgresql" else None
     with faults.make_fleet(tmp_path, url) as fleet:

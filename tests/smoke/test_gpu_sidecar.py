@@ -1,4 +1,5 @@
-"""A gpu worker over a server beside it: real HTTP, the simulator in vLLM's place, and no `vllm` installed."""
+"""A gpu worker over a server beside it: real HTTP, the simulator in vLLM's place, and no `vllm`
+installed."""
 
 from __future__ import annotations
 
@@ -13,7 +14,8 @@ from penstock_ledger.model import JobState
 
 SLOW = ("--like", "vllm", "--max-concurrency", "16", "--latency-ms", "400", "--latency-sigma", "0")
 QUICK = ("--like", "vllm", "--max-concurrency", "64", "--latency-ms", "50", "--latency-sigma", "0")
-DOCUMENTS = 800  # twenty seconds of the slow server's work: the job must not be over before the test has looked
+# twenty seconds of the slow server's work: the job must not be over before the test has looked
+DOCUMENTS = 800
 PROMPT_ONLY = {"lane": "gpu", "model": None, "prompt": "Name a topic: {text}"}
 
 
@@ -33,7 +35,8 @@ def said(worker: Process, words: str) -> bool:
 
 
 def test_it_waits_for_the_model_and_outlives_its_server(fleet: Fleet) -> None:
-    """Nothing is claimed before the model is loaded; a server that dies takes no attempt along; its line stays short."""
+    """Nothing is claimed before the model is loaded; a server that dies takes no attempt along; its
+    line stays short."""
     fleet.control()
     worker = sidecar_worker(fleet)
     job = fleet.submit(DOCUMENTS, **PROMPT_ONLY)
@@ -46,7 +49,11 @@ def test_it_waits_for_the_model_and_outlives_its_server(fleet: Fleet) -> None:
     # 64 are believed to fit, and a quarter more; the gauges say that 16 run, so 20 are enough.
     until(lambda: fleet.provider.in_flight() <= 24, 10, "the room follows the server's gauges")
     # Status shows the worker's last heartbeat, which may be older than what the provider says now.
-    until(lambda: "gpu: 1 engine · 16 running" in fleet.penstock("status", job.job_id), 10, "status follows them")
+    until(
+        lambda: "gpu: 1 engine · 16 running" in fleet.penstock("status", job.job_id),
+        10,
+        "status follows them",
+    )
 
     fleet.provider.kill()
     until(lambda: said(worker, "does not answer"), 10, "the worker notices")
@@ -58,7 +65,8 @@ def test_it_waits_for_the_model_and_outlives_its_server(fleet: Fleet) -> None:
 
 
 def test_a_model_that_does_not_come_ends_the_worker(fleet: Fleet) -> None:
-    """After the limit the worker says which address, which limit and which setting, and ends with status 1.
+    """After the limit the worker says which address, which limit and which setting, and ends with
+    status 1.
 
     One that gets SIGTERM while it waits ends at once, with the status of an ordinary end.
     """

@@ -1,7 +1,10 @@
-"""A spot notice: SIGTERM, some seconds, the end. What does not fit is in the queue when the process has gone, not later.
+"""A spot notice: SIGTERM, some seconds, the end.
 
-The lease is ten minutes here, so that whatever was left to it would stay away. Machines that vanish without a notice are in
-test_kill_storm.py and test_single_faults.py: there leases end, and bring back what was held.
+What does not fit is in the queue when the process has gone, not later.
+
+The lease is ten minutes here, so that whatever was left to it would stay away. Machines that vanish
+without a notice are in test_kill_storm.py and test_single_faults.py: there leases end, and bring
+back what was held.
 """
 
 from __future__ import annotations
@@ -24,7 +27,8 @@ from penstock_producer.feed.queues import queue_name
 LEASE_S = 600
 WORK_MS = 40_000
 DOCUMENTS = 100
-MODEL = "sim"  # of the fleet's jobs; the simulator lists others, so a worker beside it has to be given the name
+# of the fleet's jobs; the simulator lists others, so a worker beside it has to be given the name
+MODEL = "sim"
 
 # (drain_seconds, notice): as clouds give it, and the same thing shorter.
 NOTICES = [pytest.param(10, 15, marks=pytest.mark.soak, id="full"), pytest.param(2, 7, id="short")]
@@ -47,7 +51,9 @@ def end_by_notice(process: Process, notice_s: float) -> None:
     began = time.monotonic()
     process.send(signal.SIGTERM)
     assert process.wait(notice_s) == 0
-    print(f"{process.name} ended after {time.monotonic() - began:.1f} s of a notice of {notice_s:g} s")
+    print(
+        f"{process.name} ended after {time.monotonic() - began:.1f} s of a notice of {notice_s:g} s"
+    )
 
 
 def api_worker(fleet: Fleet, **settings: Any) -> Process:
@@ -55,7 +61,9 @@ def api_worker(fleet: Fleet, **settings: Any) -> Process:
 
 
 def sidecar_worker(fleet: Fleet, **settings: Any) -> Process:
-    return fleet.worker(16, lane="gpu", gpu__upstream_url=fleet.provider.url, gpu__names=f'["{MODEL}"]', **settings)
+    return fleet.worker(
+        16, lane="gpu", gpu__upstream_url=fleet.provider.url, gpu__names=f'["{MODEL}"]', **settings
+    )
 
 
 @pytest.mark.parametrize(("drain_s", "notice_s"), NOTICES)
@@ -63,12 +71,15 @@ def sidecar_worker(fleet: Fleet, **settings: Any) -> Process:
 def test_documents_are_back_in_the_queue_at_once(
     fleet: Fleet, lane: str, start: Callable[..., Process], drain_s: float, notice_s: float
 ) -> None:
-    """40 s of work in flight: exit 0 before the notice is over, all of it in the queue, and another worker goes on."""
+    """40 s of work in flight: exit 0 before the notice is over, all of it in the queue, and another
+    worker goes on."""
     fleet.control(window=DOCUMENTS)
     lease = {"visibility_timeout_s": LEASE_S, "drain_seconds": drain_s}
     worker = start(fleet, **lease)
     known = fleet.submit(8, key="known", lane=lane)
-    fleet.wait_for(known, JobState.COMPLETED, 60)  # the provider's first answer, which others wait for
+    fleet.wait_for(
+        known, JobState.COMPLETED, 60
+    )  # the provider's first answer, which others wait for
     fleet.provider.tell(latency_ms=WORK_MS)
     job = fleet.submit(DOCUMENTS, key="long", lane=lane)
     queue = queue_name("gpu", MODEL) if lane == "gpu" else queue_name(lane)
@@ -96,16 +107,26 @@ def silent_server() -> Iterator[str]:
 def test_a_job_that_is_being_taken_in_is_taken_in_by_another(
     fleet: Fleet, monkeypatch: pytest.MonkeyPatch, drain_s: float, notice_s: float
 ) -> None:
-    """A control process that hangs in a source which does not answer ends in time, and the order is in the queue again."""
+    """A control process that hangs in a source which does not answer ends in time, and the order is
+    in the queue again."""
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "no-such-key")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
     client: Any = Celery("another-service", broker=fleet.redis.url, set_as_current=False)
     order = ["s3://corpora/tickets.jsonl", {"prompt": "Summarise: {text}", "model": "m"}]
     with silent_server() as url:
         process = fleet.control(
-            visibility_timeout_s=LEASE_S, drain_seconds=drain_s, s3_endpoint_url=url, source_roots='["s3://corpora"]'
+            visibility_timeout_s=LEASE_S,
+            drain_seconds=drain_s,
+            s3_endpoint_url=url,
+            source_roots='["s3://corpora"]',
         )
-        client.send_task("penstock.submit", args=order, kwargs={"job_key": "night"}, queue="penstock.control")
-        until(lambda: held_and_queued(fleet, "penstock.control") == (1, 0), 30, "the order is being worked on")
+        client.send_task(
+            "penstock.submit", args=order, kwargs={"job_key": "night"}, queue="penstock.control"
+        )
+        until(
+            lambda: held_and_queued(fleet, "penstock.control") == (1, 0),
+            30,
+            "the order is being worked on",
+        )
         end_by_notice(process, notice_s)
     assert held_and_queued(fleet, "penstock.control") == (0, 1)

@@ -1,4 +1,6 @@
-"""What people do to a running job, and what providers do to it. One fleet serves all tests of this module."""
+"""What people do to a running job, and what providers do to it.
+
+One fleet serves all tests of this module."""
 
 from __future__ import annotations
 
@@ -37,7 +39,8 @@ def fleet(shared_fleet: Fleet) -> Iterator[Fleet]:
 
 
 def test_provider_outage(fleet: Fleet) -> None:
-    """A provider that is gone for seconds costs no document: no dead letter, and the job completes."""
+    """A provider that is gone for seconds costs no document: no dead letter, and the job
+    completes."""
     with fleet.explained():
         fleet.provider.start("--latency-ms", "100")
         job = fleet.submit(400, key="outage")
@@ -57,7 +60,8 @@ def test_provider_outage(fleet: Fleet) -> None:
     ids=["wrong key", "out of credit"],
 )
 def test_account_trouble_pauses_the_job(fleet: Fleet, flags: tuple[str, ...], reason: str) -> None:
-    """The job pauses and says why; once the account is in order and the job resumed, every document gets its result."""
+    """The job pauses and says why; once the account is in order and the job resumed, every document
+    gets its result."""
     with fleet.explained():
         fleet.provider.start("--latency-ms", "50", *flags)
         job = fleet.submit(200, key=reason)
@@ -75,7 +79,8 @@ def test_account_trouble_pauses_the_job(fleet: Fleet, flags: tuple[str, ...], re
 
 
 def test_pause_and_resume(fleet: Fleet) -> None:
-    """A paused job makes no call once its calls in flight have ended; resumed, it completes without a call too many."""
+    """A paused job makes no call once its calls in flight have ended; resumed, it completes without
+    a call too many."""
     with fleet.explained():
         fleet.provider.start("--latency-ms", "200")
         job = fleet.submit(200, key="pause")
@@ -93,7 +98,8 @@ def test_pause_and_resume(fleet: Fleet) -> None:
 
 @pytest.mark.parametrize("paused", [False, True], ids=["running", "paused"])
 def test_cancel(fleet: Fleet, paused: bool) -> None:
-    """Results plus dead letters `cancelled` are the whole job; what was paid for has its result, the rest is not called."""
+    """Results plus dead letters `cancelled` are the whole job; what was paid for has its result,
+    the rest is not called."""
     with fleet.explained():
         fleet.provider.start("--latency-ms", "300")
         job = fleet.submit(1_000, key=f"cancel-{paused}")
@@ -107,7 +113,10 @@ def test_cancel(fleet: Fleet, paused: bool) -> None:
         assert set(account.dead.values()) == {"cancelled"}
         assert account.results == account.calls.keys()
         counters = fleet.counters(job)
-        assert (counters["succeeded"], counters["dead"]) == (len(account.results), len(account.dead))
+        assert (counters["succeeded"], counters["dead"]) == (
+            len(account.results),
+            len(account.dead),
+        )
 
 
 def test_cancel_of_a_job_whose_source_is_gone(fleet: Fleet) -> None:
@@ -121,7 +130,10 @@ def test_cancel_of_a_job_whose_source_is_gone(fleet: Fleet) -> None:
         fleet.wait_for(job, JobState.CANCELLED, 60)
         assert "source_unavailable" in str(fleet.producer.status(job.job_id).job.reason)
         until(
-            lambda: fleet.producer.status(job.job_id).counts.succeeded == fleet.provider.calls(job).total(),
+            lambda: (
+                fleet.producer.status(job.job_id).counts.succeeded
+                == fleet.provider.calls(job).total()
+            ),
             30,
             "what was paid for has its result",
         )
@@ -129,7 +141,8 @@ def test_cancel_of_a_job_whose_source_is_gone(fleet: Fleet) -> None:
 
 
 def test_submitting_twice(fleet: Fleet) -> None:
-    """Eight at once under one key make one job, repeated later it is that job and makes no call; another body conflicts."""
+    """Eight at once under one key make one job, repeated later it is that job and makes no call;
+    another body conflicts."""
     with fleet.explained():
         fleet.provider.start("--latency-ms", "20")
         source = fleet.source(100, "twice")

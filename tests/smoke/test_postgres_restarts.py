@@ -13,7 +13,8 @@ DOCUMENTS, WORKERS, CONCURRENCY = 300, 2, 8
 
 
 def test_postgres_restarts_under_a_fleet(tmp_path: Path, own_postgres: Postgres) -> None:
-    """Two immediate restarts cost time: each document has its one result, and no more calls are repeated than were held."""
+    """Two immediate restarts cost time: each document has its one result, and no more calls are
+    repeated than were held."""
     with Fleet(tmp_path / "fleet", database_url=own_postgres.new_database()) as fleet:
         fleet.provider.start("--latency-ms", "300")
         workers = [fleet.worker(CONCURRENCY, control=True) for _ in range(WORKERS)]

@@ -1,4 +1,6 @@
-"""The README's commands, run as they stand. Only addresses are exchanged: what lies elsewhere has a stand-in on loopback."""
+"""The README's commands, run as they stand.
+
+Only addresses are exchanged: what lies elsewhere has a stand-in on loopback."""
 
 from __future__ import annotations
 
@@ -44,9 +46,12 @@ def blocks(language: str) -> list[str]:
 
 
 def commands() -> list[str]:
-    """Every command of a console block, and those that the text tells to type; lines that go on are joined."""
+    """Every command of a console block, and those that the text tells to type; lines that go on are
+    joined."""
     text = re.sub(r"\\\n\s*", " ", "\n".join(blocks("console")))
-    return re.findall(r"^\$ (.+)$", text, re.MULTILINE) + re.findall(r"`(pip install [^`]+)`", README)
+    return re.findall(r"^\$ (.+)$", text, re.MULTILINE) + re.findall(
+        r"`(pip install [^`]+)`", README
+    )
 
 
 @dataclass
@@ -77,11 +82,20 @@ class Place:
         return text
 
     def start(self, words: list[str]) -> subprocess.Popen[str]:
-        kept = {name: value for name, value in os.environ.items() if not name.startswith(("PENSTOCK_", "AWS_"))}
+        kept = {
+            name: value
+            for name, value in os.environ.items()
+            if not name.startswith(("PENSTOCK_", "AWS_"))
+        }
         return subprocess.Popen(
-            words, cwd=self.folder, env=kept | self.environment, stdin=subprocess.DEVNULL, text=True,
-            stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-        )  # fmt: skip
+            words,
+            cwd=self.folder,
+            env=kept | self.environment,
+            stdin=subprocess.DEVNULL,
+            text=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+        )
 
     def run(self, words: list[str]) -> tuple[int, str]:
         process = self.start(words)
@@ -98,20 +112,37 @@ def penstock(command: str) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory, postgres_server: Postgres, s3_server: S3Server) -> Iterator[Place]:
+def place(
+    tmp_path_factory: pytest.TempPathFactory, postgres_server: Postgres, s3_server: S3Server
+) -> Iterator[Place]:
     folder = tmp_path_factory.mktemp("reader")
     server = RedisServer.start(folder / "redis", appendonly=True)
     simulator = subprocess.Popen(
-        [sys.executable, "-m", "penstock_cli", "simulate", "--port", "0", "--latency-ms", "5", "--batch-s", "1"],
-        stdout=subprocess.PIPE, text=True,
-    )  # fmt: skip
+        [
+            sys.executable,
+            "-m",
+            "penstock_cli",
+            "simulate",
+            "--port",
+            "0",
+            "--latency-ms",
+            "5",
+            "--batch-s",
+            "1",
+        ],
+        stdout=subprocess.PIPE,
+        text=True,
+    )
     assert simulator.stdout is not None
     url = simulator.stdout.readline().split()[-1]
     place = Place(folder, url, server, postgres_server.new_database(), s3_server)
     place.environment |= {
-        "OPENAI_API_KEY": "key-of-the-reader", "AWS_ENDPOINT_URL": s3_server.url, "AWS_ACCESS_KEY_ID": "test",
-        "AWS_SECRET_ACCESS_KEY": "test", "AWS_DEFAULT_REGION": "us-east-1",
-    }  # fmt: skip
+        "OPENAI_API_KEY": "key-of-the-reader",
+        "AWS_ENDPOINT_URL": s3_server.url,
+        "AWS_ACCESS_KEY_ID": "test",
+        "AWS_SECRET_ACCESS_KEY": "test",
+        "AWS_DEFAULT_REGION": "us-east-1",
+    }
     _write_files(place)
     yield place
     for process in [*place.running, simulator]:
@@ -122,18 +153,28 @@ def place(tmp_path_factory: pytest.TempPathFactory, postgres_server: Postgres, s
 
 def _write_files(place: Place) -> None:
     tickets = "".join(
-        json.dumps({"ticket_id": f"t{n}", "id": f"t{n}", "text": f"The printer is on fire, part {n}."}) + "\n"
+        json.dumps(
+            {"ticket_id": f"t{n}", "id": f"t{n}", "text": f"The printer is on fire, part {n}."}
+        )
+        + "\n"
         for n in range(20)
     )
     (place.folder / "tickets.jsonl").write_text(tickets)
     _write_other_forms(place.folder)
     (place.folder / "batch.jsonl").write_text(
         "".join(
-            json.dumps({"custom_id": f"b{n}", "method": "POST", "url": "/v1/chat/completions",
-                        "body": {"model": "m", "messages": [{"role": "user", "content": "Hello."}]}}) + "\n"
+            json.dumps(
+                {
+                    "custom_id": f"b{n}",
+                    "method": "POST",
+                    "url": "/v1/chat/completions",
+                    "body": {"model": "m", "messages": [{"role": "user", "content": "Hello."}]},
+                }
+            )
+            + "\n"
             for n in range(10)
         )
-    )  # fmt: skip
+    )
     client = place.s3.client()
     for bucket in ("bucket", "corpora", "results"):
         client.create_bucket(Bucket=bucket)
@@ -145,7 +186,9 @@ def _write_files(place: Place) -> None:
 def _write_other_forms(folder: Path) -> None:
     """A CSV, a Parquet file, a folder of texts, and a table."""
     rows = [(f"d{n}", f"The printer is on fire, part {n}.") for n in range(10)]
-    (folder / "tickets.csv").write_text("ticket_id,text\n" + "".join(f'{name},"{text}"\n' for name, text in rows))
+    (folder / "tickets.csv").write_text(
+        "ticket_id,text\n" + "".join(f'{name},"{text}"\n' for name, text in rows)
+    )
     columns = {"sku": [name for name, _ in rows], "text": [text for _, text in rows]}
     pyarrow.parquet.write_table(pyarrow.table(columns), folder / "catalogue.parquet")
     (folder / "notes").mkdir()
@@ -156,7 +199,7 @@ def _write_other_forms(folder: Path) -> None:
         shop.executemany("INSERT INTO tickets VALUES (?, ?)", rows)
 
 
-# -- what each command must do ---------------------------------------------------------------------------------------
+# -- what each command must do ---------------------------------------------------------------------
 
 
 def of_make(_: Place, command: str) -> None:
@@ -168,7 +211,9 @@ def of_pip(_: Place, command: str) -> None:
     """The project itself, from a clone, with extras that exist: nothing is published yet."""
     found = re.fullmatch(r"pip install '\.\[([a-z0-9,]+)\]'", command.partition("#")[0].strip())
     assert found, f"{command}: give the clone ('.[…]'), as no package is published"
-    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"][
+        "optional-dependencies"
+    ]
     assert set(found[1].split(",")) <= extras.keys()
 
 
@@ -217,7 +262,9 @@ def follows(place: Place, command: str) -> None:
 def parses(_: Place, command: str) -> None:
     """A GPU and a model are not here: the command line takes it all the same."""
     words = shlex.split(command, comments=True)[1:]
-    group: Any = typer.main.get_command(command_line())  # typer carries a click of its own, whose types are not click's
+    group: Any = typer.main.get_command(
+        command_line()
+    )  # typer carries a click of its own, whose types are not click's
     group.commands[words[0]].make_context(words[0], words[1:])
 
 
@@ -247,7 +294,8 @@ def of_the_example(place: Place, command: str) -> None:
 
 
 def of_the_chart(_: Place, command: str) -> None:
-    """Rendered by tests/chart/test_following_the_docs.py; the Secret is the one that the example asks for."""
+    """Rendered by tests/chart/test_following_the_docs.py; the Secret is the one that the example
+    asks for."""
     if command.startswith("kubectl"):
         values = yaml.safe_load((ROOT / "helm/penstock/examples/minimal.yaml").read_text())
         key = values["providers"]["default"]["apiKey"]
@@ -272,9 +320,13 @@ def run_demo(place: Place) -> str:
     if not documents.exists():
         documents.parent.mkdir()
         whole = place.folder / "corpus.jsonl"
-        subprocess.run([sys.executable, ROOT / "examples/corpus.py", whole], check=True, capture_output=True)
+        subprocess.run(
+            [sys.executable, ROOT / "examples/corpus.py", whole], check=True, capture_output=True
+        )
         lines = whole.read_text().splitlines(keepends=True)
-        documents.write_text("".join(sorted(lines, key=lambda line: -_is_shown(json.loads(line)["id"]))[:DEMO_DOCS]))
+        documents.write_text(
+            "".join(sorted(lines, key=lambda line: -_is_shown(json.loads(line)["id"]))[:DEMO_DOCS])
+        )
     status, told = place.run(
         [sys.executable, str(ROOT / "examples/demo.py"), "--out", "demo", "--docs", str(DEMO_DOCS)]
     )
@@ -283,7 +335,8 @@ def run_demo(place: Place) -> str:
 
 
 def _is_shown(document: str) -> bool:
-    """Whether the README looks at it, or tries it again: those with too long a context, at the demo's provider."""
+    """Whether the README looks at it, or tries it again: those with too long a context, at the
+    demo's provider."""
     return document == DEAD or DEMO_LUCK.poison(document) is Poison.CONTEXT
 
 
@@ -306,9 +359,12 @@ FATES: dict[str, Callable[[Place, str], None]] = {
 }
 
 
-@pytest.mark.parametrize("command", commands(), ids=lambda command: command.partition("#")[0].strip()[:60])
+@pytest.mark.parametrize(
+    "command", commands(), ids=lambda command: command.partition("#")[0].strip()[:60]
+)
 def test_a_command_of_the_readme(place: Place, command: str) -> None:
-    """It does what the README says, in the README's order, with nothing added but the stand-ins' addresses (D11)."""
+    """It does what the README says, in the README's order, with nothing added but the stand-ins'
+    addresses (D11)."""
     fates = [fate for pattern, fate in FATES.items() if re.match(pattern, command)]
     assert fates, f"no check for this command: {command}"
     fates[0](place, command)
@@ -316,7 +372,8 @@ def test_a_command_of_the_readme(place: Place, command: str) -> None:
 
 @pytest.mark.parametrize("what", ["batches.create", "Producer("])
 def test_the_python_of_the_readme_runs(place: Place, what: str) -> None:
-    """OpenAI's client at `penstock serve`; the producer's example, with a file in a bucket and an open job (D11)."""
+    """OpenAI's client at `penstock serve`; the producer's example, with a file in a bucket and an
+    open job (D11)."""
     (block,) = [block for block in blocks("python") if what in block]
     status, told = place.run([sys.executable, "-c", place.here(block)])
     assert status == 0, told
@@ -334,6 +391,10 @@ def test_the_worker_is_told_to_end(place: Place) -> None:
     """What the README starts in the background ends by SIGTERM, with status 0."""
     for process in place.running:
         process.send_signal(signal.SIGTERM)
-    until(lambda: all(process.poll() is not None for process in place.running), TIME_S, "they have ended")
+    until(
+        lambda: all(process.poll() is not None for process in place.running),
+        TIME_S,
+        "they have ended",
+    )
     assert [process.returncode for process in place.running] == [0] * len(place.running)
     place.running.clear()

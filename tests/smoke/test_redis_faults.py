@@ -1,4 +1,5 @@
-"""Redis dies, forgets or is emptied while a job runs: it costs time, never a document, and little is paid twice."""
+"""Redis dies, forgets or is emptied while a job runs: it costs time, never a document, and little
+is paid twice."""
 
 from __future__ import annotations
 
@@ -50,7 +51,10 @@ def test_redis_fault(tmp_path: Path, fault: Callable[[Fleet], None]) -> None:
         assert len(finished) < DOCUMENTS, "the fault came too late"
         fleet.wait_for(job, JobState.COMPLETED, 60)
         account = fleet.account(job, DOCUMENTS)
-        print(f"{fault.__name__}: {len(finished)} of {DOCUMENTS} finished before, {account.extra_calls} calls twice")
+        print(
+            f"{fault.__name__}: {len(finished)} of {DOCUMENTS} finished before, "
+            f"{account.extra_calls} calls twice"
+        )
         assert account.dead == {}
         assert account.extra_calls <= WORKERS * PREFETCH
         assert {account.calls[document] for document in finished} == {1}

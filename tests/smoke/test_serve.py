@@ -1,4 +1,5 @@
-"""`penstock serve` from the outside: batches by the unmodified SDK, ends of every kind, and resumption."""
+"""`penstock serve` from the outside: batches by the unmodified SDK, ends of every kind, and
+resumption."""
 
 from __future__ import annotations
 
@@ -61,7 +62,10 @@ class Served:
     def healthy(self) -> bool:
         assert self.process is not None
         assert self.process.poll() is None, self.process.communicate()[0]
-        with contextlib.suppress(OSError), urllib.request.urlopen(f"{self.url}/health", timeout=5) as answer:
+        with (
+            contextlib.suppress(OSError),
+            urllib.request.urlopen(f"{self.url}/health", timeout=5) as answer,
+        ):
             return bool(answer.status == 200)
         return False
 
@@ -89,17 +93,27 @@ def served(tmp_path: Path) -> Iterator[Served]:
 
 def lines(number: int = BATCH) -> bytes:
     return b"".join(
-        json.dumps({"custom_id": f"doc-{n}", "method": "POST", "url": "/v1/chat/completions",
-                    "body": {"model": "sim", "messages": [{"role": "user", "content": f"text {n}"}]}}).encode() + b"\n"
+        json.dumps(
+            {
+                "custom_id": f"doc-{n}",
+                "method": "POST",
+                "url": "/v1/chat/completions",
+                "body": {"model": "sim", "messages": [{"role": "user", "content": f"text {n}"}]},
+            }
+        ).encode()
+        + b"\n"
         for n in range(number)
-    )  # fmt: skip
+    )
 
 
 def begun(client: openai.OpenAI, **metadata: str) -> str:
     """The id of a batch that was created."""
     file = client.files.create(file=("batch.jsonl", lines()), purpose="batch")
     return client.batches.create(
-        input_file_id=file.id, endpoint="/v1/chat/completions", completion_window="24h", metadata=metadata
+        input_file_id=file.id,
+        endpoint="/v1/chat/completions",
+        completion_window="24h",
+        metadata=metadata,
     ).id
 
 
@@ -108,8 +122,9 @@ def ended(client: openai.OpenAI, batch: str) -> bool:
 
 
 def test_batches_go_on_after_an_interrupt_and_after_kills(served: Served) -> None:
-    """Ctrl-C ends it within its drain with status 0 and nothing left; a door that is killed is started again; nothing
-    outlives a serve that is killed; the same command goes on each time, and every document has one answer."""
+    """Ctrl-C ends it within its drain with status 0 and nothing left; a door that is killed is
+    started again; nothing outlives a serve that is killed; the same command goes on each time, and
+    every document has one answer."""
     served.start()
     first = begun(served.client)
     status, told = served.end(signal.SIGINT)
@@ -128,23 +143,30 @@ def test_batches_go_on_after_an_interrupt_and_after_kills(served: Served) -> Non
         eventually(partial(ended, served.client, batch))
         output = served.client.batches.retrieve(batch).output_file_id
         assert output is not None
-        answers = [json.loads(line)["custom_id"] for line in served.client.files.content(output).text.splitlines()]
+        answers = [
+            json.loads(line)["custom_id"]
+            for line in served.client.files.content(output).text.splitlines()
+        ]
         assert sorted(answers) == sorted(f"doc-{n}" for n in range(BATCH))
 
 
 def test_lane_auto_serves_calls_at_once_and_batches_by_what_they_allow(tmp_path: Path) -> None:
-    """`--lane auto`: a call that waits is answered in real time, a batch with a day's time by the provider's batches, at half the
-    price of the model that its lines name, and one that names a lane there; all by the unmodified SDK."""
+    """`--lane auto`: a call that waits is answered in real time, a batch with a day's time by the
+    provider's batches, at half the price of the model that its lines name, and one that names a
+    lane there; all by the unmodified SDK."""
     with simulator("--latency-ms", "20", "--batch-s", "0.5", "--batch-step-s", "0.05") as provider:
         one = Served(Machine(tmp_path), provider.url)
         one.flags += ["--lane", "auto"]
         (tmp_path / "penstock.toml").write_text(PRICES)
         one.start()
         try:
-            answer = one.client.chat.completions.create(model="sim", messages=[{"role": "user", "content": "at once"}])
+            answer = one.client.chat.completions.create(
+                model="sim", messages=[{"role": "user", "content": "at once"}]
+            )
             assert answer.choices[0].message.content
             assert lane_of(one, begun(one.client, **{"penstock.lane": "api"})) == "api"
-            # The worker of batches may start after the doors: until it does, a batch goes to whom there is.
+            # The worker of batches may start after the doors: until it does, a batch goes to whom
+            # there is.
             eventually(lambda: lane_of(one, begun(one.client)) == "batch", STARTED_S)
         finally:
             status, told = one.end(signal.SIGTERM)
@@ -166,7 +188,9 @@ def kill(served: Served, what: str) -> None:
     """SIGKILL for the one process of this folder whose command line says so."""
     for entry in Path("/proc").iterdir():
         with contextlib.suppress(OSError):
-            inside = entry.name.isdigit() and str((entry / "cwd").readlink()).startswith(str(served.machine.folder))
+            inside = entry.name.isdigit() and str((entry / "cwd").readlink()).startswith(
+                str(served.machine.folder)
+            )
             if inside and what in (entry / "cmdline").read_text():
                 os.kill(int(entry.name), signal.SIGKILL)
                 return
@@ -174,14 +198,18 @@ def kill(served: Served, what: str) -> None:
 
 
 def test_what_cannot_be_served_is_refused_before_anything_starts(tmp_path: Path) -> None:
-    """A port that is taken, a lane that is none, an open door without a key, a model for a lane without one: one sentence."""
+    """A port that is taken, a lane that is none, an open door without a key, a model for a lane
+    without one: one sentence."""
     machine = Machine(tmp_path)
     with simulator() as provider:
         taken = provider.url.rsplit(":", 1)[1].removesuffix("/v1")
         for flags, words in (
             (["--port", taken], "Choose another --port"),
             (["--lane", "fast"], "the lanes are"),
-            (["--host", "0.0.0.0", "--port", "0"], "`penstock keys create NAME --scope admin --state state`"),
+            (
+                ["--host", "0.0.0.0", "--port", "0"],
+                "`penstock keys create NAME --scope admin --state state`",
+            ),
             (["--model", "m"], "--model is for lanes that host a model"),
         ):
             status, told = machine.penstock(

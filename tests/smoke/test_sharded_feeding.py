@@ -1,4 +1,5 @@
-"""Two control processes that read one source, one of them killed in the middle: nothing is lost or paid twice."""
+"""Two control processes that read one source, one of them killed in the middle: nothing is lost or
+paid twice."""
 
 from __future__ import annotations
 
@@ -17,20 +18,34 @@ WINDOW = 400  # the source is read as fast as the documents are done, and no fas
 def leaders(fleet: Fleet, job: Job) -> Counter[int]:
     """Shards that are read, by the pid of the process that leads them."""
     shards = JobStore(fleet.producer._database).shards(job.job_id)
-    return Counter(int(owner.rpartition("-")[2]) for shard, owner in shards if owner and not shard.exhausted)
+    return Counter(
+        int(owner.rpartition("-")[2]) for shard, owner in shards if owner and not shard.exhausted
+    )
 
 
 def test_a_control_process_killed_while_two_read(tmp_path: Path, postgres_url: str) -> None:
-    """Its shards are taken over where their cursors were, each document is called once, and the counts are exact."""
+    """Its shards are taken over where their cursors were, each document is called once, and the
+    counts are exact."""
     with Fleet(tmp_path, database_url=postgres_url) as fleet:
         fleet.provider.start()
         probes = [tmp_path / "probes-a", tmp_path / "probes-b"]
-        controls = [fleet.control(window=WINDOW, control_interval_s=0.05, probe_dir=probe) for probe in probes]
+        controls = [
+            fleet.control(window=WINDOW, control_interval_s=0.05, probe_dir=probe)
+            for probe in probes
+        ]
         pids = [control.popen.pid for control in controls]
         fleet.ready(fleet.worker(32))
-        until(lambda: all((probe / "ready").exists() for probe in probes), 30, "both control processes are ready")
+        until(
+            lambda: all((probe / "ready").exists() for probe in probes),
+            30,
+            "both control processes are ready",
+        )
         job = fleet.submit(DOCUMENTS, feeders=4)
-        until(lambda: leaders(fleet, job) == dict.fromkeys(pids, 2), 30, "each leads two of the four shards")
+        until(
+            lambda: leaders(fleet, job) == dict.fromkeys(pids, 2),
+            30,
+            "each leads two of the four shards",
+        )
         fleet.wait_for_outcomes(job, 300)
         assert leaders(fleet, job)[pids[0]], "it dies while it reads"
         controls[0].kill()

@@ -14,14 +14,19 @@ LONG_S = 60.0
 
 
 def test_deaths_around_the_commit(tmp_path: Path) -> None:
-    """What was committed is never called again, however little was done after it; what was not is called once more."""
+    """What was committed is never called again, however little was done after it; what was not is
+    called once more."""
     with Fleet(tmp_path) as fleet:
         fleet.provider.start("--latency-ms", "50", "--latency-sigma", "0")
         fleet.control()
 
         def die_at(place: str) -> None:
-            # Slots for both jobs' messages: where items wait for slots, a group is stored before it is whole.
-            assert fleet.worker(16, failpoints=f"{place}:kill", commit_linger_s=2).wait(60) == -signal.SIGKILL
+            # Slots for both jobs' messages: where items wait for slots, a group is stored before it
+            # is whole.
+            assert (
+                fleet.worker(16, failpoints=f"{place}:kill", commit_linger_s=2).wait(60)
+                == -signal.SIGKILL
+            )
 
         job = fleet.submit(8)
         die_at("before_commit")
@@ -38,7 +43,8 @@ def test_deaths_around_the_commit(tmp_path: Path) -> None:
 
 
 def test_poison_is_buried_and_its_neighbours_live(tmp_path: Path) -> None:
-    """A document that kills its process ends as `worker_crashed`; all others get results; the deaths are few."""
+    """A document that kills its process ends as `worker_crashed`; all others get results; the
+    deaths are few."""
     with Fleet(tmp_path) as fleet:
         fleet.provider.start("--latency-ms", "50")
         fleet.control()
@@ -53,14 +59,17 @@ def test_poison_is_buried_and_its_neighbours_live(tmp_path: Path) -> None:
         assert account.dead == {"doc-30": "worker_crashed"}
         assert "doc-30" not in account.calls
         assert fleet.deaths == 2
-        children = 1  # that doc-30 ended beside other suspects, which are called again; the next one it ends alone
+        # that doc-30 ended beside other suspects, which are called again; the next one it ends
+        # alone
+        children = 1
         assert account.extra_calls <= (fleet.deaths + children) * 16
         letter = next(fleet.producer.dead_letters(job.job_id))
         assert "alone" in letter.last_error
 
 
 def test_two_kills_of_the_whole_fleet_cost_no_speed(tmp_path: Path) -> None:
-    """What was in flight both times is under suspicion, and is cleared in groups: nothing dies, and nothing crawls (A6)."""
+    """What was in flight both times is under suspicion, and is cleared in groups: nothing dies, and
+    nothing crawls (A6)."""
     documents, latency_s = 60, 2.0
     with Fleet(tmp_path, settings={"providers__default__adaptive": "false"}) as fleet:
         fleet.provider.start("--latency-ms", str(1000 * latency_s), "--latency-sigma", "0")
@@ -68,7 +77,11 @@ def test_two_kills_of_the_whole_fleet_cost_no_speed(tmp_path: Path) -> None:
         job = fleet.submit(documents)
         for _ in range(2):
             fleets = [fleet.worker(35, prefetch_multiplier=1) for _ in range(2)]
-            until(lambda: fleet.provider.in_flight() >= documents * 3 // 4, 60, "most documents are in flight")
+            until(
+                lambda: fleet.provider.in_flight() >= documents * 3 // 4,
+                60,
+                "most documents are in flight",
+            )
             for worker in fleets:
                 worker.kill()
             until(lambda: not fleet.provider.in_flight(), 30, "the provider has noticed")
@@ -82,13 +95,18 @@ def test_two_kills_of_the_whole_fleet_cost_no_speed(tmp_path: Path) -> None:
 
 
 def test_sigterm_lets_calls_finish(tmp_path: Path) -> None:
-    """A drain that has time ends with status 0 and every call's answer kept: nothing is called again."""
+    """A drain that has time ends with status 0 and every call's answer kept: nothing is called
+    again."""
     with Fleet(tmp_path) as fleet:
         fleet.provider.start("--latency-ms", "1500", "--latency-sigma", "0")
         fleet.control()
         worker = fleet.worker(8, drain_seconds=20)
         job = fleet.submit(30)
-        until(lambda: fleet.provider_calls() >= 9, 60, "the probe is answered and eight calls are in flight")
+        until(
+            lambda: fleet.provider_calls() >= 9,
+            60,
+            "the probe is answered and eight calls are in flight",
+        )
         worker.send(signal.SIGTERM)
         assert worker.wait(15) == 0
         assert fleet.finished(job) == fleet.provider_calls() == 9
@@ -99,7 +117,8 @@ def test_sigterm_lets_calls_finish(tmp_path: Path) -> None:
 
 
 def test_sigterm_gives_back_what_does_not_fit(tmp_path: Path) -> None:
-    """A drain that runs out of time, or gets a second signal, ends; what was in flight is in the queue at once.
+    """A drain that runs out of time, or gets a second signal, ends; what was in flight is in the
+    queue at once.
 
     No lease is waited for, and no attempt is counted.
     """
@@ -135,13 +154,22 @@ def test_sigterm_gives_back_what_does_not_fit(tmp_path: Path) -> None:
 
 def given_back(documents: int) -> dict[str, int]:
     """Everything is in the queue and in the window, and nowhere else."""
-    return {"queued": documents, "unacked": 0, "leases": 0, "delayed": 0, "window": documents, "starts": 0}
+    return {
+        "queued": documents,
+        "unacked": 0,
+        "leases": 0,
+        "delayed": 0,
+        "window": documents,
+        "starts": 0,
+    }
 
 
 def test_frozen_worker_comes_back_late(tmp_path: Path) -> None:
-    """A worker that sleeps through its leases and wakes up changes no result, and goes on working."""
+    """A worker that sleeps through its leases and wakes up changes no result, and goes on
+    working."""
     with Fleet(tmp_path) as fleet:
-        # Long, so that on a busy machine, too, the freeze meets calls and no transaction: that would hold SQLite for all.
+        # Long, so that on a busy machine, too, the freeze meets calls and no transaction: that
+        # would hold SQLite for all.
         fleet.provider.start("--latency-ms", "3000", "--latency-sigma", "0")
         fleet.control()
         sleeper = fleet.worker(8)
@@ -158,7 +186,9 @@ def test_frozen_worker_comes_back_late(tmp_path: Path) -> None:
         sleeper.send(signal.SIGCONT)
         second = fleet.submit(16, key="second")
         fleet.wait_for(second, JobState.COMPLETED, 60)
-        assert {result.key.doc_id: result.body for result in fleet.producer.results(job.job_id)} == before
+        assert {
+            result.key.doc_id: result.body for result in fleet.producer.results(job.job_id)
+        } == before
         account = fleet.account(job, 24)
         assert (account.dead, len(account.results)) == ({}, 24)
         assert account.extra_calls <= 16

@@ -1,4 +1,5 @@
-"""A spot notice that the worker finds by itself: it drains, gives its items back uncounted, and waits for the machine's end."""
+"""A spot notice that the worker finds by itself: it drains, gives its items back uncounted, and
+waits for the machine's end."""
 
 from __future__ import annotations
 
@@ -35,9 +36,13 @@ def held_and_queued(fleet: Fleet) -> tuple[int, int]:
 
 
 def test_a_worker_drains_on_a_notice(fleet: Fleet) -> None:
-    """All is back in the queue before the machine ends, no attempt is counted, and nothing is taken up again there."""
+    """All is back in the queue before the machine ends, no attempt is counted, and nothing is taken
+    up again there."""
     service = Aws()
-    settings: dict[str, Any] = {"visibility_timeout_s": LEASE_S, "providers__default__adaptive": False}
+    settings: dict[str, Any] = {
+        "visibility_timeout_s": LEASE_S,
+        "providers__default__adaptive": False,
+    }
     with service.serving():
         fleet.control(window=DOCUMENTS)
         spot: dict[str, Any] = {"spot_notices": "aws", "spot_notices_url": service.url}
@@ -50,12 +55,21 @@ def test_a_worker_drains_on_a_notice(fleet: Fleet) -> None:
         until(lambda: sum(held_and_queued(fleet)) == DOCUMENTS, 30, "everything is fed")
 
         ends_at = time.time() + NOTICE_S
-        service.notice = {"action": "terminate", "time": datetime.fromtimestamp(ends_at, UTC).isoformat()}
-        until(lambda: held_and_queued(fleet) == (0, DOCUMENTS), NOTICE_S, "all documents are back in the queue")
+        service.notice = {
+            "action": "terminate",
+            "time": datetime.fromtimestamp(ends_at, UTC).isoformat(),
+        }
+        until(
+            lambda: held_and_queued(fleet) == (0, DOCUMENTS),
+            NOTICE_S,
+            "all documents are back in the queue",
+        )
         until(lambda: "drained; waiting for SIGTERM" in worker.tail(), 15, "the worker has drained")
         assert worker.alive, "an orchestrator would start it again on this machine"
         assert "spot notice of aws: terminate" in worker.tail()
-        again = fleet.worker(SLOTS, **spot, **settings)  # as one that was started again all the same
+        again = fleet.worker(
+            SLOTS, **spot, **settings
+        )  # as one that was started again all the same
         until(lambda: "spot notice of aws" in again.tail(), 30, "the notice is seen at once")
         for process in (worker, again):
             process.send(signal.SIGTERM)

@@ -1,4 +1,5 @@
-"""Sources and results on az://, against Azurite, Microsoft's own emulator (`npm install azurite`)."""
+"""Sources and results on az://, against Azurite, Microsoft's own emulator (`npm install
+azurite`)."""
 
 from __future__ import annotations
 
@@ -51,13 +52,25 @@ def azurite(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
         pytest.skip("no Azurite: `npm install --global azurite`")
     port, folder = free_port(), tmp_path_factory.mktemp("azurite")
     process = subprocess.Popen(
-        [binary, "--blobPort", str(port), "--location", str(folder), "--skipApiVersionCheck", "--silent"],
-        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-    )  # fmt: skip
+        [
+            binary,
+            "--blobPort",
+            str(port),
+            "--location",
+            str(folder),
+            "--skipApiVersionCheck",
+            "--silent",
+        ],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
     try:
         deadline = time.monotonic() + START_TIMEOUT_S
         while time.monotonic() < deadline:
-            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=0.2):
+            with (
+                contextlib.suppress(OSError),
+                socket.create_connection(("127.0.0.1", port), timeout=0.2),
+            ):
                 break
             time.sleep(0.1)
         create_container(port, "docs")
@@ -104,11 +117,14 @@ def put(azurite: int, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def jsonl(count: int, text: str = "t") -> bytes:
-    return b"".join(json.dumps({"id": f"d{number}", "text": text}).encode() + b"\n" for number in range(count))
+    return b"".join(
+        json.dumps({"id": f"d{number}", "text": text}).encode() + b"\n" for number in range(count)
+    )
 
 
 def test_an_object_is_read_as_it_was_pinned(put: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An object read in many ranges gives its documents from any cursor and position, and other content is refused."""
+    """An object read in many ranges gives its documents from any cursor and position, and other
+    content is refused."""
     monkeypatch.setattr(ranges, "RANGE_BYTES", 100)
     uri = "az://docs/in%20put.jsonl"
     put("in put.jsonl", jsonl(50))
@@ -128,15 +144,20 @@ def test_an_object_is_read_as_it_was_pinned(put: Any, monkeypatch: pytest.Monkey
 
 
 def test_a_prefix_of_rows_and_a_prefix_of_texts(put: Any) -> None:
-    """What a list says of an object is what a read is held to, though lists leave out the quotes of ETags."""
+    """What a list says of an object is what a read is held to, though lists leave out the quotes of
+    ETags."""
     put("night/a.jsonl", jsonl(2))
     put("night/deep/b c.csv", b"id,text\nb,x\n")
     pin = json.loads(json.dumps(survey(open_source("az://docs/night/", SPEC), SPEC).pin))
     assert [row.doc_id for row in open_source(pin, SPEC).documents({})] == ["d0", "d1", "b"]
-    assert [row.doc_id for row in open_source("az://docs/night/**.csv", SPEC).documents({})] == ["b"]
+    assert [row.doc_id for row in open_source("az://docs/night/**.csv", SPEC).documents({})] == [
+        "b"
+    ]
     for number in range(30):
         put(f"notes/{number:02}.txt", f"text {number}".encode())
-    texts = open_source(json.loads(json.dumps(survey(open_source("az://docs/notes/", SPEC), SPEC).pin)), SPEC)
+    texts = open_source(
+        json.loads(json.dumps(survey(open_source("az://docs/notes/", SPEC), SPEC).pin)), SPEC
+    )
     read = list(texts.documents({}))
     assert [row.doc_id for row in read] == [f"{number:02}.txt" for number in range(30)]
     assert list(texts.documents(read[20].cursor)) == read[21:]
@@ -147,17 +168,24 @@ def test_a_prefix_of_rows_and_a_prefix_of_texts(put: Any) -> None:
         list(texts.documents({}))
 
 
-def test_results_go_into_a_container(put: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Conditions hold, large objects go in blocks and keep what is noted of them, and parts become one object."""
+def test_results_go_into_a_container(
+    put: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Conditions hold, large objects go in blocks and keep what is noted of them, and parts become
+    one object."""
     monkeypatch.setattr(store_writer, "PART_BYTES", 300_000)
     database = open_database(f"sqlite:///{tmp_path}/ledger.db")
     database.migrate()
-    new = NewJob("job_1", "night", {"endpoint": "/v1/chat/completions"}, {"kind": "spool"}, "digest", None)
+    new = NewJob(
+        "job_1", "night", {"endpoint": "/v1/chat/completions"}, {"kind": "spool"}, "digest", None
+    )
     job, _ = JobStore(database).create(new)
     outcomes = OutcomeStore(database)
     body = json.dumps({"a": "x" * 2_000}).encode()
     keys = [ItemKey("job_1", 1, f"d{number}") for number in range(RESULTS_MIN)]
-    outcomes.settle([Result(key, 200, body, None, "m", "stop", 1, 1, 0, 1, 1, 1) for key in keys], [])
+    outcomes.settle(
+        [Result(key, 200, body, None, "m", "stop", 1, 1, 0, 1, 1, 1) for key in keys], []
+    )
     probe_sink("az://docs/runs")
     place = bucket_at("az://docs/runs/job_1")
     assert place.takes_conditions()
@@ -173,7 +201,10 @@ def test_results_go_into_a_container(put: Any, tmp_path: Path, monkeypatch: pyte
     assert whole is not None
     assert there is not None
     assert whole[0] == lines
-    assert there.metadata.items() >= {"penstock-job": "job_1", "penstock-results": str(RESULTS_MIN)}.items()
+    assert (
+        there.metadata.items()
+        >= {"penstock-job": "job_1", "penstock-results": str(RESULTS_MIN)}.items()
+    )
     second.complete(RESULTS_MIN, keep=False)
     assert place.head("output.jsonl") == there
     assert list(place.names("parts/")) == []

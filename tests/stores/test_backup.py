@@ -17,8 +17,11 @@ pytestmark = pytest.mark.servers
 DOCUMENTS = 300
 
 
-def test_a_restored_ledger_and_an_empty_redis_finish_the_job(tmp_path: Path, own_postgres: Postgres) -> None:
-    """pg_dump while workers run, then both stores are lost: what was in the dump is never paid for again."""
+def test_a_restored_ledger_and_an_empty_redis_finish_the_job(
+    tmp_path: Path, own_postgres: Postgres
+) -> None:
+    """pg_dump while workers run, then both stores are lost: what was in the dump is never paid for
+    again."""
     pgserver = pytest.importorskip("pgserver")
     tools = Path(pgserver.__file__).parent / "pginstall/bin"
     dump = tmp_path / "ledger.dump"
@@ -27,12 +30,16 @@ def test_a_restored_ledger_and_an_empty_redis_finish_the_job(tmp_path: Path, own
         fleet.ready(fleet.worker(8, control=True))
         job = fleet.submit(DOCUMENTS)
         fleet.wait_for_outcomes(job, DOCUMENTS // 3)
-        subprocess.run([tools / "pg_dump", "-Fc", "-f", dump, fleet.database_url], check=True, timeout=60)
+        subprocess.run(
+            [tools / "pg_dump", "-Fc", "-f", dump, fleet.database_url], check=True, timeout=60
+        )
         for process in fleet.processes:
             process.kill()
         fleet.redis.restart(wipe=True)
         fleet.database_url = own_postgres.new_database()
-        subprocess.run([tools / "pg_restore", "-d", fleet.database_url, dump], check=True, timeout=60)
+        subprocess.run(
+            [tools / "pg_restore", "-d", fleet.database_url, dump], check=True, timeout=60
+        )
         fleet.producer.close()
         fleet.producer = Producer(database_url=fleet.database_url)
         kept = {result.key.doc_id for result in fleet.producer.results(job.job_id)}

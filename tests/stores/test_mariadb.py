@@ -66,28 +66,36 @@ def spec(**fields: Any) -> JobSpec:
 
 
 def test_a_table_is_read_in_pages_of_keys(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every row once, rows without a key and rows that are too long for themselves, and each found again by its key."""
+    """Every row once, rows without a key and rows that are too long for themselves, and each found
+    again by its key."""
     monkeypatch.setattr(by_key, "ROWS", 7)
     shop.run(
         "CREATE TABLE docs (id INT, text MEDIUMTEXT, UNIQUE (id))",
-        "INSERT INTO docs SELECT CAST(seq AS SIGNED) - 6, concat('t', seq, char(37), ':x') FROM seq_1_to_40",
+        "INSERT INTO docs SELECT CAST(seq AS SIGNED) - 6, concat('t', seq, char(37), ':x') FROM "
+        "seq_1_to_40",
         "INSERT INTO docs VALUES (NULL, 'a'), (NULL, 'b'), (999, repeat('é', 5000))",
     )
     rows = shop.rows(max_line_bytes=8_000)
-    assert [row.doc_id for row in rows if isinstance(row, Document)] == [str(number) for number in range(-5, 35)]
+    assert [row.doc_id for row in rows if isinstance(row, Document)] == [
+        str(number) for number in range(-5, 35)
+    ]
     assert asked(rows[2]) == "t1%:x"
     assert [(row.line, row.code) for row in rows if isinstance(row, BadRow)] == [
-        (1, "invalid_id"), (2, "invalid_id"), (43, "line_too_long"),
-    ]  # fmt: skip
+        (1, "invalid_id"),
+        (2, "invalid_id"),
+        (43, "line_too_long"),
+    ]
     assert asked(open_source(shop.url, SPEC).fetch("-5")) == "t1%:x"
 
 
 def test_values_become_what_those_of_postgresql_do(shop: Shop) -> None:
     """Decimals, dates and times are texts, times in UTC; keys may be texts that a query made."""
     shop.run(
-        "CREATE TABLE docs (a INT, b INT, text TEXT, v DECIMAL(9, 2), made TIMESTAMP, day DATE, PRIMARY KEY (a, b))",
+        "CREATE TABLE docs (a INT, b INT, text TEXT, v DECIMAL(9, 2), made TIMESTAMP, day DATE, "
+        "PRIMARY KEY (a, b))",
         "SET time_zone = '+02:00'",
-        "INSERT INTO docs VALUES (1, 2, 'x', 1.5, '2026-11-22 17:30:00', '2026-11-22'), (1, 3, 'y', 2, now(), now())",
+        "INSERT INTO docs VALUES (1, 2, 'x', 1.5, '2026-11-22 17:30:00', '2026-11-22'), (1, 3, "
+        "'y', 2, now(), now())",
     )
     query = "SELECT concat(a, '-', b) AS id, `text`, v, made, day FROM docs -- all of them"
     rows = shop.rows(spec(query=query, prompt="{text} {v} {made} {day}"))
@@ -97,8 +105,12 @@ def test_values_become_what_those_of_postgresql_do(shop: Shop) -> None:
 
 @pytest.mark.parametrize("second", ["b", "B", "b "])
 def test_keys_that_the_database_takes_for_one_refuse_the_source(shop: Shop, second: str) -> None:
-    """By its own equality, which knows no capitals: no row is passed over, and none stands for another."""
-    shop.run("CREATE TABLE docs (id VARCHAR(20), text TEXT)", f"INSERT INTO docs VALUES ('b', 'x'), ('{second}', 'y')")
+    """By its own equality, which knows no capitals: no row is passed over, and none stands for
+    another."""
+    shop.run(
+        "CREATE TABLE docs (id VARCHAR(20), text TEXT)",
+        f"INSERT INTO docs VALUES ('b', 'x'), ('{second}', 'y')",
+    )
     with pytest.raises(SourceError, match=r"duplicate_key: .* two rows whose 'id' is"):
         shop.rows()
 
@@ -111,11 +123,16 @@ def test_keys_that_the_database_takes_for_one_refuse_the_source(shop: Shop, seco
         ({"query": "SELEC id FROM docs"}, "invalid_query"),
         ({"query": "SELECT 1 AS id, 'a' AS text) AS s; DELETE FROM docs; -- "}, "invalid_query"),
         ({"query": "SELECT uuid_short() AS id, 'a' AS text FROM missing.docs"}, "invalid_query"),
-        ({"query": "SELECT nextval(numbers) AS id, text FROM docs"}, "query_writes: .*opened for reading only"),
+        (
+            {"query": "SELECT nextval(numbers) AS id, text FROM docs"},
+            "query_writes: .*opened for reading only",
+        ),
         ({"query": "SELECT sleep(10) AS id, text FROM docs"}, "source_timeout: .* within 0.3 s"),
     ],
 )
-def test_what_cannot_be_read_is_refused_and_nothing_is_changed(shop: Shop, fields: dict[str, Any], words: str) -> None:
+def test_what_cannot_be_read_is_refused_and_nothing_is_changed(
+    shop: Shop, fields: dict[str, Any], words: str
+) -> None:
     """In the words of the source, within the time of a statement."""
     shop.run(
         "CREATE TABLE docs (id INT PRIMARY KEY, text TEXT)",
@@ -128,7 +145,8 @@ def test_what_cannot_be_read_is_refused_and_nothing_is_changed(shop: Shop, field
 
 
 def test_a_job_has_its_rows_whatever_becomes_of_the_table(shop: Shop, tmp_path: Path) -> None:
-    """In one snapshot: rows that come later are not read, one that is gone is that document's trouble alone."""
+    """In one snapshot: rows that come later are not read, one that is gone is that document's
+    trouble alone."""
     shop.run("CREATE TABLE docs (id VARCHAR(20) PRIMARY KEY, text TEXT)")
     shop.run("INSERT INTO docs VALUES ('a', '1'), ('B', '2'), ('ç', '3'), ('10', '4')")
     url = f"sqlite:///{tmp_path}/ledger.db"

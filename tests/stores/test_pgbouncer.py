@@ -25,7 +25,8 @@ def pooler(tmp_path: Path, postgres_url: str) -> Iterator[PgBouncer]:
 
 
 def test_a_job_through_pgbouncer_in_transaction_mode(tmp_path: Path, pooler: PgBouncer) -> None:
-    """Migration, feeding, work and reports share three server connections, and leave nothing behind in them."""
+    """Migration, feeding, work and reports share three server connections, and leave nothing behind
+    in them."""
     with Fleet(tmp_path / "fleet", database_url=pooler.url) as fleet:
         fleet.provider.start("--latency-ms", "200")
         workers = [fleet.worker(8, control=True) for _ in range(3)]
@@ -41,8 +42,11 @@ def test_a_job_through_pgbouncer_in_transaction_mode(tmp_path: Path, pooler: PgB
 
 
 def left_in_sessions(pooler: PgBouncer) -> set[tuple[str, str, int, int]]:
-    """Timeouts, prepared statements and advisory locks of each server connection: one transaction holds each open."""
-    clients = [psycopg.connect(pooler.url, prepare_threshold=None) for _ in range(SERVER_CONNECTIONS)]
+    """Timeouts, prepared statements and advisory locks of each server connection: one transaction
+    holds each open."""
+    clients = [
+        psycopg.connect(pooler.url, prepare_threshold=None) for _ in range(SERVER_CONNECTIONS)
+    ]
     try:
         return {
             client.execute(

@@ -1,4 +1,5 @@
-"""Whole fleets with RabbitMQ as the broker, and what is done to it, to them and to their Redis in the middle of a job."""
+"""Whole fleets with RabbitMQ as the broker, and what is done to it, to them and to their Redis in
+the middle of a job."""
 
 from __future__ import annotations
 
@@ -46,7 +47,8 @@ def _rabbit(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RabbitServer]:
 
 @pytest.fixture
 def rabbit(_rabbit: RabbitServer) -> RabbitServer:
-    """A node with empty queues, shared by the tests of this file; one may kill it if it starts it again."""
+    """A node with empty queues, shared by the tests of this file; one may kill it if it starts it
+    again."""
     with _rabbit.channel() as channel:
         for queue in (QUEUE, "penstock.control"):
             channel.queue_delete(queue)
@@ -56,7 +58,8 @@ def rabbit(_rabbit: RabbitServer) -> RabbitServer:
 @pytest.fixture
 def fleet(tmp_path: Path, rabbit: RabbitServer) -> Iterator[Fleet]:
     with Fleet(
-        tmp_path / "fleet", settings={"broker_url": rabbit.url, "source_roots": f'["{tmp_path}/fleet/sources"]'}
+        tmp_path / "fleet",
+        settings={"broker_url": rabbit.url, "source_roots": f'["{tmp_path}/fleet/sources"]'},
     ) as started:
         yield started
         started.print_tails()  # pytest shows it when the test has failed
@@ -89,11 +92,16 @@ def known(fleet: Fleet, key: str) -> bool:
 
 
 def test_a_job_through_rabbitmq(fleet: Fleet, rabbit: RabbitServer) -> None:
-    """Each document goes through the quorum queue to a worker once, and nothing is left in either broker."""
+    """Each document goes through the quorum queue to a worker once, and nothing is left in either
+    broker."""
     start(fleet)
     job = fleet.submit(DOCUMENTS)
     with rabbit.channel() as channel:
-        until(lambda: channel.queue_declare(QUEUE, passive=True).consumer_count == 2, 20, "both workers consume there")
+        until(
+            lambda: channel.queue_declare(QUEUE, passive=True).consumer_count == 2,
+            20,
+            "both workers consume there",
+        )
     finish(fleet, job)
     assert rabbit.ready(QUEUE) == 0
     assert "completed" in fleet.penstock("status", job.job_id)
@@ -118,7 +126,8 @@ def under_way(fleet: Fleet) -> Job:
 
 
 def test_a_worker_is_killed(fleet: Fleet) -> None:
-    """What it held returns by its lease; only what it had in flight, or had not settled, is paid twice."""
+    """What it held returns by its lease; only what it had in flight, or had not settled, is paid
+    twice."""
     _, workers = start(fleet, latency_ms=400)
     job = under_way(fleet)
     workers[0].kill()
@@ -126,11 +135,16 @@ def test_a_worker_is_killed(fleet: Fleet) -> None:
 
 
 def test_rabbitmq_dies_and_comes_back(fleet: Fleet, rabbit: RabbitServer) -> None:
-    """Messages wait, what is in flight goes on, workers connect again, and no call is made twice."""
+    """Messages wait, what is in flight goes on, workers connect again, and no call is made
+    twice."""
     control, workers = start(fleet)
     job = under_way(fleet)
     rabbit.kill()
-    until(lambda: "messages cannot go to RabbitMQ" in control.log.read_text(), 30, "the shovel has noticed")
+    until(
+        lambda: "messages cannot go to RabbitMQ" in control.log.read_text(),
+        30,
+        "the shovel has noticed",
+    )
     assert all(worker.alive for worker in workers)
     rabbit.restart()
     finish(fleet, job)
@@ -155,7 +169,8 @@ def test_the_queue_is_deleted(fleet: Fleet, rabbit: RabbitServer) -> None:
 
 
 def test_the_control_process_is_killed(fleet: Fleet) -> None:
-    """Another one's shovel takes over; what the first was moving comes back when its lease ends, and is done once."""
+    """Another one's shovel takes over; what the first was moving comes back when its lease ends,
+    and is done once."""
     control, _ = start(fleet)
     job = under_way(fleet)
     control.kill()
@@ -164,7 +179,8 @@ def test_the_control_process_is_killed(fleet: Fleet) -> None:
 
 
 def test_redis_forgets(fleet: Fleet, rabbit: RabbitServer) -> None:
-    """After FLUSHALL the messages in RabbitMQ are copies without an original: they are dropped, and fed anew."""
+    """After FLUSHALL the messages in RabbitMQ are copies without an original: they are dropped, and
+    fed anew."""
     start(fleet, latency_ms=300)
     job = under_way(fleet)
     fleet.redis.flush()
@@ -182,7 +198,9 @@ def test_redis_dies_and_comes_back(fleet: Fleet) -> None:
     assert all(worker.alive for worker in workers)
 
 
-def test_a_worker_that_is_told_to_end_gives_everything_back(fleet: Fleet, rabbit: RabbitServer) -> None:
+def test_a_worker_that_is_told_to_end_gives_everything_back(
+    fleet: Fleet, rabbit: RabbitServer
+) -> None:
     """SIGTERM with work in flight and no time to finish it: nothing waits for a lease to end."""
     fleet.provider.start("--latency-ms", "20000")
     fleet.control()
@@ -193,12 +211,21 @@ def test_a_worker_that_is_told_to_end_gives_everything_back(fleet: Fleet, rabbit
     worker.send(signal.SIGTERM)
     assert worker.wait(15) == 0
     client: Any = fleet.redis.client()
-    until(lambda: fleet.depths(job)["unacked"] == client.zcard(keys.relayed(QUEUE)), 5, "no consumer holds a message")
-    until(lambda: rabbit.ready(QUEUE) >= client.zcard(keys.relayed(QUEUE)) > 0, 10, "all that is relayed is ready")
+    until(
+        lambda: fleet.depths(job)["unacked"] == client.zcard(keys.relayed(QUEUE)),
+        5,
+        "no consumer holds a message",
+    )
+    until(
+        lambda: rabbit.ready(QUEUE) >= client.zcard(keys.relayed(QUEUE)) > 0,
+        10,
+        "all that is relayed is ready",
+    )
 
 
 def test_retries_wait_and_come_back(fleet: Fleet) -> None:
-    """A provider that fails now and then: retries wait in Redis, and go through RabbitMQ once more."""
+    """A provider that fails now and then: retries wait in Redis, and go through RabbitMQ once
+    more."""
     fleet.provider.start("--latency-ms", "50", "--error-rate", "0.2")
     fleet.control()
     workers = [fleet.worker(SLOTS) for _ in range(2)]
@@ -223,15 +250,22 @@ def test_a_stock_celery_client_submits_a_job(fleet: Fleet, rabbit: RabbitServer)
     start(fleet)
     source = fleet.source(DOCUMENTS)
     with Celery(broker=rabbit.url) as client:
-        queue = Queue("penstock.control", routing_key="penstock.control", queue_arguments={"x-queue-type": "quorum"})
+        queue = Queue(
+            "penstock.control",
+            routing_key="penstock.control",
+            queue_arguments={"x-queue-type": "quorum"},
+        )
         client.conf.update(task_queues=[queue], task_default_queue="penstock.control")
-        client.send_task("penstock.submit", args=[str(source), fleet.spec()], kwargs={"job_key": "from-celery"})
+        client.send_task(
+            "penstock.submit", args=[str(source), fleet.spec()], kwargs={"job_key": "from-celery"}
+        )
     until(lambda: known(fleet, "from-celery"), 20, "the job is there")
     finish(fleet, fleet.producer.status("from-celery").job)
 
 
 def test_switching_a_running_fleet_there_and_back(tmp_path: Path, rabbit: RabbitServer) -> None:
-    """Processes are replaced one by one with the other setting, in the middle of a job: nothing is lost, or paid twice."""
+    """Processes are replaced one by one with the other setting, in the middle of a job: nothing is
+    lost, or paid twice."""
     with Fleet(tmp_path / "fleet") as fleet:
         fleet.provider.start("--latency-ms", "200")
         job_processes = [fleet.control(), fleet.worker(SLOTS)]
@@ -249,17 +283,26 @@ def test_switching_a_running_fleet_there_and_back(tmp_path: Path, rabbit: Rabbit
 
 
 def test_flower_and_inspect_over_rabbitmq(fleet: Fleet, rabbit: RabbitServer) -> None:
-    """Events and control commands go through RabbitMQ, the broker page counts what Redis knows; no password is shown."""
+    """Events and control commands go through RabbitMQ, the broker page counts what Redis knows; no
+    password is shown."""
     port = free_port()
     login = {"flower__auth": "me:open-sesame", "flower__port": port}
     flower = fleet.command("flower", "flower", **login)
     start(fleet)
-    until(lambda: len(asked(port, "/api/workers?refresh=1") or ()) == 3, 30, "Flower knows all three processes")
+    until(
+        lambda: len(asked(port, "/api/workers?refresh=1") or ()) == 3,
+        30,
+        "Flower knows all three processes",
+    )
     job = fleet.submit(DOCUMENTS)
     fleet.wait_for_outcomes(job, DOCUMENTS // 2)
     queues = {row["name"]: row for row in asked(port, "/api/queues/length")["active_queues"]}
     assert 0 < queues[QUEUE]["messages"] <= DOCUMENTS
-    until(lambda: len(asked(port, "/api/tasks?limit=1000")) >= DOCUMENTS // 2, 30, "Flower hears of documents")
+    until(
+        lambda: len(asked(port, "/api/tasks?limit=1000")) >= DOCUMENTS // 2,
+        30,
+        "Flower hears of documents",
+    )
     finish(fleet, job)
     assert PASSWORD not in str(asked(port, "/api/workers")) + flower.log.read_text()
     app = create_app(WorkerSettings(redis_url=fleet.redis.url, broker_url=rabbit.url))
@@ -270,7 +313,8 @@ def test_flower_and_inspect_over_rabbitmq(fleet: Fleet, rabbit: RabbitServer) ->
 
 
 def test_the_doctor_on_rabbitmq(fleet: Fleet, rabbit: RabbitServer) -> None:
-    """It tries what a fleet needs, leaves nothing behind, and says what to correct: password, vhost, address."""
+    """It tries what a fleet needs, leaves nothing behind, and says what to correct: password,
+    vhost, address."""
     assert [finding.verdict for finding in rabbitmq(rabbit.url)] == [Verdict.GOOD] * 3
     wrong = {
         "user and password": rabbit.url.replace(quote(PASSWORD, safe=""), "wr0ng"),
@@ -286,7 +330,8 @@ def test_the_doctor_on_rabbitmq(fleet: Fleet, rabbit: RabbitServer) -> None:
 
 
 def test_only_what_rabbitmq_has_counts_as_published(rabbit: RabbitServer) -> None:
-    """What is confirmed is in the queue; what found no queue, or was not sent because the connection broke, is reported."""
+    """What is confirmed is in the queue; what found no queue, or was not sent because the
+    connection broke, is reported."""
     messages = [(f"job:{number}", b"{}") for number in range(500)]
     broker = connect(AmqpAddress.parse(rabbit.url))
     publisher = Publisher(broker.connection.channel(), QUEUE)
@@ -302,13 +347,18 @@ def test_only_what_rabbitmq_has_counts_as_published(rabbit: RabbitServer) -> Non
 
 
 def test_a_queue_of_another_type_is_named(fleet: Fleet, rabbit: RabbitServer) -> None:
-    """A client that declared it before us has made it classic: the shovel says so, and goes on once it is deleted."""
+    """A client that declared it before us has made it classic: the shovel says so, and goes on once
+    it is deleted."""
     with rabbit.channel() as channel:
         channel.queue_declare(QUEUE, durable=True, auto_delete=False)
         fleet.provider.start()
         control = fleet.control()
         job = fleet.submit(DOCUMENTS)
-        until(lambda: "refuses the queue penstock.api" in control.log.read_text(), 30, "the log names the queue")
+        until(
+            lambda: "refuses the queue penstock.api" in control.log.read_text(),
+            30,
+            "the log names the queue",
+        )
         channel.queue_delete(QUEUE)
     fleet.ready(fleet.worker(SLOTS))
     finish(fleet, job)

@@ -1,4 +1,5 @@
-"""The reading of ``broker_url``: what is refused, in whose words, and that a password is never among them."""
+"""The reading of ``broker_url``: what is refused, in whose words, and that a password is never
+among them."""
 
 from __future__ import annotations
 
@@ -30,7 +31,9 @@ def test_an_address_that_is_none_is_refused_with_the_fix(url: str, said: str) ->
         AmqpAddress.parse(url)
 
 
-@pytest.mark.parametrize("url", ["amqp://me:se/cret@h/v", "amqp://me:se@cret@h:x/v", "http://me:secret@h"])
+@pytest.mark.parametrize(
+    "url", ["amqp://me:se/cret@h/v", "amqp://me:se@cret@h:x/v", "http://me:secret@h"]
+)
 def test_no_password_is_shown(monkeypatch: pytest.MonkeyPatch, url: str) -> None:
     """Neither in the error of a setting, nor in what is printed of an address, nor in its repr."""
     monkeypatch.setenv("PENSTOCK_BROKER_URL", url)
@@ -45,7 +48,11 @@ def test_no_password_is_shown(monkeypatch: pytest.MonkeyPatch, url: str) -> None
 def test_tls_checks_certificate_and_name() -> None:
     """Unless the address says otherwise; files are named as in redis_url."""
     address = AmqpAddress.parse("amqps://h?ssl_ca_certs=/ca.pem")
-    assert address.tls == {"ca_certs": "/ca.pem", "cert_reqs": ssl.CERT_REQUIRED, "server_hostname": "h"}
+    assert address.tls == {
+        "ca_certs": "/ca.pem",
+        "cert_reqs": ssl.CERT_REQUIRED,
+        "server_hostname": "h",
+    }
     assert AmqpAddress.parse("amqps://h?ssl_cert_reqs=none").tls == {
         "cert_reqs": ssl.CERT_NONE,
         "server_hostname": None,
@@ -65,8 +72,11 @@ def test_a_stock_redis_transport_beside_rabbitmq_is_refused() -> None:
 
 
 def test_queues_of_the_app_are_quorum_queues() -> None:
-    """Those of items and of jobs, whichever process declares them; on Redis nothing is said of a type."""
+    """Those of items and of jobs, whichever process declares them; on Redis nothing is said of a
+    type."""
     queues = create_app(WorkerSettings(broker_url="amqp://h")).amqp.queues
     assert {queue.queue_arguments["x-queue-type"] for queue in queues.values()} == {"quorum"}
     assert len(queues) == 2
-    assert {queue.queue_arguments for queue in create_app(WorkerSettings()).amqp.queues.values()} == {None}
+    assert {
+        queue.queue_arguments for queue in create_app(WorkerSettings()).amqp.queues.values()
+    } == {None}

@@ -13,7 +13,8 @@ def test_a_lane_that_empties_its_queue_gets_twice_as_much() -> None:
 
 
 def test_a_lane_that_leaves_its_queue_full_gets_less() -> None:
-    """The target falls to its least, so that urgent messages wait behind few; what lies there is not taken back."""
+    """The target falls to its least, so that urgent messages wait behind few; what lies there is
+    not taken back."""
     depth = ReadyMessages()
     for _ in range(8):
         depth.room(0)

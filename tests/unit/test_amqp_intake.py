@@ -1,5 +1,5 @@
-"""What becomes of RabbitMQ's deliveries in a worker: taken as there is room, kept while Redis is away, never both lost and
-acknowledged."""
+"""What becomes of RabbitMQ's deliveries in a worker: taken as there is room, kept while Redis is
+away, never both lost and acknowledged."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ from penstock_workers.broker.messages import Message, payload_of
 
 
 def new_message(body: str | bytes, **properties: Any) -> Any:
-    """amqp says that a body is text; what the wire brings is bytes, or text for a client that says so."""
+    """amqp says that a body is text; what the wire brings is bytes, or text for a client that says
+    so."""
     make: Any = amqp.Message
     return make(body, **properties)
 
@@ -42,9 +43,14 @@ class Channel:
         self.is_redis_away = False
         self.soon: list[Callable[[], object]] = []
         self.intake = Intake(
-            self.leases, self.take, room=lambda: self.limit - len(self.leases), soon=self.soon.append,
-            ack=self.acked.append, reject=self.rejected.append, disconnect=str,
-        )  # fmt: skip
+            self.leases,
+            self.take,
+            room=lambda: self.limit - len(self.leases),
+            soon=self.soon.append,
+            ack=self.acked.append,
+            reject=self.rejected.append,
+            disconnect=str,
+        )
         self.number = 0
 
     def take(self, group: Sequence[Arrived]) -> Taken:
@@ -82,7 +88,11 @@ def test_what_fits_is_taken_delivered_and_acknowledged(channel: Channel) -> None
     """In one call; RabbitMQ hears of the last one, which covers those before."""
     channel.bring("a", "b", "c")
     channel.turn()
-    assert (channel.asked, channel.delivered, channel.acked) == ([["a", "b", "c"]], ["a", "b", "c"], [3])
+    assert (channel.asked, channel.delivered, channel.acked) == (
+        [["a", "b", "c"]],
+        ["a", "b", "c"],
+        [3],
+    )
     assert sorted(channel.leases.tags()) == ["a", "b", "c"]
 
 
@@ -109,7 +119,9 @@ def test_copies_are_acknowledged_and_go_nowhere(channel: Channel) -> None:
     assert "a" in channel.leases
 
 
-def test_deliveries_wait_while_redis_is_away(channel: Channel, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_deliveries_wait_while_redis_is_away(
+    channel: Channel, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Nothing is acknowledged, the order is kept, and it is not asked at every turn."""
     now = 1000.0
     monkeypatch.setattr(module, "monotonic", lambda: now)
@@ -156,7 +168,9 @@ def test_a_call_under_way_when_the_connection_is_lost_is_given_back(channel: Cha
     assert [lease.tag for lease in channel.leases._leaving[BrokerAction.GIVE_BACK]] == ["a", "b"]
 
 
-def test_a_consumer_that_hears_nothing_because_there_is_nothing_counts_as_asking(channel: Channel) -> None:
+def test_a_consumer_that_hears_nothing_because_there_is_nothing_counts_as_asking(
+    channel: Channel,
+) -> None:
     """The probe's file `alive` goes by it."""
     channel.turn()
     assert channel.leases.claim_heard_at is not None
@@ -164,16 +178,24 @@ def test_a_consumer_that_hears_nothing_because_there_is_nothing_counts_as_asking
 
 def celery_message(body: str | bytes, **headers: Any) -> Any:
     return new_message(
-        body, application_headers=headers, content_type="application/json", content_encoding="utf-8",
-        correlation_id=headers.get("id"), delivery_mode=2,
-    )  # fmt: skip
+        body,
+        application_headers=headers,
+        content_type="application/json",
+        content_encoding="utf-8",
+        correlation_id=headers.get("id"),
+        delivery_mode=2,
+    )
 
 
 @pytest.mark.parametrize("body", ['[["ü"], {}, {}]', '[["ü"], {}, {}]'.encode()])
 def test_a_celery_clients_message_is_as_kombu_reads_it_from_redis(body: str | bytes) -> None:
     """Body, headers, tag and the list that it goes back to."""
-    found = arrived("penstock.control", celery_message(body, id="t1", task="penstock.submit", retries=0))
-    message = Message(payload_of(found.raw), channel=LeaseChannel(Leases()), accept={"application/json"})
+    found = arrived(
+        "penstock.control", celery_message(body, id="t1", task="penstock.submit", retries=0)
+    )
+    message = Message(
+        payload_of(found.raw), channel=LeaseChannel(Leases()), accept={"application/json"}
+    )
     assert message.decode() == [["ü"], {}, {}]
     assert (message.delivery_tag, message.headers["task"]) == ("t1", "penstock.submit")
     raw, exchange, routing_key = json.loads(found.record)
@@ -182,7 +204,8 @@ def test_a_celery_clients_message_is_as_kombu_reads_it_from_redis(body: str | by
 
 
 def test_a_retry_of_a_celery_task_is_no_copy_of_its_first_try() -> None:
-    """It may come before the first try is acknowledged; a message that names no task has a tag of its own."""
+    """It may come before the first try is acknowledged; a message that names no task has a tag of
+    its own."""
     tags = [arrived("q", celery_message("[]", id="t1", retries=number)).tag for number in (0, 1, 2)]
     assert tags == ["t1", "t1~r1", "t1~r2"]
     assert arrived("q", celery_message("[]")).tag != arrived("q", celery_message("[]")).tag

@@ -1,4 +1,5 @@
-"""A stored answer is what the provider sent, byte for byte: whatever its key is, and whatever stands in the answer."""
+"""A stored answer is what the provider sent, byte for byte: whatever its key is, and whatever
+stands in the answer."""
 
 from __future__ import annotations
 
@@ -26,13 +27,32 @@ from penstock_workers.lanes.batch.apis.reading import request_body
 from penstock_workers.lanes.batch.provider import BadLine, BatchAnswer
 from penstock_workers.settings import ProviderSettings
 
-KEYS = ("", "x", "text", "ollama", "EMPTY", "type", "message", '"', "\\", "sk-no-key-required", "sk-a1b2c3d4e5f60718")
+KEYS = (
+    "",
+    "x",
+    "text",
+    "ollama",
+    "EMPTY",
+    "type",
+    "message",
+    '"',
+    "\\",
+    "sk-no-key-required",
+    "sk-a1b2c3d4e5f60718",
+)
 FORMS: dict[str, Callable[[str], bytes]] = {
-    "openai": lambda said: b'{"choices":[{"message":{"content":%b},"finish_reason":"stop"}]}' % said.encode(),
-    "anthropic": lambda said: b'{"type":"message","content":[{"type":"text","text":%b}]}' % said.encode(),
-    "gemini": lambda said: b'{\n "candidates": [{"content": {"parts": [{"text": %b}]}}]\n}' % said.encode(),
+    "openai": lambda said: (
+        b'{"choices":[{"message":{"content":%b},"finish_reason":"stop"}]}' % said.encode()
+    ),
+    "anthropic": lambda said: (
+        b'{"type":"message","content":[{"type":"text","text":%b}]}' % said.encode()
+    ),
+    "gemini": lambda said: (
+        b'{\n "candidates": [{"content": {"parts": [{"text": %b}]}}]\n}' % said.encode()
+    ),
     "odd numbers": lambda said: (
-        b'{"a":1,"a":2,"n":[12345678901234567890123,1E5,-0.0,0.1000],"choices":[{"text":%b}]}' % said.encode()
+        b'{"a":1,"a":2,"n":[12345678901234567890123,1E5,-0.0,0.1000],"choices":[{"text":%b}]}'
+        % said.encode()
     ),
 }
 PIECES = st.sampled_from(
@@ -53,9 +73,9 @@ def quoted(text: str) -> str:
     )
 
 
-ANSWERS = st.tuples(st.sampled_from(sorted(FORMS)), st.lists(PIECES, min_size=1, max_size=5).map("".join)).map(
-    lambda made: FORMS[made[0]](quoted(made[1]))
-)
+ANSWERS = st.tuples(
+    st.sampled_from(sorted(FORMS)), st.lists(PIECES, min_size=1, max_size=5).map("".join)
+).map(lambda made: FORMS[made[0]](quoted(made[1])))
 
 
 @pytest.fixture(autouse=True)
@@ -87,7 +107,9 @@ def asked(key: str, body: bytes, status: int = 200) -> Answer:
             provider = ProviderSettings(base_url="http://127.0.0.1:1/v1", api_key_env="KEY_OF_TEST")
             lane = ApiLane({"default": provider})
             await lane.start()
-            tried = await lane.infer(Prepared(Request("t", "default", "/v1/chat/completions", b"{}", 5.0)))
+            tried = await lane.infer(
+                Prepared(Request("t", "default", "/v1/chat/completions", b"{}", 5.0))
+            )
             assert isinstance(tried, Answer)
             return tried
 
@@ -106,7 +128,10 @@ def test_an_answer_is_stored_as_it_came_whatever_the_key_is(key: str, body: byte
 
 
 BATCH_LINES: dict[str, tuple[bytes, Callable[[str, Line], Any]]] = {
-    "openai": (b'{"custom_id":"a", "response":{"status_code":200,"body": %b}, "error":null}', openai_lines.read_line),
+    "openai": (
+        b'{"custom_id":"a", "response":{"status_code":200,"body": %b}, "error":null}',
+        openai_lines.read_line,
+    ),
     "gemini": (b'{"key": "a", "response": %b}', gemini_lines.read_line),
 }
 
@@ -140,9 +165,12 @@ def test_a_refusal_loses_the_key(status: int) -> None:
     assert key not in failure.detail
 
 
-@pytest.mark.parametrize("body", [b'{"error": "the key is %b"}', b'{"choices": [], "said": "%b"}', b"<html>%b</html>"])
+@pytest.mark.parametrize(
+    "body", [b'{"error": "the key is %b"}', b'{"choices": [], "said": "%b"}', b"<html>%b</html>"]
+)
 def test_a_failed_answer_loses_the_key_in_its_words_and_its_excerpt(body: bytes) -> None:
-    """A 200 that is no answer becomes a dead letter, which shows no secret, at the cut of its excerpt neither (M1, B14)."""
+    """A 200 that is no answer becomes a dead letter, which shows no secret, at the cut of its
+    excerpt neither (M1, B14)."""
     key = KEYS[-1].encode()
     answer = asked(key.decode(), body % key)
     failure = name_failure(answer, 0.0)
@@ -163,16 +191,21 @@ def test_what_can_be_no_secret_hides_nothing_in_an_error(key: str, words: str) -
     assert redact_excerpt(said.encode(), 10) == said.encode()[:10]
 
 
-@pytest.mark.parametrize("key", ["placeholder", "12345678", "x" * 40, "-" * 20, "        ", "changeme"])
+@pytest.mark.parametrize(
+    "key", ["placeholder", "12345678", "x" * 40, "-" * 20, "        ", "changeme"]
+)
 def test_a_word_a_number_and_a_line_are_no_secrets(key: str) -> None:
     """They stand in ordinary texts, which would become unreadable."""
     remember(key)
     assert redact(f"a {key} b") == f"a {key} b"
 
 
-@pytest.mark.parametrize("key", ["token-abc123", "correcthorsebattery", "7f3a9c21", "1234567890123456", "p@ss/word"])
+@pytest.mark.parametrize(
+    "key", ["token-abc123", "correcthorsebattery", "7f3a9c21", "1234567890123456", "p@ss/word"]
+)
 def test_what_can_be_a_secret_is_hidden(key: str) -> None:
-    """From eight characters on, where they are neither letters alone nor digits alone; from sixteen on in any case."""
+    """From eight characters on, where they are neither letters alone nor digits alone; from sixteen
+    on in any case."""
     remember(key)
     assert redact(f"a {key} b") == "a [redacted] b"
 

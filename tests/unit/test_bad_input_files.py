@@ -1,7 +1,8 @@
 """The catalogue of bad input for files, row by row, for every format in which a row can occur.
 
-Each case has the catalogue's row number. What is expected is `row CODE` for a document that becomes a dead letter while the
-other is fed, `source CODE` for a source that is refused as a whole, and `fine N` for N documents and nothing refused.
+Each case has the catalogue's row number. What is expected is `row CODE` for a document that becomes
+a dead letter while the other is fed, `source CODE` for a source that is refused as a whole, and
+`fine N` for N documents and nothing refused.
 """
 
 from __future__ import annotations
@@ -60,7 +61,13 @@ def table(kind: str, columns: dict[str, Any] | pa.Table, **how: Any) -> bytes:
 
 def cell(kind: str, value: Any) -> bytes:
     """A good row and one with this text."""
-    return table(kind, {"id": ["good", "bad"], "text": [None, value] if not isinstance(value, str) else ["x", value]})
+    return table(
+        kind,
+        {
+            "id": ["good", "bad"],
+            "text": [None, value] if not isinstance(value, str) else ["x", value],
+        },
+    )
 
 
 def named(kind: str, doc_id: Any) -> bytes:
@@ -76,13 +83,19 @@ def batch(**changes: Any) -> bytes:
         "url": "/v1/chat/completions",
         "body": {"messages": [{"role": "user"}]},
     }
-    bad = {name: value for name, value in (good | {"custom_id": "bad"} | changes).items() if value is not None}
+    bad = {
+        name: value
+        for name, value in (good | {"custom_id": "bad"} | changes).items()
+        if value is not None
+    }
     return json.dumps(good).encode() + b"\n" + json.dumps(bad).encode() + b"\n"
 
 
 def latin(kind: str) -> bytes:
     """A text that a writer did not check."""
-    return table(kind, {"id": ["good", "bad"], "text": pa.array([b"x", b"caf\xe9"]).view(pa.string())})
+    return table(
+        kind, {"id": ["good", "bad"], "text": pa.array([b"x", b"caf\xe9"]).view(pa.string())}
+    )
 
 
 def nested(kind: str, depth: int) -> bytes:
@@ -94,7 +107,10 @@ def nested(kind: str, depth: int) -> bytes:
 
 def texts(**files: bytes) -> dict[str, bytes]:
     """A folder with a good text."""
-    return {"a-good.txt": b"x", **{name.replace("_", "."): content for name, content in files.items()}}
+    return {
+        "a-good.txt": b"x",
+        **{name.replace("_", "."): content for name, content in files.items()},
+    }
 
 
 def encrypted() -> bytes:
@@ -102,7 +118,9 @@ def encrypted() -> bytes:
         def wrap_key(self, key: bytes, _name: str) -> bytes:
             return key.hex().encode()
 
-    how = encryption.EncryptionConfiguration(footer_key="f", column_keys={"f": ["id", "text"]}, plaintext_footer=False)
+    how = encryption.EncryptionConfiguration(
+        footer_key="f", column_keys={"f": ["id", "text"]}, plaintext_footer=False
+    )
     factory = encryption.CryptoFactory(lambda _config: Keys())
     properties = factory.file_encryption_properties(encryption.KmsConnectionConfig(), how)
     return table("parquet", {"id": ["a"], "text": ["x"]}, encryption_properties=properties)
@@ -128,21 +146,42 @@ def cases_of_files() -> Iterator[Case]:
     yield Case(3, "in.csv", b"key,text\na,x\n", "source missing_column")
     yield Case(4, "in.jsonl", batch(url="/v1/files"), "row invalid_url", BATCH)
     yield Case(4, "in.jsonl", batch(url="/v1/embeddings"), "row invalid_request", BATCH)
-    yield Case(4, "in.jsonl", batch(url="/v1/embeddings", body={"model": "m", "input": "x"}), "fine 2", BATCH)
+    yield Case(
+        4,
+        "in.jsonl",
+        batch(url="/v1/embeddings", body={"model": "m", "input": "x"}),
+        "fine 2",
+        BATCH,
+    )
     yield Case(5, "in.jsonl", batch(body={"model": "m"}), "row invalid_request", BATCH)
-    yield Case(5, "in.jsonl", batch(body={"model": "", "messages": ["x"]}), "row invalid_request", BATCH)
+    yield Case(
+        5, "in.jsonl", batch(body={"model": "", "messages": ["x"]}), "row invalid_request", BATCH
+    )
     yield Case(6, "in.jsonl", batch(body={"model": "other", "messages": ["x"]}), "fine 2", BATCH)
-    yield Case(7, "in.jsonl", batch(body={"messages": ["x"], "stream": True}), "row streaming_unsupported", BATCH)
+    yield Case(
+        7,
+        "in.jsonl",
+        batch(body={"messages": ["x"], "stream": True}),
+        "row streaming_unsupported",
+        BATCH,
+    )
     yield Case(8, "in.jsonl", lines('{"id": "good", "text": "y"}'), "row duplicate_custom_id")
     yield Case(8, "in.csv", b"id,text\na,x\na,y\n", "row duplicate_custom_id")
     yield Case(8, "in/", {"a/1.txt": b"x", "b/1.txt": b"y"}, "row duplicate_custom_id", by_name())
     for content in (b"", b" \n\t\n", b"\xef\xbb\xbf"):
         yield Case(9, "in.jsonl", content, "source empty_source")
-        yield Case(9, "in.csv", content, "source empty_source" if content != b" \n\t\n" else "source missing_column")
+        yield Case(
+            9,
+            "in.csv",
+            content,
+            "source empty_source" if content != b" \n\t\n" else "source missing_column",
+        )
         yield Case(9, "in/", texts(b_txt=content), "row empty_file")
     yield Case(9, "in.csv", b"id,text\n", "source empty_source")
     yield Case(9, "in/", {}, "source no_such_file")
-    yield Case(11, "in.jsonl", lines(b'{"id": "b", "text": "' + b"x" * 5000 + b'"}\n'), "row line_too_long")
+    yield Case(
+        11, "in.jsonl", lines(b'{"id": "b", "text": "' + b"x" * 5000 + b'"}\n'), "row line_too_long"
+    )
     yield Case(11, "in.jsonl", b"x" * 5000, "row line_too_long")
     yield Case(11, "in.csv", b"id,text\na,x\nb," + b"x" * 5000 + b"\n", "source line_too_long")
     yield Case(11, "in/", texts(b_txt=b"x" * 5000), "row file_too_large")
@@ -160,7 +199,9 @@ def cases_of_files() -> Iterator[Case]:
     yield Case(13, "in.csv", b"id,text\na,x\nb,caf\xe9\n", "row invalid_encoding")
     yield Case(13, "in/", texts(b_txt=b"caf\xe9"), "row invalid_encoding")
     odd = "a\u2028b\u2029c\u0085d"
-    yield Case(14, "in.jsonl", lines(json.dumps({"id": "b", "text": odd}, ensure_ascii=False)), "fine 2")
+    yield Case(
+        14, "in.jsonl", lines(json.dumps({"id": "b", "text": odd}, ensure_ascii=False)), "fine 2"
+    )
     yield Case(14, "in.csv", f"id,text\na,{odd}\n".encode(), "fine 1")
     yield Case(14, "in/", texts(b_txt=odd.encode()), "fine 2")
     yield Case(15, "in.jsonl", lines(b'{"id": "b", "text": "\0"}\n'), "row invalid_json_line")
@@ -172,23 +213,38 @@ def cases_of_files() -> Iterator[Case]:
     yield Case(16, "in/", texts(b_txt=b"\xed\xa0\x80"), "row invalid_encoding")
     for number in ("NaN", "-Infinity", "1e999", "9" * 3000):
         yield Case(
-            17 if len(number) < 10 else 18, "in.jsonl", lines(f'{{"id": "b", "text": {number}}}'), "row invalid_number"
+            17 if len(number) < 10 else 18,
+            "in.jsonl",
+            lines(f'{{"id": "b", "text": {number}}}'),
+            "row invalid_number",
         )
         yield Case(18, "in.csv", f"id,text\na,{number}\n".encode(), "fine 1")
-    yield Case(19, "in.jsonl", lines('{"id": "b", "text": ' + "[" * 1500 + "]" * 1500 + "}"), "row nesting_too_deep")
+    yield Case(
+        19,
+        "in.jsonl",
+        lines('{"id": "b", "text": ' + "[" * 1500 + "]" * 1500 + "}"),
+        "row nesting_too_deep",
+    )
     yield Case(20, "in.jsonl", lines('{"id": "b", "id": "c", "text": "x"}'), "row duplicate_key")
     yield Case(20, "in.csv", b"id,text,text\na,x,y\n", "source csv_header")
     for doc_id in ("", "x" * 513, "a\tb", "\u0085"):
         yield Case(21, "in.jsonl", lines(json.dumps({"id": doc_id, "text": "x"})), "row invalid_id")
         yield Case(21, "in.csv", f'id,text\na,x\n"{doc_id}",y\n'.encode(), "row invalid_id")
     for strange in (None, 1.5, True, ["a"], {"a": 1}):
-        yield Case(21, "in.jsonl", lines(json.dumps({"id": strange, "text": "x"})), "row invalid_id")
+        yield Case(
+            21, "in.jsonl", lines(json.dumps({"id": strange, "text": "x"})), "row invalid_id"
+        )
     for fine in ("../x", "a/b", "/", "e\u0301"):
         yield Case(
-            21, "in.jsonl", lines(json.dumps({"id": fine, "text": "x"}), '{"id": "\u00e9", "text": "y"}'), "fine 3"
+            21,
+            "in.jsonl",
+            lines(json.dumps({"id": fine, "text": "x"}), '{"id": "\u00e9", "text": "y"}'),
+            "fine 3",
         )
     yield Case(21, "in/", texts(**{"b\tc_txt": b"x"}), "row invalid_id")
-    yield Case(21, "in/", {"a.txt": b"x", "/".join(["d" * 100] * 6) + ".txt": b"y"}, "row invalid_id")
+    yield Case(
+        21, "in/", {"a.txt": b"x", "/".join(["d" * 100] * 6) + ".txt": b"y"}, "row invalid_id"
+    )
     for ending, pack in packed.items():
         name = {"gz": "gzip", "zst": "zstd"}[ending]
         yield Case(1, f"in.jsonl.{ending}", pack(lines("oops")), "row invalid_json_line")
@@ -233,16 +289,26 @@ def of_tables(kind: str) -> Iterator[Case]:
     yield Case(14, name, cell(kind, "a\u2028b"), "fine 2")
     yield Case(15, name, cell(kind, "a\0b"), "row nul_character")
     yield Case(
-        20, name, table(kind, pa.table([["a"], ["x"], ["y"]], names=["id", "text", "text"])), "source duplicate_column"
+        20,
+        name,
+        table(kind, pa.table([["a"], ["x"], ["y"]], names=["id", "text", "text"])),
+        "source duplicate_column",
     )
     for number in (float("nan"), float("-inf")):
-        yield Case(17, name, table(kind, {"id": ["good", "bad"], "text": [1.0, number]}), "row invalid_number")
+        yield Case(
+            17,
+            name,
+            table(kind, {"id": ["good", "bad"], "text": [1.0, number]}),
+            "row invalid_number",
+        )
     for doc_id in (None, "", "x" * 513, "a\nb"):
         yield Case(21, name, named(kind, doc_id), "row invalid_id")
     yield Case(21, name, table(kind, {"id": [1, 2], "text": ["x", "y"]}), "fine 2")
     yield Case(24, name, GOOD, f"source {code}")
     yield Case(24, name, table(kind, {"id": [1.5, 2.5], "text": ["x", "y"]}), "rows invalid_id")
-    yield Case(24, name, table(kind, {"id": ["a", "b"], "text": [b"\x00", b"x"]}), "rows invalid_type")
+    yield Case(
+        24, name, table(kind, {"id": ["a", "b"], "text": [b"\x00", b"x"]}), "rows invalid_type"
+    )
     yield Case(24, name, table(kind, {"id": ["a"], "text": [[{"deep": 1}]]}), "fine 1")
 
 
@@ -269,7 +335,8 @@ def outcome(found: Survey) -> str:
 
 @pytest.mark.parametrize("case", list(cases()), ids=lambda case: f"{case.row}-{case.name}")
 def test_bad_input_is_said_by_its_row(tmp_path: Path, case: Case) -> None:
-    """Each row of the catalogue ends as it says, in every format, with the file's name; and the pin gives the same rows."""
+    """Each row of the catalogue ends as it says, in every format, with the file's name; and the pin
+    gives the same rows."""
     where = write(tmp_path, case)
     if case.expected.startswith("source "):
         with pytest.raises(SourceError) as caught:
@@ -285,7 +352,11 @@ def test_bad_input_is_said_by_its_row(tmp_path: Path, case: Case) -> None:
         assert row.fix
         assert row.line
     pin = json.loads(json.dumps(found.pin))
-    fed = [row.doc_id for row in open_source(pin, case.spec, LIMITS).documents({}) if row.line not in lines_of(found)]
+    fed = [
+        row.doc_id
+        for row in open_source(pin, case.spec, LIMITS).documents({})
+        if row.line not in lines_of(found)
+    ]
     assert len(fed) == found.total - len(found.refused)
 
 
@@ -294,7 +365,8 @@ def lines_of(found: Survey) -> set[int]:
 
 
 def test_every_row_of_the_catalogue_has_a_case() -> None:
-    """Rows 1 to 24; 10 is a limit of batch files, which jobs have not, and 25 has tests of its own below."""
+    """Rows 1 to 24; 10 is a limit of batch files, which jobs have not, and 25 has tests of its own
+    below."""
     assert {case.row for case in cases()} == set(range(1, 25)) - {10}
 
 
@@ -311,8 +383,11 @@ FORMS: dict[str, bytes | dict[str, bytes]] = {
 
 @pytest.mark.parametrize("name", FORMS)
 @pytest.mark.parametrize("how", ["changed", "gone"])
-def test_a_source_that_changes_or_vanishes_is_never_read(tmp_path: Path, name: str, how: str) -> None:
-    """Row 25: other content is `source_changed` for the feeder and for a worker, a file that is gone can come back."""
+def test_a_source_that_changes_or_vanishes_is_never_read(
+    tmp_path: Path, name: str, how: str
+) -> None:
+    """Row 25: other content is `source_changed` for the feeder and for a worker, a file that is
+    gone can come back."""
     where = write(tmp_path, Case(25, name, FORMS[name], ""))
     pin = survey(open_source(where, PLAIN), PLAIN).pin
     first = next(iter(open_source(pin, PLAIN).documents({})))
@@ -347,7 +422,12 @@ def test_what_is_no_regular_file_is_refused(tmp_path: Path, name: str, kind: str
         path.symlink_to("/dev/zero")
     where = Path("/dev/zero") if kind == "device" else path
     with pytest.raises(SourceError, match="not_a_regular_file"):
-        survey(open_source(where, PLAIN.model_copy(update={"format": "csv"} if kind == "device" else {})), PLAIN)
+        survey(
+            open_source(
+                where, PLAIN.model_copy(update={"format": "csv"} if kind == "device" else {})
+            ),
+            PLAIN,
+        )
 
 
 @pytest.mark.parametrize("name", [name for name in FORMS if name != "in/"])

@@ -10,7 +10,12 @@ import pytest
 
 from penstock_workers.lanes.batch.apis import anthropic_lines, gemini_lines, openai_lines
 from penstock_workers.lanes.batch.apis.anthropic import LIMITS as ANTHROPIC
-from penstock_workers.lanes.batch.apis.line_cutter import ENDS_BYTES, EndlessLine, LineCutter, TooLong
+from penstock_workers.lanes.batch.apis.line_cutter import (
+    ENDS_BYTES,
+    EndlessLine,
+    LineCutter,
+    TooLong,
+)
 from penstock_workers.lanes.batch.apis.output_lines import Line
 from penstock_workers.lanes.batch.provider import BadLine, BatchAnswer, LineTooLong, UnreadableLine
 
@@ -31,7 +36,7 @@ def test_a_request_beyond_the_providers_limit_is_too_large() -> None:
         gemini_lines.write_line("a", "/v1beta/generateContent", BODY, 50)
 
 
-# -- cutting -----------------------------------------------------------------------------------------------------------
+# -- cutting ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 7, 1000])
@@ -48,7 +53,9 @@ def test_lines_are_the_same_however_they_come(size: int) -> None:
 def test_a_line_that_is_too_long_is_passed_over() -> None:
     """Its size is said, and the lines around it are whole."""
     cutter = LineCutter(10, 1000)
-    lines = [one for part in (b"a\n", b"x" * 300, b"y" * 20, b"z\nb\n") for one in cutter.feed(part)]
+    lines = [
+        one for part in (b"a\n", b"x" * 300, b"y" * 20, b"z\nb\n") for one in cutter.feed(part)
+    ]
     whole = b"x" * 300 + b"y" * 20 + b"z\n"
     assert lines == [b"a\n", TooLong(322, whole, whole), b"b\n"]
 
@@ -58,7 +65,9 @@ def test_the_ends_of_a_line_that_is_too_long_are_kept() -> None:
     whole = b"".join(b"%06d" % number for number in range(5_000)) + b"\n"
     for size in (7, 1_000, 5_000, 29_000):
         cutter = LineCutter(20_000, 10**6)
-        found = [one for at in range(0, len(whole), size) for one in cutter.feed(whole[at : at + size])]
+        found = [
+            one for at in range(0, len(whole), size) for one in cutter.feed(whole[at : at + size])
+        ]
         assert found == [TooLong(len(whole), whole[:ENDS_BYTES], whole[-ENDS_BYTES:])]
 
 
@@ -82,7 +91,7 @@ def test_a_beginning_is_known_again() -> None:
     assert cutter.is_same(hashlib.sha256(b"").digest())
 
 
-# -- writing -----------------------------------------------------------------------------------------------------------
+# -- writing ---------------------------------------------------------------------------------------
 
 
 def test_bodies_are_passed_through() -> None:
@@ -90,18 +99,26 @@ def test_bodies_are_passed_through() -> None:
     written = openai_lines.write_line("a-1", "/v1/chat/completions", BODY, 1000)
     assert BODY in written
     assert json.loads(written) == {
-        "custom_id": "a-1", "method": "POST", "url": "/v1/chat/completions", "body": json.loads(BODY),
-    }  # fmt: skip
+        "custom_id": "a-1",
+        "method": "POST",
+        "url": "/v1/chat/completions",
+        "body": json.loads(BODY),
+    }
     assert json.loads(anthropic_lines.write_line("a-1", "/v1/messages", BODY, ANTHROPIC)) == {
-        "custom_id": "a-1", "params": json.loads(BODY),
-    }  # fmt: skip
-    written = gemini_lines.write_line("a-1", "/v1beta/generateContent", b'{"model":"m","contents":[]}', 1000)
+        "custom_id": "a-1",
+        "params": json.loads(BODY),
+    }
+    written = gemini_lines.write_line(
+        "a-1", "/v1beta/generateContent", b'{"model":"m","contents":[]}', 1000
+    )
     assert json.loads(written) == {"key": "a-1", "request": {"contents": []}}
 
 
 def test_a_body_of_several_lines_becomes_one() -> None:
     """A body that was written for people is one line in the file."""
-    written = openai_lines.write_line("a", "/v1/embeddings", b'{\n  "model": "m",\n  "input": "x"\n}', 1000)
+    written = openai_lines.write_line(
+        "a", "/v1/embeddings", b'{\n  "model": "m",\n  "input": "x"\n}', 1000
+    )
     assert written.count(b"\n") == 1
     assert json.loads(written)["body"] == {"model": "m", "input": "x"}
 
@@ -135,28 +152,44 @@ def test_anthropic_takes_its_own_endpoint_and_shorter_ids() -> None:
         anthropic_lines.write_line("a" * 56, "/v1/messages", BODY, ANTHROPIC)
 
 
-# -- OpenAI's answers --------------------------------------------------------------------------------------------------
+# -- OpenAI's answers ------------------------------------------------------------------------------
 
 
 def test_openais_answers() -> None:
-    """A success keeps its body byte by byte, a refusal its status, and what got no answer its code."""
-    text = b'{"id":"batch_req_1","custom_id":"a","response":{"status_code":200,"request_id":"r","body":{"x": 1.50}},"error":null}'
+    """A success keeps its body byte by byte, a refusal its status, and what got no answer its
+    code."""
+    text = (
+        b'{"id":"batch_req_1","custom_id":"a","response":{"status_code":200,"request_id":"r","body":{"x": '
+        b'1.50}},"error":null}'
+    )
     assert openai_lines.read_line("f", line(text)) == BatchAnswer("a", 200, b'{"x": 1.50}', "r")
-    refused = {"custom_id": "a", "response": {"status_code": 400, "body": {"error": {"code": "c"}}}, "error": None}
+    refused = {
+        "custom_id": "a",
+        "response": {"status_code": 400, "body": {"error": {"code": "c"}}},
+        "error": None,
+    }
     read = openai_lines.read_line("f", line(refused))
     assert isinstance(read, BatchAnswer)
     assert (read.status, json.loads(read.body), read.error) == (400, {"error": {"code": "c"}}, None)
-    expired = {"custom_id": "a", "response": None, "error": {"code": "batch_expired", "message": "too late"}}
-    assert openai_lines.read_line("f", line(expired)) == BatchAnswer("a", None, b"", None, "batch_expired", "too late")
+    expired = {
+        "custom_id": "a",
+        "response": None,
+        "error": {"code": "batch_expired", "message": "too late"},
+    }
+    assert openai_lines.read_line("f", line(expired)) == BatchAnswer(
+        "a", None, b"", None, "batch_expired", "too late"
+    )
 
 
 def test_vllms_errors_have_a_body() -> None:
-    """vLLM puts a refusal beside a response without a body: it becomes the body that real time would have shown."""
+    """vLLM puts a refusal beside a response without a body: it becomes the body that real time
+    would have shown."""
     vllm = {
-        "id": "v", "custom_id": "a",
+        "id": "v",
+        "custom_id": "a",
         "response": {"status_code": 400, "request_id": "r", "body": None},
         "error": {"message": "too long", "type": "BadRequestError", "code": 400},
-    }  # fmt: skip
+    }
     read = openai_lines.read_line("f", line(vllm))
     assert isinstance(read, BatchAnswer)
     assert (read.status, read.error, read.message) == (400, "400", "too long")
@@ -166,14 +199,28 @@ def test_vllms_errors_have_a_body() -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        b"", b"not json", b"[]", b"null", b'"a"', b'{"custom_id":7,"response":null}', b"{}", b"\xff\xfe",
-        b'{"custom_id":"a"}', b'{"custom_id":"","error":{"code":"x"}}', b'{"custom_id":"a","response":[]}',
-        b'{"custom_id":"a","response":{"status_code":"200","body":{}}}', b'{"custom_id":"a","response":{"status_code":true}}',
-        b'{"custom_id":"' + b"a" * 600 + b'","error":{"code":"x"}}', b'{"custom_id":"a","response":{"status_code":200,"bo',
-        b'{"custom_id":"a\\u0000b","error":{"code":"x"}}', b'{"custom_id":"a","error":' + b"[" * 100_000,
+        b"",
+        b"not json",
+        b"[]",
+        b"null",
+        b'"a"',
+        b'{"custom_id":7,"response":null}',
+        b"{}",
+        b"\xff\xfe",
+        b'{"custom_id":"a"}',
+        b'{"custom_id":"","error":{"code":"x"}}',
+        b'{"custom_id":"a","response":[]}',
+        b'{"custom_id":"a","response":{"status_code":"200","body":{}}}',
+        b'{"custom_id":"a","response":{"status_code":true}}',
+        b'{"custom_id":"' + b"a" * 600 + b'","error":{"code":"x"}}',
+        b'{"custom_id":"a","response":{"status_code":200,"bo',
+        b'{"custom_id":"a\\u0000b","error":{"code":"x"}}',
+        b'{"custom_id":"a","error":' + b"[" * 100_000,
     ],
-)  # fmt: skip
-@pytest.mark.parametrize("read_line", [openai_lines.read_line, anthropic_lines.read_line, gemini_lines.read_line])
+)
+@pytest.mark.parametrize(
+    "read_line", [openai_lines.read_line, anthropic_lines.read_line, gemini_lines.read_line]
+)
 def test_what_is_no_answer_is_one_unreadable_line(read_line: Any, text: bytes) -> None:
     """Whatever a line holds, it ends as a value that names output and line."""
     read = read_line("file-1", line(text))
@@ -182,7 +229,7 @@ def test_what_is_no_answer_is_one_unreadable_line(read_line: Any, text: bytes) -
     assert len(read.why) < 700
 
 
-# -- Anthropic's and Gemini's ------------------------------------------------------------------------------------------
+# -- Anthropic's and Gemini's ----------------------------------------------------------------------
 
 
 def anthropic(result: Any) -> tuple[str, BatchAnswer]:
@@ -192,12 +239,17 @@ def anthropic(result: Any) -> tuple[str, BatchAnswer]:
 
 
 def test_anthropics_results() -> None:
-    """The mark is taken off the id; an error gets the status that it has in real time; other ends have their names."""
+    """The mark is taken off the id; an error gets the status that it has in real time; other ends
+    have their names."""
     assert anthropic({"type": "succeeded", "message": {"id": "m"}}) == (
         "2c9e41ab",
         BatchAnswer("a-1", 200, b'{"id": "m"}'),
     )
-    envelope = {"type": "error", "error": {"type": "overloaded_error", "message": "busy"}, "request_id": "req_1"}
+    envelope = {
+        "type": "error",
+        "error": {"type": "overloaded_error", "message": "busy"},
+        "request_id": "req_1",
+    }
     _, answer = anthropic({"type": "errored", "error": envelope})
     assert (answer.status, answer.error, answer.message, answer.request_id) == (
         529,
@@ -207,11 +259,14 @@ def test_anthropics_results() -> None:
     )
     assert json.loads(answer.body) == envelope
     assert anthropic({"type": "expired"})[1] == BatchAnswer("a-1", None, b"", error="batch_expired")
-    assert anthropic({"type": "canceled"})[1] == BatchAnswer("a-1", None, b"", error="batch_cancelled")
+    assert anthropic({"type": "canceled"})[1] == BatchAnswer(
+        "a-1", None, b"", error="batch_cancelled"
+    )
 
 
 @pytest.mark.parametrize(
-    "result", [{"type": "succeeded"}, {"type": "errored", "error": []}, {"type": "new"}, {}, 3, None]
+    "result",
+    [{"type": "succeeded"}, {"type": "errored", "error": []}, {"type": "new"}, {}, 3, None],
 )
 def test_a_result_of_anthropic_without_content_is_unreadable(result: Any) -> None:
     """A result of an unknown type is no answer, and no defect either."""

@@ -1,4 +1,5 @@
-"""Packing: ids that providers take, batches within every limit, and files that are whole or not there."""
+"""Packing: ids that providers take, batches within every limit, and files that are whole or not
+there."""
 
 from __future__ import annotations
 
@@ -12,7 +13,12 @@ from penstock_ledger import ItemKey, NewProviderBatch, Remainder
 from penstock_producer.rows import Document
 from penstock_workers.lanes.batch.packing import window as window_module
 from penstock_workers.lanes.batch.packing.custom_ids import custom_id
-from penstock_workers.lanes.batch.packing.packed import LEFT_S, PackedDocument, PackedFolder, packed_before
+from penstock_workers.lanes.batch.packing.packed import (
+    LEFT_S,
+    PackedDocument,
+    PackedFolder,
+    packed_before,
+)
 from penstock_workers.lanes.batch.packing.window import Terms, Window
 from penstock_workers.lanes.batch.provider import BadLine, BatchLimits
 
@@ -33,15 +39,25 @@ class Lines:
 
 def window(folder: Path, limits: BatchLimits = LIMITS, **changes: Any) -> Window:
     terms: dict[str, Any] = {
-        "job_id": "j", "generation": 1, "provider": "p", "kind": "openai", "endpoint": "/v1/x", "model": "m",
-        "requests_max": 1_000, "tokens_max": None, "prompt_tokens_max": None, "prices_of": lambda model: None,
-    }  # fmt: skip
+        "job_id": "j",
+        "generation": 1,
+        "provider": "p",
+        "kind": "openai",
+        "endpoint": "/v1/x",
+        "model": "m",
+        "requests_max": 1_000,
+        "tokens_max": None,
+        "prompt_tokens_max": None,
+        "prices_of": lambda model: None,
+    }
     packed = PackedFolder(folder)
     packed.open()
     return Window(packed, Lines(limits), Terms(**terms | changes))  # type: ignore[arg-type]  # no calls are made
 
 
-def add(into: Window, doc: str, body: bytes = b"{}", attempts: int = 0, endpoint: str | None = None) -> bool:
+def add(
+    into: Window, doc: str, body: bytes = b"{}", attempts: int = 0, endpoint: str | None = None
+) -> bool:
     row = Document(doc, body, f"at-{doc}", 1, {}, endpoint)
     return into.add(row, Remainder(ItemKey("j", 1, doc), row.position, attempts, 0, 0, 0, 0, "new"))
 
@@ -56,7 +72,9 @@ def test_an_id_that_providers_take_stays(doc: str) -> None:
     assert custom_id(doc, 64) == doc
 
 
-@pytest.mark.parametrize("doc", ["", "x" * 65, "a b", "naïve", "a/b", "h-like-a-digest", "line\nfeed", "\ud800"])
+@pytest.mark.parametrize(
+    "doc", ["", "x" * 65, "a b", "naïve", "a/b", "h-like-a-digest", "line\nfeed", "\ud800"]
+)
 def test_any_other_id_becomes_a_digest(doc: str) -> None:
     """Within what every provider takes, the same each time, and no document's own id."""
     made = custom_id(doc, 64)
@@ -73,8 +91,11 @@ def test_any_other_id_becomes_a_digest(doc: str) -> None:
         (LIMITS, {"tokens_max": 2}, 2),
     ],
 )
-def test_a_window_ends_at_every_limit(tmp_path: Path, limits: BatchLimits, terms: dict[str, Any], most: int) -> None:
-    """The provider's requests and bytes, the job's own number, and the account's tokens; nothing of the next is in it."""
+def test_a_window_ends_at_every_limit(
+    tmp_path: Path, limits: BatchLimits, terms: dict[str, Any], most: int
+) -> None:
+    """The provider's requests and bytes, the job's own number, and the account's tokens; nothing of
+    the next is in it."""
     packing = window(tmp_path, limits, **terms)
     taken = 0
     while add(packing, f"d{taken:05}"):
@@ -97,7 +118,12 @@ def test_each_endpoint_has_a_batch_of_its_own(tmp_path: Path) -> None:
 def test_each_model_has_a_batch_of_its_own(tmp_path: Path) -> None:
     """Between the same two cursors; a request that names none has one, too."""
     packing = window(tmp_path, model=None)
-    for doc, body in [("a", b'{"model":"x"}'), ("b", b'{"model":"y"}'), ("c", b"{}"), ("d", b'{"model":"x"}')]:
+    for doc, body in [
+        ("a", b'{"model":"x"}'),
+        ("b", b'{"model":"y"}'),
+        ("c", b"{}"),
+        ("d", b'{"model":"x"}'),
+    ]:
         assert add(packing, doc, body)
     found = {batch.model: [key.doc_id for key in keys] for batch, keys in closed(packing)}
     assert found == {"x": ["a", "d"], "y": ["b"], None: ["c"]}
@@ -106,7 +132,13 @@ def test_each_model_has_a_batch_of_its_own(tmp_path: Path) -> None:
 def test_a_line_that_no_batch_takes_is_a_dead_letter(tmp_path: Path) -> None:
     """And costs no other document."""
     packing = window(tmp_path)
-    assert all([add(packing, "long", b"x" * 1_000), add(packing, "odd", b"bad", attempts=2), add(packing, "good")])
+    assert all(
+        [
+            add(packing, "long", b"x" * 1_000),
+            add(packing, "odd", b"bad", attempts=2),
+            add(packing, "good"),
+        ]
+    )
     assert [(one.key.doc_id, one.reason, one.attempts) for one in packing.letters] == [
         ("long", "request_too_large", 0),
         ("odd", "bad_request", 2),
@@ -121,8 +153,11 @@ def test_a_document_is_in_a_batch_once(tmp_path: Path) -> None:
     assert [[key.doc_id for key in keys] for _, keys in closed(packing)] == [["a", "b"]]
 
 
-def test_ids_that_become_the_same_cost_one_document(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Digests that are equal for two documents: the second is a dead letter that says so, and none is lost in silence."""
+def test_ids_that_become_the_same_cost_one_document(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Digests that are equal for two documents: the second is a dead letter that says so, and none
+    is lost in silence."""
     monkeypatch.setattr(window_module, "custom_id", lambda doc_id, most: "h-same")
     packing = window(tmp_path)
     assert all([add(packing, "a"), add(packing, "b b"), add(packing, "a")])
@@ -132,18 +167,23 @@ def test_ids_that_become_the_same_cost_one_document(tmp_path: Path, monkeypatch:
 
 
 def test_what_is_kept_of_a_batch_names_its_documents(tmp_path: Path) -> None:
-    """In the order of its lines, with their places and what they have used; a batch that has too much of it keeps none."""
+    """In the order of its lines, with their places and what they have used; a batch that has too
+    much of it keeps none."""
     packing = window(tmp_path)
     for doc, attempts in [("a", 0), ("b b", 2), ("h-odd", 0)]:
         add(packing, doc, attempts=attempts)
     ((batch, _),) = closed(packing)
     kept = list(packed_before(packing.kept[batch.tag], 64))
-    packed = [one._replace(offset=0, size=0) for one in PackedFolder(tmp_path).batch(batch.tag).documents()]
+    packed = [
+        one._replace(offset=0, size=0)
+        for one in PackedFolder(tmp_path).batch(batch.tag).documents()
+    ]
     assert kept == packed
 
 
 def test_ids_of_a_large_batch_are_few_bytes(tmp_path: Path) -> None:
-    """Ten thousand ids like those that people give; random ones that are long are not kept beyond the bound."""
+    """Ten thousand ids like those that people give; random ones that are long are not kept beyond
+    the bound."""
     writer = PackedFolder(tmp_path).writer("a" * 32)
     for number in range(10_000):
         name = f"review-{number:07}"
@@ -163,8 +203,10 @@ def test_packed_files_give_back_what_was_put_in(tmp_path: Path) -> None:
     packed = PackedFolder(tmp_path).batch(batch.tag)
     documents = list(packed.documents())
     assert [(one.doc_id, one.position, one.attempts) for one in documents] == [
-        ("a", "at-a", 1), ("b b", "at-b b", 3), ("c", "at-c", 1),
-    ]  # fmt: skip
+        ("a", "at-a", 1),
+        ("b b", "at-b b", 3),
+        ("c", "at-c", 1),
+    ]
     assert packed.bodies(documents[::-1]) == [b'{"text":"\xc3\xa9"}', b"{}", b'{"n":1}']
     assert list(packed.by_id()) == ["a", custom_id("b b", 64), "c"]
 
@@ -179,11 +221,18 @@ def test_a_window_that_is_given_up_leaves_nothing(tmp_path: Path) -> None:
 
 
 def test_a_sweep_takes_only_old_files_of_no_batch(tmp_path: Path) -> None:
-    """Files of open batches, those that another worker writes just now, and what is none of a batch stay."""
+    """Files of open batches, those that another worker writes just now, and what is none of a batch
+    stay."""
     import os
     import time
 
-    names = {"a" * 32: True, "b" * 32: True, "c" * 32: False, "d" * 32 + "-7.part": True, "notes": True}
+    names = {
+        "a" * 32: True,
+        "b" * 32: True,
+        "c" * 32: False,
+        "d" * 32 + "-7.part": True,
+        "notes": True,
+    }
     for name, is_old in names.items():
         (tmp_path / name).mkdir()
         if is_old:

@@ -8,7 +8,15 @@ from pathlib import Path
 import pytest
 import redis
 
-from penstock_ledger import Database, FeedKind, JobState, JobStore, NewJob, RedisLedger, open_database
+from penstock_ledger import (
+    Database,
+    FeedKind,
+    JobState,
+    JobStore,
+    NewJob,
+    RedisLedger,
+    open_database,
+)
 from penstock_workers.lanes.batch.standing import Jobs, Standing
 
 
@@ -26,7 +34,9 @@ def jobs(db: Database) -> Jobs:
 
 
 def submit(db: Database, job_id: str) -> None:
-    JobStore(db).create(NewJob(job_id, job_id, {"lane": "batch"}, {"kind": "file"}, "digest", 10, FeedKind.SOURCE))
+    JobStore(db).create(
+        NewJob(job_id, job_id, {"lane": "batch"}, {"kind": "file"}, "digest", 10, FeedKind.SOURCE)
+    )
 
 
 async def test_a_job_younger_than_the_latest_look_runs(db: Database, jobs: Jobs) -> None:
@@ -40,7 +50,9 @@ async def test_a_job_younger_than_the_latest_look_runs(db: Database, jobs: Jobs)
 async def test_a_job_that_is_over_or_gone_ends(db: Database, jobs: Jobs) -> None:
     """What is at the provider is cancelled then."""
     submit(db, "over")
-    JobStore(db).set_state("over", JobState.FAILED, reason="its source changed", expect={JobState.RUNNING})
+    JobStore(db).set_state(
+        "over", JobState.FAILED, reason="its source changed", expect={JobState.RUNNING}
+    )
     for job_id in ("over", "purged"):
         await jobs.look_if_new(job_id)
         assert jobs.standing(job_id) is Standing.ENDS

@@ -17,7 +17,9 @@ HELD = [name for name, target in TARGETS.items() if target.measured is not None]
 
 
 def worse(name: str, times: float) -> float:
-    return MEASURED[name] * times if TARGETS[name].wanted.most is not None else MEASURED[name] / times
+    return (
+        MEASURED[name] * times if TARGETS[name].wanted.most is not None else MEASURED[name] / times
+    )
 
 
 def test_what_was_measured_holds_though_a_target_may_be_missed() -> None:
@@ -28,7 +30,8 @@ def test_what_was_measured_holds_though_a_target_may_be_missed() -> None:
 
 @pytest.mark.parametrize("name", HELD)
 def test_a_regression_is_named_with_what_was_measured_before(name: str) -> None:
-    """A little worse than before is chance; beyond the margin the line says how much, the limit and where that is argued."""
+    """A little worse than before is chance; beyond the margin the line says how much, the limit and
+    where that is argued."""
     target = TARGETS[name]
     assert missed(MEASURED | {name: worse(name, MARGIN - 0.01)}) == []
     ratio = worse(name, MARGIN + 0.05)
@@ -38,7 +41,8 @@ def test_a_regression_is_named_with_what_was_measured_before(name: str) -> None:
 
 
 def test_what_was_not_measured_is_a_miss_of_its_benchmark_only() -> None:
-    """A guard that measured nothing must not pass; one of a single benchmark asks for that one's ratios."""
+    """A guard that measured nothing must not pass; one of a single benchmark asks for that one's
+    ratios."""
     assert len(missed({})) == len(TARGETS)
     assert {line.split(":")[0] for line in missed({}, ["n"])} == {
         name for name, target in TARGETS.items() if target.benchmark == "n"
@@ -52,7 +56,9 @@ def test_every_target_is_argued_where_it_says() -> None:
         assert (target.wanted.most is None) != (target.wanted.least is None)
         path, _, heading = target.argued.partition(", ")
         text = (ROOT / path).read_text()
-        assert not heading or re.search(rf"^#+ {re.escape(heading.strip(chr(39)))}", text, re.MULTILINE), heading
+        assert not heading or re.search(
+            rf"^#+ {re.escape(heading.strip(chr(39)))}", text, re.MULTILINE
+        ), heading
 
 
 def test_a_limit_is_a_floor_or_a_ceiling() -> None:
@@ -74,5 +80,10 @@ def test_a_table_shows_both_the_target_and_the_limit() -> None:
     """A ratio between the two is not met, and held."""
     name = "whole path / bare aiohttp"
     judged = judge(name, MEASURED[name])
-    assert (judged.target, judged.met, judged.held_to, judged.held) == ("<= 1.4x", False, "<= 2.01x", True)
+    assert (judged.target, judged.met, judged.held_to, judged.held) == (
+        "<= 1.4x",
+        False,
+        "<= 2.01x",
+        True,
+    )
     assert judge("a figure without a target", 1.0).target == ""

@@ -1,4 +1,5 @@
-"""The arithmetic that the pacing benchmark's figures rest on, and the strict provider that it measures against."""
+"""The arithmetic that the pacing benchmark's figures rest on, and the strict provider that it
+measures against."""
 
 from __future__ import annotations
 
@@ -16,7 +17,17 @@ from benchmarks.pacing.figures import Line, jain, peak_per_second, percentile, u
 from benchmarks.pacing.meter import RedisWork
 from benchmarks.pacing.outcome import Outcome, verdicts
 from benchmarks.pacing.process import Estimates, job_of
-from benchmarks.pacing.provider import ACCOUNTS, BINS, SCRIPT, TERMS, Accounts, Call, Charge, Terms, read_bins
+from benchmarks.pacing.provider import (
+    ACCOUNTS,
+    BINS,
+    SCRIPT,
+    TERMS,
+    Accounts,
+    Call,
+    Charge,
+    Terms,
+    read_bins,
+)
 from benchmarks.pacing.sizes import EVEN, LONG_TAIL, TWO_KINDS, Sizes
 
 Send = Callable[..., list[float]]
@@ -24,7 +35,8 @@ RATES = {"requests": 10.0, "tokens": 1000.0}
 
 
 def test_jain_is_one_for_equal_shares_and_one_in_n_for_a_single_winner() -> None:
-    """Jain's index is 1 for equal shares, 1/n where one takes all, and 1 where nothing was taken."""
+    """Jain's index is 1 for equal shares, 1/n where one takes all, and 1 where nothing was
+    taken."""
     assert jain([7, 7, 7, 7]) == pytest.approx(1.0)
     assert jain([12, 0, 0, 0]) == pytest.approx(0.25)
     assert jain([3, 1]) == pytest.approx(16 / 20)
@@ -84,7 +96,9 @@ def test_no_request_is_larger_than_allowed() -> None:
 
 
 @pytest.mark.parametrize("charge", list(Charge))
-def test_what_is_charged_afterwards_makes_the_truth_of_what_was_charged_at_admission(charge: Charge) -> None:
+def test_what_is_charged_afterwards_makes_the_truth_of_what_was_charged_at_admission(
+    charge: Charge,
+) -> None:
     """The charges at admission and afterwards add up to what the provider counts in the end."""
     call = Call(prompt=80, output=20, max_tokens=40)
     at_first, rest = call.at_admission(charge), call.afterwards(charge)
@@ -111,28 +125,45 @@ def test_every_case_fits_what_its_provider_and_the_limiters_can_take() -> None:
 
 
 def test_work_on_redis_adds_up_over_a_restart() -> None:
-    """Counters of a server before and after its restart are added, and those of the start taken off."""
+    """Counters of a server before and after its restart are added, and those of the start taken
+    off."""
     before, after = RedisWork(10, 30, 100.0, 200.0), RedisWork(4, 12, 50.0, 90.0)
     assert before.plus(after).less(RedisWork(1, 2, 3.0, 4.0)) == RedisWork(13, 40, 147.0, 286.0)
 
 
-# --- promises --------------------------------------------------------------------------------------------------------
+# --- promises
+# --------------------------------------------------------------------------------------------------
 
 
 def outcome(**figures: float) -> Outcome:
     known = {
-        "seconds": 20.0, "items": 1000, "utilisation": 0.99, "refused": 0, "jain": 1.0, "jain_jobs": 1.0,
-        "calls_per_item": 0.3, "commands_per_item": 2.0, "redis_us_per_item": 30.0, "redis_cpu_us_per_item": 60.0,
-        "peak": 1.1, "inversions": 0, "wait_p50_s": 1.0, "wait_p99_s": 2.0,
-    }  # fmt: skip
+        "seconds": 20.0,
+        "items": 1000,
+        "utilisation": 0.99,
+        "refused": 0,
+        "jain": 1.0,
+        "jain_jobs": 1.0,
+        "calls_per_item": 0.3,
+        "commands_per_item": 2.0,
+        "redis_us_per_item": 30.0,
+        "redis_cpu_us_per_item": 60.0,
+        "peak": 1.1,
+        "inversions": 0,
+        "wait_p50_s": 1.0,
+        "wait_p99_s": 2.0,
+    }
     return Outcome(case="c", limiter="l", **{**known, **figures})  # type: ignore[arg-type]
 
 
 def test_a_promise_without_a_figure_is_not_kept() -> None:
     """A target whose figure could not be measured counts as missed."""
     targets = Targets(recovered_s=1.0)
-    assert [v.met for v in verdicts(outcome(recovered_s=math.nan), targets) if "trouble" in v.what] == [False]
-    assert [v.met for v in verdicts(outcome(recovered_s=0.4), targets) if "trouble" in v.what] == [True]
+    assert [
+        v.met for v in verdicts(outcome(recovered_s=math.nan), targets) if "trouble" in v.what
+    ] == [False]
+    assert [v.met for v in verdicts(outcome(recovered_s=0.4), targets) if "trouble" in v.what] == [
+        True
+    ]
 
 
 def test_every_target_that_is_set_gives_one_verdict() -> None:
@@ -140,12 +171,17 @@ def test_every_target_that_is_set_gives_one_verdict() -> None:
     targets = Targets(jain=0.99, refused_share=0.01, calls_per_item=0.5)
     found = verdicts(outcome(utilisation=0.9, calls_per_item=0.6), targets)
     assert {v.what: v.met for v in found} == {
-        "utilisation": False, "429s": True, "429s of all sends": True, "Jain over processes": True,
-        "Redis calls per item": False, "errors of the limiter": True,
-    }  # fmt: skip
+        "utilisation": False,
+        "429s": True,
+        "429s of all sends": True,
+        "Jain over processes": True,
+        "Redis calls per item": False,
+        "errors of the limiter": True,
+    }
 
 
-# --- the strict provider, with the time passed in --------------------------------------------------------------------
+# --- the strict provider, with the time passed in
+# --------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -157,7 +193,9 @@ def provider(client: redis.Redis, **options: float) -> Send:
     Terms(RATES, **options).install(client)  # type: ignore[arg-type]
     script = client.register_script(SCRIPT)
 
-    def send(at_s: float, costs: Mapping[str, float], *, judge: bool = True, who: str = "me") -> list[float]:
+    def send(
+        at_s: float, costs: Mapping[str, float], *, judge: bool = True, who: str = "me"
+    ) -> list[float]:
         pairs = [part for row in costs.items() for part in row]
         args = [int(at_s * 1e6), who, "job", int(judge), len(costs), *pairs]
         return [float(figure) for figure in script(keys=[TERMS, ACCOUNTS, BINS], args=args)]
@@ -200,14 +238,18 @@ def test_a_refused_request_says_when_it_would_fit(client: redis.Redis) -> None:
     assert send(1000.0, {"requests": 1, "tokens": 600})[1] == pytest.approx(0.5e6, abs=2)
 
 
-def test_a_refused_request_is_charged_as_one_request_where_the_provider_does_so(client: redis.Redis) -> None:
+def test_a_refused_request_is_charged_as_one_request_where_the_provider_does_so(
+    client: redis.Redis,
+) -> None:
     """Where the provider charges refusals, a refused request costs one request and no tokens."""
     send = provider(client)
     send(1000.0, {"requests": 1, "tokens": 5000})
     assert sum(accepted(send(1000.0, {"requests": 1, "tokens": 1})) for _ in range(20)) == 9
 
 
-def test_a_correction_of_one_dimension_leaves_the_refill_of_the_others_alone(client: redis.Redis) -> None:
+def test_a_correction_of_one_dimension_leaves_the_refill_of_the_others_alone(
+    client: redis.Redis,
+) -> None:
     """A refund of tokens does not change how many requests have been refilled."""
     send = provider(client, charge_refused=False)
     for _ in range(10):
@@ -216,7 +258,9 @@ def test_a_correction_of_one_dimension_leaves_the_refill_of_the_others_alone(cli
     assert sum(accepted(send(1000.5, {"requests": 1})) for _ in range(10)) == 5
 
 
-def test_output_charged_afterwards_can_leave_a_debt_that_holds_the_next_request(client: redis.Redis) -> None:
+def test_output_charged_afterwards_can_leave_a_debt_that_holds_the_next_request(
+    client: redis.Redis,
+) -> None:
     """Tokens charged beyond the bucket refuse the next request until they are refilled."""
     send = provider(client, charge_refused=False)
     send(1000.0, {"tokens": 1500}, judge=False)
@@ -235,7 +279,8 @@ def test_a_fixed_window_is_full_again_at_its_boundary_and_not_before(client: red
 
 
 def test_the_accounts_keep_processes_jobs_and_tenths_of_seconds_apart(client: redis.Redis) -> None:
-    """The provider's accounts count acceptances by process and job, and units by tenth of a second."""
+    """The provider's accounts count acceptances by process and job, and units by tenth of a
+    second."""
     send = provider(client, charge_refused=False)
     send(1000.0, {"requests": 1, "tokens": 100}, who="a")
     earlier = Accounts.read(client)

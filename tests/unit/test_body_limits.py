@@ -24,14 +24,17 @@ MIB = 1024 * 1024
 
 
 def test_a_template_that_multiplies_a_column_is_refused_before_it_is_joined(tmp_path: Path) -> None:
-    """300 characters of template over a field of 2 MB are a bad row of that line, and cost no 200 MB (B8)."""
+    """300 characters of template over a field of 2 MB are a bad row of that line, and cost no 200
+    MB (B8)."""
     path = tmp_path / "large.jsonl"
     path.write_text('{"id": "a", "text": "%s"}\n' % ("x" * 2 * MIB))
     settings = ProducerSettings(database_url=f"sqlite:///{tmp_path}/ledger.db")
     with Producer(settings) as producer:
         tracemalloc.start()
         try:
-            with pytest.raises(TooManyBadRows, match=r"body_too_large.*max_body_bytes allows 16777216"):
+            with pytest.raises(
+                TooManyBadRows, match=r"body_too_large.*max_body_bytes allows 16777216"
+            ):
                 producer.submit(path, JobSpec(prompt="{text}" * 100, model="m"))
             peak = tracemalloc.get_traced_memory()[1]
         finally:
@@ -41,7 +44,8 @@ def test_a_template_that_multiplies_a_column_is_refused_before_it_is_joined(tmp_
 
 @pytest.mark.parametrize("value", [["x"] * 1000, {"a": "x" * 4000}, "x" * 4000])
 def test_pushed_documents_have_the_same_limit(value: Any) -> None:
-    """`max_body_bytes` holds for texts and for columns that are JSON, in documents that are pushed (B8)."""
+    """`max_body_bytes` holds for texts and for columns that are JSON, in documents that are pushed
+    (B8)."""
     checker = DocumentChecker(JobSpec(prompt="{v}{v}{v}", model="m"), MIB, 10_000)
     with pytest.raises(InvalidDocument, match="body_too_large"):
         checker.check("a", {"v": value})
@@ -83,10 +87,23 @@ def test_an_id_with_half_a_character_is_an_error_of_ours() -> None:
 
 
 @pytest.mark.parametrize(
-    "ref", ["0:99999999999", "0:99999999", "5:3", "x", "0:-1", "-1:5", "1:", "0:8388609", "٣:٤", "9" * 30 + ":1"]
+    "ref",
+    [
+        "0:99999999999",
+        "0:99999999",
+        "5:3",
+        "x",
+        "0:-1",
+        "-1:5",
+        "1:",
+        "0:8388609",
+        "٣:٤",
+        "9" * 30 + ":1",
+    ],
 )
 def test_a_forged_reference_is_the_messages_fault(tmp_path: Path, ref: str) -> None:
-    """A message that names another place than its document's reads nothing, and its job does not stop for it (B2)."""
+    """A message that names another place than its document's reads nothing, and its job does not
+    stop for it (B2)."""
     settings = WorkerSettings(database_url=f"sqlite:///{tmp_path}/ledger.db")
     with pytest.raises(BadReference):
         _fetch(tmp_path, settings, "a", ref)

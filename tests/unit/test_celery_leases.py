@@ -102,7 +102,8 @@ def open_for(leases: Leases, timeout_s: float) -> None:
 
 
 def test_conclusions_go_out_in_groups_with_the_score_seen(leases: Leases, scripts: Scripts) -> None:
-    """Acknowledged tags leave with the lease time under which they were claimed; what is not held is passed over."""
+    """Acknowledged tags leave with the lease time under which they were claimed; what is not held
+    is passed over."""
     leases.claimed(["a", "b"], "1.0")
     leases.conclude(["a", "b", "stranger"], BrokerAction.ACK)
     assert len(leases) == 2
@@ -113,7 +114,8 @@ def test_conclusions_go_out_in_groups_with_the_score_seen(leases: Leases, script
 
 
 def test_conclusions_outlive_an_outage(leases: Leases, scripts: Scripts) -> None:
-    """What could not be written to Redis is written when it answers again, and counts as held until then."""
+    """What could not be written to Redis is written when it answers again, and counts as held until
+    then."""
     scripts.broken["ack"] = 3
     leases.claimed(["a"], "1.0")
     open_for(leases, LONG_S)
@@ -122,7 +124,9 @@ def test_conclusions_outlive_an_outage(leases: Leases, scripts: Scripts) -> None
     assert scripts.asked == [("ack", [Lease("a", "1.0")])]
 
 
-def test_a_conclusion_that_came_too_late_is_reported(leases: Leases, scripts: Scripts, owner: Owner) -> None:
+def test_a_conclusion_that_came_too_late_is_reported(
+    leases: Leases, scripts: Scripts, owner: Owner
+) -> None:
     """The owner hears the action and the tags whose lease was lost, once."""
     scripts.lost = {"b"}
     leases.claimed(["a", "b"], "1.0")
@@ -132,7 +136,9 @@ def test_a_conclusion_that_came_too_late_is_reported(leases: Leases, scripts: Sc
     assert owner.late_tags == [(BrokerAction.ACK, ["b"])]
 
 
-def test_renewals_keep_what_is_held_and_report_what_is_lost(leases: Leases, scripts: Scripts, owner: Owner) -> None:
+def test_renewals_keep_what_is_held_and_report_what_is_lost(
+    leases: Leases, scripts: Scripts, owner: Owner
+) -> None:
     """A lost lease is let go and reported; the others carry their new time from then on."""
     scripts.lost = {"b"}
     leases.claimed(["a", "b"], "1.0")
@@ -158,7 +164,8 @@ def test_renewals_do_not_wait_for_failing_conclusions(leases: Leases, scripts: S
 def test_nothing_is_renewed_while_the_items_stand_still(
     leases: Leases, scripts: Scripts, owner: Owner, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A worker whose item loop is stuck lets its leases end, says so, and renews again when the loop turns (A13)."""
+    """A worker whose item loop is stuck lets its leases end, says so, and renews again when the
+    loop turns (A13)."""
     owner.is_turning = False
     leases.claimed(["a"], "1.0")
     open_for(leases, SHORT_S)

@@ -51,7 +51,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_a_dry_run_shows_requests_counts_and_money(folder: Path) -> None:
-    """The first rendered requests, the counts, bad rows by line, tokens and their price; no call, no file (D14)."""
+    """The first rendered requests, the counts, bad rows by line, tokens and their price; no call,
+    no file (D14)."""
     prices = ["--param", "max_tokens=20", "--usd-per-mtok-in", "1000", "--usd-per-mtok-out", "1000"]
     told = CliRunner().invoke(command_line(), [*RUN, "--dry-run", *prices])
     assert told.exit_code == 0, told
@@ -64,9 +65,19 @@ def test_a_dry_run_shows_requests_counts_and_money(folder: Path) -> None:
 
 
 def test_a_dry_run_of_batches_has_their_price(folder: Path) -> None:
-    """The discount of a provider's batches is in the sum and is named, unless documents may go on in real time."""
+    """The discount of a provider's batches is in the sum and is named, unless documents may go on
+    in real time."""
     (folder / "penstock.toml").write_text("[providers.default]\nbatch_discount = 0.5\n")
-    prices = ["--param", "max_tokens=20", "--usd-per-mtok-in", "1000", "--usd-per-mtok-out", "1000", "--lane", "batch"]
+    prices = [
+        "--param",
+        "max_tokens=20",
+        "--usd-per-mtok-in",
+        "1000",
+        "--usd-per-mtok-out",
+        "1000",
+        "--lane",
+        "batch",
+    ]
     told = CliRunner().invoke(command_line(), [*RUN, "--dry-run", *prices])
     assert told.exit_code == 0, told
     assert "at most $2.00 out" in told.output
@@ -92,7 +103,8 @@ def test_a_budget_without_prices_is_refused_before_anything_is_made(folder: Path
 def test_a_wrong_file_name_is_told_before_the_key_and_the_provider(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Who mistypes the file hears of it first, not of a key, a model or a server that it would not have needed (D25)."""
+    """Who mistypes the file hears of it first, not of a key, a model or a server that it would not
+    have needed (D25)."""
     monkeypatch.delenv("UNSET_KEY", raising=False)
     typed = ["run", "dosc.jsonl", *RUN[2:], "--api-key-env", "UNSET_KEY"]
     told = CliRunner().invoke(command_line(), typed)
@@ -109,12 +121,17 @@ def test_a_dry_run_refuses_what_a_run_refuses(folder: Path) -> None:
 
 
 def test_a_budget_below_the_estimate_is_told(folder: Path) -> None:
-    """Before anything is spent; a dry run says what it would come to, and what --over-budget would do."""
+    """Before anything is spent; a dry run says what it would come to, and what --over-budget would
+    do."""
     prices = ["--param", "max_tokens=20", "--usd-per-mtok-in", "1000", "--usd-per-mtok-out", "1000"]
     told = CliRunner().invoke(command_line(), [*RUN, "--dry-run", *prices, "--budget-usd", "3"])
     assert told.exit_code == 0, told
-    assert "and its budget is 3 USD: it would be paused on the way (--over-budget warn)" in told.output
-    enough = CliRunner().invoke(command_line(), [*RUN, "--dry-run", *prices, "--budget-usd", "3000"])
+    assert (
+        "and its budget is 3 USD: it would be paused on the way (--over-budget warn)" in told.output
+    )
+    enough = CliRunner().invoke(
+        command_line(), [*RUN, "--dry-run", *prices, "--budget-usd", "3000"]
+    )
     assert "budget is" not in enough.output
 
 
@@ -130,11 +147,29 @@ def test_estimates_assume_what_the_rate_limiter_assumes() -> None:
 def test_one_machine_refuses_a_fallback_to_a_model_that_it_does_not_host(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its documents would wait for ever: what to do instead is said. An adapter of the same worker is asked."""
+    """Its documents would wait for ever: what to do instead is said.
+
+    An adapter of the same worker is asked."""
     monkeypatch.setenv("PENSTOCK_GPU__LORA", '{"legal": "/adapters/legal"}')
-    hosted = ["run", "docs.jsonl", "--out", "out", "--lane", "gpu", "--model", "m", "--prompt", "S {text}", "--dry-run"]
-    refused = CliRunner().invoke(command_line(), [*hosted, "--fallback", "legal", "--fallback", "large"])
-    assert str(refused.exception).startswith("--fallback: `penstock run` hosts one model, and it is not large")
+    hosted = [
+        "run",
+        "docs.jsonl",
+        "--out",
+        "out",
+        "--lane",
+        "gpu",
+        "--model",
+        "m",
+        "--prompt",
+        "S {text}",
+        "--dry-run",
+    ]
+    refused = CliRunner().invoke(
+        command_line(), [*hosted, "--fallback", "legal", "--fallback", "large"]
+    )
+    assert str(refused.exception).startswith(
+        "--fallback: `penstock run` hosts one model, and it is not large"
+    )
     assert "penstock submit --from-job JOB" in str(refused.exception)
     told = CliRunner().invoke(command_line(), [*hosted, "--fallback", "legal"])
     assert told.exit_code == 0, told

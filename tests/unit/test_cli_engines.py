@@ -13,13 +13,26 @@ from penstock_ledger.in_redis.batches import WorkerSeen
 from penstock_producer.reporting.engines import Engines, engines_line, engines_of
 
 GPU = {
-    "lane": "gpu", "concurrency": "256", "running": "125", "waiting": "10", "kv_usage": "0.4", "prefix_hit_rate": "0.8",
-    "prompt_tokens_per_s": "6000.4", "generation_tokens_per_s": "2500", "queue_wait_ms": "12", "bound": "engine",
-}  # fmt: skip
-SECOND = GPU | {"waiting": "21", "kv_usage": "0.42", "prefix_hit_rate": "0.86", "prompt_tokens_per_s": "6300"}
+    "lane": "gpu",
+    "concurrency": "256",
+    "running": "125",
+    "waiting": "10",
+    "kv_usage": "0.4",
+    "prefix_hit_rate": "0.8",
+    "prompt_tokens_per_s": "6000.4",
+    "generation_tokens_per_s": "2500",
+    "queue_wait_ms": "12",
+    "bound": "engine",
+}
+SECOND = GPU | {
+    "waiting": "21",
+    "kv_usage": "0.42",
+    "prefix_hit_rate": "0.86",
+    "prompt_tokens_per_s": "6300",
+}
 LINE = (
-    "gpu: 2 engines · 250 running, 31 waiting · KV 41 % · prefix hits 83 % · 12,300 prompt + 5,000 generated tokens/s"
-    " · 12 ms in line · bound by the engine: it has all it can do"
+    "gpu: 2 engines · 250 running, 31 waiting · KV 41 % · prefix hits 83 % · 12,300 prompt + 5,000 "
+    "generated tokens/s · 12 ms in line · bound by the engine: it has all it can do"
 )
 
 
@@ -44,11 +57,18 @@ def test_engines_are_added_up() -> None:
 
 
 def test_a_model_that_loads_is_shown() -> None:
-    """Before the first document the line says how far the load is, of how many workers, and hostile words are cut."""
-    loads = {"lane": "gpu", "bound": "starting", "loading": "reading weights, 3.1 of 15.0 GiB after 42 s"}
+    """Before the first document the line says how far the load is, of how many workers, and hostile
+    words are cut."""
+    loads = {
+        "lane": "gpu",
+        "bound": "starting",
+        "loading": "reading weights, 3.1 of 15.0 GiB after 42 s",
+    }
     found = engines_of(seen(loads, loads), "gpu")
     assert found is not None
-    assert "loading in 2 workers: reading weights, 3.1 of 15.0 GiB after 42 s" in engines_line(found)
+    assert "loading in 2 workers: reading weights, 3.1 of 15.0 GiB after 42 s" in engines_line(
+        found
+    )
     hostile = engines_of(seen(loads | {"loading": "\x1b[2J" + "x" * 9999}), "gpu")
     assert hostile is not None
     assert hostile.loading is not None
@@ -59,9 +79,13 @@ def test_a_model_that_loads_is_shown() -> None:
 def test_an_embed_worker_has_figures_of_its_own() -> None:
     """Tokens and items per second, and how little of its batches is padding."""
     info = {
-        "lane": "embed", "tokens_per_s": "54321", "items_per_s": "410.6", "padding_efficiency": "0.97", "waiting": "8",
+        "lane": "embed",
+        "tokens_per_s": "54321",
+        "items_per_s": "410.6",
+        "padding_efficiency": "0.97",
+        "waiting": "8",
         "bound": "queue",
-    }  # fmt: skip
+    }
     found = engines_of(seen(info), "embed")
     assert found is not None
     assert engines_line(found) == (
@@ -78,7 +102,9 @@ def test_an_embed_worker_has_figures_of_its_own() -> None:
         seen({"lane": "gpu", "concurrency": "8", "in_flight": "3"}),
         seen(GPU | {"lane": "api"}),
         seen(GPU, ago=60.0),
-        seen({"lane": "gpu", "running": "many", "kv_usage": "", "bound": "aliens", "waiting": "nan"}),
+        seen(
+            {"lane": "gpu", "running": "many", "kv_usage": "", "bound": "aliens", "waiting": "nan"}
+        ),
     ],
 )
 def test_nothing_is_shown_where_no_live_engine_tells_of_itself(workers: list[WorkerSeen]) -> None:
@@ -104,11 +130,17 @@ def test_a_share_above_one_is_no_share() -> None:
 
 @pytest.mark.parametrize(
     ("bounds", "said"),
-    [(["queue", "engine", "queue"], "queue"), (["memory", "engine"], "engine"), (["odd", "memory"], "memory")],
+    [
+        (["queue", "engine", "queue"], "queue"),
+        (["memory", "engine"], "engine"),
+        (["odd", "memory"], "memory"),
+    ],
 )
 def test_the_bound_is_what_most_engines_say(bounds: list[str], said: str) -> None:
     """Of as many votes each, always the same one."""
-    found = engines_of(seen(*({"lane": "gpu", "bound": bound} | {"running": "1"} for bound in bounds)), "gpu")
+    found = engines_of(
+        seen(*({"lane": "gpu", "bound": bound} | {"running": "1"} for bound in bounds)), "gpu"
+    )
     assert found is not None
     assert found.bound == said
 

@@ -18,7 +18,11 @@ def source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
     path = tmp_path / "docs.jsonl"
-    path.write_text("".join(json.dumps({"id": str(number), "text": "x" * 400}) + "\n" for number in range(1_000)))
+    path.write_text(
+        "".join(
+            json.dumps({"id": str(number), "text": "x" * 400}) + "\n" for number in range(1_000)
+        )
+    )
     return path
 
 
@@ -26,7 +30,11 @@ def test_an_estimate_needs_no_key_and_shows_batches_at_half_the_price(source: Pa
     """Known prices, declared limits: the cost of each lane, and the limit that binds."""
     typed = ["estimate", str(source), *PROMPT, "--rpm", "100", "--json"]
     shown = json.loads(CliRunner().invoke(command_line(), typed).output)
-    assert (shown["documents"], shown["tokens_out"], shown["tokens_out_capped"]) == (1_000, 100_000, True)
+    assert (shown["documents"], shown["tokens_out"], shown["tokens_out_capped"]) == (
+        1_000,
+        100_000,
+        True,
+    )
     lanes = {lane["lane"]: lane for lane in shown["lanes"]}
     expected = (shown["tokens_in"] * 0.25 + 100_000 * 2.0) / 1e6
     assert lanes["api"]["cost_usd"] == pytest.approx(expected)

@@ -34,7 +34,8 @@ from penstock_workers.errors import MissingApiKey, ModelMissing
     ],
 )
 def test_exit_statuses(error: BaseException, status: int) -> None:
-    """2 is for the user to correct before anything starts, 130 resumes, everything else that fails is 1."""
+    """2 is for the user to correct before anything starts, 130 resumes, everything else that fails
+    is 1."""
     assert exit_status(error) == status
 
 
@@ -42,7 +43,8 @@ def test_messages_name_the_next_step() -> None:
     """A failure outside of us says which setting is meant; a bug says so and how to see more."""
     assert "PENSTOCK_REDIS_URL" in message(redis.ConnectionError("Error 111 connecting"))
     assert (
-        message(OSError(28, "No space left on device", "/x")) == "the operating system says: /x No space left on device"
+        message(OSError(28, "No space left on device", "/x"))
+        == "the operating system says: /x No space left on device"
     )
     assert "PENSTOCK_DEBUG=1" in message(ZeroDivisionError("division by zero"))
     assert message(UnknownMessageVersion(9)).startswith("message version v=9")
@@ -51,7 +53,10 @@ def test_messages_name_the_next_step() -> None:
 def test_a_lane_without_its_model_is_bad_usage() -> None:
     """`--lane gpu` without a model exits 2, as the contract says of bad input (C4)."""
     assert exit_status(ModelMissing("gpu.model", None)) == 2
-    assert (exit_status(JobConflict("k", "job_1")), exit_status(DatabaseUnavailable("db:5432/p", "refused"))) == (2, 1)
+    assert (
+        exit_status(JobConflict("k", "job_1")),
+        exit_status(DatabaseUnavailable("db:5432/p", "refused")),
+    ) == (2, 1)
 
 
 def test_a_database_that_was_not_migrated_says_which_command_does_it() -> None:
@@ -62,10 +67,14 @@ def test_a_database_that_was_not_migrated_says_which_command_does_it() -> None:
 
 def test_a_foreign_message_that_ends_with_a_full_stop_gets_no_second_one() -> None:
     """`Connection refused..` is no sentence (D40)."""
-    assert ".." not in message(redis.ConnectionError("Error 111 connecting to 127.0.0.1:1. Connection refused."))
+    assert ".." not in message(
+        redis.ConnectionError("Error 111 connecting to 127.0.0.1:1. Connection refused.")
+    )
 
 
-def run_main(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str]:
+def run_main(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *arguments: str
+) -> tuple[int, str]:
     monkeypatch.setattr(sys, "argv", ["penstock", *arguments])
     with pytest.raises(SystemExit) as ended:
         main_module.main()
@@ -76,7 +85,8 @@ def run_main(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 def test_user_errors_come_without_a_traceback(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A wrong state folder is one paragraph on stderr and status 2; PENSTOCK_DEBUG=1 adds the traceback."""
+    """A wrong state folder is one paragraph on stderr and status 2; PENSTOCK_DEBUG=1 adds the
+    traceback."""
     monkeypatch.delenv("PENSTOCK_DEBUG", raising=False)
     status, told = run_main(monkeypatch, capsys, "status", "j", "--state", "/nowhere")
     assert status == 2
@@ -89,7 +99,9 @@ def test_user_errors_come_without_a_traceback(
 def test_a_misspelt_option_or_command_gets_a_suggestion() -> None:
     """Status 2 and the right word."""
     runner = CliRunner()
-    option = runner.invoke(main_module.command_line(), ["run", "x.jsonl", "--out", "o", "--budget-us", "3"])
+    option = runner.invoke(
+        main_module.command_line(), ["run", "x.jsonl", "--out", "o", "--budget-us", "3"]
+    )
     command = runner.invoke(main_module.command_line(), ["stauts"])
     assert (option.exit_code, command.exit_code) == (2, 2)
     assert "--budget-usd" in option.output

@@ -26,10 +26,12 @@ def job(total: int | None = 5_000_000, state: JobState = JobState.RUNNING, **spe
 
 
 def test_status_says_how_many_why_and_how_far() -> None:
-    """Parts at their end, and which process leads how many of the others; escape sequences stay text."""
+    """Parts at their end, and which process leads how many of the others; escape sequences stay
+    text."""
     told = feeders_line(job(), SHARDS, one_machine=False)
     assert told.startswith(
-        "read by 4 feeders (one for each 1,000,000 documents, or GiB of requests, and at most 4): 1 at their end; "
+        "read by 4 feeders (one for each 1,000,000 documents, or GiB of requests, and at most 4): "
+        "1 at their end; "
     )
     assert "a-1 leads 1" in told
     assert "\x1b" not in told
@@ -39,7 +41,8 @@ def test_status_says_how_many_why_and_how_far() -> None:
 
 
 def test_one_feeder_is_explained_where_a_person_may_ask() -> None:
-    """A large job that is not split says why; small ones, open ones and those that are over say nothing."""
+    """A large job that is not split says why; small ones, open ones and those that are over say
+    nothing."""
     assert "SQLite" in feeders_line(job(), [], one_machine=True)
     assert "prefix order" in feeders_line(job(lane="gpu"), [], one_machine=False)
     for quiet in (job(total=1_000), job(total=None), job(state=JobState.COMPLETED)):
@@ -65,5 +68,8 @@ def test_a_dry_run_says_how_many_feeders(tmp_path: Path, monkeypatch: pytest.Mon
         "{text}",
         "--dry-run",
     ]
-    assert "read by 3 feeders: as the job says" in CliRunner().invoke(command_line(), [*run, "--feeders", "3"]).output
+    assert (
+        "read by 3 feeders: as the job says"
+        in CliRunner().invoke(command_line(), [*run, "--feeders", "3"]).output
+    )
     assert "feeder" not in CliRunner().invoke(command_line(), run).output

@@ -16,9 +16,12 @@ def report(folder: Path, job: object) -> None:
 
 
 def test_files_of_another_job_are_not_overwritten(tmp_path: Path) -> None:
-    """A second job in the same --out is refused before anything starts, with a folder that would do (D6)."""
+    """A second job in the same --out is refused before anything starts, with a folder that would do
+    (D6)."""
     report(tmp_path, "reviews")
-    with pytest.raises(UsageProblem, match=r"job 'reviews'.* job 'letters' would overwrite.*-letters$") as caught:
+    with pytest.raises(
+        UsageProblem, match=r"job 'reviews'.* job 'letters' would overwrite.*-letters$"
+    ) as caught:
         files.refuse_other_jobs(str(tmp_path), "letters")
     assert str(tmp_path) in str(caught.value)
 
@@ -41,7 +44,8 @@ def test_the_same_job_and_an_empty_folder_are_fine(tmp_path: Path) -> None:
 
 
 def test_results_are_not_written_among_the_sources(tmp_path: Path) -> None:
-    """A folder that is read as one job is no place for its results, which would be read the next time."""
+    """A folder that is read as one job is no place for its results, which would be read the next
+    time."""
     for out in (tmp_path, tmp_path / "out", tmp_path / "deep" / "out"):
         with pytest.raises(UsageProblem, match="would be sources of the next run"):
             files.probe(str(out), f"{tmp_path}/")

@@ -1,4 +1,6 @@
-"""`penstock flower` before it listens: which options it ends up with, and which it refuses. And how it takes events in."""
+"""`penstock flower` before it listens: which options it ends up with, and which it refuses.
+
+And how it takes events in."""
 
 from __future__ import annotations
 
@@ -47,17 +49,27 @@ def test_settings_win_over_flowers_own_variables(parser: OptionParser) -> None:
         "FLOWER_NATURAL_TIME": "1",
     }
     fill(parser, FlowerSettings(port=7000), variables)
-    assert (parser.port, parser.max_tasks, parser.read_only, parser.natural_time) == (7000, 500, False, True)
+    assert (parser.port, parser.max_tasks, parser.read_only, parser.natural_time) == (
+        7000,
+        500,
+        False,
+        True,
+    )
 
 
 def test_variables_that_kubernetes_makes_are_no_options(parser: OptionParser) -> None:
     """A Service named flower, or penstock-flower, leaves the port alone."""
-    fill(parser, FlowerSettings(), {"FLOWER_PORT": "tcp://10.0.0.7:5555", "FLOWER_SERVICE_HOST": "10.0.0.7"})
+    fill(
+        parser,
+        FlowerSettings(),
+        {"FLOWER_PORT": "tcp://10.0.0.7:5555", "FLOWER_SERVICE_HOST": "10.0.0.7"},
+    )
     assert parser.port == 5555
 
 
 def test_a_service_link_is_no_setting(monkeypatch: pytest.MonkeyPatch) -> None:
-    """PENSTOCK_FLOWER_PORT=tcp://… of a Service `penstock-flower` is ignored; PENSTOCK_FLOWER__PORT is read."""
+    """PENSTOCK_FLOWER_PORT=tcp://… of a Service `penstock-flower` is ignored; PENSTOCK_FLOWER__PORT
+    is read."""
     monkeypatch.setenv("PENSTOCK_FLOWER_PORT", "tcp://10.0.0.7:5555")
     monkeypatch.setenv("PENSTOCK_FLOWER__ADDRESS", "0.0.0.0")
     assert FlowerRole.load().flower == FlowerSettings(address="0.0.0.0")
@@ -78,7 +90,9 @@ def test_loopback_needs_no_login(parser: OptionParser, address: str) -> None:
 
 
 @pytest.mark.parametrize("variables", [{"FLOWER_BASIC_AUTH": "me:one,you:two"}, {}])
-def test_with_a_login_it_may_listen_anywhere(parser: OptionParser, variables: dict[str, str]) -> None:
+def test_with_a_login_it_may_listen_anywhere(
+    parser: OptionParser, variables: dict[str, str]
+) -> None:
     """From our setting, or from the variable that a Secret for Flower already fills."""
     settings: dict[str, Any] = {} if variables else {"auth": "me:one,you:two"}
     fill(parser, FlowerSettings(address="0.0.0.0", **settings), variables)
@@ -104,7 +118,9 @@ def test_the_login_is_not_in_the_settings_text() -> None:
     assert "hidden" not in repr(FlowerSettings(auth="me:hidden"))  # type: ignore[arg-type]  # pydantic makes a secret
 
 
-@pytest.mark.parametrize(("prefix", "path"), [(None, "/broker"), ("ops", "/ops/broker"), ("a/b", "/a/b/broker")])
+@pytest.mark.parametrize(
+    ("prefix", "path"), [(None, "/broker"), ("ops", "/ops/broker"), ("a/b", "/a/b/broker")]
+)
 def test_our_pages_lie_under_the_prefix(prefix: str | None, path: str) -> None:
     """So that they come before Flower's own."""
     assert path in dict(handlers(prefix))
@@ -136,7 +152,8 @@ class State:
 def test_more_events_than_flower_can_take_are_left_out(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """What waits is bounded, failures last of all; heartbeats pass; once it has caught up it goes on. Said once a minute."""
+    """What waits is bounded, failures last of all; heartbeats pass; once it has caught up it goes
+    on. Said once a minute."""
     monkeypatch.setattr(backlog, "WAITING_MAX", 10)
     loop, state = Loop(), State()
     events = BoundedEvents(None, loop, max_tasks_in_memory=100)

@@ -23,12 +23,18 @@ main()
 
 
 @pytest.mark.parametrize(
-    "module", ["typer", "penstock_cli.commands", "penstock_cli.run.local", "penstock_workers.settings"]
+    "module",
+    ["typer", "penstock_cli.commands", "penstock_cli.run.local", "penstock_workers.settings"],
 )
 def test_ctrl_c_while_a_command_starts(tmp_path: Path, module: str) -> None:
-    """Ctrl-C in the first second, whatever is being imported then, is one line and status 130 (D36)."""
+    """Ctrl-C in the first second, whatever is being imported then, is one line and status 130
+    (D36)."""
     ended = subprocess.run(
-        [sys.executable, "-c", STRIKE.format(module=module)], cwd=tmp_path, capture_output=True, text=True, timeout=60
+        [sys.executable, "-c", STRIKE.format(module=module)],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=60,
     )
     assert ended.returncode == 130, ended.stderr
     told = (ended.stdout + ended.stderr).strip().splitlines()

@@ -32,8 +32,11 @@ def test_both_commands_have_a_flag_for_every_option() -> None:
 
 
 def test_flags_that_are_left_out_give_the_specs_own_defaults() -> None:
-    """What `penstock submit` shows as a default is the default of the spec, read as if it had been typed."""
-    typed = {name: parameter.default for name, parameter in _flags("submit").items() if name in OPTIONS}
+    """What `penstock submit` shows as a default is the default of the spec, read as if it had been
+    typed."""
+    typed = {
+        name: parameter.default for name, parameter in _flags("submit").items() if name in OPTIONS
+    }
     assert job_spec(GivenJob("d", typed)) == job_spec(GivenJob("d", {})) == JobSpec()
 
 

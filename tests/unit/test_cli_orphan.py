@@ -12,4 +12,10 @@ def test_an_orphan_is_asked_first_and_then_made_to_end() -> None:
     answers = iter([False, False, True])
     history: list[signal.Signals | float] = []
     watch(lambda: next(answers), end=history.append, sleep=history.append)
-    assert history == [WATCH_INTERVAL_S, WATCH_INTERVAL_S, signal.SIGTERM, ORPHAN_DRAIN_S, signal.SIGKILL]
+    assert history == [
+        WATCH_INTERVAL_S,
+        WATCH_INTERVAL_S,
+        signal.SIGTERM,
+        ORPHAN_DRAIN_S,
+        signal.SIGKILL,
+    ]

@@ -11,14 +11,19 @@ NOW = 1_790_000_000.0
 
 
 def job(state: JobState = JobState.PAUSED, resume_at: float | None = None) -> Job:
-    return Job("id1", "my reviews", {"lane": "api"}, {}, "", state, "why", 1, 10, 1000.0, None, resume_at)
+    return Job(
+        "id1", "my reviews", {"lane": "api"}, {}, "", state, "why", 1, 10, 1000.0, None, resume_at
+    )
 
 
 def test_a_pause_with_an_end_says_when_and_how_to_end_it_now() -> None:
     """The screen names the clock time, what is left, and the command (A2)."""
     (told,) = pause_lines(job(resume_at=NOW + 1000), " --state /x", NOW)
     at = time.strftime("%H:%M:%S", time.localtime(NOW + 1000))
-    expected = f"goes on by itself at {at} (in 16 min 40 s); to go on now:  penstock resume 'my reviews' --state /x"
+    expected = (
+        f"goes on by itself at {at} (in 16 min 40 s); to go on now:  penstock resume 'my reviews' "
+        "--state /x"
+    )
     assert expected in told
     assert ends_by_itself(job(resume_at=NOW + 1000))
 

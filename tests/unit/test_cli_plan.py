@@ -1,4 +1,5 @@
-"""`penstock plan`: what a fleet needs, from a source, from figures as typed, or from a job that was run."""
+"""`penstock plan`: what a fleet needs, from a source, from figures as typed, or from a job that was
+run."""
 
 from __future__ import annotations
 
@@ -39,8 +40,11 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_a_plan_needs_no_source(folder: Path) -> None:
-    """A hundred million in a day with a limit that takes two: the limit is named, and what it would have to be."""
-    lanes = planned(*TYPED, "--documents", "100M", "--within", "24h", "--rpm", "30000", "--latency", "2s")
+    """A hundred million in a day with a limit that takes two: the limit is named, and what it would
+    have to be."""
+    lanes = planned(
+        *TYPED, "--documents", "100M", "--within", "24h", "--rpm", "30000", "--latency", "2s"
+    )
     api = lanes["api"]
     assert api["cost_usd"] == pytest.approx(100e6 * (400 * 0.25 + 100 * 2) / 1e6)
     assert lanes["batch"]["cost_usd"] == pytest.approx(100e6 * (400 * 0.25 + 100 * 2) / 2e6)
@@ -69,7 +73,16 @@ def test_a_source_is_read_for_its_tokens(folder: Path) -> None:
     rows = (json.dumps({"id": str(number), "text": "word " * 100}) for number in range(200))
     (folder / "docs.jsonl").write_text("\n".join(rows))
     lanes = planned(
-        "plan", "docs.jsonl", "--prompt", "{text}", "--model", "m", "--param", "max_tokens=50", "--lane", "api"
+        "plan",
+        "docs.jsonl",
+        "--prompt",
+        "{text}",
+        "--model",
+        "m",
+        "--param",
+        "max_tokens=50",
+        "--lane",
+        "api",
     )
     assert set(lanes) == {"", "api"}
     assert (lanes[""]["documents"], lanes[""]["tokens_out"]) == (200, 50)
@@ -81,15 +94,30 @@ def job_in(state: Path, spec: JobSpec, seconds: float = 2.0) -> None:
     state.mkdir()
     database = open_database(f"sqlite:///{state}/penstock.db")
     database.migrate()
-    JobStore(database).create(NewJob("j1", "trial", spec.to_json(), {"kind": "file", "uri": "docs.jsonl"}, "d", 100))
+    JobStore(database).create(
+        NewJob("j1", "trial", spec.to_json(), {"kind": "file", "uri": "docs.jsonl"}, "d", 100)
+    )
     keys = [ItemKey("j1", 1, f"d{number:03}") for number in range(100)]
     results = [
         Result(
-            keys[number], 200, b'{"a": 1}', None, "m", "stop", 300, 40, 500, round(seconds * 1000), 1, 1 + (number < 10)
+            keys[number],
+            200,
+            b'{"a": 1}',
+            None,
+            "m",
+            "stop",
+            300,
+            40,
+            500,
+            round(seconds * 1000),
+            1,
+            1 + (number < 10),
         )
         for number in range(98)
     ]
-    letters = [DeadLetter(keys[number], "http_400", 1, 1, "bad", 400, b"{}", None) for number in (98, 99)]
+    letters = [
+        DeadLetter(keys[number], "http_400", 1, 1, "bad", 400, b"{}", None) for number in (98, 99)
+    ]
     OutcomeStore(database).settle(results, letters)
     database.close()
 
@@ -109,15 +137,24 @@ def test_an_earlier_job_gives_its_figures(folder: Path) -> None:
 
 
 def test_a_job_that_moved_gives_the_figures_of_each_lane(folder: Path) -> None:
-    """What batches cost and how long api's calls took are not mixed, and neither is how often each asked again."""
+    """What batches cost and how long api's calls took are not mixed, and neither is how often each
+    asked again."""
     (folder / "state").mkdir()
     database = open_database(f"sqlite:///{folder}/state/penstock.db")
     database.migrate()
     spec = JobSpec(prompt="{text}", model="m", lane="batch", lanes=["batch", "api"])
-    JobStore(database).create(NewJob("j1", "trial", spec.to_json(), {"kind": "file", "uri": "docs.jsonl"}, "d", 100))
-    for lane, numbers, cost, seconds, calls in (("batch", range(60), 250, 0, 1), ("api", range(60, 100), 500, 4, 2)):
+    JobStore(database).create(
+        NewJob("j1", "trial", spec.to_json(), {"kind": "file", "uri": "docs.jsonl"}, "d", 100)
+    )
+    for lane, numbers, cost, seconds, calls in (
+        ("batch", range(60), 250, 0, 1),
+        ("api", range(60, 100), 500, 4, 2),
+    ):
         keys = [ItemKey("j1", 1, f"d{number:03}") for number in numbers]
-        results = [Result(key, 200, b"{}", None, "m", "stop", 300, 40, cost, seconds * 1_000, 1, calls) for key in keys]
+        results = [
+            Result(key, 200, b"{}", None, "m", "stop", 300, 40, cost, seconds * 1_000, 1, calls)
+            for key in keys
+        ]
         OutcomeStore(database, lane).settle(results, [])
     database.close()
     asked = ["--documents", "10k", "--workers", "1", "--concurrency", "100"]
@@ -135,25 +172,40 @@ def test_a_job_that_moved_gives_the_figures_of_each_lane(folder: Path) -> None:
     assert found.main.lane == "batch"
 
 
-def test_a_sample_that_two_lanes_have_answered_says_of_each_what_all_would_cost_there(folder: Path) -> None:
-    """By the documents that were answered in it alone: half the price of the batches is not mixed into the calls'."""
+def test_a_sample_that_two_lanes_have_answered_says_of_each_what_all_would_cost_there(
+    folder: Path,
+) -> None:
+    """By the documents that were answered in it alone: half the price of the batches is not mixed
+    into the calls'."""
     (folder / "state" / "samples").mkdir(parents=True)
     database = open_database(f"sqlite:///{folder}/state/penstock.db")
     database.migrate()
     spec = JobSpec(prompt="{text}", model="m", lane="batch", lanes=["batch", "api"])
     name = "all-sample-12345678"
-    JobStore(database).create(NewJob("j1", name, spec.to_json(), {"kind": "file", "uri": "docs.jsonl"}, "d", 100))
+    JobStore(database).create(
+        NewJob("j1", name, spec.to_json(), {"kind": "file", "uri": "docs.jsonl"}, "d", 100)
+    )
     for lane, numbers, cost in (("batch", range(60), 250), ("api", range(60, 100), 500)):
         keys = [ItemKey("j1", 1, f"d{number}") for number in numbers]
-        results = [Result(key, 200, b"{}", None, "m", "stop", 300, 40, cost, 500, 1, 1) for key in keys]
+        results = [
+            Result(key, 200, b"{}", None, "m", "stop", 300, 40, cost, 500, 1, 1) for key in keys
+        ]
         OutcomeStore(database, lane).settle(results, [])
     database.close()
     sizes = {f"d{number}": 1_000 for number in range(100)}
     options = json.loads(json.dumps(deciding_options(spec)))
-    record = {"job": "all", "options": options, "documents": 10_000, "size": 10_000_000, "sizes": sizes}
+    record = {
+        "job": "all",
+        "options": options,
+        "documents": 10_000,
+        "size": 10_000_000,
+        "sizes": sizes,
+    }
     (folder / "state" / "samples" / f"{name}.json").write_text(json.dumps(record))
     said = sample_says(folder / "state", "all", spec, WorkerSettings(), 2, 50)
-    assert said[0] == "all 10,000 documents, as a random sample of 100 has them, with 90% intervals:"
+    assert (
+        said[0] == "all 10,000 documents, as a random sample of 100 has them, with 90% intervals:"
+    )
     costs = [line.split(maxsplit=1)[1] for line in said if line.startswith("  cost")]
     assert costs == [
         "about $2.50 ($2.50 to $2.50) in batch, by the 60 documents answered there",
@@ -177,7 +229,13 @@ def test_a_job_without_an_answer_measures_nothing(folder: Path) -> None:
 
 def test_documents_are_typed_as_people_write_them() -> None:
     """With a letter for the size; what is no number, none or beyond all is refused."""
-    assert [documents_of(text) for text in ("7", "1.5k", "100M", "2G", "1,000")] == [7, 1_500, 10**8, 2 * 10**9, 1_000]
+    assert [documents_of(text) for text in ("7", "1.5k", "100M", "2G", "1,000")] == [
+        7,
+        1_500,
+        10**8,
+        2 * 10**9,
+        1_000,
+    ]
     for text in ("", "M", "many", "0", "-5", "nan", "inf", "1e30"):
         with pytest.raises(UsageProblem, match="--documents"):
             documents_of(text)
@@ -201,7 +259,8 @@ def test_what_is_missing_is_named(typed: list[str], words: str) -> None:
 def test_what_an_hour_costs_says_where_it_is_from() -> None:
     """A row of the table with its date and page, or the settings."""
     assert hour_from(CostSettings(card="nebius/H100-SXM", on_spot=True)) == (
-        "nebius/H100-SXM on spot, as https://github.com/skypilot-org/skypilot-catalog/blob/master/catalogs/v8/nebius/vms.csv "
+        "nebius/H100-SXM on spot, as "
+        "https://github.com/skypilot-org/skypilot-catalog/blob/master/catalogs/v8/nebius/vms.csv "
         "had it on 2026-11-23"
     )
     assert hour_from(CostSettings(card="nebius/H100-SXM", usd_per_gpu_hour=1.0)) == "by settings"

@@ -27,9 +27,12 @@ def rows(folder: Path, *lines: str) -> None:
 
 
 def test_requests_are_shown_as_they_would_be_sent(folder: Path) -> None:
-    """Line, id, tokens and body of each, and what they come to together; no file is written and no key is asked for."""
+    """Line, id, tokens and body of each, and what they come to together; no file is written and no
+    key is asked for."""
     rows(folder, *(json.dumps({"id": f"d{number}", "text": "é" * 400}) for number in range(5)))
-    done = CliRunner().invoke(command_line(), ["preview", "docs.jsonl", *PROMPT, "--param", "max_tokens=7", "-n", "2"])
+    done = CliRunner().invoke(
+        command_line(), ["preview", "docs.jsonl", *PROMPT, "--param", "max_tokens=7", "-n", "2"]
+    )
     assert (done.exit_code, done.exception) == (0, None), done.output
     assert "line 1 · d0 · about " in done.output
     assert "at most 7 out · /v1/chat/completions" in done.output
@@ -43,7 +46,13 @@ def test_requests_are_shown_as_they_would_be_sent(folder: Path) -> None:
 
 def test_problems_are_named_with_line_and_fix(folder: Path) -> None:
     """Bad rows and repeated ids of the first rows are all found, and the status is 2."""
-    rows(folder, '{"id": "a", "text": "x"}', '{"id": "a", "text": "y"}', '{"id": "b", "txt": "z"}', "{")
+    rows(
+        folder,
+        '{"id": "a", "text": "x"}',
+        '{"id": "a", "text": "y"}',
+        '{"id": "b", "txt": "z"}',
+        "{",
+    )
     done = CliRunner().invoke(command_line(), ["preview", "docs.jsonl", *PROMPT])
     assert done.exit_code == 2
     assert "line 2: duplicate_custom_id" in done.output
@@ -55,7 +64,11 @@ def test_problems_are_named_with_line_and_fix(folder: Path) -> None:
 
 def test_only_the_first_rows_are_read(folder: Path) -> None:
     """A large source costs what its first rows cost; problems beyond a screenful are counted."""
-    rows(folder, *(f'{{"id": "{number}"}}' for number in range(LOOKED_AT)), '{"id": "last", "text": "x"}')
+    rows(
+        folder,
+        *(f'{{"id": "{number}"}}' for number in range(LOOKED_AT)),
+        '{"id": "last", "text": "x"}',
+    )
     done = CliRunner().invoke(command_line(), ["preview", "docs.jsonl", *PROMPT])
     assert done.exit_code == 2
     assert f"… and {LOOKED_AT - PROBLEMS_SHOWN} more problems" in done.output
@@ -66,12 +79,18 @@ def test_a_job_spec_file_and_json(folder: Path) -> None:
     """The same of a file with a Jinja prompt, for programs."""
     rows(folder, '{"id": "a", "tags": ["x", "y"]}')
     (folder / "night.yaml").write_text(
-        "source: docs.jsonl\nmodel: m\ntemplate: jinja\nprompt: '{% for t in tags %}{{ t }};{% endfor %}'\n"
+        "source: docs.jsonl\n"
+        "model: m\n"
+        "template: jinja\n"
+        "prompt: '{% for t in tags %}{{ t }};{% endfor %}'\n"
     )
     done = CliRunner().invoke(command_line(), ["preview", "night.yaml", "--json"])
     assert (done.exit_code, done.exception) == (0, None), done.output
     found = json.loads(done.output)
-    assert found["requests"][0]["body"] == {"model": "m", "messages": [{"role": "user", "content": "x;y;"}]}
+    assert found["requests"][0]["body"] == {
+        "model": "m",
+        "messages": [{"role": "user", "content": "x;y;"}],
+    }
     assert (found["problems"], found["rows"], found["more"]) == ([], 1, False)
     assert found["requests"][0]["tokens_in"] > 0
 
@@ -84,9 +103,18 @@ def test_control_characters_of_documents_reach_no_terminal(folder: Path) -> None
 
 
 def test_what_options_change_is_shown(folder: Path) -> None:
-    """Rows that were cut, tokens that compression saves, and the examples by their digest, for people and for programs."""
-    rows(folder, *(json.dumps({"id": f"d{number}", "text": "a" + " " * 400 + "b" * number}) for number in range(3)))
-    (folder / "shots.jsonl").write_text('{"input": {"text": "x"}, "output": "y"}\n\n{"input": "z", "output": [1]}\n')
+    """Rows that were cut, tokens that compression saves, and the examples by their digest, for
+    people and for programs."""
+    rows(
+        folder,
+        *(
+            json.dumps({"id": f"d{number}", "text": "a" + " " * 400 + "b" * number})
+            for number in range(3)
+        ),
+    )
+    (folder / "shots.jsonl").write_text(
+        '{"input": {"text": "x"}, "output": "y"}\n\n{"input": "z", "output": [1]}\n'
+    )
     typed = [
         "preview",
         "docs.jsonl",
@@ -108,21 +136,32 @@ def test_what_options_change_is_shown(folder: Path) -> None:
 
 
 def test_what_requests_say_of_their_answers_is_shown(folder: Path) -> None:
-    """The schema stands in each request, and the last line says how strictly it binds; or that nothing asks for it."""
+    """The schema stands in each request, and the last line says how strictly it binds; or that
+    nothing asks for it."""
     rows(folder, '{"id": "a", "text": "x"}')
-    (folder / "answer.json").write_text('{"type": "object", "properties": {"label": {"type": "string"}}}')
+    (folder / "answer.json").write_text(
+        '{"type": "object", "properties": {"label": {"type": "string"}}}'
+    )
     typed = ["preview", "docs.jsonl", *PROMPT, "--response-schema", "answer.json"]
     done = CliRunner().invoke(command_line(), typed)
     assert (done.exit_code, done.exception) == (0, None), done.output
     assert '"name": "answer"' in done.output
-    assert "requests without a response_format get json_schema: without strict, as $ allows other fields" in done.output
+    assert (
+        "requests without a response_format get json_schema: without strict, as $ allows other "
+        "fields"
+    ) in done.output
     without = CliRunner().invoke(command_line(), [*typed, "--response-format", "none"]).output
-    assert "requests get no response_format from the job (--response-format none); answers are checked" in without
+    assert (
+        "requests get no response_format from the job (--response-format none); answers are checked"
+        in without
+    )
     loose = CliRunner().invoke(command_line(), [*typed, "--response-format", "json_object"]).output
     assert "say in the prompt which JSON is wanted" in loose
     wanting = [*typed, "--response-format", "json_object", "--prompt", "As JSON: {text}"]
     assert "say in the prompt" not in CliRunner().invoke(command_line(), wanting).output
-    (line,) = json.loads(CliRunner().invoke(command_line(), [*typed, "--json"]).output)["response_format"]
+    (line,) = json.loads(CliRunner().invoke(command_line(), [*typed, "--json"]).output)[
+        "response_format"
+    ]
     assert "get json_schema" in line
 
 
@@ -136,7 +175,8 @@ def test_a_budget_is_shown_in_requests(folder: Path, monkeypatch: pytest.MonkeyP
     done = CliRunner().invoke(command_line(), typed)
     assert (done.exit_code, done.exception) == (0, None), done.output
     assert re.search(
-        r"they cost about \$0\.03\d*; the budget of \$2\.00 pays for about 19\d requests like them", done.output
+        r"they cost about \$0\.03\d*; the budget of \$2\.00 pays for about 19\d requests like them",
+        done.output,
     )
 
 
@@ -144,9 +184,13 @@ def test_examples_that_cannot_be_read_are_named_with_their_line(folder: Path) ->
     """By a flag as in a job spec file; before a row is read."""
     rows(folder, '{"id": "a", "text": "x"}')
     (folder / "shots.jsonl").write_text('{"input": "a", "output": "b"}\n{"input": \n')
-    done = CliRunner().invoke(command_line(), ["preview", "docs.jsonl", *PROMPT, "--examples", "shots.jsonl"])
+    done = CliRunner().invoke(
+        command_line(), ["preview", "docs.jsonl", *PROMPT, "--examples", "shots.jsonl"]
+    )
     assert str(done.exception).startswith("--examples shots.jsonl line 2: ")
-    (folder / "night.yaml").write_text("source: docs.jsonl\nmodel: m\nprompt: '{text}'\nexamples: shots.jsonl\n")
+    (folder / "night.yaml").write_text(
+        "source: docs.jsonl\nmodel: m\nprompt: '{text}'\nexamples: shots.jsonl\n"
+    )
     done = CliRunner().invoke(command_line(), ["preview", "night.yaml"])
     assert "night.yaml line 4, field examples: 'shots.jsonl' line 2: " in str(done.exception)
     (folder / "shots.jsonl").write_text('{"input": {"txt": 1}, "output": "b"}\n')
@@ -158,11 +202,15 @@ def test_images_are_shown_by_their_size_and_are_no_tokens_of_text(folder: Path) 
     """A terminal gets no base64, and the estimate counts text alone."""
     (folder / "a.png").write_bytes(b"\x89PNG\r\n\x1a\n" + bytes(300_000))
     rows(folder, '{"id": "a", "text": "x", "image": "a.png"}')
-    done = CliRunner().invoke(command_line(), ["preview", "docs.jsonl", *PROMPT, "--image-field", "image", "--json"])
+    done = CliRunner().invoke(
+        command_line(), ["preview", "docs.jsonl", *PROMPT, "--image-field", "image", "--json"]
+    )
     found = json.loads(done.output)["requests"][0]
     assert found["tokens_in"] < 100
     assert len(found["body"]["messages"][0]["content"][1]["image_url"]["url"]) > 400_000
-    done = CliRunner().invoke(command_line(), ["preview", "docs.jsonl", *PROMPT, "--image-field", "image"])
+    done = CliRunner().invoke(
+        command_line(), ["preview", "docs.jsonl", *PROMPT, "--image-field", "image"]
+    )
     assert (done.exit_code, done.exception) == (0, None), done.output
     assert '"url": "data:image/png;base64,iVBORw0KGgoAAAAA' in done.output
     assert len(done.output) < 2_000

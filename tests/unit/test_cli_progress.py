@@ -1,4 +1,5 @@
-"""What the screen says before there are figures, while something is waited for, and below the panel."""
+"""What the screen says before there are figures, while something is waited for, and below the
+panel."""
 
 from __future__ import annotations
 
@@ -26,7 +27,8 @@ def shown(console: Console, panel: Panel) -> str:
 
 
 def test_the_panel_is_there_from_the_first_second() -> None:
-    """Before there are figures the panel says which step goes on and for how long, without a call of the program (D19)."""
+    """Before there are figures the panel says which step goes on and for how long, without a call
+    of the program (D19)."""
     console = terminal()
     panel = Panel(console, "reviews")
     panel.note("reading reviews.jsonl:", "5,000 rows")
@@ -39,7 +41,8 @@ def test_the_panel_is_there_from_the_first_second() -> None:
 
 
 def test_a_note_stands_below_the_figures_until_the_next_one() -> None:
-    """What a drain or a full disk waits for is shown with the figures, and leaves when it is over (D10, D20)."""
+    """What a drain or a full disk waits for is shown with the figures, and leaves when it is over
+    (D10, D20)."""
     console = terminal()
     panel = Panel(console, "reviews")
     panel.show(JobFigures(100, succeeded=40))
@@ -55,14 +58,17 @@ def test_below_the_panel_stands_what_the_next_ctrl_c_does() -> None:
     console = terminal()
     progress = Panel(console, "reviews")
     services = Services.__new__(Services)
-    vars(services).update(_looked_at=float("-inf"), _progress=progress, _asked_to_stop=lambda: False)
+    vars(services).update(
+        _looked_at=float("-inf"), _progress=progress, _asked_to_stop=lambda: False
+    )
     services._draining(30.0)
     assert RESUMES in shown(console, progress), "the end of a job is no interrupt"
     vars(services).update(_asked_to_stop=lambda: True, _calls_held=lambda: 3, _no_room=lambda: "")
     services._draining(30.0)
     text = shown(console, progress)
-    assert "nothing new is asked, and 3 documents with the workers may still be answered" in " ".join(
-        text.replace("│", " ").split()
+    assert (
+        "nothing new is asked, and 3 documents with the workers may still be answered"
+        in " ".join(text.replace("│", " ").split())
     )
     assert HURRIES in text
     assert RESUMES not in text
@@ -101,7 +107,10 @@ class Held:
         self.held = False
         self.can_write = True
         self.guard = DiskGuard(
-            [Path("out"), Path("state")], hold=self.hold, go_on=self.go_on, free=lambda path: self.free[path.name]
+            [Path("out"), Path("state")],
+            hold=self.hold,
+            go_on=self.go_on,
+            free=lambda path: self.free[path.name],
         )
 
     def hold(self, why: str) -> bool:
@@ -115,7 +124,8 @@ class Held:
 
 
 def test_a_job_waits_for_space_before_the_disk_is_full() -> None:
-    """Below a named limit no new call starts, the screen names place and bytes, and above another the job goes on (A10)."""
+    """Below a named limit no new call starts, the screen names place and bytes, and above another
+    the job goes on (A10)."""
     job = Held()
     assert job.guard.look() is None
     job.free["state"] = LOW_BYTES - 1
@@ -133,7 +143,8 @@ def test_a_job_waits_for_space_before_the_disk_is_full() -> None:
 
 
 def test_a_disk_that_is_full_at_once_is_waited_for_all_the_same() -> None:
-    """Where the hold itself has no room, the screen says the same, and the hold is tried again (A10)."""
+    """Where the hold itself has no room, the screen says the same, and the hold is tried again
+    (A10)."""
     job = Held()
     job.free["out"], job.can_write = 0, False
     for _ in range(2):

@@ -20,10 +20,43 @@ from penstock_ledger.model import Counts, Job, JobState
 from penstock_producer.reporting.account import build
 
 FIELDS = [
-    *("job", "state", "total", "succeeded", "succeeded_after_retry", "dead", "skipped", "calls", "retries"),
-    *("rate_limited", "prompt_tokens", "completion_tokens", "cost_usd", "seconds", "items_per_second"),
-    *("dead_by_reason", "retried_by_reason", "provider_cost_usd", "gpu_cost_usd", "rows_cut", "tokens_saved"),
-    *("repairs", "fallbacks", "spec_digest", "made_with", "deduplicated", "cached", "answered_twice", "twice_cost_usd"),
+    *(
+        "job",
+        "state",
+        "total",
+        "succeeded",
+        "succeeded_after_retry",
+        "dead",
+        "skipped",
+        "calls",
+        "retries",
+    ),
+    *(
+        "rate_limited",
+        "prompt_tokens",
+        "completion_tokens",
+        "cost_usd",
+        "seconds",
+        "items_per_second",
+    ),
+    *(
+        "dead_by_reason",
+        "retried_by_reason",
+        "provider_cost_usd",
+        "gpu_cost_usd",
+        "rows_cut",
+        "tokens_saved",
+    ),
+    *(
+        "repairs",
+        "fallbacks",
+        "spec_digest",
+        "made_with",
+        "deduplicated",
+        "cached",
+        "answered_twice",
+        "twice_cost_usd",
+    ),
     *(
         "lanes",
         "advice",
@@ -56,7 +89,10 @@ def rendered(renderable: object) -> str:
 def test_report_json_has_the_promised_fields_in_order(tmp_path: Path) -> None:
     """Other tools read report.json: its fields are a contract."""
     report = build(
-        job(), counts(), stats={"retried:timeout": 3, "rate_limited": 2, "skipped": 1, "calls": 11}, seconds=4.0
+        job(),
+        counts(),
+        stats={"retried:timeout": 3, "rate_limited": 2, "skipped": 1, "calls": 11},
+        seconds=4.0,
     )
     write_report(report, str(tmp_path))
     stored = json.loads((tmp_path / "report.json").read_text())
@@ -67,11 +103,17 @@ def test_report_json_has_the_promised_fields_in_order(tmp_path: Path) -> None:
 
 
 def test_the_report_says_what_was_asked_again_and_what_made_the_results() -> None:
-    """Repairs and fallbacks stand beside retries where there are any; release, provider and prices are said once."""
+    """Repairs and fallbacks stand beside retries where there are any; release, provider and prices
+    are said once."""
     console = Console(file=io.StringIO(), width=140, highlight=False)
-    made = [MadeWith(1, "api", "default", "1.0", "", 0.5, 1.5), MadeWith(2, "api", "default", "1.0", "", 0.5, 1.5)]
+    made = [
+        MadeWith(1, "api", "default", "1.0", "", 0.5, 1.5),
+        MadeWith(2, "api", "default", "1.0", "", 0.5, 1.5),
+    ]
     made.append(MadeWith(2, "gpu", "", "1.1", "vllm 0.32.0", usd_per_hour=2.0))
-    report = build(job(), counts(), stats={"repairs": 5, "fallbacks": 2}, seconds=4.0, made_with=made)
+    report = build(
+        job(), counts(), stats={"repairs": 5, "fallbacks": 2}, seconds=4.0, made_with=made
+    )
     show(report, console, dlq_command="")
     assert isinstance(console.file, io.StringIO)
     text = console.file.getvalue()
@@ -95,9 +137,17 @@ def test_the_report_for_people_shows_shares_reasons_and_the_next_command() -> No
     """It says what failed, why, and what to type."""
     console = Console(file=io.StringIO(), width=100, highlight=False)
     report = build(
-        job(), counts(7, 3, {"[red]odd\x1b[0m": 1, "http_400": 2}), stats={"retried:timeout": 3}, seconds=4.0
+        job(),
+        counts(7, 3, {"[red]odd\x1b[0m": 1, "http_400": 2}),
+        stats={"retried:timeout": 3},
+        seconds=4.0,
     )
-    show(report, console, dlq_command="penstock dlq list reviews", files={"results": "/x/output.jsonl"})
+    show(
+        report,
+        console,
+        dlq_command="penstock dlq list reviews",
+        files={"results": "/x/output.jsonl"},
+    )
     assert isinstance(console.file, io.StringIO)
     text = console.file.getvalue()
     assert "70 % succeeded, 10 % after retry, 30 % dead  (7 + 3 of 10 documents)" in text
@@ -110,12 +160,25 @@ def test_the_report_for_people_shows_shares_reasons_and_the_next_command() -> No
 def test_progress_line_and_panel_carry_the_same_figures() -> None:
     """A log and a terminal tell the same story."""
     figures = JobFigures(
-        total=10_000, succeeded=1200, dead=34, retries=5, claimed=256, per_second=200.0, cost_microusd=500_000
+        total=10_000,
+        succeeded=1200,
+        dead=34,
+        retries=5,
+        claimed=256,
+        per_second=200.0,
+        cost_microusd=500_000,
     )
     text = line(figures)
     assert text.startswith("12.3 %  1,234 of 10,000 · 200/s, 44 s left · claimed 256")
     box = rendered(panel(figures, "reviews"))
-    for shown in ("1,234 of 10,000", "44 s left", "claimed 256", "dead letters 34", "retries 5", "$0.5000"):
+    for shown in (
+        "1,234 of 10,000",
+        "44 s left",
+        "claimed 256",
+        "dead letters 34",
+        "retries 5",
+        "$0.5000",
+    ):
         assert shown in text
         assert shown in box
 
@@ -139,7 +202,8 @@ def test_an_open_job_has_no_end_in_sight() -> None:
 
 
 def test_counting_rows_takes_a_bounded_share_of_the_time() -> None:
-    """A count that takes a second is repeated only after twenty; Redis moves the figures in between."""
+    """A count that takes a second is repeated only after twenty; Redis moves the figures in
+    between."""
     now = [0.0]
     stats = {"succeeded": 100}
     taken: list[float] = []
@@ -174,7 +238,8 @@ def test_speed_is_that_of_the_last_seconds() -> None:
 
 
 def test_kept_figures_survive_and_add_up(tmp_path: Path) -> None:
-    """A resumed job reports the work of all its runs, and damage to the file costs only decoration."""
+    """A resumed job reports the work of all its runs, and damage to the file costs only
+    decoration."""
     path = tmp_path / "id1.json"
     KeptFigures.load(path).save(10.0, {"calls": 20, "retried:timeout": 5})
     kept = KeptFigures.load(path)
@@ -192,7 +257,8 @@ def test_kept_figures_survive_and_add_up(tmp_path: Path) -> None:
 
 
 def test_a_stall_is_told_once_and_only_when_tries_fail() -> None:
-    """A provider that went away is named after a while, not every second; slow answers are no stall."""
+    """A provider that went away is named after a while, not every second; slow answers are no
+    stall."""
     now = [0.0]
     stall = Stall(clock=lambda: now[0])
     assert stall.notice(JobFigures(total=10, succeeded=1, retries=5)) is None

@@ -65,9 +65,14 @@ class Page(HTMLParser):
 
 
 def report(key: str = "reviews", reasons: dict[str, int] | None = None) -> Report:
-    job = Job("id1", key, {"lane": "batch"}, {}, "", JobState.COMPLETED, None, 1, 10, 1000.0, 1030.0)
+    job = Job(
+        "id1", key, {"lane": "batch"}, {}, "", JobState.COMPLETED, None, 1, 10, 1000.0, 1030.0
+    )
     found = Counts(7, 2, 3, reasons or {"http_400": 3}, 12, 100, 50, 1_500_000)
-    lanes = [LaneCounts("api", 1, 3, 6, 40, 10, 500_000), LaneCounts("batch", 6, 0, 6, 60, 40, 1_000_000)]
+    lanes = [
+        LaneCounts("api", 1, 3, 6, 40, 10, 500_000),
+        LaneCounts("batch", 6, 0, 6, 60, 40, 1_000_000),
+    ]
     made = [
         MadeWith(1, "batch", "default", "1.0", "", 0.5, 1.5, batch_discount=0.5),
         MadeWith(1, "api", "default", "1.0", "", 0.5, 1.5),
@@ -89,7 +94,8 @@ def html(found: Report, course: Course = COURSE) -> str:
 
 
 def test_the_page_has_the_account_with_a_chart_and_a_table_for_each_part() -> None:
-    """Outcomes, reasons with the command that lists them, cost by lane, savings, progress and latency."""
+    """Outcomes, reasons with the command that lists them, cost by lane, savings, progress and
+    latency."""
     text = html(report())
     told = Page(text)
     cells = told.texts["td"]
@@ -115,32 +121,46 @@ def test_what_documents_and_providers_say_is_text_on_the_page(text: str) -> None
     """A key of a job and a reason of any kind make no tag, no attribute and no template."""
     told = Page(html(report(text, {text: 3})))
     assert set(told.tags) <= set(Page(html(report())).tags)
-    assert not [name for name, _ in told.attributes if name.startswith("on") or name in ("src", "href", "style")]
+    assert not [
+        name
+        for name, _ in told.attributes
+        if name.startswith("on") or name in ("src", "href", "style")
+    ]
     assert "49" not in "".join(told.texts["th"])
     if text.startswith("<script"):
         assert text in told.texts["th"]
 
 
 def test_the_page_needs_nothing_from_anywhere_and_may_load_nothing() -> None:
-    """One file: its policy forbids everything but the style that stands in it, which is named by its digest."""
+    """One file: its policy forbids everything but the style that stands in it, which is named by
+    its digest."""
     text = html(report())
     style = re.search(r"<style>(.*?)</style>", text, re.DOTALL)
     assert style is not None
     digest = base64.b64encode(hashlib.sha256(style[1].encode()).digest()).decode()
     policy = next(
-        value or "" for name, value in Page(text).attributes if name == "content" and "default-src" in str(value)
+        value or ""
+        for name, value in Page(text).attributes
+        if name == "content" and "default-src" in str(value)
     )
-    assert policy == f"default-src 'none'; style-src 'sha256-{digest}'; base-uri 'none'; form-action 'none'"
+    assert (
+        policy
+        == f"default-src 'none'; style-src 'sha256-{digest}'; base-uri 'none'; form-action 'none'"
+    )
     assert not re.search(r"https?:|//|url\(|@import|<script|<link", text.replace("<!doctype", ""))
 
 
 def test_a_job_without_an_end_is_a_page_too() -> None:
     """No document has ended: there is no chart of what is not there."""
-    job = Job("id1", "reviews", {"lane": "api"}, {}, "", JobState.RUNNING, None, 1, None, 1000.0, None)
+    job = Job(
+        "id1", "reviews", {"lane": "api"}, {}, "", JobState.RUNNING, None, 1, None, 1000.0, None
+    )
     found = build(job, Counts(0, 0, 0, {}, 0, 0, 0, 0), stats={})
     told = Page(html(found, Course(summed([], 1), [])))
     assert told.texts["h2"] == ["Outcomes", "Effort"]
-    assert "# Report of job reviews" in markdown(found, Course(summed([], 1), []), dlq_command="c", now=NOW)
+    assert "# Report of job reviews" in markdown(
+        found, Course(summed([], 1), []), dlq_command="c", now=NOW
+    )
 
 
 def test_many_reasons_are_the_most_frequent_and_how_many_more() -> None:
@@ -167,7 +187,11 @@ def test_what_documents_say_is_text_in_markdown(text: str) -> None:
     """No cell ends early, and no renderer sees a tag, a link or a heading."""
     told = markdown(report(text, {text: 3}), COURSE, dlq_command="penstock dlq list x", now=NOW)
     cell = re.compile(r"(?<!\\)\|")
-    failed = [line for line in told.split("## Failed")[1].split("##")[0].splitlines() if line.startswith("|")]
+    failed = [
+        line
+        for line in told.split("## Failed")[1].split("##")[0].splitlines()
+        if line.startswith("|")
+    ]
     assert {len(cell.findall(line)) for line in failed} == {4}
     outside = re.sub(r"(`+)[^\n]*?\1(?!`)", "", told)
     assert not re.search(r"(?<!\\)[<>\[\]]", outside)
@@ -190,10 +214,18 @@ def test_money_is_counted_in_the_lane_that_answered() -> None:
         "unread_usd": 0.5,
     }
     job = Job("id1", "k", {"lane": "api"}, {}, "", JobState.COMPLETED, None, 1, 2, 0.0, 1.0)
-    plain = build(job, Counts(2, 0, 0, {}, 2, 4, 4, 8), stats={}, lanes=[LaneCounts("api", 1, 0, 1, 2, 2, 4)])
+    plain = build(
+        job, Counts(2, 0, 0, {}, 2, 4, 4, 8), stats={}, lanes=[LaneCounts("api", 1, 0, 1, 2, 2, 4)]
+    )
     assert [(one.lane, one.succeeded, one.calls) for one in plain.cost_by_lane] == [("api", 2, 2)]
-    unpriced = build(job, Counts(2, 0, 0, {}, 2, 4, 4, 0), stats={}, made_with=[MadeWith(1, "api", "p", "1", "")])
-    assert (unpriced.cost_by_lane[0].cost_usd, unpriced.provider_cost_usd, unpriced.gpu_cost_usd) == (None, None, 0.0)
+    unpriced = build(
+        job, Counts(2, 0, 0, {}, 2, 4, 4, 0), stats={}, made_with=[MadeWith(1, "api", "p", "1", "")]
+    )
+    assert (
+        unpriced.cost_by_lane[0].cost_usd,
+        unpriced.provider_cost_usd,
+        unpriced.gpu_cost_usd,
+    ) == (None, None, 0.0)
     hosted = build(
         Job("id1", "k", {"lane": "gpu"}, {}, "", JobState.COMPLETED, None, 1, 2, 0.0, 1.0),
         Counts(2, 0, 0, {}, 2, 4, 4, 3_000_000),
@@ -204,14 +236,37 @@ def test_money_is_counted_in_the_lane_that_answered() -> None:
 
 
 def test_documents_without_a_lane_are_not_called_a_payment_besides() -> None:
-    """Of a job that has moved, refused and cancelled documents stand apart from what lanes took that it has left."""
-    moved = Job("id1", "k", {"lane": "batch"}, {}, "", JobState.COMPLETED, None, 1, 10, 0.0, 1.0, None, "api", 1)
+    """Of a job that has moved, refused and cancelled documents stand apart from what lanes took
+    that it has left."""
+    moved = Job(
+        "id1",
+        "k",
+        {"lane": "batch"},
+        {},
+        "",
+        JobState.COMPLETED,
+        None,
+        1,
+        10,
+        0.0,
+        1.0,
+        None,
+        "api",
+        1,
+    )
     lanes = [LaneCounts("api", 5, 0, 5, 50, 10, 500_000)]
-    counts = Counts(5, 0, 2, {"invalid_json_line": 2}, 7, 70, 14, 700_000, beside=Paid(2, 20, 4, 200_000))
+    counts = Counts(
+        5, 0, 2, {"invalid_json_line": 2}, 7, 70, 14, 700_000, beside=Paid(2, 20, 4, 200_000)
+    )
     found = build(moved, counts, stats={}, lanes=lanes)
-    assert [(one.lane, one.besides, one.documents, one.calls, one.cost_usd) for one in found.cost_by_lane] == [
-        ("api", False, 5, 5, 0.5), (None, True, 0, 2, 0.2), (None, False, 2, 0, 0.0),
-    ]  # fmt: skip
+    assert [
+        (one.lane, one.besides, one.documents, one.calls, one.cost_usd)
+        for one in found.cost_by_lane
+    ] == [
+        ("api", False, 5, 5, 0.5),
+        (None, True, 0, 2, 0.2),
+        (None, False, 2, 0, 0.0),
+    ]
     assert list(lane_lines(found.cost_by_lane)) == [
         "lane api: 5 documents, $0.5000",
         "besides, in lanes that the job has left: 0 documents, $0.2000",
@@ -229,16 +284,27 @@ def test_what_was_not_asked_again_saved_what_it_would_have_cost() -> None:
     counts = Counts(4, 0, 0, {}, 2, 4, 4, 500, {"dedup": 1, "cache": 1}, reused)
     priced = build(job, counts, stats={}, made_with=[MadeWith(1, "api", "p", "1", "", 2.0, 8.0)])
     assert priced.saved == (0.0, 2.8, 4.0)
-    assert build(job, counts, stats={}, made_with=[MadeWith(1, "api", "p", "1", "")]).saved == (0.0, None, None)
-    changed = [MadeWith(1, "api", "p", "1", "", 2.0, 8.0), MadeWith(1, "api", "p", "2", "", 3.0, 8.0)]
+    assert build(job, counts, stats={}, made_with=[MadeWith(1, "api", "p", "1", "")]).saved == (
+        0.0,
+        None,
+        None,
+    )
+    changed = [
+        MadeWith(1, "api", "p", "1", "", 2.0, 8.0),
+        MadeWith(1, "api", "p", "2", "", 3.0, 8.0),
+    ]
     assert build(job, counts, stats={}, made_with=changed).saved == (0.0, 0.00025, 0.00025)
 
 
 def test_a_course_is_flat_where_nothing_ended() -> None:
     """A pause of a night is no slope, and a clock that is late makes no negative time."""
     assert summed([(-1, 1, 0), (0, 1, 0), (3, 2, 1)], 10) == [
-        Stretch(0, 0, 0), Stretch(10, 1, 0), Stretch(10, 2, 0), Stretch(30, 2, 0), Stretch(40, 4, 1),
-    ]  # fmt: skip
+        Stretch(0, 0, 0),
+        Stretch(10, 1, 0),
+        Stretch(10, 2, 0),
+        Stretch(30, 2, 0),
+        Stretch(40, 4, 1),
+    ]
     assert percentiles([]) == []
     assert [one.milliseconds for one in percentiles([(1, 99), (700, 1)])] == [1, 1, 1, 1, 700]
 

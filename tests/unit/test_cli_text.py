@@ -31,7 +31,13 @@ def test_one_line_is_one_bounded_line() -> None:
 
 @pytest.mark.parametrize(
     ("part", "whole", "shown"),
-    [(0, 0, "0 %"), (2000, 2000, "100 %"), (999_999, 1_000_000, "99.9 %"), (1, 1_000_000, "<0.1 %"), (1, 8, "12.5 %")],
+    [
+        (0, 0, "0 %"),
+        (2000, 2000, "100 %"),
+        (999_999, 1_000_000, "99.9 %"),
+        (1, 1_000_000, "<0.1 %"),
+        (1, 8, "12.5 %"),
+    ],
 )
 def test_percent_never_rounds_to_all_or_nothing(part: int, whole: int, shown: str) -> None:
     """100 % means all of them and 0 % means none, whatever rounding would say."""
@@ -40,7 +46,13 @@ def test_percent_never_rounds_to_all_or_nothing(part: int, whole: int, shown: st
 
 @pytest.mark.parametrize(
     ("seconds", "shown"),
-    [(0.42, "0.4 s"), (59.4, "59 s"), (185, "3 min 05 s"), (7620, "2 h 07 min"), (273_600, "3 d 04 h")],
+    [
+        (0.42, "0.4 s"),
+        (59.4, "59 s"),
+        (185, "3 min 05 s"),
+        (7620, "2 h 07 min"),
+        (273_600, "3 d 04 h"),
+    ],
 )
 def test_durations_read_at_a_glance(seconds: float, shown: str) -> None:
     """A duration has at most two units."""
@@ -49,5 +61,10 @@ def test_durations_read_at_a_glance(seconds: float, shown: str) -> None:
 
 def test_money_and_rates_keep_the_digits_that_matter() -> None:
     """Small costs keep four decimals, large ones two."""
-    assert (usd(0.0123), usd(0), usd(1234.5), usd(0.00004)) == ("$0.0123", "$0.00", "$1,234.50", "<$0.0001")
+    assert (usd(0.0123), usd(0), usd(1234.5), usd(0.00004)) == (
+        "$0.0123",
+        "$0.00",
+        "$1,234.50",
+        "<$0.0001",
+    )
     assert (rate(3.21), rate(1234.5)) == ("3.2/s", "1,234/s")

@@ -36,7 +36,9 @@ def refused(*arguments: str) -> str:
     return str(error)
 
 
-@pytest.mark.parametrize("command", [("status", "x"), ("jobs",), ("results", "x", "-o", "f"), ("cancel", "x")])
+@pytest.mark.parametrize(
+    "command", [("status", "x"), ("jobs",), ("results", "x", "-o", "f"), ("cancel", "x")]
+)
 def test_nothing_is_configured(empty: Path, command: tuple[str, ...]) -> None:
     """A look without settings says what to set, and makes no database (D7)."""
     told = refused(*command)
@@ -45,7 +47,9 @@ def test_nothing_is_configured(empty: Path, command: tuple[str, ...]) -> None:
     assert list(empty.iterdir()) == []
 
 
-def test_limits_without_settings_say_what_to_set(empty: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_limits_without_settings_say_what_to_set(
+    empty: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """No error number of a socket: where nothing is configured, it is Redis that is to be named."""
     local_run(empty, "out")
 
@@ -76,7 +80,9 @@ def test_the_doctor_makes_no_database_and_says_what_to_set(empty: Path) -> None:
     assert "nothing is configured" in refused("jobs")
 
 
-def test_a_database_file_that_is_not_there_is_named(empty: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_database_file_that_is_not_there_is_named(
+    empty: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A configured SQLite file that does not exist is not created by a look (D7)."""
     monkeypatch.setenv("PENSTOCK_DATABASE_URL", f"sqlite:///{empty}/typo.db")
     assert "typo.db, and there is no such file" in refused("jobs")
@@ -84,7 +90,8 @@ def test_a_database_file_that_is_not_there_is_named(empty: Path, monkeypatch: py
 
 
 def test_the_state_folders_nearby_are_named(empty: Path) -> None:
-    """Who forgets --state after a local run is shown the folders that there are, a few of them (D22)."""
+    """Who forgets --state after a local run is shown the folders that there are, a few of them
+    (D22)."""
     local_run(empty, "out dir")
     assert "add --state 'out dir/.penstock'." in refused("status", "x")
     assert "--state 'out dir/.penstock'" in message(SchemaMissing(None, "0001"))

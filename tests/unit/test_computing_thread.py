@@ -17,16 +17,28 @@ at_work = threading.Event()
 print("drained")
 exit_process(3)
 """
-COMPUTES = "ComputingThread(lambda: (at_work.set(), threading.Event().wait()), 'encoder').start(); at_work.wait()"
+COMPUTES = (
+    "ComputingThread(lambda: (at_work.set(), threading.Event().wait()), 'encoder').start(); "
+    "at_work.wait()"
+)
 HAS_COMPUTED = "done = ComputingThread(at_work.set, 'encoder'); done.start(); done.join()"
 
 
 @pytest.mark.parametrize(
-    ("thread", "said"), [(COMPUTES, ["drained"]), (HAS_COMPUTED, ["drained", "taken down"]), ("", ["drained", "taken down"])]
-)  # fmt: skip
+    ("thread", "said"),
+    [
+        (COMPUTES, ["drained"]),
+        (HAS_COMPUTED, ["drained", "taken down"]),
+        ("", ["drained", "taken down"]),
+    ],
+)
 def test_nothing_is_taken_down_below_a_thread_that_computes(thread: str, said: list[str]) -> None:
-    """The process ends at once with its status and what it has written, and in the usual way where no model computes."""
+    """The process ends at once with its status and what it has written, and in the usual way where
+    no model computes."""
     ended = subprocess.run(
-        [sys.executable, "-c", ENDS.format(thread=thread)], capture_output=True, text=True, timeout=60
+        [sys.executable, "-c", ENDS.format(thread=thread)],
+        capture_output=True,
+        text=True,
+        timeout=60,
     )
     assert (ended.returncode, ended.stdout.splitlines(), ended.stderr) == (3, said, "")

@@ -18,7 +18,11 @@ LEASE_S = 15.0
 
 def live(owners: dict[int, str | None]) -> list[LiveFeed]:
     return [
-        LiveFeed(Feed("job", 1, FeedKind.SOURCE, {}, False, 0, shard=shard), owner, LEASE_S if owner else 0.0)
+        LiveFeed(
+            Feed("job", 1, FeedKind.SOURCE, {}, False, 0, shard=shard),
+            owner,
+            LEASE_S if owner else 0.0,
+        )
         for shard, owner in owners.items()
     ]
 
@@ -34,14 +38,23 @@ def settle(owners: dict[int, str | None], processes: list[str], luck: random.Ran
 
 
 @settings(max_examples=40)
-@given(shards=st.integers(1, 12), numbers=st.lists(st.integers(1, 6), min_size=1, max_size=3), seed=st.integers(0, 99))
-def test_shards_come_to_lie_evenly_whoever_joins_and_leaves(shards: int, numbers: list[int], seed: int) -> None:
-    """After each change of the number of processes every shard is led, and none leads more than its part."""
+@given(
+    shards=st.integers(1, 12),
+    numbers=st.lists(st.integers(1, 6), min_size=1, max_size=3),
+    seed=st.integers(0, 99),
+)
+def test_shards_come_to_lie_evenly_whoever_joins_and_leaves(
+    shards: int, numbers: list[int], seed: int
+) -> None:
+    """After each change of the number of processes every shard is led, and none leads more than its
+    part."""
     luck = random.Random(seed)
     owners: dict[int, str | None] = dict.fromkeys(range(1, shards + 1))
     for number in numbers:
         processes = [f"process-{n}" for n in range(number)]
-        owners = {shard: owner if owner in processes else None for shard, owner in owners.items()}  # leases that ended
+        owners = {
+            shard: owner if owner in processes else None for shard, owner in owners.items()
+        }  # leases that ended
         settle(owners, processes, luck)
         led = Counter(owners.values())
         assert None not in led
@@ -53,7 +66,8 @@ def test_shards_come_to_lie_evenly_whoever_joins_and_leaves(shards: int, numbers
 
 @given(shards=st.integers(1, 64), room=st.integers(0, 50_000))
 def test_parts_of_the_room_add_up_to_it(shards: int, room: int) -> None:
-    """Shards that feed at the same time fill the window once, not once each, and each step is worth its price."""
+    """Shards that feed at the same time fill the window once, not once each, and each step is worth
+    its price."""
     parts = [room_of(place, shards, room) for place in range(shards)]
     assert sum(parts) == room
     assert parts == sorted(parts, reverse=True)

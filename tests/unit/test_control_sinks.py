@@ -1,4 +1,5 @@
-"""Passes of the control loop over what results are written into: when they begin, fail, and are given up."""
+"""Passes of the control loop over what results are written into: when they begin, fail, and are
+given up."""
 
 from __future__ import annotations
 
@@ -11,7 +12,14 @@ from penstock_ledger import OutcomesHeldBack
 from penstock_ledger.model import Job, JobState
 from penstock_producer import JobSpec
 from penstock_producer.errors import SinkError, SinkTaken, SinkUnfit
-from penstock_workers.control.job.sinks import PASS_EVERY_S, PASSES_AT_ONCE, RETRY_CAP_S, TRIES, JobSinks, SinkGivenUp
+from penstock_workers.control.job.sinks import (
+    PASS_EVERY_S,
+    PASSES_AT_ONCE,
+    RETRY_CAP_S,
+    TRIES,
+    JobSinks,
+    SinkGivenUp,
+)
 
 SPEC = JobSpec()
 
@@ -59,7 +67,8 @@ def job(name: str = "job_1", generation: int = 1) -> Job:
 
 
 def test_what_grows_has_a_pass_now_and_then_and_a_whole_one_at_the_end() -> None:
-    """Passes follow one another at a distance while the job runs; it has ended once a pass that began after all outcomes has."""
+    """Passes follow one another at a distance while the job runs; it has ended once a pass that
+    began after all outcomes has."""
     sink = Played()
     loop = Loop(sink)
     loop.sinks.look(job(), SPEC)
@@ -72,7 +81,9 @@ def test_what_grows_has_a_pass_now_and_then_and_a_whole_one_at_the_end() -> None
     assert not loop.sinks.written(job(), SPEC)
     sink.open.set()
     loop.pass_ends()
-    assert not loop.sinks.written(job(), SPEC), "the pass that was under way had begun before the last outcome"
+    assert not loop.sinks.written(job(), SPEC), (
+        "the pass that was under way had begun before the last outcome"
+    )
     loop.pass_ends()
     assert loop.sinks.written(job(), SPEC)
     assert loop.sinks.written(job(), SPEC)
@@ -82,7 +93,8 @@ def test_what_grows_has_a_pass_now_and_then_and_a_whole_one_at_the_end() -> None
 
 
 def test_files_are_written_at_the_end_alone_and_one_job_after_the_other() -> None:
-    """While the job runs nothing is written; of two that end, the second waits, and a replay is written anew."""
+    """While the job runs nothing is written; of two that end, the second waits, and a replay is
+    written anew."""
     sink = Played(grows=False)
     loop = Loop(sink)
     loop.sinks.look(job(), SPEC)
@@ -118,7 +130,8 @@ def test_a_database_that_hangs_holds_up_no_more_than_its_own_job() -> None:
 
 
 def test_a_failure_is_tried_again_later_and_given_up_in_the_end() -> None:
-    """Each wait is longer than the last, up to a bound; then the reason is given, and a resumed job begins anew."""
+    """Each wait is longer than the last, up to a bound; then the reason is given, and a resumed job
+    begins anew."""
     sink = Played(fails=iter([SinkError("the server is down")] * TRIES))
     loop = Loop(sink)
     for number in range(TRIES):

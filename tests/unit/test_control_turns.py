@@ -1,4 +1,5 @@
-"""Turns: jobs that are too many to share a window by handfuls are fed whole steps one after the other, each by its part."""
+"""Turns: jobs that are too many to share a window by handfuls are fed whole steps one after the
+other, each by its part."""
 
 from __future__ import annotations
 
@@ -45,7 +46,8 @@ class Queue:
 
 
 def test_a_window_is_filled_by_whole_steps_of_a_few_jobs() -> None:
-    """A hundred jobs get no handful each: eight of them get a step each, and the window holds no more."""
+    """A hundred jobs get no handful each: eight of them get a step each, and the window holds no
+    more."""
     queue = Queue({f"job-{n}": 1.0 for n in range(100)})
     queue.round()
     assert Counter(queue.fed.values()) == {STEP: TURNS}
@@ -72,8 +74,11 @@ def test_a_heavier_job_has_its_turn_more_often() -> None:
     assert queue.fed["heavy"] == pytest.approx(4 * queue.fed["job-0"], rel=0.15)
 
 
-def test_a_job_that_comes_later_waits_for_one_turn_of_each_and_has_no_credit_for_the_time_before() -> None:
-    """It has its first turn before any other has two more, and from then on no more turns than the others."""
+def test_a_job_that_comes_later_waits_for_one_turn_of_each_and_has_no_credit_for_the_time_before() -> (
+    None
+):
+    """It has its first turn before any other has two more, and from then on no more turns than the
+    others."""
     queue = Queue({f"job-{n}": 1.0 for n in range(20)})
     for _ in range(100):
         queue.round()
@@ -89,7 +94,8 @@ def test_a_job_that_comes_later_waits_for_one_turn_of_each_and_has_no_credit_for
 
 
 def test_documents_that_wait_for_something_else_do_not_keep_the_others_from_their_turns() -> None:
-    """Jobs whose documents do not move, as while their provider is away, hold no more than their parts of the window."""
+    """Jobs whose documents do not move, as while their provider is away, hold no more than their
+    parts of the window."""
     stuck = tuple(f"stuck-{n}" for n in range(20))
     queue = Queue(dict.fromkeys((*stuck, *(f"job-{n}" for n in range(20))), 1.0))
     for _ in range(400):
@@ -105,7 +111,8 @@ def test_documents_that_wait_for_something_else_do_not_keep_the_others_from_thei
 
 
 def test_the_room_of_a_low_class_is_shared_by_steps_that_fit_into_it() -> None:
-    """Beside a job that has most of the window to itself, the small jobs' steps are at most half of what is theirs."""
+    """Beside a job that has most of the window to itself, the small jobs' steps are at most half of
+    what is theirs."""
     turns = Turns()
     parts = {f"low-{n}": 0.1 / 50 for n in range(50)}
     turns.begin(parts, dict.fromkeys(parts, 0), WINDOW, PER_S, 100.0)

@@ -60,7 +60,8 @@ def counts(succeeded: int = 6, dead: int = 1, after_retry: int = 2) -> Counts:
 
 
 def test_foreign_text_shows_its_control_characters() -> None:
-    """What colours, reorders or ends a line stands there as an escape, and a lone surrogate does not stop the page."""
+    """What colours, reorders or ends a line stands there as an escape, and a lone surrogate does
+    not stop the page."""
     assert shown("\x1b[31m\x00\u202e\ud800 a\nb").head == "\\x1b[31m\\x00\\u202e\ufffd a\nb"
 
 
@@ -72,7 +73,8 @@ def test_long_text_is_cut_and_says_how_much_is_missing() -> None:
 
 
 def test_a_request_to_be_edited_means_what_it_meant() -> None:
-    """What would hide in the field is an escape of JSON, so that an unchanged form sends the same request."""
+    """What would hide in the field is an escape of JSON, so that an unchanged form sends the same
+    request."""
     body = {"messages": [{"content": "a\u202eb\u200b\x1b é \U0001f600"}]}
     text = json_text(json.dumps(body).encode())
     assert json.loads(text) == body
@@ -95,13 +97,17 @@ def test_a_request_to_be_edited_means_what_it_meant() -> None:
     ],
 )
 def test_answers_of_every_api_are_read(body: Any, said: str) -> None:
-    """The text of an answer is found in each form that providers have; another form is shown as it is."""
+    """The text of an answer is found in each form that providers have; another form is shown as it
+    is."""
     assert answer_of(json.dumps(body).encode()).head == said
 
 
 def test_requests_are_shown_message_by_message() -> None:
     """System words and each message, and the body itself where it is no request."""
-    body = {"system": "Be brief.", "messages": [{"role": "user", "content": [{"type": "text", "text": "Hi"}]}, 7]}
+    body = {
+        "system": "Be brief.",
+        "messages": [{"role": "user", "content": [{"type": "text", "text": "Hi"}]}, 7],
+    }
     assert [(turn.role, turn.text.head) for turn in prompt_of(json.dumps(body).encode())] == [
         ("system", "Be brief."),
         ("user", "Hi"),
@@ -112,7 +118,9 @@ def test_requests_are_shown_message_by_message() -> None:
 
 def test_errors_that_differ_in_values_only_are_alike() -> None:
     """Numbers, ids, addresses and quoted values are left out; words are not."""
-    assert alike("no answer within 60 s from 10.2.0.1:443") == alike("no answer within 5 s from 10.9.0.77:443")
+    assert alike("no answer within 60 s from 10.2.0.1:443") == alike(
+        "no answer within 5 s from 10.9.0.77:443"
+    )
     assert alike("request req_4106a8f3c9d2e failed") == alike("request req_99z8e7d6c5b4a failed")
     assert alike("bad 'temperature'") == alike("bad 'top_p'")
     assert alike("bad field") != alike("bad value")
@@ -123,7 +131,16 @@ def test_errors_that_differ_in_values_only_are_alike() -> None:
 def test_dead_letters_are_grouped_and_found_again() -> None:
     """The largest group comes first, and its members are those that can be sent again."""
     lines = [
-        LetterLine(1, f"doc-{n}", "timeout" if n else "bad_row", 1, None, f"no answer within {n} s", 0.0, n != 2)
+        LetterLine(
+            1,
+            f"doc-{n}",
+            "timeout" if n else "bad_row",
+            1,
+            None,
+            f"no answer within {n} s",
+            0.0,
+            n != 2,
+        )
         for n in range(5)
     ]
     first, second = groups(lines)
@@ -155,9 +172,17 @@ def test_the_chart_runs_within_its_frame() -> None:
 def test_rows_of_jobs_say_how_far_they_are() -> None:
     """Open jobs have no share of a whole, others do."""
     row, open_row = job_rows([(job(), counts()), (job(total=None), counts())], now=1_060.0)
-    assert (row.share, row.finished, row.dead, row.cost, row.took) == ("70 %", "7 of 10", "1", "$1.50", "1 min 00 s")
+    assert (row.share, row.finished, row.dead, row.cost, row.took) == (
+        "70 %",
+        "7 of 10",
+        "1",
+        "$1.50",
+        "1 min 00 s",
+    )
     assert (open_row.share, open_row.finished) == ("open", "7 so far")
-    (unpriced,) = job_rows([(job(), replace(counts(), prompt_tokens=5, cost_microusd=0))], now=1_060.0)
+    (unpriced,) = job_rows(
+        [(job(), replace(counts(), prompt_tokens=5, cost_microusd=0))], now=1_060.0
+    )
     assert unpriced.cost == "unknown"
     assert [part.kind for part in row.bar] == ["good", "again", "bad"]
 
@@ -188,7 +213,8 @@ def test_times_of_today_are_spans() -> None:
 
 
 def test_speed_is_that_of_the_last_seconds() -> None:
-    """The first look says nothing, a look after a long pause neither; then the difference counts."""
+    """The first look says nothing, a look after a long pause neither; then the difference
+    counts."""
     now = 0.0
     speeds = Speeds(lambda: now)
     assert speeds.note("a", 0, 0) is None
@@ -213,7 +239,8 @@ class Rows:
 
 
 def test_a_course_is_counted_seldom() -> None:
-    """A small job is counted at once and again after a pause; one that has ended is counted once."""
+    """A small job is counted at once and again after a pause; one that has ended is counted
+    once."""
     now = 0.0
     rows = Rows()
     courses = Courses(rows, lambda: now)  # type: ignore[arg-type]  # all that is asked of a store here
@@ -226,7 +253,9 @@ def test_a_course_is_counted_seldom() -> None:
     now = 20.0
     courses.of(job(JobState.COMPLETED), 6)
     assert rows.read == 2, "nothing has ended since"
-    assert courses.of(replace(job(), job_id="b"), AT_ONCE + 1) is None, "a large one is counted beside"
+    assert courses.of(replace(job(), job_id="b"), AT_ONCE + 1) is None, (
+        "a large one is counted beside"
+    )
 
 
 def test_lanes_say_what_bounds_them() -> None:
@@ -236,13 +265,22 @@ def test_lanes_say_what_bounds_them() -> None:
     api, gpu = lane_views(seen, depths)
     assert "all 4 slots are taken" in api.bound
     idle = lane_views(
-        [WorkerSeen("w1", 1.0, {"lane": "api", "concurrency": "4", "knows_moves": "yes"})], {"api": Depth(0, 0, 0, 0)}
+        [WorkerSeen("w1", 1.0, {"lane": "api", "concurrency": "4", "knows_moves": "yes"})],
+        {"api": Depth(0, 0, 0, 0)},
     )[0]
-    assert (idle.bound, idle.workers[0].more) == ("none of 4 slots is taken: there is nothing to do", "")
+    assert (idle.bound, idle.workers[0].more) == (
+        "none of 4 slots is taken: there is nothing to do",
+        "",
+    )
     assert (gpu.alive, gpu.command) == (0, "penstock worker --lane gpu")
     here = lane_views(seen, depths, one_machine=True)[1]
-    assert (here.bound, here.command) == ("no worker lives: start `penstock serve` again with --lane gpu", "")
-    hostile = lane_views([WorkerSeen("w\x1b", 1.0, {"lane": "x\n", "concurrency": "9" * 99, "in_flight": "-1"})], {})
+    assert (here.bound, here.command) == (
+        "no worker lives: start `penstock serve` again with --lane gpu",
+        "",
+    )
+    hostile = lane_views(
+        [WorkerSeen("w\x1b", 1.0, {"lane": "x\n", "concurrency": "9" * 99, "in_flight": "-1"})], {}
+    )
     assert "\x1b" not in hostile[0].workers[0].name
     assert hostile[0].workers[0].slots == "0 of 0"
 
@@ -250,13 +288,26 @@ def test_lanes_say_what_bounds_them() -> None:
 def test_a_held_quota_comes_with_its_fix() -> None:
     """The command lifts that quota, quoted."""
     seen = QuotaSeen(
-        "my key", {"requests_per_minute": 2.0, "tokens_per_day": 1.0}, 5, 1, 0, "out_of_money", 60.0, 0.0, 0.0, False
+        "my key",
+        {"requests_per_minute": 2.0, "tokens_per_day": 1.0},
+        5,
+        1,
+        0,
+        "out_of_money",
+        60.0,
+        0.0,
+        0.0,
+        False,
     )
     (row,) = quota_rows([seen], {}, 0.0)
     assert row.stops[0][2] == "penstock limits --lift 'my key'"
     (served,) = quota_rows([seen], {}, 0.0, in_state_of("sqlite:////srv/my%20state/penstock.db"))
     assert served.stops[0][2] == "penstock limits --lift 'my key' --state '/srv/my state'"
-    assert in_state_of("postgresql://penstock@db/penstock") == in_state_of("sqlite:////srv/other.db") == ""
+    assert (
+        in_state_of("postgresql://penstock@db/penstock")
+        == in_state_of("sqlite:////srv/other.db")
+        == ""
+    )
     assert list(row.limits) == ["120 requests a minute", "86,400 tokens a day"]
     assert (row.state, row.kind) == ("held", "bad")
 
@@ -272,8 +323,9 @@ def test_spending_is_told_by_tenant_and_price() -> None:
         MadeWith(1, "api", "q", "1", ""),
     ]
     assert [price.price for price in price_rows(made)] == [
-        "$1.00 in, $2.00 out per million tokens", "unknown: set it in [providers.NAME.prices]",
-    ]  # fmt: skip
+        "$1.00 in, $2.00 out per million tokens",
+        "unknown: set it in [providers.NAME.prices]",
+    ]
 
 
 def test_files_are_named_by_their_content() -> None:
@@ -281,7 +333,9 @@ def test_files_are_named_by_their_content() -> None:
     assert asset_path("dashboard.css").startswith("/ui/static/dashboard-")
 
 
-@pytest.mark.parametrize("origin", ["", "null", "https://evil.example", "http://here.example.evil:80"])
+@pytest.mark.parametrize(
+    "origin", ["", "null", "https://evil.example", "http://here.example.evil:80"]
+)
 def test_forms_come_from_our_own_pages(origin: str) -> None:
     """A form without an origin, or of another one, is refused."""
     headers = [(b"host", b"here.example"), (b"origin", origin.encode())]
@@ -293,10 +347,15 @@ def test_forms_come_from_our_own_pages(origin: str) -> None:
 
 def test_a_whole_request_replaces_that_of_a_dead_letter() -> None:
     """It stands alone, is an object, and is sent as it is."""
-    assert json.loads(Overrides({"body": {"model": "m"}}).apply(b'{"model": "old"}')) == {"model": "m"}
+    assert json.loads(Overrides({"body": {"model": "m"}}).apply(b'{"model": "old"}')) == {
+        "model": "m"
+    }
     wrong: list[dict[str, Any]] = [
-        {"body": []}, {"body": {}}, {"body": {"stream": True}}, {"body": {"a": 1}, "set": {"model": "m"}},
-    ]  # fmt: skip
+        {"body": []},
+        {"body": {}},
+        {"body": {"stream": True}},
+        {"body": {"a": 1}, "set": {"model": "m"}},
+    ]
     for given in wrong:
         with pytest.raises(SpecError):
             Overrides(given)

@@ -14,13 +14,25 @@ from penstock_workers.lanes.gpu.requests.sampling import KNOWN
 
 SAY: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "Say something."}]}
 OF_ENGINES: dict[str, Any] = {
-    "top_k": 40, "min_p": 0.05, "repetition_penalty": 1.1, "ignore_eos": True, "min_tokens": 2, "stop_token_ids": [2],
-    "bad_words": ["x"], "skip_special_tokens": False, "include_stop_str_in_output": True, "allowed_token_ids": [5],
-    "structured_outputs": {"json": {"type": "object", "properties": {"any_name": {"type": "string"}}}},
-}  # fmt: skip
+    "top_k": 40,
+    "min_p": 0.05,
+    "repetition_penalty": 1.1,
+    "ignore_eos": True,
+    "min_tokens": 2,
+    "stop_token_ids": [2],
+    "bad_words": ["x"],
+    "skip_special_tokens": False,
+    "include_stop_str_in_output": True,
+    "allowed_token_ids": [5],
+    "structured_outputs": {
+        "json": {"type": "object", "properties": {"any_name": {"type": "string"}}}
+    },
+}
 OF_TEMPLATES: dict[str, Any] = {
-    "chat_template_kwargs": {"enable_thinking": False}, "add_generation_prompt": True, "continue_final_message": False,
-}  # fmt: skip
+    "chat_template_kwargs": {"enable_thinking": False},
+    "add_generation_prompt": True,
+    "continue_final_message": False,
+}
 
 
 def test_fields_of_engines_are_passed_on_as_they_are() -> None:
@@ -54,11 +66,14 @@ def test_the_refusal_of_an_unknown_field_names_what_the_operator_may_do() -> Non
     """A field of a provider's own is taken once the settings name it."""
     with pytest.raises(Refused, match=r"gateway\.direct\.extra_fields"):
         checked_body({**SAY, "safe_prompt": True}, CHAT, DirectFields())
-    assert checked_body({**SAY, "safe_prompt": True}, CHAT, DirectFields(extra_fields=("safe_prompt",)))["safe_prompt"]
+    assert checked_body(
+        {**SAY, "safe_prompt": True}, CHAT, DirectFields(extra_fields=("safe_prompt",))
+    )["safe_prompt"]
 
 
 def test_what_prompts_share_is_checked_once_and_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A megabyte that goes with each of 256 prompts is 256 MB; and each prompt's own messages are checked all the same."""
+    """A megabyte that goes with each of 256 prompts is 256 MB; and each prompt's own messages are
+    checked all the same."""
     checked = list[object]()
     real = fields.checked_body
 
@@ -67,15 +82,24 @@ def test_what_prompts_share_is_checked_once_and_bounded(monkeypatch: pytest.Monk
         return real(*given)
 
     monkeypatch.setattr(batch, "checked_body", counted)
-    shared = {"model": "m", "temperature": 0.5, "prompts": ["a", [{"role": "user", "content": "b"}], "c"]}
+    shared = {
+        "model": "m",
+        "temperature": 0.5,
+        "prompts": ["a", [{"role": "user", "content": "b"}], "c"],
+    }
     bodies = batch.bodies_of(shared, DirectFields())
     assert [body["messages"][-1]["content"] for body in bodies] == ["a", "b", "c"]
     assert all(body["temperature"] == 0.5 for body in bodies)
     assert len(checked) == 1
     with pytest.raises(Refused, match=r"prompts\[1\]"):
-        batch.bodies_of({**shared, "prompts": ["a", [{"role": "user", "content": "b", "url2": 1}]]}, DirectFields())
+        batch.bodies_of(
+            {**shared, "prompts": ["a", [{"role": "user", "content": "b", "url2": 1}]]},
+            DirectFields(),
+        )
     with pytest.raises(Refused) as caught:
-        batch.bodies_of({**shared, "system": "x" * 1_000_000, "prompts": ["a"] * 200}, DirectFields())
+        batch.bodies_of(
+            {**shared, "system": "x" * 1_000_000, "prompts": ["a"] * 200}, DirectFields()
+        )
     assert caught.value.status == 413
 
 

@@ -16,8 +16,18 @@ from penstock_workers.item.run.runs import PROVEN_WAIT_S, UNPROVEN_WAIT_S
 from penstock_workers.settings import WorkerSettings
 
 DOCS = Path(__file__).parents[2] / "docs"
-PAUSES = (DOCS / "production.md").read_text().split("## Why a job stands still")[1].split("## Runbook")[0]
-DISCOVERY = (DOCS / "ratelimit.md").read_text().split("**What headers taught expires:**")[1].split("\n\n")[0]
+PAUSES = (
+    (DOCS / "production.md")
+    .read_text()
+    .split("## Why a job stands still")[1]
+    .split("## Runbook")[0]
+)
+DISCOVERY = (
+    (DOCS / "ratelimit.md")
+    .read_text()
+    .split("**What headers taught expires:**")[1]
+    .split("\n\n")[0]
+)
 
 
 def default(name: str) -> object:
@@ -32,7 +42,10 @@ def test_every_row_has_a_cause_a_scope_an_end_and_a_command() -> None:
 
 
 @pytest.mark.parametrize(
-    "name", sorted({name for name, fate in FATES.items() if fate.outcome is Parked} | ASTRAY | {"daily_limit"})
+    "name",
+    sorted(
+        {name for name, fate in FATES.items() if fate.outcome is Parked} | ASTRAY | {"daily_limit"}
+    ),
 )
 def test_every_failure_that_pauses_is_in_the_table(name: str) -> None:
     """Who reads a reason in `penstock status` finds it there (A3, A7)."""

@@ -1,4 +1,5 @@
-"""Who asks, behind proxies: what a trusted one says of it, and nothing that the caller wrote itself."""
+"""Who asks, behind proxies: what a trusted one says of it, and nothing that the caller wrote
+itself."""
 
 from __future__ import annotations
 
@@ -23,14 +24,26 @@ def from_peer(peer: str, *forwarded: str) -> HTTPConnection:
         ("10.0.0.5", ["203.0.113.7"], "203.0.113.7"),
         ("10.0.0.5", ["203.0.113.7, 10.0.0.9"], "203.0.113.7"),  # two balancers in a row
         ("10.0.0.5", ["203.0.113.7", "10.0.0.9"], "203.0.113.7"),  # the same in two headers
-        ("10.0.0.5", ["1.2.3.4, 203.0.113.7"], "203.0.113.7"),  # the caller has written the first one
+        (
+            "10.0.0.5",
+            ["1.2.3.4, 203.0.113.7"],
+            "203.0.113.7",
+        ),  # the caller has written the first one
         ("10.0.0.5", ["10.9.9.9, 203.0.113.7"], "203.0.113.7"),  # even a trusted one
         ("10.0.0.5", ["203.0.113.7:8080"], "203.0.113.7"),
         ("10.0.0.5", ["[2001:db9::1]:8080"], "2001:db9::/64"),
         ("10.0.0.5", ["::ffff:203.0.113.7"], "203.0.113.7"),
-        ("::ffff:10.0.0.5", ["203.0.113.7"], "203.0.113.7"),  # a balancer of IPv4 at a socket of IPv6
+        (
+            "::ffff:10.0.0.5",
+            ["203.0.113.7"],
+            "203.0.113.7",
+        ),  # a balancer of IPv4 at a socket of IPv6
         ("2001:db8::5", ["2001:db9::1"], "2001:db9::/64"),  # of one of IPv6 its network
-        ("203.0.113.7", ["198.51.100.1"], "203.0.113.7"),  # no trusted proxy: the header says nothing
+        (
+            "203.0.113.7",
+            ["198.51.100.1"],
+            "203.0.113.7",
+        ),  # no trusted proxy: the header says nothing
         ("10.0.0.5", [], "10.0.0.5"),
         ("10.0.0.5", [""], "10.0.0.5"),
         ("10.0.0.5", ["unknown"], "10.0.0.5"),
@@ -39,7 +52,9 @@ def from_peer(peer: str, *forwarded: str) -> HTTPConnection:
         ("10.0.0.5", ["203.0.113.7, " + ", ".join(["10.0.0.9"] * 2 * HOPS_MAX)], "10.0.0.9"),
     ],
 )
-def test_the_first_address_from_the_end_that_is_no_proxy_asks(peer: str, forwarded: list[str], caller: str) -> None:
+def test_the_first_address_from_the_end_that_is_no_proxy_asks(
+    peer: str, forwarded: list[str], caller: str
+) -> None:
     """Each proxy adds its own peer at the end; what a caller wrote stands before that."""
     assert Proxies(OURS).caller_of(from_peer(peer, *forwarded)) == caller
 
@@ -52,5 +67,7 @@ def test_without_the_setting_the_header_says_nothing() -> None:
 @pytest.mark.parametrize("wrong", ["balancer", "10.0.0.5/8", "*", "10.0.0.0/40"])
 def test_a_proxy_is_named_by_address_or_network(wrong: str) -> None:
     """The message has the value and what to write."""
-    with pytest.raises(ValidationError, match=r"no address and no network; write 10.0.0.5 or 10.0.0.0/8"):
+    with pytest.raises(
+        ValidationError, match=r"no address and no network; write 10.0.0.5 or 10.0.0.0/8"
+    ):
         GatewayFields(trusted_proxies=(wrong,))

@@ -22,7 +22,9 @@ def book(most: int, of_address: int = 100) -> ConnectionBook:
     return ConnectionBook(most, DoorMetrics(), of_address=of_address)
 
 
-def opened(found: ConnectionBook, number: int, address: str | None, kind: Waiting | None) -> list[Line]:
+def opened(
+    found: ConnectionBook, number: int, address: str | None, kind: Waiting | None
+) -> list[Line]:
     lines = [Line() for _ in range(number)]
     for line in lines:
         found.opened(line, address)
@@ -31,7 +33,8 @@ def opened(found: ConnectionBook, number: int, address: str | None, kind: Waitin
 
 
 def test_strangers_go_first_then_the_idle_then_callers() -> None:
-    """Of each kind the one that has waited longest makes room; what the door works at never does."""
+    """Of each kind the one that has waited longest makes room; what the door works at never
+    does."""
     doors = book(8)
     at_work = opened(doors, 2, "a", None)
     callers = opened(doors, 2, "a", Waiting.FOR_A_CALLER)
@@ -45,14 +48,20 @@ def test_strangers_go_first_then_the_idle_then_callers() -> None:
 
 
 def test_one_address_makes_room_for_itself() -> None:
-    """Beyond its bound its own connections go, and where all of them are at work the new one; others do not notice."""
+    """Beyond its bound its own connections go, and where all of them are at work the new one;
+    others do not notice."""
     doors = book(100, of_address=3)
-    other, first = opened(doors, 1, "b", Waiting.FOR_A_STRANGER), opened(doors, 3, "a", Waiting.FOR_A_REQUEST)
+    other, first = (
+        opened(doors, 1, "b", Waiting.FOR_A_STRANGER),
+        opened(doors, 3, "a", Waiting.FOR_A_REQUEST),
+    )
     (fourth,) = opened(doors, 1, "a", None)
     assert [line.is_open for line in (*first, fourth, *other)] == [False, True, True, True, True]
     opened(doors, 2, "a", None)
     spare = opened(doors, PROBE_PLACES, "a", None)
-    assert all(line.is_open and doors.is_spare(line) for line in spare), "it has places for probes as well"
+    assert all(line.is_open and doors.is_spare(line) for line in spare), (
+        "it has places for probes as well"
+    )
     assert not opened(doors, 1, "a", None)[0].is_open
     assert opened(doors, 1, "b", None)[0].is_open
     for line in (fourth, *spare[1:]):
@@ -61,14 +70,19 @@ def test_one_address_makes_room_for_itself() -> None:
 
 
 def test_balancers_are_not_bounded_but_who_is_behind_them() -> None:
-    """Its connections are many; the requests of one address behind it are counted until they are answered or gone."""
+    """Its connections are many; the requests of one address behind it are counted until they are
+    answered or gone."""
     doors = book(100, of_address=2)
     lines = opened(doors, 5, None, None)
     assert [doors.begin(line, "a") for line in lines[:3]] == [True, True, False]
     assert doors.begin(lines[3], "b")
     doors.end(lines[0])
     doors.closed(lines[1])
-    assert [doors.begin(line, "a") for line in (lines[2], lines[4], lines[0])] == [True, True, False]
+    assert [doors.begin(line, "a") for line in (lines[2], lines[4], lines[0])] == [
+        True,
+        True,
+        False,
+    ]
     assert doors.begin(lines[2], "b"), "the next request on a connection may be of another address"
     assert doors.begin(lines[0], "a")
 
@@ -79,7 +93,11 @@ def test_places_are_kept_for_probes() -> None:
     held = opened(doors, 2, "a", None)
     spare = opened(doors, PROBE_PLACES, "b", None)
     assert all(line.is_open for line in (*held, *spare))
-    assert [doors.is_spare(line) for line in (*held, *spare)] == [False, False, *[True] * PROBE_PLACES]
+    assert [doors.is_spare(line) for line in (*held, *spare)] == [
+        False,
+        False,
+        *[True] * PROBE_PLACES,
+    ]
     assert not opened(doors, 1, "c", None)[0].is_open
     for line in (*held, *spare[1:]):
         doors.closed(line)
@@ -87,7 +105,8 @@ def test_places_are_kept_for_probes() -> None:
 
 
 def test_who_goes_on_sending_moves_to_the_end_of_the_line() -> None:
-    """A caller whose body comes is closed after one whose body does not; the same news of a stranger earns nothing."""
+    """A caller whose body comes is closed after one whose body does not; the same news of a
+    stranger earns nothing."""
     doors = book(2)
     slow, quick = opened(doors, 2, "a", Waiting.FOR_A_CALLER)
     doors.waits(slow, Waiting.FOR_A_CALLER)
@@ -110,4 +129,10 @@ def test_the_book_forgets_who_has_gone(most: int) -> None:
     for line in left:
         doors.begin(line, "asked by")
         doors.closed(line)
-    assert (doors._by_address, doors._requests, doors._kinds, doors._asked_by, doors._spare) == ({}, {}, {}, {}, set())
+    assert (doors._by_address, doors._requests, doors._kinds, doors._asked_by, doors._spare) == (
+        {},
+        {},
+        {},
+        {},
+        set(),
+    )

@@ -1,4 +1,5 @@
-"""The batcher: the encoder is never idle while texts wait, one culprit harms no other text, a request that leaves is gone."""
+"""The batcher: the encoder is never idle while texts wait, one culprit harms no other text, a
+request that leaves is gone."""
 
 from __future__ import annotations
 
@@ -14,7 +15,12 @@ from encoders import POISON, AtOnce, FakeEncoder, OnCall
 
 from penstock_ratelimit.testing import run_virtual
 from penstock_workers.lanes.embed.encoding import batcher as module
-from penstock_workers.lanes.embed.encoding.batcher import Batcher, EncoderLost, EncodingFailed, NoRoom
+from penstock_workers.lanes.embed.encoding.batcher import (
+    Batcher,
+    EncoderLost,
+    EncodingFailed,
+    NoRoom,
+)
 from penstock_workers.lanes.embed.encoding.buckets import TokenIds, Vector
 from penstock_workers.lanes.embed.encoding.budget import TokenBudget
 from penstock_workers.lanes.embed.encoding.encoder import OutOfMemory, SentenceTransformersEncoder
@@ -97,7 +103,8 @@ def test_a_full_batch_does_not_wait() -> None:
 
 
 async def test_while_it_computes_the_next_batch_gathers() -> None:
-    """One batch is computed and at most one is built beside it; others wait for the end of the first."""
+    """One batch is computed and at most one is built beside it; others wait for the end of the
+    first."""
     encoder, thread = FakeEncoder(), OnCall()
     busy = batcher(encoder, thread, items=2)
     tasks = [asyncio.create_task(busy.encode([[n + 1] * 9])) for n in range(2)]
@@ -135,9 +142,17 @@ async def test_a_cancelled_waiter_leaves_its_bucket() -> None:
 
 
 async def test_out_of_memory_the_halves_go_apart_and_the_budget_sinks() -> None:
-    """A batch of sixteen that does not fit goes as four of four, and the next one is no larger than what fitted."""
+    """A batch of sixteen that does not fit goes as four of four, and the next one is no larger than
+    what fitted."""
     encoder = FakeEncoder(memory=1_024)
-    made = Batcher(encoder, TokenBudget(4_096), batch_items=16, window_s=0, on_lost=LOST.append, thread=AtOnce())
+    made = Batcher(
+        encoder,
+        TokenBudget(4_096),
+        batch_items=16,
+        window_s=0,
+        on_lost=LOST.append,
+        thread=AtOnce(),
+    )
     made.start()
     await made.encode([[1] * 256 for _ in range(16)])
     assert encoder.sizes()[0] == [256] * 16
@@ -148,10 +163,13 @@ async def test_out_of_memory_the_halves_go_apart_and_the_budget_sinks() -> None:
 
 
 async def test_a_text_that_alone_is_too_large_fails_as_itself() -> None:
-    """A text that exceeds the memory alone fails with that error, and the others of its batch have their vectors."""
+    """A text that exceeds the memory alone fails with that error, and the others of its batch have
+    their vectors."""
     encoder = FakeEncoder(memory=50)
     made = batcher(encoder, items=4)
-    ends = await asyncio.gather(*(made.encode([[1] * n]) for n in (10, 60, 10, 10)), return_exceptions=True)
+    ends = await asyncio.gather(
+        *(made.encode([[1] * n]) for n in (10, 60, 10, 10)), return_exceptions=True
+    )
     assert [type(end) for end in ends] == [list, EncodingFailed, list, list]
     assert "OutOfMemory" in str(ends[1])
 
@@ -183,7 +201,8 @@ async def test_an_encoder_that_loses_a_vector_is_not_believed() -> None:
 
 
 async def test_too_many_waiting_are_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A single request is always taken; beside others only what there is room for, those in hand not counted."""
+    """A single request is always taken; beside others only what there is room for, those in hand
+    not counted."""
     monkeypatch.setattr(module, "MAX_WAITING_ROWS", 4)
     thread = OnCall()
     busy = batcher(FakeEncoder(), thread, items=1)
@@ -201,7 +220,8 @@ async def test_too_many_waiting_are_told_so(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 async def test_a_lost_device_is_no_texts_fault() -> None:
-    """An error of CUDA: all in the batch and all that wait fail with it, later ones at once; the lane hears once (H4)."""
+    """An error of CUDA: all in the batch and all that wait fail with it, later ones at once; the
+    lane hears once (H4)."""
     thread = OnCall()
     encoder = Failing(RuntimeError("CUDA error: an illegal memory access was encountered"))
     made = batcher(encoder, thread, items=2)
@@ -220,7 +240,13 @@ async def test_a_batch_that_never_ends_loses_the_encoder() -> None:
     """After `stall_s` without an end, and no text is blamed for it (H5)."""
     thread = OnCall()
     made = Batcher(
-        FakeEncoder(), TokenBudget(99), batch_items=1, window_s=0, on_lost=LOST.append, stall_s=0.01, thread=thread
+        FakeEncoder(),
+        TokenBudget(99),
+        batch_items=1,
+        window_s=0,
+        on_lost=LOST.append,
+        stall_s=0.01,
+        thread=thread,
     )
     made.start()
     ends = await asyncio.gather(*(made.encode([[1]]) for _ in range(3)), return_exceptions=True)
@@ -229,10 +255,13 @@ async def test_a_batch_that_never_ends_loses_the_encoder() -> None:
 
 
 async def test_an_encoder_that_fails_at_everything_takes_itself_out() -> None:
-    """After a run of failures it is asked for one token; what cannot do that is lost, and the other texts are not blamed."""
+    """After a run of failures it is asked for one token; what cannot do that is lost, and the other
+    texts are not blamed."""
     encoder = Failing(RuntimeError("no more"))
     made = batcher(encoder, items=1)
-    ends = await asyncio.gather(*(made.encode([[2] * 9]) for _ in range(100)), return_exceptions=True)
+    ends = await asyncio.gather(
+        *(made.encode([[2] * 9]) for _ in range(100)), return_exceptions=True
+    )
     failed = sum(isinstance(end, EncodingFailed) for end in ends)
     assert failed == IN_A_ROW - 1
     assert sum(isinstance(end, EncoderLost) for end in ends) == 100 - failed
@@ -242,14 +271,17 @@ async def test_an_encoder_that_fails_at_everything_takes_itself_out() -> None:
 async def test_texts_that_fail_in_a_row_do_not_talk_a_good_encoder_to_death() -> None:
     """A hundred bad texts: each fails by itself, and the next good one has its vector."""
     made = batcher(FakeEncoder(), items=1)
-    ends = await asyncio.gather(*(made.encode([[POISON]]) for _ in range(100)), return_exceptions=True)
+    ends = await asyncio.gather(
+        *(made.encode([[POISON]]) for _ in range(100)), return_exceptions=True
+    )
     assert {type(end) for end in ends} == {EncodingFailed}
     assert await made.encode([[5]])
     assert LOST == []
 
 
 async def test_a_failed_batch_is_forgotten_before_its_halves_are_tried() -> None:
-    """Its error holds the tensors of the whole batch: a half that is computed beside them has no memory, either (H8)."""
+    """Its error holds the tensors of the whole batch: a half that is computed beside them has no
+    memory, either (H8)."""
     encoder = FakeEncoder()
     whole = encoder.encode
     errors: list[weakref.ref[BaseException]] = []
@@ -277,7 +309,9 @@ async def test_a_failed_batch_is_forgotten_before_its_halves_are_tried() -> None
     assert alive == [False] * 7
 
 
-def test_an_encoder_frees_what_did_not_fit_before_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_encoder_frees_what_did_not_fit_before_it_says_so(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """At the moment the device's memory is given back, nothing of the batch is alive (H8)."""
     held: list[weakref.ref[Tensor]] = []
 
@@ -333,7 +367,8 @@ async def test_closing_lets_nobody_hang() -> None:
 
 
 def test_efficiency_and_rates_are_told() -> None:
-    """Real tokens by padded ones, and what was done in the last seconds; nothing of what is long past."""
+    """Real tokens by padded ones, and what was done in the last seconds; nothing of what is long
+    past."""
 
     async def main() -> None:
         made = batcher(FakeEncoder(), items=2)
@@ -352,7 +387,8 @@ def test_efficiency_and_rates_are_told() -> None:
 
 
 def test_mixed_lengths_waste_little() -> None:
-    """Of a thousand rows of log-normal length that wait together, less than a fifth of the cells are padding."""
+    """Of a thousand rows of log-normal length that wait together, less than a fifth of the cells
+    are padding."""
 
     async def main() -> None:
         import random

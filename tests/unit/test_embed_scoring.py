@@ -1,4 +1,5 @@
-"""The embed lane with a played classifier: rerank, score and classify in vLLM's shapes, and what is refused of them."""
+"""The embed lane with a played classifier: rerank, score and classify in vLLM's shapes, and what is
+refused of them."""
 
 from __future__ import annotations
 
@@ -66,7 +67,9 @@ async def refused(lane: EmbedLane, asked: Request) -> tuple[str, str]:
 @pytest.mark.parametrize("endpoint", ["/v1/rerank", "/v2/rerank", "/rerank"])
 async def test_a_ranking_has_the_best_first(lane: EmbedLane, endpoint: str) -> None:
     """Each document with its place in the request and its text, by falling relevance."""
-    body = await answer(lane, request(endpoint, {"query": "q", "documents": DOCUMENTS, "model": "mine"}))
+    body = await answer(
+        lane, request(endpoint, {"query": "q", "documents": DOCUMENTS, "model": "mine"})
+    )
     assert body == {
         "id": "rerank-job:doc",
         "model": "mine",
@@ -80,29 +83,46 @@ async def test_a_ranking_has_the_best_first(lane: EmbedLane, endpoint: str) -> N
 
 
 async def test_a_ranking_may_be_short_and_without_documents(lane: EmbedLane) -> None:
-    """top_n keeps the best, 0 keeps all, and return_documents false leaves the texts out; documents may be objects."""
-    given = {"query": "q", "documents": [{"text": text} for text in DOCUMENTS], "return_documents": False}
+    """top_n keeps the best, 0 keeps all, and return_documents false leaves the texts out; documents
+    may be objects."""
+    given = {
+        "query": "q",
+        "documents": [{"text": text} for text in DOCUMENTS],
+        "return_documents": False,
+    }
     body = await answer(lane, request("/v1/rerank", given | {"top_n": 1}))
     assert body["results"] == [{"index": 1, "relevance_score": 5.0}]
     assert len((await answer(lane, request("/v1/rerank", given | {"top_n": 0})))["results"]) == 3
 
 
 @pytest.mark.parametrize(
-    "names", [("text_1", "text_2"), ("queries", "documents"), ("queries", "items"), ("data_1", "data_2")]
+    "names",
+    [("text_1", "text_2"), ("queries", "documents"), ("queries", "items"), ("data_1", "data_2")],
 )
-async def test_scores_come_in_the_order_of_the_pairs(lane: EmbedLane, names: tuple[str, str]) -> None:
-    """One text against one, one against many, and as many of each, by every pair of names that vLLM reads."""
+async def test_scores_come_in_the_order_of_the_pairs(
+    lane: EmbedLane, names: tuple[str, str]
+) -> None:
+    """One text against one, one against many, and as many of each, by every pair of names that vLLM
+    reads."""
     first, second = names
     one_to_one = await answer(lane, request("/score", {first: "q", second: "a b"}))
-    assert (one_to_one["object"], one_to_one["data"]) == ("list", [{"index": 0, "object": "score", "score": 3.0}])
+    assert (one_to_one["object"], one_to_one["data"]) == (
+        "list",
+        [{"index": 0, "object": "score", "score": 3.0}],
+    )
     one_to_many = await answer(lane, request("/v1/score", {first: ["q"], second: DOCUMENTS}))
-    assert [(entry["index"], entry["score"]) for entry in one_to_many["data"]] == [(0, 3.0), (1, 5.0), (2, 2.0)]
+    assert [(entry["index"], entry["score"]) for entry in one_to_many["data"]] == [
+        (0, 3.0),
+        (1, 5.0),
+        (2, 2.0),
+    ]
     pairs = await answer(lane, request("/v1/score", {first: ["q", "q r s"], second: ["a", "a"]}))
     assert [entry["score"] for entry in pairs["data"]] == [2.0, 4.0]
 
 
 async def test_classes_have_labels_and_numbers(tmp_path: Path) -> None:
-    """Each text has the label of its largest number, all the numbers, and how many there are; or the logits, if asked for."""
+    """Each text has the label of its largest number, all the numbers, and how many there are; or
+    the logits, if asked for."""
     async with hosted(tmp_path, FakeClassifier("yes", "no")) as lane:
         body = await answer(lane, request("/classify", {"input": ["a b", "a"]}))
         assert body["data"] == [
@@ -126,21 +146,43 @@ async def test_classes_have_labels_and_numbers(tmp_path: Path) -> None:
         ("/v1/rerank", {"query": "q", "documents": []}, "'documents' is empty"),
         ("/v1/rerank", {"query": "q", "documents": ["a", 7]}, "'documents[1]' is 7"),
         ("/v1/rerank", {"query": "q", "documents": [{"title": "a"}]}, "'documents[0]'"),
-        ("/v1/rerank", {"query": "q", "documents": ["a"] * (MAX_TEXTS + 1)}, f"at most {MAX_TEXTS}"),
+        (
+            "/v1/rerank",
+            {"query": "q", "documents": ["a"] * (MAX_TEXTS + 1)},
+            f"at most {MAX_TEXTS}",
+        ),
         ("/v1/rerank", {"query": "q", "documents": ["a"], "top_n": -1}, "'top_n' is -1"),
         ("/v1/rerank", {"query": "q", "documents": ["a"], "top_n": True}, "'top_n' is True"),
-        ("/v1/rerank", {"query": "q", "documents": ["a"], "return_documents": "no"}, "'return_documents' is 'no'"),
-        ("/v1/rerank", {"query": "q", "documents": ["a"], "max_tokens_per_doc": 9}, "'max_tokens_per_doc' is 9"),
-        ("/v1/score", {"text_1": ["a", "b"], "text_2": ["a", "b", "c"]}, "'text_1' has 2 texts and 'text_2' has 3"),
+        (
+            "/v1/rerank",
+            {"query": "q", "documents": ["a"], "return_documents": "no"},
+            "'return_documents' is 'no'",
+        ),
+        (
+            "/v1/rerank",
+            {"query": "q", "documents": ["a"], "max_tokens_per_doc": 9},
+            "'max_tokens_per_doc' is 9",
+        ),
+        (
+            "/v1/score",
+            {"text_1": ["a", "b"], "text_2": ["a", "b", "c"]},
+            "'text_1' has 2 texts and 'text_2' has 3",
+        ),
         ("/v1/score", {"text_1": "a"}, "'text_2' is missing"),
-        ("/v1/score", {"text_1": "a", "text_2": "b", "chat_template": "{{ 1 }}"}, "'chat_template'"),
+        (
+            "/v1/score",
+            {"text_1": "a", "text_2": "b", "chat_template": "{{ 1 }}"},
+            "'chat_template'",
+        ),
         ("/classify", {"input": [1, 2]}, "'input[0]' is 1"),
         ("/classify", {"messages": [{"role": "user", "content": "a"}]}, "'messages'"),
         ("/classify", {"input": "a", "use_activation": 1}, "'use_activation' is 1"),
         ("/classify", {"input": "   "}, "has no token"),
     ],
-)  # fmt: skip
-async def test_bad_bodies_are_refused_by_field_and_value(lane: EmbedLane, endpoint: str, body: Any, field: str) -> None:
+)
+async def test_bad_bodies_are_refused_by_field_and_value(
+    lane: EmbedLane, endpoint: str, body: Any, field: str
+) -> None:
     """Each is a bad request that says which field holds what, before anything reaches the model."""
     name, words = await refused(lane, request(endpoint, body))
     assert name == "bad_request"
@@ -159,7 +201,8 @@ async def test_bad_bodies_are_refused_by_field_and_value(lane: EmbedLane, endpoi
 async def test_a_model_that_cannot_do_it_says_so(
     tmp_path: Path, encoder: Callable[[], FakeEncoder], endpoint: str, why: str
 ) -> None:
-    """A task that the hosted model cannot do is a bad request that names the model and what would do it."""
+    """A task that the hosted model cannot do is a bad request that names the model and what would
+    do it."""
     async with hosted(tmp_path, encoder()) as lane:
         name, words = await refused(lane, request(endpoint, {"input": "a"}))
     assert name == "bad_request"
@@ -186,11 +229,14 @@ async def test_out_of_memory_is_halved_and_nothing_is_lost(tmp_path: Path) -> No
 
 
 async def test_a_lost_device_ends_the_worker_and_no_document_is_at_fault(tmp_path: Path) -> None:
-    """A device that is lost while pairs are scored ends as engine_died, as it does for embeddings."""
+    """A device that is lost while pairs are scored ends as engine_died, as it does for
+    embeddings."""
     why: list[str] = []
     lost = Failpoints.parse("engine:cuda")
     async with hosted(tmp_path, FakeClassifier("a"), failpoints=lost, give_up=why.append) as lane:
-        tried = await lane.infer(await lane.prepare(request("/v1/score", {"text_1": "a", "text_2": "b"})))
+        tried = await lane.infer(
+            await lane.prepare(request("/v1/score", {"text_1": "a", "text_2": "b"}))
+        )
     assert isinstance(tried, NoAnswer)
     assert tried.failure == "engine_died"
     assert why
@@ -201,8 +247,20 @@ async def test_a_lost_device_ends_the_worker_and_no_document_is_at_fault(tmp_pat
     [
         ({"config.json": {"architectures": ["BertModel"]}}, False),
         ({"config.json": {"architectures": ["XLMRobertaForSequenceClassification"]}}, True),
-        ({"config.json": {"architectures": ["BertForSequenceClassification"]}, "modules.json": {}}, False),
-        ({"config_sentence_transformers.json": {"model_type": "CrossEncoder"}, "modules.json": {}}, True),
+        (
+            {
+                "config.json": {"architectures": ["BertForSequenceClassification"]},
+                "modules.json": {},
+            },
+            False,
+        ),
+        (
+            {
+                "config_sentence_transformers.json": {"model_type": "CrossEncoder"},
+                "modules.json": {},
+            },
+            True,
+        ),
         ({"config_sentence_transformers.json": {"model_type": "SentenceTransformer"}}, False),
         ({"config.json": {"architectures": "ForSequenceClassification"}}, False),
         ({}, False),

@@ -1,4 +1,5 @@
-"""The end of a worker by the clock: its parts add up to less than what is left before it is killed."""
+"""The end of a worker by the clock: its parts add up to less than what is left before it is
+killed."""
 
 from __future__ import annotations
 
@@ -85,27 +86,35 @@ def ended(monkeypatch: pytest.MonkeyPatch, notice_s: float | None) -> tuple[Slow
     return worker, began
 
 
-def test_the_slowest_end_fits_what_a_worker_is_killed_after(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With an engine that does not stop and a Redis that does not answer it is over END_S after the drain, as the sum says."""
+def test_the_slowest_end_fits_what_a_worker_is_killed_after(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """With an engine that does not stop and a Redis that does not answer it is over END_S after the
+    drain, as the sum says."""
     worker, began = ended(monkeypatch, None)
     assert worker.when("end") - began - DRAIN_S <= ending_times.END_S + TURNS_S
     for margin_s in (services.DRAIN_MARGIN_S, serve.DRAIN_MARGIN_S):
         assert margin_s > ending_times.END_S
 
 
-def test_items_are_back_before_the_machine_of_a_notice_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    """They are given back before the engine stops, with RETURN_S left to write that; the engine's end may be cut off."""
+def test_items_are_back_before_the_machine_of_a_notice_ends(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """They are given back before the engine stops, with RETURN_S left to write that; the engine's
+    end may be cut off."""
     worker, began = ended(monkeypatch, NOTICE_S)
     assert [what for what, _ in worker.happened] == ["give back", "stop", "finish", "end"]
     assert began + NOTICE_S - worker.when("give back") >= ending_times.RETURN_S - TURNS_S
 
 
 def test_the_shortest_notice_leaves_time_to_finish_items() -> None:
-    """Also where the metadata service had failed, and was asked again only after its longest pause."""
+    """Also where the metadata service had failed, and was asked again only after its longest
+    pause."""
     assert NOTICE_S - BACKOFF_S - ending_times.FINISH_S >= 10
 
 
 def test_an_engine_may_end_before_its_worker_is_given_up() -> None:
-    """The pool waits for the engine for longer than the engine waits for vLLM, the killing of its processes included (H12)."""
+    """The pool waits for the engine for longer than the engine waits for vLLM, the killing of its
+    processes included (H12)."""
     slowest_s = max(child_engine.SHUTDOWN_S + processes.GONE_S, in_process_engine.STOP_S)
     assert slowest_s <= ending_times.STOP_TIMEOUT_S

@@ -1,4 +1,6 @@
-"""When an engine counts as dead, and what is left of one that was killed. No engine is needed to know."""
+"""When an engine counts as dead, and what is left of one that was killed.
+
+No engine is needed to know."""
 
 from __future__ import annotations
 
@@ -43,7 +45,9 @@ def watch(clock: Clock) -> StepWatch:
     return made
 
 
-def test_an_engine_that_makes_no_step_with_requests_inside_hangs(watch: StepWatch, clock: Clock) -> None:
+def test_an_engine_that_makes_no_step_with_requests_inside_hangs(
+    watch: StepWatch, clock: Clock
+) -> None:
     """After the longest that a step may take, and not before; an idle one never does (H5)."""
     clock.now += 1_000
     assert watch.hangs() is None
@@ -60,7 +64,8 @@ def test_an_engine_that_makes_no_step_with_requests_inside_hangs(watch: StepWatc
 
 
 def test_one_of_several_engines_hangs_beside_one_that_works(watch: StepWatch, clock: Clock) -> None:
-    """In a data-parallel group the one that is silent with requests in it is found, whatever the others do."""
+    """In a data-parallel group the one that is silent with requests in it is found, whatever the
+    others do."""
     watch.entered()
     watch.stepped(1, busy=True)
     for _ in range(30):
@@ -80,7 +85,8 @@ def test_the_first_step_may_take_longer(clock: Clock) -> None:
 
 
 def test_a_step_may_take_as_long_as_the_model_is_large() -> None:
-    """A small model's hang is found within 30 s; seventy billion parameters are not called hung for one long step."""
+    """A small model's hang is found within 30 s; seventy billion parameters are not called hung for
+    one long step."""
     assert longest_step_s(5e8, 8_192, on_cpu=False) + LOOK_S < 30
     assert longest_step_s(7e10, 8_192, on_cpu=False) > 2 * 7e10 * 8_192 / 2e13 + LEAST_S - 1
     assert longest_step_s(1e9, 8_192, on_cpu=True) > 1_000
@@ -99,7 +105,8 @@ def test_a_step_may_take_as_long_as_the_model_is_large() -> None:
     ],
 )
 def test_which_errors_mean_that_the_device_is_lost(said: str, lost: bool) -> None:
-    """Those of CUDA, ROCm and NCCL, also where another error came of them; memory that is short is none."""
+    """Those of CUDA, ROCm and NCCL, also where another error came of them; memory that is short is
+    none."""
     assert is_lost(RuntimeError(said)) is lost
     try:
         raise ValueError("the batch failed") from RuntimeError(said)
@@ -139,7 +146,8 @@ def test_a_worker_that_can_do_nothing_more_ends_with_a_status_that_says_so(
 
 
 def test_a_list_of_plugins_does_not_leave_ours_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What an operator set stays, and the plugin that keeps signals from the engine is added; unset, vLLM loads all."""
+    """What an operator set stays, and the plugin that keeps signals from the engine is added;
+    unset, vLLM loads all."""
     monkeypatch.setenv(PLUGINS_VARIABLE, "theirs")
     load_in_engines()
     load_in_engines()
@@ -149,7 +157,7 @@ def test_a_list_of_plugins_does_not_leave_ours_out(monkeypatch: pytest.MonkeyPat
     assert PLUGINS_VARIABLE not in os.environ
 
 
-# -- what is left of an engine ------------------------------------------------------------------------------------------
+# -- what is left of an engine ---------------------------------------------------------------------
 
 ENGINE = """
 import mmap, os, signal, sys
@@ -182,11 +190,16 @@ def engine(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[str, subprocess.Po
     memory.unlink(missing_ok=True)
 
 
-def test_nothing_of_an_engine_outlives_its_worker(engine: tuple[str, subprocess.Popen[bytes], Path]) -> None:
-    """The worker is gone without a word: its guard kills what has its mark, stopped or not, and frees the shared memory (H11)."""
+def test_nothing_of_an_engine_outlives_its_worker(
+    engine: tuple[str, subprocess.Popen[bytes], Path],
+) -> None:
+    """The worker is gone without a word: its guard kills what has its mark, stopped or not, and
+    frees the shared memory (H11)."""
     mark, process, memory = engine
     process.send_signal(signal.SIGSTOP)
-    other = subprocess.Popen([sys.executable, "-c", "import signal; signal.pause()"], start_new_session=True)
+    other = subprocess.Popen(
+        [sys.executable, "-c", "import signal; signal.pause()"], start_new_session=True
+    )
     guard = Guard(mark)
     try:
         assert guard._process.stdin is not None
@@ -200,8 +213,11 @@ def test_nothing_of_an_engine_outlives_its_worker(engine: tuple[str, subprocess.
         other.wait()
 
 
-def test_memory_of_an_engine_that_is_gone_already_is_freed(engine: tuple[str, subprocess.Popen[bytes], Path]) -> None:
-    """What the worker named to its guard before is removed, though no process is left that could show it (H11)."""
+def test_memory_of_an_engine_that_is_gone_already_is_freed(
+    engine: tuple[str, subprocess.Popen[bytes], Path],
+) -> None:
+    """What the worker named to its guard before is removed, though no process is left that could
+    show it (H11)."""
     mark, process, memory = engine
     assert str(memory) in processes.shared_memory(processes.marked(mark))
     guard = Guard(mark)
@@ -217,7 +233,9 @@ def test_children_of_the_worker_that_are_no_engine_are_spared(tmp_path: Path) ->
     mark = uuid.uuid4().hex
     module = "penstock_workers.lanes.gpu.engine.guard"
     child = subprocess.Popen(
-        [sys.executable, "-m", module, "another"], stdin=subprocess.PIPE, env={**os.environ, processes.MARK: mark}
+        [sys.executable, "-m", module, "another"],
+        stdin=subprocess.PIPE,
+        env={**os.environ, processes.MARK: mark},
     )
     try:
         assert processes.marked(mark) == []

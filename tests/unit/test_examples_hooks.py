@@ -16,8 +16,17 @@ async def test_the_example_shortens_and_labels(monkeypatch: pytest.MonkeyPatch) 
     """It can be named in a job, changes the request, and refuses an answer without one label."""
     monkeypatch.syspath_prepend(Path(__file__).parents[2] / "examples")
     imports = HookImports(RunningCalls(new_file()), None)
-    shorten, label = await imports.get(1, "hooks_example:shorten"), await imports.get(1, "hooks_example:label")
-    item = Item("job", 1, "doc", "/v1/chat/completions", {"messages": [{"role": "user", "content": "x" * 9_000}]})
+    shorten, label = (
+        await imports.get(1, "hooks_example:shorten"),
+        await imports.get(1, "hooks_example:label"),
+    )
+    item = Item(
+        "job",
+        1,
+        "doc",
+        "/v1/chat/completions",
+        {"messages": [{"role": "user", "content": "x" * 9_000}]},
+    )
     assert len(shorten(item).body["messages"][0]["content"]) == 8_000
 
     def answer(text: str) -> dict[str, object]:

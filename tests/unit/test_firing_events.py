@@ -23,20 +23,40 @@ class Listened:
         self.sent: list[tuple[str, dict[str, Any]]] = []
         self._timers: list[Any] = []
         self.event_dispatcher = SimpleNamespace(
-            enabled=enabled, groups=groups, send=lambda kind, **fields: self.sent.append((kind, fields))
+            enabled=enabled,
+            groups=groups,
+            send=lambda kind, **fields: self.sent.append((kind, fields)),
         )
-        self.timer = SimpleNamespace(call_repeatedly=lambda _seconds, work: self._timers.append(work))
+        self.timer = SimpleNamespace(
+            call_repeatedly=lambda _seconds, work: self._timers.append(work)
+        )
 
     def turn(self) -> None:
         for work in self._timers:
             work()
 
 
-def decided(outcome: FiringOutcome, reason: str | None = None, job_id: str | None = None) -> DecidedTimes:
+def decided(
+    outcome: FiringOutcome, reason: str | None = None, job_id: str | None = None
+) -> DecidedTimes:
     schedule = Schedule(
-        "sched_1", "nightly", "0 1 * * *", "UTC", {}, {"source": "x"}, CatchUp.ONCE, False, False, ONE, ONE, 0,
-        None, None, None, None,
-    )  # fmt: skip
+        "sched_1",
+        "nightly",
+        "0 1 * * *",
+        "UTC",
+        {},
+        {"source": "x"},
+        CatchUp.ONCE,
+        False,
+        False,
+        ONE,
+        ONE,
+        0,
+        None,
+        None,
+        None,
+        None,
+    )
     times = decided_times()
     times.append((schedule, Decision(ONE, outcome, ONE + 60, job_id=job_id, reason=reason)))
     return times
@@ -46,20 +66,37 @@ def decided(outcome: FiringOutcome, reason: str | None = None, job_id: str | Non
     ("outcome", "reason", "job_id", "kind", "field", "says"),
     [
         (FiringOutcome.STARTED, None, "job_1", "task-succeeded", "result", "started job_1"),
-        (FiringOutcome.NOTHING_NEW, "no new file", None, "task-succeeded", "result", "nothing new: no new file"),
+        (
+            FiringOutcome.NOTHING_NEW,
+            "no new file",
+            None,
+            "task-succeeded",
+            "result",
+            "nothing new: no new file",
+        ),
         (FiringOutcome.FAILED, "no such file", None, "task-failed", "exception", "no such file"),
         (FiringOutcome.SKIPPED, "missed", None, "task-revoked", "expired", True),
     ],
 )
 def test_each_decided_time_is_a_task(
-    outcome: FiringOutcome, reason: str | None, job_id: str | None, kind: str, field: str, says: object
+    outcome: FiringOutcome,
+    reason: str | None,
+    job_id: str | None,
+    kind: str,
+    field: str,
+    says: object,
 ) -> None:
-    """By the key that its job has, with the schedule's name; how it ended is the state that Flower shows."""
+    """By the key that its job has, with the schedule's name; how it ended is the state that Flower
+    shows."""
     consumer, times = Listened(), decided(outcome, reason, job_id)
     tell_firings(consumer, times)
     consumer.turn()
     (received, first), (ended, last) = consumer.sent
-    assert (received, first["name"], first["uuid"]) == ("task-received", TASK, "nightly@2026-03-10T01:00Z")
+    assert (received, first["name"], first["uuid"]) == (
+        "task-received",
+        TASK,
+        "nightly@2026-03-10T01:00Z",
+    )
     assert "'schedule': 'nightly'" in first["kwargs"]
     assert (ended, last["uuid"], last[field]) == (kind, first["uuid"], says)
     consumer.turn()
@@ -76,7 +113,8 @@ def test_each_decided_time_is_a_task(
     ],
 )
 def test_celery_reads_them_as_a_task(outcome: FiringOutcome, state: str) -> None:
-    """What Flower keeps is Celery's own memory of events: it has the task, its name and its state."""
+    """What Flower keeps is Celery's own memory of events: it has the task, its name and its
+    state."""
     consumer, memory = Listened(), State()
     tell_firings(consumer, decided(outcome, "words", "job_1"))
     consumer.turn()
@@ -114,9 +152,14 @@ def test_reasons_hold_no_secret_and_are_cut() -> None:
 
 
 @pytest.mark.parametrize(("enabled", "groups"), [(False, ()), (True, ("worker",))])
-def test_while_events_are_off_nothing__and_nothing_gathers(enabled: bool, groups: tuple[str, ...]) -> None:
+def test_while_events_are_off_nothing__and_nothing_gathers(
+    enabled: bool, groups: tuple[str, ...]
+) -> None:
     """A Flower that is opened next month does not get a month of times."""
-    consumer, times = Listened(enabled=enabled, groups=groups), decided(FiringOutcome.STARTED, None, "job_1")
+    consumer, times = (
+        Listened(enabled=enabled, groups=groups),
+        decided(FiringOutcome.STARTED, None, "job_1"),
+    )
     tell_firings(consumer, times)
     consumer.turn()
     assert (consumer.sent, len(times)) == ([], 0)

@@ -1,4 +1,5 @@
-"""Adapters that come and go: what is taken up, when, and what is not, with an engine that only notes what it is given."""
+"""Adapters that come and go: what is taken up, when, and what is not, with an engine that only
+notes what it is given."""
 
 from __future__ import annotations
 
@@ -25,7 +26,9 @@ MIB = 1024**2
 
 
 class House:
-    """A watch over a folder. ``refuses`` are names that the engine does not load; ``is_up`` says whether there is one."""
+    """A watch over a folder.
+
+    ``refuses`` are names that the engine does not load; ``is_up`` says whether there is one."""
 
     def __init__(self, tmp_path: Path, *, most: int = 100 * MIB, **static: str) -> None:
         self.folder = tmp_path / "adapters"
@@ -37,7 +40,13 @@ class House:
         self.is_up = True
         self.store = FolderStore(self.folder)
         self.watch = AdapterWatch(
-            self.store, self.cache, self.adapters, self._load, taken={"llama-8b"}, every_s=30.0, most_bytes=MIB
+            self.store,
+            self.cache,
+            self.adapters,
+            self._load,
+            taken={"llama-8b"},
+            every_s=30.0,
+            most_bytes=MIB,
         )
 
     async def _load(self, adapter: Adapter) -> bool:
@@ -80,7 +89,8 @@ async def test_an_adapter_that_rests_is_served(house: House) -> None:
 
 
 async def test_a_fresh_adapter_must_be_seen_twice(house: House) -> None:
-    """What was written a moment ago may be half there: it is taken once a second look finds it unchanged."""
+    """What was written a moment ago may be half there: it is taken once a second look finds it
+    unchanged."""
     write_adapter(house.folder / "legal", age_s=None)
     await house.watch.look()
     assert house.served() == set()
@@ -92,7 +102,8 @@ async def test_a_fresh_adapter_must_be_seen_twice(house: House) -> None:
 
 
 async def test_weights_that_were_cut_are_refused_until_they_change(house: House, said: Any) -> None:
-    """Their own header says how long they are; the reason is in the log once, and the engine never sees them."""
+    """Their own header says how long they are; the reason is in the log once, and the engine never
+    sees them."""
     write_adapter(house.folder / "legal")
     (house.folder / "legal" / WEIGHTS).write_bytes(weights()[:-4])
     for _ in range(4):
@@ -133,9 +144,14 @@ async def test_a_broken_adapter_never_reaches_the_engine(
     assert said.text.count(why) == 1
 
 
-@pytest.mark.parametrize("name", ["a b", "-x", "n\nERROR forged", "a@b", "x" * 129, "\u202eevil", "llama-8b"])
-async def test_a_folder_whose_name_is_no_name_is_refused(house: House, said: Any, name: str) -> None:
-    """Control characters, spaces, names too long and the model's own name: nothing of it is read, and no log line is forged."""
+@pytest.mark.parametrize(
+    "name", ["a b", "-x", "n\nERROR forged", "a@b", "x" * 129, "\u202eevil", "llama-8b"]
+)
+async def test_a_folder_whose_name_is_no_name_is_refused(
+    house: House, said: Any, name: str
+) -> None:
+    """Control characters, spaces, names too long and the model's own name: nothing of it is read,
+    and no log line is forged."""
     write_adapter(house.folder / name)
     await house.watch.look()
     assert (house.served(), house.loaded) == (set(), [])
@@ -152,7 +168,8 @@ async def test_an_adapter_of_the_settings_keeps_its_name(tmp_path: Path) -> None
 
 
 async def test_weights_of_another_format_are_named(house: House, said: Any) -> None:
-    """An adapter that has pickled weights alone is no upload under way: after two looks the log says what it lacks."""
+    """An adapter that has pickled weights alone is no upload under way: after two looks the log
+    says what it lacks."""
     write_adapter(house.folder / "legal")
     (house.folder / "legal" / WEIGHTS).rename(house.folder / "legal" / "adapter_model.bin")
     await house.watch.look()
@@ -178,7 +195,8 @@ async def test_what_the_engine_refuses_is_not_served(house: House, said: Any) ->
 
 
 async def test_a_new_version_takes_the_place_of_the_old(house: House) -> None:
-    """Under another name for vLLM, whose computed prefixes are kept by name; the old files stay while a call has them."""
+    """Under another name for vLLM, whose computed prefixes are kept by name; the old files stay
+    while a call has them."""
     write_adapter(house.folder / "legal", values=8)
     await house.watch.look()
     old = house.now("legal")
@@ -208,7 +226,8 @@ async def test_a_version_that_is_broken_leaves_the_old_one_served(house: House, 
 
 
 async def test_one_that_is_gone_is_withdrawn(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its name is announced no more at once, and found by what is on its way for a while; then it is not there."""
+    """Its name is announced no more at once, and found by what is on its way for a while; then it
+    is not there."""
     write_adapter(house.folder / "legal")
     await house.watch.look()
     for name in (CONFIG, WEIGHTS):
@@ -228,7 +247,9 @@ async def test_one_that_is_gone_is_withdrawn(house: House, monkeypatch: pytest.M
 async def test_an_outage_of_the_place_withdraws_nothing(
     house: House, said: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A bucket that does not answer has not lost its adapters. The log says it once, and again after the next outage."""
+    """A bucket that does not answer has not lost its adapters.
+
+    The log says it once, and again after the next outage."""
     write_adapter(house.folder / "legal")
     await house.watch.look()
 
@@ -283,16 +304,22 @@ async def test_a_worker_serves_no_more_names_than_it_can_look_for(house: House, 
 
 
 def test_an_engine_makes_room_for_what_may_come(tmp_path: Path) -> None:
-    """Without any adapter at its start, and with one of a higher rank than it would make room for."""
+    """Without any adapter at its start, and with one of a higher rank than it would make room
+    for."""
     empty = Adapters({}, "m", more=True).arguments()
-    assert (empty["enable_lora"], empty["max_lora_rank"], empty["max_cpu_loras"]) == (True, ROOM_RANK, ROOM_KEPT)
+    assert (empty["enable_lora"], empty["max_lora_rank"], empty["max_cpu_loras"]) == (
+        True,
+        ROOM_RANK,
+        ROOM_KEPT,
+    )
     high = Adapters({"x": str(write_adapter(tmp_path / "x", rank=100))}, "m", more=True).arguments()
     assert high["max_lora_rank"] == 128
     assert Adapters({}, "m").arguments() == {}
 
 
 def test_a_new_engine_loads_what_no_engine_has_and_what_it_keeps(tmp_path: Path) -> None:
-    """Hundreds of adapters that were loaded before do not hold up the engine that takes a dead one's place."""
+    """Hundreds of adapters that were loaded before do not hold up the engine that takes a dead
+    one's place."""
     folders = {f"a{number}": str(write_adapter(tmp_path / f"a{number}")) for number in range(5)}
     adapters = Adapters(folders, "m", more=True)
     assert len(adapters.to_load(2)) == 5
@@ -304,10 +331,22 @@ def test_a_new_engine_loads_what_no_engine_has_and_what_it_keeps(tmp_path: Path)
 @pytest.mark.parametrize(
     ("tensors", "why"),
     [
-        ({"layers.0.self_attn.q_proj.lora_A": [8, 64], "layers.3.mlp.down_proj.lora_B": [64, 8]}, None),
-        ({"layers.0.self_attn.q_proj.lora_A": [8, 32]}, "it is for a model of width 32, and this one has 64"),
-        ({"layers.0.self_attn.o_proj.lora_B": [128, 8]}, "it is for a model of width 128, and this one has 64"),
-        ({"layers.4.self_attn.o_proj.lora_B": [64, 8]}, "it has weights for 5 layers, and this model has 4"),
+        (
+            {"layers.0.self_attn.q_proj.lora_A": [8, 64], "layers.3.mlp.down_proj.lora_B": [64, 8]},
+            None,
+        ),
+        (
+            {"layers.0.self_attn.q_proj.lora_A": [8, 32]},
+            "it is for a model of width 32, and this one has 64",
+        ),
+        (
+            {"layers.0.self_attn.o_proj.lora_B": [128, 8]},
+            "it is for a model of width 128, and this one has 64",
+        ),
+        (
+            {"layers.4.self_attn.o_proj.lora_B": [64, 8]},
+            "it has weights for 5 layers, and this model has 4",
+        ),
         ({"visual.layers.9.self_attn.q_proj.lora_A": [8, 32]}, None),
         ({"layers.0.self_attn.q_proj.lora_A": "large", "layers.0.mlp.up_proj.lora_A": [8]}, None),
     ],
@@ -315,9 +354,11 @@ def test_a_new_engine_loads_what_no_engine_has_and_what_it_keeps(tmp_path: Path)
 def test_an_adapter_of_another_model_is_known_by_its_layers(
     tmp_path: Path, tensors: dict[str, Any], why: str | None
 ) -> None:
-    """vLLM takes layers that are too small, and answers without sense; layers of other parts of a model tell nothing."""
+    """vLLM takes layers that are too small, and answers without sense; layers of other parts of a
+    model tell nothing."""
     folder = write_adapter(
-        tmp_path / "legal", tensors={f"base_model.model.model.{k}.weight": v for k, v in tensors.items()}
+        tmp_path / "legal",
+        tensors={f"base_model.model.model.{k}.weight": v for k, v in tensors.items()},
     )
     model = SimpleNamespace(hidden_size=64, num_hidden_layers=4)
     assert misfit(read_adapter(folder), model) == why

@@ -1,4 +1,5 @@
-"""The operator's chat template: where it is read from, what it replaces, and what stops the start."""
+"""The operator's chat template: where it is read from, what it replaces, and what stops the
+start."""
 
 from __future__ import annotations
 
@@ -35,11 +36,16 @@ class Tokenizer:
         raise Rendered(chat_template or self.chat_template)
 
 
-@pytest.mark.parametrize(("given", "rendered"), [(None, "the model's"), ("the operator's", "the operator's")])
+@pytest.mark.parametrize(
+    ("given", "rendered"), [(None, "the model's"), ("the operator's", "the operator's")]
+)
 def test_the_operators_template_is_rendered(given: str | None, rendered: str) -> None:
-    """It takes the place of the model's for every document, and the engine's own tokenizer keeps what it has."""
+    """It takes the place of the model's for every document, and the engine's own tokenizer keeps
+    what it has."""
     tokenizer = Tokenizer()
-    builder = CallBuilder(GpuSettings(model="m"), Tokenizers(tokenizer, given), FACTS, Adapters({}, "m"))
+    builder = CallBuilder(
+        GpuSettings(model="m"), Tokenizers(tokenizer, given), FACTS, Adapters({}, "m")
+    )
     body = orjson.dumps({"messages": [{"role": "user", "content": "hello"}]})
     with pytest.raises(Exception, match=rendered):
         builder.build(Request("tag", "default", "/v1/chat/completions", body, 10.0))
@@ -47,7 +53,8 @@ def test_the_operators_template_is_rendered(given: str | None, rendered: str) ->
 
 
 def test_a_file_that_cannot_be_read_stops_the_start(tmp_path: Path) -> None:
-    """A path that is wrong, a folder, a file of weights and one that is not text are refused with setting and path."""
+    """A path that is wrong, a folder, a file of weights and one that is not text are refused with
+    setting and path."""
     (tmp_path / "weights").write_bytes(b"{" * (MAX_BYTES + 1))
     (tmp_path / "binary").write_bytes(b"\xff\xfe\x00")
     for name in ("missing.jinja", "weights", "binary", "."):

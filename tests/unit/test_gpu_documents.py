@@ -34,7 +34,9 @@ class Tokenizer:
 def refused(body: dict[str, Any], endpoint: str = "/v1/chat/completions") -> str:
     builder = CallBuilder(GpuSettings(model="m"), Tokenizers(Tokenizer()), FACTS, Adapters({}, "m"))
     with pytest.raises(RequestRefused) as caught:
-        builder.build(Request("tag", "default", endpoint, orjson.dumps({"model": "m"} | body), 10.0))
+        builder.build(
+            Request("tag", "default", endpoint, orjson.dumps({"model": "m"} | body), 10.0)
+        )
     assert type(caught.value) is RequestRefused
     return str(caught.value)
 
@@ -43,8 +45,14 @@ def refused(body: dict[str, Any], endpoint: str = "/v1/chat/completions") -> str
     ("more", "words"),
     [
         ({"chat_template": TEMPLATE}, "chat_template: a document may not bring its own"),
-        ({"chat_template_kwargs": {"chat_template": TEMPLATE}}, "chat_template_kwargs: 'chat_template' may not be set"),
-        ({"chat_template_kwargs": {"tokenize": True, "tools": []}}, "'tokenize', 'tools' may not be set"),
+        (
+            {"chat_template_kwargs": {"chat_template": TEMPLATE}},
+            "chat_template_kwargs: 'chat_template' may not be set",
+        ),
+        (
+            {"chat_template_kwargs": {"tokenize": True, "tools": []}},
+            "'tokenize', 'tools' may not be set",
+        ),
         ({"chat_template_kwargs": [1]}, "chat_template_kwargs is list"),
     ],
 )
@@ -56,12 +64,26 @@ def test_a_document_brings_no_template(more: dict[str, Any], words: str) -> None
 @pytest.mark.parametrize("token", [10, -1, True, 1.0, None])
 def test_token_ids_are_those_of_the_model(token: object) -> None:
     """Wrong types and numbers beyond the vocabulary are refused with their place (B21)."""
-    assert f"prompt[1] is {token!r}: token ids" in refused({"prompt": [3, token]}, "/v1/completions")
-    assert "stop_token_ids[0]" in refused({"prompt": [3], "stop_token_ids": [token]}, "/v1/completions")
+    assert f"prompt[1] is {token!r}: token ids" in refused(
+        {"prompt": [3, token]}, "/v1/completions"
+    )
+    assert "stop_token_ids[0]" in refused(
+        {"prompt": [3], "stop_token_ids": [token]}, "/v1/completions"
+    )
 
 
 @pytest.mark.parametrize(
-    "biases", [{"x": 1}, {"10": 1}, {"-1": 1}, {"3": "much"}, [1], {"9" * 40: 1}, {"3": 100.5}, {"3": -1e308}]
+    "biases",
+    [
+        {"x": 1},
+        {"10": 1},
+        {"-1": 1},
+        {"3": "much"},
+        [1],
+        {"9" * 40: 1},
+        {"3": 100.5},
+        {"3": -1e308},
+    ],
 )
 def test_biases_are_for_tokens_of_the_model(biases: object) -> None:
     """Refused once, instead of tried four times as an unexpected error (B21)."""
@@ -78,9 +100,13 @@ def test_biases_are_for_tokens_of_the_model(biases: object) -> None:
 )
 async def test_a_server_of_ours_is_not_given_a_template(body: bytes) -> None:
     """However the name is written (B21)."""
-    lane = SidecarLane(WorkerSettings(lane="gpu", gpu=GpuSettings(upstream_url="http://127.0.0.1:9/v1")))
+    lane = SidecarLane(
+        WorkerSettings(lane="gpu", gpu=GpuSettings(upstream_url="http://127.0.0.1:9/v1"))
+    )
     prepared = await lane.prepare(Request("tag", "default", "/v1/chat/completions", body, 10.0))
     assert prepared.refused is not None
     assert prepared.refused.status == 400
-    plain = await lane.prepare(Request("tag", "default", "/v1/chat/completions", b'{"model":"m","a":"\\u00e9"}', 10.0))
+    plain = await lane.prepare(
+        Request("tag", "default", "/v1/chat/completions", b'{"model":"m","a":"\\u00e9"}', 10.0)
+    )
     assert plain.refused is None

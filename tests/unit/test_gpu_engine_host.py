@@ -1,4 +1,5 @@
-"""The life of a hosted engine, with one that computes nothing: hung, lost and failing ones, and the limits of an item's time."""
+"""The life of a hosted engine, with one that computes nothing: hung, lost and failing ones, and the
+limits of an item's time."""
 
 from __future__ import annotations
 
@@ -33,7 +34,10 @@ CONFIG = SimpleNamespace(
     cache_config=SimpleNamespace(num_gpu_blocks=0, block_size=0),
     device_config=SimpleNamespace(device_type="cuda"),
     model_config=SimpleNamespace(
-        dtype="torch.float16", max_model_len=100, runner_type="generate", hf_text_config=SimpleNamespace()
+        dtype="torch.float16",
+        max_model_len=100,
+        runner_type="generate",
+        hf_text_config=SimpleNamespace(),
     ),
     structured_outputs_config=None,
 )
@@ -41,7 +45,9 @@ Behaviour = Callable[[EngineCall, Callable[[], None]], Any]
 
 
 def output(text: str = "yes", reason: str = "stop") -> Any:
-    one = SimpleNamespace(index=0, text=text, token_ids=[1], finish_reason=reason, stop_reason=None, logprobs=None)
+    one = SimpleNamespace(
+        index=0, text=text, token_ids=[1], finish_reason=reason, stop_reason=None, logprobs=None
+    )
     return SimpleNamespace(outputs=[one], prompt_token_ids=[1], num_cached_tokens=0)
 
 
@@ -118,12 +124,16 @@ class House:
         params = {"ignore_eos": False, "max_tokens": 8} | params
         facts = Facts("m", chat=True)
         call = EngineCall("job:doc#1", [1], SimpleNamespace(**params), facts=facts)
-        asked = Prepared(Request("job:doc", "default", "/v1/chat/completions", b"{}", timeout_s), 9, input=call)
+        asked = Prepared(
+            Request("job:doc", "default", "/v1/chat/completions", b"{}", timeout_s), 9, input=call
+        )
         return await asyncio.wait_for(self.lane.infer(asked), 5)
 
     def step(self) -> None:
         """The engine reports one, with a request in it."""
-        scheduler = SimpleNamespace(num_running_reqs=1, num_waiting_reqs=0, kv_cache_usage=0.0, prefix_cache_stats=None)
+        scheduler = SimpleNamespace(
+            num_running_reqs=1, num_waiting_reqs=0, kv_cache_usage=0.0, prefix_cache_stats=None
+        )
         self.lane._host._figures.note(scheduler, None)
 
 
@@ -146,7 +156,8 @@ def is_released(tried: Answer | NoAnswer) -> bool:
 
 
 async def test_a_hung_engine_is_killed_and_its_items_are_given_back(house: House) -> None:
-    """No step for longer than one may take: nothing is a timeout, and the next item has an answer of a new engine (H5)."""
+    """No step for longer than one may take: nothing is a timeout, and the next item has an answer
+    of a new engine (H5)."""
 
     def hang(_call: EngineCall, _began: Callable[[], None]) -> None:
         house.step()
@@ -164,7 +175,9 @@ async def test_a_hung_engine_is_killed_and_its_items_are_given_back(house: House
 
 async def test_an_error_of_the_device_ends_the_engine(house: House) -> None:
     """An engine that reports it and goes on is not believed."""
-    house.engines[0]._behaviour = lambda _call, _began: EngineFault("NCCL error: unhandled system error")
+    house.engines[0]._behaviour = lambda _call, _began: EngineFault(
+        "NCCL error: unhandled system error"
+    )
     assert is_released(await house.ask())
     assert house.engines[0].killed
     await rebuilt(house)
@@ -173,8 +186,11 @@ async def test_an_error_of_the_device_ends_the_engine(house: House) -> None:
 
 @pytest.mark.parametrize("able", [True, False])
 async def test_a_run_of_failures_is_decided_by_one_token(house: House, able: bool) -> None:
-    """Asked by the worker itself: an engine that gives it goes on; one that fails at that as well is ended."""
-    house.lane._host.calls = SimpleNamespace(probe=lambda: EngineCall("probe", [0], SimpleNamespace(ignore_eos=False)))  # type: ignore[assignment]
+    """Asked by the worker itself: an engine that gives it goes on; one that fails at that as well
+    is ended."""
+    house.lane._host.calls = SimpleNamespace(
+        probe=lambda: EngineCall("probe", [0], SimpleNamespace(ignore_eos=False))
+    )  # type: ignore[assignment]
 
     def fail(call: EngineCall, _began: Callable[[], None]) -> Any:
         return output() if able and call.request_id == "probe" else EngineFault("odd")
@@ -193,7 +209,8 @@ async def test_a_run_of_failures_is_decided_by_one_token(house: House, able: boo
 async def test_where_no_engine_can_be_built_the_worker_ends_with_the_reason(
     house: House, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """After each of its tries, and not after the first: memory of the old engine may take a while to be free."""
+    """After each of its tries, and not after the first: memory of the old engine may take a while
+    to be free."""
     tries: list[int] = []
 
     async def fail(_: FakeEngine) -> None:
@@ -201,15 +218,20 @@ async def test_where_no_engine_can_be_built_the_worker_ends_with_the_reason(
         raise RuntimeError("no memory left")
 
     monkeypatch.setattr(FakeEngine, "start", fail)
-    house.engines[0]._behaviour = lambda _call, _began: EngineFault("CUDA error: device-side assert triggered")
+    house.engines[0]._behaviour = lambda _call, _began: EngineFault(
+        "CUDA error: device-side assert triggered"
+    )
     assert is_released(await house.ask())
     await rebuilt(house)
     assert len(tries) == 2
     assert house.gave_up == ["no engine could be built in 2 tries; the last one: no memory left"]
 
 
-async def test_an_items_time_begins_with_its_first_token(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One whose answer began and does not end is a timeout; one that waits in the engine has no limit (H6)."""
+async def test_an_items_time_begins_with_its_first_token(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One whose answer began and does not end is a timeout; one that waits in the engine has no
+    limit (H6)."""
     house.engines[0]._behaviour = lambda _call, began: began()
     house.step()
     begun = await house.ask(timeout_s=0.01)
@@ -221,11 +243,14 @@ async def test_an_items_time_begins_with_its_first_token(house: House, monkeypat
 
 
 def test_the_default_of_an_items_time_follows_max_tokens() -> None:
-    """A long answer has as long as a slow engine needs; a job that says a time of its own has that."""
+    """A long answer has as long as a slow engine needs; a job that says a time of its own has
+    that."""
 
     def limit(timeout_s: float, max_tokens: int) -> float:
         call = EngineCall("id", [1], SimpleNamespace(max_tokens=max_tokens))
-        return time_limit_s(Prepared(Request("t", "p", "/v1/chat/completions", b"", timeout_s), 1, input=call))
+        return time_limit_s(
+            Prepared(Request("t", "p", "/v1/chat/completions", b"", timeout_s), 1, input=call)
+        )
 
     assert limit(120.0, 8) == 120.0
     assert limit(120.0, 4_000) == 4_000 * SECONDS_PER_TOKEN
@@ -233,7 +258,8 @@ def test_the_default_of_an_items_time_follows_max_tokens() -> None:
 
 
 async def test_a_load_is_shown_until_the_engine_is_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    """While an engine starts its gauges say how far it is; when it is up they say nothing of that (H14)."""
+    """While an engine starts its gauges say how far it is; when it is up they say nothing of that
+    (H14)."""
     may_start = asyncio.Event()
     monkeypatch.setattr(FakeEngine, "start", lambda _: may_start.wait())
     house = House(monkeypatch)
@@ -253,7 +279,9 @@ def reported(sequences: int, replicas: int, **cache: Any) -> Any:
     return SimpleNamespace(
         **vars(CONFIG)
         | {
-            "scheduler_config": SimpleNamespace(max_num_seqs=sequences, max_num_batched_tokens=8_192),
+            "scheduler_config": SimpleNamespace(
+                max_num_seqs=sequences, max_num_batched_tokens=8_192
+            ),
             "parallel_config": SimpleNamespace(data_parallel_size=replicas),
             "cache_config": SimpleNamespace(**cache),
         }
@@ -263,8 +291,16 @@ def reported(sequences: int, replicas: int, **cache: Any) -> Any:
 @pytest.mark.parametrize(
     ("config", "sequences", "room"),
     [
-        (reported(256, 1, kv_cache_size_tokens=5_000, num_gpu_blocks=400, block_size=16), 256, 5_000),
-        (reported(256, 4, kv_cache_size_tokens=5_000, num_gpu_blocks=1_600, block_size=16), 1_024, 20_000),
+        (
+            reported(256, 1, kv_cache_size_tokens=5_000, num_gpu_blocks=400, block_size=16),
+            256,
+            5_000,
+        ),
+        (
+            reported(256, 4, kv_cache_size_tokens=5_000, num_gpu_blocks=1_600, block_size=16),
+            1_024,
+            20_000,
+        ),
         (reported(1_024, 2, num_gpu_blocks=800, block_size=16), 2_048, 12_800),
         (reported(64, 2, kv_cache_size_tokens=None, num_gpu_blocks=None, block_size=None), 128, 0),
     ],
@@ -272,11 +308,14 @@ def reported(sequences: int, replicas: int, **cache: Any) -> Any:
 async def test_room_and_slots_follow_all_replicas(
     config: Any, sequences: int, room: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each replica of a data-parallel engine brings its sequences and its KV cache: vLLM adds up blocks, not tokens (H7)."""
+    """Each replica of a data-parallel engine brings its sequences and its KV cache: vLLM adds up
+    blocks, not tokens (H7)."""
     opened: list[tuple[int, int]] = []
     monkeypatch.setattr(FakeEngine, "config", config)
     house = House(monkeypatch)
-    monkeypatch.setattr(house.lane.queue, "open", lambda seqs, tokens: opened.append((seqs, tokens)))
+    monkeypatch.setattr(
+        house.lane.queue, "open", lambda seqs, tokens: opened.append((seqs, tokens))
+    )
     await house.lane.start()
     await house.lane.close()
     assert opened == [(sequences, room)]
@@ -292,7 +331,9 @@ async def test_a_found_adapter_that_ends_the_engine_is_left_out_of_the_next(
     """It costs one engine, uncounted, and is never announced; the others are served by the next."""
     place = tmp_path / "adapters"
     write_adapter(place / "early")
-    house = House(monkeypatch, lora_from=str(place), lora_every_s=3600, cache_dir=str(tmp_path / "cache"))
+    house = House(
+        monkeypatch, lora_from=str(place), lora_every_s=3600, cache_dir=str(tmp_path / "cache")
+    )
     house.kills = frozenset({"deadly"})
     await house.lane.start()
     watch = house.lane._host._adapter_watch
@@ -313,7 +354,8 @@ async def test_a_found_adapter_that_ends_the_engine_is_left_out_of_the_next(
 
 
 async def test_what_is_pooled_has_a_limit_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It has no first token, so its time counts from its entry: twice its own, for what is before it in the engine's line."""
+    """It has no first token, so its time counts from its entry: twice its own, for what is before
+    it in the engine's line."""
 
     class PoolingParams:
         ignore_eos = False
@@ -326,4 +368,7 @@ async def test_what_is_pooled_has_a_limit_of_its_own(monkeypatch: pytest.MonkeyP
     late = await asyncio.wait_for(house.lane.infer(asked), 5)
     await house.lane.close()
     assert isinstance(late, NoAnswer)
-    assert (late.failure, late.detail.startswith("no answer within 0.02 s in the engine")) == ("timeout", True)
+    assert (late.failure, late.detail.startswith("no answer within 0.02 s in the engine")) == (
+        "timeout",
+        True,
+    )

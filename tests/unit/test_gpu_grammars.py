@@ -1,4 +1,5 @@
-"""The trial of schemas and patterns before an engine has them, with a child that is played: who waits for whom."""
+"""The trial of schemas and patterns before an engine has them, with a child that is played: who
+waits for whom."""
 
 from __future__ import annotations
 
@@ -58,7 +59,8 @@ def pattern(text: str) -> Any:
 async def test_a_job_whose_patterns_are_slow_keeps_no_other_job_waiting(
     check: GrammarCheck, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Once they took long together its further ones are refused untried, with the reason; those of other jobs are tried."""
+    """Once they took long together its further ones are refused untried, with the reason; those of
+    other jobs are tried."""
     clock = iter(range(0, 10_000, 10))
     monkeypatch.setattr(grammars, "time", SimpleNamespace(monotonic=lambda: next(clock)))
     for number in range(3):
@@ -66,7 +68,9 @@ async def test_a_job_whose_patterns_are_slow_keeps_no_other_job_waiting(
             await check.check(pattern(f"a*{number}"), "bad")
     children = Child.started
     for text in ("a*9", "plain"):
-        with pytest.raises(RequestRefused, match=r"slow schemas and patterns of this job have taken 30 s"):
+        with pytest.raises(
+            RequestRefused, match=r"slow schemas and patterns of this job have taken 30 s"
+        ):
             await check.check(pattern(text), "bad")
     assert Child.started == children
     await check.check(pattern("plain"), "good")
@@ -74,7 +78,9 @@ async def test_a_job_whose_patterns_are_slow_keeps_no_other_job_waiting(
     await check.close()
 
 
-async def test_a_known_pattern_waits_for_no_trial(check: GrammarCheck, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_known_pattern_waits_for_no_trial(
+    check: GrammarCheck, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """While another one is being tried out, what was tried before passes at once."""
     await check.check(pattern("plain"), "job")
 
@@ -91,8 +97,11 @@ async def test_a_known_pattern_waits_for_no_trial(check: GrammarCheck, monkeypat
     await check.close()
 
 
-async def test_the_answer_to_a_cancelled_trial_is_no_ones(check: GrammarCheck, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An item that leaves while its schema is tried out takes the child with it: the next one has an answer of its own."""
+async def test_the_answer_to_a_cancelled_trial_is_no_ones(
+    check: GrammarCheck, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An item that leaves while its schema is tried out takes the child with it: the next one has
+    an answer of its own."""
     await check.check(pattern("plain"), "job")
     kind = check._child
     with monkeypatch.context() as patch:
@@ -119,7 +128,8 @@ async def test_a_schema_deeper_than_json_is_written_is_refused(check: GrammarChe
 async def test_a_child_that_does_not_start_is_started_later(
     check: GrammarCheck, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Until then patterns pass untried, and none is taken for tried; the pauses grow, and a start that succeeds ends them."""
+    """Until then patterns pass untried, and none is taken for tried; the pauses grow, and a start
+    that succeeds ends them."""
     now = 100.0
     monkeypatch.setattr(grammars, "time", SimpleNamespace(monotonic=lambda: now))
     tries: list[float] = []
@@ -149,7 +159,8 @@ async def test_a_child_that_does_not_start_is_started_later(
 
 @given(st.sets(st.integers(0, 199), min_size=1), st.integers(0, 30))
 def test_a_trial_goes_on_with_a_token_that_is_allowed(allowed: set[int], place: int) -> None:
-    """Whichever bits are set, it takes one of theirs, and the end of the answer only where nothing else may come."""
+    """Whichever bits are set, it takes one of theirs, and the end of the answer only where nothing
+    else may come."""
     words = [0] * 7
     for token in allowed:
         words[token // 32] |= 1 << token % 32

@@ -1,4 +1,5 @@
-"""A process that answers lines, on the event loop that workers run on: its death is an end of file, whenever it comes."""
+"""A process that answers lines, on the event loop that workers run on: its death is an end of file,
+whenever it comes."""
 
 from __future__ import annotations
 
@@ -27,9 +28,12 @@ def loops() -> list[Any]:
 
 @pytest.mark.parametrize("new_loop", loops(), ids=["asyncio", "uvloop"])
 def test_a_process_that_died_between_two_questions_is_told_as_an_end_of_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, new_loop: Callable[[], asyncio.AbstractEventLoop]
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    new_loop: Callable[[], asyncio.AbstractEventLoop],
 ) -> None:
-    """Then its owner starts another one, and the answer that was to be parsed is not made again (A1)."""
+    """Then its owner starts another one, and the answer that was to be parsed is not made again
+    (A1)."""
     (tmp_path / "line_program_of_test.py").write_text(PROGRAM)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
 

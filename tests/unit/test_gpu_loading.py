@@ -8,7 +8,15 @@ from pathlib import Path
 import pytest
 
 from penstock_workers.lanes.engine_life import loading as subject
-from penstock_workers.lanes.engine_life.loading import FETCHING, READING, STARTING, WARMING, Load, LoadWatch, ServerWait
+from penstock_workers.lanes.engine_life.loading import (
+    FETCHING,
+    READING,
+    STARTING,
+    WARMING,
+    Load,
+    LoadWatch,
+    ServerWait,
+)
 
 GIB = 1024**3
 SIZE = 4 * GIB
@@ -54,7 +62,8 @@ def machine(tmp_path: Path) -> Machine:
 
 
 def test_a_load_goes_through_its_phases(machine: Machine) -> None:
-    """Nothing read yet, weights being read by all its processes together, and what follows when they are read."""
+    """Nothing read yet, weights being read by all its processes together, and what follows when
+    they are read."""
     assert machine.look() == Load(STARTING, 0, SIZE, 42.0)
     machine.reads(1, f"rchar: {GIB}\nread_bytes: 10\n")
     machine.reads(2, f"rchar: 12\nread_bytes: {GIB}\n")
@@ -75,7 +84,9 @@ def test_a_model_that_is_fetched_shows_what_has_come(machine: Machine) -> None:
     assert machine.look("org/model") == Load(READING, 5, 2 * GIB, 42.0)
 
 
-@pytest.mark.parametrize("text", ["", "\x00", "rchar: -5\n", "rchar: many\nread_bytes\n", "rchar 7\n"])
+@pytest.mark.parametrize(
+    "text", ["", "\x00", "rchar: -5\n", "rchar: many\nread_bytes\n", "rchar 7\n"]
+)
 def test_counters_that_make_no_sense_count_as_nothing(text: str, machine: Machine) -> None:
     """What the kernel writes in another form, or a process that is gone meanwhile, is no error."""
     machine.reads(1, text)
@@ -86,7 +97,8 @@ def test_counters_that_make_no_sense_count_as_nothing(text: str, machine: Machin
 async def test_it_is_silent_before_and_after(
     machine: Machine, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """While it watches, the latest look is there and the log has a line now and then; when it is done, nothing is left."""
+    """While it watches, the latest look is there and the log has a line now and then; when it is
+    done, nothing is left."""
     monkeypatch.setattr(subject, "LOOK_S", 0.0)
     caplog.set_level("INFO")
     machine.reads(1, f"rchar: {GIB}\n")  # read before the load began
@@ -97,14 +109,15 @@ async def test_it_is_silent_before_and_after(
         assert watch.latest.phase == STARTING
         machine.reads(1, f"rchar: {2 * GIB}\n")
         machine.now += subject.SAY_EACH_S
-        while "reading weights, 1.0 of 4.0 GiB" not in caplog.text:  # noqa: ASYNC110 - a thread sets it
+        while ("reading weights, 1.0 of 4.0 GiB") not in caplog.text:  # noqa: ASYNC110 - a thread sets it
             await asyncio.sleep(0)
         assert watch.gauges()["load_bytes"] == GIB
     assert watch.gauges() == {}
 
 
 def test_a_server_that_has_no_model_yet_is_shown_without_its_password() -> None:
-    """What the worker waits for and for how long, until the wait is over; never who it logs in as."""
+    """What the worker waits for and for how long, until the wait is over; never who it logs in
+    as."""
     now = [5.0]
     wait = ServerWait("http://me:secret@engine:8000/v1", clock=lambda: now[0])
     assert wait.gauges() == {}
@@ -118,7 +131,8 @@ def test_a_server_that_has_no_model_yet_is_shown_without_its_password() -> None:
 def test_files_that_come_from_a_bucket_show_how_far_they_are(
     machine: Machine, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Bytes of all bytes, in the same place as the load that follows, which is that of the folder where they lie then."""
+    """Bytes of all bytes, in the same place as the load that follows, which is that of the folder
+    where they lie then."""
     caplog.set_level("INFO")
     watch = machine.watch("s3://models/llama")
     with watch.fetching(SIZE) as note:

@@ -1,4 +1,6 @@
-"""What documents may bring besides text, and what is refused before anything is decoded. No engine is needed."""
+"""What documents may bring besides text, and what is refused before anything is decoded.
+
+No engine is needed."""
 
 from __future__ import annotations
 
@@ -23,7 +25,9 @@ FIELD = "messages[0].content[1]"
 def renderer(**limits: int) -> Any:
     """As vLLM's says what its model takes."""
     processor = SimpleNamespace(info=SimpleNamespace(allowed_mm_limits=limits)) if limits else None
-    return SimpleNamespace(mm_processor=processor, model_config=SimpleNamespace(multimodal_config=None))
+    return SimpleNamespace(
+        mm_processor=processor, model_config=SimpleNamespace(multimodal_config=None)
+    )
 
 
 def image(url: Any, **more: Any) -> dict[str, Any]:
@@ -99,12 +103,21 @@ def test_only_files_of_that_folder_are_read(tmp_path: Path, url: str) -> None:
         (image("data:text/plain;base64,YWJj"), "give data:image/…;base64,…"),
         (image("data:image/png;base64,"), "give base64"),
         (image("data:image/png;base64,@@@@"), "is no base64"),
-        (image(data(b"x" * 100)), "has 100 bytes, and an item's images and sounds may have 99 together"),
+        (
+            image(data(b"x" * 100)),
+            "has 100 bytes, and an item's images and sounds may have 99 together",
+        ),
         (image(data(b"x"), detail="low"), "image_url.detail"),
         ({"type": "image_pil", "image_pil": "x"}, "this model takes text, image only"),
-        ({"type": "image_embeds", "image_embeds": "x"}, "'image_embeds', and this model takes text, image only"),
+        (
+            {"type": "image_embeds", "image_embeds": "x"},
+            "'image_embeds', and this model takes text, image only",
+        ),
         ({"type": "video_url", "video_url": {"url": "x"}}, "'video_url'"),
-        ({"type": "input_audio", "input_audio": {"data": "YQ==", "format": "wav"}}, "'input_audio'"),
+        (
+            {"type": "input_audio", "input_audio": {"data": "YQ==", "format": "wav"}},
+            "'input_audio'",
+        ),
         ({"type": ["image_url"]}, "takes text, image only"),
         ({"image_url": {"url": "x"}, "uuid": "another document's"}, "takes text, image only"),
         ("text", "'text'"),
@@ -112,7 +125,8 @@ def test_only_files_of_that_folder_are_read(tmp_path: Path, url: str) -> None:
     ],
 )
 def test_what_is_no_image_of_that_kind_is_refused_by_its_place(part: Any, words: str) -> None:
-    """Before anything is decoded: wrong types, sizes, and parts by which vLLM would take what it should not."""
+    """Before anything is decoded: wrong types, sizes, and parts by which vLLM would take what it
+    should not."""
     said = refused(part, media_bytes_max=99)
     assert said.startswith(FIELD)
     assert words in said
@@ -121,7 +135,11 @@ def test_what_is_no_image_of_that_kind_is_refused_by_its_place(part: Any, words:
 def test_limits_count_all_of_one_item(monkeypatch: pytest.MonkeyPatch) -> None:
     """The second image is one too many, or too large beside the first; another item begins anew."""
     monkeypatch.setattr(
-        Media, "_image", lambda self, part, field, left: self._content(part["image_url"]["url"], "image", field, left)
+        Media,
+        "_image",
+        lambda self, part, field, left: self._content(
+            part["image_url"]["url"], "image", field, left
+        ),
     )
     part = image(data(b"x" * 60))
     few = Media(GpuSettings(model="m", media_items_max=1), renderer(image=9))
@@ -144,7 +162,10 @@ def test_sounds_are_handed_to_vllm_whole(monkeypatch: pytest.MonkeyPatch, kind: 
     """As content, never as an address; vLLM decodes them with its own limits."""
     monkeypatch.setattr(media, "find_spec", lambda name: object() if name == "soundfile" else None)
     given = {"data": b64encode(b"RIFF").decode(), "format": "wav"}
-    part = {"type": kind, kind: given if kind == "input_audio" else {"url": data(b"RIFF", "audio/wav")}}
+    part = {
+        "type": kind,
+        kind: given if kind == "input_audio" else {"url": data(b"RIFF", "audio/wav")},
+    }
     reader = Media(GpuSettings(model="m"), renderer(audio=1))
     read = reader.part(part, FIELD, reader.allowance())
     assert read == {"type": "audio_url", "audio_url": {"url": data(b"RIFF", "audio/wav")}}
@@ -154,7 +175,9 @@ def test_sounds_are_handed_to_vllm_whole(monkeypatch: pytest.MonkeyPatch, kind: 
     assert "fetches no address" in refused(remote, renderer(audio=1))
 
 
-def test_a_worker_that_cannot_read_sounds_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_worker_that_cannot_read_sounds_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """The model would take them; the package that decodes them is missing."""
     monkeypatch.setattr(media, "find_spec", lambda _name: None)
     part = {"type": "input_audio", "input_audio": {"data": "YQ==", "format": "wav"}}
@@ -168,7 +191,8 @@ def test_a_relative_folder_stops_the_start() -> None:
 
 
 async def test_decoded_images_wait_for_memory() -> None:
-    """While calls hold as much as they may, no other is decoded; one that is forgotten makes room, however it ended."""
+    """While calls hold as much as they may, no other is decoded; one that is forgotten makes room,
+    however it ended."""
     memory = MediaMemory(100, at_once=1)
     call = EngineCall("a", [1], None, media_bytes=100)
     async with memory.turn():

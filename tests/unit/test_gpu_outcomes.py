@@ -1,4 +1,6 @@
-"""What becomes of requests that an engine did not answer, and of fields that hold what they cannot. No engine is needed."""
+"""What becomes of requests that an engine did not answer, and of fields that hold what they cannot.
+
+No engine is needed."""
 
 from __future__ import annotations
 
@@ -33,11 +35,15 @@ def test_a_request_that_was_not_answered_is_no_result(reason: str | None) -> Non
 
 def test_answers_are_those_that_ended_or_were_cut() -> None:
     """`stop` and `length` alone; a cut answer says so in its own finish reason."""
-    assert {reason for reason in REASONS if unanswered([completion(reason)]) is None} == {"stop", "length"}
+    assert {reason for reason in REASONS if unanswered([completion(reason)]) is None} == {
+        "stop",
+        "length",
+    }
 
 
 def test_an_answer_without_text_is_none() -> None:
-    """Nothing at all, or nothing before the cut, which says what to do; a request for a number of tokens gets its tokens."""
+    """Nothing at all, or nothing before the cut, which says what to do; a request for a number of
+    tokens gets its tokens."""
     ended, cut = unanswered([completion("stop", "")]), unanswered([completion("length", "")])
     assert ended is not None
     assert cut is not None
@@ -46,10 +52,17 @@ def test_an_answer_without_text_is_none() -> None:
     assert unanswered([completion("length", "")], wants_text=False) is None
 
 
-@pytest.mark.parametrize(("reason", "name"), [("error", "error_in_answer"), ("abort", "engine_aborted")])
+@pytest.mark.parametrize(
+    ("reason", "name"), [("error", "error_in_answer"), ("abort", "engine_aborted")]
+)
 def test_a_servers_200_with_such_a_reason_is_a_failure(reason: str, name: str) -> None:
-    """vLLM's server answers 200 with `abort` and half a text while it ends: that is not a result, either (H1)."""
-    choice = {"index": 0, "message": {"role": "assistant", "content": "half"}, "finish_reason": reason}
+    """vLLM's server answers 200 with `abort` and half a text while it ends: that is not a result,
+    either (H1)."""
+    choice = {
+        "index": 0,
+        "message": {"role": "assistant", "content": "half"},
+        "finish_reason": reason,
+    }
     named = name_failure(Answer(200, {}, json.dumps({"choices": [choice]}).encode(), 5), 0.0)
     assert isinstance(named, Failure)
     assert named.name == name
@@ -86,17 +99,26 @@ def test_a_wrong_type_is_refused_with_field_value_and_what_it_takes(body: dict[s
 
 
 def test_what_may_leave_no_token_is_refused() -> None:
-    """A schema beside a list of allowed tokens: where they have none in common the engine gives the request up, each time."""
+    """A schema beside a list of allowed tokens: where they have none in common the engine gives the
+    request up, each time."""
     body = {"allowed_token_ids": [1], "response_format": {"type": "json_object"}}
     with pytest.raises(RequestRefused, match="allowed_token_ids"):
         sampling_params(body, defaults={}, max_tokens=1, schema=None)
     with pytest.raises(RequestRefused, match="allowed_token_ids"):
-        sampling_params({"allowed_token_ids": [1]}, defaults={}, max_tokens=1, schema={"type": "boolean"})
+        sampling_params(
+            {"allowed_token_ids": [1]}, defaults={}, max_tokens=1, schema={"type": "boolean"}
+        )
 
 
 JSON = st.recursive(
-    st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.floats(allow_nan=False) | st.text(max_size=5),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**63), 2**64 - 1)
+    | st.floats(allow_nan=False)
+    | st.text(max_size=5),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3)
+    ),
     max_leaves=5,
 )
 

@@ -1,4 +1,5 @@
-"""Answers that are taken apart, with a process that plays the parsers: outcomes, bounds, and the answer's form."""
+"""Answers that are taken apart, with a process that plays the parsers: outcomes, bounds, and the
+answer's form."""
 
 from __future__ import annotations
 
@@ -19,7 +20,12 @@ from penstock_workers.item.outcome import Retry
 from penstock_workers.item.run.fates import FATES
 from penstock_workers.lanes.gpu.children import parsers
 from penstock_workers.lanes.gpu.children.line_child import LineChild, NoChild
-from penstock_workers.lanes.gpu.children.parsers import AnswerParsers, Said, Unreadable, check_parsers
+from penstock_workers.lanes.gpu.children.parsers import (
+    AnswerParsers,
+    Said,
+    Unreadable,
+    check_parsers,
+)
 from penstock_workers.lanes.gpu.engine.engines import EngineCall, RequestRefused
 from penstock_workers.lanes.gpu.gpu_lane import GpuLane
 from penstock_workers.lanes.gpu.requests.calls import Facts
@@ -29,8 +35,14 @@ from penstock_workers.lanes.gpu.requests.tools import check_tools, to_parse
 from penstock_workers.lanes.gpu.settings import GpuSettings
 from penstock_workers.settings import WorkerSettings
 
-CONFIG = SimpleNamespace(model_config=SimpleNamespace(hf_config=SimpleNamespace(model_type="llama")))
-CALL = {"id": "call-1", "type": "function", "function": {"name": "look", "arguments": '{"at": "x"}'}}
+CONFIG = SimpleNamespace(
+    model_config=SimpleNamespace(hf_config=SimpleNamespace(model_type="llama"))
+)
+CALL = {
+    "id": "call-1",
+    "type": "function",
+    "function": {"name": "look", "arguments": '{"at": "x"}'},
+}
 THINKS = GpuSettings(model="m", reasoning_parser="deepseek_r1")
 
 
@@ -83,19 +95,35 @@ async def started(settings: GpuSettings = THINKS) -> AnswerParsers:
 
 def call(**parsed: Any) -> EngineCall:
     params = SimpleNamespace(structured_outputs=None, skip_special_tokens=True, ignore_eos=False)
-    return EngineCall("a", [1, 2], params, facts=Facts("m", chat=True, parsed={"messages": []} | parsed))
+    return EngineCall(
+        "a", [1, 2], params, facts=Facts("m", chat=True, parsed={"messages": []} | parsed)
+    )
 
 
 def output(*texts: str, reason: str = "stop") -> Any:
     outputs = [
-        SimpleNamespace(index=n, text=text, token_ids=[5, 6], finish_reason=reason, stop_reason=None, logprobs=None)
+        SimpleNamespace(
+            index=n,
+            text=text,
+            token_ids=[5, 6],
+            finish_reason=reason,
+            stop_reason=None,
+            logprobs=None,
+        )
         for n, text in enumerate(texts)
     ]
     return SimpleNamespace(outputs=outputs, prompt_token_ids=[1, 2], num_cached_tokens=0)
 
 
-def read(reasoning: str | None = None, content: str | None = None, calls: Any = ()) -> dict[str, Any]:
-    return {"reasoning": reasoning, "content": content, "tool_calls": list(calls), "reasoning_tokens": 1}
+def read(
+    reasoning: str | None = None, content: str | None = None, calls: Any = ()
+) -> dict[str, Any]:
+    return {
+        "reasoning": reasoning,
+        "content": content,
+        "tool_calls": list(calls),
+        "reasoning_tokens": 1,
+    }
 
 
 def body(said: Said, reason: str = "stop", **parsed: Any) -> dict[str, Any]:
@@ -104,20 +132,26 @@ def body(said: Said, reason: str = "stop", **parsed: Any) -> dict[str, Any]:
 
 
 async def test_what_a_model_thinks_is_apart_from_what_it_says(children: Children) -> None:
-    """In the field of vLLM's own server, with its tokens in the usage; the content has none of it."""
+    """In the field of vLLM's own server, with its tokens in the usage; the content has none of
+    it."""
     parsing = await started()
     children.answer = lambda asked: {"read": [read("hm", "yes") for _ in asked["answers"]]}
     said = await parsing.read(call(), output("<think>hm</think>yes"))
     assert said is not None
     made = json.loads(reply(call(), output("<think>hm</think>yes"), said))
-    assert made["choices"][0]["message"] == {"role": "assistant", "content": "yes", "reasoning": "hm"}
+    assert made["choices"][0]["message"] == {
+        "role": "assistant",
+        "content": "yes",
+        "reasoning": "hm",
+    }
     assert made["choices"][0]["finish_reason"] == "stop"
     assert made["usage"]["completion_tokens_details"] == {"reasoning_tokens": 1}
 
 
 @pytest.mark.parametrize("reason", ["stop", "length"])
 def test_thinking_alone_is_no_answer(reason: str) -> None:
-    """Cut in its thoughts, or ended with them: a failure that says what to do, and never a success."""
+    """Cut in its thoughts, or ended with them: a failure that says what to do, and never a
+    success."""
     thought = Said("hm", None, [], 3)
     missing = nothing_said(output("x", reason=reason).outputs, [thought])
     assert missing is not None
@@ -147,10 +181,17 @@ def test_a_required_call_that_is_missing_is_no_answer() -> None:
         ({"type": "function", "function": {"name": "look"}}, "stop", "stop"),
     ],
 )
-def test_calls_of_tools_are_as_vllms_server_writes_them(choice: Any, reason: str, ends: str) -> None:
-    """Content null, the calls beside it, and the finish reason by what was asked for; the item is a success."""
+def test_calls_of_tools_are_as_vllms_server_writes_them(
+    choice: Any, reason: str, ends: str
+) -> None:
+    """Content null, the calls beside it, and the finish reason by what was asked for; the item is a
+    success."""
     made = body(Said(None, None, [CALL], 0), reason, tools=[{}], tool_choice=choice)
-    assert made["choices"][0]["message"] == {"role": "assistant", "content": None, "tool_calls": [CALL]}
+    assert made["choices"][0]["message"] == {
+        "role": "assistant",
+        "content": None,
+        "tool_calls": [CALL],
+    }
     assert made["choices"][0]["finish_reason"] == ends
     assert isinstance(name_failure(Answer(200, {}, json.dumps(made).encode(), 1), 0.0), Reply)
 
@@ -159,7 +200,9 @@ async def test_a_parser_that_raises_costs_its_own_item(children: Children) -> No
     """The next answer is read by the same process."""
     parsing = await started()
     children.answer = lambda _: {"problem": "KeyError: 'name'"}
-    with pytest.raises(Unreadable, match=r"gpu\.reasoning_parser 'deepseek_r1' cannot read the answer: KeyError"):
+    with pytest.raises(
+        Unreadable, match=r"gpu\.reasoning_parser 'deepseek_r1' cannot read the answer: KeyError"
+    ):
         await parsing.read(call(), output("x"))
     children.answer = lambda _: {"read": [read(content="y")]}
     assert await parsing.read(call(), output("x"))
@@ -167,8 +210,11 @@ async def test_a_parser_that_raises_costs_its_own_item(children: Children) -> No
 
 
 @pytest.mark.parametrize("error", [TimeoutError(), EOFError(), BrokenPipeError()])
-async def test_a_parser_that_hangs_or_dies_is_ended_and_begun_anew(children: Children, error: Exception) -> None:
-    """That item fails by name, one that died at the second try; the process is killed, and the next answer has another."""
+async def test_a_parser_that_hangs_or_dies_is_ended_and_begun_anew(
+    children: Children, error: Exception
+) -> None:
+    """That item fails by name, one that died at the second try; the process is killed, and the next
+    answer has another."""
     parsing = await started()
     children.answer = lambda _: error
     with pytest.raises(Unreadable, match=r"takes longer than|ends the process"):
@@ -206,7 +252,8 @@ async def test_an_item_that_is_cancelled_does_not_take_anothers_answer(children:
 
 
 async def test_tools_change_what_the_engine_is_asked(children: Children) -> None:
-    """Special tokens and constraints are as the parser needs them; equal tools are asked for once."""
+    """Special tokens and constraints are as the parser needs them; equal tools are asked for
+    once."""
     parsing = await started(GpuSettings(model="m", tool_parser="hermes"))
     questions: list[Any] = []
 
@@ -221,12 +268,17 @@ async def test_tools_change_what_the_engine_is_asked(children: Children) -> None
         assert one.params.skip_special_tokens is False
     assert len(questions) == 1
     children.answer = lambda _: {"problem": "ValidationError: no such tool"}
-    with pytest.raises(RequestRefused, match=r"gpu\.tool_parser 'hermes' refuses them: ValidationError"):
+    with pytest.raises(
+        RequestRefused, match=r"gpu\.tool_parser 'hermes' refuses them: ValidationError"
+    ):
         await parsing.ask_for(call(tools=[{"a": 2}], tool_choice="auto"))
 
 
-async def test_a_model_that_the_parsers_do_not_suit_stops_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With the parser's own reason; and gpt-oss is for the sidecar, since vLLM's server alone reads its chats."""
+async def test_a_model_that_the_parsers_do_not_suit_stops_the_start(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """With the parser's own reason; and gpt-oss is for the sidecar, since vLLM's server alone reads
+    its chats."""
 
     async def fails(_program: str, _facts: bytes) -> LineChild:
         raise NoChild("RuntimeError: could not locate think start/end tokens in the tokenizer!")
@@ -234,7 +286,9 @@ async def test_a_model_that_the_parsers_do_not_suit_stops_the_start(monkeypatch:
     monkeypatch.setattr(LineChild, "start", fails)
     with pytest.raises(BadEngineSettings, match="could not locate think"):
         await started()
-    harmony = SimpleNamespace(model_config=SimpleNamespace(hf_config=SimpleNamespace(model_type="gpt_oss")))
+    harmony = SimpleNamespace(
+        model_config=SimpleNamespace(hf_config=SimpleNamespace(model_type="gpt_oss"))
+    )
     with pytest.raises(BadEngineSettings, match="use the sidecar"):
         await AnswerParsers(THINKS).start(harmony)
 
@@ -254,7 +308,10 @@ def test_a_vllm_without_parsers_is_told_to_use_the_sidecar(monkeypatch: pytest.M
 @pytest.mark.parametrize("name", ["tools", "tool_choice", "parallel_tool_calls"])
 def test_tools_without_a_parser_are_refused_by_name(name: str) -> None:
     """An answer with a call in its text would be stored as if it were one for people."""
-    with pytest.raises(RequestRefused, match=f"^{name}: this worker has no tool parser: set gpu.tool_parser, or use"):
+    with pytest.raises(
+        RequestRefused,
+        match=f"^{name}: this worker has no tool parser: set gpu.tool_parser, or use",
+    ):
         check_tools({name: "auto"}, has_parser=False, chat=True)
     with pytest.raises(RequestRefused, match="completions call no tools"):
         check_tools({name: "auto"}, has_parser=True, chat=False)
@@ -262,7 +319,9 @@ def test_tools_without_a_parser_are_refused_by_name(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "tools", ["all", {"type": "function"}, None, [{"type": "function"}] * 129], ids=["text", "one", "none", "many"]
+    "tools",
+    ["all", {"type": "function"}, None, [{"type": "function"}] * 129],
+    ids=["text", "one", "none", "many"],
 )
 def test_tools_are_a_list_of_some(tools: Any) -> None:
     """Anything else is refused before vLLM has it."""
@@ -284,14 +343,22 @@ def test_answers_are_taken_apart_only_where_there_is_something_to_find() -> None
 def test_a_server_beside_the_worker_has_parsers_of_its_own() -> None:
     """With upstream_url the server parses, so the settings are refused instead of ignored."""
     with pytest.raises(ValueError, match="leave out reasoning_parser, tool_parser"):
-        GpuSettings(upstream_url="http://127.0.0.1:8000/v1", reasoning_parser="qwen3", tool_parser="hermes")
+        GpuSettings(
+            upstream_url="http://127.0.0.1:8000/v1", reasoning_parser="qwen3", tool_parser="hermes"
+        )
 
 
 async def test_what_is_no_fault_of_the_request_is_tried_again(children: Children) -> None:
-    """A process of the parsers that dies before the engine is asked makes no dead letter at the first try."""
-    lane = GpuLane(WorkerSettings(lane="gpu", gpu=GpuSettings(model="m", tool_parser="hermes")), give_up=pytest.fail)
+    """A process of the parsers that dies before the engine is asked makes no dead letter at the
+    first try."""
+    lane = GpuLane(
+        WorkerSettings(lane="gpu", gpu=GpuSettings(model="m", tool_parser="hermes")),
+        give_up=pytest.fail,
+    )
     await lane._parsers.start(CONFIG)
-    calls = SimpleNamespace(build=lambda _: (call(tools=[{}], tool_choice="auto"), 5), decodes_media=False)
+    calls = SimpleNamespace(
+        build=lambda _: (call(tools=[{}], tool_choice="auto"), 5), decodes_media=False
+    )
     lane._host.calls = calls  # type: ignore[assignment]
     children.answer = lambda _: EOFError()
     prepared = await lane.prepare(Request("tag", "default", "/v1/chat/completions", b"{}", 10.0))

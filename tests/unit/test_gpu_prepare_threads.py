@@ -25,8 +25,12 @@ async def test_each_step_gives_its_own_result_or_error(number: int) -> None:
     asked = [threads.run(lambda value=value: step(value)) for value in range(2_000)]  # type: ignore[misc]
     came = await asyncio.gather(*asked, return_exceptions=True)
     threads.close()
-    assert [one for value, one in enumerate(came) if value % 7] == [value * 2 for value in range(2_000) if value % 7]
-    assert [one.args for one in came if isinstance(one, ValueError)] == [(value,) for value in range(0, 2_000, 7)]
+    assert [one for value, one in enumerate(came) if value % 7] == [
+        value * 2 for value in range(2_000) if value % 7
+    ]
+    assert [one.args for one in came if isinstance(one, ValueError)] == [
+        (value,) for value in range(0, 2_000, 7)
+    ]
 
 
 async def test_the_loop_is_woken_once_for_what_is_ready(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -52,7 +56,8 @@ async def test_the_loop_is_woken_once_for_what_is_ready(monkeypatch: pytest.Monk
 
 
 async def test_what_is_cancelled_in_line_is_not_begun_and_harms_no_other() -> None:
-    """An item that leaves while it waits costs no thread anything; one that leaves in the middle loses its result only."""
+    """An item that leaves while it waits costs no thread anything; one that leaves in the middle
+    loses its result only."""
     threads = PrepareThreads(1)
     began, go = threading.Event(), threading.Event()
     done: list[str] = []
@@ -88,7 +93,8 @@ async def test_its_threads_end() -> None:
 
 
 async def test_a_thread_that_waits_keeps_nothing_of_what_it_made() -> None:
-    """Images of a request count against the memory until it is forgotten: kept by idle threads, they would let no other in."""
+    """Images of a request count against the memory until it is forgotten: kept by idle threads,
+    they would let no other in."""
 
     class Made:
         """Something that can be seen to be gone."""

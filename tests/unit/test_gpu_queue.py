@@ -25,11 +25,15 @@ async def turns(number: int = 3) -> None:
         await asyncio.sleep(0)
 
 
-async def fill(queue: EngineQueue, sizes: list[int]) -> tuple[list[EnginePlace], list[asyncio.Task[EnginePlace]]]:
+async def fill(
+    queue: EngineQueue, sizes: list[int]
+) -> tuple[list[EnginePlace], list[asyncio.Task[EnginePlace]]]:
     """Those who got in, and the tasks of those who wait."""
     tasks = [asyncio.create_task(queue.enter(size)) for size in sizes]
     await turns()
-    return [task.result() for task in tasks if task.done()], [task for task in tasks if not task.done()]
+    return [task.result() for task in tasks if task.done()], [
+        task for task in tasks if not task.done()
+    ]
 
 
 async def end(tasks: list[asyncio.Task[EnginePlace]]) -> None:
@@ -49,8 +53,8 @@ async def test_an_empty_engine_gets_all_it_can_run_and_a_buffer() -> None:
 
 
 async def test_an_item_of_several_answers_takes_as_many_places() -> None:
-    """An engine runs sequences: with eight to each item it is full after an eighth of the items; one that is wider than the
-    engine enters too."""
+    """An engine runs sequences: with eight to each item it is full after an eighth of the items;
+    one that is wider than the engine enters too."""
     queue = EngineQueue()
     queue.open(max_seqs=100, kv_tokens=0)
     tasks = [asyncio.create_task(queue.enter(10, sequences=8)) for _ in range(50)]
@@ -88,7 +92,8 @@ async def test_nobody_enters_while_there_is_no_engine() -> None:
 
 
 async def test_an_engine_that_makes_some_wait_gets_no_more_than_its_buffer() -> None:
-    """Memory lets only 40 of 100 run: what waits there stays near a quarter of that, not at all that was sent first."""
+    """Memory lets only 40 of 100 run: what waits there stays near a quarter of that, not at all
+    that was sent first."""
     queue = EngineQueue()
     queue.open(max_seqs=100, kv_tokens=0)
     inside, waiting = await fill(queue, [10] * 300)
@@ -115,7 +120,8 @@ async def test_what_is_promised_stays_within_the_memory_and_a_buffer() -> None:
 
 
 async def test_a_starving_engine_gets_more_than_the_arithmetic_allows() -> None:
-    """It reports memory to spare and no item waiting: answers are shorter than they might have been."""
+    """It reports memory to spare and no item waiting: answers are shorter than they might have
+    been."""
     queue = EngineQueue()
     queue.open(max_seqs=100, kv_tokens=1_000)
     inside, waiting = await fill(queue, [1_000] * 50)
@@ -140,7 +146,8 @@ async def test_it_learns_how_much_of_their_promise_items_use() -> None:
 
 
 async def test_short_items_pass_one_that_does_not_fit_but_not_for_ever() -> None:
-    """Short items pass a long one that waits for memory, until `PASSED_MAX` of them have; then it is next."""
+    """Short items pass a long one that waits for memory, until `PASSED_MAX` of them have; then it
+    is next."""
     queue = EngineQueue()
     queue.open(max_seqs=10_000, kv_tokens=1_000)
     queue.heard(EngineState(running=1_000, waiting=1))
@@ -232,7 +239,8 @@ async def test_suspects_get_an_engine_without_the_others() -> None:
 
 
 async def test_one_that_must_be_alone_is() -> None:
-    """An item that must run alone starts when all others have ended, and others start when it has."""
+    """An item that must run alone starts when all others have ended, and others start when it
+    has."""
     queue = EngineQueue()
     queue.open(max_seqs=100, kv_tokens=0)
     gates = [asyncio.Event() for _ in range(4)]
@@ -285,7 +293,11 @@ class PlayedEngine:
 
     def step(self, queue: EngineQueue) -> None:
         held = sum(size for _, size, _ in self.running)
-        while self.waiting and len(self.running) < self.max_seqs and held + self.waiting[0][1] <= self.kv_tokens:
+        while (
+            self.waiting
+            and len(self.running) < self.max_seqs
+            and held + self.waiting[0][1] <= self.kv_tokens
+        ):
             place, size, steps = self.waiting.pop(0)
             self.running.append((place, size, steps))
             held += size
@@ -302,7 +314,8 @@ class PlayedEngine:
 @given(seed=st.integers(0, 10_000), share=st.floats(0.2, 1.0))
 @settings(max_examples=25)
 def test_a_played_engine_is_kept_full_and_not_flooded(seed: int, share: float) -> None:
-    """Items of mixed length, answers a share of their longest: its memory or its places are used, its line stays short."""
+    """Items of mixed length, answers a share of their longest: its memory or its places are used,
+    its line stays short."""
     asyncio.run(_play(seed, share))
 
 

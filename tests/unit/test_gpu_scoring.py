@@ -1,4 +1,5 @@
-"""Scores and classes on the gpu lane, without an engine: what is asked of it, what is refused, and how parts end."""
+"""Scores and classes on the gpu lane, without an engine: what is asked of it, what is refused, and
+how parts end."""
 
 from __future__ import annotations
 
@@ -18,7 +19,12 @@ from penstock_workers.lanes.gpu.requests import scoring
 from penstock_workers.lanes.gpu.requests.calls import CallBuilder, ContextOverflow, ModelFacts
 from penstock_workers.lanes.gpu.requests.prompts import Tokenizers
 from penstock_workers.lanes.gpu.requests.replies import why_unanswered
-from penstock_workers.lanes.gpu.requests.scoring import PARTS_AT_ONCE, Classes, classes_of, run_parts
+from penstock_workers.lanes.gpu.requests.scoring import (
+    PARTS_AT_ONCE,
+    Classes,
+    classes_of,
+    run_parts,
+)
 from penstock_workers.lanes.gpu.settings import GpuSettings
 
 
@@ -28,7 +34,9 @@ class Tokenizer:
     def __len__(self) -> int:
         return 10
 
-    def __call__(self, *texts: str, max_length: int | None = None, truncation: str = "") -> dict[str, list[int]]:
+    def __call__(
+        self, *texts: str, max_length: int | None = None, truncation: str = ""
+    ) -> dict[str, list[int]]:
         sides = [side for side, text in enumerate(texts) for _ in text.split()][:max_length]
         return {"input_ids": [1] * len(sides), "token_type_ids": sides}
 
@@ -48,7 +56,9 @@ def build(
 
 def test_each_pair_is_a_call_of_its_own() -> None:
     """With its tokens and an id of its own; together they count as the item's tokens."""
-    call, tokens = build("/v1/rerank", {"query": "a b", "documents": ["c", "d e"]}, Classes(("relevance",)))
+    call, tokens = build(
+        "/v1/rerank", {"query": "a b", "documents": ["c", "d e"]}, Classes(("relevance",))
+    )
     assert [len(part.token_ids) for part in call.parts] == [3, 4]
     assert tokens == 7
     assert [part.params.extra_kwargs for part in call.parts] == [None, None]
@@ -56,15 +66,21 @@ def test_each_pair_is_a_call_of_its_own() -> None:
 
 
 def test_only_a_model_that_reads_sides_gets_them() -> None:
-    """It gets the place where the second side begins; a model without such a layer would end the engine."""
+    """It gets the place where the second side begins; a model without such a layer would end the
+    engine."""
     body = {"query": "a b", "documents": ["c", "d e"]}
     call, _ = build("/v1/rerank", body, Classes(("relevance",), reads_sides=True))
-    assert [part.params.extra_kwargs for part in call.parts] == [{"compressed_token_type_ids": 2}] * 2
+    assert [part.params.extra_kwargs for part in call.parts] == [
+        {"compressed_token_type_ids": 2}
+    ] * 2
 
 
 def test_a_list_counts_as_what_may_be_in_the_engine_together() -> None:
-    """The longest parts of it, so that a long list is not kept out by a room that it never fills."""
-    _, tokens = build("/v1/rerank", {"query": "a", "documents": ["b"] * 200 + ["b c"]}, Classes(("relevance",)))
+    """The longest parts of it, so that a long list is not kept out by a room that it never
+    fills."""
+    _, tokens = build(
+        "/v1/rerank", {"query": "a", "documents": ["b"] * 200 + ["b c"]}, Classes(("relevance",))
+    )
     assert tokens == 2 * (PARTS_AT_ONCE - 1) + 3
 
 
@@ -81,7 +97,9 @@ def test_a_list_counts_as_what_may_be_in_the_engine_together() -> None:
         ("/classify", Classes(("a",)), True, "entry 0 has no token"),
     ],
 )
-def test_what_the_model_cannot_do_is_refused_by_name(endpoint: str, classes: Classes, pools: bool, why: str) -> None:
+def test_what_the_model_cannot_do_is_refused_by_name(
+    endpoint: str, classes: Classes, pools: bool, why: str
+) -> None:
     """The refusal says what the model does, or which field is wrong."""
     with pytest.raises(RequestRefused, match=why):
         build(endpoint, {"input": " ", "prompt": "a"}, classes, pools=pools)
@@ -97,7 +115,9 @@ def test_a_pair_that_is_too_long_is_refused_or_cut() -> None:
 
 
 class PlayedEngine:
-    """Answers each call at once, unless it dies at one; then no other is answered. It counts those that it has."""
+    """Answers each call at once, unless it dies at one; then no other is answered.
+
+    It counts those that it has."""
 
     def __init__(self, *, dies_at: str = "") -> None:
         self.inside = self.most = self.left = 0
@@ -141,10 +161,21 @@ async def test_one_part_that_fails_ends_the_others() -> None:
 
 def config(**more: Any) -> Any:
     hf = SimpleNamespace(
-        **({"architectures": ["BertForSequenceClassification"], "num_labels": 2, "id2label": {0: "a"}} | more)
+        **(
+            {
+                "architectures": ["BertForSequenceClassification"],
+                "num_labels": 2,
+                "id2label": {0: "a"},
+            }
+            | more
+        )
     )
     return SimpleNamespace(
-        runner_type="pooling", convert_type="none", use_sep_token=True, is_multimodal_model=False, hf_config=hf
+        runner_type="pooling",
+        convert_type="none",
+        use_sep_token=True,
+        is_multimodal_model=False,
+        hf_config=hf,
     )
 
 
@@ -157,7 +188,8 @@ def test_classes_are_what_the_models_files_name() -> None:
 
 
 def test_pairs_that_want_a_template_are_not_joined() -> None:
-    """By the model's files, or since the operator gave one: scores of other texts would look right and not be."""
+    """By the model's files, or since the operator gave one: scores of other texts would look right
+    and not be."""
     joined = config()
     joined.use_sep_token = False
     assert not classes_of(joined).joins
@@ -194,8 +226,11 @@ def pooled(*numbers: float, error: str | None = None) -> Any:
         ([pooled(0.5), pooled(1.0, error="cache miss")], "engine_failed"),
     ],
 )
-def test_one_part_without_an_answer_is_none_of_the_item(outputs: list[Any], failure: str | None) -> None:
-    """An aborted part is empty, one that overflowed has no number: neither is stored as a score, nor as a vector."""
+def test_one_part_without_an_answer_is_none_of_the_item(
+    outputs: list[Any], failure: str | None
+) -> None:
+    """An aborted part is empty, one that overflowed has no number: neither is stored as a score,
+    nor as a vector."""
     in_parts = EngineCall("a", [], None, parts=parts(2))
     missing = why_unanswered(in_parts, outputs)
     assert (missing and missing.failure) == failure

@@ -36,7 +36,8 @@ async def beats(hot: Hot, number: int) -> None:
 
 
 async def test_a_model_that_is_up_is_announced_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The next beat does not wait for the interval, whatever the one before came to, and none is sent after the end (H14)."""
+    """The next beat does not wait for the interval, whatever the one before came to, and none is
+    sent after the end (H14)."""
     monkeypatch.setattr(subject, "INTERVAL_S", 3600.0)
     hot, state = Hot(), {"state": "loads"}
     heart = Heartbeat(hot.as_ledger(), "w", lambda: dict(state))

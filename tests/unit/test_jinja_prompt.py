@@ -19,9 +19,14 @@ from penstock_producer.rows import BadRow, Document
 from penstock_producer.sources import open_source
 
 RECORD: dict[str, Any] = {
-    "text": "hello", "nothing": None, "reviews": [{"text": "good", "stars": 5}, {"text": "bad", "stars": 1}],
-    "numbers": list(range(10_000)), "long": "x" * 2_000_000, "unit price": 3, "café": "é",
-}  # fmt: skip
+    "text": "hello",
+    "nothing": None,
+    "reviews": [{"text": "good", "stars": 5}, {"text": "bad", "stars": 1}],
+    "numbers": list(range(10_000)),
+    "long": "x" * 2_000_000,
+    "unit price": 3,
+    "café": "é",
+}
 MANY = "{% for a in numbers %}{% for b in numbers %}{% endfor %}{% endfor %}"
 
 
@@ -33,24 +38,34 @@ def rendered(text: str, max_chars: int = 4_000_000) -> str:
     ("text", "wanted"),
     [
         ("{{ text }}!\n", "hello!\n"),
-        ("{% for review in reviews %}\n- {{ review.text }}: {{ review['stars'] }}\n{% endfor %}", "- good: 5\n- bad: 1\n"),
+        (
+            "{% for review in reviews %}\n- {{ review.text }}: {{ review['stars'] }}\n{% endfor %}",
+            "- good: 5\n- bad: 1\n",
+        ),
         ("{% if reviews|length > 1 %}many{% else %}few{% endif %}", "many"),
         ("{% for r in reviews if r.stars > 3 %}{{ loop.index }}{{ r.text }}{% endfor %}", "1good"),
-        ("{% for key, value in reviews[0]|items %}{{ key }}={{ value }};{% endfor %}", "text=good;stars=5;"),
+        (
+            "{% for key, value in reviews[0]|items %}{{ key }}={{ value }};{% endfor %}",
+            "text=good;stars=5;",
+        ),
         ("{% set who = text|title %}{{ who ~ ' ' ~ 1 ~ true }}", "Hello 1true"),
         ("{{ absent|default('-') }}{{ nothing|default('-') }}{{ ''|default('e', true) }}", "--e"),
         ("{% if nothing is none and absent is not defined %}y{% endif %}", "y"),
         ("{{ reviews|map(attribute='text')|join(', ') }}", "good, bad"),
-        ("{{ reviews|sort(attribute='stars')|tojson }}", '[{"text":"bad","stars":1},{"text":"good","stars":5}]'),
+        (
+            "{{ reviews|sort(attribute='stars')|tojson }}",
+            '[{"text":"bad","stars":1},{"text":"good","stars":5}]',
+        ),
         ("{{ text[:2] }}{{ numbers[3] }}{{ 2 + 3 * 4 }}{{ (7 / 2)|round(1) }}", "he3143.5"),
         ("{{ record['unit price'] }}{{ café }}", "3é"),
         ("{{ reviews[1] }}{{ [true, 1.5] }}", '{"text":"bad","stars":1}[true,1.5]'),
         ("{{ text|replace('l', 'L')|truncate(3, true, '') }}", "heL"),
         ("{% raw %}{{ text }}{% endraw %}{# no #}", "{{ text }}"),
     ],
-)  # fmt: skip
+)
 def test_a_prompt_has_loops_and_conditions(text: str, wanted: str) -> None:
-    """Columns, loops, conditions and filters; values that are not text are shown as JSON, as in simple prompts."""
+    """Columns, loops, conditions and filters; values that are not text are shown as JSON, as in
+    simple prompts."""
     assert rendered(text) == wanted
 
 
@@ -75,13 +90,21 @@ def test_an_absent_or_null_column_is_refused(text: str, name: str) -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        "{{ ''.__class__ }}", "{{ text.__class__.__mro__ }}", "{{ text['__class__'] }}", "{{ record.__init__ }}",
-        "{{ text.upper }}", "{{ reviews|map(attribute='__class__')|list|tojson }}",
+        "{{ ''.__class__ }}",
+        "{{ text.__class__.__mro__ }}",
+        "{{ text['__class__'] }}",
+        "{{ record.__init__ }}",
+        "{{ text.upper }}",
+        "{{ reviews|map(attribute='__class__')|list|tojson }}",
         "{% for a in reviews %}{{ loop._iterable }}{% endfor %}",
-        "{% for a in reviews %}{{ loop.__class__ }}{% endfor %}", "{{ lipsum }}", "{{ cycler }}", "{{ namespace }}",
-        "{{ reviews|map('attr', '__class__')|list }}", "{{ numbers|select('callable')|list }}",
+        "{% for a in reviews %}{{ loop.__class__ }}{% endfor %}",
+        "{{ lipsum }}",
+        "{{ cycler }}",
+        "{{ namespace }}",
+        "{{ reviews|map('attr', '__class__')|list }}",
+        "{{ numbers|select('callable')|list }}",
     ],
-)  # fmt: skip
+)
 def test_nothing_but_fields_of_the_record_is_reached(text: str) -> None:
     """No attribute, method or global of Python leads out of the record."""
     with pytest.raises((MissingField, RenderFailed)):
@@ -114,7 +137,9 @@ def test_nothing_but_fields_of_the_record_is_reached(text: str) -> None:
         ("x" * (MAX_TEMPLATE_CHARS + 1), f"at most {MAX_TEMPLATE_CHARS}"),
     ],
 )
-def test_other_parts_of_the_language_are_refused_where_the_job_is_submitted(text: str, words: str) -> None:
+def test_other_parts_of_the_language_are_refused_where_the_job_is_submitted(
+    text: str, words: str
+) -> None:
     """A list says what a prompt may have; the error names the line, the part and the fix."""
     with pytest.raises(TemplateError) as caught:
         JinjaTemplate(text)
@@ -147,13 +172,15 @@ def test_other_parts_of_the_language_are_refused_where_the_job_is_submitted(text
     ],
 )
 def test_a_template_without_end_or_measure_is_stopped(text: str) -> None:
-    """Loops inside loops and texts that grow end within bounds of work and size, as an error of that record."""
+    """Loops inside loops and texts that grow end within bounds of work and size, as an error of
+    that record."""
     with pytest.raises((RenderFailed, TextTooLong)):
         rendered(text)
 
 
 def test_the_bounds_allow_what_people_write() -> None:
-    """A loop over a thousand rows with a few filters costs a small part of what a record may cost."""
+    """A loop over a thousand rows with a few filters costs a small part of what a record may
+    cost."""
     assert MAX_WORK > 10 * (1_000 * (STEP_UNITS + 3 * CALL_UNITS))
     assert len(rendered("{% for n in numbers %}{{ n|string|upper }}\n{% endfor %}")) > 40_000
 
@@ -169,7 +196,8 @@ def test_each_record_has_its_own_bounds_and_values() -> None:
 
 
 def test_every_filter_counts_what_it_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
-    """None of the listed filters can be called again and again over a long text or list for nothing."""
+    """None of the listed filters can be called again and again over a long text or list for
+    nothing."""
     monkeypatch.setattr("penstock_producer.prompts.jinja_filters.MAX_WORK", 4_000_000)
     for name in sorted(set(FILTERS) - {"default", "d", "round"}):
         for value in ("long", "numbers"):
@@ -178,11 +206,14 @@ def test_every_filter_counts_what_it_is_given(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_rows_are_rendered_or_refused_by_name(tmp_path: Path) -> None:
-    """A job with a Jinja prompt makes requests of its rows; a row that it does not fit is a bad row with line and fix."""
+    """A job with a Jinja prompt makes requests of its rows; a row that it does not fit is a bad row
+    with line and fix."""
     path = tmp_path / "docs.jsonl"
     rows = [{"id": "a", "tags": ["x", "y"]}, {"id": "b"}, {"id": "c", "tags": "text"}]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    spec = JobSpec(model="m", prompt="{% for tag in tags %}{{ tag }};{% endfor %}", template="jinja")
+    spec = JobSpec(
+        model="m", prompt="{% for tag in tags %}{{ tag }};{% endfor %}", template="jinja"
+    )
     one, two, three = open_source(path, spec).documents({})
     assert isinstance(one, Document)
     assert json.loads(one.body)["messages"] == [{"role": "user", "content": "x;y;"}]
@@ -195,7 +226,8 @@ def test_rows_are_rendered_or_refused_by_name(tmp_path: Path) -> None:
 
 
 def test_a_number_of_csv_is_compared_as_the_text_that_it_is(tmp_path: Path) -> None:
-    """A text that is compared with a number is refused in words that say how a number is made of it."""
+    """A text that is compared with a number is refused in words that say how a number is made of
+    it."""
     path = tmp_path / "docs.csv"
     path.write_text("id,stars\na,2\n")
     prompt = "{% if stars < 3 %}bad{% endif %}"
@@ -211,7 +243,8 @@ def test_a_number_of_csv_is_compared_as_the_text_that_it_is(tmp_path: Path) -> N
 
 
 def test_a_spec_checks_its_prompt_in_its_own_language() -> None:
-    """The same text may be right in one language and wrong in the other; an unknown language is refused."""
+    """The same text may be right in one language and wrong in the other; an unknown language is
+    refused."""
     assert JobSpec(prompt="{{ a|upper }}", template="jinja").template == "jinja"
     with pytest.raises(SpecError, match=r"/prompt: line 1"):
         JobSpec(prompt="{% endfor %}", template="jinja")
@@ -222,14 +255,18 @@ def test_a_spec_checks_its_prompt_in_its_own_language() -> None:
 
 
 @pytest.mark.parametrize(("language", "prompt"), [("fields", "{txet}"), ("jinja", "{{ txet }}")])
-def test_a_column_that_no_row_has_is_found_in_the_first_rows(language: Any, prompt: str, tmp_path: Path) -> None:
-    """A misspelt column of a large file is said at once, with the column that was meant; the file is not read on."""
+def test_a_column_that_no_row_has_is_found_in_the_first_rows(
+    language: Any, prompt: str, tmp_path: Path
+) -> None:
+    """A misspelt column of a large file is said at once, with the column that was meant; the file
+    is not read on."""
     path = tmp_path / "docs.jsonl"
     row = '{"id": "%d", "text": "t"}\n'
     path.write_text("".join(row % number for number in range(FIRST_ROWS)) + "not JSON\n")
     spec = JobSpec(model="m", prompt=prompt, template=language)
     with pytest.raises(
-        SourceError, match=rf"missing_column: none of the first {FIRST_ROWS} rows has the column 'txet'"
+        SourceError,
+        match=rf"missing_column: none of the first {FIRST_ROWS} rows has the column 'txet'",
     ) as caught:
         survey(open_source(path, spec), spec)
     assert "did you mean 'text'?" in str(caught.value)
@@ -240,8 +277,12 @@ def test_a_column_that_no_row_has_is_found_in_the_first_rows(language: Any, prom
 def test_jinja_is_imported_for_its_jobs_only() -> None:
     """A service whose jobs have simple prompts does not load it."""
     code = (
-        "import sys\nfrom penstock_producer import JobSpec\nfrom penstock_producer.sources import open_source\n"
-        "open_source('x.jsonl', JobSpec(model='m', prompt='{a}'))\nassert 'jinja2' not in sys.modules\n"
-        "JobSpec(prompt='{{ a }}', template='jinja')\nassert 'jinja2' in sys.modules\n"
+        "import sys\n"
+        "from penstock_producer import JobSpec\n"
+        "from penstock_producer.sources import open_source\n"
+        "open_source('x.jsonl', JobSpec(model='m', prompt='{a}'))\n"
+        "assert 'jinja2' not in sys.modules\n"
+        "JobSpec(prompt='{{ a }}', template='jinja')\n"
+        "assert 'jinja2' in sys.modules\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

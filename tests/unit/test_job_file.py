@@ -51,7 +51,9 @@ def refusal(folder: Path, content: str | bytes, name: str = "night.yaml") -> str
     path = written(folder, content, name)
     with pytest.raises(SpecError) as caught:
         JobFile.load(path).spec()
-    assert all(problem.place.startswith(str(path)) for problem in caught.value.problems), str(caught.value)
+    assert all(problem.place.startswith(str(path)) for problem in caught.value.problems), str(
+        caught.value
+    )
     return str(caught.value)
 
 
@@ -63,19 +65,35 @@ def whole(tmp_path: Path) -> Path:
 
 
 def test_a_file_says_what_flags_can_say(whole: Path) -> None:
-    """Options, source, job key and the section of `penstock run`; relative paths count from the file."""
+    """Options, source, job key and the section of `penstock run`; relative paths count from the
+    file."""
     file = JobFile.load(whole)
     assert (file.source, file.job) == (str(whole.parent / "data/docs.jsonl"), "night")
-    assert (file.run.out, file.run.rpm, file.run.workers) == (str(whole.parent / "results"), 60.0, None)
+    assert (file.run.out, file.run.rpm, file.run.workers) == (
+        str(whole.parent / "results"),
+        60.0,
+        None,
+    )
     assert file.spec() == JobSpec(
-        model="m", prompt="Summarise: {text}", deadline_s=5400.0, max_bad_rows="2%", response_schema={"type": "object"},
+        model="m",
+        prompt="Summarise: {text}",
+        deadline_s=5400.0,
+        max_bad_rows="2%",
+        response_schema={"type": "object"},
         params={"max_tokens": 200, "stop": ["\n"]},
-    )  # fmt: skip
+    )
 
 
 def test_json_is_read_as_yaml_is(whole: Path) -> None:
-    """The same job in JSON, with tabs, an escaped pair of surrogates and `\\/`, which YAML would not take."""
-    content = '{\n\t"source": "s3:\\/\\/b\\/docs.jsonl",\n\t"model": "\\ud83d\\ude00",\n\t"timeout_s": 1e1\n}'
+    """The same job in JSON, with tabs, an escaped pair of surrogates and `\\/`, which YAML would
+    not take."""
+    content = (
+        "{\n"
+        '\t"source": "s3:\\/\\/b\\/docs.jsonl",\n'
+        '\t"model": "\\ud83d\\ude00",\n'
+        '\t"timeout_s": 1e1\n'
+        "}"
+    )
     file = JobFile.load(written(whole.parent, content, "night.json"))
     assert (file.source, file.spec()) == ("s3://b/docs.jsonl", JobSpec(model="😀", timeout_s=10.0))
 
@@ -91,7 +109,12 @@ def test_json_is_read_as_yaml_is(whole: Path) -> None:
         ("run:\n  model: m\n", 2, "run.model", "it is model at the top of the file"),
         ("run:\n  wokers: 2\n", 2, "run.wokers", "did you mean 'workers'?"),
         ("params:\n  max_token: 5\n", 2, "params.max_token", "did you mean 'max_tokens'?"),
-        ('max_attempts: "4"\n', 1, "max_attempts", "'4' is refused; Input should be a valid integer; write the number without"),
+        (
+            'max_attempts: "4"\n',
+            1,
+            "max_attempts",
+            "'4' is refused; Input should be a valid integer; write the number without",
+        ),
         ("max_attempts: true\n", 1, "max_attempts", "True is refused"),
         ("max_attempts: 2.0\n", 1, "max_attempts", "2.0 is refused"),
         ("max_attempts: 0\n", 1, "max_attempts", "0 is refused"),
@@ -99,8 +122,18 @@ def test_json_is_read_as_yaml_is(whole: Path) -> None:
         ("budget_usd: -1\n", 1, "budget_usd", "-1 is refused"),
         ("budget_usd: true\n", 1, "budget_usd", "True is refused"),
         ("budget_usd: .inf\n", 1, "budget_usd", "'.inf' is refused"),
-        ("params: {max_tokens: 0}\n", 1, "params.max_tokens", "0 is refused; give an integer of at least 1"),
-        ("prefix_order: no\n", 1, "prefix_order", "'no' is refused; Input should be a valid boolean; truth values are true"),
+        (
+            "params: {max_tokens: 0}\n",
+            1,
+            "params.max_tokens",
+            "0 is refused; give an integer of at least 1",
+        ),
+        (
+            "prefix_order: no\n",
+            1,
+            "prefix_order",
+            "'no' is refused; Input should be a valid boolean; truth values are true",
+        ),
         ("model: 5\n", 1, "model", "5 is refused"),
         ("lane:\n  - api\n", 1, "lane", "lanes are api"),
         ("lane: fast\n", 1, "lane", "lanes are api"),
@@ -115,11 +148,12 @@ def test_json_is_read_as_yaml_is(whole: Path) -> None:
         ("run: results\n", 1, "run", "'results' is refused; give fields"),
         ("source: [a, b]\n", 1, "source", "['a', 'b'] is refused"),
     ],
-)  # fmt: skip
+)
 def test_an_unusable_field_is_named_with_its_line(
     content: str, line: int, field: str, words: str, tmp_path: Path
 ) -> None:
-    """File, line, field, the value seen and the fix; unknown names with what was meant (rows 26 and 27)."""
+    """File, line, field, the value seen and the fix; unknown names with what was meant (rows 26 and
+    27)."""
     told = refusal(tmp_path, content)
     assert f"night.yaml line {line}, field {field}: " in told
     assert words in told, told
@@ -131,10 +165,18 @@ def test_an_unusable_field_is_named_with_its_line(
         ("a: &x [1]\nb: *x\n", 1, "'&x' refers to another part of the file"),
         ("model: *m\n", 1, "'*m' refers to another part of the file"),
         ("base: {}\n<<: {model: m}\n", 2, "'<<' refers to another part"),
-        ("model: m\nprompt: !!python/object/apply:os.system [id]\n", 2, "the tag 'tag:yaml.org,2002:python/object/apply:os."),
+        (
+            "model: m\nprompt: !!python/object/apply:os.system [id]\n",
+            2,
+            "the tag 'tag:yaml.org,2002:python/object/apply:os.",
+        ),
         ("model: !!binary aGk=\n", 1, "the tag"),
         ("model: m\n---\nmodel: n\n", 2, "a second document begins here"),
-        ("model: m\nlane: api\nmodel: n\n", 3, "'model' is given here and in line 1; keep one of them"),
+        (
+            "model: m\nlane: api\nmodel: n\n",
+            3,
+            "'model' is given here and in line 1; keep one of them",
+        ),
         ("params:\n  a: 1\n  a: 2\n", 3, "'a' is given here and in line 2"),
         ("model: m\n\tlane: api\n", 2, "not YAML"),
         ("model: [a\n", 2, "not YAML"),
@@ -152,11 +194,12 @@ def test_an_unusable_field_is_named_with_its_line(
         (b"model: m\nprompt: caf\xe9\n", 2, "byte 20 is not UTF-8"),
         ("model: m\n".encode("utf-16"), 1, "byte 0 is not UTF-8"),
     ],
-)  # fmt: skip
+)
 def test_an_unusable_yaml_file_is_named_with_its_line(
     content: str | bytes, line: int, words: str, tmp_path: Path
 ) -> None:
-    """No tag, alias, second document or repeated name is followed, merged or guessed at (row 30)."""
+    """No tag, alias, second document or repeated name is followed, merged or guessed at (row
+    30)."""
     told = refusal(tmp_path, content)
     assert f"night.yaml line {line}" in told
     assert words in told, told
@@ -175,8 +218,11 @@ def test_an_unusable_yaml_file_is_named_with_its_line(
         ('{"max_attempts":\n\n true}', 1, "True is refused"),
     ],
 )
-def test_an_unusable_json_file_is_named_with_its_line(content: str, line: int, words: str, tmp_path: Path) -> None:
-    """What Python's reader would let pass or fail on is refused by name (rows 15 to 20 of the catalogue)."""
+def test_an_unusable_json_file_is_named_with_its_line(
+    content: str, line: int, words: str, tmp_path: Path
+) -> None:
+    """What Python's reader would let pass or fail on is refused by name (rows 15 to 20 of the
+    catalogue)."""
     told = refusal(tmp_path, content, "night.json")
     assert f"night.json line {line}" in told
     assert words in told, told
@@ -192,7 +238,7 @@ def test_an_unusable_json_file_is_named_with_its_line(content: str, line: int, w
         ('{"params": [' + "1," * MAX_VALUES + "1]}", "night.json", "too many names and values"),
         ("a" * (MAX_FILE_BYTES + 1), "night.yaml", f"more than {MAX_FILE_BYTES} bytes"),
     ],
-)  # fmt: skip
+)
 def test_a_file_has_bounds(content: str, name: str, words: str, tmp_path: Path) -> None:
     """Depth, values and bytes are bounded before anything is built of them (row 30)."""
     assert MAX_DEPTH < 100
@@ -249,8 +295,11 @@ def test_a_prompt_may_speak_of_keys(tmp_path: Path) -> None:
         ("a.json", '{"custom_id": "1", "source": "x"}', False),
     ],
 )
-def test_a_spec_is_told_from_documents(name: str, content: str, is_spec: bool, tmp_path: Path) -> None:
-    """YAML is a job spec; JSON is one where it is one object with a source, and else documents as before."""
+def test_a_spec_is_told_from_documents(
+    name: str, content: str, is_spec: bool, tmp_path: Path
+) -> None:
+    """YAML is a job spec; JSON is one where it is one object with a source, and else documents as
+    before."""
     assert is_job_file(str(written(tmp_path, content, name))) is is_spec
     assert not is_job_file("s3://bucket/a.yaml")
 
@@ -277,19 +326,25 @@ def test_flags_go_before_the_file(whole: Path, tmp_path: Path) -> None:
 
 
 def test_a_fault_is_said_where_it_was_written(whole: Path) -> None:
-    """A wrong flag over a good file is the flag's fault; a wrong field beside good flags is the file's."""
+    """A wrong flag over a good file is the flag's fault; a wrong field beside good flags is the
+    file's."""
     whole.write_text(WHOLE.replace("max_bad_rows: 2%", "max_bad_rows: some"))
     typed = CliRunner().invoke(command_line(), ["submit", str(whole), "--max-attempts", "0"])
     lines = str(typed.exception).splitlines()
     assert [line for line in lines if line.strip().startswith("--max-attempts: 0 is refused")]
-    assert [line for line in lines if f"{whole} line 6, field max_bad_rows: 'some' is refused" in line]
+    assert [
+        line for line in lines if f"{whole} line 6, field max_bad_rows: 'some' is refused" in line
+    ]
 
 
 def test_a_dry_run_of_a_file(whole: Path) -> None:
-    """`penstock run night.yaml --dry-run` needs no flag: source, prompt, model and folder are the file's."""
+    """`penstock run night.yaml --dry-run` needs no flag: source, prompt, model and folder are the
+    file's."""
     (whole.parent / "data").mkdir()
     (whole.parent / "data/docs.jsonl").write_text('{"id": "a", "text": "one"}\n')
-    done = CliRunner().invoke(command_line(), ["run", str(whole), "--dry-run", "--base-url", "http://localhost:9"])
+    done = CliRunner().invoke(
+        command_line(), ["run", str(whole), "--dry-run", "--base-url", "http://localhost:9"]
+    )
     assert (done.exit_code, done.exception) == (0, None), done.output
     assert "Summarise: one" in done.output
 
@@ -301,14 +356,15 @@ def test_every_flag_has_a_field_in_the_file() -> None:
     command = typer.main.get_command(command_line()).commands["run"]  # type: ignore[attr-defined]  # it is a group
     flags = {parameter.name for parameter in command.params} - {"dry_run", "spec_file", "help"}
     schema = json_schema()["properties"]
-    assert flags == (set(schema) - {"run", "$schema", "batch_poll", "cache", "deadline", "timeout"}) | set(
-        schema["run"]["properties"]
-    )
+    assert flags == (
+        set(schema) - {"run", "$schema", "batch_poll", "cache", "deadline", "timeout"}
+    ) | set(schema["run"]["properties"])
     assert set(RunSection.model_fields) == set(RUN_OPTIONS)
 
 
 def test_the_schema_is_published_as_it_is(whole: Path) -> None:
-    """Package and docs carry the schema of this release; `python tests/job_spec_schema.py` writes it anew."""
+    """Package and docs carry the schema of this release; `python tests/job_spec_schema.py` writes
+    it anew."""
     for place in PLACES:
         assert place.read_text("utf-8") == text(), place
     Draft202012Validator.check_schema(json_schema())
@@ -318,16 +374,32 @@ def test_the_schema_is_published_as_it_is(whole: Path) -> None:
     ("fields", "usable"),
     [
         (
-            {"source": "d", "model": "m", "deadline": "8h", "params": {"max_tokens": 5}, "run": {"out": "o", "rpm": 6}},
+            {
+                "source": "d",
+                "model": "m",
+                "deadline": "8h",
+                "params": {"max_tokens": 5},
+                "run": {"out": "o", "rpm": 6},
+            },
             True,
         ),
-        ({"response_schema": "answer.json", "prompt_file": "p.txt", "prefix_order": True, "max_bad_rows": 5}, True),
+        (
+            {
+                "response_schema": "answer.json",
+                "prompt_file": "p.txt",
+                "prefix_order": True,
+                "max_bad_rows": 5,
+            },
+            True,
+        ),
         ({"max_token": 5}, False),
         ({"max_attempts": 0}, False),
         ({"run": {"workers": "2"}}, False),
     ],
 )
-def test_the_schema_accepts_and_refuses_what_the_reader_does(fields: dict[str, Any], usable: bool, whole: Path) -> None:
+def test_the_schema_accepts_and_refuses_what_the_reader_does(
+    fields: dict[str, Any], usable: bool, whole: Path
+) -> None:
     """An editor that checks with the schema agrees with the command."""
     (whole.parent / "p.txt").write_text("{text}")
     file = written(whole.parent, json.dumps(fields), "given.json")
@@ -340,7 +412,8 @@ def test_the_schema_accepts_and_refuses_what_the_reader_does(fields: dict[str, A
 
 
 def test_all_mistakes_of_a_file_are_told_at_once(tmp_path: Path) -> None:
-    """Unknown names, values, parameters, templates and the section run: one below the other, in the order of the file."""
+    """Unknown names, values, parameters, templates and the section run: one below the other, in the
+    order of the file."""
     told = refusal(
         tmp_path,
         "modle: m\nprompt: '{text'\nmax_attempts: 0\nparams: {max_tokens: lots}\nlane: fast\n"
@@ -350,9 +423,15 @@ def test_all_mistakes_of_a_file_are_told_at_once(tmp_path: Path) -> None:
     assert first == f"job spec: {len(lines)} mistakes:"
     place = f"  {tmp_path / 'night.yaml'} line "
     assert [line.removeprefix(place).partition(":")[0] for line in lines] == [
-        "1, field modle", "2, field prompt", "3, field max_attempts", "4, field params.max_tokens", "5, field lane",
-        "6, field response_schema.type", "7, field deadline", "8, field run.workers",
-    ]  # fmt: skip
+        "1, field modle",
+        "2, field prompt",
+        "3, field max_attempts",
+        "4, field params.max_tokens",
+        "5, field lane",
+        "6, field response_schema.type",
+        "7, field deadline",
+        "8, field run.workers",
+    ]
 
 
 def test_a_misspelt_prompt_makes_no_further_mistakes(tmp_path: Path) -> None:
@@ -365,9 +444,10 @@ def test_a_misspelt_prompt_makes_no_further_mistakes(tmp_path: Path) -> None:
 def test_options_that_do_not_fit_together_are_told_together(tmp_path: Path) -> None:
     """Each of them, where every field is right by itself."""
     told = refusal(tmp_path, "system: hi\nfallback_on: [timeout]\nescape_formulas: true\n")
-    assert [word in told for word in ("3 mistakes", "needs a prompt", "it needs models", "escape_formulas")] == [
-        True
-    ] * 4
+    assert [
+        word in told
+        for word in ("3 mistakes", "needs a prompt", "it needs models", "escape_formulas")
+    ] == [True] * 4
 
 
 @pytest.mark.parametrize(
@@ -379,12 +459,18 @@ def test_options_that_do_not_fit_together_are_told_together(tmp_path: Path) -> N
         ("from_job: 7\n", "7 is refused"),
     ],
 )
-def test_outcomes_of_another_job_are_named_in_the_place_of_a_source(tmp_path: Path, written: str, says: str) -> None:
+def test_outcomes_of_another_job_are_named_in_the_place_of_a_source(
+    tmp_path: Path, written: str, says: str
+) -> None:
     """By a key and one condition or several; what contradicts that is said with its line."""
     path = tmp_path / "again.yaml"
     path.write_text("from_job: first\nwhere: [status=dead, reason!=http_400]\nmodel: m\n")
     file = JobFile.load(path)
-    assert (file.source, file.from_job, file.where) == (None, "first", ("status=dead", "reason!=http_400"))
+    assert (file.source, file.from_job, file.where) == (
+        None,
+        "first",
+        ("status=dead", "reason!=http_400"),
+    )
     path.write_text(written)
     with pytest.raises(SpecError, match=r"again\.yaml line \d") as refused:
         JobFile.load(path)
@@ -399,6 +485,10 @@ def test_a_flag_goes_before_the_job_whose_outcomes_a_file_names(tmp_path: Path) 
     assert given.outcomes(None, None) == FromJob("first", ("status=dead",))
     assert given.outcomes("second", ["score<1"]) == FromJob("second", ["score<1"])
     assert given_job("d.jsonl", path, {}, frozenset(), {}).outcomes(None, None) is None
-    for source, job, where in ((None, None, None), ("d.jsonl", "first", None), ("d.jsonl", None, ["a=1"])):
+    for source, job, where in (
+        (None, None, None),
+        ("d.jsonl", "first", None),
+        ("d.jsonl", None, ["a=1"]),
+    ):
         with pytest.raises(UsageProblem, match="SOURCE"):
             given_job(source, None, {}, frozenset(), {}).outcomes(job, where)

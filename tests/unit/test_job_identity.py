@@ -40,14 +40,22 @@ from penstock_producer.accepting.same_job import digest_of
 def test_a_job_of_an_earlier_release_is_the_same_job_after_an_upgrade(
     tmp_path: Path, spec: dict[str, Any], digest: str
 ) -> None:
-    """The digests were taken from the first release: options that came later count only where they are not at their default."""
+    """The digests were taken from the first release: options that came later count only where they
+    are not at their default."""
     source = tmp_path / "docs.jsonl"
     source.write_text('{"id":"a","text":"x"}\n')
     with Producer(database_url=f"sqlite:///{tmp_path / 'ledger.db'}") as producer:
         assert producer.submit(source, spec).digest == digest
 
 
-READ = {"max_line_bytes": 1, "max_body_bytes": 2, "mtime_ns": 3, "members": [], "media_newest_ns": 4, "prepared": {}}
+READ = {
+    "max_line_bytes": 1,
+    "max_body_bytes": 2,
+    "mtime_ns": 3,
+    "members": [],
+    "media_newest_ns": 4,
+    "prepared": {},
+}
 CAME = {"door": "remote", "started_by": {}, "traceparent": "t"}
 
 
@@ -76,8 +84,11 @@ CAME = {"door": "remote", "started_by": {}, "traceparent": "t"}
         ),
     ],
 )
-def test_how_when_and_for_whom_a_source_was_read_makes_no_other_job(pin: dict[str, Any], digest: str) -> None:
-    """The digests are those of earlier releases; a folder that was moved is known by its content, an object by its place."""
+def test_how_when_and_for_whom_a_source_was_read_makes_no_other_job(
+    pin: dict[str, Any], digest: str
+) -> None:
+    """The digests are those of earlier releases; a folder that was moved is known by its content,
+    an object by its place."""
     spec = JobSpec(model="m", prompt="{text}")
     assert digest_of(spec, pin) == digest_of(spec, pin | READ | CAME) == digest
     moved = digest_of(spec, pin | {"uri": "elsewhere"})
@@ -85,7 +96,8 @@ def test_how_when_and_for_whom_a_source_was_read_makes_no_other_job(pin: dict[st
 
 
 def test_an_option_that_is_given_counts(tmp_path: Path) -> None:
-    """Every option but those on how the source is read makes another job where it is not at its default."""
+    """Every option but those on how the source is read makes another job where it is not at its
+    default."""
     source = tmp_path / "docs.jsonl"
     source.write_text('{"id":"a","text":"x"}\n')
     plain = {"prompt": "Sum up: {text}", "model": "m", "params": {"temperature": 0}}
@@ -103,15 +115,26 @@ def test_an_option_that_is_given_counts(tmp_path: Path) -> None:
     assert len({first, *others}) == 1 + len(given)
 
 
-def test_a_job_of_a_release_before_keeps_its_identity_when_its_limits_change(tmp_path: Path) -> None:
-    """Its stored spec says nothing of response_format: with a new deadline it is the job that is submitted again."""
+def test_a_job_of_a_release_before_keeps_its_identity_when_its_limits_change(
+    tmp_path: Path,
+) -> None:
+    """Its stored spec says nothing of response_format: with a new deadline it is the job that is
+    submitted again."""
     source = tmp_path / "docs.jsonl"
     source.write_text('{"id":"a","text":"x"}\n')
-    spec: dict[str, Any] = {"prompt": "Sum up: {text}", "model": "m", "response_schema": {"type": "object"}}
+    spec: dict[str, Any] = {
+        "prompt": "Sum up: {text}",
+        "model": "m",
+        "response_schema": {"type": "object"},
+    }
     with Producer(database_url=f"sqlite:///{tmp_path / 'ledger.db'}") as producer:
         job = producer.submit(source, spec, job_key="night")
         stored = {name: value for name, value in job.spec.items() if name != "response_format"}
-        before = update(jobs).where(jobs.c.job_id == job.job_id).values(spec=orjson.dumps(stored).decode())
+        before = (
+            update(jobs)
+            .where(jobs.c.job_id == job.job_id)
+            .values(spec=orjson.dumps(stored).decode())
+        )
         producer._database.write(lambda connection: connection.execute(before))
         assert producer.limit("night", budget_usd=None, deadline_s=60.0)
         again = producer.submit(source, spec | {"deadline_s": 60.0}, job_key="night")

@@ -1,4 +1,5 @@
-"""Where a job's rows go, as its spec says it: what is refused, and that no secret is stored or shown."""
+"""Where a job's rows go, as its spec says it: what is refused, and that no secret is stored or
+shown."""
 
 from __future__ import annotations
 
@@ -16,10 +17,14 @@ from penstock_producer.job.sinks import MAX_CHARS, into_problem, into_url
 @pytest.mark.parametrize(
     "into",
     [
-        "sqlite:///mine.db", "sqlite:////data/mine.db", "postgresql://me@h/shop", "postgres://h/shop?sslmode=require",
-        "postgresql+psycopg:///shop?host=/run/postgresql&passfile=/run/pass", "env:SHOP_URL",
+        "sqlite:///mine.db",
+        "sqlite:////data/mine.db",
+        "postgresql://me@h/shop",
+        "postgres://h/shop?sslmode=require",
+        "postgresql+psycopg:///shop?host=/run/postgresql&passfile=/run/pass",
+        "env:SHOP_URL",
     ],
-)  # fmt: skip
+)
 def test_a_url_without_a_password_is_stored(into: str) -> None:
     """As it is, or by the name of a variable."""
     assert into_problem(into) is None
@@ -70,7 +75,8 @@ def test_fields_that_do_not_belong_together_are_named(fields: dict[str, object],
 
 
 def test_a_variable_holds_the_url_where_it_is_used() -> None:
-    """Its password is hidden from then on; a variable that is not set, or holds something else, is named unseen."""
+    """Its password is hidden from then on; a variable that is not set, or holds something else, is
+    named unseen."""
     variables = {"SHOP_URL": "postgresql://me:very-hidden@h/shop", "KEY": "hidden"}
     assert into_url("env:SHOP_URL", variables) == variables["SHOP_URL"]
     assert "very-hidden" not in redact("connection with very-hidden failed")
@@ -82,21 +88,32 @@ def test_a_variable_holds_the_url_where_it_is_used() -> None:
 
 
 def test_a_job_spec_file_with_a_password_is_told_what_to_write(tmp_path: Path) -> None:
-    """The line and the other way are named, not the value; without it the file says where results go."""
+    """The line and the other way are named, not the value; without it the file says where results
+    go."""
     path = tmp_path / "night.yaml"
     path.write_text("model: m\ninto: postgresql://me:hidden@h/shop\ninto_table: t\n")
-    with pytest.raises(SpecError, match=r"night\.yaml line 2, field into: .*into: env:NAME") as caught:
+    with pytest.raises(
+        SpecError, match=r"night\.yaml line 2, field into: .*into: env:NAME"
+    ) as caught:
         JobFile.load(path)
     assert "hidden" not in str(caught.value)
-    path.write_text("model: m\ninto: env:SHOP_URL\ninto_table: t\noutput_format: csv\nescape_formulas: true\n")
+    path.write_text(
+        "model: m\ninto: env:SHOP_URL\ninto_table: t\noutput_format: csv\nescape_formulas: true\n"
+    )
     spec = JobFile.load(path).spec()
     assert (spec.into, spec.output_format, spec.escape_formulas) == ("env:SHOP_URL", "csv", True)
 
 
 def test_where_results_go_is_left_out_where_the_command_writes_them_itself() -> None:
-    """A job of `penstock run` is the same job with other sinks, so that a repeated command may name new ones."""
+    """A job of `penstock run` is the same job with other sinks, so that a repeated command may name
+    new ones."""
     spec = JobSpec(
-        model="m", into="sqlite:///x", into_table="t", into_id="doc", output_format="csv", escape_formulas=True
+        model="m",
+        into="sqlite:///x",
+        into_table="t",
+        into_id="doc",
+        output_format="csv",
+        escape_formulas=True,
     )
     assert spec.without_sinks() == JobSpec(model="m")
     assert set(OPTIONS) >= SINK_FIELDS

@@ -1,4 +1,5 @@
-"""How many values a JSON text has is known before it is parsed, and what stands inside of texts counts for nothing."""
+"""How many values a JSON text has is known before it is parsed, and what stands inside of texts
+counts for nothing."""
 
 from __future__ import annotations
 
@@ -33,12 +34,16 @@ def test_bounds_are_where_they_say() -> None:
 
 @pytest.mark.parametrize("filler", [b",", b":", b"{[", b'\\",', b"\\\\", b'\\\\\\",:', b"ab, c: "])
 def test_texts_hold_no_values(filler: bytes) -> None:
-    """Prose has commas, and documents hold JSON: neither counts, wherever the text is cut for counting."""
+    """Prose has commas, and documents hold JSON: neither counts, wherever the text is cut for
+    counting."""
     text = b""
     for more in range(3):
         text = b'{"a": "' + b"x" * more + filler * (1_500_000 // len(filler)) + b'"}'
         assert overfull(text) is None
-    assert overfull(text[:-1] + b', "b": [' + b"{}," * MAX_VALUES + b"{}]}") == "more than 400,000 values"
+    assert (
+        overfull(text[:-1] + b', "b": [' + b"{}," * MAX_VALUES + b"{}]}")
+        == "more than 400,000 values"
+    )
 
 
 @given(TEXTS, some.integers(1, 9))
@@ -52,9 +57,13 @@ def test_values_are_counted_alike_in_pieces(texts: list[str], piece: int) -> Non
 
 
 def test_lines_have_the_same_bounds() -> None:
-    """A row of a source and a pushed document, when they are surveyed and when they are read again."""
+    """A row of a source and a pushed document, when they are surveyed and when they are read
+    again."""
     line = b'{"x": [' + b"{}," * MAX_VALUES + b"{}]}"
-    reads: tuple[Callable[[], object], ...] = (lambda: parse_object(line, ()), lambda: parse_surveyed(line))
+    reads: tuple[Callable[[], object], ...] = (
+        lambda: parse_object(line, ()),
+        lambda: parse_surveyed(line),
+    )
     for read in reads:
         with pytest.raises(RowFault) as caught:
             read()

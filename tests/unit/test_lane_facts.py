@@ -41,8 +41,11 @@ def spec(**given: Any) -> JobSpec:
         ({"lane": "api", "lanes": ["batch", "api"]}, ("api", "batch")),
     ],
 )
-def test_a_job_permits_the_lanes_that_it_names(given: dict[str, Any], permitted: tuple[str, ...]) -> None:
-    """The named lane comes first, and `auto` alone is half the price or real time of one provider."""
+def test_a_job_permits_the_lanes_that_it_names(
+    given: dict[str, Any], permitted: tuple[str, ...]
+) -> None:
+    """The named lane comes first, and `auto` alone is half the price or real time of one
+    provider."""
     assert spec(**given).permitted_lanes == permitted
     assert spec(**given).first_lane == permitted[0]
 
@@ -51,13 +54,25 @@ def test_a_job_permits_the_lanes_that_it_names(given: dict[str, Any], permitted:
     ("given", "said"),
     [
         ({"lane": "auto", "lanes": ["batch", "batch"]}, "names a lane twice"),
-        ({"lane": "api", "lanes": ["batch"]}, "the lane that the job begins with, api, is not there"),
+        (
+            {"lane": "api", "lanes": ["batch"]},
+            "the lane that the job begins with, api, is not there",
+        ),
         ({"lane": "auto", "lanes": []}, "give a list of lanes"),
         ({"lane": "auto", "lanes": "batch,api"}, "give a list of lanes"),
         ({"lane": "auto", "lanes": ["fast"]}, "lanes are api, gpu, embed and batch"),
-        ({"lane": "auto", "dedup": "always"}, "lane batch: every document of a batch is a request of its own"),
-        ({"lane": "api", "lanes": ["api", "batch"], "preprocess": "a.b:c"}, "give lanes without batch"),
-        ({"lane": "auto", "lanes": ["api", "embed"]}, "lane embed does not answer /v1/chat/completions"),
+        (
+            {"lane": "auto", "dedup": "always"},
+            "lane batch: every document of a batch is a request of its own",
+        ),
+        (
+            {"lane": "api", "lanes": ["api", "batch"], "preprocess": "a.b:c"},
+            "give lanes without batch",
+        ),
+        (
+            {"lane": "auto", "lanes": ["api", "embed"]},
+            "lane embed does not answer /v1/chat/completions",
+        ),
         ({"lane": "auto", "lanes": ["api", "gpu"], "fallback": ["n"]}, "lane gpu hosts its models"),
     ],
 )
@@ -69,14 +84,16 @@ def test_what_one_of_its_lanes_cannot_do_is_refused(given: dict[str, Any], said:
 
 
 def test_lanes_count_for_what_a_job_is_only_where_they_are_named() -> None:
-    """A job of an earlier release is the same job, and the estimate that is kept with a source is none of its content."""
+    """A job of an earlier release is the same job, and the estimate that is kept with a source is
+    none of its content."""
     pin = {"kind": "file", "uri": "a", "sha256": "d"}
     assert digest_of(spec(), pin) == digest_of(spec(), pin | {"estimate": {"tokens_in": 1}})
     assert digest_of(spec(), pin) != digest_of(spec(lanes=["api", "batch"]), pin)
 
 
 def test_a_speed_is_the_slower_of_what_is_known() -> None:
-    """Limits are shared with other jobs; what was measured in this lane with this job goes before everything."""
+    """Limits are shared with other jobs; what was measured in this lane with this job goes before
+    everything."""
     limits = {"requests": 20.0, "tokens": 1_000.0}
     by_tokens = speeds.one_by_one(None, None, limits, Tokens(80, 20), 0)
     assert by_tokens == (OneByOne(10.0), "by the limit of 60,000 tokens a minute")
@@ -92,12 +109,20 @@ def test_a_speed_is_the_slower_of_what_is_known() -> None:
 
 
 def test_a_batch_takes_what_four_of_five_took() -> None:
-    """One that runs is so much nearer to its end; one that runs far longer than others says nothing any more."""
+    """One that runs is so much nearer to its end; one that runs far longer than others says nothing
+    any more."""
     lasted = [100.0, 200.0, 300.0, 400.0, 9_000.0]
-    assert speeds.of_batches(lasted, None, None, None, 1.25, NOW) == (InBatches(400.0), "as 5 batches took")
-    assert speeds.of_batches(lasted, None, 1_000, Tokens(10, 5), 1.25, NOW).pace == InBatches(400.0, 100)
+    assert speeds.of_batches(lasted, None, None, None, 1.25, NOW) == (
+        InBatches(400.0),
+        "as 5 batches took",
+    )
+    assert speeds.of_batches(lasted, None, 1_000, Tokens(10, 5), 1.25, NOW).pace == InBatches(
+        400.0, 100
+    )
     runs = BatchesOpen(NOW - 300, None, None, 0)
-    assert speeds.of_batches(lasted, runs, None, None, 1.25, NOW).pace == InBatches(400.0, None, 100.0)
+    assert speeds.of_batches(lasted, runs, None, None, 1.25, NOW).pace == InBatches(
+        400.0, None, 100.0
+    )
     overdue = speeds.of_batches(lasted, runs._replace(created_at=NOW - 900), None, None, 1.25, NOW)
     assert overdue == (None, "a batch runs for 15 min, and others took 7 min")
     unknown = speeds.of_batches([], None, None, None, 1.25, NOW)
@@ -105,7 +130,8 @@ def test_a_batch_takes_what_four_of_five_took() -> None:
 
 
 def test_what_a_job_does_is_measured_over_minutes() -> None:
-    """From twenty seconds on; when it was elsewhere in between, anew; and it says something for other jobs of that lane."""
+    """From twenty seconds on; when it was elsewhere in between, anew; and it says something for
+    other jobs of that lane."""
     measured = Measured()
     for second in range(0, 61, 10):
         measured.note("j", API, second * 5, second * 0.01, NOW + second)
@@ -118,7 +144,8 @@ def test_what_a_job_does_is_measured_over_minutes() -> None:
 
 
 def test_a_document_costs_what_answers_have_shown() -> None:
-    """Else what was estimated at the submit; a lane with a model of its own has no such price, and an unknown one is none."""
+    """Else what was estimated at the submit; a lane with a model of its own has no such price, and
+    an unknown one is none."""
     source = {"estimate": {"tokens_in": 1_000, "tokens_out": 500, "documents": 10}}
     few, many = Counts(5, 0, 0, {}, 5, 900, 900, 0), Counts(30, 0, 10, {}, 40, 800, 400, 0)
     assert tokens_each(source, few) == (100, 50)
@@ -143,7 +170,8 @@ def test_a_lane_without_workers_or_with_batches_that_stand_still_is_in_trouble()
 
 
 def test_a_submit_says_what_would_meet_the_deadline() -> None:
-    """Where none of the job's lanes is expected to: another lane with its cost, or a later deadline."""
+    """Where none of the job's lanes is expected to: another lane with its cost, or a later
+    deadline."""
     guess, rules = Estimate(1_000_000, 500_000, True), LaneChangeSettings()
     known = Known(PROVIDER, {"requests": 1_000}, None, [4 * H])
     said = late(spec(lane="batch", deadline_s=2 * H), guess, 10_000, known, rules, NOW)
@@ -151,9 +179,9 @@ def test_a_submit_says_what_would_meet_the_deadline() -> None:
     assert said.startswith("no lane of this job is expected to meet its deadline at ")
     assert ": batch ends about " in said
     assert (
-        ", 2 h after it (as one batch took); what would meet it: --lane auto --lanes batch,api, which costs about 2.00 USD"
-        in said
-    )
+        ", 2 h after it (as one batch took); what would meet it: --lane auto --lanes batch,api, "
+        "which costs about 2.00 USD"
+    ) in said
     assert said.endswith(", or a deadline of 5 h or more")
     assert late(spec(lane="auto", deadline_s=2 * H), guess, 10_000, known, rules, NOW) is None
     assert late(spec(lane="batch", deadline_s=6 * H), guess, 10_000, known, rules, NOW) is None

@@ -1,4 +1,5 @@
-"""What the doctor sees of a machine that is to host a model, and what it says that it could not see."""
+"""What the doctor sees of a machine that is to host a model, and what it says that it could not
+see."""
 
 from __future__ import annotations
 
@@ -39,7 +40,9 @@ def nvidia_smi(folder: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> No
     monkeypatch.setenv("PATH", f"{folder}:/bin:/usr/bin")
 
 
-def model(folder: Path, *, weights: Sequence[str] = ("model.safetensors",), tokenizer: bool = True) -> Path:
+def model(
+    folder: Path, *, weights: Sequence[str] = ("model.safetensors",), tokenizer: bool = True
+) -> Path:
     folder.mkdir()
     (folder / "config.json").write_text("{}")
     for name in weights:
@@ -53,9 +56,14 @@ def of_gpu(**gpu: Any) -> WorkerSettings:
     return WorkerSettings.load(lane="gpu", gpu=gpu)
 
 
-def test_cards_are_listed_with_their_driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Name, memory and driver of each, as nvidia-smi says them; lines that make no sense are passed over."""
-    nvidia_smi(tmp_path, monkeypatch, f"printf '{TWO_CARDS.replace(chr(10), chr(92) + 'n')}what?\\n'")
+def test_cards_are_listed_with_their_driver(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Name, memory and driver of each, as nvidia-smi says them; lines that make no sense are passed
+    over."""
+    nvidia_smi(
+        tmp_path, monkeypatch, f"printf '{TWO_CARDS.replace(chr(10), chr(92) + 'n')}what?\\n'"
+    )
     found = machine.cards()
     assert isinstance(found, list)
     assert len(found) == 2
@@ -66,9 +74,14 @@ def test_cards_are_listed_with_their_driver(tmp_path: Path, monkeypatch: pytest.
 
 @pytest.mark.parametrize(
     ("script", "said"),
-    [("echo 'driver mismatch' >&2; exit 9", "nvidia-smi fails: driver mismatch"), ("exit 0", "lists no card")],
+    [
+        ("echo 'driver mismatch' >&2; exit 9", "nvidia-smi fails: driver mismatch"),
+        ("exit 0", "lists no card"),
+    ],
 )
-def test_a_driver_that_fails_is_told(script: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_driver_that_fails_is_told(
+    script: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """In its own words, or that it has no card to show."""
     nvidia_smi(tmp_path, monkeypatch, script)
     assert said in sentences(machine.find_cards(machine.cards()), good=False)
@@ -81,10 +94,14 @@ def test_without_a_driver_the_doctor_says_what_it_could_not_see(
     monkeypatch.setenv("PATH", str(tmp_path))
     said = sentences(machine.find_cards(machine.cards()), good=False)
     assert "neither driver nor cards could be seen" in said
-    assert list(machine.find_room(10**15, machine.cards(), cards_used=1)) == [], "nothing is said of what was not seen"
+    assert list(machine.find_room(10**15, machine.cards(), cards_used=1)) == [], (
+        "nothing is said of what was not seen"
+    )
 
 
-def test_a_hung_driver_does_not_hang_the_doctor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_hung_driver_does_not_hang_the_doctor(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It is waited for as long as the limit says."""
     monkeypatch.setattr(machine, "ASK_TIMEOUT_S", 0.05)
     nvidia_smi(tmp_path, monkeypatch, "exec sleep 60")
@@ -97,32 +114,54 @@ def test_the_files_of_a_model_are_looked_for(tmp_path: Path) -> None:
     assert "GiB of weights" in whole
     assert "has a tokenizer" in whole
     (tmp_path / "empty").mkdir()
-    assert "has no config.json" in sentences(machine.find_model("gpu.model", tmp_path / "empty"), good=False)
-    bare = sentences(machine.find_model("gpu.model", model(tmp_path / "bare", weights=(), tokenizer=False)), good=False)
+    assert "has no config.json" in sentences(
+        machine.find_model("gpu.model", tmp_path / "empty"), good=False
+    )
+    bare = sentences(
+        machine.find_model("gpu.model", model(tmp_path / "bare", weights=(), tokenizer=False)),
+        good=False,
+    )
     assert "has no weights" in bare
     assert "has no tokenizer" in bare
     torn = model(tmp_path / "torn", weights=("a.safetensors",))
-    (torn / machine.INDEX).write_text(json.dumps({"weight_map": {"x": "a.safetensors", "y": "b.safetensors"}}))
-    assert "lacks 1 files of its weights, such as b.safetensors" in sentences(machine.find_model("m", torn), good=False)
+    (torn / machine.INDEX).write_text(
+        json.dumps({"weight_map": {"x": "a.safetensors", "y": "b.safetensors"}})
+    )
+    assert "lacks 1 files of its weights, such as b.safetensors" in sentences(
+        machine.find_model("m", torn), good=False
+    )
     (torn / machine.INDEX).write_text("[1]")
-    assert not sentences(machine.find_model("m", torn), good=False), "a file that makes no sense claims nothing"
+    assert not sentences(machine.find_model("m", torn), good=False), (
+        "a file that makes no sense claims nothing"
+    )
 
 
 def test_weights_are_held_against_the_cards() -> None:
-    """More than the cards that the engine uses together hold, or more cards than there are, is refused."""
-    two = [machine.Card(str(at), "H100", 80 * machine.GIB, 80 * machine.GIB, "550") for at in range(2)]
+    """More than the cards that the engine uses together hold, or more cards than there are, is
+    refused."""
+    two = [
+        machine.Card(str(at), "H100", 80 * machine.GIB, 80 * machine.GIB, "550") for at in range(2)
+    ]
     assert not list(machine.find_room(70 * machine.GIB, two, cards_used=1))
     assert "140.0 GiB of weights do not fit into 80.0 GiB of 1 card" in sentences(
         machine.find_room(140 * machine.GIB, two, cards_used=1), good=False
     )
     assert not list(machine.find_room(140 * machine.GIB, two, cards_used=2))
-    assert "is to use 4 cards, and 2 are here" in sentences(machine.find_room(1, two, cards_used=4), good=False)
-    assert "is to use 4 cards" in sentences(machine.find_room(1, two, cards_used=2, replicas=2), good=False)
+    assert "is to use 4 cards, and 2 are here" in sentences(
+        machine.find_room(1, two, cards_used=4), good=False
+    )
+    assert "is to use 4 cards" in sentences(
+        machine.find_room(1, two, cards_used=2, replicas=2), good=False
+    )
 
 
 def test_memory_that_others_use_is_seen() -> None:
-    """An engine takes a share of each card at its start, and fails where that is not free on as many as it needs."""
-    half = [machine.Card(str(at), "H100", 80 * machine.GIB, (80 - 40 * at) * machine.GIB, "550") for at in range(2)]
+    """An engine takes a share of each card at its start, and fails where that is not free on as
+    many as it needs."""
+    half = [
+        machine.Card(str(at), "H100", 80 * machine.GIB, (80 - 40 * at) * machine.GIB, "550")
+        for at in range(2)
+    ]
     assert not list(machine.find_room(machine.GIB, half, cards_used=1, share=0.9))
     said = sentences(machine.find_room(machine.GIB, half, cards_used=2, share=0.9), good=False)
     assert "takes 90% of a card's memory at its start, and 1 of 2 cards have that free" in said
@@ -130,11 +169,15 @@ def test_memory_that_others_use_is_seen() -> None:
     assert not list(machine.find_room(machine.GIB, half, cards_used=2, share=0.5))
 
 
-def test_little_shared_memory_matters_to_several_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_little_shared_memory_matters_to_several_processes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A container has 64 MiB of it by default; one process needs none."""
     usage = type("Usage", (), {"total": 64 * machine.MIB, "free": 64 * machine.MIB, "used": 0})
     monkeypatch.setattr("shutil.disk_usage", lambda _: usage)
-    assert "--shm-size" in sentences(machine.find_shared_memory(processes=4, folder=tmp_path), good=False)
+    assert "--shm-size" in sentences(
+        machine.find_shared_memory(processes=4, folder=tmp_path), good=False
+    )
     assert not sentences(machine.find_shared_memory(processes=1, folder=tmp_path), good=False)
 
 
@@ -151,9 +194,9 @@ def test_adapters_are_read(tmp_path: Path) -> None:
     )
     bad = sentences(inspect_gpu(settings), good=False)
     assert (
-        "gpu.lora.large has rank 64, above max_lora_rank = 16 | set gpu.engine.max_lora_rank = 64, or leave it out"
-        in bad
-    )
+        "gpu.lora.large has rank 64, above max_lora_rank = 16 | set gpu.engine.max_lora_rank = 64, "
+        "or leave it out"
+    ) in bad
     assert "gpu.lora.odd: its adapter_config.json names no rank" in bad
     assert "gpu.lora.gone: there is no folder" in bad
     assert "gpu.lora.small has rank 8" in sentences(inspect_gpu(settings), good=True)
@@ -161,7 +204,9 @@ def test_adapters_are_read(tmp_path: Path) -> None:
 
 def test_what_cannot_be_seen_from_here_is_said() -> None:
     """A model on the hub, a server beside the worker, no model at all."""
-    assert "its files could not be seen" in sentences(inspect_gpu(of_gpu(model="org/model")), good=True)
+    assert "its files could not be seen" in sentences(
+        inspect_gpu(of_gpu(model="org/model")), good=True
+    )
     assert "no model is configured" in sentences(inspect_gpu(of_gpu()), good=False)
     beside = list(inspect_gpu(of_gpu(upstream_url="http://127.0.0.1:9/v1")))
     assert "does not answer" in beside[0].seen

@@ -1,4 +1,5 @@
-"""Deadline rescue with a clock that is played: a provider whose batches stall, and a real-time lane that is no machine."""
+"""Deadline rescue with a clock that is played: a provider whose batches stall, and a real-time lane
+that is no machine."""
 
 from __future__ import annotations
 
@@ -25,13 +26,17 @@ API_USD, BATCH_USD = 0.001, 0.0005
 
 
 class PlayedJob:
-    """One job, its provider, and the ledger's moves; what is known of them is what the real facts would say.
+    """One job, its provider, and the ledger's moves; what is known of them is what the real facts
+    would say.
 
-    The provider's batches took ``usual_s`` so far; the one of this job stands still. In real time it gives less than the
-    limit that it declares, by chance more or less from minute to minute, and nothing in the first seconds after a move.
+    The provider's batches took ``usual_s`` so far; the one of this job stands still. In real time
+    it gives less than the limit that it declares, by chance more or less from minute to minute, and
+    nothing in the first seconds after a move.
     """
 
-    def __init__(self, seed: int, *, stalls: bool = True, history: bool = True, deadline: bool = True) -> None:
+    def __init__(
+        self, seed: int, *, stalls: bool = True, history: bool = True, deadline: bool = True
+    ) -> None:
         luck = Random(seed)
         self.luck = luck
         self.now = BEGAN
@@ -62,7 +67,19 @@ class PlayedJob:
         return int(sum(self.done.values()) + 1e-6)
 
     def job(self) -> Job:
-        bare = Job("job_1", "job_1", {"lane": "auto"}, {}, "", JobState.RUNNING, None, 1, self.documents, BEGAN, None)
+        bare = Job(
+            "job_1",
+            "job_1",
+            {"lane": "auto"},
+            {},
+            "",
+            JobState.RUNNING,
+            None,
+            1,
+            self.documents,
+            BEGAN,
+            None,
+        )
         state = JobState.RUNNING if self.paused_for is None else JobState.PAUSED
         bare = replace(bare, state=state, reason=self.paused_for)
         return replace(bare, lane_now=self.lane, moves=len(self.moves))
@@ -74,26 +91,43 @@ class PlayedJob:
         if self.lane == "api" and self.now - self.arrived_at > RULES.moving_s / 2:
             pace = self.per_minute / 60 * self.gives * self.luck.uniform(0.7, 1.3)
             self.done["api"] += min(left, pace * STEP_S)
-        elif self.lane == "batch" and self.stops_at == 1.0 and self.now - self.arrived_at >= self.usual_s:
+        elif (
+            self.lane == "batch"
+            and self.stops_at == 1.0
+            and self.now - self.arrived_at >= self.usual_s
+        ):
             self.done["batch"] += left
 
-    # -- the facts -----------------------------------------------------------------------------------------------------
+    # -- the facts ---------------------------------------------------------------------------------
 
     def note(self, live: Sequence[Job]) -> None:
         """There is no other job."""
 
-    def of(self, job: Job, moves: Sequence[LaneMove], outstanding: int) -> tuple[JobNow, list[LaneNow]]:
+    def of(
+        self, job: Job, moves: Sequence[LaneMove], outstanding: int
+    ) -> tuple[JobNow, list[LaneNow]]:
         own = None
         if self.lane == "api":
             self.measured.note("job_1", ("api", "default", "m"), self.finished, 0.0, self.now)
             own = self.measured.of_job("job_1", "api")
-        batches = BatchesOpen(self.arrived_at, None, None, 0) if self.moves and self.lane == "batch" else None
-        batch = speeds.of_batches(self.lasted, batches, None, Tokens(100, 20), RULES.margin, self.now)
+        batches = (
+            BatchesOpen(self.arrived_at, None, None, 0)
+            if self.moves and self.lane == "batch"
+            else None
+        )
+        batch = speeds.of_batches(
+            self.lasted, batches, None, Tokens(100, 20), RULES.margin, self.now
+        )
         limits = speeds.limits_of(None, {"requests": self.per_minute})
         api = speeds.one_by_one(own, None, limits, None, 0)
         late = frozenset(move.before for move in moves if move.before and move.reason == "deadline")
         deadline_at = None if self.deadline_s is None else BEGAN + self.deadline_s
-        seen = JobNow(self.lane if self.moves else None, self.documents - self.finished, deadline_at, left_late=late)
+        seen = JobNow(
+            self.lane if self.moves else None,
+            self.documents - self.finished,
+            deadline_at,
+            left_late=late,
+        )
         return seen, [
             LaneNow("batch", BATCH_USD, batch.pace, batch.by, False),
             LaneNow("api", API_USD, api.pace, api.by, True),
@@ -116,13 +150,23 @@ class PlayedDoor:
         self.played = played
 
     def move(
-        self, job_id: str, before: str | None, lane: str, reason: str, why: str,
-        figures: Mapping[str, float | str | None], *, now: float, paused_for: str | None = None,
-    ) -> LaneMove | None:  # fmt: skip
+        self,
+        job_id: str,
+        before: str | None,
+        lane: str,
+        reason: str,
+        why: str,
+        figures: Mapping[str, float | str | None],
+        *,
+        now: float,
+        paused_for: str | None = None,
+    ) -> LaneMove | None:
         if paused_for != self.played.paused_for:
             return None
         self.played.paused_for = None
-        moved = LaneMove(job_id, len(self.played.moves) + 1, now, before, lane, reason, why, figures)
+        moved = LaneMove(
+            job_id, len(self.played.moves) + 1, now, before, lane, reason, why, figures
+        )
         self.played.moves.append(moved)
         self.played.lane, self.played.arrived_at = lane, now
         return moved
@@ -143,7 +187,8 @@ def play(played: PlayedJob, most_s: float) -> float:
 
 @pytest.mark.parametrize("seed", range(20))
 def test_a_rescue_meets_its_deadline(seed: int) -> None:
-    """Batches that always took less stand still: what they leave is done in real time before the deadline, by one move."""
+    """Batches that always took less stand still: what they leave is done in real time before the
+    deadline, by one move."""
     played = PlayedJob(seed)
     assert played.deadline_s is not None
     took_s = play(played, 2 * played.deadline_s)
@@ -160,13 +205,16 @@ def test_a_rescue_without_any_history_meets_its_deadline(seed: int) -> None:
     """No batch has ended here before: the lane is tried, and left in time."""
     played = PlayedJob(seed, history=False)
     assert played.deadline_s is not None
-    assert play(played, 2 * played.deadline_s) <= played.deadline_s, [move.why for move in played.moves]
+    assert play(played, 2 * played.deadline_s) <= played.deadline_s, [
+        move.why for move in played.moves
+    ]
     assert [move.lane for move in played.moves] == ["batch", "api"]
 
 
 @pytest.mark.parametrize("seed", range(30, 36))
 def test_batches_that_end_are_left_alone(seed: int) -> None:
-    """Where the provider keeps to its time, and there is time for a rescue besides, all is paid at half the price."""
+    """Where the provider keeps to its time, and there is time for a rescue besides, all is paid at
+    half the price."""
     played = PlayedJob(seed, stalls=False)
     assert played.deadline_s is not None
     assert play(played, 2 * played.deadline_s) <= played.deadline_s
@@ -185,8 +233,8 @@ def test_a_stuck_batch_without_a_deadline_pays_no_real_time_price(seed: int) -> 
 
 @pytest.mark.parametrize("deadline", [True, False])
 def test_a_job_that_its_lane_has_paused_goes_on_in_another_one(deadline: bool) -> None:
-    """At once, and not back: but for a pause of any other kind, where a person acts, and where only the real-time price is left
-    that is never paid without a deadline."""
+    """At once, and not back: but for a pause of any other kind, where a person acts, and where only
+    the real-time price is left that is never paid without a deadline."""
     played = PlayedJob(0, deadline=deadline)
     door = PlayedDoor(played)
     choices = LaneChoices(played, door, door, RULES, clock=lambda: played.now)
@@ -205,8 +253,12 @@ def test_a_job_that_its_lane_has_paused_goes_on_in_another_one(deadline: bool) -
     assert "batch stands still (batch_refused: " in played.moves[-1].why
 
 
-def test_no_job_is_moved_beside_workers_of_an_older_release(caplog: pytest.LogCaptureFixture) -> None:
-    """They do not look at its lane. That is said once, and the job moves as soon as they have ended."""
+def test_no_job_is_moved_beside_workers_of_an_older_release(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """They do not look at its lane.
+
+    That is said once, and the job moves as soon as they have ended."""
     played = PlayedJob(0)
     door = PlayedDoor(played)
     choices = LaneChoices(played, door, door, RULES, clock=lambda: played.now)

@@ -13,7 +13,8 @@ SPEC = JobSpec(prompt="{text}", model="gpt-5-mini")
 
 
 def test_the_limit_that_takes_longest_binds() -> None:
-    """3,000,000 tokens at 100,000 a minute take 30 minutes; 1,000 requests at 500 a minute would take two."""
+    """3,000,000 tokens at 100,000 a minute take 30 minutes; 1,000 requests at 500 a minute would
+    take two."""
     provider = ProviderSettings(rpm=500, tpm=100_000)
     rows = {row.lane: row for row in beside(GUESS, 1_000, SPEC, provider)}
     assert rows["api"].seconds == 1_800
@@ -39,11 +40,18 @@ def test_batches_cost_half_where_the_discount_is_known() -> None:
 
 
 def test_enqueued_tokens_make_rounds_of_the_batch_lane() -> None:
-    """Two million tokens where the account may have 600,000 at once: four windows, one after the other."""
-    rows = {row.lane: row for row in beside(GUESS, 10, SPEC, ProviderSettings(batch_enqueued_tokens=600_000))}
+    """Two million tokens where the account may have 600,000 at once: four windows, one after the
+    other."""
+    rows = {
+        row.lane: row
+        for row in beside(GUESS, 10, SPEC, ProviderSettings(batch_enqueued_tokens=600_000))
+    }
     assert rows["batch"].seconds == 4 * 86_400
     assert "600,000 tokens in batches at once: 4 rounds" in rows["batch"].bound
-    roomy = {row.lane: row for row in beside(GUESS, 10, SPEC, ProviderSettings(batch_enqueued_tokens=10**9))}
+    roomy = {
+        row.lane: row
+        for row in beside(GUESS, 10, SPEC, ProviderSettings(batch_enqueued_tokens=10**9))
+    }
     assert roomy["batch"].seconds == 86_400
 
 

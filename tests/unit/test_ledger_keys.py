@@ -29,9 +29,12 @@ JOB = Job("j", "j", {}, {"kind": "file"}, "d", JobState.RUNNING, None, 1, 1_000,
 KEY = ItemKey("j", 1, "d")
 
 
-@pytest.mark.parametrize(("total", "buckets"), [(0, 1), (1, 1), (160, 1), (161, 2), (1_000_000, 6_250), (None, 12_500)])
+@pytest.mark.parametrize(
+    ("total", "buckets"), [(0, 1), (1, 1), (160, 1), (161, 2), (1_000_000, 6_250), (None, 12_500)]
+)
 def test_buckets_hold_few_enough_documents_to_stay_compact(total: int | None, buckets: int) -> None:
-    """The number of buckets follows the total, is never 0, and is fixed where the total is unknown."""
+    """The number of buckets follows the total, is never 0, and is fixed where the total is
+    unknown."""
     assert bucket_count(total) == buckets
 
 
@@ -73,7 +76,14 @@ def test_other_arrays_are_literal() -> None:
 
 @pytest.mark.parametrize(
     ("text", "stored"),
-    [(None, None), ("", ""), ("plain", "plain"), ("a\0b", "a\ufffdb"), ("é", "é"), ("\ud800", "\ufffd")],
+    [
+        (None, None),
+        ("", ""),
+        ("plain", "plain"),
+        ("a\0b", "a\ufffdb"),
+        ("é", "é"),
+        ("\ud800", "\ufffd"),
+    ],
 )
 def test_text_is_made_storable(text: str | None, stored: str | None) -> None:
     """Only what a database or UTF-8 refuses is replaced."""
@@ -81,7 +91,9 @@ def test_text_is_made_storable(text: str | None, stored: str | None) -> None:
 
 
 @given(*[st.integers(0, 25)] * 4, st.integers(1, 12))
-def test_settlements_are_cut_without_loss(done: int, dead: int, retries: int, released: int, size: int) -> None:
+def test_settlements_are_cut_without_loss(
+    done: int, dead: int, retries: int, released: int, size: int
+) -> None:
     """Every item is in exactly one part, in order, and no part is larger than allowed or empty."""
     batch = SettleBatch(
         done=[SettledDone(KEY, n) for n in range(done)],
@@ -90,7 +102,9 @@ def test_settlements_are_cut_without_loss(done: int, dead: int, retries: int, re
         released=[ItemKey("j", n, "d") for n in range(released)],
     )
     parts = list(settle_chunks(batch, size))
-    sizes = [len(part.done) + len(part.dead) + len(part.retries) + len(part.released) for part in parts]
+    sizes = [
+        len(part.done) + len(part.dead) + len(part.retries) + len(part.released) for part in parts
+    ]
     assert all(0 < number <= size for number in sizes)
     assert [one for part in parts for one in part.done] == list(batch.done)
     assert [one for part in parts for one in part.dead] == list(batch.dead)

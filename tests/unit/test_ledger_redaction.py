@@ -7,7 +7,14 @@ import pytest
 
 from penstock_ledger import redaction
 from penstock_ledger.log_lines import LineFormatter
-from penstock_ledger.redaction import HIDDEN, redact, redact_bytes, remember, remember_url, remember_variables
+from penstock_ledger.redaction import (
+    HIDDEN,
+    redact,
+    redact_bytes,
+    remember,
+    remember_url,
+    remember_variables,
+)
 
 KEY = "sk-canary-0123456789abcdefghij"
 
@@ -27,20 +34,34 @@ def forget(monkeypatch: pytest.MonkeyPatch) -> None:
         ("AKIAIOSFODNN7EXAMPLE is unknown", "[redacted] is unknown"),
         ("key AIzaSyA1234567890abcdefghijklmnopqrstu", "key [redacted]"),
         ("gsk_0123456789abcdefghij and hf_0123456789abcdefghij", "[redacted] and [redacted]"),
-        ("cannot reach redis://fleet:hunter2@cache:6379/0", "cannot reach redis://fleet:[redacted]@cache:6379/0"),
-        ("https://b.s3/x?X-Amz-Signature=0a1b2c&part=1", "https://b.s3/x?X-Amz-Signature=[redacted]&part=1"),
+        (
+            "cannot reach redis://fleet:hunter2@cache:6379/0",
+            "cannot reach redis://fleet:[redacted]@cache:6379/0",
+        ),
+        (
+            "https://b.s3/x?X-Amz-Signature=0a1b2c&part=1",
+            "https://b.s3/x?X-Amz-Signature=[redacted]&part=1",
+        ),
         ('{"x-api-key": "0123456789abc"}', '{"x-api-key": "[redacted]"}'),
-        ("use Bearer authentication, see ask-me-anything", "use Bearer authentication, see ask-me-anything"),
-        ("http://127.0.0.1:8399/v1 refused a task-list", "http://127.0.0.1:8399/v1 refused a task-list"),
+        (
+            "use Bearer authentication, see ask-me-anything",
+            "use Bearer authentication, see ask-me-anything",
+        ),
+        (
+            "http://127.0.0.1:8399/v1 refused a task-list",
+            "http://127.0.0.1:8399/v1 refused a task-list",
+        ),
     ],
 )
 def test_shapes_of_keys(said: str, left: str) -> None:
-    """What has the shape of a provider's key or of a password in a URL is hidden, ordinary words are not (B14)."""
+    """What has the shape of a provider's key or of a password in a URL is hidden, ordinary words
+    are not (B14)."""
     assert redact(said) == left
 
 
 def test_known_values() -> None:
-    """A value that this process was given is hidden wherever it turns up, as JSON and URLs write it, too (B14)."""
+    """A value that this process was given is hidden wherever it turns up, as JSON and URLs write
+    it, too (B14)."""
     remember("no/shape at+all")
     assert (
         redact("a no/shape at+all b no\\/shape at+all c no%2Fshape%20at%2Ball d")
@@ -59,9 +80,15 @@ def test_urls_and_variables() -> None:
     """Passwords in URLs, in either spelling, and variables whose names say so are known (B17)."""
     remember_url("postgresql://fleet:p%40ss/word@db:5432/penstock?sslpassword=other-secret")
     remember_variables(
-        {"HF_TOKEN": "token-of-mine", "PENSTOCK_X__API_KEY_ENV": "HF_TOKEN", "FLOWER_BASIC_AUTH": "me:flowery-1"}
+        {
+            "HF_TOKEN": "token-of-mine",
+            "PENSTOCK_X__API_KEY_ENV": "HF_TOKEN",
+            "FLOWER_BASIC_AUTH": "me:flowery-1",
+        }
     )
-    assert redact("p%40ss/word p@ss/word other-secret token-of-mine flowery-1") == " ".join([HIDDEN] * 5)
+    assert redact("p%40ss/word p@ss/word other-secret token-of-mine flowery-1") == " ".join(
+        [HIDDEN] * 5
+    )
     assert redact("HF_TOKEN is not set, db, penstock") == "HF_TOKEN is not set, db, penstock"
 
 
@@ -90,7 +117,10 @@ def test_a_record_is_one_line(lines: tuple[logging.Logger, io.StringIO]) -> None
     """A provider's line feed, ESC, NUL and surrogate stay inside the record's own line (B23)."""
     log, out = lines
     log.warning("the provider says: %s", "no\nERROR forged\r\x1b[2J\x00\u202e\ud800")
-    assert out.getvalue() == "WARNING the provider says: no\\nERROR forged\\x0d\\x1b[2J\\x00\\u202e\ufffd\n"
+    assert (
+        out.getvalue()
+        == "WARNING the provider says: no\\nERROR forged\\x0d\\x1b[2J\\x00\\u202e\ufffd\n"
+    )
 
 
 def test_tracebacks_are_indented_and_clean(lines: tuple[logging.Logger, io.StringIO]) -> None:

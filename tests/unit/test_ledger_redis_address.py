@@ -1,4 +1,5 @@
-"""How `redis_url` is read: one server, TLS, users, Sentinels; and what is refused, with what to write instead."""
+"""How `redis_url` is read: one server, TLS, users, Sentinels; and what is refused, with what to
+write instead."""
 
 from __future__ import annotations
 
@@ -18,13 +19,19 @@ def test_sentinels_are_listed_with_their_own_login() -> None:
     address = RedisAddress.parse(THREE)
     assert address.sentinels == (("s1", 26379), ("s2", 26380), ("::1", 26381))
     assert address.service == "jobs"
-    assert address.parameters == {"db": 2, "username": "app", "password": "p@w", "ssl_ca_certs": "/ca.pem"}
+    assert address.parameters == {
+        "db": 2,
+        "username": "app",
+        "password": "p@w",
+        "ssl_ca_certs": "/ca.pem",
+    }
     assert address.sentinel_parameters["password"] == "hush"
     assert "username" not in address.sentinel_parameters
 
 
 def test_tls_checks_certificates_unless_told_otherwise() -> None:
-    """`rediss` and `sentinels` demand a certificate that a known authority signed; only the URL can say no."""
+    """`rediss` and `sentinels` demand a certificate that a known authority signed; only the URL can
+    say no."""
     assert RedisAddress.parse("rediss://h").parameters["ssl_cert_reqs"] == "required"
     assert RedisAddress.parse("rediss://h?ssl_cert_reqs=none").parameters["ssl_cert_reqs"] == "none"
     both = RedisAddress.parse("sentinels://h/0?service=jobs")
@@ -46,19 +53,25 @@ def test_tls_checks_certificates_unless_told_otherwise() -> None:
     ],
 )
 def test_what_is_refused_says_what_to_write(url: str, advice: str) -> None:
-    """Each mistake of an address is met where settings are read, by the setting's name and the fix."""
+    """Each mistake of an address is met where settings are read, by the setting's name and the
+    fix."""
     with pytest.raises(SettingsError, match="setting redis_url") as refused:
         ProducerSettings.load(redis_url=url)
     assert advice in str(refused.value)
 
 
 def test_passwords_are_never_shown() -> None:
-    """Neither in what is printed, nor in errors, nor in the configuration that Flower and `inspect conf` show."""
+    """Neither in what is printed, nor in errors, nor in the configuration that Flower and `inspect
+    conf` show."""
     assert without_secrets(THREE) == THREE.replace("p%40w", "…").replace("hush", "…")
     assert without_secrets("redis://h:1/0?db=3") == "redis://h:1/0?db=3"
     assert without_secrets("sqlite:////srv/p.db") == "sqlite:////srv/p.db"
-    assert without_secrets("sqlite:///p.db?password=x&cache=a") == "sqlite:///p.db?password=…&cache=a"
-    assert without_secrets("postgresql://me@h/d?sslpassword=x") == "postgresql://me@h/d?sslpassword=…"
+    assert (
+        without_secrets("sqlite:///p.db?password=x&cache=a") == "sqlite:///p.db?password=…&cache=a"
+    )
+    assert (
+        without_secrets("postgresql://me@h/d?sslpassword=x") == "postgresql://me@h/d?sslpassword=…"
+    )
     with pytest.raises(SettingsError) as refused:
         ProducerSettings.load(redis_url=THREE.replace("service=jobs&", ""))
     conf = create_app(WorkerSettings(redis_url=THREE)).conf
@@ -67,8 +80,11 @@ def test_passwords_are_never_shown() -> None:
 
 
 def test_kombu_gets_the_address_in_its_own_words() -> None:
-    """One URL per Sentinel for its stock transport, whose login and database are those of the servers."""
-    settings = WorkerSettings(redis_url="sentinel://:pw@s1,s2:1/3?service=jobs", broker_transport="redis")
+    """One URL per Sentinel for its stock transport, whose login and database are those of the
+    servers."""
+    settings = WorkerSettings(
+        redis_url="sentinel://:pw@s1,s2:1/3?service=jobs", broker_transport="redis"
+    )
     assert broker_url(settings) == "sentinel://:pw@s1:26379/3;sentinel://:pw@s2:1/3"
     assert create_app(settings).conf.broker_transport_options["master_name"] == "jobs"
     assert broker_url(WorkerSettings(redis_url="rediss://h/0", broker_transport="redis")).endswith(

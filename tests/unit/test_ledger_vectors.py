@@ -1,4 +1,5 @@
-"""Vectors as the ledger keeps them: what was packed is unpacked, JSON is OpenAI's, and what is damaged is said to be."""
+"""Vectors as the ledger keeps them: what was packed is unpacked, JSON is OpenAI's, and what is
+damaged is said to be."""
 
 from __future__ import annotations
 
@@ -17,7 +18,9 @@ from penstock_ledger.vectors import DamagedVectors, Vectors, VectorType, as_json
 NUMBERS = [0.5, -0.030457774, 1e-7, 65_504.0]
 
 
-def floats(dtype: VectorType = "float32", letter: str = "f", form: module.Form = "float") -> Vectors:
+def floats(
+    dtype: VectorType = "float32", letter: str = "f", form: module.Form = "float"
+) -> Vectors:
     return Vectors(struct.pack(f"<4{letter}", *NUMBERS), dtype, 2, form, "mini", 7)
 
 
@@ -28,13 +31,17 @@ def embeddings(body: bytes) -> list[object]:
 @given(some.binary(min_size=1, max_size=64), some.text(max_size=20), some.integers(0, 10**9))
 def test_what_is_packed_is_unpacked(data: bytes, model: str, tokens: int) -> None:
     """Numbers, type, dimensions, form, model and tokens come back as they were."""
-    whole = Vectors(data, "int8", len(data), "base64", model.encode("utf-8", "replace").decode(), tokens)
+    whole = Vectors(
+        data, "int8", len(data), "base64", model.encode("utf-8", "replace").decode(), tokens
+    )
     assert unpack(pack(whole)) == whole
 
 
 def test_readers_of_json_get_openais_object() -> None:
     """One entry for each input, and the usage; numbers that are not float32 are named."""
-    answer = orjson.loads(as_json(pack(Vectors(b"\x01\xff\x02\xfe", "int8", 2, "float", "mini", 7))))
+    answer = orjson.loads(
+        as_json(pack(Vectors(b"\x01\xff\x02\xfe", "int8", 2, "float", "mini", 7)))
+    )
     assert answer == {
         "object": "list",
         "data": [
@@ -56,7 +63,10 @@ def test_a_list_of_floats_reads_back_as_the_same_floats(
     monkeypatch.setattr(module, "_numpy", lambda: numpy if has_numpy else None)
     body = pack(floats(dtype, letter))
     read = numpy.array(embeddings(as_json(body)), dtype=dtype)
-    assert read.astype(f"<{letter}{struct.calcsize(letter)}" if letter == "f" else "<f2").tobytes() == unpack(body).data
+    assert (
+        read.astype(f"<{letter}{struct.calcsize(letter)}" if letter == "f" else "<f2").tobytes()
+        == unpack(body).data
+    )
 
 
 def test_base64_has_the_bytes_as_they_are() -> None:
@@ -71,7 +81,10 @@ def test_packed_bits_are_read_as_their_bytes() -> None:
         assert embeddings(as_json(pack(Vectors(b"\xff", dtype, 8, "float", "m", 1)))) == [[number]]  # type: ignore[arg-type]  # both are types of vectors
 
 
-@given(some.binary(max_size=60).filter(lambda body: not body.startswith(module.MAGIC)) | some.just(module.MAGIC[:-1]))
+@given(
+    some.binary(max_size=60).filter(lambda body: not body.startswith(module.MAGIC))
+    | some.just(module.MAGIC[:-1])
+)
 def test_what_is_not_packed_is_left_alone(body: bytes) -> None:
     """Rows of earlier releases and of other lanes are read as they are."""
     assert as_json(body) is body

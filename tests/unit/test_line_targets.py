@@ -28,7 +28,10 @@ def read(spec: dict[str, Any], url: str, body: dict[str, Any]) -> tuple[dict[str
 def test_a_line_has_those_of_the_jobs_parameters_that_its_endpoint_knows() -> None:
     """And the job's model where it names none; what it says itself counts."""
     spec = {"model": "m", "params": {"temperature": 0.5, "user": "u", "max_tokens": 7}}
-    assert read(spec, EMBEDDINGS, {"input": "x"}) == ({"model": "m", "user": "u", "input": "x"}, EMBEDDINGS)
+    assert read(spec, EMBEDDINGS, {"input": "x"}) == (
+        {"model": "m", "user": "u", "input": "x"},
+        EMBEDDINGS,
+    )
     assert read(spec, EMBEDDINGS, {"input": "x", "model": "e"})[0]["model"] == "e"
     assert read(spec, CHAT, {"messages": ["x"]})[1] is None
     form = {"model": "m", "response_format": "json_object"}
@@ -41,29 +44,48 @@ def test_a_line_has_those_of_the_jobs_parameters_that_its_endpoint_knows() -> No
         ({}, "/v1/files", "not one that lines of this job may name"),
         ({}, "/v1/rerank", "not one that lines of this job may name"),
         ({}, "/v1/messages", "not one that lines of this job may name"),
-        ({"endpoint": "/v1/messages", "params": {"max_tokens": 5}}, EMBEDDINGS, "not one that lines of this job may name"),
+        (
+            {"endpoint": "/v1/messages", "params": {"max_tokens": 5}},
+            EMBEDDINGS,
+            "not one that lines of this job may name",
+        ),
         ({"endpoint": EMBEDDINGS, "lane": "embed"}, CHAT, "Lane embed does not answer"),
-        ({"lane": "api", "lanes": ["api", "embed"], "endpoint": EMBEDDINGS}, CHAT, "Lane embed does not answer"),
+        (
+            {"lane": "api", "lanes": ["api", "embed"], "endpoint": EMBEDDINGS},
+            CHAT,
+            "Lane embed does not answer",
+        ),
         ({"response_schema": SCHEMA}, EMBEDDINGS, "have no text to check"),
     ],
-)  # fmt: skip
-def test_what_no_line_may_name_is_refused_by_its_name(spec: dict[str, Any], url: str, why: str) -> None:
+)
+def test_what_no_line_may_name_is_refused_by_its_name(
+    spec: dict[str, Any], url: str, why: str
+) -> None:
     """The fault has the field, the value and what to do."""
     with pytest.raises(RowFault) as raised:
         read({"model": "m", **spec}, url, {"input": "x"})
     assert raised.value.code == "invalid_url"
     assert why in raised.value.message
-    assert (raised.value.field, url in raised.value.value, bool(raised.value.fix)) == ("url", True, True)
+    assert (raised.value.field, url in raised.value.value, bool(raised.value.fix)) == (
+        "url",
+        True,
+        True,
+    )
 
 
 def test_a_schema_and_texts_go_together() -> None:
     """Lines for another endpoint whose answers have a text are checked as the others are."""
-    assert url_refusal("/v1/responses", JobSpec.from_json({"model": "m", "response_schema": SCHEMA})) is None
+    assert (
+        url_refusal("/v1/responses", JobSpec.from_json({"model": "m", "response_schema": SCHEMA}))
+        is None
+    )
 
 
 def test_a_batch_api_that_takes_one_endpoint_refuses_the_others() -> None:
     """Groq's takes chat: the line is a dead letter, and the batch goes without it."""
     batches = OpenAIBatches(None, SHAPES["groq"])  # type: ignore[arg-type]  # nothing is sent
     assert b'"custom_id":"a"' in batches.line("a", CHAT, b'{"model":"m"}')
-    with pytest.raises(BadLine, match=r"take requests to /v1/chat/completions, and this one is for /v1/embeddings"):
+    with pytest.raises(
+        BadLine, match=r"take requests to /v1/chat/completions, and this one is for /v1/embeddings"
+    ):
         batches.line("a", EMBEDDINGS, b'{"model":"m"}')

@@ -1,4 +1,5 @@
-"""Images and sounds that rows name: what goes into a request, and what a document can never make this machine read."""
+"""Images and sounds that rows name: what goes into a request, and what a document can never make
+this machine read."""
 
 from __future__ import annotations
 
@@ -48,7 +49,9 @@ def folder(tmp_path: Path) -> Path:
 
 def opened(folder: Path, spec: JobSpec, *records: Any, **settings: Any) -> Any:
     path = folder / "docs.jsonl"
-    path.write_text("".join(json.dumps({"id": f"d{n}", **record}) + "\n" for n, record in enumerate(records)))
+    path.write_text(
+        "".join(json.dumps({"id": f"d{n}", **record}) + "\n" for n, record in enumerate(records))
+    )
     return open_source(path, spec, ProducerSettings.model_construct(**settings))
 
 
@@ -68,9 +71,12 @@ def refused(folder: Path, spec: JobSpec, record: Any, **settings: Any) -> BadRow
 
 
 def test_files_go_into_the_request_and_addresses_are_passed_on(folder: Path) -> None:
-    """Behind the text, in the order of columns and lists; the kind is that of the first bytes, not of the name."""
+    """Behind the text, in the order of columns and lists; the kind is that of the first bytes, not
+    of the name."""
     (folder / "img" / "b.txt").write_bytes(b"\xff\xd8\xff\xe0" + bytes(8))
-    spec = JobSpec(model="m", prompt="Look:", image_fields=["image", "more"], audio_fields=["sound"])
+    spec = JobSpec(
+        model="m", prompt="Look:", image_fields=["image", "more"], audio_fields=["sound"]
+    )
     given = {
         "image": "img/a.png",
         "more": ["https://host/x.png?a=b", str(folder / "img" / "b.txt"), ""],
@@ -81,20 +87,38 @@ def test_files_go_into_the_request_and_addresses_are_passed_on(folder: Path) -> 
     assert inlined == {"type": "image_url", "image_url": {"url": DATA}}
     assert address == {"type": "image_url", "image_url": {"url": "https://host/x.png?a=b"}}
     assert jpeg["image_url"]["url"].startswith("data:image/jpeg;base64,/9j/")
-    assert sound == {"type": "input_audio", "input_audio": {"data": base64.b64encode(WAV).decode(), "format": "wav"}}
+    assert sound == {
+        "type": "input_audio",
+        "input_audio": {"data": base64.b64encode(WAV).decode(), "format": "wav"},
+    }
     assert content(folder, SPEC, {"image": []}) == [{"type": "text", "text": "What is on d0?"}]
-    assert content(folder, SPEC, {"image": "data:text/html;base64," + DATA.partition(",")[2]})[1] == inlined
+    assert (
+        content(folder, SPEC, {"image": "data:text/html;base64," + DATA.partition(",")[2]})[1]
+        == inlined
+    )
 
 
 @pytest.mark.parametrize(
     "where",
     [
-        "../outside/secret.png", "img/../../outside/secret.png", "/etc/passwd", "/proc/self/environ", "link.png",
-        "linked/secret.png", "img//a.png", "./img/a.png", "img/a.png\x00", "img/\ud800.png", "~/x.png", "/", "s3://bucket/x.png",
+        "../outside/secret.png",
+        "img/../../outside/secret.png",
+        "/etc/passwd",
+        "/proc/self/environ",
+        "link.png",
+        "linked/secret.png",
+        "img//a.png",
+        "./img/a.png",
+        "img/a.png\x00",
+        "img/\ud800.png",
+        "~/x.png",
+        "/",
+        "s3://bucket/x.png",
     ],
-)  # fmt: skip
+)
 def test_a_document_reads_nothing_outside_of_its_folder(folder: Path, where: str) -> None:
-    """Parents, absolute paths, links, other buckets: refused by name or when opened, whether they exist or not."""
+    """Parents, absolute paths, links, other buckets: refused by name or when opened, whether they
+    exist or not."""
     (folder / "link.png").symlink_to(folder.parent / "outside" / "secret.png")
     (folder / "linked").symlink_to(folder.parent / "outside")
     path = folder / "docs.jsonl"
@@ -125,33 +149,56 @@ def test_a_source_named_through_a_parent_or_a_link_has_its_folder(
     opened(folder, SPEC, {"image": "img/a.png"}, {"image": str(folder / "img" / "a.png")})
     (folder.parent / "alias").symlink_to(folder)
     monkeypatch.chdir(folder.parent / "outside")
-    for where in ("../data/docs.jsonl", "../alias/docs.jsonl", str(folder.parent / "alias" / "docs.jsonl")):
-        assert [type(row) for row in open_source(where, SPEC).documents({})] == [Document, Document], where
+    for where in (
+        "../data/docs.jsonl",
+        "../alias/docs.jsonl",
+        str(folder.parent / "alias" / "docs.jsonl"),
+    ):
+        assert [type(row) for row in open_source(where, SPEC).documents({})] == [
+            Document,
+            Document,
+        ], where
 
 
 @pytest.mark.parametrize(
     ("given", "code"),
     [
-        (None, "missing_field"), (5, "media_invalid"), ([5], "media_invalid"), ({"url": "https://x/y.png"}, "media_invalid"),
-        ("http://host/x.png", "media_invalid"), ("https://", "media_invalid"), ("https://user:pw@host/x.png", "media_invalid"),
-        ("https://host/x y.png", "media_invalid"), ("https://host/\nx", "media_invalid"), ("https://[::1/x", "media_invalid"),
-        ("https://host/" + "x" * MAX_URL_CHARS, "media_invalid"), ("file:///etc/passwd", "media_invalid"),
-        ("ftp://host/x.png", "media_invalid"), ("javascript:alert(1)", "media_invalid"), ("gopher://x", "media_invalid"),
-        ("data:image/png,abc", "media_invalid"), ("data:image/png;base64,%%%", "media_invalid"),
-        ("data:image/svg+xml;base64,PHN2ZyB4bWxucz0iIi8+", "media_invalid"), ("data:image/png;base64,aGVsbG8=", "media_invalid"),
+        (None, "missing_field"),
+        (5, "media_invalid"),
+        ([5], "media_invalid"),
+        ({"url": "https://x/y.png"}, "media_invalid"),
+        ("http://host/x.png", "media_invalid"),
+        ("https://", "media_invalid"),
+        ("https://user:pw@host/x.png", "media_invalid"),
+        ("https://host/x y.png", "media_invalid"),
+        ("https://host/\nx", "media_invalid"),
+        ("https://[::1/x", "media_invalid"),
+        ("https://host/" + "x" * MAX_URL_CHARS, "media_invalid"),
+        ("file:///etc/passwd", "media_invalid"),
+        ("ftp://host/x.png", "media_invalid"),
+        ("javascript:alert(1)", "media_invalid"),
+        ("gopher://x", "media_invalid"),
+        ("data:image/png,abc", "media_invalid"),
+        ("data:image/png;base64,%%%", "media_invalid"),
+        ("data:image/svg+xml;base64,PHN2ZyB4bWxucz0iIi8+", "media_invalid"),
+        ("data:image/png;base64,aGVsbG8=", "media_invalid"),
         ("data:image/png;base64," + "A" * 14_000_000, "body_too_large"),
-        ("none.png", "media_unavailable"), ("img", "media_unavailable"), ("x" * 5_000, "media_unavailable"),
+        ("none.png", "media_unavailable"),
+        ("img", "media_unavailable"),
+        ("x" * 5_000, "media_unavailable"),
         (["img/a.png"] * (MAX_ITEMS + 1), "media_invalid"),
     ],
-)  # fmt: skip
+)
 def test_what_is_no_image_is_a_bad_row(folder: Path, given: Any, code: str) -> None:
-    """Wrong types, addresses that no provider fetches, other schemes, and what is no base64; each with its column and fix."""
+    """Wrong types, addresses that no provider fetches, other schemes, and what is no base64; each
+    with its column and fix."""
     row = refused(folder, SPEC, {} if given is None else {"image": given}, max_line_bytes=2**25)
     assert (row.code, row.field, row.doc_id) == (code, "image", "d0")
 
 
 def test_files_are_told_by_their_first_bytes_and_bounded(folder: Path) -> None:
-    """SVG, archives, texts, sounds in a column of images, empty and huge files, and what is no file at all; none is decoded."""
+    """SVG, archives, texts, sounds in a column of images, empty and huge files, and what is no file
+    at all; none is decoded."""
     for name, data, words in (
         ("x.png", b"<?xml version='1.0'?><SVG onload='x'>", "It is SVG"),
         ("y.png", b"PK\x03\x04", "none of them"),
@@ -184,12 +231,22 @@ def test_a_request_with_its_images_is_bounded(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("data", "kind"),
     [
-        (PNG, "png"), (b"\xff\xd8\xff\xdb", "jpeg"), (b"GIF89a", "gif"), (b"RIFF0000WEBPVP8 ", "webp"), (WAV, "wav"),
-        (b"ID3\x04", "mp3"), (b"\xff\xfb\x90", "mp3"), (b"fLaC", "flac"), (b"OggS", "ogg"), (b"RIFF0000AVI ", None),
+        (PNG, "png"),
+        (b"\xff\xd8\xff\xdb", "jpeg"),
+        (b"GIF89a", "gif"),
+        (b"RIFF0000WEBPVP8 ", "webp"),
+        (WAV, "wav"),
+        (b"ID3\x04", "mp3"),
+        (b"\xff\xfb\x90", "mp3"),
+        (b"fLaC", "flac"),
+        (b"OggS", "ogg"),
+        (b"RIFF0000AVI ", None),
         (b"\xff", None),
-        (b"\xff\xff", None), (b"BM", None), (b"%PDF-1.7", None),
+        (b"\xff\xff", None),
+        (b"BM", None),
+        (b"%PDF-1.7", None),
     ],
-)  # fmt: skip
+)
 def test_kinds_are_known_by_their_first_bytes(data: bytes, kind: str | None) -> None:
     """Those that models take, and no others."""
     found = kind_of(data)
@@ -197,12 +254,15 @@ def test_kinds_are_known_by_their_first_bytes(data: bytes, kind: str | None) -> 
 
 
 def test_without_a_folder_rows_name_addresses_only(folder: Path) -> None:
-    """Documents that a service pushes, and jobs of remote doors, read no file of this machine, now or later."""
+    """Documents that a service pushes, and jobs of remote doors, read no file of this machine, now
+    or later."""
     checker = DocumentChecker(SPEC, 100_000)
     body = json.loads(checker.check("a", {"id": "a", "image": "https://host/x.png"})[1])
     assert body["messages"][0]["content"][1]["image_url"]["url"] == "https://host/x.png"
     assert (
-        json.loads(checker.check("a", {"id": "a", "image": DATA})[1])["messages"][0]["content"][1]["image_url"]["url"]
+        json.loads(checker.check("a", {"id": "a", "image": DATA})[1])["messages"][0]["content"][1][
+            "image_url"
+        ]["url"]
         == DATA
     )
     for where in (str(folder / "img" / "a.png"), "img/a.png", "s3://b/k.png"):
@@ -210,7 +270,9 @@ def test_without_a_folder_rows_name_addresses_only(folder: Path) -> None:
             checker.check("a", {"id": "a", "image": where})
         assert error.value.code == "media_forbidden"
     with pytest.raises(RowFault, match="media_forbidden"):
-        places_of("gs://bucket/docs.jsonl", ProducerSettings.model_construct(), None).read("img/a.png", 100, "image")
+        places_of("gs://bucket/docs.jsonl", ProducerSettings.model_construct(), None).read(
+            "img/a.png", 100, "image"
+        )
     opened(folder, SPEC, {"image": "img/a.png"})
     settings = ProducerSettings.model_construct(source_roots=(str(folder),))
     remote = open_source(str(folder / "docs.jsonl"), SPEC, settings, remote=True)
@@ -222,7 +284,8 @@ def test_without_a_folder_rows_name_addresses_only(folder: Path) -> None:
 
 
 def test_a_file_that_is_changed_or_gone_after_the_submit_is_noticed(folder: Path) -> None:
-    """A worker that fetches the document later waits for a file that has gone, and never sends another one's content."""
+    """A worker that fetches the document later waits for a file that has gone, and never sends
+    another one's content."""
     source = opened(folder, SPEC, {"image": "img/a.png"})
     found = survey(source, SPEC)
     (document,) = source.documents({})
@@ -252,12 +315,18 @@ def test_images_need_a_prompt_and_chats(folder: Path) -> None:
             JobSpec.from_json({"model": "m", **given})
         assert [problem.pointer for problem in error.value.problems] == [pointer]
     with pytest.raises((SpecError, SourceError), match="takes no chat messages"):
-        opened(folder, JobSpec(model="m", prompt="{id}", image_fields=["x"], endpoint="/v1/completions"), {"x": ""})
+        opened(
+            folder,
+            JobSpec(model="m", prompt="{id}", image_fields=["x"], endpoint="/v1/completions"),
+            {"x": ""},
+        )
 
 
 def table(folder: Path, kind: str, images: list[Any]) -> Path:
     """Rows as Hugging Face's datasets store them, in Parquet, or in a stream of Arrow."""
-    rows = pyarrow.table({"id": [f"d{number}" for number in range(len(images))], "image": pyarrow.array(images)})
+    rows = pyarrow.table(
+        {"id": [f"d{number}" for number in range(len(images))], "image": pyarrow.array(images)}
+    )
     path = folder / f"docs.{kind}"
     if kind == "parquet":
         parquet.write_table(rows, path)
@@ -267,7 +336,9 @@ def table(folder: Path, kind: str, images: list[Any]) -> Path:
     return path
 
 
-def of_table(folder: Path, kind: str, images: list[Any], spec: JobSpec = SPEC) -> list[Document | BadRow]:
+def of_table(
+    folder: Path, kind: str, images: list[Any], spec: JobSpec = SPEC
+) -> list[Document | BadRow]:
     source = open_source(table(folder, kind, images), spec)
     rows = list(source.documents({}))
     pinned = open_source(folder / f"docs.{kind}", spec)
@@ -281,11 +352,17 @@ def of_table(folder: Path, kind: str, images: list[Any], spec: JobSpec = SPEC) -
 @pytest.mark.parametrize("kind", ["parquet", "arrow"])
 @pytest.mark.parametrize(
     "value",
-    [PNG, {"bytes": PNG, "path": "cat.txt"}, {"bytes": None, "path": "img/a.png"}, [{"bytes": PNG, "path": None}]],
+    [
+        PNG,
+        {"bytes": PNG, "path": "cat.txt"},
+        {"bytes": None, "path": "img/a.png"},
+        [{"bytes": PNG, "path": None}],
+    ],
     ids=["bytes", "struct", "path", "list"],
 )
 def test_images_in_columns_go_into_the_request(folder: Path, kind: str, value: Any) -> None:
-    """Bytes, alone or with a path as Hugging Face stores them, are put behind the prompt; without bytes the path is read."""
+    """Bytes, alone or with a path as Hugging Face stores them, are put behind the prompt; without
+    bytes the path is read."""
     (row,) = of_table(folder, kind, [value])
     assert isinstance(row, Document), row
     text, image = json.loads(row.body)["messages"][0]["content"]
@@ -294,7 +371,8 @@ def test_images_in_columns_go_into_the_request(folder: Path, kind: str, value: A
 
 
 def test_sounds_in_columns_go_into_the_request(folder: Path) -> None:
-    """A column of sounds is put into the request as the bytes that it holds, with the kind that they are."""
+    """A column of sounds is put into the request as the bytes that it holds, with the kind that
+    they are."""
     spec = JobSpec(model="m", prompt="Write down {id}", audio_fields=["image"])
     (row,) = of_table(folder, "parquet", [{"bytes": WAV, "path": "a.wav"}], spec)
     assert isinstance(row, Document), row
@@ -305,15 +383,22 @@ def test_sounds_in_columns_go_into_the_request(folder: Path) -> None:
     ("value", "code", "told"),
     [
         ({"bytes": b"hello", "path": "a.png"}, "media_invalid", "by its first bytes"),
-        ({"bytes": PNG + bytes(MAX_BYTES), "path": None}, "media_too_large", f"{MAX_BYTES} may still go"),
+        (
+            {"bytes": PNG + bytes(MAX_BYTES), "path": None},
+            "media_too_large",
+            f"{MAX_BYTES} may still go",
+        ),
         ({"bytes": b"", "path": None}, "media_invalid", "neither text nor bytes"),
         ({"bytes": None, "path": "../outside/secret.png"}, "media_forbidden", "Files may lie in"),
         (None, "missing_field", "is null in"),
     ],
     ids=["text", "large", "empty", "outside", "null"],
 )
-def test_unusable_images_in_columns_are_bad_rows(folder: Path, value: Any, code: str, told: str) -> None:
-    """With the column and the fix; rows beside them are not touched, and nothing is read that a path may not name."""
+def test_unusable_images_in_columns_are_bad_rows(
+    folder: Path, value: Any, code: str, told: str
+) -> None:
+    """With the column and the fix; rows beside them are not touched, and nothing is read that a
+    path may not name."""
     good: Any = {"bytes": PNG, "path": None}
     first, bad, last = of_table(folder, "parquet", [good, value, good])
     assert isinstance(first, Document)
@@ -325,12 +410,15 @@ def test_unusable_images_in_columns_are_bad_rows(folder: Path, value: Any, code:
 
 
 def test_a_prompt_has_texts_beside_the_images(folder: Path) -> None:
-    """The path may be named in the prompt; the content is no text, and bytes of columns that no flag names stay refused."""
+    """The path may be named in the prompt; the content is no text, and bytes of columns that no
+    flag names stay refused."""
     spec = JobSpec(model="m", prompt="{image.path}", image_fields=["image"])
     (row,) = of_table(folder, "parquet", [{"bytes": PNG, "path": "cat.png"}], spec)
     assert isinstance(row, Document), row
     assert json.loads(row.body)["messages"][0]["content"][0]["text"] == "cat.png"
-    (bad,) = of_table(folder, "parquet", [PNG], JobSpec(model="m", prompt="{image}", image_fields=["image"]))
+    (bad,) = of_table(
+        folder, "parquet", [PNG], JobSpec(model="m", prompt="{image}", image_fields=["image"])
+    )
     assert isinstance(bad, BadRow)
     assert "leave it out of the prompt" in bad.fix
     (bad,) = of_table(folder, "parquet", [PNG], JobSpec(model="m", prompt="{image}"))
@@ -338,12 +426,19 @@ def test_a_prompt_has_texts_beside_the_images(folder: Path) -> None:
     assert "--image-field" in bad.fix
 
 
-def test_rows_with_large_images_are_decoded_a_few_at_a_time(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_with_large_images_are_decoded_a_few_at_a_time(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Never a thousand of them at once: a batch is bounded by its bytes."""
     monkeypatch.setattr("penstock_producer.sources.readers.columnar.BATCH_BYTES", 10_000)
     monkeypatch.setattr("penstock_producer.sources.readers.columnar_source.PIECE_BYTES", 3_000)
     source = open_source(
-        table(folder, "parquet", [{"bytes": PNG + os.urandom(1_000), "path": None} for _ in range(100)]), SPEC
+        table(
+            folder,
+            "parquet",
+            [{"bytes": PNG + os.urandom(1_000), "path": None} for _ in range(100)],
+        ),
+        SPEC,
     )
     sizes = [batch.num_rows for batch in source._batches(0)]  # type: ignore[attr-defined]  # what is held at a time
     assert sum(sizes) == 100

@@ -1,4 +1,5 @@
-"""Requests of a message batch are found in its body wherever the pieces of it are cut, and cost no more than their bytes."""
+"""Requests of a message batch are found in its body wherever the pieces of it are cut, and cost no
+more than their bytes."""
 
 from __future__ import annotations
 
@@ -16,10 +17,15 @@ from penstock_gateway.refused import Refused
 
 VALUES = some.recursive(
     some.none() | some.integers(-5, 5) | some.text('a"\\{}[],: é\n', max_size=8),
-    lambda inner: some.lists(inner, max_size=3) | some.dictionaries(some.text('k"\\{', max_size=3), inner, max_size=3),
+    lambda inner: (
+        some.lists(inner, max_size=3)
+        | some.dictionaries(some.text('k"\\{', max_size=3), inner, max_size=3)
+    ),
     max_leaves=8,
 )
-PARAMS = some.lists(some.dictionaries(some.text(max_size=3), VALUES, max_size=3), min_size=1, max_size=4)
+PARAMS = some.lists(
+    some.dictionaries(some.text(max_size=3), VALUES, max_size=3), min_size=1, max_size=4
+)
 
 
 def cut(body: bytes, size: int) -> Iterator[bytes]:
@@ -27,7 +33,9 @@ def cut(body: bytes, size: int) -> Iterator[bytes]:
 
 
 @given(PARAMS, some.integers(1, 40), some.booleans())
-def test_requests_are_found_wherever_a_body_is_cut(params: list[dict[str, object]], size: int, spaced: bool) -> None:
+def test_requests_are_found_wherever_a_body_is_cut(
+    params: list[dict[str, object]], size: int, spaced: bool
+) -> None:
     """Quotes, escapes and brackets in texts are no structure."""
     requests = [{"custom_id": f"r{number}", "params": one} for number, one in enumerate(params)]
     body = json.dumps({"requests": requests}, indent=1 if spaced else None).encode()
@@ -38,7 +46,8 @@ def test_requests_are_found_wherever_a_body_is_cut(params: list[dict[str, object
 
 
 def test_no_byte_is_looked_at_twice(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A text of a megabyte that comes in a thousand pieces is not read from its start a thousand times."""
+    """A text of a megabyte that comes in a thousand pieces is not read from its start a thousand
+    times."""
     matched = list[int]()
 
     class Counting:
@@ -66,4 +75,6 @@ def test_a_request_of_very_many_values_is_refused() -> None:
         found.feed(b"{}," * 500_000)
     found = RequestReader(1, 100_000_000)
     with pytest.raises(Refused, match="more than 400,000 values"):
-        found.feed(b'{"requests": [{"custom_id": "a", "params": {"x": [' + b"1," * 500_000 + b"1]}}]}")
+        found.feed(
+            b'{"requests": [{"custom_id": "a", "params": {"x": [' + b"1," * 500_000 + b"1]}}]}"
+        )

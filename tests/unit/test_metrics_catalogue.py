@@ -22,9 +22,28 @@ ROOT = Path(__file__).parents[2]
 CATALOGUE: tuple[Metric | DoorMetric, ...] = (*OF_WORKERS, *OF_DOORS)
 BY_NAME = {metric.name: metric for metric in CATALOGUE}
 LABELS = {
-    "lane", "outcome", "reason", "cause", "provider", "direction", "version", "by", "store", "state", "result",
-    "quota", "dimension", "queue", "cloud", "event", "route", "method", "status", "code", "task",
-}  # fmt: skip
+    "lane",
+    "outcome",
+    "reason",
+    "cause",
+    "provider",
+    "direction",
+    "version",
+    "by",
+    "store",
+    "state",
+    "result",
+    "quota",
+    "dimension",
+    "queue",
+    "cloud",
+    "event",
+    "route",
+    "method",
+    "status",
+    "code",
+    "task",
+}
 OF_PROMETHEUS = {"instance", "le"}
 EXPRESSIONS = [(alert.name, alert.expr) for alert in ALERTS] + [
     (f"{dashboard.uid}: {panel.title}", expression)
@@ -34,8 +53,13 @@ EXPRESSIONS = [(alert.name, alert.expr) for alert in ALERTS] + [
     for expression, _ in panel.queries
 ]
 ON_NO_DASHBOARD = {
-    catalogue.INFO, catalogue.LOOKED, catalogue.PROMOTED, catalogue.LEADS, catalogue.TICK_SECONDS, catalogue.SPANS,
-}  # fmt: skip
+    catalogue.INFO,
+    catalogue.LOOKED,
+    catalogue.PROMOTED,
+    catalogue.LEADS,
+    catalogue.TICK_SECONDS,
+    catalogue.SPANS,
+}
 
 
 def test_names_are_as_prometheus_wants_them() -> None:
@@ -50,7 +74,8 @@ def test_names_are_as_prometheus_wants_them() -> None:
 
 
 def test_labels_have_few_values() -> None:
-    """Every label is one whose values settings or code list; ids of jobs, documents and processes are not."""
+    """Every label is one whose values settings or code list; ids of jobs, documents and processes
+    are not."""
     assert {label for metric in CATALOGUE for label in metric.labels} == LABELS
 
 
@@ -60,7 +85,9 @@ def test_a_sample_has_the_labels_that_are_promised() -> None:
         catalogue.ITEMS(1.0, "api")
 
 
-@pytest.mark.parametrize(("where", "expression"), EXPRESSIONS, ids=[where for where, _ in EXPRESSIONS])
+@pytest.mark.parametrize(
+    ("where", "expression"), EXPRESSIONS, ids=[where for where, _ in EXPRESSIONS]
+)
 def test_expressions_ask_for_what_there_is(where: str, expression: str) -> None:
     """Every expression is PromQL, and each metric and label in it exists."""
     found = list(selectors(parsed(expression)))
@@ -76,12 +103,19 @@ def test_expressions_ask_for_what_there_is(where: str, expression: str) -> None:
 
 def test_every_metric_is_looked_at_somewhere() -> None:
     """Every metric is used: each is in a panel or an alert, but for those that are for digging."""
-    asked = {metric_name(series, set(BY_NAME)) for _, text in EXPRESSIONS for series, _ in selectors(parsed(text))}
-    assert {metric.name for metric in CATALOGUE} - asked == {str(metric) for metric in ON_NO_DASHBOARD} - asked
+    asked = {
+        metric_name(series, set(BY_NAME))
+        for _, text in EXPRESSIONS
+        for series, _ in selectors(parsed(text))
+    }
+    assert {metric.name for metric in CATALOGUE} - asked == {
+        str(metric) for metric in ON_NO_DASHBOARD
+    } - asked
 
 
 def test_what_is_made_is_up_to_date() -> None:
-    """Dashboards, rules, table and runbook are as the catalogue makes them: `python -m tools.monitoring.write`."""
+    """Dashboards, rules, table and runbook are as the catalogue makes them: `python -m
+    tools.monitoring.write`."""
     made = dict(made_files(ROOT))
     assert len(made) == 6
     stale = [str(path) for path, text in made.items() if path.read_text("utf-8") != text]
@@ -90,7 +124,11 @@ def test_what_is_made_is_up_to_date() -> None:
 
 def test_each_alert_says_what_to_do() -> None:
     """Severity, a summary, a runbook of its own, and an anchor that the page has."""
-    headings = {line[4:].lower() for line in (ROOT / RUNBOOK).read_text().splitlines() if line.startswith("### ")}
+    headings = {
+        line[4:].lower()
+        for line in (ROOT / RUNBOOK).read_text().splitlines()
+        if line.startswith("### ")
+    }
     assert len({alert.name for alert in ALERTS}) == len(ALERTS)
     for alert in ALERTS:
         assert alert.anchor.removeprefix(f"{RUNBOOK}#") in headings

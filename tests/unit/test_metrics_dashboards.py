@@ -1,4 +1,5 @@
-"""Dashboards as Grafana reads them: its own published models of a dashboard, its panels and their Prometheus queries."""
+"""Dashboards as Grafana reads them: its own published models of a dashboard, its panels and their
+Prometheus queries."""
 
 from __future__ import annotations
 
@@ -34,7 +35,8 @@ def lost(ours: Any, theirs: Any, at: str = "") -> Iterator[str]:
 
 @pytest.mark.parametrize("dashboard", DASHBOARDS, ids=lambda dashboard: dashboard.uid)
 def test_grafana_knows_every_field(dashboard: Dashboard) -> None:
-    """Nothing that we write is a field, a kind of panel or an option that Grafana would pass over in silence."""
+    """Nothing that we write is a field, a kind of panel or an option that Grafana would pass over
+    in silence."""
     written = json.loads(dashboard_json(dashboard))
     assert list(lost(written, through_grafana(written))) == []
 

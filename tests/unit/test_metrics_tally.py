@@ -15,7 +15,16 @@ from prometheus_client import generate_latest
 from penstock_ledger.model import DeadLetter, ItemKey, Result
 from penstock_workers.item.attempt import Settled
 from penstock_workers.item.deliveries import Delivery
-from penstock_workers.item.outcome import Dead, Done, Outcome, Parked, Released, Retry, Skipped, Unreadable
+from penstock_workers.item.outcome import (
+    Dead,
+    Done,
+    Outcome,
+    Parked,
+    Released,
+    Retry,
+    Skipped,
+    Unreadable,
+)
 from penstock_workers.item.settling.tally import OutcomeTally
 from penstock_workers.item.spent import NOTHING_SPENT, Spent
 from penstock_workers.lanes.embed.encoding.figures import BatchFigures
@@ -28,18 +37,37 @@ from penstock_workers.settings import WorkerSettings
 
 KEY = ItemKey("job", 1, "doc")
 RESULT = Result(
-    key=KEY, status_code=200, body=b"{}", request_id=None, model="m", finish_reason="stop", prompt_tokens=10,
-    completion_tokens=3, cost_microusd=250_000, latency_ms=400, attempts=1, calls=1,
-)  # fmt: skip
+    key=KEY,
+    status_code=200,
+    body=b"{}",
+    request_id=None,
+    model="m",
+    finish_reason="stop",
+    prompt_tokens=10,
+    completion_tokens=3,
+    cost_microusd=250_000,
+    latency_ms=400,
+    attempts=1,
+    calls=1,
+)
 LETTER = DeadLetter(
-    key=KEY, reason="bad_request", attempts=1, calls=1, last_error="no", status_code=400, request=b"{}", response=None
+    key=KEY,
+    reason="bad_request",
+    attempts=1,
+    calls=1,
+    last_error="no",
+    status_code=400,
+    request=b"{}",
+    response=None,
 )
 
 
 PAID = Spent(10, 3, 250_000)
 
 
-def settled(outcome: Outcome, calls: int = 1, provider: str = "default", spent: Spent = NOTHING_SPENT) -> Settled:
+def settled(
+    outcome: Outcome, calls: int = 1, provider: str = "default", spent: Spent = NOTHING_SPENT
+) -> Settled:
     attempt = make_attempt(provider=provider)
     attempt.calls, attempt.spent = calls, spent
     return Settled(attempt, outcome)
@@ -57,19 +85,34 @@ def found(samples: Any) -> dict[tuple[str, ...], Any]:
 def test_each_outcome_is_counted_once_by_its_name() -> None:
     """Every kind of outcome has a name, those of items that were never understood too."""
     tally = OutcomeTally(["default"])
-    before = {labels[2] for labels in found(tally.figures("api")) if labels[0] == "penstock_items_total"}
-    group = [settled(Done(RESULT)), settled(Dead(LETTER)), settled(Retry(1.0, "e")), settled(Skipped("s"))]
+    before = {
+        labels[2] for labels in found(tally.figures("api")) if labels[0] == "penstock_items_total"
+    }
+    group = [
+        settled(Done(RESULT)),
+        settled(Dead(LETTER)),
+        settled(Retry(1.0, "e")),
+        settled(Skipped("s")),
+    ]
     group += [unopened(Released("r")), unopened(Parked("p")), unopened(Unreadable("u"))]
     tally.settled(group)
     assert set(tally.items.values()) == {1}
-    assert before == set(tally.items), "every series is there from the start, or its first increase would be lost"
+    assert before == set(tally.items), (
+        "every series is there from the start, or its first increase would be lost"
+    )
 
 
 def test_an_answer_that_was_taken_is_no_call_and_waiting_for_one_is_no_failed_try() -> None:
-    """Equal requests show up as such: alarms about retries and the times of calls are about calls."""
+    """Equal requests show up as such: alarms about retries and the times of calls are about
+    calls."""
     tally = OutcomeTally(["default"])
     taken = structs.replace(RESULT, reason="dedup", calls=0, latency_ms=0)
-    tally.settled([settled(Done(taken), calls=0), settled(Retry(1.0, "same_request: x", counted=False), calls=0)])
+    tally.settled(
+        [
+            settled(Done(taken), calls=0),
+            settled(Retry(1.0, "same_request: x", counted=False), calls=0),
+        ]
+    )
     shown = found(tally.figures("api"))
     assert shown["penstock_reused_total", "api", "dedup"] == 1
     assert shown["penstock_reused_total", "api", "cache"] == 0
@@ -79,10 +122,15 @@ def test_an_answer_that_was_taken_is_no_call_and_waiting_for_one_is_no_failed_tr
 
 
 def test_a_group_adds_up_to_what_was_sent_and_spent() -> None:
-    """Calls, tokens and cost count refused answers, too (C1); time is that of finished items; 429s go by provider."""
+    """Calls, tokens and cost count refused answers, too (C1); time is that of finished items; 429s
+    go by provider."""
     tally = OutcomeTally(["default", "other"])
     tally.settled(
-        [settled(Done(RESULT), spent=PAID), settled(Done(RESULT), spent=PAID), settled(Dead(LETTER), spent=PAID)]
+        [
+            settled(Done(RESULT), spent=PAID),
+            settled(Done(RESULT), spent=PAID),
+            settled(Dead(LETTER), spent=PAID),
+        ]
     )
     tally.settled(
         [
@@ -98,10 +146,20 @@ def test_a_group_adds_up_to_what_was_sent_and_spent() -> None:
     assert got["penstock_tokens_total", "api", "default", "in"] == 40
     assert got["penstock_tokens_total", "api", "default", "out"] == 12
     assert got["penstock_cost_usd_total", "api", "default"] == 1.0
-    assert got["penstock_retries_total", "api", "counted"] == got["penstock_retries_total", "api", "uncounted"] == 1
+    assert (
+        got["penstock_retries_total", "api", "counted"]
+        == got["penstock_retries_total", "api", "uncounted"]
+        == 1
+    )
     assert got["penstock_dead_total", "api", "bad_request"] == 1
-    assert (got["penstock_call_seconds", "api"].total, sum(got["penstock_call_seconds", "api"].counts)) == (0.8, 2)
-    assert (got["penstock_commit_items", "api"].total, sum(got["penstock_commit_items", "api"].counts)) == (5, 2)
+    assert (
+        got["penstock_call_seconds", "api"].total,
+        sum(got["penstock_call_seconds", "api"].counts),
+    ) == (0.8, 2)
+    assert (
+        got["penstock_commit_items", "api"].total,
+        sum(got["penstock_commit_items", "api"].counts),
+    ) == (5, 2)
 
 
 def test_buckets_are_cumulative_and_take_their_own_bound() -> None:
@@ -113,17 +171,23 @@ def test_buckets_are_cumulative_and_take_their_own_bound() -> None:
 
 
 def test_what_a_gpu_engine_says_has_names() -> None:
-    """All that the engine tells of itself is on the page, in base units, whatever release of vLLM it is."""
+    """All that the engine tells of itself is on the page, in base units, whatever release of vLLM
+    it is."""
     now = [0.0]
     figures = EngineFigures(lambda _state: None, lambda _engine, _state: None, clock=lambda: now[0])
     cache = SimpleNamespace(queries=100, hits=25)
-    scheduler = SimpleNamespace(num_running_reqs=7, num_waiting_reqs=2, kv_cache_usage=0.5, prefix_cache_stats=cache)
+    scheduler = SimpleNamespace(
+        num_running_reqs=7, num_waiting_reqs=2, kv_cache_usage=0.5, prefix_cache_stats=cache
+    )
     finished = [SimpleNamespace(queued_time=2.0)]
     now[0] = 10.0
     figures.note(
         scheduler,
         SimpleNamespace(
-            num_generation_tokens=300, num_prompt_tokens=1000, num_preempted_reqs=4, finished_requests=finished
+            num_generation_tokens=300,
+            num_prompt_tokens=1000,
+            num_preempted_reqs=4,
+            finished_requests=finished,
         ),
     )
     gauges = figures.gauges(max_seqs=8, lined_up=1)
@@ -143,7 +207,11 @@ def test_what_a_gpu_engine_says_has_names() -> None:
 def test_what_an_encoder_says_has_names() -> None:
     """Batch sizes, padding and the budget of the embed lane are on the page."""
     figures = BatchFigures(lambda: 1.0)
-    got = found(engine_figures("embed", {**figures.lately(), "token_budget": 4096, "waiting": 3, "bound": "engine"}))
+    got = found(
+        engine_figures(
+            "embed", {**figures.lately(), "token_budget": 4096, "waiting": 3, "bound": "engine"}
+        )
+    )
     assert got["penstock_embed_padding_efficiency_ratio", "embed"] == 1.0
     assert got["penstock_embed_token_budget", "embed"] == 4096
     assert got["penstock_engine_waiting", "embed"] == 3

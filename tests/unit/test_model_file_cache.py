@@ -1,4 +1,5 @@
-"""The cache of files that come from elsewhere: whole or not there, once per machine, and never larger than it may be."""
+"""The cache of files that come from elsewhere: whole or not there, once per machine, and never
+larger than it may be."""
 
 from __future__ import annotations
 
@@ -21,7 +22,9 @@ MOST = 100 * KIB
 
 
 class Place:
-    """A store whose files are made of their names' first letters. ``each`` is called before each part."""
+    """A store whose files are made of their names' first letters.
+
+    ``each`` is called before each part."""
 
     place = "s3://models"
 
@@ -39,7 +42,10 @@ class Place:
 
 
 def wanted(place: Place, name: str, size: int, version: str = "1") -> Wanted:
-    files = (StoredFile(f"{name}/w", size, version, 0.0), StoredFile(f"{name}/config/c", 10, version, 0.0))
+    files = (
+        StoredFile(f"{name}/w", size, version, 0.0),
+        StoredFile(f"{name}/config/c", 10, version, 0.0),
+    )
     return Wanted(place, f"s3://models/{name}", files, inside=f"{name}/")
 
 
@@ -54,7 +60,9 @@ def left(folder: Path) -> set[str]:
 
 
 def test_files_are_fetched_once_and_kept(cache: FileCache, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In parts, each in its place; a second worker finds them. Another version of them is fetched anew."""
+    """In parts, each in its place; a second worker finds them.
+
+    Another version of them is fetched anew."""
     monkeypatch.setattr(download, "PART_BYTES", KIB)
     place, noted = Place(), list[int]()
     entry = cache.take(wanted(place, "a", 10 * KIB + 1), noted.append)
@@ -67,8 +75,11 @@ def test_files_are_fetched_once_and_kept(cache: FileCache, monkeypatch: pytest.M
     assert place.parts == 24
 
 
-def test_what_a_killed_download_left_is_not_taken_for_whole(cache: FileCache, tmp_path: Path) -> None:
-    """Neither its unfinished folder nor its mark of room: both are replaced by the next download."""
+def test_what_a_killed_download_left_is_not_taken_for_whole(
+    cache: FileCache, tmp_path: Path
+) -> None:
+    """Neither its unfinished folder nor its mark of room: both are replaced by the next
+    download."""
     place = Place()
     asked = wanted(place, "a", KIB)
     folder = tmp_path / "cache"
@@ -81,7 +92,9 @@ def test_what_a_killed_download_left_is_not_taken_for_whole(cache: FileCache, tm
 
 
 @pytest.mark.parametrize("error", [StoreAway("away"), FilesChanged("changed")])
-def test_a_download_that_fails_leaves_nothing(cache: FileCache, tmp_path: Path, error: FilesUnusable) -> None:
+def test_a_download_that_fails_leaves_nothing(
+    cache: FileCache, tmp_path: Path, error: FilesUnusable
+) -> None:
     """Its error comes as it is, its files are gone, and its room is free for others."""
 
     def fail() -> None:
@@ -147,8 +160,11 @@ def test_what_is_on_its_way_counts(cache: FileCache) -> None:
         first.join()
 
 
-def test_one_of_many_fetches_and_the_others_wait(cache: FileCache, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Workers of one machine that want the same files at once read them once from where they lie."""
+def test_one_of_many_fetches_and_the_others_wait(
+    cache: FileCache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Workers of one machine that want the same files at once read them once from where they
+    lie."""
     monkeypatch.setattr("penstock_workers.lanes.model_files.cache.ASK_AGAIN_S", 0.01)
     began, go_on = threading.Event(), threading.Event()
 
@@ -159,7 +175,8 @@ def test_one_of_many_fetches_and_the_others_wait(cache: FileCache, monkeypatch: 
     place = Place(slow)
     found: list[Path] = []
     threads = [
-        threading.Thread(target=lambda: found.append(cache.take(wanted(place, "a", KIB)).folder)) for _ in range(8)
+        threading.Thread(target=lambda: found.append(cache.take(wanted(place, "a", KIB)).folder))
+        for _ in range(8)
     ]
     threads[0].start()
     assert began.wait(10)
@@ -173,7 +190,9 @@ def test_one_of_many_fetches_and_the_others_wait(cache: FileCache, monkeypatch: 
     assert place.parts == 2
 
 
-def test_a_full_disk_says_so(cache: FileCache, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_says_so(
+    cache: FileCache, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Before anything travels, and with nothing left behind."""
 
     def full(*_: object) -> None:
@@ -196,7 +215,8 @@ def test_a_cache_that_cannot_be_made_names_the_setting(tmp_path: Path) -> None:
 
 
 def test_a_lock_whose_file_was_removed_is_no_lock(tmp_path: Path) -> None:
-    """Who waited for an entry that was removed meanwhile must not hold a lock that the next one does not see."""
+    """Who waited for an entry that was removed meanwhile must not hold a lock that the next one
+    does not see."""
     lock = FileLock(tmp_path / "a.lock")
     (tmp_path / "a.lock").unlink()
     assert not lock.hold()
@@ -225,7 +245,8 @@ def test_a_folder_is_listed_and_read_as_it_was(tmp_path: Path) -> None:
 
 
 def test_a_folder_gives_nothing_from_outside_of_it(tmp_path: Path) -> None:
-    """A link to another place is refused, a pipe is no file, and a folder that is gone is an outage."""
+    """A link to another place is refused, a pipe is no file, and a folder that is gone is an
+    outage."""
     (tmp_path / "secret").write_text("key")
     (tmp_path / "in/legal").mkdir(parents=True)
     (tmp_path / "in/legal/w").symlink_to(tmp_path / "secret")

@@ -1,4 +1,5 @@
-"""Names of queues, what workers say that they serve, and in what order they look into their queues."""
+"""Names of queues, what workers say that they serve, and in what order they look into their
+queues."""
 
 from __future__ import annotations
 
@@ -36,14 +37,24 @@ MODELS = st.one_of(
     st.text(min_size=1, max_size=2_000),
     st.from_regex(r"[A-Za-z0-9._~/:-]{1,100}", fullmatch=True),
     st.sampled_from(
-        ["tiny1", "Qwen/Qwen2.5-0.5B", "s3://bucket/weights/", "/models/x", "..", "penstock.gpu", "a\nb", "\udcff"]
+        [
+            "tiny1",
+            "Qwen/Qwen2.5-0.5B",
+            "s3://bucket/weights/",
+            "/models/x",
+            "..",
+            "penstock.gpu",
+            "a\nb",
+            "\udcff",
+        ]
     ),
 )
 
 
 @given(MODELS, MODELS)
 def test_a_models_queue_has_a_bounded_safe_name_of_its_own(one: str, other: str) -> None:
-    """Whatever a model is called, its queue is one of the lane by the ledger's rule, and two models never share one."""
+    """Whatever a model is called, its queue is one of the lane by the ledger's rule, and two models
+    never share one."""
     names = [queue_name("gpu", model) for model in (one, other)]
     for name in names:
         assert keys.is_queue_of("penstock.gpu", name)
@@ -61,7 +72,8 @@ def test_a_models_queue_has_a_bounded_safe_name_of_its_own(one: str, other: str)
     ],
 )
 def test_names_of_queues_stay(model: str | None, queue: str) -> None:
-    """Autoscalers and dashboards name them: one that is safe is shown as it is, others end in a digest."""
+    """Autoscalers and dashboards name them: one that is safe is shown as it is, others end in a
+    digest."""
     assert queue_name("gpu", model) == queue
 
 
@@ -71,7 +83,7 @@ def test_only_lanes_with_models_of_their_own_have_queues_of_models() -> None:
     assert model_queues("gpu", ["a", "b", "a"]) == ["penstock.gpu.a", "penstock.gpu.b"]
 
 
-# -- routes --------------------------------------------------------------------------------------------------------------
+# -- routes ----------------------------------------------------------------------------------------
 
 
 class Book:
@@ -95,7 +107,8 @@ class Book:
 
 def documents(*bodies: object) -> list[Document]:
     return [
-        Document(f"d{number}", json.dumps(body).encode(), str(number), number, {}) for number, body in enumerate(bodies)
+        Document(f"d{number}", json.dumps(body).encode(), str(number), number, {})
+        for number, body in enumerate(bodies)
     ]
 
 
@@ -105,24 +118,37 @@ def routes(spec: dict[str, object], book: Book, kind: FeedKind = FeedKind.SOURCE
 
 
 def by_queue(route: Routes, given_documents: list[Document]) -> dict[str, list[str]]:
-    return {queue: [document.doc_id for document in some] for queue, some in route.sorted(given_documents)}
+    return {
+        queue: [document.doc_id for document in some]
+        for queue, some in route.sorted(given_documents)
+    }
 
 
 def test_documents_go_to_the_queue_of_the_model_that_they_name() -> None:
-    """Batch lines each by their own model, in their order; what names none goes to the lane's queue, or where its job went."""
+    """Batch lines each by their own model, in their order; what names none goes to the lane's
+    queue, or where its job went."""
     bodies = ({"model": "a"}, {"model": "b"}, {"model": "a"}, {"model": 7}, [1])
     lines: dict[str, object] = {"lane": "gpu"}
     sorted_lines = by_queue(routes(lines, Book()), documents(*bodies))
     assert sorted_lines == {
-        "penstock.gpu.a": ["d0", "d2"], "penstock.gpu.b": ["d1"], "penstock.gpu": ["d3", "d4"],
-    }  # fmt: skip
-    assert by_queue(routes(lines, Book("penstock.gpu.a")), documents({"n": 1})) == {"penstock.gpu.a": ["d0"]}
-    assert by_queue(routes(lines, Book("no queue")), documents({"n": 1})) == {"penstock.gpu": ["d0"]}
-    assert by_queue(routes({"lane": "api"}, Book()), documents(*bodies[:3])) == {"penstock.api": ["d0", "d1", "d2"]}
+        "penstock.gpu.a": ["d0", "d2"],
+        "penstock.gpu.b": ["d1"],
+        "penstock.gpu": ["d3", "d4"],
+    }
+    assert by_queue(routes(lines, Book("penstock.gpu.a")), documents({"n": 1})) == {
+        "penstock.gpu.a": ["d0"]
+    }
+    assert by_queue(routes(lines, Book("no queue")), documents({"n": 1})) == {
+        "penstock.gpu": ["d0"]
+    }
+    assert by_queue(routes({"lane": "api"}, Book()), documents(*bodies[:3])) == {
+        "penstock.api": ["d0", "d1", "d2"]
+    }
 
 
 def test_a_replay_follows_the_model_that_it_was_changed_to() -> None:
-    """Requests of a prompt job are not parsed; those of its replay are, as a replay may name another model."""
+    """Requests of a prompt job are not parsed; those of its replay are, as a replay may name
+    another model."""
     spec: dict[str, object] = {"lane": "gpu", "prompt": "{text}", "model": "a"}
     assert by_queue(routes(spec, Book()), documents({"model": "a"})) == {"penstock.gpu.a": ["d0"]}
     changed = by_queue(routes(spec, Book(), FeedKind.REPLAY), documents({"model": "b"}))
@@ -130,12 +156,17 @@ def test_a_replay_follows_the_model_that_it_was_changed_to() -> None:
 
 
 def test_models_without_room_wait_in_the_lanes_queue() -> None:
-    """A file that names thousands of models opens no thousands of queues, and each is noted once, not per document."""
+    """A file that names thousands of models opens no thousands of queues, and each is noted once,
+    not per document."""
     book = Book()
-    found = by_queue(routes({"lane": "gpu"}, book), documents(*({"model": f"m{n % 4}"} for n in range(20))))
+    found = by_queue(
+        routes({"lane": "gpu"}, book), documents(*({"model": f"m{n % 4}"} for n in range(20)))
+    )
     assert {queue: len(some) for queue, some in found.items()} == {
-        "penstock.gpu.m0": 5, "penstock.gpu.m1": 5, "penstock.gpu": 10,
-    }  # fmt: skip
+        "penstock.gpu.m0": 5,
+        "penstock.gpu.m1": 5,
+        "penstock.gpu": 10,
+    }
     assert book.noted == [f"penstock.gpu.m{n}" for n in range(4)]
 
 
@@ -145,7 +176,7 @@ def test_any_body_names_a_model_or_none(body: bytes) -> None:
     assert model_of(body) is None or json.loads(body)["model"]
 
 
-# -- what workers say ----------------------------------------------------------------------------------------------------
+# -- what workers say ------------------------------------------------------------------------------
 
 FULL = Served(("/models/tiny1", "tiny1"), ("legal",), 4096, "bfloat16")
 
@@ -176,7 +207,11 @@ def test_what_a_worker_says_is_bounded() -> None:
     assert 0 < len(found.adapters) < NAMES_MAX
 
 
-@given(st.one_of(st.none(), st.text(max_size=300), st.dictionaries(st.text(), st.integers()).map(json.dumps)))
+@given(
+    st.one_of(
+        st.none(), st.text(max_size=300), st.dictionaries(st.text(), st.integers()).map(json.dumps)
+    )
+)
 def test_whatever_stands_there_is_read_or_passed_over(text: str | None) -> None:
     """Anyone who reaches Redis may write heartbeats."""
     found = Served.read(text)
@@ -184,42 +219,61 @@ def test_whatever_stands_there_is_read_or_passed_over(text: str | None) -> None:
 
 
 def seen(name: str, served: Served | None, ago: float = 0.0, lane: str = "gpu") -> WorkerSeen:
-    return WorkerSeen(name, ago, {"lane": lane, **({} if served is None else {SERVES: served.to_text()})})
+    return WorkerSeen(
+        name, ago, {"lane": lane, **({} if served is None else {SERVES: served.to_text()})}
+    )
 
 
 TWO = [seen("a", FULL), seen("b", Served(("/mnt/tiny1", "tiny1"))), seen("c", Served(("tiny2",)))]
 
 
 def test_the_fleet_is_put_into_words() -> None:
-    """Workers that share a name serve one model; the silent, and those of other lanes, serve nothing."""
-    fleet = serving_of([*TWO, seen("d", Served(("old",)), ago=20), seen("e", Served(("m",)), lane="embed")], "gpu")
+    """Workers that share a name serve one model; the silent, and those of other lanes, serve
+    nothing."""
+    fleet = serving_of(
+        [*TWO, seen("d", Served(("old",)), ago=20), seen("e", Served(("m",)), lane="embed")], "gpu"
+    )
     assert fleet.in_words() == "tiny1 (2 workers), tiny2 (1 worker)"
     assert fleet.serves("legal")
     assert missing_model(fleet, "legal") is None
-    assert missing_model(fleet, "old") == "no worker serves old; served here: tiny1 (2 workers), tiny2 (1 worker)"
+    assert (
+        missing_model(fleet, "old")
+        == "no worker serves old; served here: tiny1 (2 workers), tiny2 (1 worker)"
+    )
     assert missing_model(fleet, None, "penstock.gpu.tiny2") is None
     assert "queue penstock.gpu.gone" in (missing_model(fleet, None, "penstock.gpu.gone") or "")
-    assert missing_model(Serving("gpu", ()), "old") is None, "that no worker lives is another sentence"
+    assert missing_model(Serving("gpu", ()), "old") is None, (
+        "that no worker lives is another sentence"
+    )
 
 
 def test_queues_that_no_worker_takes_from_are_found() -> None:
     """Those of models in which something waits; the lane's own is any worker's."""
     fleet = serving_of(TWO, "gpu")
-    waiting = {"penstock.gpu": 4, "penstock.gpu.tiny2": 3, "penstock.gpu.x": 2, "penstock.gpu.empty": 0}
+    waiting = {
+        "penstock.gpu": 4,
+        "penstock.gpu.tiny2": 3,
+        "penstock.gpu.x": 2,
+        "penstock.gpu.empty": 0,
+    }
     assert unserved_queues(fleet, waiting) == ["penstock.gpu.x"]
 
 
-# -- what a worker consumes ----------------------------------------------------------------------------------------------
+# -- what a worker consumes ------------------------------------------------------------------------
 
 
 def test_a_worker_takes_from_the_queues_of_all_names_of_its_model_and_from_the_lanes() -> None:
-    """And it keeps what it holds under the name of the model that it hosts, where an autoscaler counts it."""
+    """And it keeps what it holds under the name of the model that it hosts, where an autoscaler
+    counts it."""
     gpu = {"model": "org/tiny1", "names": ["mine"], "lora": {"legal": "/adapters/legal"}}
     settings = WorkerSettings.load(lane="gpu", gpu=gpu)
     app = create_app(settings, lambda *_: None)  # type: ignore[arg-type]  # no engine is built here
     queues = [queue.name for queue in app.conf.task_queues]
     assert queues[0] == FIRST
-    assert queues[1:] == [*model_queues("gpu", ["org/tiny1", "tiny1", "mine", "legal"]), "penstock.gpu"]
+    assert queues[1:] == [
+        *model_queues("gpu", ["org/tiny1", "tiny1", "mine", "legal"]),
+        "penstock.gpu",
+    ]
     assert home_queue(settings) == queue_name("gpu", "org/tiny1")
     held = keys.unacked(home_queue(settings))
     assert app.conf.broker_transport_options["unacked_key"] == held
@@ -234,7 +288,8 @@ def test_a_worker_has_no_more_names_than_it_can_look_for() -> None:
 
 
 def test_queues_take_turns_and_jobs_come_first() -> None:
-    """The queue that was served last comes last; that of jobs is always looked into first; turns outlive a change of queues."""
+    """The queue that was served last comes last; that of jobs is always looked into first; turns
+    outlive a change of queues."""
     order = QueueOrder(["a", FIRST, "b", "c"])
     assert order.consume(9) == [FIRST, "a", "b", "c"]
     order.rotate("a")

@@ -8,18 +8,29 @@ from typing import Any
 import pytest
 
 from penstock_producer.bucket.event_queue import is_queue_url
-from penstock_producer.schedules.notices import NAME_MAX_BYTES, NOTICE_MAX_BYTES, RECORDS_MAX, Place, read_notice
+from penstock_producer.schedules.notices import (
+    NAME_MAX_BYTES,
+    NOTICE_MAX_BYTES,
+    RECORDS_MAX,
+    Place,
+    read_notice,
+)
 
 HERE = Place("s3://corpora/in/", "*.jsonl")
 
 
-def record(key: str = "in/a.jsonl", event: str = "ObjectCreated:Put", bucket: str = "corpora") -> dict[str, Any]:
+def record(
+    key: str = "in/a.jsonl", event: str = "ObjectCreated:Put", bucket: str = "corpora"
+) -> dict[str, Any]:
     """As S3 sends it, with what is read of it."""
     return {
         "eventVersion": "2.1",
         "eventSource": "aws:s3",
         "eventName": event,
-        "s3": {"bucket": {"name": bucket}, "object": {"key": key, "size": 7, "eTag": "x", "sequencer": "00"}},
+        "s3": {
+            "bucket": {"name": bucket},
+            "object": {"key": key, "size": 7, "eTag": "x", "sequencer": "00"},
+        },
     }
 
 
@@ -38,7 +49,13 @@ def bridge(key: str = "in/a.jsonl", kind: str = "Object Created") -> str:
         (s3(record()), "noticed"),
         (s3(record(event="s3:ObjectCreated:CompleteMultipartUpload")), "noticed"),
         (
-            json.dumps({"EventName": "s3:ObjectCreated:Put", "Key": "corpora/in/a.jsonl", "Records": [record()]}),
+            json.dumps(
+                {
+                    "EventName": "s3:ObjectCreated:Put",
+                    "Key": "corpora/in/a.jsonl",
+                    "Records": [record()],
+                }
+            ),
             "noticed",
         ),
         (json.dumps({"Type": "Notification", "Message": s3(record())}), "noticed"),
@@ -47,7 +64,10 @@ def bridge(key: str = "in/a.jsonl", kind: str = "Object Created") -> str:
         (bridge(kind="Object Deleted"), "deleted"),
         (s3(record(event="ObjectTagging:Put")), "other"),
         (s3(record(event="ObjectRestore:Post")), "other"),
-        (json.dumps({"Service": "Amazon S3", "Event": "s3:TestEvent", "Bucket": "corpora"}), "test"),
+        (
+            json.dumps({"Service": "Amazon S3", "Event": "s3:TestEvent", "Bucket": "corpora"}),
+            "test",
+        ),
         (s3(record("out/a.jsonl")), "elsewhere"),
         (s3(record(bucket="others")), "elsewhere"),
         (s3(record("in/a.csv")), "elsewhere"),
@@ -65,14 +85,37 @@ def test_each_kind_of_record_has_a_name(body: str, outcome: str) -> None:
 @pytest.mark.parametrize(
     "body",
     [
-        "", "hello", "null", "[]", "7", "{}", '{"Records": []}', '{"Records": {}}', '{"Records": "x"}', "[" * 100_000,
-        s3(None), s3([]), s3({}), s3({"eventName": "ObjectCreated:Put"}), s3(record() | {"eventName": 7}),
-        s3(record() | {"s3": None}), s3(record(key="")), s3(record("in/\x00.jsonl")), s3(record("in/%00.jsonl")),
-        s3(record("in/%ff%fe.jsonl")), s3(record("in/" + "a" * NAME_MAX_BYTES)),
-        json.dumps({"Type": "Notification", "Message": "hello"}), json.dumps({"Type": "Notification", "Message": 7}),
-        json.dumps({"Type": "Notification", "Message": json.dumps({"Type": "Notification", "Message": s3(record())})}),
+        "",
+        "hello",
+        "null",
+        "[]",
+        "7",
+        "{}",
+        '{"Records": []}',
+        '{"Records": {}}',
+        '{"Records": "x"}',
+        "[" * 100_000,
+        s3(None),
+        s3([]),
+        s3({}),
+        s3({"eventName": "ObjectCreated:Put"}),
+        s3(record() | {"eventName": 7}),
+        s3(record() | {"s3": None}),
+        s3(record(key="")),
+        s3(record("in/\x00.jsonl")),
+        s3(record("in/%00.jsonl")),
+        s3(record("in/%ff%fe.jsonl")),
+        s3(record("in/" + "a" * NAME_MAX_BYTES)),
+        json.dumps({"Type": "Notification", "Message": "hello"}),
+        json.dumps({"Type": "Notification", "Message": 7}),
+        json.dumps(
+            {
+                "Type": "Notification",
+                "Message": json.dumps({"Type": "Notification", "Message": s3(record())}),
+            }
+        ),
     ],
-)  # fmt: skip
+)
 def test_hostile_bodies_are_unreadable(body: str) -> None:
     """Whatever comes, nothing is raised and no object is named."""
     assert [tuple(one) for one in read_notice(body, HERE)] == [("unreadable", "")]
@@ -81,7 +124,9 @@ def test_hostile_bodies_are_unreadable(body: str) -> None:
 def test_bodies_and_records_have_a_bound() -> None:
     """A body that is too long is not parsed, and one with too many records names nothing."""
     assert read_notice(" " * NOTICE_MAX_BYTES + s3(record()), HERE)[0].outcome == "unreadable"
-    assert [one.outcome for one in read_notice(s3(*[record()] * (RECORDS_MAX + 1)), HERE)] == ["unreadable"]
+    assert [one.outcome for one in read_notice(s3(*[record()] * (RECORDS_MAX + 1)), HERE)] == [
+        "unreadable"
+    ]
     assert len(read_notice(s3(*[record()] * RECORDS_MAX), HERE)) == RECORDS_MAX
 
 
@@ -94,7 +139,11 @@ def test_names_are_decoded_as_their_sender_writes_them() -> None:
 def test_one_bad_record_spoils_no_other() -> None:
     """Each record has its own outcome, in their order."""
     found = read_notice(s3(record(), {}, record("in/b.jsonl")), HERE)
-    assert [tuple(one) for one in found] == [("noticed", "a.jsonl"), ("unreadable", ""), ("noticed", "b.jsonl")]
+    assert [tuple(one) for one in found] == [
+        ("noticed", "a.jsonl"),
+        ("unreadable", ""),
+        ("noticed", "b.jsonl"),
+    ]
 
 
 @pytest.mark.parametrize(

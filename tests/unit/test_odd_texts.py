@@ -1,7 +1,9 @@
-"""Every kind of odd text through every door that needs no server: one outcome each, and what is stored obeys the rule.
+"""Every kind of odd text through every door that needs no server: one outcome each, and what is
+stored obeys the rule.
 
-The rule stands in docs/faults.md. What runs in a child is in test_workers_child_texts.py, the stores are in
-integration/test_ledger_odd_texts.py, and the doors over HTTP, Celery and a terminal in integration/test_odd_texts_at_doors.py.
+The rule stands in docs/faults.md. What runs in a child is in test_workers_child_texts.py, the
+stores are in integration/test_ledger_odd_texts.py, and the doors over HTTP, Celery and a terminal
+in integration/test_odd_texts_at_doors.py.
 """
 
 from __future__ import annotations
@@ -48,7 +50,9 @@ from penstock_workers.lanes.batch.provider import BatchAnswer, UnreadableLine
 SPEC = JobSpec(prompt="{text}", model="m")
 
 odd = pytest.mark.parametrize("text", [pytest.param(text, id=name) for name, text in TEXTS.items()])
-short = pytest.mark.parametrize("text", [pytest.param(text, id=name) for name, text in SHORT.items()])
+short = pytest.mark.parametrize(
+    "text", [pytest.param(text, id=name) for name, text in SHORT.items()]
+)
 
 
 def as_jsonl(folder: Path, text: str) -> Path:
@@ -60,7 +64,10 @@ def as_jsonl(folder: Path, text: str) -> Path:
 def as_raw_jsonl(folder: Path, text: str) -> Path:
     """With the characters themselves, where JSON allows them."""
     path = folder / "in.jsonl"
-    path.write_bytes(json.dumps({"id": "a", "text": text}, ensure_ascii=False).encode("utf-8", "surrogatepass") + b"\n")
+    path.write_bytes(
+        json.dumps({"id": "a", "text": text}, ensure_ascii=False).encode("utf-8", "surrogatepass")
+        + b"\n"
+    )
     return path
 
 
@@ -81,14 +88,21 @@ def as_parquet(folder: Path, text: str) -> Path:
     path = folder / "in.parquet"
     raw = pa.array([text.encode("utf-8", "surrogatepass")], pa.binary())
     pq.write_table(
-        pa.table({"id": ["a"], "text": raw.cast(pa.string(), safe=False) if not has_half(text) else raw}), path
+        pa.table(
+            {"id": ["a"], "text": raw.cast(pa.string(), safe=False) if not has_half(text) else raw}
+        ),
+        path,
     )
     return path
 
 
 FORMATS: dict[str, Callable[[Path, str], Path | str]] = {
-    "jsonl": as_jsonl, "raw jsonl": as_raw_jsonl, "csv": as_csv, "text": as_text, "parquet": as_parquet,
-}  # fmt: skip
+    "jsonl": as_jsonl,
+    "raw jsonl": as_raw_jsonl,
+    "csv": as_csv,
+    "text": as_text,
+    "parquet": as_parquet,
+}
 
 
 def tried(act: Callable[[], Any]) -> Any:
@@ -104,8 +118,11 @@ def tried(act: Callable[[], Any]) -> Any:
     [pytest.param(form, SHORT[name], id=f"{form}, {name}") for form in FORMATS for name in SHORT]
     + [pytest.param("jsonl", LARGE, id="ten megabytes")],
 )
-def test_a_text_of_a_source_is_sent_as_it_is_or_refused(tmp_path: Path, form: str, text: str) -> None:
-    """A NUL and half an emoji are bad rows, before anything is paid; all else comes into the prompt, character by character."""
+def test_a_text_of_a_source_is_sent_as_it_is_or_refused(
+    tmp_path: Path, form: str, text: str
+) -> None:
+    """A NUL and half an emoji are bad rows, before anything is paid; all else comes into the
+    prompt, character by character."""
     row = tried(lambda: next(iter(open_source(FORMATS[form](tmp_path, text), SPEC).documents({}))))
     if isinstance(row, Document):
         assert json.loads(row.body)["messages"][0]["content"] == text
@@ -133,13 +150,27 @@ def test_an_id_is_taken_as_it_is_or_refused(tmp_path: Path, text: str) -> None:
 
 @odd
 @pytest.mark.parametrize(
-    "field", ["prompt", "model", "tenant", "provider", "preprocess", "endpoint", "system", "params", "response_schema"]
+    "field",
+    [
+        "prompt",
+        "model",
+        "tenant",
+        "provider",
+        "preprocess",
+        "endpoint",
+        "system",
+        "params",
+        "response_schema",
+    ],
 )
 def test_a_spec_takes_a_text_as_it_is_or_refuses_it(tmp_path: Path, field: str, text: str) -> None:
-    """What is accepted is in the ledger as it was given, and is found there; what is refused is refused in words."""
+    """What is accepted is in the ledger as it was given, and is found there; what is refused is
+    refused in words."""
     values: dict[str, Any] = {
-        "prompt": text + "{text}", "params": {"stop": [text]}, "response_schema": {"type": "object", "title": text}
-    }  # fmt: skip
+        "prompt": text + "{text}",
+        "params": {"stop": [text]},
+        "response_schema": {"type": "object", "title": text},
+    }
     value = values.get(field, text)
     spec = tried(lambda: JobSpec.from_json({"prompt": "{text}", "model": "m"} | {field: value}))
     if isinstance(spec, JobSpec):
@@ -191,10 +222,12 @@ ANSWERS: dict[str, Callable[[str], bytes]] = {
         % (quoted(text), quoted(text[:40]))
     ),
     "anthropic": lambda text: (
-        b'{"type":"message","content":[{"type":"text","text":%b}],"stop_reason":%b}' % (quoted(text), quoted(text[:40]))
+        b'{"type":"message","content":[{"type":"text","text":%b}],"stop_reason":%b}'
+        % (quoted(text), quoted(text[:40]))
     ),
     "gemini": lambda text: (
-        b'{"candidates":[{"content":{"parts":[{"text":%b}]},"finishReason":%b}]}' % (quoted(text), quoted(text[:40]))
+        b'{"candidates":[{"content":{"parts":[{"text":%b}]},"finishReason":%b}]}'
+        % (quoted(text), quoted(text[:40]))
     ),
 }
 
@@ -205,7 +238,8 @@ ANSWERS: dict[str, Callable[[str], bytes]] = {
     + [pytest.param("openai", LARGE, id="ten megabytes")],
 )
 def test_an_answer_of_a_model_is_a_result_whatever_its_text_is(form: str, text: str) -> None:
-    """Paid once, stored byte for byte; in tables and on pages half an emoji is U+FFFD and a NUL, too."""
+    """Paid once, stored byte for byte; in tables and on pages half an emoji is U+FFFD and a NUL,
+    too."""
     body = ANSWERS[form](text)
     reply = name_failure(Answer(200, {"x-request-id": text[:40]}, body, 1), 0.0)
     assert isinstance(reply, Reply), reply
@@ -224,7 +258,9 @@ def test_an_answer_of_a_model_is_a_result_whatever_its_text_is(form: str, text: 
 
 @odd
 @pytest.mark.parametrize("status", [200, 400, 429, 500])
-def test_an_error_of_a_provider_becomes_words_that_can_be_stored_and_shown(status: int, text: str) -> None:
+def test_an_error_of_a_provider_becomes_words_that_can_be_stored_and_shown(
+    status: int, text: str
+) -> None:
     """As JSON, and as a page that is none."""
     for body in (
         b'{"error":{"message":%b,"code":%b}}' % (quoted(text), quoted(text)),
@@ -246,15 +282,44 @@ def test_a_line_of_a_batch_is_read_whatever_its_texts_are(text: str) -> None:
     said, answer = quoted(text), b'{"choices":[{"message":{"content":%b}}]}' % quoted(text)
     refusal = b'{"type":"error","error":{"type":%b,"message":%b}}' % (said, said)
     lines: list[tuple[Callable[[str, Line], Any], bytes, bytes | None]] = [
-        (openai, b'{"custom_id":"a","response":{"status_code":200,"request_id":%b,"body":%b}}' % (said, answer), answer),
-        (openai, b'{"custom_id":"a","response":null,"error":{"code":%b,"message":%b}}' % (said, said), None),
-        (openai, b'{"custom_id":%b,"response":{"status_code":200,"body":%b}}' % (said, answer), None),
+        (
+            openai,
+            b'{"custom_id":"a","response":{"status_code":200,"request_id":%b,"body":%b}}'
+            % (said, answer),
+            answer,
+        ),
+        (
+            openai,
+            b'{"custom_id":"a","response":null,"error":{"code":%b,"message":%b}}' % (said, said),
+            None,
+        ),
+        (
+            openai,
+            b'{"custom_id":%b,"response":{"status_code":200,"body":%b}}' % (said, answer),
+            None,
+        ),
         (gemini_lines.read_line, b'{"key":"a","response":%b,"note":%b}' % (answer, said), answer),
-        (gemini_lines.read_line, b'{"key":"a","error":{"code":3,"status":%b,"message":%b}}' % (said, said), None),
-        (anthropic_lines.read_line, b'{"custom_id":"a","result":{"type":"succeeded","message":%b}}' % answer, answer),
-        (anthropic_lines.read_line, b'{"custom_id":"a","result":{"type":"errored","error":%b}}' % refusal, None),
-        (anthropic_lines.read_line, b'{"custom_id":"a","result":{"type":%b,"message":%b}}' % (said, answer), None),
-    ]  # fmt: skip
+        (
+            gemini_lines.read_line,
+            b'{"key":"a","error":{"code":3,"status":%b,"message":%b}}' % (said, said),
+            None,
+        ),
+        (
+            anthropic_lines.read_line,
+            b'{"custom_id":"a","result":{"type":"succeeded","message":%b}}' % answer,
+            answer,
+        ),
+        (
+            anthropic_lines.read_line,
+            b'{"custom_id":"a","result":{"type":"errored","error":%b}}' % refusal,
+            None,
+        ),
+        (
+            anthropic_lines.read_line,
+            b'{"custom_id":"a","result":{"type":%b,"message":%b}}' % (said, answer),
+            None,
+        ),
+    ]
     for read_line, line, expected in lines:
         read = read_line("out", Line(1, line))
         read = read.answer if isinstance(read, anthropic_lines.Read) else read
@@ -270,7 +335,14 @@ def test_a_line_of_a_batch_is_read_whatever_its_texts_are(text: str) -> None:
 def test_a_dead_letter_is_written_and_shown_whatever_its_texts_are(text: str) -> None:
     """With all that strangers can put into it, as the stores give it back."""
     letter = DeadLetter(
-        ItemKey("j", 1, "a"), storable(text[:100]), 1, 1, storable(text), 400, quoted(text), quoted(text)
+        ItemKey("j", 1, "a"),
+        storable(text[:100]),
+        1,
+        1,
+        storable(text),
+        400,
+        quoted(text),
+        quoted(text),
     )
     assert orjson.loads(error_line(letter))["custom_id"] == "a"
     assert not any(has_half(turn.text.head) for turn in prompt_of(quoted(text)))
@@ -280,7 +352,12 @@ def test_a_dead_letter_is_written_and_shown_whatever_its_texts_are(text: str) ->
 @odd
 def test_an_address_for_webhooks_is_usable_or_refused(text: str) -> None:
     """In its host and in its path."""
-    for url in (text, f"https://{text}/", f"https://example.com/{text}", f"https://example.com/?a={text}"):
+    for url in (
+        text,
+        f"https://{text}/",
+        f"https://example.com/{text}",
+        f"https://example.com/?a={text}",
+    ):
         refused = tried(partial(check_url, url, ()))
         if isinstance(refused, NotAllowed):
             assert len(str(refused)) < 1_000

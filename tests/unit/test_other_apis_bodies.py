@@ -1,4 +1,5 @@
-"""Requests to Anthropic and Gemini: made from prompts, from messages, and from OpenAI's chat bodies."""
+"""Requests to Anthropic and Gemini: made from prompts, from messages, and from OpenAI's chat
+bodies."""
 
 from __future__ import annotations
 
@@ -36,18 +37,24 @@ def asked(made: JobSpec, row: dict[str, Any]) -> Any:
     return json.loads(form_of(made).read(row)[1])
 
 
-# -- prompts -----------------------------------------------------------------------------------------------------------
+# -- prompts ---------------------------------------------------------------------------------------
 
 
 def test_a_prompt_becomes_a_message() -> None:
     """The system text stands beside the messages, examples before the document."""
-    made = spec(prompt="Say {text}", system="Be brief", examples=[{"input": {"text": "x"}, "output": "y"}])
+    made = spec(
+        prompt="Say {text}", system="Be brief", examples=[{"input": {"text": "x"}, "output": "y"}]
+    )
     assert asked(made, {"id": "1", "text": "é"}) == {
-        "model": "c", "max_tokens": 9, "system": "Be brief",
+        "model": "c",
+        "max_tokens": 9,
+        "system": "Be brief",
         "messages": [
-            {"role": "user", "content": "Say x"}, {"role": "assistant", "content": "y"}, {"role": "user", "content": "Say é"},
+            {"role": "user", "content": "Say x"},
+            {"role": "assistant", "content": "y"},
+            {"role": "user", "content": "Say é"},
         ],
-    }  # fmt: skip
+    }
 
 
 def test_parameters_of_a_row_go_before_the_jobs() -> None:
@@ -56,8 +63,11 @@ def test_parameters_of_a_row_go_before_the_jobs() -> None:
     text = form_of(made).read({"id": "1", "text": "t", "most": 3})[1]
     assert text.count(b"max_tokens") == 1
     assert json.loads(text) == {
-        "model": "c", "max_tokens": 3, "system": "S", "messages": [{"role": "user", "content": "t"}],
-    }  # fmt: skip
+        "model": "c",
+        "max_tokens": 3,
+        "system": "S",
+        "messages": [{"role": "user", "content": "t"}],
+    }
     assert asked(made, {"id": "1", "text": "t", "most": None})["max_tokens"] == 9
 
 
@@ -67,7 +77,9 @@ def test_images_are_sent_as_anthropic_has_them() -> None:
     row = {"id": "1", "pic": "https://x.example/a.png"}
     body = json.loads(form_of(made, media=media_of(made, None, 10_000)).read(row)[1])
     image = {"type": "image", "source": {"type": "url", "url": "https://x.example/a.png"}}
-    assert body["messages"] == [{"role": "user", "content": [{"type": "text", "text": "See"}, image]}]
+    assert body["messages"] == [
+        {"role": "user", "content": [{"type": "text", "text": "See"}, image]}
+    ]
 
 
 def test_messages_of_a_column_bring_their_system_text() -> None:
@@ -75,8 +87,12 @@ def test_messages_of_a_column_bring_their_system_text() -> None:
     made = spec(messages_field="m", system="Job", param_fields={"temperature": "t"})
     row = {"id": "1", "m": [{"role": "system", "content": "Row"}, USER], "t": 0.5}
     assert asked(made, row) == {
-        "model": "c", "max_tokens": 9, "system": "Job\n\nRow", "messages": [USER], "temperature": 0.5,
-    }  # fmt: skip
+        "model": "c",
+        "max_tokens": 9,
+        "system": "Job\n\nRow",
+        "messages": [USER],
+        "temperature": 0.5,
+    }
 
 
 @pytest.mark.parametrize(
@@ -97,13 +113,17 @@ def test_a_job_that_anthropic_cannot_take_is_refused(given: dict[str, Any], poin
     assert pointer in {problem.pointer for problem in caught.value.problems}
 
 
-# -- lines -------------------------------------------------------------------------------------------------------------
+# -- lines -----------------------------------------------------------------------------------------
 
 
 def test_anthropics_own_bodies_are_passed_through() -> None:
     """A line for /v1/messages keeps its body; the job fills in what it lacks."""
     body = {"messages": [USER], "cache_control": {"type": "ephemeral"}}
-    assert asked(spec(), {**LINE, "url": MESSAGES, "body": body}) == {"model": "c", "max_tokens": 9, **body}
+    assert asked(spec(), {**LINE, "url": MESSAGES, "body": body}) == {
+        "model": "c",
+        "max_tokens": 9,
+        **body,
+    }
     with pytest.raises(RowFault) as caught:
         form_of(spec(params={})).read({**LINE, "url": MESSAGES, "body": body})
     assert caught.value.field == "body.max_tokens"
@@ -113,12 +133,25 @@ def test_chat_lines_are_translated() -> None:
     """A line for OpenAI's chat in a job for Messages; its own values go before the job's."""
     row = {
         **LINE,
-        "body": {"model": "own", "max_completion_tokens": 5, "messages": [{"role": "developer", "content": "D"}, USER]},
+        "body": {
+            "model": "own",
+            "max_completion_tokens": 5,
+            "messages": [{"role": "developer", "content": "D"}, USER],
+        },
     }
-    assert asked(spec(), row) == {"model": "own", "max_tokens": 5, "system": "D", "messages": [USER]}
+    assert asked(spec(), row) == {
+        "model": "own",
+        "max_tokens": 5,
+        "system": "D",
+        "messages": [USER],
+    }
     with pytest.raises(RowFault) as caught:
         form_of(spec()).read({**LINE, "body": {"messages": [USER], "seed": 4}})
-    assert (caught.value.code, caught.value.field, caught.value.doc_id) == ("untranslatable_request", "body.seed", "a")
+    assert (caught.value.code, caught.value.field, caught.value.doc_id) == (
+        "untranslatable_request",
+        "body.seed",
+        "a",
+    )
     with pytest.raises(RowFault, match="invalid_url"):
         form_of(spec()).read({**LINE, "url": "/v1/embeddings", "body": {"messages": [USER]}})
 
@@ -131,23 +164,48 @@ PIXEL = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA",
 def results(*texts: str) -> dict[str, Any]:
     return {
         "role": "user",
-        "content": [{"type": "tool_result", "tool_use_id": text, "content": text} for text in texts],
+        "content": [
+            {"type": "tool_result", "tool_use_id": text, "content": text} for text in texts
+        ],
     }
 
 
 @pytest.mark.parametrize(
     ("chat", "message"),
     [
-        ([{"role": "user", "content": [{"type": "text", "text": "a"}, PIXEL]}],
-         [{"role": "user", "content": [{"type": "text", "text": "a"},
-           {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "AAAA"}}]}]),
-        ([USER, {"role": "assistant", "content": None, "tool_calls": [CALL]}], [USER, {"role": "assistant", "content": [USED]}]),
-        ([USER, {"role": "assistant", "content": "so", "tool_calls": [CALL]}],
-         [USER, {"role": "assistant", "content": [{"type": "text", "text": "so"}, USED]}]),
-        ([USER, *({"role": "tool", "tool_call_id": text, "content": text} for text in ("a", "b")), USER],
-         [USER, results("a", "b"), USER]),
+        (
+            [{"role": "user", "content": [{"type": "text", "text": "a"}, PIXEL]}],
+            [
+                {
+                    "role": "user",
+                    "content": [
+                        {"type": "text", "text": "a"},
+                        {
+                            "type": "image",
+                            "source": {"type": "base64", "media_type": "image/png", "data": "AAAA"},
+                        },
+                    ],
+                }
+            ],
+        ),
+        (
+            [USER, {"role": "assistant", "content": None, "tool_calls": [CALL]}],
+            [USER, {"role": "assistant", "content": [USED]}],
+        ),
+        (
+            [USER, {"role": "assistant", "content": "so", "tool_calls": [CALL]}],
+            [USER, {"role": "assistant", "content": [{"type": "text", "text": "so"}, USED]}],
+        ),
+        (
+            [
+                USER,
+                *({"role": "tool", "tool_call_id": text, "content": text} for text in ("a", "b")),
+                USER,
+            ],
+            [USER, results("a", "b"), USER],
+        ),
     ],
-)  # fmt: skip
+)
 def test_messages_are_translated(chat: list[Any], message: list[Any]) -> None:
     """Texts, images, calls of tools and their results."""
     assert translated({"messages": chat}) == {"messages": message}
@@ -162,14 +220,38 @@ def test_messages_are_translated(chat: list[Any], message: list[Any]) -> None:
         ({"user": "u"}, {"metadata": {"user_id": "u"}}),
         ({"temperature": 1, "top_p": 0.5}, {"temperature": 1, "top_p": 0.5}),
         ({"service_tier": "default"}, {"service_tier": "standard_only"}),
-        ({"tools": [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]},
-         {"tools": [{"name": "f", "input_schema": {"type": "object"}}]}),
+        (
+            {
+                "tools": [
+                    {
+                        "type": "function",
+                        "function": {"name": "f", "parameters": {"type": "object"}},
+                    }
+                ]
+            },
+            {"tools": [{"name": "f", "input_schema": {"type": "object"}}]},
+        ),
         ({"tool_choice": "required"}, {"tool_choice": {"type": "any"}}),
-        ({"tool_choice": {"type": "function", "function": {"name": "f"}}, "parallel_tool_calls": False},
-         {"tool_choice": {"type": "tool", "name": "f", "disable_parallel_tool_use": True}}),
-        ({"n": 1, "stream": False, "logprobs": False, "seed": None, "frequency_penalty": 0, "logit_bias": {}}, {}),
+        (
+            {
+                "tool_choice": {"type": "function", "function": {"name": "f"}},
+                "parallel_tool_calls": False,
+            },
+            {"tool_choice": {"type": "tool", "name": "f", "disable_parallel_tool_use": True}},
+        ),
+        (
+            {
+                "n": 1,
+                "stream": False,
+                "logprobs": False,
+                "seed": None,
+                "frequency_penalty": 0,
+                "logit_bias": {},
+            },
+            {},
+        ),
     ],
-)  # fmt: skip
+)
 def test_parameters_are_translated(given: dict[str, Any], becomes: dict[str, Any]) -> None:
     """By their meaning; what says only what Anthropic does anyway is left out."""
     assert translated({"messages": [USER], **given}) == {"messages": [USER], **becomes}
@@ -195,18 +277,61 @@ def test_parameters_are_translated(given: dict[str, Any], becomes: dict[str, Any
         ({"messages": [USER, {"role": "system", "content": "late"}]}, "messages[1].role"),
         ({"messages": [{"role": "function", "content": "x", "name": "f"}]}, "messages[0].role"),
         ({"messages": [{**USER, "name": "anna"}]}, "messages[0].name"),
-        ({"messages": [{"role": "user", "content": [{"type": "input_audio", "input_audio": {}}]}]}, "messages[0].content[0]"),
-        ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "http://x"}}]}]},
-         "messages[0].content[0].image_url"),
-        ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "https://x", "detail": "low"}}]}]},
-         "messages[0].content[0].image_url.detail"),
+        (
+            {
+                "messages": [
+                    {"role": "user", "content": [{"type": "input_audio", "input_audio": {}}]}
+                ]
+            },
+            "messages[0].content[0]",
+        ),
+        (
+            {
+                "messages": [
+                    {
+                        "role": "user",
+                        "content": [{"type": "image_url", "image_url": {"url": "http://x"}}],
+                    }
+                ]
+            },
+            "messages[0].content[0].image_url",
+        ),
+        (
+            {
+                "messages": [
+                    {
+                        "role": "user",
+                        "content": [
+                            {
+                                "type": "image_url",
+                                "image_url": {"url": "https://x", "detail": "low"},
+                            }
+                        ],
+                    }
+                ]
+            },
+            "messages[0].content[0].image_url.detail",
+        ),
         ({"messages": [USER, {"role": "tool", "content": "x"}]}, "messages[1].tool_call_id"),
-        ({"messages": [USER, {"role": "assistant", "tool_calls": [7]}]}, "messages[1].tool_calls[0]"),
+        (
+            {"messages": [USER, {"role": "assistant", "tool_calls": [7]}]},
+            "messages[1].tool_calls[0]",
+        ),
         ({"messages": [USER, {"role": "assistant", "tool_calls": "x"}]}, "messages[1].tool_calls"),
-        ({"messages": [USER, {"role": "assistant", "tool_calls": [{**CALL, "function": {"name": "f", "arguments": "[1]"}}]}]},
-         "messages[1].tool_calls[0].function.arguments"),
+        (
+            {
+                "messages": [
+                    USER,
+                    {
+                        "role": "assistant",
+                        "tool_calls": [{**CALL, "function": {"name": "f", "arguments": "[1]"}}],
+                    },
+                ]
+            },
+            "messages[1].tool_calls[0].function.arguments",
+        ),
     ],
-)  # fmt: skip
+)
 def test_what_has_no_equal_is_refused_by_its_place(given: dict[str, Any], place: str) -> None:
     """Nothing of a request is dropped in silence."""
     with pytest.raises(BadMessages) as caught:
@@ -218,7 +343,11 @@ def test_what_has_no_equal_is_refused_by_its_place(given: dict[str, Any], place:
 def test_messages_without_a_system_text_and_parameters_of_their_own_are_a_body() -> None:
     """With nothing to add, nothing is added."""
     row = {"id": "1", "m": [USER]}
-    assert asked(spec(messages_field="m"), row) == {"model": "c", "max_tokens": 9, "messages": [USER]}
+    assert asked(spec(messages_field="m"), row) == {
+        "model": "c",
+        "max_tokens": 9,
+        "messages": [USER],
+    }
 
 
 def gemini(**given: Any) -> JobSpec:
@@ -237,9 +366,17 @@ def test_a_prompt_becomes_a_request_of_gemini() -> None:
     contents = [{"role": "user", "parts": [{"text": "Say é"}]}]
     expected = {"model": "g", "systemInstruction": {"parts": [{"text": "S"}]}, "contents": contents}
     config = {"maxOutputTokens": 5, "topK": 3}
-    assert asked(made, {"id": "1", "text": "é", "most": 5}) == expected | {"generationConfig": config}
-    assert asked(made, {"id": "1", "text": "é"})["generationConfig"] == {"maxOutputTokens": 9, "topK": 3}
-    assert asked(gemini(prompt="Say {text}"), {"id": "1", "text": "é"}) == {"model": "g", "contents": contents}
+    assert asked(made, {"id": "1", "text": "é", "most": 5}) == expected | {
+        "generationConfig": config
+    }
+    assert asked(made, {"id": "1", "text": "é"})["generationConfig"] == {
+        "maxOutputTokens": 9,
+        "topK": 3,
+    }
+    assert asked(gemini(prompt="Say {text}"), {"id": "1", "text": "é"}) == {
+        "model": "g",
+        "contents": contents,
+    }
 
 
 def test_lines_of_gemini_are_filled_in() -> None:
@@ -248,8 +385,10 @@ def test_lines_of_gemini_are_filled_in() -> None:
     made = gemini(params={"temperature": 0, "topK": 3})
     body = {"contents": [{"parts": [{"text": "x"}]}], "generationConfig": {"topK": 1}}
     assert asked(made, {**row, "body": body}) == {
-        "model": "g", "contents": body["contents"], "generationConfig": {"temperature": 0, "topK": 1},
-    }  # fmt: skip
+        "model": "g",
+        "contents": body["contents"],
+        "generationConfig": {"temperature": 0, "topK": 1},
+    }
     with pytest.raises(RowFault) as caught:
         form_of(made).read({**row, "body": {"generationConfig": 7}})
     assert caught.value.field == "body.contents"
@@ -259,57 +398,118 @@ def test_lines_of_gemini_are_filled_in() -> None:
 
 
 def test_chat_lines_become_requests_of_gemini() -> None:
-    """Messages, calls of functions and their results, parameters, and the job's own where the line has none."""
+    """Messages, calls of functions and their results, parameters, and the job's own where the line
+    has none."""
     line = {
-        "model": "models/own", "max_tokens": 7, "stop": "END", "n": None, "stream": False,
+        "model": "models/own",
+        "max_tokens": 7,
+        "stop": "END",
+        "n": None,
+        "stream": False,
         "messages": [
-            {"role": "system", "content": "S"}, {"role": "developer", "content": "D"},
-            {"role": "user", "content": [
-                {"type": "text", "text": "see"},
-                {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}},
-                {"type": "input_audio", "input_audio": {"format": "wav", "data": "BBBB"}},
-            ]},
+            {"role": "system", "content": "S"},
+            {"role": "developer", "content": "D"},
+            {
+                "role": "user",
+                "content": [
+                    {"type": "text", "text": "see"},
+                    {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}},
+                    {"type": "input_audio", "input_audio": {"format": "wav", "data": "BBBB"}},
+                ],
+            },
             {"role": "assistant", "content": None, "tool_calls": [CALL]},
             {"role": "tool", "tool_call_id": CALL["id"], "content": "4"},
         ],
-    }  # fmt: skip
+    }
     row = {"custom_id": "a", "method": "POST", "url": "/v1/chat/completions", "body": line}
     assert asked(gemini(params={"temperature": 0, "maxOutputTokens": 99}), row) == {
         "model": "models/own",
         "systemInstruction": {"parts": [{"text": "S\n\nD"}]},
         "contents": [
-            {"role": "user", "parts": [
-                {"text": "see"}, {"inlineData": {"mimeType": "image/png", "data": "AAAA"}},
-                {"inlineData": {"mimeType": "audio/wav", "data": "BBBB"}},
-            ]},
+            {
+                "role": "user",
+                "parts": [
+                    {"text": "see"},
+                    {"inlineData": {"mimeType": "image/png", "data": "AAAA"}},
+                    {"inlineData": {"mimeType": "audio/wav", "data": "BBBB"}},
+                ],
+            },
             {"role": "model", "parts": [{"functionCall": {"name": "f", "args": {"x": 1}}}]},
-            {"role": "user", "parts": [{"functionResponse": {"name": "f", "response": {"result": "4"}}}]},
+            {
+                "role": "user",
+                "parts": [{"functionResponse": {"name": "f", "response": {"result": "4"}}}],
+            },
         ],
         "generationConfig": {"temperature": 0, "maxOutputTokens": 7, "stopSequences": ["END"]},
-    }  # fmt: skip
+    }
 
 
 @pytest.mark.parametrize(
     ("given", "becomes"),
     [
-        ({"temperature": 1.5, "top_p": 0.5, "seed": 3, "n": 2},
-         {"generationConfig": {"temperature": 1.5, "topP": 0.5, "seed": 3, "candidateCount": 2}}),
-        ({"response_format": {"type": "json_object"}}, {"generationConfig": {"responseMimeType": "application/json"}}),
-        ({"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "object"}}}},
-         {"generationConfig": {"responseMimeType": "application/json", "responseJsonSchema": {"type": "object"}}}),
+        (
+            {"temperature": 1.5, "top_p": 0.5, "seed": 3, "n": 2},
+            {"generationConfig": {"temperature": 1.5, "topP": 0.5, "seed": 3, "candidateCount": 2}},
+        ),
+        (
+            {"response_format": {"type": "json_object"}},
+            {"generationConfig": {"responseMimeType": "application/json"}},
+        ),
+        (
+            {
+                "response_format": {
+                    "type": "json_schema",
+                    "json_schema": {"name": "x", "schema": {"type": "object"}},
+                }
+            },
+            {
+                "generationConfig": {
+                    "responseMimeType": "application/json",
+                    "responseJsonSchema": {"type": "object"},
+                }
+            },
+        ),
         ({"response_format": {"type": "text"}}, {}),
-        ({"tools": [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]},
-         {"tools": [{"functionDeclarations": [{"name": "f", "parametersJsonSchema": {"type": "object"}}]}]}),
+        (
+            {
+                "tools": [
+                    {
+                        "type": "function",
+                        "function": {"name": "f", "parameters": {"type": "object"}},
+                    }
+                ]
+            },
+            {
+                "tools": [
+                    {
+                        "functionDeclarations": [
+                            {"name": "f", "parametersJsonSchema": {"type": "object"}}
+                        ]
+                    }
+                ]
+            },
+        ),
         ({"tool_choice": "required"}, {"toolConfig": {"functionCallingConfig": {"mode": "ANY"}}}),
-        ({"tool_choice": {"type": "function", "function": {"name": "f"}}},
-         {"toolConfig": {"functionCallingConfig": {"mode": "ANY", "allowedFunctionNames": ["f"]}}}),
+        (
+            {"tool_choice": {"type": "function", "function": {"name": "f"}}},
+            {
+                "toolConfig": {
+                    "functionCallingConfig": {"mode": "ANY", "allowedFunctionNames": ["f"]}
+                }
+            },
+        ),
         ({"parallel_tool_calls": True, "logprobs": False, "logit_bias": {}, "store": False}, {}),
     ],
-)  # fmt: skip
-def test_parameters_are_translated_for_gemini(given: dict[str, Any], becomes: dict[str, Any]) -> None:
+)
+def test_parameters_are_translated_for_gemini(
+    given: dict[str, Any], becomes: dict[str, Any]
+) -> None:
     """By their meaning; what says only what Gemini does anyway is left out."""
     contents = [{"role": "user", "parts": [{"text": USER["content"]}]}]
-    assert gemini_body.translated({"messages": [USER], **given}) == {"contents": contents, **becomes}
+    assert gemini_body.translated({"messages": [USER], **given}) == {
+        "contents": contents,
+        **becomes,
+    }
 
 
 @pytest.mark.parametrize(
@@ -328,17 +528,53 @@ def test_parameters_are_translated_for_gemini(given: dict[str, Any], becomes: di
         ({"messages": 7}, "messages"),
         ({"messages": [USER, {"role": "system", "content": "late"}]}, "messages[1].role"),
         ({"messages": [{**USER, "name": "anna"}]}, "messages[0].name"),
-        ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "https://x"}}]}]},
-         "messages[0].content[0].image_url"),
-        ({"messages": [{"role": "user", "content": [{"type": "input_audio", "input_audio": {"format": "ogg"}}]}]},
-         "messages[0].content[0].input_audio"),
-        ({"messages": [USER, {"role": "tool", "tool_call_id": "of nothing", "content": "x"}]}, "messages[1].tool_call_id"),
-        ({"messages": [USER, {"role": "assistant", "tool_calls": [7]}]}, "messages[1].tool_calls[0]"),
-        ({"messages": [USER, {"role": "assistant", "tool_calls": [{**CALL, "function": {"name": "f", "arguments": "[1]"}}]}]},
-         "messages[1].tool_calls[0].function.arguments"),
+        (
+            {
+                "messages": [
+                    {
+                        "role": "user",
+                        "content": [{"type": "image_url", "image_url": {"url": "https://x"}}],
+                    }
+                ]
+            },
+            "messages[0].content[0].image_url",
+        ),
+        (
+            {
+                "messages": [
+                    {
+                        "role": "user",
+                        "content": [{"type": "input_audio", "input_audio": {"format": "ogg"}}],
+                    }
+                ]
+            },
+            "messages[0].content[0].input_audio",
+        ),
+        (
+            {"messages": [USER, {"role": "tool", "tool_call_id": "of nothing", "content": "x"}]},
+            "messages[1].tool_call_id",
+        ),
+        (
+            {"messages": [USER, {"role": "assistant", "tool_calls": [7]}]},
+            "messages[1].tool_calls[0]",
+        ),
+        (
+            {
+                "messages": [
+                    USER,
+                    {
+                        "role": "assistant",
+                        "tool_calls": [{**CALL, "function": {"name": "f", "arguments": "[1]"}}],
+                    },
+                ]
+            },
+            "messages[1].tool_calls[0].function.arguments",
+        ),
     ],
-)  # fmt: skip
-def test_what_has_no_equal_at_gemini_is_refused_by_its_place(given: dict[str, Any], place: str) -> None:
+)
+def test_what_has_no_equal_at_gemini_is_refused_by_its_place(
+    given: dict[str, Any], place: str
+) -> None:
     """Nothing of a request is dropped in silence."""
     with pytest.raises(BadMessages) as caught:
         gemini_body.translated({"messages": [USER], **given})
@@ -364,7 +600,11 @@ def test_a_job_that_gemini_cannot_take_is_refused(given: dict[str, Any], pointer
 
 def test_the_text_of_a_message_is_read() -> None:
     """All of its text blocks, without what it thought."""
-    content = [{"type": "thinking", "thinking": "hm"}, {"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+    content = [
+        {"type": "thinking", "thinking": "hm"},
+        {"type": "text", "text": "a"},
+        {"type": "text", "text": "b"},
+    ]
     assert answer_text({"type": "message", "content": content}) == "ab"
 
 

@@ -25,7 +25,9 @@ def result(doc_id: str = "doc", body: bytes = BODY) -> Result:
     return Result(ItemKey("job", 1, doc_id), 200, body, "req_1", "m", "stop", 7, 9, 12, 80, 1, 1)
 
 
-def letter(reason: str, status_code: int | None = None, response: bytes | None = None) -> DeadLetter:
+def letter(
+    reason: str, status_code: int | None = None, response: bytes | None = None
+) -> DeadLetter:
     key = ItemKey("job", 2, "doc")
     return DeadLetter(key, reason, 4, 4, "what was said", status_code, b"{}", response)
 
@@ -57,7 +59,8 @@ def lines(path: Path) -> list[Any]:
 
 
 def test_an_output_line_is_openais() -> None:
-    """A result is one line with the provider's body untouched in meaning, and the same bytes each time."""
+    """A result is one line with the provider's body untouched in meaning, and the same bytes each
+    time."""
     line = output_line(result())
     assert line.count(b"\n") == 1
     assert line.endswith(b"\n")
@@ -72,8 +75,12 @@ def test_an_output_line_is_openais() -> None:
 
 
 def test_a_refused_request_keeps_the_providers_words() -> None:
-    """HTTP refusals have error null and the refusal in response.body.error, with what only we know under `penstock`."""
-    said = b'{"error": {"message": "too long", "type": "invalid_request_error", "code": "context_length_exceeded"}}'
+    """HTTP refusals have error null and the refusal in response.body.error, with what only we know
+    under `penstock`."""
+    said = (
+        b'{"error": {"message": "too long", "type": "invalid_request_error", "code": '
+        b'"context_length_exceeded"}}'
+    )
     parsed = json.loads(error_line(letter("context_overflow", 400, said)))
     assert parsed["error"] is None
     assert parsed["response"] == {"status_code": 400, "request_id": None, "body": json.loads(said)}
@@ -92,7 +99,8 @@ def test_a_refused_request_keeps_the_providers_words() -> None:
     ],
 )
 def test_a_refusal_without_usable_words_says_what_is_known(kept: bytes | None) -> None:
-    """Excerpts, HTML pages and JSON too deep to be written are not error bodies: one is made of the reason and last error."""
+    """Excerpts, HTML pages and JSON too deep to be written are not error bodies: one is made of the
+    reason and last error."""
     body = json.loads(error_line(letter("server_error", 503, kept)))["response"]["body"]
     assert (body["error"]["code"], body["error"]["message"]) == ("server_error", "what was said")
 
@@ -107,8 +115,11 @@ def test_a_refusal_without_usable_words_says_what_is_known(kept: bytes | None) -
         ("schema_mismatch", 200, "schema_mismatch"),
     ],
 )
-def test_a_failure_without_a_refusal_has_an_error_and_no_response(reason: str, status: int | None, code: str) -> None:
-    """What never got a 4xx or 5xx has OpenAI's error code where there is one, our reason elsewhere."""
+def test_a_failure_without_a_refusal_has_an_error_and_no_response(
+    reason: str, status: int | None, code: str
+) -> None:
+    """What never got a 4xx or 5xx has OpenAI's error code where there is one, our reason
+    elsewhere."""
     parsed = json.loads(error_line(letter(reason, status)))
     assert parsed["response"] is None
     assert parsed["error"] == {"code": code, "message": "what was said"}
@@ -121,16 +132,25 @@ def test_a_refused_row_names_its_line() -> None:
 
 
 def test_a_folder_gets_both_files(tmp_path: Path) -> None:
-    """Files are complete, in a folder made for them, with nothing beside them; an empty side is an empty file."""
+    """Files are complete, in a folder made for them, with nothing beside them; an empty side is an
+    empty file."""
     written = write_outputs(Ledger(dead=0), "job", tmp_path / "new" / "out")
-    assert sorted(path.name for path in (tmp_path / "new" / "out").iterdir()) == ["errors.jsonl", "output.jsonl"]
+    assert sorted(path.name for path in (tmp_path / "new" / "out").iterdir()) == [
+        "errors.jsonl",
+        "output.jsonl",
+    ]
     assert (written.results, written.dead_letters) == (3, 0)
-    assert [line["custom_id"] for line in lines(Path(str(written.output)))] == ["doc-0", "doc-1", "doc-2"]
+    assert [line["custom_id"] for line in lines(Path(str(written.output)))] == [
+        "doc-0",
+        "doc-1",
+        "doc-2",
+    ]
     assert Path(str(written.errors)).read_bytes() == b""
 
 
 def test_a_failure_leaves_the_earlier_files(tmp_path: Path) -> None:
-    """When the ledger fails in the middle, yesterday's files are still whole and no part is left."""
+    """When the ledger fails in the middle, yesterday's files are still whole and no part is
+    left."""
     write_outputs(Ledger(), "job", tmp_path)
     before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
     with pytest.raises(ConnectionError):
@@ -139,7 +159,8 @@ def test_a_failure_leaves_the_earlier_files(tmp_path: Path) -> None:
 
 
 def test_memory_does_not_grow_with_the_job(tmp_path: Path) -> None:
-    """Twenty times the outcomes need no more memory: outcomes are read as they are written, never gathered."""
+    """Twenty times the outcomes need no more memory: outcomes are read as they are written, never
+    gathered."""
 
     def peak(rows: int) -> int:
         tracemalloc.start()
@@ -156,14 +177,20 @@ def test_ids_of_documents_never_become_file_names(tmp_path: Path) -> None:
     ledger = Ledger(good=0, dead=0)
     ledger.results = lambda job_id: iter([result("../../x\0/\n")])  # type: ignore[method-assign]  # a fake of a fake
     write_outputs(ledger, "job", tmp_path / "out")
-    assert sorted(path.name for path in tmp_path.rglob("*")) == ["errors.jsonl", "out", "output.jsonl"]
+    assert sorted(path.name for path in tmp_path.rglob("*")) == [
+        "errors.jsonl",
+        "out",
+        "output.jsonl",
+    ]
     assert lines(tmp_path / "out" / "output.jsonl")[0]["custom_id"] == "../../x\0/\n"
 
 
 def test_a_folder_that_cannot_be_written_is_refused_beforehand(tmp_path: Path) -> None:
     """The probe names the place and the cause, makes a missing folder, and leaves no file."""
     (tmp_path / "file").write_text("")
-    with pytest.raises(SinkError, match=r"cannot write .*/file/out: Not a directory; choose a folder"):
+    with pytest.raises(
+        SinkError, match=r"cannot write .*/file/out: Not a directory; choose a folder"
+    ):
         probe_sink(tmp_path / "file" / "out")
     probe_sink(tmp_path / "fresh")
     assert list((tmp_path / "fresh").iterdir()) == []
@@ -171,7 +198,15 @@ def test_a_folder_that_cannot_be_written_is_refused_beforehand(tmp_path: Path) -
 
 @pytest.mark.parametrize(
     "place",
-    ["ftp://bucket/out", "gs://", "az://box/out?x=1", "s3://", "s3:///key", "https://host/out", "s3://bucket/out?x=1"],
+    [
+        "ftp://bucket/out",
+        "gs://",
+        "az://box/out?x=1",
+        "s3://",
+        "s3:///key",
+        "https://host/out",
+        "s3://bucket/out?x=1",
+    ],
 )
 def test_an_unknown_place_is_refused(place: str) -> None:
     """Only folders and prefixes of buckets are places for outputs, and the message says so."""
@@ -196,7 +231,10 @@ class RefusingClient:
 @pytest.mark.parametrize(
     ("code", "told"),
     [
-        ("AccessDenied", r"s3://bucket/out/penstock-probe: the credentials may not; grant s3:PutObject"),
+        (
+            "AccessDenied",
+            r"s3://bucket/out/penstock-probe: the credentials may not; grant s3:PutObject",
+        ),
         ("ExpiredToken", r"the credentials are refused \(ExpiredToken\); renew"),
         ("PermanentRedirect", r"in another region .* set AWS_REGION"),
         ("SlowDown", r"SlowDown"),

@@ -48,14 +48,24 @@ def test_writes_of_the_cache_and_reasoning_have_prices_of_their_own() -> None:
 
 
 def test_what_is_kept_in_the_cache_for_an_hour_costs_more() -> None:
-    """Anthropic charges its writes for an hour twice the input, and those for five minutes a quarter more than it."""
-    prices = ModelPrices(input=3.0, output=15.0, cached_input=0.3, cache_write=3.75, cache_write_hour=6.0)
+    """Anthropic charges its writes for an hour twice the input, and those for five minutes a
+    quarter more than it."""
+    prices = ModelPrices(
+        input=3.0, output=15.0, cached_input=0.3, cache_write=3.75, cache_write_hour=6.0
+    )
     kept = {"ephemeral_5m_input_tokens": 300, "ephemeral_1h_input_tokens": 200}
-    usage = {"input_tokens": 9, "cache_creation_input_tokens": 500, "cache_creation": kept, "output_tokens": 4}
+    usage = {
+        "input_tokens": 9,
+        "cache_creation_input_tokens": 500,
+        "cache_creation": kept,
+        "output_tokens": 4,
+    }
     used = tokens_used(usage, *counted(usage))
     assert used == TokensUsed(509, 4, 0, 500, cache_written_hour=200)
     assert prices.microusd(used) == round(9 * 3 + 300 * 3.75 + 200 * 6 + 4 * 15)
-    assert prices.model_copy(update={"cache_write_hour": None}).microusd(used) == round(9 * 3 + 500 * 3.75 + 4 * 15)
+    assert prices.model_copy(update={"cache_write_hour": None}).microusd(used) == round(
+        9 * 3 + 500 * 3.75 + 4 * 15
+    )
     assert tokens_used({**usage, "cache_creation": 7}, *counted(usage)).cache_written_hour == 0
     known = known_prices("https://api.anthropic.com", "claude-sonnet-4-5")
     assert known is not None
@@ -72,14 +82,24 @@ def test_a_long_prompt_costs_the_prices_of_long_ones() -> None:
 
 def test_an_answer_that_says_more_cached_than_asked_costs_no_less_than_nothing() -> None:
     """What servers say of their tokens is not to be trusted."""
-    assert PRICES.microusd(TokensUsed(prompt=10, completion=0, cached=1_000_000, cache_written=1_000_000)) == 5
+    assert (
+        PRICES.microusd(
+            TokensUsed(prompt=10, completion=0, cached=1_000_000, cache_written=1_000_000)
+        )
+        == 5
+    )
 
 
 def test_the_table_knows_a_model_at_its_providers_address_and_not_elsewhere() -> None:
     """A server of one's own with a model of the same name costs nothing that a provider asks."""
     known = known_prices(OPENAI, "gpt-4o-mini-2024-07-18")
     assert known is not None
-    assert (known.input, known.cached_input, known.output, known.batch_discount) == (0.15, 0.075, 0.6, 0.5)
+    assert (known.input, known.cached_input, known.output, known.batch_discount) == (
+        0.15,
+        0.075,
+        0.6,
+        0.5,
+    )
     assert known_prices("http://127.0.0.1:8000/v1", "gpt-4o-mini") is None
     assert known_prices("https://api.openai.com.example.org/v1", "gpt-4o-mini") is None
     assert known_prices("http://[::bad", "gpt-4o-mini") is None
@@ -93,7 +113,10 @@ def test_a_name_that_only_begins_like_a_known_one_is_unknown() -> None:
 
 def test_a_release_with_a_price_of_its_own_has_it() -> None:
     """The date at a model's end is looked past only where the full name has no row."""
-    first, later = known_prices(OPENAI, "gpt-4o-2024-05-13"), known_prices(OPENAI, "gpt-4o-2024-08-06")
+    first, later = (
+        known_prices(OPENAI, "gpt-4o-2024-05-13"),
+        known_prices(OPENAI, "gpt-4o-2024-08-06"),
+    )
     assert first is not None
     assert later is not None
     assert (first.input, later.input) == (5.0, 2.5)
@@ -102,8 +125,12 @@ def test_a_release_with_a_price_of_its_own_has_it() -> None:
 def test_settings_win_over_the_table_and_a_model_over_all_models() -> None:
     """In this order: the operator's for the model, the operator's for all, the table."""
     own = ModelPrices(input=9.0, output=9.0)
-    facts = ProviderFacts(base_url=OPENAI, usd_per_mtok_in=1.0, usd_per_mtok_out=2.0, prices={"gpt-4o": own})
-    assert facts.prices_of("gpt-4o-2024-08-06", "gpt-4o") == own.model_copy(update={"batch_discount": 0.5})
+    facts = ProviderFacts(
+        base_url=OPENAI, usd_per_mtok_in=1.0, usd_per_mtok_out=2.0, prices={"gpt-4o": own}
+    )
+    assert facts.prices_of("gpt-4o-2024-08-06", "gpt-4o") == own.model_copy(
+        update={"batch_discount": 0.5}
+    )
     of_all = facts.prices_of("gpt-4o-mini")
     assert of_all is not None
     assert (of_all.input, of_all.output, of_all.batch_discount) == (1.0, 2.0, 0.5)
@@ -116,14 +143,23 @@ def test_settings_win_over_the_table_and_a_model_over_all_models() -> None:
 
 def test_a_price_that_is_no_price_is_refused() -> None:
     """Negative, endless and absurd ones, and misspelt fields."""
-    for wrong in ({"input": -1}, {"input": "free"}, {"input": 1e9}, {"inputs": 1, "input": 1}, {"input": float("inf")}):
+    for wrong in (
+        {"input": -1},
+        {"input": "free"},
+        {"input": 1e9},
+        {"inputs": 1, "input": 1},
+        {"input": float("inf")},
+    ):
         with pytest.raises(ValidationError):
             ModelPrices.model_validate(wrong)
 
 
 def test_every_row_of_the_table_can_be_used_and_says_when_it_was_checked() -> None:
-    """No model has two prices at one address, no date lies ahead of the table's release, and no discount is missing its date."""
-    raw = tomllib.loads(files("penstock_producer.prices").joinpath("prices.toml").read_text("utf-8"))
+    """No model has two prices at one address, no date lies ahead of the table's release, and no
+    discount is missing its date."""
+    raw = tomllib.loads(
+        files("penstock_producer.prices").joinpath("prices.toml").read_text("utf-8")
+    )
     assert len(raw) >= 6
     gpus = raw.pop("gpus")
     assert all(of_cloud["source"].startswith("https://") for of_cloud in gpus.values())
@@ -137,7 +173,10 @@ def test_every_row_of_the_table_can_be_used_and_says_when_it_was_checked() -> No
         assert len(names) == len(set(names))
         assert all(row["checked"] <= datetime.date(2026, 11, 22) for row in provider["prices"])
         if "batches" in provider:
-            assert known_discount(f"https://{provider['hosts'][0]}/v1") == provider["batches"]["discount"]
+            assert (
+                known_discount(f"https://{provider['hosts'][0]}/v1")
+                == provider["batches"]["discount"]
+            )
             assert provider["batches"]["checked"] <= datetime.date(2026, 11, 22)
         for name in names:
             assert known_prices(f"https://{provider['hosts'][0]}/v1", name) is not None
@@ -169,25 +208,37 @@ def test_every_row_of_the_table_can_be_used_and_says_when_it_was_checked() -> No
         ),
     ],
 )
-def test_tokens_of_every_kind_are_read_from_what_a_provider_reports(usage: dict[str, object], used: TokensUsed) -> None:
-    """OpenAI's two APIs and Anthropic's, and gateways that mix them; what makes no sense counts as none."""
+def test_tokens_of_every_kind_are_read_from_what_a_provider_reports(
+    usage: dict[str, object], used: TokensUsed
+) -> None:
+    """OpenAI's two APIs and Anthropic's, and gateways that mix them; what makes no sense counts as
+    none."""
     assert tokens_used(usage, 9, 3) == used
 
 
 def test_an_answer_in_openais_names_costs_whatever_stands_beside_them() -> None:
-    """LiteLLM adds Anthropic's figures of the cache: the tokens are those that OpenAI's names say, and never none."""
-    usage = {"prompt_tokens": 9, "completion_tokens": 3, "cache_read_input_tokens": 0, "cache_creation_input_tokens": 0}
+    """LiteLLM adds Anthropic's figures of the cache: the tokens are those that OpenAI's names say,
+    and never none."""
+    usage = {
+        "prompt_tokens": 9,
+        "completion_tokens": 3,
+        "cache_read_input_tokens": 0,
+        "cache_creation_input_tokens": 0,
+    }
     assert counted(usage) == (9, 3)
 
 
 @pytest.mark.parametrize(
     ("base_url", "of_provider", "own", "expected"),
     [
-        ("https://api.openai.com/v1", None, None, 0.5), ("https://api.openai.com/v1", 0.25, None, 0.25),
-        ("https://api.openai.com/v1", 0.25, 0.75, 0.75), ("http://localhost:8000/v1", None, None, None),
-        ("http://localhost:8000/v1", 0.5, None, 0.5), ("http://localhost:8000/v1", 0.5, 0.0, 0.0),
+        ("https://api.openai.com/v1", None, None, 0.5),
+        ("https://api.openai.com/v1", 0.25, None, 0.25),
+        ("https://api.openai.com/v1", 0.25, 0.75, 0.75),
+        ("http://localhost:8000/v1", None, None, None),
+        ("http://localhost:8000/v1", 0.5, None, 0.5),
+        ("http://localhost:8000/v1", 0.5, 0.0, 0.0),
     ],
-)  # fmt: skip
+)
 def test_a_model_has_its_own_discount_else_that_of_its_provider_else_the_tables(
     base_url: str, of_provider: float | None, own: float | None, expected: float | None
 ) -> None:

@@ -18,12 +18,16 @@ def test_records_go_through_the_prompt() -> None:
     """With a prompt, a pushed record becomes a request; an integer id becomes text."""
     doc_id, body = PLAIN.check(7, {"text": "é\u2028"})
     assert doc_id == "7"
-    assert json.loads(body) == {"model": "m", "messages": [{"role": "user", "content": "Sum: é\u2028"}]}
+    assert json.loads(body) == {
+        "model": "m",
+        "messages": [{"role": "user", "content": "Sum: é\u2028"}],
+    }
 
 
 @pytest.mark.parametrize("form", [dict, json.dumps, lambda body: json.dumps(body).encode()])
 def test_bodies_are_completed_and_kept(form: Any) -> None:
-    """Without a prompt, a pushed body is kept, and the spec fills in what it lacks; JSON text and bytes will do."""
+    """Without a prompt, a pushed body is kept, and the spec fills in what it lacks; JSON text and
+    bytes will do."""
     _, body = BODIES.check("a", form(CHAT | {"max_tokens": 1}))
     assert json.loads(body) == CHAT | {"model": "default", "max_tokens": 1}
 

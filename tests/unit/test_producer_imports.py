@@ -10,11 +10,15 @@ import penstock_producer
 HEAVY = ["aiohttp", "alembic", "billiard", "boto3", "botocore", "celery", "kombu", "rich", "typer"]
 
 
-@pytest.mark.parametrize("statement", ["import penstock_producer", "from penstock_producer import *"])
+@pytest.mark.parametrize(
+    "statement", ["import penstock_producer", "from penstock_producer import *"]
+)
 def test_importing_the_producer_is_light(statement: str) -> None:
     """A service that enqueues documents loads no worker, no S3 client and no migrations."""
     code = f"import sys\n{statement}\nprint(*[name for name in {HEAVY!r} if name in sys.modules])"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
+    )
     assert done.stdout.split() == []
 
 

@@ -1,4 +1,5 @@
-"""Reading a JSONL file: lines, positions, cursors, bounded memory, and a file that is not what it was."""
+"""Reading a JSONL file: lines, positions, cursors, bounded memory, and a file that is not what it
+was."""
 
 from __future__ import annotations
 
@@ -56,12 +57,18 @@ def test_lines_are_the_same_for_any_chunking(
 def test_blank_lines_are_skipped_and_counted(tmp_path: Path) -> None:
     """Blank lines hold no document but keep their numbers."""
     path = write(tmp_path, record("a") + b"\n\n  \t\r\n" + record("b") + b"\n\n")
-    assert [(row.doc_id, row.line) for row in open_source(path, SPEC).documents({})] == [("a", 1), ("b", 4)]
+    assert [(row.doc_id, row.line) for row in open_source(path, SPEC).documents({})] == [
+        ("a", 1),
+        ("b", 4),
+    ]
 
 
 def test_every_cursor_continues_after_its_document(tmp_path: Path) -> None:
     """Reading on from any document's cursor, good or bad, gives exactly the rest."""
-    path = write(tmp_path, b"\xef\xbb\xbf" + b"\r\n".join([record("a"), b"", b"oops", record("é"), record("c")]))
+    path = write(
+        tmp_path,
+        b"\xef\xbb\xbf" + b"\r\n".join([record("a"), b"", b"oops", record("é"), record("c")]),
+    )
     source = open_source(path, SPEC)
     whole = list(source.documents({}))
     assert len(whole) == 4
@@ -92,13 +99,20 @@ def test_a_giant_line_costs_no_memory(tmp_path: Path) -> None:
     found = list(source.documents({}))
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
-    assert [row.code if isinstance(row, BadRow) else row.doc_id for row in found] == ["a", "line_too_long", "b"]
+    assert [row.code if isinstance(row, BadRow) else row.doc_id for row in found] == [
+        "a",
+        "line_too_long",
+        "b",
+    ]
     assert peak < 8 * 1024 * 1024
 
 
 def test_a_truncated_last_line_is_said_to_be_one(tmp_path: Path) -> None:
-    """A last line without its end is accepted when it parses and called truncated when it does not."""
-    whole, cut = open_source(write(tmp_path, record("a") + b"\n" + record("b")[:-4]), SPEC).documents({})
+    """A last line without its end is accepted when it parses and called truncated when it does
+    not."""
+    whole, cut = open_source(
+        write(tmp_path, record("a") + b"\n" + record("b")[:-4]), SPEC
+    ).documents({})
     assert isinstance(whole, Document)
     assert isinstance(cut, BadRow)
     assert "truncated" in cut.message
@@ -107,7 +121,9 @@ def test_a_truncated_last_line_is_said_to_be_one(tmp_path: Path) -> None:
 @pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-32"])
 def test_wide_encodings_are_named(tmp_path: Path, encoding: str) -> None:
     """A UTF-16 or UTF-32 file is called that, with the command that converts it."""
-    first = next(iter(open_source(write(tmp_path, '{"id":"a"}\n'.encode(encoding)), SPEC).documents({})))
+    first = next(
+        iter(open_source(write(tmp_path, '{"id":"a"}\n'.encode(encoding)), SPEC).documents({}))
+    )
     assert isinstance(first, BadRow)
     assert first.code == "invalid_encoding"
     assert "iconv" in first.fix
@@ -131,12 +147,15 @@ def test_latin1_bytes_are_named_with_their_offset(tmp_path: Path) -> None:
     ],
 )
 def test_files_of_another_format_are_named(tmp_path: Path, magic: bytes, fix: str) -> None:
-    """A file whose name says JSON Lines and whose first bytes do not is refused at once, with what to do."""
+    """A file whose name says JSON Lines and whose first bytes do not is refused at once, with what
+    to do."""
     with pytest.raises(SourceError, match=f"not JSON Lines; {fix}"):
         list(open_source(write(tmp_path, magic + b"rest\n"), SPEC).documents({}))
 
 
-@pytest.mark.parametrize("name", ["data.xlsx", "data.jsonl.xz", "ftp://host/key", "https://host/x.jsonl"])
+@pytest.mark.parametrize(
+    "name", ["data.xlsx", "data.jsonl.xz", "ftp://host/key", "https://host/x.jsonl"]
+)
 def test_other_formats_and_schemes_are_named(name: str) -> None:
     """What is not read is refused by name instead of by a million bad rows."""
     with pytest.raises(SourceError, match=r"unsupported_(format|source)"):
@@ -162,7 +181,10 @@ def test_a_pin_opens_the_same_documents(tmp_path: Path) -> None:
     """The pin in the ledger is all that another process needs, also after the file was touched."""
     path, pin = pinned(tmp_path)
     os.utime(path, (1, 1))
-    assert [row.doc_id for row in open_source(json.loads(json.dumps(pin)), SPEC).documents({})] == ["a", "b"]
+    assert [row.doc_id for row in open_source(json.loads(json.dumps(pin)), SPEC).documents({})] == [
+        "a",
+        "b",
+    ]
 
 
 def test_changed_content_is_never_read(tmp_path: Path) -> None:
@@ -232,9 +254,13 @@ def test_the_commands_convert(name: str, tmp_path: Path) -> None:
     (tmp_path / name).write_bytes(content[name])
     with pytest.raises(SourceError) as caught:
         list(open_source(tmp_path / name, SPEC).documents({}))
-    subprocess.run(str(caught.value).partition("convert it: ")[2], shell=True, check=True, timeout=60)
+    subprocess.run(
+        str(caught.value).partition("convert it: ")[2], shell=True, check=True, timeout=60
+    )
     made = tmp_path / f"{name.partition('.')[0]}.jsonl"
-    assert [json.loads(line) for line in made.read_text().splitlines()] == [{"id": "x", "text": "t"}]
+    assert [json.loads(line) for line in made.read_text().splitlines()] == [
+        {"id": "x", "text": "t"}
+    ]
 
 
 def test_an_array_is_one_error(tmp_path: Path) -> None:

@@ -47,7 +47,8 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_model_is_named_by_its_import_path() -> None:
-    """Found in the working folder, with its parts; what the module prints is no part of the answer."""
+    """Found in the working folder, with its parts; what the module prints is no part of the
+    answer."""
     schema = schema_of_model("models_of_test:Ticket")
     assert list(schema["properties"]) == ["label", "urgent", "place"]
     assert schema["required"] == ["label", "urgent"]
@@ -58,7 +59,10 @@ def test_a_model_is_named_by_its_import_path() -> None:
 @pytest.mark.parametrize(
     ("path", "says"),
     [
-        ("no_such_module_of_test:Ticket", "no_such_module_of_test cannot be imported (ModuleNotFoundError"),
+        (
+            "no_such_module_of_test:Ticket",
+            "no_such_module_of_test cannot be imported (ModuleNotFoundError",
+        ),
         ("models_of_test:Tickets", "Tickets is not in models_of_test"),
         ("models_of_test:ticket", "ticket is Ticket, not a class"),
         ("models_of_test:Odd", "Odd has no JSON schema"),
@@ -66,7 +70,8 @@ def test_a_model_is_named_by_its_import_path() -> None:
     ],
 )
 def test_what_is_no_model_says_why(path: str, says: str) -> None:
-    """Whatever a module does when it is imported, it does in the child, and one sentence comes back."""
+    """Whatever a module does when it is imported, it does in the child, and one sentence comes
+    back."""
     with pytest.raises(ModelFault) as caught:
         schema_of_model(path)
     assert says in str(caught.value)
@@ -80,7 +85,8 @@ def test_a_module_that_never_ends_is_not_waited_for(monkeypatch: pytest.MonkeyPa
 
 
 def test_a_file_is_no_model(tmp_path: Path) -> None:
-    """A file that is there goes before a module of the same spelling; a path with a slash is never a module."""
+    """A file that is there goes before a module of the same spelling; a path with a slash is never
+    a module."""
     (tmp_path / "a:B").write_text("{}")
     assert [is_model_path(text) for text in ("a:B", "a.b:C", "schemas/a:B", "answer.json")] == [
         False,
@@ -93,7 +99,9 @@ def test_a_file_is_no_model(tmp_path: Path) -> None:
 def test_a_job_spec_file_may_name_a_model(tmp_path: Path) -> None:
     """What is stored is its schema; a wrong name is refused with the line of the file."""
     path = tmp_path / "night.yaml"
-    path.write_text("source: docs.jsonl\nmodel: m\nprompt: '{text}'\nresponse_schema: models_of_test:Ticket\n")
+    path.write_text(
+        "source: docs.jsonl\nmodel: m\nprompt: '{text}'\nresponse_schema: models_of_test:Ticket\n"
+    )
     assert (JobFile.load(path).spec().response_schema or {})["title"] == "Ticket"
     path.write_text("source: docs.jsonl\nresponse_schema: models_of_test:Nothing\n")
     with pytest.raises(SpecError, match=r"night.yaml line 2.*Nothing is not in models_of_test"):

@@ -16,7 +16,10 @@ CHAT = "/v1/chat/completions"
 
 
 def documents(*bodies: dict[str, Any]) -> list[Document]:
-    return [Document(f"d{number}", orjson.dumps(body), str(number), number, {}) for number, body in enumerate(bodies)]
+    return [
+        Document(f"d{number}", orjson.dumps(body), str(number), number, {})
+        for number, body in enumerate(bodies)
+    ]
 
 
 def order(endpoint: str, *bodies: dict[str, Any]) -> list[str]:
@@ -39,8 +42,11 @@ def chat(text: str, system: str | None = None, **more: Any) -> dict[str, Any]:
         ({"lane": "api", "prefix_order": True}, True),
     ],
 )
-def test_gpu_jobs_with_a_prompt_are_ordered_unless_the_spec_says(spec: dict[str, Any], wanted: bool) -> None:
-    """An explicit choice wins; without one only our own engines get another order than the file's."""
+def test_gpu_jobs_with_a_prompt_are_ordered_unless_the_spec_says(
+    spec: dict[str, Any], wanted: bool
+) -> None:
+    """An explicit choice wins; without one only our own engines get another order than the
+    file's."""
     assert wants_order(JobSpec(**spec)) is wanted
 
 
@@ -57,9 +63,14 @@ def test_parameters_before_the_text_do_not_tear_prompts_apart() -> None:
 
 
 def test_what_is_rendered_first_is_compared_first() -> None:
-    """Tools and instructions stand before the text in a prompt, though a body may have them behind it."""
+    """Tools and instructions stand before the text in a prompt, though a body may have them behind
+    it."""
     tools = [{"type": "function", "function": {"name": "f"}}]
-    assert order(CHAT, {**chat("a"), "tools": tools}, chat("b"), {**chat("b"), "tools": tools}) == ["d1", "d0", "d2"]
+    assert order(CHAT, {**chat("a"), "tools": tools}, chat("b"), {**chat("b"), "tools": tools}) == [
+        "d1",
+        "d0",
+        "d2",
+    ]
     asked = [
         {"input": "a", "instructions": "Z"},
         {"input": "b", "instructions": "Y"},

@@ -7,7 +7,11 @@ from typing import Any
 import pytest
 
 from penstock_producer.errors import SpecError
-from penstock_producer.job.response_schema import SCHEMA_BYTES_MAX, SCHEMA_DEPTH_MAX, SCHEMA_LIST_MAX
+from penstock_producer.job.response_schema import (
+    SCHEMA_BYTES_MAX,
+    SCHEMA_DEPTH_MAX,
+    SCHEMA_LIST_MAX,
+)
 from penstock_producer.job.spec import JobSpec
 
 
@@ -22,8 +26,16 @@ def nested(levels: int) -> dict[str, Any]:
     ("schema", "pointer", "words"),
     [
         ({"$ref": "http://169.254.169.254/latest"}, "/$ref", "nothing is fetched for a schema"),
-        ({"properties": {"a": {"$ref": "file:///etc/passwd"}}}, "/properties/a/$ref", "nothing is fetched"),
-        ({"anyOf": [{"$dynamicRef": "other.json#x"}]}, "/anyOf/0/$dynamicRef", "nothing is fetched"),
+        (
+            {"properties": {"a": {"$ref": "file:///etc/passwd"}}},
+            "/properties/a/$ref",
+            "nothing is fetched",
+        ),
+        (
+            {"anyOf": [{"$dynamicRef": "other.json#x"}]},
+            "/anyOf/0/$dynamicRef",
+            "nothing is fetched",
+        ),
         ({"$ref": "#/nowhere"}, "/$ref", "'#/nowhere' is not in the schema"),
         ({"type": "objekt"}, "/type", "'objekt' is refused"),
         ({"properties": 5}, "/properties", "5 is refused"),
@@ -74,6 +86,7 @@ def test_usable_schemas_pass(schema: dict[str, Any]) -> None:
 
 
 def test_a_stored_spec_is_not_judged_again() -> None:
-    """Rules may grow; what was accepted last week still runs, and workers try its schema themselves (B20)."""
+    """Rules may grow; what was accepted last week still runs, and workers try its schema themselves
+    (B20)."""
     fields = JobSpec().to_json() | {"response_schema": {"type": "objekt"}}
     assert JobSpec.accepted(fields).response_schema == {"type": "objekt"}

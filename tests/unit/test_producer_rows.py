@@ -1,4 +1,5 @@
-"""The catalogue of bad input rows: each has its code, names its field and tells the fix, and none stops the file."""
+"""The catalogue of bad input rows: each has its code, names its field and tells the fix, and none
+stops the file."""
 
 from __future__ import annotations
 
@@ -19,7 +20,12 @@ PLAIN = JobSpec(prompt="Sum: {text}", model="m")
 
 
 def batch(**changes: Any) -> dict[str, Any]:
-    return {"custom_id": "a", "method": "POST", "url": "/v1/chat/completions", "body": CHAT} | changes
+    return {
+        "custom_id": "a",
+        "method": "POST",
+        "url": "/v1/chat/completions",
+        "body": CHAT,
+    } | changes
 
 
 def rows(tmp_path: Path, content: bytes, spec: JobSpec | None = None) -> list[Document | BadRow]:
@@ -30,7 +36,9 @@ def rows(tmp_path: Path, content: bytes, spec: JobSpec | None = None) -> list[Do
 
 def only_bad(tmp_path: Path, content: bytes, spec: JobSpec | None = None) -> BadRow:
     """The one bad row of ``content``, framed by two good rows that must survive."""
-    good = json.dumps({"id": "first", "text": "t"} if spec and spec.prompt else batch(custom_id="first")).encode()
+    good = json.dumps(
+        {"id": "first", "text": "t"} if spec and spec.prompt else batch(custom_id="first")
+    ).encode()
     last = good.replace(b"first", b"last")
     found = rows(tmp_path, good + b"\n" + content + b"\n" + last + b"\n", spec)
     assert [row.doc_id for row in found if isinstance(row, Document)] == ["first", "last"]
@@ -50,9 +58,7 @@ def without(name: str) -> bytes:
     return json.dumps({key: value for key, value in batch().items() if key != name}).encode()
 
 
-NUMBER = (
-    b'{"custom_id":"a","method":"POST","url":"/v1/chat/completions","body":{"model":"m","messages":["x"],"seed":%b}}'
-)
+NUMBER = b'{"custom_id":"a","method":"POST","url":"/v1/chat/completions","body":{"model":"m","messages":["x"],"seed":%b}}'
 
 
 @pytest.mark.parametrize(
@@ -96,7 +102,11 @@ NUMBER = (
         (b"[" * 100_000, "nesting_too_deep", None),
         (b'{"custom_id":"b",' + dumped()[1:], "duplicate_key", "custom_id"),
         (dumped()[:-1] + b',"body":{}}', "duplicate_key", "body"),
-        (dumped().replace(b'{"model": "m"', b'{"model": "m", "model": "gpt-expensive"'), "duplicate_key", "model"),
+        (
+            dumped().replace(b'{"model": "m"', b'{"model": "m", "model": "gpt-expensive"'),
+            "duplicate_key",
+            "model",
+        ),
         (dumped(custom_id=""), "invalid_id", "custom_id"),
         (dumped(custom_id="x" * 513), "invalid_id", "custom_id"),
         (dumped(custom_id="é" * 257), "invalid_id", "custom_id"),
@@ -105,7 +115,7 @@ NUMBER = (
         (dumped(custom_id="a\nb"), "invalid_id", "custom_id"),
         (dumped(custom_id="a\u0085b"), "invalid_id", "custom_id"),
     ],
-)  # fmt: skip
+)
 def test_bad_batch_lines(tmp_path: Path, line: bytes, code: str, field: str | None) -> None:
     """A bad batch line is one bad row with the promised code and field."""
     bad = only_bad(tmp_path, line)
@@ -126,14 +136,17 @@ def test_bad_batch_lines(tmp_path: Path, line: bytes, code: str, field: str | No
     ],
 )
 def test_bad_plain_records(tmp_path: Path, record: dict[str, Any], code: str, field: str) -> None:
-    """A record without its id or a column of the prompt is a bad row that lists the columns there are."""
+    """A record without its id or a column of the prompt is a bad row that lists the columns there
+    are."""
     bad = only_bad(tmp_path, json.dumps(record).encode(), PLAIN)
     assert (bad.code, bad.field) == (code, field)
     if code.startswith("missing"):
         assert f"columns here: {', '.join(map(repr, record))}" in bad.fix
 
 
-@pytest.mark.parametrize("number", [b"18446744073709551615", b"-9223372036854775808", b'"%d"' % 10**40, b"1.5"])
+@pytest.mark.parametrize(
+    "number", [b"18446744073709551615", b"-9223372036854775808", b'"%d"' % 10**40, b"1.5"]
+)
 def test_numbers_within_64_bits_stay_exact(tmp_path: Path, number: bytes) -> None:
     """Whatever 64 bits hold goes through digit by digit, and any number may be text."""
     (row,) = rows(tmp_path, NUMBER % number)
@@ -154,7 +167,9 @@ def test_nesting_up_to_the_cap_is_fine(tmp_path: Path) -> None:
     assert isinstance(row, Document)
 
 
-@pytest.mark.parametrize("doc_id", ["../../etc/passwd", "/", "a b", "é", "x" * 512, "🙂" * 128, "\u2028", "null", "0"])
+@pytest.mark.parametrize(
+    "doc_id", ["../../etc/passwd", "/", "a b", "é", "x" * 512, "🙂" * 128, "\u2028", "null", "0"]
+)
 def test_odd_ids_are_accepted_as_they_are(tmp_path: Path, doc_id: str) -> None:
     """Any text of 1 to 512 bytes without control characters is an id."""
     (row,) = rows(tmp_path, dumped(custom_id=doc_id))
@@ -177,8 +192,13 @@ def test_integer_ids_become_text(tmp_path: Path) -> None:
 def test_bodies_of_batch_lines_are_kept(tmp_path: Path) -> None:
     """The spec's model and params fill in what a line lacks and never override it."""
     spec = JobSpec(model="default", params={"max_tokens": 9})
-    own, lacking = batch(body=CHAT | {"max_tokens": 1}), batch(custom_id="b", body={"messages": ["x"]})
-    first, second = rows(tmp_path, json.dumps(own).encode() + b"\n" + json.dumps(lacking).encode(), spec)
+    own, lacking = (
+        batch(body=CHAT | {"max_tokens": 1}),
+        batch(custom_id="b", body={"messages": ["x"]}),
+    )
+    first, second = rows(
+        tmp_path, json.dumps(own).encode() + b"\n" + json.dumps(lacking).encode(), spec
+    )
     assert isinstance(first, Document)
     assert isinstance(second, Document)
     assert json.loads(first.body) == CHAT | {"max_tokens": 1}
@@ -192,13 +212,22 @@ def test_bodies_of_batch_lines_are_kept(tmp_path: Path) -> None:
             JobSpec(model="m", prompt="Sum: {text}", system="Brief.", params={"max_tokens": 5}),
             {
                 "model": "m",
-                "messages": [{"role": "system", "content": "Brief."}, {"role": "user", "content": 'Sum: "é"\n'}],
+                "messages": [
+                    {"role": "system", "content": "Brief."},
+                    {"role": "user", "content": 'Sum: "é"\n'},
+                ],
                 "max_tokens": 5,
             },
         ),
-        (JobSpec(model="m", prompt="{text}", endpoint="/v1/embeddings"), {"model": "m", "input": '"é"\n'}),
+        (
+            JobSpec(model="m", prompt="{text}", endpoint="/v1/embeddings"),
+            {"model": "m", "input": '"é"\n'},
+        ),
         (JobSpec(lane="embed", prompt="{text}", endpoint="/v1/embeddings"), {"input": '"é"\n'}),
-        (JobSpec(model="m", prompt="{text}", endpoint="/v1/completions"), {"model": "m", "prompt": '"é"\n'}),
+        (
+            JobSpec(model="m", prompt="{text}", endpoint="/v1/completions"),
+            {"model": "m", "prompt": '"é"\n'},
+        ),
         (
             JobSpec(model="m", prompt="{text}", endpoint="/v1/responses", system="Brief."),
             {"model": "m", "input": '"é"\n', "instructions": "Brief."},
@@ -219,7 +248,9 @@ def test_plain_records_become_requests(tmp_path: Path, spec: JobSpec, body: dict
         (PLAIN, dumped(), "leave the prompt out"),
     ],
 )
-def test_the_other_form_is_named_at_the_first_row(tmp_path: Path, spec: JobSpec, content: bytes, advice: str) -> None:
+def test_the_other_form_is_named_at_the_first_row(
+    tmp_path: Path, spec: JobSpec, content: bytes, advice: str
+) -> None:
     """A file of the other form is one clear error and not a million bad rows."""
     with pytest.raises(SourceError, match=advice):
         rows(tmp_path, content, spec)
@@ -227,7 +258,9 @@ def test_the_other_form_is_named_at_the_first_row(tmp_path: Path, spec: JobSpec,
 
 @given(st.binary(max_size=300))
 @settings(max_examples=300)
-def test_no_bytes_crash_the_reader(tmp_path_factory: pytest.TempPathFactory, content: bytes) -> None:
+def test_no_bytes_crash_the_reader(
+    tmp_path_factory: pytest.TempPathFactory, content: bytes
+) -> None:
     """Whatever a line holds, it is a document, a bad row, or one of Penstock's errors."""
     path = tmp_path_factory.mktemp("fuzz") / "in.jsonl"
     path.write_bytes(dumped() + b"\n" + content)
@@ -237,7 +270,11 @@ def test_no_bytes_crash_the_reader(tmp_path_factory: pytest.TempPathFactory, con
             str(row).encode()
 
 
-@given(st.recursive(st.none() | st.booleans() | st.floats() | st.integers() | st.text(), st.lists, max_leaves=20))
+@given(
+    st.recursive(
+        st.none() | st.booleans() | st.floats() | st.integers() | st.text(), st.lists, max_leaves=20
+    )
+)
 @settings(max_examples=300)
 def test_what_is_accepted_is_kept(tmp_path_factory: pytest.TempPathFactory, value: Any) -> None:
     """A body that is accepted comes out equal; nothing is rounded, cut or lost."""
@@ -247,11 +284,17 @@ def test_what_is_accepted_is_kept(tmp_path_factory: pytest.TempPathFactory, valu
     if isinstance(row, Document):
         assert json.loads(row.body) == CHAT | {"extra": value}
     else:
-        assert row.code in {"invalid_number", "nul_character", "invalid_unicode", "nesting_too_deep"}
+        assert row.code in {
+            "invalid_number",
+            "nul_character",
+            "invalid_unicode",
+            "nesting_too_deep",
+        }
 
 
 def test_a_column_may_be_a_parameter_of_each_request(tmp_path: Path) -> None:
-    """`--param-field` takes a value per row; where the row has none, the job's own counts; no name stands there twice."""
+    """`--param-field` takes a value per row; where the row has none, the job's own counts; no name
+    stands there twice."""
     path = tmp_path / "docs.jsonl"
     rows = [
         {"id": "a", "text": "x", "len": 5, "mode": "on"},
@@ -261,16 +304,29 @@ def test_a_column_may_be_a_parameter_of_each_request(tmp_path: Path) -> None:
     ]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     spec = JobSpec(
-        model="m", prompt="{text}", params={"max_tokens": 200, "temperature": 0},
+        model="m",
+        prompt="{text}",
+        params={"max_tokens": 200, "temperature": 0},
         param_fields={"max_tokens": "len", "x.mode": "mode"},
-    )  # fmt: skip
+    )
     one, two, three, four = open_source(path, spec).documents({})
     assert isinstance(one, Document)
     assert isinstance(two, Document)
     assert one.body.count(b"max_tokens") == 1
     messages = [{"role": "user", "content": "x"}]
-    assert json.loads(one.body) == {"model": "m", "messages": messages, "temperature": 0, "max_tokens": 5, "mode": "on"}
-    assert json.loads(two.body) == {"model": "m", "messages": messages, "temperature": 0, "max_tokens": 200}
+    assert json.loads(one.body) == {
+        "model": "m",
+        "messages": messages,
+        "temperature": 0,
+        "max_tokens": 5,
+        "mode": "on",
+    }
+    assert json.loads(two.body) == {
+        "model": "m",
+        "messages": messages,
+        "temperature": 0,
+        "max_tokens": 200,
+    }
     for row, seen_value in ((three, "'many'"), (four, "0")):
         assert isinstance(row, BadRow)
         assert (row.code, row.field, row.seen) == ("invalid_parameter", "len", seen_value)
@@ -278,31 +334,46 @@ def test_a_column_may_be_a_parameter_of_each_request(tmp_path: Path) -> None:
 
 
 def test_a_column_of_csv_may_be_a_parameter_that_is_a_number(tmp_path: Path) -> None:
-    """CSV has only texts: one is read as the number or truth value that the parameter takes, an empty cell as absent."""
+    """CSV has only texts: one is read as the number or truth value that the parameter takes, an
+    empty cell as absent."""
     path = tmp_path / "docs.csv"
     path.write_text("id,text,len,logs,who\na,x,5,true,7\nb,x,,,\nc,x,many,true,7\n")
     spec = JobSpec(
-        model="m", prompt="{text}", params={"max_tokens": 200},
+        model="m",
+        prompt="{text}",
+        params={"max_tokens": 200},
         param_fields={"max_tokens": "len", "logprobs": "logs", "user": "who"},
-    )  # fmt: skip
+    )
     one, two, three = open_source(path, spec).documents({})
     assert isinstance(one, Document)
     assert isinstance(two, Document)
     messages = [{"role": "user", "content": "x"}]
     assert json.loads(one.body) == {
-        "model": "m", "messages": messages, "max_tokens": 5, "logprobs": True, "user": "7"
-    }  # fmt: skip
-    assert json.loads(two.body) == {"model": "m", "messages": messages, "max_tokens": 200, "user": ""}
+        "model": "m",
+        "messages": messages,
+        "max_tokens": 5,
+        "logprobs": True,
+        "user": "7",
+    }
+    assert json.loads(two.body) == {
+        "model": "m",
+        "messages": messages,
+        "max_tokens": 200,
+        "user": "",
+    }
     assert isinstance(three, BadRow)
     assert (three.code, three.field, three.seen) == ("invalid_parameter", "len", "'many'")
 
 
 def test_a_parameter_from_a_column_that_no_row_can_have_is_refused(tmp_path: Path) -> None:
-    """A misspelt column in `--param-field` is not passed over in silence where the source has a header."""
+    """A misspelt column in `--param-field` is not passed over in silence where the source has a
+    header."""
     path = tmp_path / "docs.csv"
     path.write_text("id,text,len\na,x,5\n")
     spec = JobSpec(model="m", prompt="{text}", param_fields={"max_tokens": "lenn"})
-    with pytest.raises(SourceError, match=r"no column 'lenn' to take a parameter from.*'id', 'text', 'len'") as caught:
+    with pytest.raises(
+        SourceError, match=r"no column 'lenn' to take a parameter from.*'id', 'text', 'len'"
+    ) as caught:
         list(open_source(path, spec).documents({}))
     assert caught.value.code == "missing_column"
 
@@ -316,7 +387,9 @@ def test_a_parameter_from_a_column_that_no_row_can_have_is_refused(tmp_path: Pat
         ({"max_tokens": 5}, "/param_fields/max_tokens: 5 is refused"),
     ],
 )
-def test_a_parameter_from_a_column_is_one_that_the_endpoint_has(fields: dict[str, Any], told: str) -> None:
+def test_a_parameter_from_a_column_is_one_that_the_endpoint_has(
+    fields: dict[str, Any], told: str
+) -> None:
     """Misspelt names are refused with the job, not once per row."""
     with pytest.raises(SpecError) as caught:
         JobSpec(model="m", prompt="{text}", param_fields=fields)

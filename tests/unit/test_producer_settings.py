@@ -30,11 +30,16 @@ def _clean_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 def test_flags_win_over_environment_over_file(monkeypatch: pytest.MonkeyPatch) -> None:
     """Flags win over variables, variables over penstock.toml, and that over the defaults."""
-    Path("penstock.toml").write_text('redis_url = "redis://file"\ndatabase_url = "sqlite:///file.db"\n')
+    Path("penstock.toml").write_text(
+        'redis_url = "redis://file"\ndatabase_url = "sqlite:///file.db"\n'
+    )
     monkeypatch.setenv("PENSTOCK_REDIS_URL", "redis://variable")
     assert ProducerSettings.load().redis_url == "redis://variable"
     assert ProducerSettings.load().database_url == "sqlite:///file.db"
-    assert ProducerSettings.load(redis_url="redis://flag", database_url=None).redis_url == "redis://flag"
+    assert (
+        ProducerSettings.load(redis_url="redis://flag", database_url=None).redis_url
+        == "redis://flag"
+    )
 
 
 def test_the_file_can_be_elsewhere(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -86,7 +91,11 @@ def test_other_roles_share_the_file(monkeypatch: pytest.MonkeyPatch) -> None:
     Path("penstock.toml").write_text("concurrency = 9\n[providers.openai]\nrpm = 600\n")
     monkeypatch.setenv("PENSTOCK_PROVIDERS__LOCAL__RPM", "5")
     settings = WorkerLike.load()
-    assert (settings.concurrency, settings.providers["openai"].rpm, settings.providers["local"].rpm) == (9, 600, 5)
+    assert (
+        settings.concurrency,
+        settings.providers["openai"].rpm,
+        settings.providers["local"].rpm,
+    ) == (9, 600, 5)
     assert ProducerSettings.load().redis_url.startswith("redis://")
 
 

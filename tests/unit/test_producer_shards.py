@@ -43,20 +43,28 @@ def jsonl(folder: Path) -> str:
 def csv(folder: Path) -> str:
     path = folder / "in.csv"
     path.write_text(
-        "id,text\n" + "".join(f'd{n},"two\n\nlines ""{n}"""\n' for n in range(90)) + "ragged,x,y\n\nz,end\n"
+        "id,text\n"
+        + "".join(f'd{n},"two\n\nlines ""{n}"""\n' for n in range(90))
+        + "ragged,x,y\n\nz,end\n"
     )
     return str(path)
 
 
 def parquet(folder: Path) -> str:
     path = folder / "in.parquet"
-    pq.write_table(pa.table({"id": list(range(120)), "text": [f"t{n}" for n in range(120)]}), path, row_group_size=25)
+    pq.write_table(
+        pa.table({"id": list(range(120)), "text": [f"t{n}" for n in range(120)]}),
+        path,
+        row_group_size=25,
+    )
     return str(path)
 
 
 def packed(folder: Path) -> str:
     path = folder / "in.jsonl.gz"
-    parts = ["".join(f"{line}\n" for line in LINES[start : start + 20]) for start in range(0, 100, 20)]
+    parts = [
+        "".join(f"{line}\n" for line in LINES[start : start + 20]) for start in range(0, 100, 20)
+    ]
     path.write_bytes(b"".join(gzip.compress(part.encode()) for part in parts))
     return str(path)
 
@@ -71,8 +79,11 @@ def several(folder: Path) -> str:
 
 @pytest.mark.parametrize("write", [jsonl, csv, parquet, packed, several])
 @pytest.mark.parametrize("number", [2, 3, 8])
-def test_shards_read_every_row_once_and_in_order(tmp_path: Path, write: Callable[[Path], str], number: int) -> None:
-    """All shards one after the other are the whole source, with its lines and positions; each goes on after any of its rows."""
+def test_shards_read_every_row_once_and_in_order(
+    tmp_path: Path, write: Callable[[Path], str], number: int
+) -> None:
+    """All shards one after the other are the whole source, with its lines and positions; each goes
+    on after any of its rows."""
     found = survey(open_source(write(tmp_path), SPEC), SPEC)
     pin, stored = json.loads(json.dumps([found.pin, found.split_points.split(found.total, number)]))
     shards = [Shard(*shard) for shard in stored]
@@ -92,7 +103,8 @@ def test_shards_read_every_row_once_and_in_order(tmp_path: Path, write: Callable
 @settings(max_examples=25)
 @given(rows=st.integers(1, 6_000), number=st.integers(1, MAX_FEEDERS))
 def test_split_points_are_few_and_even(rows: int, number: int) -> None:
-    """Whatever the number of rows, bounded memory splits it into parts that differ by a few rows in a hundred."""
+    """Whatever the number of rows, bounded memory splits it into parts that differ by a few rows in
+    a hundred."""
     points, wanted = SplitPoints(), 1
     for row in range(1, rows + 1):
         if row == wanted:
@@ -104,7 +116,8 @@ def test_split_points_are_few_and_even(rows: int, number: int) -> None:
     ends = [rows if shard.ends_at is None else int(shard.ends_at["row"]) for shard in shards]
     assert starts[1:] == ends[:-1]
     assert all(
-        abs(end - start - rows / number) <= 1 + rows * 4 / POINTS_KEPT for start, end in zip(starts, ends, strict=True)
+        abs(end - start - rows / number) <= 1 + rows * 4 / POINTS_KEPT
+        for start, end in zip(starts, ends, strict=True)
     )
 
 
@@ -122,7 +135,9 @@ def test_split_points_are_few_and_even(rows: int, number: int) -> None:
         ({"lane": "gpu", "prompt": "{text}"}, 9 * ROWS_PER_FEEDER, 0, 1, "prefix order"),
     ],
 )
-def test_the_plan_says_how_many_and_why(spec: dict[str, Any], rows: int, size: int, feeders: int, why: str) -> None:
+def test_the_plan_says_how_many_and_why(
+    spec: dict[str, Any], rows: int, size: int, feeders: int, why: str
+) -> None:
     """By size where the job does not say, never more than named, and one where a job needs one."""
     plan = plan_feeders(JobSpec(**spec), rows, size, {"kind": "file"}, one_machine=False)
     assert plan.feeders == feeders
@@ -134,13 +149,20 @@ def test_a_sqlite_file_is_split_only_when_asked(tmp_path: Path) -> None:
     pin = {"kind": "file"}
     assert plan_feeders(JobSpec(), 10**7, 0, pin, one_machine=True).feeders == 1
     assert plan_feeders(JobSpec(feeders=3), 10**7, 0, pin, one_machine=True).feeders == 3
-    assert is_worth_telling(JobSpec(), plan_feeders(JobSpec(), 10**7, 0, pin, one_machine=True), 10**7)
-    assert not is_worth_telling(JobSpec(), plan_feeders(JobSpec(), 10, 0, pin, one_machine=True), 10)
+    assert is_worth_telling(
+        JobSpec(), plan_feeders(JobSpec(), 10**7, 0, pin, one_machine=True), 10**7
+    )
+    assert not is_worth_telling(
+        JobSpec(), plan_feeders(JobSpec(), 10, 0, pin, one_machine=True), 10
+    )
 
 
 def test_a_compressed_file_has_no_more_feeders_than_places_to_begin() -> None:
-    """One gzip member can be read from its start only: more feeders would unpack the same bytes again and again."""
-    one, three = ({"kind": "file", "packed": "gzip", "members": [[0, 0]] * number} for number in (1, 3))
+    """One gzip member can be read from its start only: more feeders would unpack the same bytes
+    again and again."""
+    one, three = (
+        {"kind": "file", "packed": "gzip", "members": [[0, 0]] * number} for number in (1, 3)
+    )
     told = plan_feeders(JobSpec(feeders=8), 10**7, 0, one, one_machine=False)
     assert (told.feeders, "bgzip" in told.why) == (1, True)
     for pin, feeders in (

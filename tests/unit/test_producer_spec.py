@@ -19,12 +19,15 @@ def refusal(**fields: Any) -> SpecError:
 
 
 def test_only_lanes_that_make_vectors_take_their_type() -> None:
-    """`embedding_dtype` goes with each request as output_dtype; elsewhere it would be ignored, and is refused."""
+    """`embedding_dtype` goes with each request as output_dtype; elsewhere it would be ignored, and
+    is refused."""
     spec = JobSpec(lane="embed", endpoint="/v1/embeddings", prompt="{text}", embedding_dtype="int8")
     check_acceptable(spec, ProviderFacts())
     assert json.loads(BodyBuilder(spec)("a")) == {"input": "a", "output_dtype": "int8"}
     with pytest.raises(SpecError, match="/embedding_dtype"):
-        check_acceptable(JobSpec(model="m", prompt="{text}", embedding_dtype="int8"), ProviderFacts())
+        check_acceptable(
+            JobSpec(model="m", prompt="{text}", embedding_dtype="int8"), ProviderFacts()
+        )
     with pytest.raises(SpecError, match="float32"):
         JobSpec.from_json({"embedding_dtype": "int4"})
 
@@ -32,12 +35,19 @@ def test_only_lanes_that_make_vectors_take_their_type() -> None:
 def test_defaults_make_a_spec() -> None:
     """A spec needs no field at all."""
     spec = JobSpec()
-    assert (spec.lane, spec.endpoint, spec.max_attempts, spec.max_bad_rows) == ("api", "/v1/chat/completions", 4, "1%")
+    assert (spec.lane, spec.endpoint, spec.max_attempts, spec.max_bad_rows) == (
+        "api",
+        "/v1/chat/completions",
+        4,
+        "1%",
+    )
 
 
 def test_survives_the_ledger() -> None:
     """What the ledger stores reads back as the same spec."""
-    spec = JobSpec(model="m", prompt="Sum: {text}", params={"max_tokens": 5, "temperature": 0}, budget_usd=1)
+    spec = JobSpec(
+        model="m", prompt="Sum: {text}", params={"max_tokens": 5, "temperature": 0}, budget_usd=1
+    )
     assert JobSpec.from_json(spec.to_json()) == spec
 
 
@@ -118,7 +128,9 @@ def test_bad_row_limits_are_a_count_or_a_share(value: Any) -> None:
     assert refusal(max_bad_rows=value).problems[0].pointer.startswith("/max_bad_rows")
 
 
-@pytest.mark.parametrize(("limit", "allowed"), [("1%", 2), ("0.5%", 1), (7, 7), ("0%", 0), ("100%", 250)])
+@pytest.mark.parametrize(
+    ("limit", "allowed"), [("1%", 2), ("0.5%", 1), (7, 7), ("0%", 0), ("100%", 250)]
+)
 def test_shares_round_down(limit: int | str, allowed: int) -> None:
     """The share of rows that may be bad rounds down."""
     assert JobSpec(max_bad_rows=limit).bad_rows_allowed(250) == allowed
@@ -126,7 +138,9 @@ def test_shares_round_down(limit: int | str, allowed: int) -> None:
 
 def test_every_problem_is_named_at_once() -> None:
     """One error lists all problems, each with its pointer."""
-    assert {problem.pointer for problem in refusal(lane="gpuu", max_attempts=0, promt="x").problems} == {
+    assert {
+        problem.pointer for problem in refusal(lane="gpuu", max_attempts=0, promt="x").problems
+    } == {
         "/lane",
         "/max_attempts",
         "/promt",
@@ -163,14 +177,20 @@ def test_specs_are_frozen() -> None:
     ],
 )
 def test_request_parameters_are_checked_by_the_table(params: dict[str, Any], told: str) -> None:
-    """A misspelt parameter, a wrong type or a value out of range is refused before a million requests carry it (D12)."""
+    """A misspelt parameter, a wrong type or a value out of range is refused before a million
+    requests carry it (D12)."""
     assert told in str(refusal(params=params))
 
 
 def test_a_parameter_belongs_to_its_endpoint() -> None:
-    """What chat takes is refused for embeddings, and nothing is checked where the endpoint is unknown (D12)."""
-    assert "no parameter 'temperature'" in str(refusal(endpoint="/v1/embeddings", params={"temperature": 0}))
-    assert JobSpec(endpoint="/v1/embeddings", params={"dimensions": 64}).params == {"dimensions": 64}
+    """What chat takes is refused for embeddings, and nothing is checked where the endpoint is
+    unknown (D12)."""
+    assert "no parameter 'temperature'" in str(
+        refusal(endpoint="/v1/embeddings", params={"temperature": 0})
+    )
+    assert JobSpec(endpoint="/v1/embeddings", params={"dimensions": 64}).params == {
+        "dimensions": 64
+    }
     assert JobSpec(endpoint="/v1/rerank", params={"top_n": 3}).params == {"top_n": 3}
 
 
@@ -206,10 +226,14 @@ def test_every_field_has_a_description() -> None:
     [
         ("params", {"seed": 2**70}),
         ("params", {"stop": ["\ud800"]}),
-        ("response_schema", {"type": "object", "properties": {"n": {"type": "integer", "maximum": 10**30}}}),
+        (
+            "response_schema",
+            {"type": "object", "properties": {"n": {"type": "integer", "maximum": 10**30}}},
+        ),
     ],
 )
 def test_what_no_json_is_written_of_is_refused(name: str, value: object) -> None:
-    """A spec is kept as JSON, so it is a problem of its field, not a fault of the server that keeps it."""
+    """A spec is kept as JSON, so it is a problem of its field, not a fault of the server that keeps
+    it."""
     refused = refusal(model="m", prompt="{text}", **{name: value})
     assert [problem.pointer for problem in refused.problems] == [f"/{name}"]

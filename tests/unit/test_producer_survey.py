@@ -34,11 +34,15 @@ def test_counts_pins_and_refuses(tmp_path: Path) -> None:
         (2, "invalid_json_line", "line-2")
     ]
     content = (tmp_path / "in.jsonl").read_bytes()
-    assert (found.pin["sha256"], found.pin["size"]) == (hashlib.sha256(content).hexdigest(), len(content))
+    assert (found.pin["sha256"], found.pin["size"]) == (
+        hashlib.sha256(content).hexdigest(),
+        len(content),
+    )
 
 
 def test_duplicates_name_both_lines(tmp_path: Path) -> None:
-    """Every row after the first of its id is refused, naming both lines; twins in other normal forms are not."""
+    """Every row after the first of its id is refused, naming both lines; twins in other normal
+    forms are not."""
     lines = [record("a"), record("é"), record("e\u0301"), record("a"), record("b"), record("a")]
     found = surveyed(tmp_path, lines)
     assert [(refusal.row.line, refusal.row.code) for refusal in found.refused] == [
@@ -49,7 +53,8 @@ def test_duplicates_name_both_lines(tmp_path: Path) -> None:
 
 
 def test_refused_rows_get_ids_that_no_document_has(tmp_path: Path) -> None:
-    """A bad row keeps its own id where it is free and else becomes `line-<n>`, never the id of a document."""
+    """A bad row keeps its own id where it is free and else becomes `line-<n>`, never the id of a
+    document."""
     no_text = b'{"id": "own"}'
     taken = b'{"id": "a"}'
     found = surveyed(tmp_path, [record("a"), no_text, taken, b"oops", record("line-4"), no_text])
@@ -104,7 +109,8 @@ def test_memory_is_flat_in_the_number_of_rows(tmp_path: Path) -> None:
 
 
 def test_alike_faults_are_shown_once(tmp_path: Path) -> None:
-    """Twelve rows with one fault are one line with the others' numbers, and another fault has its own (D24)."""
+    """Twelve rows with one fault are one line with the others' numbers, and another fault has its
+    own (D24)."""
     lines = [b"oops"] * 12 + [b'{"id": "a"}']
     with pytest.raises(TooManyBadRows) as caught:
         surveyed(tmp_path, lines, max_bad_rows="0%")

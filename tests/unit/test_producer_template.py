@@ -13,7 +13,15 @@ def test_renders_columns_and_literal_braces() -> None:
 
 @pytest.mark.parametrize(
     ("value", "text"),
-    [("é\u2028", "é\u2028"), (3, "3"), (1.5, "1.5"), (True, "true"), (["a"], '["a"]'), ({"k": 1}, '{"k":1}'), ("", "")],
+    [
+        ("é\u2028", "é\u2028"),
+        (3, "3"),
+        (1.5, "1.5"),
+        (True, "true"),
+        (["a"], '["a"]'),
+        ({"k": 1}, '{"k":1}'),
+        ("", ""),
+    ],
 )
 def test_values_render_as_json_except_text(value: object, text: str) -> None:
     """Text goes in as it is, everything else as JSON."""
@@ -33,9 +41,12 @@ def test_an_absent_or_null_column_is_refused(record: dict[str, object]) -> None:
         Template("{v}{a.c}").render(record)
 
 
-@pytest.mark.parametrize("text", ["{", "}", "a } b", "{}", "{a!r}", "{a:>9}", "{__import__('os')}", "{a[0]}", "{{a}"])
+@pytest.mark.parametrize(
+    "text", ["{", "}", "a } b", "{}", "{a!r}", "{a:>9}", "{__import__('os')}", "{a[0]}", "{{a}"]
+)
 def test_logic_and_lone_braces_are_refused(text: str) -> None:
-    """Nothing but column names is accepted between braces, and the error says how to write a brace."""
+    """Nothing but column names is accepted between braces, and the error says how to write a
+    brace."""
     with pytest.raises(TemplateError, match=r"\{\{ and \}\}"):
         Template(text)
 
@@ -47,7 +58,8 @@ def test_template_injection_stays_text() -> None:
 
 @pytest.mark.parametrize("record", [{}, {"v": None}, {"v": {"w": 1}, "v.x": None}])
 def test_a_default_stands_for_an_absent_or_null_column(record: dict[str, object]) -> None:
-    """`{column|default:"…"}` renders its text where the record has no value, and the value where it has one (D31)."""
+    """`{column|default:"…"}` renders its text where the record has no value, and the value where it
+    has one (D31)."""
     template = Template('{v.x|default:"n/a \\"yet\\""}!')
     assert template.render(record) == 'n/a "yet"!'
     assert template.render({"v": {"x": "y"}}) == "y!"
@@ -56,9 +68,11 @@ def test_a_default_stands_for_an_absent_or_null_column(record: dict[str, object]
 
 
 @pytest.mark.parametrize(
-    "text", ["{v|default:none}", "{v|upper}", '{v|default:"a}', '{|default:"a"}', '{v|default:"\\q"}']
+    "text",
+    ["{v|default:none}", "{v|upper}", '{v|default:"a}', '{|default:"a"}', '{v|default:"\\q"}'],
 )
 def test_nothing_but_a_default_follows_a_column(text: str) -> None:
-    """There are no filters, and a default is text in double quotes; the error shows how to write one (D31)."""
+    """There are no filters, and a default is text in double quotes; the error shows how to write
+    one (D31)."""
     with pytest.raises(TemplateError, match=r"\{column\|default:|\{\{ and"):
         Template(text)

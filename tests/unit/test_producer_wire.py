@@ -61,7 +61,9 @@ def test_one_name_for_id_correlation_and_delivery_tag() -> None:
     assert envelope["properties"]["correlation_id"] == envelope["properties"]["delivery_tag"] == tag
 
 
-@pytest.mark.parametrize("doc_id", ["a b", "../x", "é", "e\u0301", "x" * 129, "a:b", "a~g2", "sha256-" + "0" * 64, '"'])
+@pytest.mark.parametrize(
+    "doc_id", ["a b", "../x", "é", "e\u0301", "x" * 129, "a:b", "a~g2", "sha256-" + "0" * 64, '"']
+)
 def test_unsafe_ids_become_digests(doc_id: str) -> None:
     """An id that is long or unsafe in keys and terminals is named by its digest."""
     digest = hashlib.sha256(doc_id.encode()).hexdigest()
@@ -73,7 +75,9 @@ def test_unsafe_ids_become_digests(doc_id: str) -> None:
 def test_generations_and_unicode_twins_have_their_own_tags() -> None:
     """Replays and NFC/NFD twins never share a tag."""
     ids = ["é", "e\u0301", "a", "a~g2"]
-    tags = {wire.item_tag(ItemKey("job_a", generation, doc)) for generation in (1, 2) for doc in ids}
+    tags = {
+        wire.item_tag(ItemKey("job_a", generation, doc)) for generation in (1, 2) for doc in ids
+    }
     assert len(tags) == 8
     assert wire.item_tag(ItemKey("job_a", 2, "a")) == "job_a:a~g2"
 
@@ -85,17 +89,24 @@ def test_no_prompt_in_the_headers() -> None:
 
 
 def test_an_item_for_another_endpoint_has_a_version_of_its_own() -> None:
-    """Workers that do not know endpoints in messages park it: it would go to the job's otherwise. Others are as they were."""
+    """Workers that do not know endpoints in messages park it: it would go to the job's otherwise.
+
+    Others are as they were."""
     raw = wire.encode_item(KEY, queue="q", body=b"{}", ref=None, endpoint="/v1/embeddings")
     assert kwargs_of(raw)["v"] == 2
     assert decode_envelope(raw).message == wire.ItemMessage(KEY, b"{}", None, "/v1/embeddings")
     assert kwargs_of(wire.encode_item(KEY, queue="q", body=BODY, ref=None))["v"] == 1
 
 
-@pytest.mark.parametrize("endpoint", [None, 5, "", "v1/embeddings", "//evil.example/x", "/v1/../files", "/v1/a?b"])
+@pytest.mark.parametrize(
+    "endpoint", [None, 5, "", "v1/embeddings", "//evil.example/x", "/v1/../files", "/v1/a?b"]
+)
 def test_a_forged_endpoint_is_refused(endpoint: Any) -> None:
     """A message that says it has one, and has none that is a plain path."""
-    kwargs = kwargs_of(wire.encode_item(KEY, queue="q", body=b"{}", ref=None)) | {"v": 2, "endpoint": endpoint}
+    kwargs = kwargs_of(wire.encode_item(KEY, queue="q", body=b"{}", ref=None)) | {
+        "v": 2,
+        "endpoint": endpoint,
+    }
     with pytest.raises(BadMessage, match="endpoint"):
         wire.decode_item(kwargs, {})
 
@@ -110,7 +121,16 @@ def test_unknown_versions_have_their_own_error(version: Any) -> None:
 
 @pytest.mark.parametrize(
     "damage",
-    [{"v": None}, {"job": ""}, {"doc": 5}, {"gen": 0}, {"gen": True}, {"body": "text"}, {"body": None}, {"ref": "0:1"}],
+    [
+        {"v": None},
+        {"job": ""},
+        {"doc": 5},
+        {"gen": 0},
+        {"gen": True},
+        {"body": "text"},
+        {"body": None},
+        {"ref": "0:1"},
+    ],
 )
 def test_damaged_messages_are_named(damage: dict[str, Any]) -> None:
     """Anything that is not of the promised shape is a BadMessage."""
@@ -130,14 +150,25 @@ JSON = st.recursive(
     max_leaves=8,
 )
 WILD = st.fixed_dictionaries(
-    {"v": st.just(1) | JSON, "job": st.just("job_a") | JSON, "gen": st.just(1) | JSON, "doc": st.just("d") | JSON},
+    {
+        "v": st.just(1) | JSON,
+        "job": st.just("job_a") | JSON,
+        "gen": st.just(1) | JSON,
+        "doc": st.just("d") | JSON,
+    },
     optional={"body": JSON, "ref": JSON},
 )
 
 
-@given(WILD | JSON, st.dictionaries(st.sampled_from(["retries", wire.CALLS_HEADER, wire.FED_HEADER]), JSON))
-def test_whatever_a_stranger_sends_is_an_item_or_a_bad_message(kwargs: Any, headers: dict[str, Any]) -> None:
-    """Decoding raises wire errors and nothing else, and what it lets through fits every store (B5)."""
+@given(
+    WILD | JSON,
+    st.dictionaries(st.sampled_from(["retries", wire.CALLS_HEADER, wire.FED_HEADER]), JSON),
+)
+def test_whatever_a_stranger_sends_is_an_item_or_a_bad_message(
+    kwargs: Any, headers: dict[str, Any]
+) -> None:
+    """Decoding raises wire errors and nothing else, and what it lets through fits every store
+    (B5)."""
     try:
         message = wire.decode_item(kwargs, headers)
     except WireError:
@@ -162,14 +193,24 @@ def nested(depth: int) -> list[Any]:
 @pytest.mark.parametrize(
     "damage",
     [
-        {"gen": 2**31}, {"gen": 0}, {"gen": 1.0}, {"doc": "a\0b"}, {"doc": "x" * 9_000}, {"doc": "\ud800"},
-        {"job": "job_a\0"}, {"job": "j" * 9_000}, {"job": "a:b"}, {"job": "*"}, {"body": None, "ref": "9" * 9_000},
+        {"gen": 2**31},
+        {"gen": 0},
+        {"gen": 1.0},
+        {"doc": "a\0b"},
+        {"doc": "x" * 9_000},
+        {"doc": "\ud800"},
+        {"job": "job_a\0"},
+        {"job": "j" * 9_000},
+        {"job": "a:b"},
+        {"job": "*"},
+        {"body": None, "ref": "9" * 9_000},
         {"body": {"deep": nested(100_000)}},
     ],
     ids=lambda damage: str(next(iter(damage))),
-)  # fmt: skip
+)
 def test_what_no_store_takes_is_refused_at_decode(damage: dict[str, Any]) -> None:
-    """Ids and numbers beyond what Penstock makes never get as far as a store, which would refuse them for ever (B5)."""
+    """Ids and numbers beyond what Penstock makes never get as far as a store, which would refuse
+    them for ever (B5)."""
     kwargs = {"v": 1, "job": "job_a", "gen": 1, "doc": "d", "body": {}}
     assert wire.decode_item(kwargs, {}).key == ItemKey("job_a", 1, "d")
     with pytest.raises(BadMessage):
@@ -179,7 +220,8 @@ def test_what_no_store_takes_is_refused_at_decode(damage: dict[str, Any]) -> Non
 @pytest.mark.parametrize("name", ["retries", wire.CALLS_HEADER, wire.FED_HEADER])
 @pytest.mark.parametrize("value", [2**63, -1, "3", True, 1.5])
 def test_headers_beyond_their_columns_are_refused_at_decode(name: str, value: Any) -> None:
-    """A header that counts tries or calls is a number of 32 bits, or the message is set aside (B5)."""
+    """A header that counts tries or calls is a number of 32 bits, or the message is set aside
+    (B5)."""
     kwargs = {"v": 1, "job": "job_a", "gen": 1, "doc": "d", "body": {}}
     assert wire.decode_item(kwargs, {name: None}) == wire.decode_item(kwargs, {name: 7})
     with pytest.raises(BadMessage, match=name):

@@ -1,4 +1,5 @@
-"""Providers that speak another API than OpenAI's: where they are, how they are asked, and what their answers mean."""
+"""Providers that speak another API than OpenAI's: where they are, how they are asked, and what
+their answers mean."""
 
 from __future__ import annotations
 
@@ -31,9 +32,12 @@ MESSAGE: dict[str, Any] = {
     "content": [{"type": "text", "text": "a "}, {"type": "text", "text": "category"}],
     "stop_reason": "end_turn",
     "usage": {
-        "input_tokens": 12, "cache_creation_input_tokens": 100, "cache_read_input_tokens": 30, "output_tokens": 3,
+        "input_tokens": 12,
+        "cache_creation_input_tokens": 100,
+        "cache_read_input_tokens": 30,
+        "output_tokens": 3,
     },
-}  # fmt: skip
+}
 
 
 def read(body: Any, status: int = 200, headers: dict[str, str] | None = None) -> Failure | Reply:
@@ -41,7 +45,8 @@ def read(body: Any, status: int = 200, headers: dict[str, str] | None = None) ->
 
 
 def test_a_message_is_a_good_answer() -> None:
-    """Its text is whole, and its prompt is what was new, what was written to the cache, and what was read from it."""
+    """Its text is whole, and its prompt is what was new, what was written to the cache, and what
+    was read from it."""
     reply = read(MESSAGE, headers={"request-id": "req_1"})
     assert isinstance(reply, Reply)
     assert (reply.content, reply.finish_reason, reply.model, reply.request_id) == (
@@ -56,10 +61,15 @@ def test_a_message_is_a_good_answer() -> None:
 @pytest.mark.parametrize(
     ("reason", "becomes"),
     [
-        ("stop_sequence", "stop"), ("max_tokens", "length"), ("model_context_window_exceeded", "length"),
-        ("tool_use", "tool_calls"), ("pause_turn", "pause_turn"), (None, None), (7, None),
+        ("stop_sequence", "stop"),
+        ("max_tokens", "length"),
+        ("model_context_window_exceeded", "length"),
+        ("tool_use", "tool_calls"),
+        ("pause_turn", "pause_turn"),
+        (None, None),
+        (7, None),
     ],
-)  # fmt: skip
+)
 def test_stop_reasons_have_the_words_of_finish_reasons(reason: Any, becomes: str | None) -> None:
     """So that a cut answer is one at every provider; a new reason keeps its own word."""
     reply = read(MESSAGE | {"stop_reason": reason})
@@ -74,17 +84,45 @@ def test_stop_reasons_have_the_words_of_finish_reasons(reason: Any, becomes: str
         (MESSAGE | {"content": []}, 200, "empty_answer"),
         (MESSAGE | {"content": None}, 200, "empty_answer"),
         (MESSAGE | {"content": [{"type": "thinking", "thinking": "x"}, 7]}, 200, "empty_answer"),
-        ({"type": "error", "error": {"type": "overloaded_error", "message": "m"}}, 529, "overloaded"),
-        ({"type": "error", "error": {"type": "overloaded_error", "message": "m"}}, 200, "overloaded"),
-        ({"type": "error", "error": {"type": "invalid_request_error", "message": "max_tokens: required"}}, 400, "bad_request"),
-        ({"type": "error", "error": {"type": "billing_error", "message": "m"}}, 402, "out_of_credit"),
         (
-            {"type": "error", "error": {"type": "rate_limit_error", "details": {"error_code": "enforced_spend_limit_reached"}}},
-            429, "out_of_credit",
+            {"type": "error", "error": {"type": "overloaded_error", "message": "m"}},
+            529,
+            "overloaded",
+        ),
+        (
+            {"type": "error", "error": {"type": "overloaded_error", "message": "m"}},
+            200,
+            "overloaded",
+        ),
+        (
+            {
+                "type": "error",
+                "error": {"type": "invalid_request_error", "message": "max_tokens: required"},
+            },
+            400,
+            "bad_request",
+        ),
+        (
+            {"type": "error", "error": {"type": "billing_error", "message": "m"}},
+            402,
+            "out_of_credit",
+        ),
+        (
+            {
+                "type": "error",
+                "error": {
+                    "type": "rate_limit_error",
+                    "details": {"error_code": "enforced_spend_limit_reached"},
+                },
+            },
+            429,
+            "out_of_credit",
         ),
     ],
-)  # fmt: skip
-def test_failures_of_anthropic_have_the_names_of_all_others(body: Any, status: int, name: str) -> None:
+)
+def test_failures_of_anthropic_have_the_names_of_all_others(
+    body: Any, status: int, name: str
+) -> None:
     """A refusal, an empty message and the error envelope."""
     failure = read(body, status)
     assert isinstance(failure, Failure)
@@ -94,7 +132,11 @@ def test_failures_of_anthropic_have_the_names_of_all_others(body: Any, status: i
 def test_a_message_that_uses_a_tool_is_an_answer() -> None:
     """It has no text, and is no empty one."""
     reply = read(
-        MESSAGE | {"content": [{"type": "tool_use", "id": "t", "name": "f", "input": {}}], "stop_reason": "tool_use"}
+        MESSAGE
+        | {
+            "content": [{"type": "tool_use", "id": "t", "name": "f", "input": {}}],
+            "stop_reason": "tool_use",
+        }
     )
     assert isinstance(reply, Reply)
     assert reply.content is None
@@ -108,7 +150,7 @@ def test_counts_that_cannot_be_right_are_never_money(cached: Any) -> None:
     assert reply.prompt_tokens == 112
 
 
-# -- Gemini ------------------------------------------------------------------------------------------------------------
+# -- Gemini ----------------------------------------------------------------------------------------
 
 GEMINI: dict[str, Any] = {
     "candidates": [
@@ -134,11 +176,15 @@ def test_geminis_answer_is_a_good_one() -> None:
 
 
 def test_geminis_tokens_are_of_all_kinds() -> None:
-    """What its tools brought is input, what it thought is output, and what was cached is cheaper."""
+    """What its tools brought is input, what it thought is output, and what was cached is
+    cheaper."""
     usage = {
-        "promptTokenCount": 100, "cachedContentTokenCount": 40, "toolUsePromptTokenCount": 7, "candidatesTokenCount": 3,
+        "promptTokenCount": 100,
+        "cachedContentTokenCount": 40,
+        "toolUsePromptTokenCount": 7,
+        "candidatesTokenCount": 3,
         "thoughtsTokenCount": 5,
-    }  # fmt: skip
+    }
     reply = read(GEMINI | {"usageMetadata": usage})
     assert isinstance(reply, Reply)
     used = tokens_used(reply.usage, reply.prompt_tokens, reply.completion_tokens)
@@ -148,7 +194,17 @@ def test_geminis_tokens_are_of_all_kinds() -> None:
 def test_geminis_limits_say_when_to_come_again() -> None:
     """By RetryInfo among the details of its envelope."""
     retry = {"@type": "type.googleapis.com/google.rpc.RetryInfo", "retryDelay": "36s"}
-    failure = read({"error": {"code": 429, "status": "RESOURCE_EXHAUSTED", "message": "m", "details": [retry]}}, 429)
+    failure = read(
+        {
+            "error": {
+                "code": 429,
+                "status": "RESOURCE_EXHAUSTED",
+                "message": "m",
+                "details": [retry],
+            }
+        },
+        429,
+    )
     assert isinstance(failure, Failure)
     assert (failure.name, failure.retry_after_s) == ("rate_limited", 36.0)
 
@@ -173,7 +229,8 @@ def candidate(**given: Any) -> dict[str, Any]:
     ],
 )
 def test_an_answer_of_gemini_that_is_none_is_a_failure(body: Any, name: str) -> None:
-    """A blocked prompt and a blocked answer are the provider's policy, whatever else stands there."""
+    """A blocked prompt and a blocked answer are the provider's policy, whatever else stands
+    there."""
     failure = read(body)
     assert isinstance(failure, Failure)
     assert failure.name == name
@@ -186,7 +243,7 @@ def test_geminis_counts_that_cannot_be_right_are_never_money() -> None:
     assert (reply.prompt_tokens, reply.completion_tokens) == (None, None)
 
 
-# -- settings ----------------------------------------------------------------------------------------------------------
+# -- settings --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -197,7 +254,9 @@ def test_geminis_counts_that_cannot_be_right_are_never_money() -> None:
         ("gemini", "https://generativelanguage.googleapis.com", "gemini"),
     ],
 )
-def test_each_kind_has_its_place_and_its_metering(kind: Any, place: str, metering: str | None) -> None:
+def test_each_kind_has_its_place_and_its_metering(
+    kind: Any, place: str, metering: str | None
+) -> None:
     """An address and a profile that are given go before them."""
     assert ProviderSettings(kind=kind).base_url == place
     assert ProviderSettings(kind=kind).metering == metering
@@ -223,22 +282,27 @@ def test_base_urls_are_taken_with_and_without_their_version(base: str) -> None:
 
 def test_jobs_ask_a_provider_for_what_its_kind_answers() -> None:
     """Anthropic's takes Messages and no chat; the refusal says which flag helps."""
-    made = ProducerSettings(providers={"claude": {"kind": "anthropic"}, "other": {"endpoints": ["/v1/messages"]}})  # type: ignore[dict-item]
+    made = ProducerSettings(
+        providers={"claude": {"kind": "anthropic"}, "other": {"endpoints": ["/v1/messages"]}}  # type: ignore[dict-item]
+    )
     assert made.refused_endpoint("claude", "/v1/messages") is None
     assert "--api anthropic" in (made.refused_endpoint("claude", "/v1/chat/completions") or "")
     assert made.refused_endpoint("other", "/v1/messages") is None
-    assert 'providers.unknown.kind = "anthropic"' in (made.refused_endpoint("unknown", "/v1/messages") or "")
+    assert 'providers.unknown.kind = "anthropic"' in (
+        made.refused_endpoint("unknown", "/v1/messages") or ""
+    )
 
 
 def test_a_fallback_speaks_the_api_of_its_job(tmp_path: Path) -> None:
-    """A model of a provider of another kind is refused where the job is accepted: it would get bodies that it does not take."""
+    """A model of a provider of another kind is refused where the job is accepted: it would get
+    bodies that it does not take."""
     providers: Any = {"claude": {"kind": "anthropic"}, "default": {}}
     settings = ProducerSettings(database_url=f"sqlite:///{tmp_path}/ledger.db", providers=providers)
     with Producer(settings) as producer, pytest.raises(SpecError, match=r"/fallback: .*claude"):
         producer.submit(str(tmp_path / "none.jsonl"), JobSpec(model="m", fallback=["claude/c"]))
 
 
-# -- flags -------------------------------------------------------------------------------------------------------------
+# -- flags -----------------------------------------------------------------------------------------
 
 
 def given(**flags: Any) -> GivenJob:
@@ -246,14 +310,21 @@ def given(**flags: Any) -> GivenJob:
 
 
 def test_the_flag_chooses_the_endpoint_and_the_provider(monkeypatch: pytest.MonkeyPatch) -> None:
-    """`--api anthropic` alone is enough beside prompt, model and max_tokens; an endpoint that is typed stays."""
+    """`--api anthropic` alone is enough beside prompt, model and max_tokens; an endpoint that is
+    typed stays."""
     monkeypatch.setenv("ANTHROPIC_API_KEY", "k-anthropic")
     spec = job_spec(given(model="c", prompt="{text}", params=["max_tokens=5"]).for_api("anthropic"))
     assert spec.endpoint == "/v1/messages"
     assert given(endpoint="/v1/x").for_api("anthropic").flags["endpoint"] == "/v1/x"
     settings = WorkerSettings(providers={"default": ProviderSettings(rpm=5)})
-    provider = with_provider(settings, "default", ProviderFlags(api="anthropic")).providers["default"]
-    assert (provider.kind, provider.base_url, provider.rpm) == ("anthropic", "https://api.anthropic.com", 5)
+    provider = with_provider(settings, "default", ProviderFlags(api="anthropic")).providers[
+        "default"
+    ]
+    assert (provider.kind, provider.base_url, provider.rpm) == (
+        "anthropic",
+        "https://api.anthropic.com",
+        5,
+    )
     assert provider.api_key_env == "ANTHROPIC_API_KEY"
 
 
@@ -261,8 +332,13 @@ def test_gemini_is_asked_by_its_own_api_in_real_time(monkeypatch: pytest.MonkeyP
     """`--api gemini` is enough beside prompt and model, in the lane api as in batches."""
     monkeypatch.setenv("GEMINI_API_KEY", "k-gemini")
     assert job_spec(given(model="gemini-x", prompt="{text}").for_api("gemini")).endpoint == GENERATE
-    provider = with_provider(WorkerSettings(), "default", ProviderFlags(api="gemini")).providers["default"]
-    assert (provider.kind, provider.base_url) == ("gemini", "https://generativelanguage.googleapis.com")
+    provider = with_provider(WorkerSettings(), "default", ProviderFlags(api="gemini")).providers[
+        "default"
+    ]
+    assert (provider.kind, provider.base_url) == (
+        "gemini",
+        "https://generativelanguage.googleapis.com",
+    )
     made = ProducerSettings(providers={"google": {"kind": "gemini"}})  # type: ignore[dict-item]
     assert made.refused_endpoint("google", GENERATE) is None
     assert "--api gemini" in (made.refused_endpoint("google", "/v1/chat/completions") or "")
@@ -276,7 +352,20 @@ def test_gemini_is_asked_by_its_own_api_in_real_time(monkeypatch: pytest.MonkeyP
         ("tunedModels/mine-7", "/v1beta/tunedModels/mine-7:generateContent"),
         *(
             (odd, None)
-            for odd in ("", "../files", "a/b", "models/", "x?key=y", "x:delete", "x%2f", "x\n", "é", "a" * 300, 7, None)
+            for odd in (
+                "",
+                "../files",
+                "a/b",
+                "models/",
+                "x?key=y",
+                "x:delete",
+                "x%2f",
+                "x\n",
+                "é",
+                "a" * 300,
+                7,
+                None,
+            )
         ),
     ],
 )

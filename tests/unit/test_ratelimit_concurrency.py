@@ -1,4 +1,5 @@
-"""Adaptive concurrency against servers that are played in virtual time: what moves the limit, and what must not."""
+"""Adaptive concurrency against servers that are played in virtual time: what moves the limit, and
+what must not."""
 
 from __future__ import annotations
 
@@ -21,7 +22,9 @@ class Bench:
     def __post_init__(self) -> None:
         self.control = AdaptiveConcurrency(maximum=self.maximum, clock=lambda: self.now)
 
-    def round(self, latency_s: float = 1.0, *, in_flight: int | None = None, tokens: float = 100.0) -> None:
+    def round(
+        self, latency_s: float = 1.0, *, in_flight: int | None = None, tokens: float = 100.0
+    ) -> None:
         """As many requests as may be in flight are sent together and answered well."""
         count = self.control.limit if in_flight is None else in_flight
         for _ in range(count):
@@ -43,7 +46,8 @@ def grown(bench: Bench, rounds: int = 12) -> int:
 
 
 def test_it_starts_small_and_doubles_while_more_brings_more() -> None:
-    """A server that answers any number in the same time is used up to the maximum within some windows."""
+    """A server that answers any number in the same time is used up to the maximum within some
+    windows."""
     bench = Bench(maximum=200)
     assert bench.control.limit == 8
     assert grown(bench) >= 64
@@ -59,7 +63,8 @@ def test_a_saturated_server_stops_the_growth() -> None:
 
 
 def test_a_worker_that_is_slower_than_its_server_is_not_held_back() -> None:
-    """Each item costs the worker more time than the server: that goodput does not rise says nothing of the server."""
+    """Each item costs the worker more time than the server: that goodput does not rise says nothing
+    of the server."""
     bench = Bench()
     for turn in range(2_000):
         for _ in range(bench.control.limit):
@@ -92,7 +97,8 @@ def test_refusals_of_what_was_sent_after_the_cut_cut_again() -> None:
 
 @pytest.mark.parametrize("signal", [Signal.OVERLOADED, Signal.THROTTLED])
 def test_a_stray_refusal_neither_cuts_nor_slows_the_growth(signal: Signal) -> None:
-    """One refusal in twenty answers leaves a limit that doubles to double; the second of the same flight cuts it."""
+    """One refusal in twenty answers leaves a limit that doubles to double; the second of the same
+    flight cuts it."""
     bench = Bench(maximum=1000)
     for _ in range(2):
         bench.round()
@@ -102,7 +108,9 @@ def test_a_stray_refusal_neither_cuts_nor_slows_the_growth(signal: Signal) -> No
     assert (bench.control.limit, bench.control.climbing) == (64, True)
     bench.now += 1.0
     bench.fail(signal, times=2)
-    assert bench.control.limit == 44  # 0.7 of 64: 32 answers were good, so the first was stray and the second was not
+    assert (
+        bench.control.limit == 44
+    )  # 0.7 of 64: 32 answers were good, so the first was stray and the second was not
     assert not bench.control.climbing
 
 
@@ -116,7 +124,8 @@ def test_a_demand_to_grow_more_gently_is_never_stray() -> None:
 
 
 def test_256_slots_are_filled_in_five_round_trips() -> None:
-    """The ramp follows the answers: at 200 ms per call 8 in flight are 256 after one second, not after five."""
+    """The ramp follows the answers: at 200 ms per call 8 in flight are 256 after one second, not
+    after five."""
     bench = Bench(maximum=256)
     limits = []
     for _ in range(5):
@@ -127,7 +136,8 @@ def test_256_slots_are_filled_in_five_round_trips() -> None:
 
 
 def test_one_round_trip_without_a_gain_does_not_end_the_climb() -> None:
-    """A window as short as a round trip wavers: only when doubling did not pay twice in a row does the limit stop doubling."""
+    """A window as short as a round trip wavers: only when doubling did not pay twice in a row does
+    the limit stop doubling."""
     bench = Bench()
     bench.round()
     bench.round(latency_s=2.0)
@@ -161,7 +171,8 @@ def test_nothing_grows_while_little_is_in_flight() -> None:
 
 
 def test_a_queue_at_the_server_takes_some_off() -> None:
-    """vLLM's own gauges: 20 waiting behind 100 are too many, five are not; asked again too soon says nothing new."""
+    """vLLM's own gauges: 20 waiting behind 100 are too many, five are not; asked again too soon
+    says nothing new."""
     bench = Bench()
     before = grown(bench)
     bench.control.gauge(running=100, waiting=5)
@@ -181,7 +192,8 @@ def test_answers_that_take_three_times_as_long_per_token_show_a_queue() -> None:
 
 
 def test_answers_within_a_quarter_of_a_second_are_no_queue() -> None:
-    """A lane that answers in microseconds wavers by the worker's own steps: cut for them, a fleet went on one by one."""
+    """A lane that answers in microseconds wavers by the worker's own steps: cut for them, a fleet
+    went on one by one."""
     bench = Bench()
     for latency_s in [0.002] * 40 + [0.2, 0.002] * 40:
         bench.round(latency_s)

@@ -9,7 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock_ratelimit import Estimator
-from penstock_ratelimit.estimates.estimator import DEFAULT_OUTPUT_TOKENS, MAX_KEYS, MAX_RATIO, MEMORY, Sketch
+from penstock_ratelimit.estimates.estimator import (
+    DEFAULT_OUTPUT_TOKENS,
+    MAX_KEYS,
+    MAX_RATIO,
+    MEMORY,
+    Sketch,
+)
 
 
 def test_the_first_estimate_is_four_characters_a_token() -> None:
@@ -34,13 +40,18 @@ def test_the_first_observation_replaces_the_guess_and_later_ones_average() -> No
 
 @pytest.mark.parametrize("factor", [0.2, 5.0])
 def test_an_estimate_that_is_five_times_off_is_right_after_three_answers(factor: float) -> None:
-    """A language or an output length that was not expected costs a few requests, not a job: prompt and output alike."""
+    """A language or an output length that was not expected costs a few requests, not a job: prompt
+    and output alike."""
     estimator, rng = Estimator(), random.Random(4)
     for _ in range(3):
         spread = rng.uniform(0.9, 1.1)
-        estimator.observe("job", 4000, 1000 * factor * spread, DEFAULT_OUTPUT_TOKENS * factor * spread)
+        estimator.observe(
+            "job", 4000, 1000 * factor * spread, DEFAULT_OUTPUT_TOKENS * factor * spread
+        )
     assert estimator.estimate_prompt("job", 4000) == pytest.approx(1000 * factor, rel=0.1)
-    assert estimator.expected_output("job", None) == pytest.approx(DEFAULT_OUTPUT_TOKENS * factor, rel=0.2)
+    assert estimator.expected_output("job", None) == pytest.approx(
+        DEFAULT_OUTPUT_TOKENS * factor, rel=0.2
+    )
 
 
 def test_outputs_that_become_five_times_longer_are_followed_within_seven_answers() -> None:
@@ -64,12 +75,15 @@ def test_the_output_before_any_answer_is_a_named_guess_within_what_was_asked_for
 
 @pytest.mark.parametrize("sigma", [0.0, 0.5, 1.0])
 def test_the_expected_output_is_what_three_of_four_answers_do_not_exceed(sigma: float) -> None:
-    """Averaged over its noise the estimate is the 75th percentile, whatever the spread of the lengths."""
+    """Averaged over its noise the estimate is the 75th percentile, whatever the spread of the
+    lengths."""
     rng, estimator = random.Random(7), Estimator()
     lengths = [rng.lognormvariate(6.0, sigma) for _ in range(4000)]
     within = 0
     for length in lengths:
-        within += length <= estimator.expected_output("job", None) * 1.1  # a bin reaches 9 % to either side
+        within += (
+            length <= estimator.expected_output("job", None) * 1.1
+        )  # a bin reaches 9 % to either side
         estimator.observe("job", 4000, 1000, length)
     assert within / len(lengths) >= (0.99 if sigma == 0 else 0.72)
     assert sigma == 0 or within / len(lengths) <= 0.82
@@ -94,7 +108,11 @@ def test_estimates_are_finite_and_at_least_one_whatever_was_reported(
     for report in reports:
         estimator.observe("job", *report)
     assert 1 <= estimator.estimate_prompt("job", chars) < float("inf")
-    assert 1 <= estimator.expected_output("job", max_tokens) <= max(1, 1.2e7 if max_tokens is None else max_tokens)
+    assert (
+        1
+        <= estimator.expected_output("job", max_tokens)
+        <= max(1, 1.2e7 if max_tokens is None else max_tokens)
+    )
 
 
 def test_nonsense_does_not_poison_the_ratio() -> None:
@@ -117,7 +135,8 @@ def test_the_estimator_forgets_the_oldest_key() -> None:
 
 
 def test_what_is_taken_is_what_was_observed_or_asked_for_in_vain() -> None:
-    """Only new observations travel, each once, with the names of keys that this process does not know."""
+    """Only new observations travel, each once, with the names of keys that this process does not
+    know."""
     estimator = Estimator()
     estimator.estimate_prompt("asked", 400)
     estimator.observe("seen", 4000, 2000, 100)
@@ -137,8 +156,13 @@ def test_an_adopted_sketch_does_not_undo_what_was_observed_meanwhile() -> None:
     assert estimator.estimate_prompt("job", 4000) == pytest.approx(2000)
 
 
-@given(st.lists(st.floats(1, 1e6), min_size=1, max_size=int(MEMORY) // 2), st.lists(st.floats(1, 1e6), max_size=10))
-def test_two_sketches_added_are_what_one_observer_had_seen(mine: list[float], yours: list[float]) -> None:
+@given(
+    st.lists(st.floats(1, 1e6), min_size=1, max_size=int(MEMORY) // 2),
+    st.lists(st.floats(1, 1e6), max_size=10),
+)
+def test_two_sketches_added_are_what_one_observer_had_seen(
+    mine: list[float], yours: list[float]
+) -> None:
     """Merging loses nothing and needs no order, as long as nothing has faded yet."""
     together, one, other = Estimator(), Estimator(), Estimator()
     for estimators, lengths in (((together, one), mine), ((together, other), yours)):

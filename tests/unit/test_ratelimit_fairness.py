@@ -47,12 +47,16 @@ def served(line: FairLine[tuple[str, float]], pops: int) -> dict[str, float]:
     return totals
 
 
-# --- none is lost, order is kept -------------------------------------------------------------------------------------
+# --- none is lost, order is kept
+# --------------------------------------------------------------------------------------------------
 
 
 @given(st.lists(st.tuples(FLOWS, COSTS) | st.none()))
-def test_it_serves_whenever_somebody_waits_and_each_exactly_once(steps: list[tuple[Flow, float] | None]) -> None:
-    """Work conserving: ``pop`` says None only when every item that came was served; none is served twice."""
+def test_it_serves_whenever_somebody_waits_and_each_exactly_once(
+    steps: list[tuple[Flow, float] | None],
+) -> None:
+    """Work conserving: ``pop`` says None only when every item that came was served; none is served
+    twice."""
     line: FairLine[int] = FairLine()
     inside: set[int] = set()
     for number, step in enumerate(steps):
@@ -93,8 +97,11 @@ EXACT_FLOWS = st.builds(  # sums of these costs over these weights have no round
 
 
 @given(st.lists(st.tuples(EXACT_FLOWS, st.sampled_from([1.0, 2.0, 4.0])) | st.none(), max_size=60))
-def test_a_flow_that_was_alone_is_served_as_if_it_had_had_tags(steps: list[tuple[Flow, float] | None]) -> None:
-    """A plain line of one flow and tags from the start serve the same items in the same order, whenever others come."""
+def test_a_flow_that_was_alone_is_served_as_if_it_had_had_tags(
+    steps: list[tuple[Flow, float] | None],
+) -> None:
+    """A plain line of one flow and tags from the start serve the same items in the same order,
+    whenever others come."""
     line, with_tags = FairLine[int](), fairness._Crowd[int]()
     for number, step in enumerate(steps):
         if step is not None:
@@ -115,14 +122,19 @@ def test_one_flow_is_a_plain_line(costs: list[float]) -> None:
 
 
 @given(st.lists(st.tuples(FLOWS, COSTS), max_size=40), st.integers(0, 40), st.integers(1, 3))
-def test_what_is_given_back_is_next_again_in_its_order(items: list[tuple[Flow, float]], taken: int, times: int) -> None:
-    """Giving back changes nothing: the same items follow in the same order, and then those that would have followed."""
+def test_what_is_given_back_is_next_again_in_its_order(
+    items: list[tuple[Flow, float]], taken: int, times: int
+) -> None:
+    """Giving back changes nothing: the same items follow in the same order, and then those that
+    would have followed."""
     line, untouched = FairLine[int](), FairLine[int]()
     for number, (flow, cost) in enumerate(items):
         line.push(number, flow, cost)
         untouched.push(number, flow, cost)
     for _ in range(times):
-        line.push_front([item for _ in range(min(taken, len(items))) if (item := line.pop()) is not None])
+        line.push_front(
+            [item for _ in range(min(taken, len(items))) if (item := line.pop()) is not None]
+        )
     assert [line.pop() for _ in items] == [untouched.pop() for _ in items]
 
 
@@ -147,14 +159,18 @@ def test_those_who_are_gone_are_charged_to_nobody() -> None:
     assert abs(totals["steady"] - totals["fickle"]) <= 2
 
 
-# --- shares ----------------------------------------------------------------------------------------------------------
+# --- shares
+# --------------------------------------------------------------------------------------------------
 
 
-@given(st.lists(st.tuples(WEIGHTS, st.lists(COSTS, min_size=30, max_size=30)), min_size=2, max_size=5))
+@given(
+    st.lists(st.tuples(WEIGHTS, st.lists(COSTS, min_size=30, max_size=30)), min_size=2, max_size=5)
+)
 def test_jobs_of_a_tenant_share_by_weight_within_their_largest_items(
     jobs: list[tuple[float, list[float]]],
 ) -> None:
-    """While both wait, service / weight of two jobs differs by no more than their largest items / weights."""
+    """While both wait, service / weight of two jobs differs by no more than their largest items /
+    weights."""
     line: FairLine[tuple[str, float]] = FairLine()
     for job, (weight, costs) in enumerate(jobs):
         for cost in costs:
@@ -199,7 +215,8 @@ def test_a_cost_is_what_counts_not_an_item() -> None:
 
 
 def test_an_idle_flow_returns_without_credit() -> None:
-    """Who was away while another was served a thousand times gets its part from now on, not what it missed."""
+    """Who was away while another was served a thousand times gets its part from now on, not what it
+    missed."""
     line: FairLine[tuple[str, float]] = FairLine()
     for _ in range(2_000):
         line.push(("busy", 1.0), Flow(job="busy"), 1.0)
@@ -212,7 +229,8 @@ def test_an_idle_flow_returns_without_credit() -> None:
 
 
 def test_leaving_and_coming_back_clears_no_debt() -> None:
-    """A job that shows one large request at a time gets no more of the quota than one that shows all of its own."""
+    """A job that shows one large request at a time gets no more of the quota than one that shows
+    all of its own."""
     line: FairLine[tuple[str, float]] = FairLine()
     for _ in range(1_000):
         line.push(("open", 1.0), Flow(job="open"), 1.0)
@@ -256,7 +274,8 @@ def test_a_changed_weight_holds_from_the_next_item_on() -> None:
     assert totals["a"] == pytest.approx(300, abs=4)
 
 
-# --- priorities ------------------------------------------------------------------------------------------------------
+# --- priorities
+# --------------------------------------------------------------------------------------------------
 
 
 def test_fifty_urgent_items_pass_a_thousand_normal_ones() -> None:
@@ -271,8 +290,11 @@ def test_fifty_urgent_items_pass_a_thousand_normal_ones() -> None:
 
 
 @given(st.permutations(list(Priority)), COSTS, COSTS)
-def test_every_class_is_served_while_the_others_never_end(order: list[Priority], cost: float, other: float) -> None:
-    """Ageing: a class waits for its next item no longer than its weight says, plus one item of each other class."""
+def test_every_class_is_served_while_the_others_never_end(
+    order: list[Priority], cost: float, other: float
+) -> None:
+    """Ageing: a class waits for its next item no longer than its weight says, plus one item of each
+    other class."""
     line: FairLine[tuple[str, float]] = FairLine()
     mine = order[0]
     costs = {priority: cost if priority is mine else other for priority in order}
@@ -291,7 +313,8 @@ def test_every_class_is_served_while_the_others_never_end(order: list[Priority],
 
 @given(st.lists(st.tuples(WEIGHTS, COSTS), min_size=2, max_size=6))
 def test_every_job_is_served_while_the_others_never_end(jobs: list[tuple[float, float]]) -> None:
-    """The lightest job, too, waits no longer than its weight says, plus one item of each other job."""
+    """The lightest job, too, waits no longer than its weight says, plus one item of each other
+    job."""
     line: FairLine[tuple[str, float]] = FairLine()
     flows = {str(job): Flow(job=str(job), weight=weight) for job, (weight, _) in enumerate(jobs)}
     for name, flow in flows.items():
@@ -306,7 +329,8 @@ def test_every_job_is_served_while_the_others_never_end(jobs: list[tuple[float, 
         assert waited <= longest * ROUNDING
 
 
-# --- memory ----------------------------------------------------------------------------------------------------------
+# --- memory
+# --------------------------------------------------------------------------------------------------
 
 
 class Name(str):
@@ -354,7 +378,8 @@ def test_nothing_is_kept_when_nobody_waits() -> None:
 
 
 def test_items_that_gave_up_leave_nothing_behind() -> None:
-    """A job whose items give up again and again, beside one that stays, costs no more after a thousand than after ten."""
+    """A job whose items give up again and again, beside one that stays, costs no more after a
+    thousand than after ten."""
     line: FairLine[str] = FairLine(gone=lambda item: item == "gone")
     line.push("stays", Flow(job="stays"), 1.0)
     kept = []
@@ -375,7 +400,8 @@ def test_a_cost_that_cannot_be_is_refused(cost: float) -> None:
 
 
 @pytest.mark.parametrize(
-    "flow", [{"weight": 0.0}, {"weight": -1.0}, {"weight": float("nan")}, {"weight": 1e9}, {"priority": 3}]
+    "flow",
+    [{"weight": 0.0}, {"weight": -1.0}, {"weight": float("nan")}, {"weight": 1e9}, {"priority": 3}],
 )
 def test_a_flow_that_cannot_be_is_refused(flow: dict[str, float]) -> None:
     """A weight or priority outside of its range is refused, with its field named."""
@@ -383,7 +409,8 @@ def test_a_flow_that_cannot_be_is_refused(flow: dict[str, float]) -> None:
         Flow(**flow)  # type: ignore[arg-type]  # that is the point
 
 
-# --- the waiting room ------------------------------------------------------------------------------------------------
+# --- the waiting room
+# --------------------------------------------------------------------------------------------------
 
 TERMS = Quota("q", {"requests": PerSecond(10), "tokens": PerMinute(60_000)}, margin=1).terms()
 
@@ -393,8 +420,12 @@ def waiter(flow: Flow, tokens: float = 0.0, requests: float = 1.0) -> Waiter:
     return Waiter(StartRequest(costs, flow=flow), TERMS, asyncio.get_running_loop().create_future())
 
 
-@pytest.mark.parametrize(("requests", "tokens", "seconds"), [(1, 0, 0.1), (1, 50, 0.1), (1, 500, 0.5), (0, 0, 1e-6)])
-def test_a_waiter_costs_the_time_it_takes_of_what_binds(requests: float, tokens: float, seconds: float) -> None:
+@pytest.mark.parametrize(
+    ("requests", "tokens", "seconds"), [(1, 0, 0.1), (1, 50, 0.1), (1, 500, 0.5), (0, 0, 1e-6)]
+)
+def test_a_waiter_costs_the_time_it_takes_of_what_binds(
+    requests: float, tokens: float, seconds: float
+) -> None:
     """A waiter's cost is its time of the scarcest dimension, and never zero."""
 
     async def main() -> None:
@@ -404,7 +435,8 @@ def test_a_waiter_costs_the_time_it_takes_of_what_binds(requests: float, tokens:
 
 
 def test_the_room_shares_between_jobs_what_binds_each() -> None:
-    """A job of long requests and one of short ones get the same time of the quota, whichever came first."""
+    """A job of long requests and one of short ones get the same time of the quota, whichever came
+    first."""
 
     async def main() -> None:
         room = WaitingCallers(asyncio.get_running_loop(), lambda: None)
@@ -413,12 +445,16 @@ def test_the_room_shares_between_jobs_what_binds_each() -> None:
         for _ in range(100):
             room.arrive(waiter(Flow(job="short"), tokens=10))  # a tenth of a second: requests bind
         first = [room.next() for _ in range(55)]
-        assert sum(one is not None and one.ask.flow.job == "long" for one in first) == pytest.approx(5, abs=1)
+        assert sum(
+            one is not None and one.ask.flow.job == "long" for one in first
+        ) == pytest.approx(5, abs=1)
 
     run_virtual(main())
 
 
-def test_the_room_gives_recalled_tickets_back_in_their_order_and_passes_over_those_who_left() -> None:
+def test_the_room_gives_recalled_tickets_back_in_their_order_and_passes_over_those_who_left() -> (
+    None
+):
     """Recalled tickets go to the front in their old order, without those that were cancelled."""
 
     async def main() -> None:
@@ -432,7 +468,10 @@ def test_the_room_gives_recalled_tickets_back_in_their_order_and_passes_over_tho
             room.let_go_at(waiting, 10.0 + number)
         waiters[1].future.cancel()
         room.recall()
-        assert [room.next() for _ in range(5)] == [*(one for one in taken if one is not waiters[1]), *waiters[4:]]
+        assert [room.next() for _ in range(5)] == [
+            *(one for one in taken if one is not waiters[1]),
+            *waiters[4:],
+        ]
         assert (room.next(), room.has_line) == (None, False)
 
     run_virtual(main())

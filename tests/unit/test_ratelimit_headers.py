@@ -1,4 +1,6 @@
-"""Headers: how long to stay away, and how much of which limit is left. Pure functions of what is passed in."""
+"""Headers: how long to stay away, and how much of which limit is left.
+
+Pure functions of what is passed in."""
 
 from __future__ import annotations
 
@@ -17,8 +19,19 @@ from penstock_ratelimit.rates import MAX_PAUSE_S
 NOW = 1_800_000_000.0  # Friday, 15 January 2027, 08:00:00 GMT
 
 header_names = st.sampled_from(
-    ["retry-after", "Retry-After-MS", "date", "x-ratelimit-limit", "x-tokenlimit-remaining", "x-ratelimit-reset"]
-    + [f"x-ratelimit-{part}-{end}" for part in ("limit", "remaining", "reset") for end in ("requests", "Tokens")]
+    [
+        "retry-after",
+        "Retry-After-MS",
+        "date",
+        "x-ratelimit-limit",
+        "x-tokenlimit-remaining",
+        "x-ratelimit-reset",
+    ]
+    + [
+        f"x-ratelimit-{part}-{end}"
+        for part in ("limit", "remaining", "reset")
+        for end in ("requests", "Tokens")
+    ]
     + [f"anthropic-ratelimit-input-tokens-{part}" for part in ("limit", "remaining", "reset")]
 )
 header_texts = (
@@ -63,8 +76,11 @@ any_headers = st.dictionaries(header_names, header_texts)
     ],
 )
 def test_retry_after_in_all_its_forms(headers: dict[str, str], seconds: float | None) -> None:
-    """Milliseconds, seconds and dates are read; the past is now, the absurd is a day, garbage says nothing."""
-    assert parse_retry_after(headers, NOW) == (seconds if seconds is None else pytest.approx(seconds))
+    """Milliseconds, seconds and dates are read; the past is now, the absurd is a day, garbage says
+    nothing."""
+    assert parse_retry_after(headers, NOW) == (
+        seconds if seconds is None else pytest.approx(seconds)
+    )
 
 
 @pytest.mark.parametrize("skew_s", [-7200.0, -3.0, 0.0, 3.0, 7200.0, 3e7])
@@ -120,7 +136,8 @@ def test_no_header_breaks_the_reader_of_limits(headers: dict[str, str], style: s
 def test_the_window_follows_from_what_is_left_and_when_it_is_back(
     limit: float, remaining: float, reset: str, window_s: float | None
 ) -> None:
-    """limit * reset / used, snapped to a window that providers use; nothing when it cannot be computed."""
+    """limit * reset / used, snapped to a window that providers use; nothing when it cannot be
+    computed."""
     reset_s = parse_duration(reset)
     assert reset_s is not None
     assert infer_window(Figures(limit, remaining, reset_s)) == window_s
@@ -132,7 +149,9 @@ def test_the_window_follows_from_what_is_left_and_when_it_is_back(
     part=st.floats(0.001, 1.0),
     rounding=st.sampled_from([0.0, 500.0]),
 )
-def test_an_inferred_window_is_right_or_unknown(window_s: float, limit: int, part: float, rounding: float) -> None:
+def test_an_inferred_window_is_right_or_unknown(
+    window_s: float, limit: int, part: float, rounding: float
+) -> None:
     """Rounded to milliseconds and to thousands as providers do, it is never a wrong window."""
     used = max(1, round(limit * part))
     reset_s = round(used * window_s / limit, 3)
@@ -145,7 +164,9 @@ def test_a_bucket_that_is_well_used_tells_its_window(window_s: float, used: int)
     """Once a fleet works at any speed, the window is known."""
     limit = 1000
     reset_s = used * window_s / limit
-    assert infer_window(Figures(limit, limit - used, reset_s)) == (window_s if reset_s >= 0.005 else None)
+    assert infer_window(Figures(limit, limit - used, reset_s)) == (
+        window_s if reset_s >= 0.005 else None
+    )
 
 
 def openai(limit: str, remaining: str, reset: str, end: str = "tokens") -> dict[str, str]:
@@ -162,7 +183,10 @@ def by_dim(headers: dict[str, str], style: str) -> dict[str, Reading]:
 
 def test_openai_headers_are_read_per_minute() -> None:
     """Both limits, with their windows inferred; header names have no case."""
-    found = by_dim(openai("5000", "4999", "12ms", "requests") | openai("160000", "159976", "9ms"), "x-ratelimit")
+    found = by_dim(
+        openai("5000", "4999", "12ms", "requests") | openai("160000", "159976", "9ms"),
+        "x-ratelimit",
+    )
     assert {dim: astuple(reading)[1:] for dim, reading in found.items()} == {
         "requests": pytest.approx((5000.0, 4999.0, 0.012, 60.0)),
         "tokens": pytest.approx((160_000.0, 159_976.0, 0.009, 60.0)),
@@ -171,7 +195,8 @@ def test_openai_headers_are_read_per_minute() -> None:
 
 
 def test_a_bucket_of_a_day_is_never_taken_for_one_of_a_minute() -> None:
-    """The plain tokens header of a small account is its limit per day: 1,440 times too much for a minute."""
+    """The plain tokens header of a small account is its limit per day: 1,440 times too much for a
+    minute."""
     found = by_dim(openai("1500000", "1495621", "4m12.172s"), "x-ratelimit")
     assert set(found) == {"tokens_per_day"}
     assert found["tokens_per_day"].per_second == pytest.approx(1_500_000 / DAY_S)
@@ -186,14 +211,20 @@ def test_an_unknown_window_makes_no_rate() -> None:
 def test_the_tightest_of_organisation_and_project_wins() -> None:
     """Both bind: the lower rate, and the fewer units left, whichever of them has which."""
     headers = openai("60000", "30000", "30s") | openai("40000", "39960", "60ms", "project-tokens")
-    assert by_dim(headers, "x-ratelimit")["tokens"] == Reading("tokens", 40_000.0, 30_000.0, 30.0, 60.0)
+    assert by_dim(headers, "x-ratelimit")["tokens"] == Reading(
+        "tokens", 40_000.0, 30_000.0, 30.0, 60.0
+    )
     headers = openai("60000", "50000", "10s") | openai("40000", "20000", "30s", "project-tokens")
-    assert by_dim(headers, "x-ratelimit")["tokens"] == Reading("tokens", 40_000.0, 20_000.0, 30.0, 60.0)
+    assert by_dim(headers, "x-ratelimit")["tokens"] == Reading(
+        "tokens", 40_000.0, 20_000.0, 30.0, 60.0
+    )
 
 
 def test_unknown_suffixes_and_nonsense_values_are_ignored() -> None:
     """What a later revision adds, or a proxy garbles, changes nothing that is known."""
-    headers = openai("5000", "4999", "12ms", "requests") | openai("1", "0", "1s", "tokens_usage_based")
+    headers = openai("5000", "4999", "12ms", "requests") | openai(
+        "1", "0", "1s", "tokens_usage_based"
+    )
     headers |= openai("1", "0", "1s", "images") | openai("-1", "-1", "-1")
     assert set(by_dim(headers, "x-ratelimit")) == {"requests"}
     assert by_dim(openai("unlimited", "all", "never"), "x-ratelimit") == {}
@@ -201,7 +232,8 @@ def test_unknown_suffixes_and_nonsense_values_are_ignored() -> None:
 
 
 def test_more_left_than_the_limit_is_a_full_bucket() -> None:
-    """A provider that counts a refund on top of a full bucket does not lend us more than the limit."""
+    """A provider that counts a refund on top of a full bucket does not lend us more than the
+    limit."""
     assert by_dim(openai("100", "250", "1s"), "x-ratelimit")["tokens"].remaining == 100
 
 
@@ -211,7 +243,8 @@ def anthropic(name: str, limit: int, remaining: int, reset: str) -> dict[str, st
 
 
 def test_anthropic_is_read_by_the_split_limits_only() -> None:
-    """The plain tokens limit is "the most restrictive in effect", whichever that is: it would make one limit of two."""
+    """The plain tokens limit is "the most restrictive in effect", whichever that is: it would make
+    one limit of two."""
     headers = anthropic("requests", 4000, 3999, "2027-01-15T08:00:01Z")
     headers |= anthropic("tokens", 80_000, 12_000, "2027-01-15T08:00:51Z")
     headers |= anthropic("input-tokens", 400_000, 390_000, "2027-01-15T08:00:02Z")
@@ -230,12 +263,19 @@ def test_anthropic_is_read_by_the_split_limits_only() -> None:
             "2027-01-15T08:07:12Z",
             60.0,
         ),  # 2,000 of 400,000 are gone, give or take 500: too little to infer from
-        (390_000, "2027-01-15T08:36:00Z", DAY_S),  # 10,000 are gone for 36 minutes: a bucket of a day
+        (
+            390_000,
+            "2027-01-15T08:36:00Z",
+            DAY_S,
+        ),  # 10,000 are gone for 36 minutes: a bucket of a day
         (390_000, "2027-01-15T08:00:02Z", 60.0),  # 2 s, give or take one: too little to infer from
     ],
 )
-def test_anthropic_windows_are_inferred_only_beyond_the_rounding(remaining: int, reset: str, window_s: float) -> None:
-    """Remaining tokens come in thousands and resets in seconds; below that the documented minute holds."""
+def test_anthropic_windows_are_inferred_only_beyond_the_rounding(
+    remaining: int, reset: str, window_s: float
+) -> None:
+    """Remaining tokens come in thousands and resets in seconds; below that the documented minute
+    holds."""
     headers = anthropic("input-tokens", 400_000, remaining, reset)
     (reading,) = read_limits(headers, "anthropic", NOW)
     assert reading.window_s == window_s
@@ -243,7 +283,9 @@ def test_anthropic_windows_are_inferred_only_beyond_the_rounding(remaining: int,
 
 def test_an_anthropic_reset_is_held_against_the_servers_clock() -> None:
     """A worker whose clock is an hour off reads the same reset."""
-    headers = {"date": formatdate(NOW + 3600, usegmt=True)} | anthropic("requests", 60, 50, "2027-01-15T09:00:10Z")
+    headers = {"date": formatdate(NOW + 3600, usegmt=True)} | anthropic(
+        "requests", 60, 50, "2027-01-15T09:00:10Z"
+    )
     assert read_limits(headers, "anthropic", NOW)[0].reset_s == 10.0
 
 
@@ -260,11 +302,15 @@ def test_groq_requests_are_a_days() -> None:
     """Its requests headers "always refer to requests per day", its tokens headers to a minute."""
     headers = openai("14400", "14370", "2m59.56s", "requests") | openai("18000", "17997", "7.66s")
     found = by_dim(headers, "groq")
-    assert {dim: reading.window_s for dim, reading in found.items()} == {"requests_per_day": DAY_S, "tokens": 60.0}
+    assert {dim: reading.window_s for dim, reading in found.items()} == {
+        "requests_per_day": DAY_S,
+        "tokens": 60.0,
+    }
 
 
 def test_azure_requests_make_no_rate() -> None:
-    """Its limit of requests may be of a second or of ten: what is left is read, and no rate is made of it."""
+    """Its limit of requests may be of a second or of ten: what is left is read, and no rate is made
+    of it."""
     headers = openai("20", "19", "1", "requests") | openai("20000", "19913", "41")
     found = by_dim(headers, "azure")
     assert (found["requests"].remaining, found["requests"].per_second) == (19, None)
@@ -273,7 +319,9 @@ def test_azure_requests_make_no_rate() -> None:
 
 def test_windows_in_the_name_need_no_inference() -> None:
     """Cerebras names minute and day; both are read apart."""
-    headers = openai("30", "29", "1.2", "requests-minute") | openai("14400", "14399", "33011.38", "requests-day")
+    headers = openai("30", "29", "1.2", "requests-minute") | openai(
+        "14400", "14399", "33011.38", "requests-day"
+    )
     found = by_dim(headers, "x-ratelimit")
     assert {dim: reading.per_second for dim, reading in found.items()} == {
         "requests": 0.5,
@@ -284,12 +332,25 @@ def test_windows_in_the_name_need_no_inference() -> None:
 @pytest.mark.parametrize(
     ("text", "seconds"),
     [
-        ("12ms", 0.012), ("1s", 1.0), ("6m0s", 360.0), ("4m12.172s", 252.172), ("1h0m2s", 3602.0), ("150µs", 0.00015),
-        ("2m59.56s", 179.56), ("36s", 36.0), ("0s", 0.0),
-        ("", None), ("5", None), ("s", None), ("1 s", None), ("1s tomorrow", None), ("-1s", None), ("1w", None),
+        ("12ms", 0.012),
+        ("1s", 1.0),
+        ("6m0s", 360.0),
+        ("4m12.172s", 252.172),
+        ("1h0m2s", 3602.0),
+        ("150µs", 0.00015),
+        ("2m59.56s", 179.56),
+        ("36s", 36.0),
+        ("0s", 0.0),
+        ("", None),
+        ("5", None),
+        ("s", None),
+        ("1 s", None),
+        ("1s tomorrow", None),
+        ("-1s", None),
+        ("1w", None),
         ("9" * 400 + "s", None),
     ],
-)  # fmt: skip
+)
 def test_durations_are_read_as_go_writes_them(text: str, seconds: float | None) -> None:
     """Parts add up; anything else is no duration."""
     assert parse_duration(text) == (None if seconds is None else pytest.approx(seconds))
@@ -298,4 +359,6 @@ def test_durations_are_read_as_go_writes_them(text: str, seconds: float | None) 
 def test_a_reset_may_be_a_date() -> None:
     """OpenRouter and others tell the time of the reset, in seconds or milliseconds since 1970."""
     for reset in (str(int(NOW) + 20), str(int(NOW) * 1000 + 20_000), "2027-01-15T08:00:20+00:00"):
-        assert read_limits(openai("60", "30", reset), "x-ratelimit", NOW)[0].reset_s == pytest.approx(20.0)
+        assert read_limits(openai("60", "30", reset), "x-ratelimit", NOW)[
+            0
+        ].reset_s == pytest.approx(20.0)

@@ -7,7 +7,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock_ratelimit.provider.headers import STYLES
-from penstock_ratelimit.provider.profiles import BEDROCK_UNSET_MAX_TOKENS, PROFILES, Usage, profile_for
+from penstock_ratelimit.provider.profiles import (
+    BEDROCK_UNSET_MAX_TOKENS,
+    PROFILES,
+    Usage,
+    profile_for,
+)
 from penstock_ratelimit.rates import MAX_BURST_S, MAX_HORIZON_S
 
 PROMPT, MAX_TOKENS, EXPECTED = 1000.0, 4000, 300.0
@@ -35,9 +40,13 @@ def test_what_each_provider_charges_at_admission(
     """A prompt of 1,000 tokens, max_tokens 4,000, usual answers of 300; then without max_tokens."""
     profile = PROFILES[name]
     assert profile.reserve(PROMPT, MAX_TOKENS, EXPECTED) == {
-        "requests": 1, "requests_per_day": 1, "tokens": tokens, "tokens_per_day": tokens,
-        "input_tokens": input_tokens, "output_tokens": output_tokens,
-    }  # fmt: skip
+        "requests": 1,
+        "requests_per_day": 1,
+        "tokens": tokens,
+        "tokens_per_day": tokens,
+        "input_tokens": input_tokens,
+        "output_tokens": output_tokens,
+    }
     assert profile.reserve(PROMPT, None, EXPECTED)["tokens"] == tokens_unset
 
 
@@ -58,8 +67,11 @@ def test_what_each_provider_charged_in_the_end(
 ) -> None:
     """500 tokens of input, 400 read from the cache, 100 written to it, 200 of output."""
     assert PROFILES[name].settle(USAGE) == {
-        "tokens": tokens, "tokens_per_day": tokens, "input_tokens": input_tokens, "output_tokens": output_tokens,
-    }  # fmt: skip
+        "tokens": tokens,
+        "tokens_per_day": tokens,
+        "input_tokens": input_tokens,
+        "output_tokens": output_tokens,
+    }
 
 
 @pytest.mark.parametrize("name", ["openai", "azure", "groq"])
@@ -73,9 +85,12 @@ def test_an_expected_answer_is_never_longer_than_asked_for() -> None:
     assert PROFILES["anthropic"].reserve(PROMPT, 100, EXPECTED)["output_tokens"] == 100
 
 
-@pytest.mark.parametrize(("name", "tokens"), [("openai", 4010), ("anthropic", 10), ("gemini", 10), ("generic", 10)])
+@pytest.mark.parametrize(
+    ("name", "tokens"), [("openai", 4010), ("anthropic", 10), ("gemini", 10), ("generic", 10)]
+)
 def test_what_is_certain_is_charged_in_any_case(name: str, tokens: float) -> None:
-    """max_tokens counts as certain only where the provider charges it: elsewhere it stops no request."""
+    """max_tokens counts as certain only where the provider charges it: elsewhere it stops no
+    request."""
     certain = PROFILES[name].certain(10, MAX_TOKENS)
     assert (certain["requests"], certain["tokens"], certain["input_tokens"]) == (1, tokens, 10)
 
@@ -91,7 +106,10 @@ def test_charges_are_never_negative_and_never_less_than_certain(
 ) -> None:
     """Whatever is asked for, a charge is an amount, and a certain part is a part."""
     profile = PROFILES[name]
-    charged, certain = profile.reserve(prompt, max_tokens, expected), profile.certain(prompt, max_tokens)
+    charged, certain = (
+        profile.reserve(prompt, max_tokens, expected),
+        profile.certain(prompt, max_tokens),
+    )
     assert charged.keys() == certain.keys()
     assert all(0 <= certain[dim] <= charged[dim] for dim in certain)
 
@@ -108,7 +126,8 @@ def test_a_profile_is_usable_as_it_is(name: str) -> None:
 
 
 def test_per_second_providers_get_no_more_than_a_second_ahead() -> None:
-    """Burst and horizon together stay within the smallest bucket that these providers are known to have."""
+    """Burst and horizon together stay within the smallest bucket that these providers are known to
+    have."""
     for name in ("together", "azure", "mistral"):
         assert PROFILES[name].burst_s + PROFILES[name].horizon_s < 1.0
 
@@ -144,7 +163,11 @@ def test_the_address_names_the_profile(base_url: str, name: str) -> None:
     [
         ({"prompt_tokens": 10, "completion_tokens": 5}, Usage(10, 5)),
         (
-            {"prompt_tokens": 10, "completion_tokens": 5, "prompt_tokens_details": {"cached_tokens": 4}},
+            {
+                "prompt_tokens": 10,
+                "completion_tokens": 5,
+                "prompt_tokens_details": {"cached_tokens": 4},
+            },
             Usage(6, 5, cache_read_tokens=4),
         ),
         (
@@ -152,12 +175,24 @@ def test_the_address_names_the_profile(base_url: str, name: str) -> None:
             Usage(6, 5, cache_read_tokens=4),
         ),
         (
-            {"input_tokens": 10, "output_tokens": 5, "cache_read_input_tokens": 400, "cache_creation_input_tokens": 3},
+            {
+                "input_tokens": 10,
+                "output_tokens": 5,
+                "cache_read_input_tokens": 400,
+                "cache_creation_input_tokens": 3,
+            },
             Usage(10, 5, cache_read_tokens=400, cache_write_tokens=3),
         ),
         ({"input_tokens": 10, "output_tokens": 5, "cache_read_input_tokens": None}, Usage(10, 5)),
         ({"prompt_tokens": 7, "total_tokens": 7}, Usage(7, 0)),  # embeddings
-        ({"prompt_tokens": 4, "completion_tokens": 1, "prompt_tokens_details": {"cached_tokens": 9}}, Usage(0, 1, 4)),
+        (
+            {
+                "prompt_tokens": 4,
+                "completion_tokens": 1,
+                "prompt_tokens_details": {"cached_tokens": 9},
+            },
+            Usage(0, 1, 4),
+        ),
         ({"prompt_tokens": 4, "completion_tokens": -1, "prompt_tokens_details": None}, Usage(4, 0)),
         ({"prompt_tokens": -4, "completion_tokens": 1}, None),
         ({"prompt_tokens": True}, None),
@@ -167,6 +202,8 @@ def test_the_address_names_the_profile(base_url: str, name: str) -> None:
         ({}, None),
     ],
 )
-def test_usage_is_read_from_both_families_with_distrust(usage: dict[str, object], expected: Usage | None) -> None:
+def test_usage_is_read_from_both_families_with_distrust(
+    usage: dict[str, object], expected: Usage | None
+) -> None:
     """OpenAI counts cached tokens among the input, Anthropic beside it; nonsense is no usage."""
     assert Usage.from_body(usage) == expected

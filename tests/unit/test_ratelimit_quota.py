@@ -29,17 +29,38 @@ Limits = Mapping[str, PerMinute | PerSecond]
         (lambda: Quota(""), "Quota.id is ''"),
         (lambda: Quota("a{b}"), "Quota.id is 'a{b}': use 1 to 200 of letters"),
         (lambda: Quota("q", burst_s=0), "Quota.burst_s is 0"),
-        (lambda: Quota("q", burst_s=61), "Quota.burst_s is 61: give a finite number of seconds above 0 and at most 60"),
+        (
+            lambda: Quota("q", burst_s=61),
+            "Quota.burst_s is 61: give a finite number of seconds above 0 and at most 60",
+        ),
         (lambda: Quota("q", horizon_s=11), "Quota.horizon_s is 11"),
         (lambda: Quota("q", margin=1.1), "Quota.margin is 1.1"),
-        (lambda: Quota("q", {"Tokens": PerMinute(1)}), "Quota.limits is 'Tokens': name dimensions in lower case"),
-        (lambda: Quota("q", {"tokens": 5}), r"Quota.limits\['tokens'\] is 5: give PerMinute"),  # type: ignore[dict-item]  # the point
-        (lambda: Quota("q", caps={"tokens": 5}), "Quota.caps is 'tokens': cap only limited dimensions"),
-        (lambda: Quota("q", {"tokens": PerMinute(1)}, caps={"tokens": 0}), r"Quota.caps\['tokens'\] is 0"),
-        (lambda: LocalLimiter([Quota("q"), Quota("q")]), "Quota.id is 'q': declare each quota once"),
+        (
+            lambda: Quota("q", {"Tokens": PerMinute(1)}),
+            "Quota.limits is 'Tokens': name dimensions in lower case",
+        ),
+        (
+            lambda: Quota("q", {"tokens": 5}),  # type: ignore[dict-item]  # the point
+            r"Quota.limits\['tokens'\] is 5: give "
+            r"PerMinute",
+        ),
+        (
+            lambda: Quota("q", caps={"tokens": 5}),
+            "Quota.caps is 'tokens': cap only limited dimensions",
+        ),
+        (
+            lambda: Quota("q", {"tokens": PerMinute(1)}, caps={"tokens": 0}),
+            r"Quota.caps\['tokens'\] is 0",
+        ),
+        (
+            lambda: LocalLimiter([Quota("q"), Quota("q")]),
+            "Quota.id is 'q': declare each quota once",
+        ),
     ],
 )
-def test_a_quota_that_cannot_be_says_field_value_and_fix(declare: Callable[[], Any], names: str) -> None:
+def test_a_quota_that_cannot_be_says_field_value_and_fix(
+    declare: Callable[[], Any], names: str
+) -> None:
     """Every refused value is named with its field and what to give instead."""
     with pytest.raises(BadQuota, match=names):
         declare()
@@ -58,11 +79,14 @@ def test_a_quota_does_not_change() -> None:
 
 
 def test_terms_are_rates_per_second_and_the_margin() -> None:
-    """600 a minute is 10 a second, of which a margin of 0.9 allows 9; a request costs at most a minute's worth, or the cap."""
+    """600 a minute is 10 a second, of which a margin of 0.9 allows 9; a request costs at most a
+    minute's worth, or the cap."""
     limits: Limits = {"tokens": PerMinute(600), "requests": PerSecond(4)}
     terms = Quota("q", limits, burst_s=2, margin=0.9, caps={"requests": 1}).terms()
     rates = (4.0, 10.0)
-    assert terms == Terms("q", ("requests", "tokens"), rates, (8.0, 20.0), (1.0, 600.0), rates, 0.9, Slope())
+    assert terms == Terms(
+        "q", ("requests", "tokens"), rates, (8.0, 20.0), (1.0, 600.0), rates, 0.9, Slope()
+    )
     assert terms.allowed == (3.6, 9.0)
     assert terms.scaled(0.5).rates == (2.0, 5.0)
 
@@ -95,7 +119,8 @@ def test_terms_come_back_from_their_text_as_they_were(slope: Slope) -> None:
 def test_the_window_is_a_processes_part_of_the_horizon(
     horizon_s: float, pace_s: float, processes: int, size: int
 ) -> None:
-    """W = ceil(horizon / pace / processes), at least one and at most 64; one until the pace is known."""
+    """W = ceil(horizon / pace / processes), at least one and at most 64; one until the pace is
+    known."""
     window = Window(horizon_s)
     assert window.size == 1
     window.resize(pace_s, processes)

@@ -9,7 +9,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock_ratelimit.provider.refusals import CODES, DAILY_S, STATUSES, TEXTS, Refusal, Signal, classify
+from penstock_ratelimit.provider.refusals import (
+    CODES,
+    DAILY_S,
+    STATUSES,
+    TEXTS,
+    Refusal,
+    Signal,
+    classify,
+)
 from penstock_ratelimit.rates import MAX_PAUSE_S
 from penstock_workers.item.run.fates import FATES
 
@@ -19,20 +27,30 @@ NOW = 1_800_000_000.0
 def refused(status: int, body: Any = None, **headers: str) -> Refusal:
     """``body`` as an object, or as bytes; ``headers`` with underscores."""
     raw = body if isinstance(body, bytes) else json.dumps(body).encode()
-    refusal = classify(status, {name.replace("_", "-"): value for name, value in headers.items()}, raw, NOW)
+    refusal = classify(
+        status, {name.replace("_", "-"): value for name, value in headers.items()}, raw, NOW
+    )
     assert refusal is not None
     return refusal
 
 
-def openai(code: str | None, type_: str | None = "invalid_request_error", message: str = "…") -> dict[str, Any]:
+def openai(
+    code: str | None, type_: str | None = "invalid_request_error", message: str = "…"
+) -> dict[str, Any]:
     return {"error": {"message": message, "type": type_, "param": None, "code": code}}
 
 
 def anthropic(type_: str, message: str = "…", **error: Any) -> dict[str, Any]:
-    return {"type": "error", "error": {"type": type_, "message": message, **error}, "request_id": "req_1"}
+    return {
+        "type": "error",
+        "error": {"type": type_, "message": message, **error},
+        "request_id": "req_1",
+    }
 
 
-def google(status: str, *details: dict[str, Any], code: int = 429, message: str = "…") -> dict[str, Any]:
+def google(
+    status: str, *details: dict[str, Any], code: int = 429, message: str = "…"
+) -> dict[str, Any]:
     return {"error": {"code": code, "message": message, "status": status, "details": list(details)}}
 
 
@@ -44,7 +62,13 @@ RETRY_INFO = {"@type": "type.googleapis.com/google.rpc.RetryInfo", "retryDelay":
 GEMINI_QUOTA = "You exceeded your current quota, please check your plan and billing details."
 
 BY_CODE: list[tuple[str, int, Any, str, Signal]] = [
-    ("rate_limit_exceeded", 429, openai("rate_limit_exceeded", "tokens"), "rate_limited", Signal.THROTTLED),
+    (
+        "rate_limit_exceeded",
+        429,
+        openai("rate_limit_exceeded", "tokens"),
+        "rate_limited",
+        Signal.THROTTLED,
+    ),
     ("slow_down", 429, openai("slow_down", "rate_limit_error"), "slow_down", Signal.RAMP),
     ("slow_down", 503, openai("slow_down", "service_unavailable_error"), "slow_down", Signal.RAMP),
     (
@@ -54,8 +78,20 @@ BY_CODE: list[tuple[str, int, Any, str, Signal]] = [
         "out_of_credit",
         Signal.OUT_OF_MONEY,
     ),
-    ("insufficient_quota", 429, openai(None, "insufficient_quota"), "out_of_credit", Signal.OUT_OF_MONEY),
-    ("insufficient_quota", 429, openai("429", "insufficient_quota"), "out_of_credit", Signal.OUT_OF_MONEY),
+    (
+        "insufficient_quota",
+        429,
+        openai(None, "insufficient_quota"),
+        "out_of_credit",
+        Signal.OUT_OF_MONEY,
+    ),
+    (
+        "insufficient_quota",
+        429,
+        openai("429", "insufficient_quota"),
+        "out_of_credit",
+        Signal.OUT_OF_MONEY,
+    ),
     (
         "insufficient_quota",
         429,
@@ -73,7 +109,13 @@ BY_CODE: list[tuple[str, int, Any, str, Signal]] = [
         )
     ),
     ("billing_not_active", 429, openai("billing_not_active"), "out_of_credit", Signal.OUT_OF_MONEY),
-    ("billing_hard_limit_reached", 400, openai("billing_hard_limit_reached"), "out_of_credit", Signal.OUT_OF_MONEY),
+    (
+        "billing_hard_limit_reached",
+        400,
+        openai("billing_hard_limit_reached"),
+        "out_of_credit",
+        Signal.OUT_OF_MONEY,
+    ),
     (
         "server_is_overloaded",
         503,
@@ -81,10 +123,28 @@ BY_CODE: list[tuple[str, int, Any, str, Signal]] = [
         "overloaded",
         Signal.OVERLOADED,
     ),
-    ("service_unavailable_error", 500, openai(None, "service_unavailable_error"), "overloaded", Signal.OVERLOADED),
+    (
+        "service_unavailable_error",
+        500,
+        openai(None, "service_unavailable_error"),
+        "overloaded",
+        Signal.OVERLOADED,
+    ),
     ("resource_unavailable", 429, openai("resource_unavailable"), "overloaded", Signal.OVERLOADED),
-    ("context_length_exceeded", 400, openai("context_length_exceeded"), "context_overflow", Signal.REFUSED),
-    ("content_policy_violation", 400, openai("content_policy_violation"), "content_filter", Signal.REFUSED),
+    (
+        "context_length_exceeded",
+        400,
+        openai("context_length_exceeded"),
+        "context_overflow",
+        Signal.REFUSED,
+    ),
+    (
+        "content_policy_violation",
+        400,
+        openai("content_policy_violation"),
+        "content_filter",
+        Signal.REFUSED,
+    ),
     ("rate_limit_error", 429, anthropic("rate_limit_error"), "rate_limited", Signal.THROTTLED),
     (
         "enforced_spend_limit_reached",
@@ -135,7 +195,9 @@ BY_CODE: list[tuple[str, int, Any, str, Signal]] = [
 
 
 @pytest.mark.parametrize(("code", "status", "body", "name", "signal"), BY_CODE)
-def test_each_code_has_its_meaning(code: str, status: int, body: Any, name: str, signal: Signal) -> None:
+def test_each_code_has_its_meaning(
+    code: str, status: int, body: Any, name: str, signal: Signal
+) -> None:
     """A provider's code says more than its status, wherever in the body it stands."""
     refusal = refused(status, body)
     assert (refusal.name, refusal.signal) == (name, signal)
@@ -151,36 +213,53 @@ AWS: list[tuple[str, int, str, Signal]] = [
 
 
 @pytest.mark.parametrize(("code", "status", "name", "signal"), AWS)
-def test_bedrock_names_its_errors_in_a_header(code: str, status: int, name: str, signal: Signal) -> None:
+def test_bedrock_names_its_errors_in_a_header(
+    code: str, status: int, name: str, signal: Signal
+) -> None:
     """Its body has a message only; the header may carry a URL behind the name."""
     for value in (code, f"{code}:http://internal.amazon.com/coral/com.amazon.bedrock/"):
-        refusal = refused(status, {"message": "Too many tokens, please wait."}, x_amzn_ErrorType=value)
+        refusal = refused(
+            status, {"message": "Too many tokens, please wait."}, x_amzn_ErrorType=value
+        )
         assert (refusal.name, refusal.signal) == (name, signal)
 
 
 BY_TEXT: list[tuple[int, Any, str, Signal]] = [
     (
         400,
-        anthropic("invalid_request_error", "Your credit balance is too low to access the Anthropic API. Please …"),
+        anthropic(
+            "invalid_request_error",
+            "Your credit balance is too low to access the Anthropic API. Please …",
+        ),
         "out_of_credit",
         Signal.OUT_OF_MONEY,
     ),
     (
         400,
-        anthropic("invalid_request_error", "You have reached your specified API usage limits. You will regain …"),
+        anthropic(
+            "invalid_request_error",
+            "You have reached your specified API usage limits. You will regain …",
+        ),
         "out_of_credit",
         Signal.OUT_OF_MONEY,
     ),
     (
         429,
-        google("RESOURCE_EXHAUSTED", message="Your prepayment credits are depleted. Please go to AI Studio …"),
+        google(
+            "RESOURCE_EXHAUSTED",
+            message="Your prepayment credits are depleted. Please go to AI Studio …",
+        ),
         "out_of_credit",
         Signal.OUT_OF_MONEY,
     ),
     (429, openai(None, None, "Resource unavailable"), "overloaded", Signal.OVERLOADED),
     (
         429,
-        openai("RateLimitReached", None, "The system is currently experiencing high demand and cannot process …"),
+        openai(
+            "RateLimitReached",
+            None,
+            "The system is currently experiencing high demand and cannot process …",
+        ),
         "overloaded",
         Signal.OVERLOADED,
     ),
@@ -192,13 +271,21 @@ BY_TEXT: list[tuple[int, Any, str, Signal]] = [
     ),
     (
         429,
-        openai("rate_limit_exceeded", "tokens", "Request too large for gpt-4o on tokens per min (TPM): Limit 30000 …"),
+        openai(
+            "rate_limit_exceeded",
+            "tokens",
+            "Request too large for gpt-4o on tokens per min (TPM): Limit 30000 …",
+        ),
         "request_too_large",
         Signal.REFUSED,
     ),
     (
         413,
-        openai("rate_limit_exceeded", "tokens", "Request too large for model `llama-3.1-70b-versatile` in …"),
+        openai(
+            "rate_limit_exceeded",
+            "tokens",
+            "Request too large for model `llama-3.1-70b-versatile` in …",
+        ),
         "request_too_large",
         Signal.REFUSED,
     ),
@@ -210,7 +297,9 @@ BY_TEXT: list[tuple[int, Any, str, Signal]] = [
     ),
     (
         400,
-        mistral(400, "BadRequestError", "This model's maximum context length is 8192 tokens. However, …"),
+        mistral(
+            400, "BadRequestError", "This model's maximum context length is 8192 tokens. However, …"
+        ),
         "context_overflow",
         Signal.REFUSED,
     ),
@@ -255,16 +344,31 @@ BY_STATUS: list[tuple[int, str, Signal]] = [
     (0, "invalid_answer", Signal.TRANSIENT),
 ]
 RUBBISH: list[Any] = [
-    None, {}, b"", b"\xff\xfe", b"<html><title>429 Too Many Requests</title></html>", b"{", b"[]", b"[[]]", b"null",
-    b'"slow_down"', b"[" * 100_000, b'{"error": null}', b'{"error": []}', b'{"error": {"code": {"a": 1}}}',
+    None,
+    {},
+    b"",
+    b"\xff\xfe",
+    b"<html><title>429 Too Many Requests</title></html>",
+    b"{",
+    b"[]",
+    b"[[]]",
+    b"null",
+    b'"slow_down"',
+    b"[" * 100_000,
+    b'{"error": null}',
+    b'{"error": []}',
+    b'{"error": {"code": {"a": 1}}}',
     b'{"error": {"code": true, "type": ["slow_down"], "details": "x", "message": {}}}',
-    b'{"error": {"details": [null, 1, {"violations": [1, {"quotaId": 5}], "retryDelay": 7, "metadata": []}]}}',
-]  # fmt: skip
+    b'{"error": {"details": [null, 1, {"violations": [1, {"quotaId": 5}], "retryDelay": 7, '
+    b'"metadata": []}]}}',
+]
 
 
 @pytest.mark.parametrize(("status", "name", "signal"), BY_STATUS)
 @pytest.mark.parametrize("body", RUBBISH, ids=range(len(RUBBISH)))
-def test_without_words_the_status_decides(status: int, name: str, signal: Signal, body: Any) -> None:
+def test_without_words_the_status_decides(
+    status: int, name: str, signal: Signal, body: Any
+) -> None:
     """HTML of a proxy, what is not JSON, and an empty body are read by the status, and never raise.
 
     But for one thing: HTML says nothing of an account (A3).
@@ -276,7 +380,8 @@ def test_without_words_the_status_decides(status: int, name: str, signal: Signal
 
 
 def test_every_row_of_the_tables_is_tested() -> None:
-    """A row that is added without an example fails here; the names are those of the workers' fates."""
+    """A row that is added without an example fails here; the names are those of the workers'
+    fates."""
     assert {code for code, *_ in BY_CODE} | {code for code, *_ in AWS} == set(CODES)
     messages = [str(body.get("error", body)["message"]).lower() for _, body, *_ in BY_TEXT]
     assert all(any(message.startswith(start) for message in messages) for start in TEXTS)
@@ -292,7 +397,8 @@ def test_an_answer_is_no_refusal(status: int) -> None:
 
 
 def test_gemini_words_for_a_minute_limit_are_not_an_empty_wallet() -> None:
-    """It says "check your plan and billing details" of a limit per minute: hold for its delay, not for a person."""
+    """It says "check your plan and billing details" of a limit per minute: hold for its delay, not
+    for a person."""
     refusal = refused(429, google("RESOURCE_EXHAUSTED", RETRY_INFO, message=GEMINI_QUOTA))
     assert (refusal.signal, refusal.retry_after_s) == (Signal.THROTTLED, 36.0)
 
@@ -306,17 +412,28 @@ def test_a_body_in_a_list_is_read() -> None:
 @pytest.mark.parametrize(
     "detail",
     [
-        {"violations": [{"quotaId": "GenerateRequestsPerDayPerProjectPerModel-FreeTier", "quotaValue": "20"}]},
+        {
+            "violations": [
+                {"quotaId": "GenerateRequestsPerDayPerProjectPerModel-FreeTier", "quotaValue": "20"}
+            ]
+        },
         {"reason": "RATE_LIMIT_EXCEEDED", "metadata": {"quota_limit": "Gemini25ProRequestsPerDay"}},
     ],
 )
 def test_a_daily_limit_is_held_though_the_answer_says_seconds(detail: dict[str, Any]) -> None:
-    """It is a limit, which passes, and not money; but not in the 36 s that Gemini tells beside it."""
+    """It is a limit, which passes, and not money; but not in the 36 s that Gemini tells beside
+    it."""
     refusal = refused(429, google("RESOURCE_EXHAUSTED", detail, RETRY_INFO))
-    assert (refusal.name, refusal.signal, refusal.retry_after_s) == ("daily_limit", Signal.THROTTLED, DAILY_S)
+    assert (refusal.name, refusal.signal, refusal.retry_after_s) == (
+        "daily_limit",
+        Signal.THROTTLED,
+        DAILY_S,
+    )
 
 
-@pytest.mark.parametrize(("delay", "seconds"), [("36000s", 36_000.0), ("21599.960323804s", 21_599.960323804)])
+@pytest.mark.parametrize(
+    ("delay", "seconds"), [("36000s", 36_000.0), ("21599.960323804s", 21_599.960323804)]
+)
 def test_hours_of_delay_are_a_daily_limit(delay: str, seconds: float) -> None:
     """When the provider asks for ten hours, the whole time is kept."""
     refusal = refused(429, google("RESOURCE_EXHAUSTED", {"retryDelay": delay}))
@@ -335,8 +452,11 @@ def test_what_is_too_large_by_its_status_is_not_waited_for() -> None:
 
 
 def test_a_spend_limit_has_no_end_that_anybody_told() -> None:
-    """Anthropic's enforced limit comes without Retry-After: there is nothing to wait for but a person."""
-    refusal = refused(429, anthropic("rate_limit_error", details={"error_code": "enforced_spend_limit_reached"}))
+    """Anthropic's enforced limit comes without Retry-After: there is nothing to wait for but a
+    person."""
+    refusal = refused(
+        429, anthropic("rate_limit_error", details={"error_code": "enforced_spend_limit_reached"})
+    )
     assert refusal.retry_after_s is None
 
 
@@ -347,21 +467,30 @@ def test_an_acceleration_limit_is_a_ramp() -> None:
 
 
 def test_words_that_quote_the_request_hold_no_account() -> None:
-    """A document about credit balances must not stop the fleet: only the beginning of a message is believed."""
+    """A document about credit balances must not stop the fleet: only the beginning of a message is
+    believed."""
     quoted = openai(None, message="Invalid value: 'Your credit balance is too low'")
     assert refused(400, quoted).name == "bad_request"
-    assert refused(404, openai(None, message="Resource unavailable: no such model")).name == "not_found"
+    assert (
+        refused(404, openai(None, message="Resource unavailable: no such model")).name
+        == "not_found"
+    )
 
 
 def test_a_limit_that_is_not_to_be_retried_is_about_the_account() -> None:
-    """`x-should-retry: false` on a 429 without a code: holding the account loses no item, trying for ever pays for it."""
+    """`x-should-retry: false` on a 429 without a code: holding the account loses no item, trying
+    for ever pays for it."""
     assert refused(429, b"", X_Should_Retry="false").signal is Signal.OUT_OF_MONEY
     assert refused(429, b"", X_Should_Retry="true").signal is Signal.THROTTLED
-    assert refused(429, openai("rate_limit_exceeded"), X_Should_Retry="false").signal is Signal.THROTTLED
+    assert (
+        refused(429, openai("rate_limit_exceeded"), X_Should_Retry="false").signal
+        is Signal.THROTTLED
+    )
 
 
 def test_a_request_that_is_not_to_be_retried_is_final() -> None:
-    """`x-should-retry: false` on other failures: the server still counts as broken, the request is not sent again."""
+    """`x-should-retry: false` on other failures: the server still counts as broken, the request is
+    not sent again."""
     refusal = refused(500, b"", x_should_retry="false")
     assert (refusal.signal, refusal.final) == (Signal.TRANSIENT, True)
     assert not refused(500, b"").final
@@ -370,7 +499,10 @@ def test_a_request_that_is_not_to_be_retried_is_final() -> None:
 
 def test_the_detail_is_the_providers_own_words_and_bounded() -> None:
     """What a person reads in the ledger: status and message, or the beginning of the body."""
-    assert refused(400, openai("x", message="no such parameter")).detail == "HTTP 400: no such parameter"
+    assert (
+        refused(400, openai("x", message="no such parameter")).detail
+        == "HTTP 400: no such parameter"
+    )
     assert refused(502, b"<html>bad gateway").detail == "HTTP 502: <html>bad gateway"
     assert refused(502, b"").detail == "HTTP 502: (no words)"
     assert len(refused(400, openai("x", message="y" * 10**6)).detail) < 600
@@ -381,11 +513,27 @@ def test_the_detail_is_the_providers_own_words_and_bounded() -> None:
 
 
 json_values = st.recursive(
-    st.none() | st.booleans() | st.floats() | st.text() | st.sampled_from(sorted(CODES)) | st.just("36s"),
+    st.none()
+    | st.booleans()
+    | st.floats()
+    | st.text()
+    | st.sampled_from(sorted(CODES))
+    | st.just("36s"),
     lambda inner: (
         st.lists(inner)
         | st.dictionaries(
-            st.sampled_from(["error", "code", "type", "status", "details", "message", "retryDelay", "violations"]),
+            st.sampled_from(
+                [
+                    "error",
+                    "code",
+                    "type",
+                    "status",
+                    "details",
+                    "message",
+                    "retryDelay",
+                    "violations",
+                ]
+            ),
             inner,
         )
     ),
@@ -393,20 +541,31 @@ json_values = st.recursive(
 )
 
 
-@given(status=st.integers(-10, 700), body=st.binary() | json_values.map(lambda value: json.dumps(value).encode()))
+@given(
+    status=st.integers(-10, 700),
+    body=st.binary() | json_values.map(lambda value: json.dumps(value).encode()),
+)
 def test_no_body_breaks_the_table(status: int, body: bytes) -> None:
     """Whatever arrives has a meaning, and a wait that is bounded."""
     refusal = classify(status, {}, body, NOW)
     assert (refusal is None) == (200 <= status < 300)
-    assert refusal is None or refusal.retry_after_s is None or 0 <= refusal.retry_after_s <= MAX_PAUSE_S
+    assert (
+        refusal is None
+        or refusal.retry_after_s is None
+        or 0 <= refusal.retry_after_s <= MAX_PAUSE_S
+    )
 
 
 @given(
     place=st.sampled_from(["code", "type", "status"]),
-    other=st.sampled_from([code for code, row in CODES.items() if row.signal in (Signal.THROTTLED, Signal.RAMP)]),
+    other=st.sampled_from(
+        [code for code, row in CODES.items() if row.signal in (Signal.THROTTLED, Signal.RAMP)]
+    ),
     retry=st.sampled_from([{}, {"retry-after": "2"}, {"x-should-retry": "true"}]),
 )
-def test_an_empty_wallet_is_never_just_a_limit(place: str, other: str, retry: dict[str, str]) -> None:
+def test_an_empty_wallet_is_never_just_a_limit(
+    place: str, other: str, retry: dict[str, str]
+) -> None:
     """insufficient_quota decides wherever it stands and whatever stands beside it."""
     error = {"code": other, "type": other, "status": other, place: "insufficient_quota"}
     refusal = classify(429, retry, {"error": error}, NOW)

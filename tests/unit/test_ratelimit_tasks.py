@@ -1,4 +1,5 @@
-"""A task that talks to Redis ends when it is cancelled, whatever a library makes of a cancellation."""
+"""A task that talks to Redis ends when it is cancelled, whatever a library makes of a
+cancellation."""
 
 from __future__ import annotations
 
@@ -10,8 +11,11 @@ import pytest
 from penstock_ratelimit import tasks
 
 
-async def test_a_task_that_lost_a_cancellation_is_told_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As asyncio.wait_for does it before Python 3.12: the first cancellation is gone, and the task goes on."""
+async def test_a_task_that_lost_a_cancellation_is_told_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As asyncio.wait_for does it before Python 3.12: the first cancellation is gone, and the task
+    goes on."""
     monkeypatch.setattr(tasks, "CANCEL_AGAIN_S", 0.001)
     lost = 0
 

@@ -19,7 +19,8 @@ def test_jitter_stays_between_zero_and_the_doubled_base(attempt: int, seed: int)
 
 
 def test_jitter_uses_the_whole_range() -> None:
-    """Waits run evenly from nothing to everything: a fleet that failed together does not come back together."""
+    """Waits run evenly from nothing to everything: a fleet that failed together does not come back
+    together."""
     rng = random.Random(1)
     waits = [full_jitter(3, base_s=1.0, rng=rng) for _ in range(10_000)]
     assert min(waits) < 0.01
@@ -27,7 +28,9 @@ def test_jitter_uses_the_whole_range() -> None:
     assert sum(waits) / len(waits) == pytest.approx(4.0, abs=0.1)
 
 
-@pytest.mark.parametrize(("attempt", "base_s", "cap_s"), [(-1, 1, 1), (0, -1, 1), (0, 1, -1), (0, float("nan"), 1)])
+@pytest.mark.parametrize(
+    ("attempt", "base_s", "cap_s"), [(-1, 1, 1), (0, -1, 1), (0, 1, -1), (0, float("nan"), 1)]
+)
 def test_jitter_refuses_what_makes_no_sense(attempt: int, base_s: float, cap_s: float) -> None:
     """A negative attempt, base or cap is a mistake of the caller."""
     with pytest.raises(ValueError, match="none of them can be negative"):

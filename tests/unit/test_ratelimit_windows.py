@@ -1,4 +1,5 @@
-"""What limits in headers count in, by several answers: no single one is believed beyond a minute."""
+"""What limits in headers count in, by several answers: no single one is believed beyond a
+minute."""
 
 from __future__ import annotations
 
@@ -46,8 +47,12 @@ def test_any_other_window_takes_two_answers_that_agree(window_s: float) -> None:
 
 @pytest.mark.parametrize("depth_s", [1.0, 10.0])
 def test_a_shallow_bucket_is_no_shorter_window(depth_s: float) -> None:
-    """6,000 a minute of which a second's or ten seconds' worth fit in at once: some answers look like windows of 1 or 10 s."""
-    answers = [Figures(6000, 100 * depth_s - used, used / 100) for used in range(10, round(100 * depth_s), 10)]
+    """6,000 a minute of which a second's or ten seconds' worth fit in at once: some answers look
+    like windows of 1 or 10 s."""
+    answers = [
+        Figures(6000, 100 * depth_s - used, used / 100)
+        for used in range(10, round(100 * depth_s), 10)
+    ]
     looks = {taught(seen) for seen in answers}
     assert looks <= {None, MINUTE_S}
     for first, second in pairwise(answers):
@@ -56,7 +61,8 @@ def test_a_shallow_bucket_is_no_shorter_window(depth_s: float) -> None:
 
 
 def test_a_counter_of_a_minute_looks_like_everything_and_is_a_minute() -> None:
-    """Alone its answers are windows of a second to a day: 5,000 of 6,000 used with 8 s to go are 600 a second, it seems."""
+    """Alone its answers are windows of a second to a day: 5,000 of 6,000 used with 8 s to go are
+    600 a second, it seems."""
     course = [counter(6000, 100 * passed, passed, MINUTE_S) for passed in range(1, 60)]
     for start in range(len(course) - 1):
         assert taught(*course[start:]) == MINUTE_S
@@ -73,12 +79,16 @@ def test_a_counter_that_often_starts_anew_has_a_short_window() -> None:
 
 def test_answers_that_overtake_each_other_make_no_short_window() -> None:
     """The last seconds of a minute, in any order."""
-    course = [counter(6000, 5000 + 100 * passed, 50 + passed, MINUTE_S) for passed in (1, 3, 2, 5, 4, 7, 6, 9, 8, 3, 1)]
+    course = [
+        counter(6000, 5000 + 100 * passed, 50 + passed, MINUTE_S)
+        for passed in (1, 3, 2, 5, 4, 7, 6, 9, 8, 3, 1)
+    ]
     assert taught(*course) == MINUTE_S
 
 
 def test_a_day_found_by_two_answers_is_no_rate_per_minute() -> None:
-    """Posted headers of a small account: its tokens are a day's, which the first answer alone does not settle."""
+    """Posted headers of a small account: its tokens are a day's, which the first answer alone does
+    not settle."""
     windows = Windows()
     read = [
         read_limits(
@@ -93,7 +103,10 @@ def test_a_day_found_by_two_answers_is_no_rate_per_minute() -> None:
         )[0]
         for remaining, reset in (("1495621", "4m12.172s"), ("1482750", "16m33.562s"))
     ]
-    assert [(reading.dim, reading.window_s) for reading in read] == [("tokens", None), ("tokens_per_day", DAY_S)]
+    assert [(reading.dim, reading.window_s) for reading in read] == [
+        ("tokens", None),
+        ("tokens_per_day", DAY_S),
+    ]
 
 
 @pytest.mark.parametrize(
@@ -114,7 +127,11 @@ def test_a_day_found_by_two_answers_is_no_rate_per_minute() -> None:
             {"requests_per_day": 14_400 / DAY_S, "tokens": 300},
         ),
         # Groq again: a bucket that looks like one second's is a minute's, as documented
-        ("groq", [("tokens", "18000", "9000", "500ms"), ("tokens", "18000", "12000", "333ms")], {"tokens": 300}),
+        (
+            "groq",
+            [("tokens", "18000", "9000", "500ms"), ("tokens", "18000", "12000", "333ms")],
+            {"tokens": 300},
+        ),
         # Azure: requests of an unknown window, tokens a minute's
         (
             "azure",
@@ -134,8 +151,12 @@ def test_each_providers_real_headers_make_their_rates(
             f"x-ratelimit-remaining-{name}": remaining,
             f"x-ratelimit-reset-{name}": reset,
         }
-        rates |= {reading.dim: reading.per_second for reading in read_limits(headers, style, NOW, windows)}
-    assert rates == {dim: rate if rate is None else pytest.approx(rate) for dim, rate in per_second.items()}
+        rates |= {
+            reading.dim: reading.per_second for reading in read_limits(headers, style, NOW, windows)
+        }
+    assert rates == {
+        dim: rate if rate is None else pytest.approx(rate) for dim, rate in per_second.items()
+    }
 
 
 def test_anthropics_minute_stays_a_minute() -> None:

@@ -16,7 +16,15 @@ from penstock_ledger.model import ItemKey, Result
 from penstock_ratelimit.testing import run_virtual
 from penstock_workers.item.attempt import Attempt
 from penstock_workers.item.outcome import Dead, Done, Outcome, Parked, Released, Retry
-from penstock_workers.item.reuse.lines import KNOWN_BYTES_MAX, KNOWN_MAX, KNOWN_S, WAIT_S, KnownAnswers, Lines, Turn
+from penstock_workers.item.reuse.lines import (
+    KNOWN_BYTES_MAX,
+    KNOWN_MAX,
+    KNOWN_S,
+    WAIT_S,
+    KnownAnswers,
+    Lines,
+    Turn,
+)
 from penstock_workers.item.reuse.reuse import ANSWER_BYTES_MAX, PATIENCE_S, Reuse
 from penstock_workers.item.slots import Waiting
 from penstock_workers.item.turned_away import TurnedAway
@@ -46,7 +54,9 @@ class House:
         self.asked_often = asyncio.Event()
         self.answers: asyncio.Queue[Outcome | BaseException] = asyncio.Queue()
         self.waiting = Waiting()
-        self.reuse = Reuse(cast(AnswerBook, self), cast(OutcomeStore, self), self.begin, self.waiting)
+        self.reuse = Reuse(
+            cast(AnswerBook, self), cast(OutcomeStore, self), self.begin, self.waiting
+        )
 
     # the book and the outcomes, in the thread
     def ask(self, asked: Sequence[Asked], released: Sequence[RequestName] = ()) -> list[Any]:
@@ -112,16 +122,26 @@ async def test_equal_requests_are_sent_once_and_all_get_the_answer_as_their_own(
             took = outcome.result
             assert took.key == ItemKey("job", 1, f"doc-{number}")
             assert (took.body, took.prompt_tokens, took.completion_tokens) == (ANSWER, 11, 7)
-            assert (took.cost_microusd, took.calls, took.latency_ms, took.reason) == (0, 0, 0, "dedup")
-        assert made.begun == [f"doc-{number}" for number in range(1, 5)], "one may be finished, or its job paused"
+            assert (took.cost_microusd, took.calls, took.latency_ms, took.reason) == (
+                0,
+                0,
+                0,
+                "dedup",
+            )
+        assert made.begun == [f"doc-{number}" for number in range(1, 5)], (
+            "one may be finished, or its job paused"
+        )
 
 
 async def test_the_book_answers_with_a_result_of_another_job() -> None:
-    """An earlier job's result is the answer, at no cost; what this item's failed attempts cost stays in its books."""
+    """An earlier job's result is the answer, at no cost; what this item's failed attempts cost
+    stays in its books."""
     async with house() as made:
         earlier = ItemKey("before", 1, "x")
         made.told, made.results = earlier, {earlier: result(earlier)}
-        outcome = await made.item("doc", cache_s=3600.0, headers={"calls": 2, "spent": [5, 1, 90]}, retries=1)
+        outcome = await made.item(
+            "doc", cache_s=3600.0, headers={"calls": 2, "spent": [5, 1, 90]}, retries=1
+        )
         assert isinstance(outcome, Done)
         assert (outcome.result.reason, outcome.result.attempts, made.sent) == ("cache", 2, [])
         assert isinstance(await made.item("doc-2", cache_s=3600.0), Done)
@@ -138,19 +158,27 @@ async def test_a_result_that_is_gone_is_asked_for_again() -> None:
 
 
 async def test_one_who_finds_another_worker_at_it_is_put_off_uncounted() -> None:
-    """No slot, no attempt and no call; it comes back after as long as the other has been at it, at most a lease."""
+    """No slot, no attempt and no call; it comes back after as long as the other has been at it, at
+    most a lease."""
     async with house() as made:
         for age_s, after_s in ((0.2, 1.0), (17.0, 17.0), (999.0, 60.0)):
             made.told = InFlight(age_s)
             outcome = await made.item("doc")
             assert isinstance(outcome, Retry)
-            assert (outcome.after_s, outcome.counted, outcome.error[:13]) == (after_s, False, "same_request:")
+            assert (outcome.after_s, outcome.counted, outcome.error[:13]) == (
+                after_s,
+                False,
+                "same_request:",
+            )
         assert made.sent == []
-        assert made.begun == ["doc"] * 3, "so that earlier crashes stay counted when its start is given back"
+        assert made.begun == ["doc"] * 3, (
+            "so that earlier crashes stay counted when its start is given back"
+        )
 
 
 async def test_no_one_waits_for_an_equal_request_for_ever() -> None:
-    """One that is on its way for more than an hour, as in a job that gets no quota, is sent once more."""
+    """One that is on its way for more than an hour, as in a job that gets no quota, is sent once
+    more."""
     async with house() as made:
         made.told = InFlight(PATIENCE_S + 1)
         made.answers.put_nowait(Done(result()))
@@ -159,10 +187,17 @@ async def test_no_one_waits_for_an_equal_request_for_ever() -> None:
 
 
 @pytest.mark.parametrize(
-    "end", [Released("drain"), Parked("paused"), Retry(1.0, "rate_limited: x", counted=False), TurnedAway(None)]
+    "end",
+    [
+        Released("drain"),
+        Parked("paused"),
+        Retry(1.0, "rate_limited: x", counted=False),
+        TurnedAway(None),
+    ],
 )
 async def test_the_next_leads_when_the_first_was_not_tried(end: Any) -> None:
-    """One that gives up before the request was tried hands it to the next one here, without a moment between."""
+    """One that gives up before the request was tried hands it to the next one here, without a
+    moment between."""
     async with house() as made:
         tasks = [made.item("first"), made.item("second"), made.item("third")]
         await made.until_sent(1)
@@ -202,7 +237,8 @@ async def test_one_that_waits_may_be_cancelled() -> None:
 
 @pytest.mark.parametrize("end", [dead("no"), Retry(1.0, "timeout: x")])
 async def test_after_a_failure_each_tries_by_itself(end: Dead | Retry) -> None:
-    """A failure is no one else's: a thousand equal documents must not fail one after the other, and none takes a dead letter."""
+    """A failure is no one else's: a thousand equal documents must not fail one after the other, and
+    none takes a dead letter."""
     async with house() as made:
         tasks = [made.item(f"doc-{number}") for number in range(4)]
         await made.until_sent(1)
@@ -260,11 +296,19 @@ async def test_a_drain_ends_the_waiting() -> None:
         made.answers.put_nowait(Done(result()))
         assert isinstance(await first, Done)
         with pytest.raises(TurnedAway):
-            await made.item("third", body=BODY + b" ", generation=2, dedup="always", params={"x.n": 1}, job_id="other")
+            await made.item(
+                "third",
+                body=BODY + b" ",
+                generation=2,
+                dedup="always",
+                params={"x.n": 1},
+                job_id="other",
+            )
 
 
 async def test_claims_are_renewed_while_their_items_run() -> None:
-    """A call that takes longer than the lease keeps its claim; one that has ended is asked for no more."""
+    """A call that takes longer than the lease keeps its claim; one that has ended is asked for no
+    more."""
     async with house(lease_s=0.003) as made:
         task = made.item("doc")
         await made.until_sent(1)
@@ -279,7 +323,8 @@ async def test_claims_are_renewed_while_their_items_run() -> None:
 
 
 def test_none_waits_here_for_ever() -> None:
-    """After a while the message goes into the delayed set, with how long the first has been at it."""
+    """After a while the message goes into the delayed set, with how long the first has been at
+    it."""
 
     async def run() -> None:
         lines = Lines(asyncio.get_running_loop().time)

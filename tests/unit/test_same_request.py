@@ -1,4 +1,5 @@
-"""Which requests are sent once: what makes two equal, which answers may be shared, and which options go together."""
+"""Which requests are sent once: what makes two equal, which answers may be shared, and which
+options go together."""
 
 from __future__ import annotations
 
@@ -17,9 +18,14 @@ CHAT = "/v1/chat/completions"
 COLD = {"model": "m", "temperature": 0, "messages": [{"role": "user", "content": "hi"}]}
 
 
-def policy(job_id: str = "job-a", *, base_url: str = "http://a/v1", across: bool = False, **spec: Any) -> ReusePolicy:
+def policy(
+    job_id: str = "job-a", *, base_url: str = "http://a/v1", across: bool = False, **spec: Any
+) -> ReusePolicy:
     made = policy_of(
-        job_id, JobSpec.from_json({"dedup": "on"} | spec), ProviderSettings(base_url=base_url), across_tenants=across
+        job_id,
+        JobSpec.from_json({"dedup": "on"} | spec),
+        ProviderSettings(base_url=base_url),
+        across_tenants=across,
     )
     assert made is not None
     return made
@@ -31,11 +37,15 @@ def name(of: ReusePolicy, body: object) -> Any:
 
 
 def test_equal_requests_have_one_name_however_they_are_written() -> None:
-    """Order of fields, blanks and ways to write a number make no other request; any other value does."""
+    """Order of fields, blanks and ways to write a number make no other request; any other value
+    does."""
     plain = name(policy(), COLD)
     assert plain == name(policy(), dict(reversed(COLD.items())))
     assert plain == name(policy(), orjson.dumps(COLD, option=orjson.OPT_INDENT_2))
-    numbers = [orjson.dumps(COLD | {"top_p": 7}).replace(b":7", written) for written in (b":0.5", b":0.50", b":5e-1")]
+    numbers = [
+        orjson.dumps(COLD | {"top_p": 7}).replace(b":7", written)
+        for written in (b":0.5", b":0.50", b":5e-1")
+    ]
     assert len({name(policy(), body) for body in numbers}) == 1
     others: tuple[dict[str, Any], ...] = (
         {"model": "m2"},
@@ -49,7 +59,9 @@ def test_equal_requests_have_one_name_however_they_are_written() -> None:
 
 def test_numbers_too_long_for_a_double_stay_apart() -> None:
     """Two seeds that a reader of JSON would round to the same are two requests."""
-    first, second = (b'{"model":"m","temperature":0,"seed":%d}' % seed for seed in (2**64 + 1, 2**64 + 2))
+    first, second = (
+        b'{"model":"m","temperature":0,"seed":%d}' % seed for seed in (2**64 + 1, 2**64 + 2)
+    )
     assert orjson.loads(first) == orjson.loads(second), "the test would prove nothing"
     assert name(policy(), first) != name(policy(), second)
 
@@ -67,13 +79,15 @@ def test_numbers_too_long_for_a_double_stay_apart() -> None:
     ],
 )
 def test_what_else_decides_an_answer_is_in_the_name(other: dict[str, Any]) -> None:
-    """Another provider, address, lane, endpoint, schema, hook or treatment of long prompts is another request."""
+    """Another provider, address, lane, endpoint, schema, hook or treatment of long prompts is
+    another request."""
     body = COLD
     assert name(policy(**other), body) != name(policy(), body)
 
 
 def test_a_job_shares_with_itself_and_a_tenant_with_its_jobs() -> None:
-    """Without a cache each job has a book of its own; with one the jobs of a tenant have one, and other tenants another."""
+    """Without a cache each job has a book of its own; with one the jobs of a tenant have one, and
+    other tenants another."""
     assert policy("job-a").book != policy("job-b").book
     alike = [policy(job, cache_s=3600, tenant="red").book for job in ("job-a", "job-b")]
     assert alike[0] == alike[1]
@@ -107,8 +121,11 @@ def test_a_cached_request_names_its_model() -> None:
         ("/own/path", {"temperature": 0}, False),
     ],
 )
-def test_only_answers_that_would_be_alike_are_shared(endpoint: str, fields: dict[str, Any], alike: bool) -> None:
-    """Embeddings and scores always; texts at temperature 0, or with a seed and no temperature; nothing of unknown paths."""
+def test_only_answers_that_would_be_alike_are_shared(
+    endpoint: str, fields: dict[str, Any], alike: bool
+) -> None:
+    """Embeddings and scores always; texts at temperature 0, or with a seed and no temperature;
+    nothing of unknown paths."""
     assert answers_alike(endpoint, fields) is alike
 
 
@@ -119,7 +136,9 @@ def test_always_shares_any_answer_to_the_same_request() -> None:
     assert name(policy(dedup="always"), hot) is not None
 
 
-@pytest.mark.parametrize("body", [b"", b"[1]", b"\xff{}", b"{", b'{"temperature":0}' + b" " * REQUEST_BYTES_MAX])
+@pytest.mark.parametrize(
+    "body", [b"", b"[1]", b"\xff{}", b"{", b'{"temperature":0}' + b" " * REQUEST_BYTES_MAX]
+)
 def test_a_body_that_is_no_object_or_enormous_is_sent(body: bytes) -> None:
     """Nothing is looked up for it, and the provider says what is wrong with it."""
     assert policy().asked(body) is None
@@ -134,16 +153,26 @@ def test_jobs_that_ask_for_nothing_have_no_policy() -> None:
     ("spec", "pointer", "fix"),
     [
         ({"dedup": "on", "preprocess": "my:hook"}, "/dedup", "leave out preprocess"),
-        ({"cache_s": 60.0, "dedup": "always", "preprocess": "my:hook"}, "/dedup", "leave out preprocess"),
+        (
+            {"cache_s": 60.0, "dedup": "always", "preprocess": "my:hook"},
+            "/dedup",
+            "leave out preprocess",
+        ),
         ({"cache_s": 3600.0, "postprocess": "my:hook"}, "/cache_s", "dedup always"),
         ({"dedup": "on", "prompt": "{text}"}, "/dedup", "temperature=0"),
-        ({"dedup": "on", "prompt": "{text}", "params": {"temperature": 0, "n": 2}}, "/dedup", "n=1"),
+        (
+            {"dedup": "on", "prompt": "{text}", "params": {"temperature": 0, "n": 2}},
+            "/dedup",
+            "n=1",
+        ),
         ({"cache_s": 1.0}, "/cache_s", "greater than or equal to 60"),
         ({"cache_s": 31 * 86_400.0}, "/cache_s", "less than or equal to 2592000"),
         ({"dedup": "yes"}, "/dedup", "'off', 'on' or 'always'"),
     ],
 )
-def test_options_that_cannot_go_together_are_refused_with_the_fix(spec: dict[str, Any], pointer: str, fix: str) -> None:
+def test_options_that_cannot_go_together_are_refused_with_the_fix(
+    spec: dict[str, Any], pointer: str, fix: str
+) -> None:
     """A job that would reuse nothing, or the wrong thing, is not accepted."""
     with pytest.raises(SpecError) as caught:
         JobSpec.from_json(spec)

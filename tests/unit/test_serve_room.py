@@ -1,4 +1,5 @@
-"""The disk of `penstock serve`: what it says at its start, and what it takes while there is little left."""
+"""The disk of `penstock serve`: what it says at its start, and what it takes while there is little
+left."""
 
 from __future__ import annotations
 
@@ -25,7 +26,8 @@ def test_the_start_says_what_is_free_and_what_is_needed() -> None:
     needed = COPIES * UPLOAD + KEPT_FREE
     line = room_line(STATE, UPLOAD, lambda _: needed)
     assert line == (
-        "the disk of serving has 763.4 MB left; the largest upload (209.7 MB) takes about 763.4 MB until its batch is done"
+        "the disk of serving has 763.4 MB left; the largest upload (209.7 MB) takes about 763.4 MB "
+        "until its batch is done"
     )
     short = room_line(STATE, UPLOAD, lambda _: needed - 1)
     assert short is not None
@@ -35,7 +37,9 @@ def test_the_start_says_what_is_free_and_what_is_needed() -> None:
 
 def test_a_disk_that_is_nearly_full_is_refused_at_the_start() -> None:
     """With what is left, the limit and the fix."""
-    with pytest.raises(UsageProblem, match=r"--state serving: its disk has 67.1 MB left, .* on another disk"):
+    with pytest.raises(
+        UsageProblem, match=r"--state serving: its disk has 67.1 MB left, .* on another disk"
+    ):
         room_line(STATE, UPLOAD, lambda _: ENOUGH_BYTES - 1)
 
 
@@ -61,7 +65,9 @@ def test_uploads_accepting_and_jobs_stop_in_this_order() -> None:
         ("POST", "/ui/jobs/j/pause", 0, True),
     ],
 )
-def test_a_full_disk_takes_nothing_new(method: str, path: str, free: int | None, taken: bool) -> None:
+def test_a_full_disk_takes_nothing_new(
+    method: str, path: str, free: int | None, taken: bool
+) -> None:
     """507 for what would be accepted; looking, removing and ending go on."""
     passed = []
 

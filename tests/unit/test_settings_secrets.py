@@ -32,12 +32,19 @@ def alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ("PENSTOCK_PROVIDERS__MINE__API_KEY", KEY, "providers.mine.api_key"),
         ("PENSTOCK_PROVIDERS", f'[{{"api_key": "{KEY}"}}]', "providers"),
         ("PENSTOCK_PROVIDERS__MINE__API_KEY_ENV", KEY, "the NAME of the variable"),
-        ("PENSTOCK_PROVIDERS__MINE__API_KEY_ENV", "gsk_0123456789abcdefghij", "the NAME of the variable"),
+        (
+            "PENSTOCK_PROVIDERS__MINE__API_KEY_ENV",
+            "gsk_0123456789abcdefghij",
+            "the NAME of the variable",
+        ),
         ("PENSTOCK_GPU__ENGINE", f'"hf_token={KEY}"', "gpu.engine"),
     ],
 )
-def test_refused_settings_show_no_secret(variable: str, value: str, told: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A key or password in the wrong place or form is refused with the setting's name, and not shown (B17)."""
+def test_refused_settings_show_no_secret(
+    variable: str, value: str, told: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A key or password in the wrong place or form is refused with the setting's name, and not
+    shown (B17)."""
     monkeypatch.setenv(variable, value)
     monkeypatch.setenv("SOME_API_KEY", KEY)
     with pytest.raises(SettingsError, match=told) as refused:
@@ -54,8 +61,11 @@ def test_refused_settings_show_no_secret(variable: str, value: str, told: str, m
         ("PENSTOCK_BROKER_URL", "amqp://fleet:CHANGE_ME@rabbit/jobs"),
     ],
 )
-def test_an_example_password_starts_nothing(variable: str, value: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A process that is given the password of our example refuses to start, and says how to get one (B26)."""
+def test_an_example_password_starts_nothing(
+    variable: str, value: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process that is given the password of our example refuses to start, and says how to get one
+    (B26)."""
     monkeypatch.setenv(variable, value)
     with pytest.raises(SettingsError, match=r"the example's password.*docker/passwords\.py"):
         WorkerSettings.load()
@@ -69,7 +79,8 @@ def test_a_failure_holds_no_key() -> None:
 
 
 def test_events_hold_no_key() -> None:
-    """The words of a failed task reach Celery's events without secrets and control characters (B23)."""
+    """The words of a failed task reach Celery's events without secrets and control characters
+    (B23)."""
 
     class Told(ItemRequest):
         def __init__(self, eventer: Any) -> None:

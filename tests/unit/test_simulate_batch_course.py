@@ -9,7 +9,9 @@ from penstock_simulate.batches.course import Course, Plan, Status
 PLAN = Plan(runs_s=100.0, step_s=10.0, window_s=1000.0)
 
 
-def course(plan: Plan = PLAN, ready_at: float | None = 10.0, cancel_at: float | None = None) -> Course:
+def course(
+    plan: Plan = PLAN, ready_at: float | None = 10.0, cancel_at: float | None = None
+) -> Course:
     return Course(plan, 0.0, ready_at, cancel_at=cancel_at)
 
 
@@ -42,7 +44,11 @@ def test_a_window_that_ends_first_expires_the_batch() -> None:
     """What was done by then stays done, and nothing more is."""
     late = course(PLAN._replace(window_s=60.0))
     assert late.status(59) is Status.IN_PROGRESS
-    assert (late.status(60), late.done(1000, 60), late.done(1000, 5000)) == (Status.EXPIRED, 500, 500)
+    assert (late.status(60), late.done(1000, 60), late.done(1000, 5000)) == (
+        Status.EXPIRED,
+        500,
+        500,
+    )
 
 
 def test_a_batch_may_expire_half_way() -> None:
@@ -55,26 +61,36 @@ def test_a_batch_may_expire_half_way() -> None:
 def test_a_stalled_batch_stands_still_until_its_window_ends() -> None:
     """Nothing but the missing progress tells it from one that runs."""
     stalled = course(PLAN._replace(most=0.5, ends=False))
-    assert [(stalled.status(now), stalled.done(1000, now)) for now in (500, 999)] == [(Status.IN_PROGRESS, 500)] * 2
+    assert [(stalled.status(now), stalled.done(1000, now)) for now in (500, 999)] == [
+        (Status.IN_PROGRESS, 500)
+    ] * 2
     assert stalled.status(1000) is Status.EXPIRED
 
 
 def test_a_cancelled_batch_keeps_what_was_done() -> None:
-    """It is cancelling for a while, and then cancelled; nothing is done after it was asked to stop."""
+    """It is cancelling for a while, and then cancelled; nothing is done after it was asked to
+    stop."""
     cancelled = course(cancel_at=40.0)
     assert cancelled.status(39) is Status.IN_PROGRESS
     assert cancelled.status(49) is Status.CANCELLING
     assert (cancelled.status(50), cancelled.done(1000, 5000)) == (Status.CANCELLED, 300)
     assert [moment.status for moment in cancelled.moments(5000)] == [
-        Status.VALIDATING, Status.IN_PROGRESS, Status.CANCELLING, Status.CANCELLED,
-    ]  # fmt: skip
+        Status.VALIDATING,
+        Status.IN_PROGRESS,
+        Status.CANCELLING,
+        Status.CANCELLED,
+    ]
 
 
 def test_a_batch_cancelled_while_it_is_checked_never_starts() -> None:
     """None of its requests is done, also where its validation ends later."""
     assert course(ready_at=None, cancel_at=5.0).status(100) is Status.CANCELLING
     early = course(cancel_at=5.0)
-    assert (early.status(19), early.status(20), early.done(1000, 100)) == (Status.CANCELLING, Status.CANCELLED, 0)
+    assert (early.status(19), early.status(20), early.done(1000, 100)) == (
+        Status.CANCELLING,
+        Status.CANCELLED,
+        0,
+    )
 
 
 def test_a_batch_that_is_refused_has_done_nothing() -> None:
@@ -82,5 +98,7 @@ def test_a_batch_that_is_refused_has_done_nothing() -> None:
     refused = course()
     refused.failed = True
     assert (refused.status(9), refused.status(10), refused.done(1000, 500)) == (
-        Status.VALIDATING, Status.FAILED, 0,
-    )  # fmt: skip
+        Status.VALIDATING,
+        Status.FAILED,
+        0,
+    )

@@ -23,7 +23,9 @@ CHAT, EMBEDDINGS = "/v1/chat/completions", "/v1/embeddings"
 
 def written(path: Path, number: int, url: str = CHAT, **body: Any) -> Path:
     body = {"model": "m", "messages": [{"role": "user", "content": "Read it."}]} | body
-    lines = [{"custom_id": f"d{at}", "method": "POST", "url": url, "body": body} for at in range(number)]
+    lines = [
+        {"custom_id": f"d{at}", "method": "POST", "url": url, "body": body} for at in range(number)
+    ]
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
     return path
 
@@ -61,10 +63,13 @@ def test_a_wrong_file_has_its_problems_listed_up_to_a_limit(tmp_path: Path) -> N
 
 
 def test_each_request_lies_where_the_index_says(tmp_path: Path) -> None:
-    """Read back in the order of the answers, every line is there once with what it gets, and good ones are counted."""
+    """Read back in the order of the answers, every line is there once with what it gets, and good
+    ones are counted."""
     source = written(tmp_path / "input", 500)
     account = RequestAccount()
-    found = read_input(source, OpenAIReader(CHAT), Fates(SimulatorConfig(error_rate=0.2, poison_rate=0.1)))
+    found = read_input(
+        source, OpenAIReader(CHAT), Fates(SimulatorConfig(error_rate=0.2, poison_rate=0.1))
+    )
     index = found.index(account, Kept(tmp_path / "index", "order"))
     read = [(fate, json.loads(raw)["custom_id"]) for fate, raw in index.read(source)]
     assert sorted(name for _, name in read) == sorted(f"d{at}" for at in range(500))
@@ -76,7 +81,9 @@ def test_each_request_lies_where_the_index_says(tmp_path: Path) -> None:
     account.close()
 
 
-def test_files_of_a_killed_simulator_are_removed_by_the_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_of_a_killed_simulator_are_removed_by_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A folder that is in use stays; one whose simulator has gone does not."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     one, other = Folder(), Folder()
@@ -93,7 +100,11 @@ def test_files_of_a_killed_simulator_are_removed_by_the_next(tmp_path: Path, mon
 
 def test_a_batch_stalls_or_expires() -> None:
     """Both shares are of all batches, so together they are one at most."""
-    with pytest.raises(BadSetting, match=r"--batch-stalled-share 0.6 \+ --batch-expired-share 0.6 add up to 1.2"):
+    with pytest.raises(
+        BadSetting, match=r"--batch-stalled-share 0.6 \+ --batch-expired-share 0.6 add up to 1.2"
+    ):
         SimulatorConfig(batch_stalled_share=0.6, batch_expired_share=0.6)
-    with pytest.raises(BadSetting, match="--batch-window-s: 0 cannot be used; give a number above 0"):
+    with pytest.raises(
+        BadSetting, match="--batch-window-s: 0 cannot be used; give a number above 0"
+    ):
         SimulatorConfig(batch_window_s=0)

@@ -19,7 +19,8 @@ def test_calls_beyond_the_slots_wait_in_order() -> None:
 
 
 def test_throughput_ends_at_the_slots_and_latency_grows() -> None:
-    """Twice the load that the slots can serve: every call waits longer than the one before, none is refused."""
+    """Twice the load that the slots can serve: every call waits longer than the one before, none is
+    refused."""
     slots = ServerSlots(4)
     waits = [slots.enter(at / 8, 1.0) for at in range(80)]
     assert waits == sorted(waits)

@@ -20,7 +20,9 @@ BODY = json.dumps(
 ).encode()
 
 
-def ask(provider: Provider, now: float = 0.0, tag: str = "job:doc", key: str | None = None) -> Reply:
+def ask(
+    provider: Provider, now: float = 0.0, tag: str = "job:doc", key: str | None = None
+) -> Reply:
     call = provider.open_call(CHAT, BODY, tag, key)
     reply = provider.decide(call, now)
     provider.close_call(call, reply, unread=False)
@@ -58,7 +60,13 @@ def test_every_refusal_can_be_asked_for(kind: str) -> None:
     change(provider, refuse={"kind": kind, "calls": 2})
     replies = [ask(provider) for _ in range(3)]
     assert [reply.good for reply in replies] == [False, False, True]
-    waits = {"rate_limit_exceeded", "slow_down", "server_is_overloaded", "overloaded_error", "resource_unavailable"}
+    waits = {
+        "rate_limit_exceeded",
+        "slow_down",
+        "server_is_overloaded",
+        "overloaded_error",
+        "resource_unavailable",
+    }
     assert replies[0].headers.get("retry-after") == ("7" if kind in waits else None)
     assert provider.stats(0.0)["refused"] == ({} if kind == "server_error" else {kind: 2})
 
@@ -66,7 +74,8 @@ def test_every_refusal_can_be_asked_for(kind: str) -> None:
 @pytest.mark.parametrize("like", ["openai", "anthropic"])
 @pytest.mark.parametrize("kind", BY_NAME)
 def test_a_refusal_means_to_our_pacing_what_its_name_says(kind: str, like: str) -> None:
-    """The answer by name gives the signal by name, in OpenAI's form and in Anthropic's (which has no word for a ramp)."""
+    """The answer by name gives the signal by name, in OpenAI's form and in Anthropic's (which has
+    no word for a ramp)."""
     provider = Provider(SimulatorConfig(like=like))
     change(provider, refuse={"kind": kind})
     reply = ask(provider)
@@ -126,8 +135,14 @@ def test_the_key_can_be_changed_and_is_not_shown() -> None:
         (b'{"api_key": 7}', "--api-key: 7 cannot be used; give a text or null"),
         (b'{"charge_failed": 1}', "--charge-failed: 1 cannot be used; give true or false"),
         (b'{"refuse": "slow_down"}', 'give {"kind": "slow_down", "calls": 3} or null'),
-        (b'{"refuse": {"kind": "rude"}}', "'rude' cannot be used; give rate_limit_exceeded, slow_down"),
-        (b'{"refuse": {"kind": "slow_down", "calls": 0}}', "0 cannot be used; give a whole number from 1"),
+        (
+            b'{"refuse": {"kind": "rude"}}',
+            "'rude' cannot be used; give rate_limit_exceeded, slow_down",
+        ),
+        (
+            b'{"refuse": {"kind": "slow_down", "calls": 0}}',
+            "0 cannot be used; give a whole number from 1",
+        ),
     ],
 )
 def test_a_change_that_cannot_be_made_changes_nothing(body: bytes, told: str) -> None:

@@ -20,7 +20,9 @@ from penstock_simulate.presets import PRESETS
 WALL = 1_767_225_600.4  # 2026-01-01T00:00:00.4Z
 
 
-def headers_after(requests: int, input_tokens: int, output_tokens: int, **config: Any) -> dict[str, str]:
+def headers_after(
+    requests: int, input_tokens: int, output_tokens: int, **config: Any
+) -> dict[str, str]:
     made = SimulatorConfig(**config)
     limits = KeyLimits(made)
     limits.admit(charge(requests, input_tokens, output_tokens), 0.0)
@@ -28,7 +30,8 @@ def headers_after(requests: int, input_tokens: int, output_tokens: int, **config
 
 
 def test_openais_headers_follow_its_arithmetic() -> None:
-    """A bucket one minute deep shows what OpenAI's posted headers show: limit 5000, one used, 12 ms to full."""
+    """A bucket one minute deep shows what OpenAI's posted headers show: limit 5000, one used, 12 ms
+    to full."""
     assert headers_after(1, 24, 0, like="openai", rpm=5_000, tpm=160_000) == {
         "x-ratelimit-limit-requests": "5000",
         "x-ratelimit-remaining-requests": "4999",
@@ -41,18 +44,23 @@ def test_openais_headers_follow_its_arithmetic() -> None:
 
 
 def test_a_daily_limit_shows_in_the_place_of_the_minutes() -> None:
-    """A posted header of OpenAI: 1,500,000 tokens of which 4,379 are used are full again after 4m12s, so in a day."""
+    """A posted header of OpenAI: 1,500,000 tokens of which 4,379 are used are full again after
+    4m12s, so in a day."""
     found = headers_after(1, 4_379, 0, like="openai", tpm=60_000, tpd=1_500_000)
     assert found["x-ratelimit-limit-tokens"] == "1500000"
     assert found["x-ratelimit-remaining-tokens"] == "1495621"
     assert found["x-ratelimit-reset-tokens"].startswith("4m12.")
     groq = headers_after(1, 0, 0, like="groq", rpm=30, rpd=14_400, tpm=6_000)
-    assert (groq["x-ratelimit-limit-requests"], groq["x-ratelimit-limit-tokens"]) == ("14400", "6000")
+    assert (groq["x-ratelimit-limit-requests"], groq["x-ratelimit-limit-tokens"]) == (
+        "14400",
+        "6000",
+    )
     assert headers_after(1, 0, 0, like="groq", rpm=30) == {}
 
 
 def test_anthropics_headers_have_times_and_thousands() -> None:
-    """Split limits with their sum, remaining tokens to the nearest thousand, and the time at which each is full."""
+    """Split limits with their sum, remaining tokens to the nearest thousand, and the time at which
+    each is full."""
     found = headers_after(1, 1_600, 4_400, like="anthropic", rpm=60, itpm=60_000, otpm=12_000)
     head = "anthropic-ratelimit-"
     assert found[head + "requests-remaining"] == "59"
@@ -78,7 +86,8 @@ def test_togethers_headers_are_per_second() -> None:
 
 
 def test_azures_headers_show_the_window_that_is_enforced() -> None:
-    """600 requests per minute read as 100 per ten seconds, and nothing tells when the window ends."""
+    """600 requests per minute read as 100 per ten seconds, and nothing tells when the window
+    ends."""
     assert headers_after(1, 100, 0, like="azure", rpm=600, tpm=60_000) == {
         "x-ratelimit-limit-requests": "100",
         "x-ratelimit-remaining-requests": "99",
@@ -95,7 +104,8 @@ def test_some_tell_nothing(like: str) -> None:
 
 @pytest.mark.parametrize("like", PRESETS)
 def test_what_is_told_is_what_our_reader_reads(like: str) -> None:
-    """Every limit that a provider tells is read with its dimension and its rate; Azure alone hides its window."""
+    """Every limit that a provider tells is read with its dimension and its rate; Azure alone hides
+    its window."""
     limits = {"rpm": 1_200, "rpd": 864_000} | (
         {"itpm": 60_000, "otpm": 12_000} if like == "anthropic" else {"tpm": 120_000}
     )

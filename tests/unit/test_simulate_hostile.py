@@ -17,7 +17,9 @@ from penstock_simulate.hostile import KINDS, sizes
 from penstock_simulate.provider import Provider
 from penstock_simulate.reply import Manner, Reply
 
-BODY = json.dumps({"model": "m", "messages": [{"role": "user", "content": "Read the file."}]}).encode()
+BODY = json.dumps(
+    {"model": "m", "messages": [{"role": "user", "content": "Read the file."}]}
+).encode()
 
 
 def provider(hostile: str, **more: float) -> Provider:
@@ -33,26 +35,32 @@ def ask(provider: Provider, document: str = "d", now: float = 0.0) -> Reply:
 
 @pytest.mark.parametrize("name", KINDS)
 def test_every_kind_is_sent_and_counted_under_its_name(name: str) -> None:
-    """Each kind answers in its own way, and the accounts name it: what a fleet met can be read afterwards."""
+    """Each kind answers in its own way, and the accounts name it: what a fleet met can be read
+    afterwards."""
     hostile = provider(name)
     reply = ask(hostile)
     assert reply.outcome == name
-    assert reply._replace(outcome="200", delay_s=0) != ask(Provider(SimulatorConfig()))._replace(delay_s=0)
+    assert reply._replace(outcome="200", delay_s=0) != ask(Provider(SimulatorConfig()))._replace(
+        delay_s=0
+    )
     assert hostile.book.stats()["by_status"] == {name: 1}
     assert hostile.book.stats()["answered"] == KINDS[name].answers
 
 
 def test_luck_follows_from_the_seed() -> None:
-    """The same documents meet the same answers in each run, in about the share that was asked for."""
+    """The same documents meet the same answers in each run, in about the share that was asked
+    for."""
     first, second = (
-        [ask(told, f"d{n}").outcome for n in range(400)] for told in [provider("all", hostile_share=0.3) for _ in "ab"]
+        [ask(told, f"d{n}").outcome for n in range(400)]
+        for told in [provider("all", hostile_share=0.3) for _ in "ab"]
     )
     assert first == second
     assert 80 <= sum(outcome in KINDS for outcome in first) <= 160
 
 
 def test_a_document_can_be_hostile_for_good() -> None:
-    """Each call for such a document is answered in the same way; calls for the others are answered well."""
+    """Each call for such a document is answered in the same way; calls for the others are answered
+    well."""
     told = provider("html-403,nul", hostile_share=0, hostile_documents=0.25)
     ways = [frozenset(ask(told, f"d{n}").outcome for _ in range(3)) for n in range(200)]
     assert all(len(way) == 1 for way in ways)
@@ -88,8 +96,14 @@ def test_what_is_large_costs_the_simulator_nothing() -> None:
             {"hostile": "nul,nil"},
             "--hostile: 'nil' is not a kind; `penstock simulate --hostile list` shows all of them",
         ),
-        ({"hostile": "all", "host": "0.0.0.0"}, "--hostile with --host 0.0.0.0: it serves this machine only"),
-        ({"certificate": "old"}, "--certificate: 'old' cannot be used; give good, self-signed, expired or other-host"),
+        (
+            {"hostile": "all", "host": "0.0.0.0"},
+            "--hostile with --host 0.0.0.0: it serves this machine only",
+        ),
+        (
+            {"certificate": "old"},
+            "--certificate: 'old' cannot be used; give good, self-signed, expired or other-host",
+        ),
         ({"hostile_share": 2}, "--hostile-share: 2 cannot be used"),
         ({"hostile_for_s": 0}, "--hostile-for-s: 0 cannot be used"),
     ],
@@ -105,4 +119,6 @@ def test_the_list_has_every_kind() -> None:
     """`--hostile list` prints each name with what it does, and serves nothing."""
     done = CliRunner().invoke(command_line(), ["simulate", "--hostile", "list"])
     assert done.exit_code == 0
-    assert all(f"  {kind.name} " in done.output and kind.line in done.output for kind in KINDS.values())
+    assert all(
+        f"  {kind.name} " in done.output and kind.line in done.output for kind in KINDS.values()
+    )

@@ -23,7 +23,8 @@ def admitted(limits: KeyLimits, times: list[float], tokens: int = 1) -> int:
 
 
 def test_a_bucket_never_admits_more_than_its_rate_and_depth() -> None:
-    """In every interval of a random hour, admitted calls stay within rate x time + depth, and the rate is reached."""
+    """In every interval of a random hour, admitted calls stay within rate x time + depth, and the
+    rate is reached."""
     rng = random.Random(7)
     limits = limited(rpm=600, depth_s=2, charge_failed=False)
     now, starts = 0.0, []
@@ -38,7 +39,8 @@ def test_a_bucket_never_admits_more_than_its_rate_and_depth() -> None:
 
 
 def test_the_wait_that_is_announced_is_exact() -> None:
-    """A client that comes back after the announced wait gets in; one that comes a millisecond earlier does not."""
+    """A client that comes back after the announced wait gets in; one that comes a millisecond
+    earlier does not."""
     limits = limited(rpm=60, depth_s=1, charge_failed=False)
     assert limits.admit(charge(1, 0, 0), 100.0) is None
     over = limits.admit(charge(1, 0, 0), 100.25)
@@ -49,7 +51,8 @@ def test_the_wait_that_is_announced_is_exact() -> None:
 
 
 def test_refused_calls_use_up_requests() -> None:
-    """With failed calls charged, a client that hammers stays locked out; without, it gets its rate."""
+    """With failed calls charged, a client that hammers stays locked out; without, it gets its
+    rate."""
     hammering = [at / 10 for at in range(600)]
     charged = limited(rpm=60, depth_s=1)
     free = limited(rpm=60, depth_s=1, charge_failed=False)
@@ -58,7 +61,8 @@ def test_refused_calls_use_up_requests() -> None:
 
 
 def test_requests_and_tokens_are_taken_together_or_not_at_all() -> None:
-    """A call that its tokens turn away leaves the tokens as they were, and says which limit it met."""
+    """A call that its tokens turn away leaves the tokens as they were, and says which limit it
+    met."""
     limits = limited(rpm=600, tpm=6_000, depth_s=1)
     assert limits.admit(charge(1, 60, 0), 0.0) is None
     over = limits.admit(charge(1, 60, 0), 0.0)
@@ -74,7 +78,8 @@ def test_a_request_above_the_limit_never_fits() -> None:
 
 
 def test_a_minute_window_is_full_again_at_each_minute() -> None:
-    """A fixed window lets a whole minute's budget through at once, then nothing until the minute is over."""
+    """A fixed window lets a whole minute's budget through at once, then nothing until the minute is
+    over."""
     limits = limited(rpm=5, window="minute")
     assert admitted(limits, [30.0] * 7) == 5
     over = limits.admit(charge(1, 1, 0), 50.0)
@@ -135,12 +140,15 @@ def test_what_is_given_back_at_the_end_can_be_used_again() -> None:
     limits.catch_up(1.9)
     assert limits.meters["tokens"].available(1.9) == pytest.approx(190)
     limits.catch_up(2.0)
-    assert limits.meters["tokens"].available(2.0) == pytest.approx(1_000)  # full: what does not fit is lost
+    assert limits.meters["tokens"].available(2.0) == pytest.approx(
+        1_000
+    )  # full: what does not fit is lost
 
 
 @pytest.mark.parametrize("window", ["bucket", "minute"])
 def test_output_is_charged_evenly_while_it_is_produced(window: str) -> None:
-    """Half of the time, half of the output; two answers at once drain twice as fast; at the end all of it is used."""
+    """Half of the time, half of the output; two answers at once drain twice as fast; at the end all
+    of it is used."""
     limits = limited(otpm=6_000, depth_s=60, window=window)
     meter = limits.meters["output_tokens"]
 
@@ -158,7 +166,8 @@ def test_output_is_charged_evenly_while_it_is_produced(window: str) -> None:
 
 
 def test_an_output_limit_in_debt_lets_nothing_start() -> None:
-    """Answers that run are not stopped by their output; the next call waits until the debt is paid."""
+    """Answers that run are not stopped by their output; the next call waits until the debt is
+    paid."""
     limits = limited(otpm=600, depth_s=1)
     assert limits.admit(charge(1, 5, 0), 0.0) is None
     limits.produce(100, 0.0, 1.0)
@@ -182,7 +191,8 @@ def test_production_in_a_fixed_window_counts_where_it_falls() -> None:
 
 @pytest.mark.parametrize("make", [lambda: ContinuousBucket(10, 60), lambda: FixedWindow(10, 60)])
 def test_another_rate_holds_at_once_and_keeps_what_is_used(make: Any) -> None:
-    """Halved, a limit offers half of what it did, less what is used; no client gets a fresh budget."""
+    """Halved, a limit offers half of what it did, less what is used; no client gets a fresh
+    budget."""
     meter: Meter = make()
     meter.take(350, 0.0)
     meter.change(5, 0.0)
@@ -193,7 +203,8 @@ def test_another_rate_holds_at_once_and_keeps_what_is_used(make: Any) -> None:
 
 
 def test_limits_change_while_calls_are_coming() -> None:
-    """Half the rate from the change on, a limit that was not there before, and none where it is taken away."""
+    """Half the rate from the change on, a limit that was not there before, and none where it is
+    taken away."""
     limits = limited(rpm=600, depth_s=1, charge_failed=False)
     ticks = [at / 50 for at in range(500)]
     assert admitted(limits, ticks) == pytest.approx(10 + 99, abs=2)
@@ -206,8 +217,11 @@ def test_limits_change_while_calls_are_coming() -> None:
 
 @pytest.mark.parametrize("seed", [1, 2])
 def test_foreign_traffic_takes_exactly_its_share(seed: int) -> None:
-    """A client that does not wait gets the rest, in every dimension, and the accounts tell the two apart."""
-    limits = limited(rpm=600, tpm=60_000, depth_s=2, foreign_share=0.3, seed=seed, charge_failed=False)
+    """A client that does not wait gets the rest, in every dimension, and the accounts tell the two
+    apart."""
+    limits = limited(
+        rpm=600, tpm=60_000, depth_s=2, foreign_share=0.3, seed=seed, charge_failed=False
+    )
     got = admitted(limits, [at / 40 for at in range(40 * 300)], tokens=10)
     assert got == pytest.approx(0.7 * 3_000, rel=0.05)
     stats = limits.stats(300.0)

@@ -1,4 +1,5 @@
-"""How the simulated provider meters like the real ones: what is charged when, and how each of them refuses."""
+"""How the simulated provider meters like the real ones: what is charged when, and how each of them
+refuses."""
 
 from __future__ import annotations
 
@@ -14,7 +15,9 @@ from penstock_simulate.reply import Manner, Reply
 
 INPUT, MOST = 100, 500  # tokens of the request below, and its max_tokens
 QUESTION = "Read. " + "x" * (4 * INPUT - 6)
-BODY = json.dumps({"model": "m", "max_tokens": MOST, "messages": [{"role": "user", "content": QUESTION}]}).encode()
+BODY = json.dumps(
+    {"model": "m", "max_tokens": MOST, "messages": [{"role": "user", "content": QUESTION}]}
+).encode()
 SECOND: dict[str, Any] = {"latency_ms": 1_000, "latency_sigma": 0}  # every answer takes a second
 
 
@@ -66,15 +69,20 @@ def test_split_limits_are_charged_for_their_part(mode: str, output: int) -> None
     provider = Provider(SimulatorConfig(itpm=1e6, otpm=1e6, charge=mode, **SECOND))
     assert start(provider, 10.0).good
     assert charged(provider, 12.0, "input_tokens") == INPUT
-    assert charged(provider, 12.0, "output_tokens") == pytest.approx(MOST if mode == "reserve" else output)
+    assert charged(provider, 12.0, "output_tokens") == pytest.approx(
+        MOST if mode == "reserve" else output
+    )
 
 
 @pytest.mark.parametrize("mode", ["reserve", "settle"])
 def test_failed_calls_are_charged_or_not(mode: str) -> None:
-    """A 500 costs the request and, reserved for good, its tokens; where failures are free it costs nothing."""
+    """A 500 costs the request and, reserved for good, its tokens; where failures are free it costs
+    nothing."""
     for charge_failed, requests in ((True, 1), (False, 0)):
         provider = Provider(
-            SimulatorConfig(rpm=600, tpm=1e6, charge=mode, charge_failed=charge_failed, error_rate=1, **SECOND)
+            SimulatorConfig(
+                rpm=600, tpm=1e6, charge=mode, charge_failed=charge_failed, error_rate=1, **SECOND
+            )
         )
         assert ask(provider, 10.0).status == 500
         assert charged(provider, 20.0, "requests") == requests
@@ -83,7 +91,8 @@ def test_failed_calls_are_charged_or_not(mode: str) -> None:
 
 
 def test_bedrock_counts_output_several_times_once_settled(output: int) -> None:
-    """Reserved once, settled with the burndown; where output has a limit of its own it counts once."""
+    """Reserved once, settled with the burndown; where output has a limit of its own it counts
+    once."""
     provider = Provider(SimulatorConfig(like="bedrock", tpm=1e6, otpm=1e6, **SECOND))
     start(provider, 10.0)
     assert (charged(provider, 10.0), charged(provider, 11.0)) == (INPUT + MOST, INPUT + 5 * output)
@@ -93,7 +102,11 @@ def test_bedrock_counts_output_several_times_once_settled(output: int) -> None:
 def test_a_request_without_max_tokens_reserves_what_was_set_for_it() -> None:
     """The model's maximum, as Bedrock does it, or what the flag says."""
     unset = json.dumps({"model": "m", "messages": [{"role": "user", "content": QUESTION}]}).encode()
-    for config, reserved in (({}, 256), ({"like": "bedrock"}, 64_000), ({"unset_max_tokens": 9}, 9)):
+    for config, reserved in (
+        ({}, 256),
+        ({"like": "bedrock"}, 64_000),
+        ({"unset_max_tokens": 9}, 9),
+    ):
         made: dict[str, Any] = {"tpm": 1e9, **config}
         provider = Provider(SimulatorConfig(**made))
         provider.decide(provider.open_call(CHAT, unset, "job:a", None), 0.0)
@@ -102,16 +115,21 @@ def test_a_request_without_max_tokens_reserves_what_was_set_for_it() -> None:
 
 def test_a_hanging_call_keeps_its_reservation_until_it_ends() -> None:
     """Nothing comes back while the provider still works on it."""
-    provider = Provider(SimulatorConfig(tpm=1e6, charge="settle", hang_rate=1, hang_s=100, charge_failed=False))
+    provider = Provider(
+        SimulatorConfig(tpm=1e6, charge="settle", hang_rate=1, hang_s=100, charge_failed=False)
+    )
     assert start(provider, 0.0).manner is Manner.HUNG
     assert (charged(provider, 99.0), charged(provider, 100.0)) == (INPUT + MOST, INPUT)
 
 
 def test_settling_makes_room_that_reserving_does_not(output: int) -> None:
-    """One minute's budget of 20 reservations: settled, far more calls fit than 20; reserved for good, exactly 20."""
+    """One minute's budget of 20 reservations: settled, far more calls fit than 20; reserved for
+    good, exactly 20."""
     fits = {}
     for mode in ("reserve", "settle"):
-        provider = Provider(SimulatorConfig(tpm=20 * (INPUT + MOST), charge=mode, window="minute", **SECOND))
+        provider = Provider(
+            SimulatorConfig(tpm=20 * (INPUT + MOST), charge=mode, window="minute", **SECOND)
+        )
         fits[mode] = sum(ask(provider, second * 1.001, second).good for second in range(59))
     assert fits["reserve"] == 20
     assert fits["settle"] == 59
@@ -120,7 +138,9 @@ def test_settling_makes_room_that_reserving_does_not(output: int) -> None:
 def test_the_queue_delays_the_output_with_the_answer() -> None:
     """A call that waits for a slot produces nothing while it waits."""
     provider = Provider(
-        SimulatorConfig(otpm=1e6, charge="output-as-produced", crowded="queue", max_concurrency=1, **SECOND)
+        SimulatorConfig(
+            otpm=1e6, charge="output-as-produced", crowded="queue", max_concurrency=1, **SECOND
+        )
     )
     delays = [start(provider, 0.0, number).delay_s for number in range(3)]
     assert delays == [1, 2, 3]
@@ -134,7 +154,10 @@ def test_vllm_refuses_nobody_and_shows_its_queue() -> None:
     provider = Provider(SimulatorConfig(like="vllm", max_concurrency=8, **SECOND))
     assert all(start(provider, 0.0, number).good for number in range(40))
     lines = provider.metrics(1.5).splitlines()
-    assert [line.rpartition(" ")[2] for line in lines if not line.startswith("#")] == ["8.0", "24.0"]
+    assert [line.rpartition(" ")[2] for line in lines if not line.startswith("#")] == [
+        "8.0",
+        "24.0",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -146,7 +169,9 @@ def test_vllm_refuses_nobody_and_shows_its_queue() -> None:
         ({"like": "anthropic"}, 529, "server_is_overloaded"),
     ],
 )
-def test_more_calls_than_the_capacity_are_refused(config: dict[str, Any], status: int, code: str) -> None:
+def test_more_calls_than_the_capacity_are_refused(
+    config: dict[str, Any], status: int, code: str
+) -> None:
     """By quota or by capacity, as the provider does it."""
     provider = Provider(SimulatorConfig(max_concurrency=2, **config))
     assert [start(provider, 0.0, number).status for number in range(3)] == [200, 200, status]
@@ -155,7 +180,8 @@ def test_more_calls_than_the_capacity_are_refused(config: dict[str, Any], status
 
 
 def test_traffic_that_grows_too_fast_gets_slow_down() -> None:
-    """A jump inside the limits is refused with a wait, is not charged, and shows in the accounts."""
+    """A jump inside the limits is refused with a wait, is not charged, and shows in the
+    accounts."""
     provider = Provider(SimulatorConfig(rpm=60_000, ramp_percent=100, ramp_s=10, ramp_free_rpm=60))
     replies = [ask(provider, 0.0, number) for number in range(5)]
     assert [reply.status for reply in replies] == [200, 200, 429, 429, 429]
@@ -194,10 +220,15 @@ def test_bedrock_throttles_without_a_word() -> None:
     assert set(refused.headers) == {"Content-Type", "x-request-id"}
 
 
-@pytest.mark.parametrize("like", ["openai", "azure", "anthropic", "bedrock", "gemini", "groq", "together"])
+@pytest.mark.parametrize(
+    "like", ["openai", "azure", "anthropic", "bedrock", "gemini", "groq", "together"]
+)
 def test_no_preset_accepts_more_than_its_rate(like: str) -> None:
-    """Hammered for two minutes, what is accepted stays within rate x time plus what it holds when full."""
-    provider = Provider(SimulatorConfig(like=like, rpm=600, tpm=600_000, charge_failed=False, latency_ms=100))
+    """Hammered for two minutes, what is accepted stays within rate x time plus what it holds when
+    full."""
+    provider = Provider(
+        SimulatorConfig(like=like, rpm=600, tpm=600_000, charge_failed=False, latency_ms=100)
+    )
     good = sum(ask(provider, tick / 20, tick).good for tick in range(2_400))
     depth_s = 60  # none holds more than a minute
     assert 0.9 * 10 * 120 <= good <= 10 * (120 + depth_s) + 1

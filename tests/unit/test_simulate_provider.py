@@ -23,11 +23,18 @@ PROMPT = "Summarise: Open the file and read all of it. Then close it."
 
 
 def chat(model: str = "sim-small", **more: Any) -> bytes:
-    return json.dumps({"model": model, "messages": [{"role": "user", "content": PROMPT}], **more}).encode()
+    return json.dumps(
+        {"model": model, "messages": [{"role": "user", "content": PROMPT}], **more}
+    ).encode()
 
 
 def ask(
-    provider: Provider, raw: bytes, *, tag: str | None = "job:doc", endpoint: str = CHAT, key: str | None = None
+    provider: Provider,
+    raw: bytes,
+    *,
+    tag: str | None = "job:doc",
+    endpoint: str = CHAT,
+    key: str | None = None,
 ) -> Reply:
     call = provider.open_call(endpoint, raw, tag, key)
     reply = provider.decide(call, now=0.0)
@@ -46,7 +53,8 @@ def text_of(reply: Reply) -> str:
 
 
 def test_an_answer_follows_from_the_request() -> None:
-    """The same request gets the same bytes from any simulator: a category, the first sentence and its usage."""
+    """The same request gets the same bytes from any simulator: a category, the first sentence and
+    its usage."""
     first, second = (ask(Provider(SimulatorConfig()), chat()) for _ in range(2))
     assert first.body == second.body
     assert text_of(first) == "Category: files\nSummary: Open the file and read all of it."
@@ -105,8 +113,12 @@ class Ticket(BaseModel):
 
 
 def test_an_answer_fits_the_schema_of_a_model() -> None:
-    """References, limits, dates, tuples and recursion of a Pydantic model: the model takes the answer."""
-    wanted = {"type": "json_schema", "json_schema": {"name": "x", "schema": Ticket.model_json_schema()}}
+    """References, limits, dates, tuples and recursion of a Pydantic model: the model takes the
+    answer."""
+    wanted = {
+        "type": "json_schema",
+        "json_schema": {"name": "x", "schema": Ticket.model_json_schema()},
+    }
     answer = text_of(ask(Provider(SimulatorConfig()), chat(response_format=wanted)))
     assert len(Ticket.model_validate_json(answer).parts[0].sizes) == 3
 
@@ -123,12 +135,24 @@ def json_schema(schema: dict[str, Any], *, strict: bool = False) -> dict[str, An
     ("structured", "wanted", "told"),
     [
         ("json_schema", json_schema(LOOSE, strict=True), "'additionalProperties' is required"),
-        ("json_schema", json_schema(CLOSED | {"required": []}, strict=True), "'required' is required"),
+        (
+            "json_schema",
+            json_schema(CLOSED | {"required": []}, strict=True),
+            "'required' is required",
+        ),
         ("json_schema", json_schema({"type": "array"}), "got 'type: \"array\"'"),
         ("json_schema", {"type": "json_object"}, "must contain the word 'json'"),
         ("json_schema", {"type": "yaml"}, "'response_format.type' must be one of"),
-        ("json_object", json_schema(CLOSED), "'response_format' of type 'json_schema' is not supported"),
-        ("none", {"type": "json_object"}, "'response_format' of type 'json_object' is not supported"),
+        (
+            "json_object",
+            json_schema(CLOSED),
+            "'response_format' of type 'json_schema' is not supported",
+        ),
+        (
+            "none",
+            {"type": "json_object"},
+            "'response_format' of type 'json_object' is not supported",
+        ),
         ("json_schema", json_schema(CLOSED, strict=True), None),
         ("json_schema", json_schema(LOOSE), None),
         ("none", {"type": "text"}, None),
@@ -137,7 +161,8 @@ def json_schema(schema: dict[str, Any], *, strict: bool = False) -> dict[str, An
 def test_formats_are_refused_as_providers_refuse_them(
     structured: str, wanted: dict[str, Any], told: str | None
 ) -> None:
-    """With a 400 that names response_format, by what the provider takes and by OpenAI's rules for strict schemas."""
+    """With a 400 that names response_format, by what the provider takes and by OpenAI's rules for
+    strict schemas."""
     reply = ask(Provider(SimulatorConfig(structured=structured)), chat(response_format=wanted))
     assert reply.status == (200 if told is None else 400)
     assert told is None or told in json.loads(reply.body)["error"]["message"]
@@ -145,7 +170,9 @@ def test_formats_are_refused_as_providers_refuse_them(
 
 def test_a_format_may_be_ignored() -> None:
     """As Anthropic's OpenAI-compatible endpoint does: the answer is a text."""
-    reply = ask(Provider(SimulatorConfig(structured="ignored")), chat(response_format=json_schema(CLOSED)))
+    reply = ask(
+        Provider(SimulatorConfig(structured="ignored")), chat(response_format=json_schema(CLOSED))
+    )
     assert text_of(reply).startswith("Category: files")
 
 
@@ -157,9 +184,12 @@ def test_completions_answer_with_text() -> None:
 
 
 def test_embeddings_are_unit_vectors_of_the_asked_length() -> None:
-    """Equal texts get equal vectors of length 1, in floats or in base64, as many as there are inputs."""
+    """Equal texts get equal vectors of length 1, in floats or in base64, as many as there are
+    inputs."""
     raw = {"model": "e", "input": ["one", "two", "one"], "dimensions": 64}
-    body = json.loads(ask(Provider(SimulatorConfig()), json.dumps(raw).encode(), endpoint=EMBEDDINGS).body)
+    body = json.loads(
+        ask(Provider(SimulatorConfig()), json.dumps(raw).encode(), endpoint=EMBEDDINGS).body
+    )
     vectors = [entry["embedding"] for entry in body["data"]]
     assert [len(vector) for vector in vectors] == [64, 64, 64]
     assert vectors[0] == vectors[2] != vectors[1]
@@ -205,7 +235,8 @@ def test_a_wrong_key_gets_401_and_costs_no_request() -> None:
 
 
 def test_an_empty_account_stays_empty() -> None:
-    """After the paid calls every call gets insufficient_quota without Retry-After, until a reset."""
+    """After the paid calls every call gets insufficient_quota without Retry-After, until a
+    reset."""
     provider = Provider(SimulatorConfig(credit_calls=2))
     replies = [ask(provider, chat()) for _ in range(4)]
     assert [reply.good for reply in replies] == [True, True, False, False]
@@ -216,7 +247,8 @@ def test_an_empty_account_stays_empty() -> None:
 
 
 def test_a_call_over_the_limit_is_told_how_long_to_wait() -> None:
-    """429 carries Retry-After in whole seconds and in milliseconds, the rate-limit headers and OpenAI's error."""
+    """429 carries Retry-After in whole seconds and in milliseconds, the rate-limit headers and
+    OpenAI's error."""
     provider = Provider(SimulatorConfig(rpm=30, depth_s=1))
     assert ask(provider, chat()).headers["x-ratelimit-remaining-requests"] == "29"
     refused = ask(provider, chat())
@@ -227,7 +259,9 @@ def test_a_call_over_the_limit_is_told_how_long_to_wait() -> None:
     assert provider.book.stats()["over_limit"] == {"requests": 1}
 
 
-@pytest.mark.parametrize(("charge", "left"), [("reserve", 100_000 - 15 - 500), ("actual", 100_000 - 30)])
+@pytest.mark.parametrize(
+    ("charge", "left"), [("reserve", 100_000 - 15 - 500), ("actual", 100_000 - 30)]
+)
 def test_tokens_are_charged_as_configured(charge: str, left: int) -> None:
     """`reserve` takes the prompt and max_tokens for good; `actual` takes what usage says."""
     provider = Provider(SimulatorConfig(tpm=100_000, depth_s=60, charge=charge))
@@ -247,20 +281,29 @@ def test_calls_beyond_the_concurrency_are_refused() -> None:
 
 
 def test_poisoned_documents_fail_with_a_400_every_time() -> None:
-    """A poisoned document fails alike in every call; only an overflow is cured, by a long-context model."""
+    """A poisoned document fails alike in every call; only an overflow is cured, by a long-context
+    model."""
     provider = Provider(SimulatorConfig(poison_rate=1))
     seen: dict[str | None, bool] = {}
     for number in range(40):
         tag = f"job:doc-{number}"
-        first, second = code_of(ask(provider, chat(), tag=tag)), code_of(ask(provider, chat(), tag=tag))
+        first, second = (
+            code_of(ask(provider, chat(), tag=tag)),
+            code_of(ask(provider, chat(), tag=tag)),
+        )
         assert first == second
         assert first[0] == 400
         seen[first[1]] = ask(provider, chat(model="sim-large-long"), tag=tag).good
-    assert seen == {"invalid_value": False, "context_length_exceeded": True, "content_filter": False}
+    assert seen == {
+        "invalid_value": False,
+        "context_length_exceeded": True,
+        "content_filter": False,
+    }
 
 
 def test_losses_and_duplicates_show() -> None:
-    """Statistics name every document answered more than once, whether by tag or by the hash of the body."""
+    """Statistics name every document answered more than once, whether by tag or by the hash of the
+    body."""
     provider = Provider(SimulatorConfig())
     for tag in ("job:a", "job:a", "job:b", None, None):
         ask(provider, chat(), tag=tag)
@@ -273,7 +316,8 @@ def test_losses_and_duplicates_show() -> None:
 
 
 def test_the_log_holds_a_call_before_its_answer(tmp_path: Path) -> None:
-    """A call is on disk when its reply is decided, before anything is sent, and a reset keeps the log."""
+    """A call is on disk when its reply is decided, before anything is sent, and a reset keeps the
+    log."""
     log = tmp_path / "calls.jsonl"
     provider = Provider(SimulatorConfig(call_log=log, error_rate=1))
     provider.decide(provider.open_call(CHAT, chat(), "job:ä", None), 0.0)
@@ -281,10 +325,14 @@ def test_the_log_holds_a_call_before_its_answer(tmp_path: Path) -> None:
     provider.decide(provider.open_call(CHAT, chat(), "job:ä", None), 0.0)
     provider.book.close()
     lines = [json.loads(line) for line in log.read_text().splitlines()]
-    assert [(line["document"], line["call"], line["outcome"]) for line in lines] == [("job:ä", 1, "500")] * 2
+    assert [(line["document"], line["call"], line["outcome"]) for line in lines] == [
+        ("job:ä", 1, "500")
+    ] * 2
 
 
 def test_a_log_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
     """The message names the flag and the path."""
-    with pytest.raises(BadSetting, match=r"--call-log: cannot write '.*missing/calls': No such file"):
+    with pytest.raises(
+        BadSetting, match=r"--call-log: cannot write '.*missing/calls': No such file"
+    ):
         Provider(SimulatorConfig(call_log=tmp_path / "missing" / "calls"))

@@ -9,8 +9,12 @@ import pytest
 from penstock_simulate.limits.ramps import RampDetector
 
 
-def refused(detector: RampDetector, per_s: Callable[[float], float], seconds: float, start: float = 100.0) -> int:
-    """Send evenly at a rate that may change; how many calls were refused. A refused one is not sent again."""
+def refused(
+    detector: RampDetector, per_s: Callable[[float], float], seconds: float, start: float = 100.0
+) -> int:
+    """Send evenly at a rate that may change; how many calls were refused.
+
+    A refused one is not sent again."""
     now, turned_away = start, 0
     while now < start + seconds:
         if detector.wait_s(now) > 0:
@@ -22,7 +26,8 @@ def refused(detector: RampDetector, per_s: Callable[[float], float], seconds: fl
 
 
 def test_growth_below_the_allowed_one_passes() -> None:
-    """Doubling every 10 s passes a detector that allows a bit more than that, over eight doublings."""
+    """Doubling every 10 s passes a detector that allows a bit more than that, over eight
+    doublings."""
     detector = RampDetector(percent=115, within_s=10, free_rpm=600)
     assert refused(detector, lambda t: 10 * 2 ** (t / 10), 80) == 0
 
@@ -34,7 +39,8 @@ def test_growth_above_the_allowed_one_is_refused() -> None:
 
 
 def test_a_jump_is_refused_until_the_accepted_rate_has_grown() -> None:
-    """From 10/s to 100/s: in the first span only twice the old rate passes, each span twice as much, then all of it."""
+    """From 10/s to 100/s: in the first span only twice the old rate passes, each span twice as
+    much, then all of it."""
     detector = RampDetector(percent=100, within_s=10, free_rpm=60)
     assert refused(detector, lambda _: 10, 60, start=0) > 0  # its own start is a jump, too
     first = refused(detector, lambda _: 100, 10, start=60)
@@ -50,7 +56,8 @@ def test_below_the_free_rate_nothing_is_too_steep() -> None:
 
 
 def test_after_a_long_pause_the_ramp_starts_over() -> None:
-    """A gap of half a span changes nothing; after two spans without traffic the old rate counts for nothing."""
+    """A gap of half a span changes nothing; after two spans without traffic the old rate counts for
+    nothing."""
     detector = RampDetector(percent=200, within_s=10, free_rpm=60)
     assert refused(detector, lambda t: 2 ** (t / 10), 50, start=0) == 0
     assert refused(detector, lambda _: 30, 20, start=55) == 0

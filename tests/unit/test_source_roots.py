@@ -1,4 +1,5 @@
-"""What a stranger may read: the setting `source_roots`, against names, links and what is exchanged behind our back."""
+"""What a stranger may read: the setting `source_roots`, against names, links and what is exchanged
+behind our back."""
 
 from __future__ import annotations
 
@@ -40,14 +41,19 @@ def remote(folder: Path, *more: str) -> Producer:
 
 
 def test_by_default_a_remote_door_reads_nothing(inside: Path) -> None:
-    """Without `source_roots` a remote submitter reads no file, and the refusal names the setting (B2)."""
+    """Without `source_roots` a remote submitter reads no file, and the refusal names the setting
+    (B2)."""
     settings = ProducerSettings(database_url=f"sqlite:///{inside.parent}/ledger.db")
-    with Producer(settings, borders=Borders()) as door, pytest.raises(SourceForbidden, match=r"source_roots.*nothing"):
+    with (
+        Producer(settings, borders=Borders()) as door,
+        pytest.raises(SourceForbidden, match=r"source_roots.*nothing"),
+    ):
         door.submit(str(inside / "rows.jsonl"), SPEC)
 
 
 def test_inside_is_read_outside_is_refused_alike(inside: Path) -> None:
-    """A remote job reads inside a root; outside, what exists and what does not are refused in the same words (B2)."""
+    """A remote job reads inside a root; outside, what exists and what does not are refused in the
+    same words (B2)."""
     with remote(inside) as door:
         assert door.submit(str(inside / "rows.jsonl"), SPEC).total == 1
         with pytest.raises(SourceForbidden) as refused:
@@ -67,21 +73,36 @@ def test_inside_is_read_outside_is_refused_alike(inside: Path) -> None:
 @pytest.mark.parametrize(
     "name",
     [
-        "../secret.jsonl", "./rows.jsonl", "/rows.jsonl", "sub//rows.jsonl", "rows.jsonl\n", "rows\x00.jsonl",
-        "\ud800.jsonl", "",
+        "../secret.jsonl",
+        "./rows.jsonl",
+        "/rows.jsonl",
+        "sub//rows.jsonl",
+        "rows.jsonl\n",
+        "rows\x00.jsonl",
+        "\ud800.jsonl",
+        "",
     ],
-)  # fmt: skip
+)
 def test_odd_names_are_refused_before_anything_is_opened(
     inside: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    """Dots, doubled slashes, NULs and half characters in a path are refused by its name alone (B2)."""
+    """Dots, doubled slashes, NULs and half characters in a path are refused by its name alone
+    (B2)."""
     monkeypatch.setattr(os, "open", None)
     with pytest.raises(SourceForbidden):
         SourceRoots([str(inside)]).open(f"{inside}/{name}")
 
 
 @pytest.mark.parametrize(
-    "where", ["/etc/passwd", "/proc/self/environ", "file:///etc/passwd", "etc/passwd", "https://host/x", "/dev/zero"]
+    "where",
+    [
+        "/etc/passwd",
+        "/proc/self/environ",
+        "file:///etc/passwd",
+        "etc/passwd",
+        "https://host/x",
+        "/dev/zero",
+    ],
 )
 def test_other_places_are_refused(inside: Path, where: str) -> None:
     """System files, other schemes and relative paths are no sources at a remote door (B2)."""
@@ -90,7 +111,8 @@ def test_other_places_are_refused(inside: Path, where: str) -> None:
 
 
 def test_links_lead_nowhere_else(inside: Path) -> None:
-    """A link that stays inside is followed; one that leads out is refused, to a file and to a folder (B2)."""
+    """A link that stays inside is followed; one that leads out is refused, to a file and to a
+    folder (B2)."""
     (inside / "good.jsonl").symlink_to(inside / "rows.jsonl")
     (inside / "bad.jsonl").symlink_to(inside.parent / "secret.jsonl")
     (inside / "folder").symlink_to(inside.parent)
@@ -105,7 +127,8 @@ def test_links_lead_nowhere_else(inside: Path) -> None:
 def test_what_is_exchanged_after_the_check_is_not_followed(
     inside: Path, monkeypatch: pytest.MonkeyPatch, part: str
 ) -> None:
-    """A file or folder that becomes a link between the check and the opening is refused, not read (B2)."""
+    """A file or folder that becomes a link between the check and the opening is refused, not read
+    (B2)."""
     (inside / "sub").mkdir()
     (inside / "sub" / "rows.jsonl").write_text(ROW)
     (inside.parent / "rows.jsonl").write_text("secret")
@@ -134,8 +157,8 @@ def test_only_regular_files_are_read(inside: Path, make: Callable[[str], None]) 
 
 
 def test_a_remote_job_stays_confined_after_its_submit(inside: Path) -> None:
-    """A source that is exchanged for a link after the submit is not read by the feed or by workers, whatever its size and
-    time say (B2)."""
+    """A source that is exchanged for a link after the submit is not read by the feed or by workers,
+    whatever its size and time say (B2)."""
     path = inside / "rows.jsonl"
     with remote(inside) as door:
         pin = dict(door.submit(str(path), SPEC).source)
@@ -151,7 +174,8 @@ def test_a_remote_job_stays_confined_after_its_submit(inside: Path) -> None:
 
 
 def test_trusted_doors_are_not_confined(inside: Path) -> None:
-    """The command line and `Producer` with the database's own credentials read what their user can read."""
+    """The command line and `Producer` with the database's own credentials read what their user can
+    read."""
     with Producer(settings_of(inside)) as producer:
         job = producer.submit(inside.parent / "secret.jsonl", SPEC)
     assert len(list(open_source(job.source, SPEC, settings_of(inside)).documents({}))) == 1
@@ -160,14 +184,23 @@ def test_trusted_doors_are_not_confined(inside: Path) -> None:
 @pytest.mark.parametrize(
     ("where", "inside_a_root"),
     [
-        ("s3://corpora/team/a.jsonl", True), ("s3://corpora/team-secret/a.jsonl", False), ("s3://corpora/team", False),
-        ("s3://corpora/a.jsonl", False), ("s3://corpora/team/../a.jsonl", False), ("s3://corpora/team/%2e%2e/a", False),
-        ("s3://corpora/team//a", False), ("s3://other/team/a.jsonl", False), ("s3://corpora@other/team/a", False),
-        ("s3://corpora/team/a?x=1", False), ("s3://whole/any/thing", True), ("s3://[corpora/team/a", False),
+        ("s3://corpora/team/a.jsonl", True),
+        ("s3://corpora/team-secret/a.jsonl", False),
+        ("s3://corpora/team", False),
+        ("s3://corpora/a.jsonl", False),
+        ("s3://corpora/team/../a.jsonl", False),
+        ("s3://corpora/team/%2e%2e/a", False),
+        ("s3://corpora/team//a", False),
+        ("s3://other/team/a.jsonl", False),
+        ("s3://corpora@other/team/a", False),
+        ("s3://corpora/team/a?x=1", False),
+        ("s3://whole/any/thing", True),
+        ("s3://[corpora/team/a", False),
     ],
-)  # fmt: skip
+)
 def test_objects_are_confined_by_bucket_and_prefix(where: str, inside_a_root: bool) -> None:
-    """A prefix is a folder of its bucket, not the beginning of names, and no spelling leads out of it (B2)."""
+    """A prefix is a folder of its bucket, not the beginning of names, and no spelling leads out of
+    it (B2)."""
     roots = SourceRoots(["s3://corpora/team", "s3://whole"])
     if inside_a_root:
         roots.admit(where)
@@ -176,16 +209,22 @@ def test_objects_are_confined_by_bucket_and_prefix(where: str, inside_a_root: bo
             roots.admit(where)
 
 
-@pytest.mark.parametrize("root", ["/", "data", "/proc", "/dev/shm", "/a/../b", "https://x", "s3://", "s3://b/../c", ""])
-def test_roots_that_are_no_folders_of_data_are_refused(monkeypatch: pytest.MonkeyPatch, root: str) -> None:
-    """A root that would open the whole machine, or nothing certain, is an error of the settings that names it (B2)."""
+@pytest.mark.parametrize(
+    "root", ["/", "data", "/proc", "/dev/shm", "/a/../b", "https://x", "s3://", "s3://b/../c", ""]
+)
+def test_roots_that_are_no_folders_of_data_are_refused(
+    monkeypatch: pytest.MonkeyPatch, root: str
+) -> None:
+    """A root that would open the whole machine, or nothing certain, is an error of the settings
+    that names it (B2)."""
     monkeypatch.delenv("PENSTOCK_CONFIG", raising=False)
     with pytest.raises(SettingsError, match="source_roots"):
         ProducerSettings.load(source_roots=(root,))
 
 
 def test_a_refused_source_tells_a_stranger_nothing_of_its_rows(inside: Path) -> None:
-    """What a remote submitter hears of bad rows is line, kind and field, never what stands there (B2)."""
+    """What a remote submitter hears of bad rows is line, kind and field, never what stands there
+    (B2)."""
     (inside / "keys.jsonl").write_text('{"aws_secret": "hunter2"}\nroot:x:0:0\n' + ROW)
     with remote(inside) as door, pytest.raises(SourceError) as refused:
         door.submit(str(inside / "keys.jsonl"), SPEC)
@@ -197,24 +236,38 @@ def test_a_refused_source_tells_a_stranger_nothing_of_its_rows(inside: Path) -> 
 
 
 def test_a_row_of_another_form_is_not_quoted_to_a_stranger(inside: Path) -> None:
-    """Names of columns are content, too: the advice for a wrong form keeps them from a remote submitter (B2)."""
-    with remote(inside) as door, pytest.raises(SourceError, match="columns 'id', 'text'") as refused:
+    """Names of columns are content, too: the advice for a wrong form keeps them from a remote
+    submitter (B2)."""
+    with (
+        remote(inside) as door,
+        pytest.raises(SourceError, match="columns 'id', 'text'") as refused,
+    ):
         door.submit(str(inside / "rows.jsonl"), JobSpec())
     assert "'text'" not in refused.value.public_message
     assert "wrong_form" in refused.value.public_message
 
 
 @pytest.mark.parametrize(
-    ("name", "fields"), [("rows.parquet", {}), ("rows", {}), ("rows.csv", {"format": "arrow"}), ("rows.feather", {})]
+    ("name", "fields"),
+    [("rows.parquet", {}), ("rows", {}), ("rows.csv", {"format": "arrow"}), ("rows.feather", {})],
 )
-def test_native_parsers_see_no_file_of_a_stranger(inside: Path, name: str, fields: dict[str, str]) -> None:
-    """Parquet and Arrow are refused before anything is parsed, however they are named, until the operator allows them."""
+def test_native_parsers_see_no_file_of_a_stranger(
+    inside: Path, name: str, fields: dict[str, str]
+) -> None:
+    """Parquet and Arrow are refused before anything is parsed, however they are named, until the
+    operator allows them."""
     (inside / name).write_bytes(b"PAR1 made for a fault of the parser")
     asking = SPEC.model_copy(update=fields)
-    with remote(inside) as door, pytest.raises(SourceError, match=r"format_not_allowed: .*doors\.formats allows jsonl"):
+    with (
+        remote(inside) as door,
+        pytest.raises(SourceError, match=r"format_not_allowed: .*doors\.formats allows jsonl"),
+    ):
         door.submit(str(inside / name), asking)
     allowing = Borders(DoorSettings(formats=("parquet", "arrow")))
-    with Producer(settings_of(inside), borders=allowing) as door, pytest.raises(SourceError, match="invalid_"):
+    with (
+        Producer(settings_of(inside), borders=allowing) as door,
+        pytest.raises(SourceError, match="invalid_"),
+    ):
         door.submit(str(inside / name), asking)
     with Producer(settings_of(inside)) as trusted, pytest.raises(SourceError, match="invalid_"):
         trusted.submit(str(inside / name), asking)
@@ -231,7 +284,10 @@ def doors(tmp_path: Path) -> Path:
 
 def with_files(root: str, files: str, **more: Any) -> GatewaySettings:
     return GatewaySettings(
-        database_url="postgresql://db/x", source_roots=(root,), gateway=GatewayFields(files=files), **more
+        database_url="postgresql://db/x",
+        source_roots=(root,),
+        gateway=GatewayFields(files=files),
+        **more,
     )
 
 
@@ -248,7 +304,8 @@ def with_files(root: str, files: str, **more: Any) -> GatewaySettings:
     ],
 )
 def test_no_root_holds_the_uploads_of_other_tenants(doors: Path, files: str) -> None:
-    """Where one of both holds the other, by its name, by `..` or through a link, no door opens (S6)."""
+    """Where one of both holds the other, by its name, by `..` or through a link, no door opens
+    (S6)."""
     (doors.parent / "link").symlink_to(doors)
     place = files.format(all=doors, link=doors.parent / "link")
     with pytest.raises(SettingsError, match=r"source_roots = .*gateway\.files .*one tenant"):
@@ -267,7 +324,8 @@ def test_no_root_holds_the_uploads_of_other_tenants(doors: Path, files: str) -> 
     ],
 )
 def test_no_prefix_holds_the_uploads_of_other_tenants(root: str, files: str) -> None:
-    """Prefixes of buckets that hold each other are refused likewise, in either direction and however they are written (S6)."""
+    """Prefixes of buckets that hold each other are refused likewise, in either direction and
+    however they are written (S6)."""
     with pytest.raises(SettingsError, match=r"gateway\.files"):
         with_files(root, files).refuse_shared_roots()
 
@@ -289,7 +347,8 @@ def test_places_side_by_side_are_fine(root: str, files: str) -> None:
 
 
 def test_no_root_holds_results_ledger_or_state(doors: Path) -> None:
-    """Results, a SQLite ledger and the folder of `penstock serve` belong to all tenants, and are refused likewise (S6)."""
+    """Results, a SQLite ledger and the folder of `penstock serve` belong to all tenants, and are
+    refused likewise (S6)."""
     root = str(doors)
     url = f"sqlite:///{doors}/ledger.db"
     with pytest.raises(SettingsError, match="results_url"):
@@ -305,13 +364,18 @@ def test_no_root_holds_results_ledger_or_state(doors: Path) -> None:
 def test_workers_know_the_doors_folder_where_their_settings_name_it(
     doors: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A process with a Celery door refuses the same settings; where none names a folder, none is guessed (S6)."""
+    """A process with a Celery door refuses the same settings; where none names a folder, none is
+    guessed (S6)."""
     monkeypatch.chdir(doors)
-    ProducerSettings(database_url="postgresql://db/x", source_roots=(str(doors),)).refuse_shared_roots()
+    ProducerSettings(
+        database_url="postgresql://db/x", source_roots=(str(doors),)
+    ).refuse_shared_roots()
     monkeypatch.setenv("PENSTOCK_GATEWAY__FILES", "uploads")
     monkeypatch.setenv("PENSTOCK_GATEWAY__PORT", "8600")
     with pytest.raises(SettingsError, match=r"gateway\.files"):
-        ProducerSettings.load(database_url="postgresql://db/x", source_roots=(str(doors),)).refuse_shared_roots()
+        ProducerSettings.load(
+            database_url="postgresql://db/x", source_roots=(str(doors),)
+        ).refuse_shared_roots()
 
 
 def test_an_upload_is_not_read_by_its_path(doors: Path) -> None:
@@ -331,7 +395,9 @@ def test_an_upload_is_not_read_by_its_path(doors: Path) -> None:
 
 def test_a_link_to_the_ledger_is_not_the_ledger(doors: Path) -> None:
     """A hard link to the SQLite file or to its log inside a root is refused by its inode (S6)."""
-    settings = ProducerSettings(database_url=f"sqlite:///{doors}/ledger.db", source_roots=(str(doors / "in"),))
+    settings = ProducerSettings(
+        database_url=f"sqlite:///{doors}/ledger.db", source_roots=(str(doors / "in"),)
+    )
     for name in ("ledger.db", "ledger.db-wal"):
         (doors / name).write_text(ROW)
         os.link(doors / name, doors / "in" / f"{name}.jsonl")

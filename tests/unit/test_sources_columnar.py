@@ -1,4 +1,5 @@
-"""Parquet and Arrow files written by pyarrow: rows by group, values, memory, and files that are none."""
+"""Parquet and Arrow files written by pyarrow: rows by group, values, memory, and files that are
+none."""
 
 from __future__ import annotations
 
@@ -46,23 +47,32 @@ def asked(row: Document | BadRow) -> str:
 
 def numbered(count: int) -> Any:
     return pa.table(
-        {"id": list(range(count)), "other": ["x" * 50] * count, "text": [f"t{number}" for number in range(count)]}
+        {
+            "id": list(range(count)),
+            "other": ["x" * 50] * count,
+            "text": [f"t{number}" for number in range(count)],
+        }
     )
 
 
 def by_duckdb(path: Path) -> None:
     rows = "SELECT i AS id, 't' || i AS text, [i] AS listed FROM range(64) r(i)"
-    duckdb.execute(f"COPY ({rows}) TO '{path}' (FORMAT parquet, COMPRESSION zstd, ROW_GROUP_SIZE 2048)")
+    duckdb.execute(
+        f"COPY ({rows}) TO '{path}' (FORMAT parquet, COMPRESSION zstd, ROW_GROUP_SIZE 2048)"
+    )
 
 
 def by_polars(path: Path) -> None:
     table = pl.DataFrame({"id": range(64), "text": [f"t{number}" for number in range(64)]})
-    table.with_columns(pl.col("id").cast(pl.UInt16), listed=pl.concat_list("id")).write_parquet(path, row_group_size=20)
+    table.with_columns(pl.col("id").cast(pl.UInt16), listed=pl.concat_list("id")).write_parquet(
+        path, row_group_size=20
+    )
 
 
 @pytest.mark.parametrize("writer", [by_duckdb, by_polars])
 def test_files_of_other_writers_are_read(tmp_path: Path, writer: Callable[[Path], None]) -> None:
-    """DuckDB and polars write other encodings, compressions and types than pyarrow does; rows are the same."""
+    """DuckDB and polars write other encodings, compressions and types than pyarrow does; rows are
+    the same."""
     writer(tmp_path / "in.parquet")
     rows = list(open_source(tmp_path / "in.parquet", SPEC).documents({}))
     assert [asked(row) for row in rows] == [f"t{number}" for number in range(64)]
@@ -70,17 +80,25 @@ def test_files_of_other_writers_are_read(tmp_path: Path, writer: Callable[[Path]
 
 
 @pytest.mark.parametrize("name", ["in.parquet", "in.arrow", "in.arrows"])
-def test_rows_are_found_by_cursor_and_position(tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every row comes once, in order, from the pin, after any cursor, and by its position in any order."""
+def test_rows_are_found_by_cursor_and_position(
+    tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every row comes once, in order, from the pin, after any cursor, and by its position in any
+    order."""
     monkeypatch.setattr(columnar, "ROWS_PER_BATCH", 7)
     monkeypatch.setattr(arrow_file, "ROWS_PER_BATCH", 7)
     monkeypatch.setattr(columnar_source, "KEPT_BYTES", 100)
     path = write(tmp_path / name, numbered(64), group=20)
     found = survey(open_source(path, SPEC), SPEC)
-    assert (found.total, found.pin["format"]) == (64, "parquet" if name.endswith("parquet") else "arrow")
+    assert (found.total, found.pin["format"]) == (
+        64,
+        "parquet" if name.endswith("parquet") else "arrow",
+    )
     source = open_source(json.loads(json.dumps(found.pin)), SPEC)
     rows = list(source.documents({}))
-    assert [(row.doc_id, row.line, asked(row)) for row in rows] == [(f"{n}", n + 1, f"t{n}") for n in range(64)]
+    assert [(row.doc_id, row.line, asked(row)) for row in rows] == [
+        (f"{n}", n + 1, f"t{n}") for n in range(64)
+    ]
     for index, row in enumerate(rows):
         assert list(source.documents(row.cursor)) == rows[index + 1 :]
     random.Random(1).shuffle(rows)
@@ -92,7 +110,9 @@ def test_rows_are_found_by_cursor_and_position(tmp_path: Path, name: str, monkey
             source.fetch(position)
 
 
-def test_only_the_columns_that_are_used_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_the_columns_that_are_used_are_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The other columns are not even decoded."""
     asked_for: list[list[str]] = []
     original = pq.ParquetFile.iter_batches
@@ -111,7 +131,11 @@ def test_a_large_file_is_never_loaded_whole(tmp_path: Path) -> None:
     noise = random.Random(2)
     count = 20_000
     texts = pa.array([noise.randbytes(500).hex() for _ in range(count)])
-    path = write(tmp_path / "in.parquet", pa.table({"id": list(range(count)), "text": texts}), group=count // 10)
+    path = write(
+        tmp_path / "in.parquet",
+        pa.table({"id": list(range(count)), "text": texts}),
+        group=count // 10,
+    )
     del texts
     before = pa.total_allocated_bytes()
     most = 0
@@ -122,8 +146,12 @@ def test_a_large_file_is_never_loaded_whole(tmp_path: Path) -> None:
 
 
 def test_values_become_what_json_has(tmp_path: Path) -> None:
-    """Dates, decimals, lists, structs and nulls have a text; what has none is a bad row with its column."""
-    spec = JobSpec(prompt='{user.name} {day} {at} {price} {tags} {score|default:"none"} {raw|default:""}', model="m")
+    """Dates, decimals, lists, structs and nulls have a text; what has none is a bad row with its
+    column."""
+    spec = JobSpec(
+        prompt='{user.name} {day} {at} {price} {tags} {score|default:"none"} {raw|default:""}',
+        model="m",
+    )
     table = pa.table(
         {
             "id": ["a", "b", "c", "d", None],
@@ -139,8 +167,10 @@ def test_values_become_what_json_has(tmp_path: Path) -> None:
     rows = list(open_source(write(tmp_path / "in.parquet", table), spec).documents({}))
     assert asked(rows[0]) == 'Eva 2026-01-02 2026-01-02T03:04:00+00:00 1.50 ["x","y"] none '
     assert [(row.code, row.field, row.line) for row in rows if isinstance(row, BadRow)] == [
-        ("invalid_number", "score", 2), ("invalid_type", "raw", 3), ("invalid_id", "id", 5),
-    ]  # fmt: skip
+        ("invalid_number", "score", 2),
+        ("invalid_type", "raw", 3),
+        ("invalid_id", "id", 5),
+    ]
 
 
 def test_text_that_is_not_utf8_is_one_bad_row(tmp_path: Path) -> None:
@@ -151,7 +181,12 @@ def test_text_that_is_not_utf8_is_one_bad_row(tmp_path: Path) -> None:
     assert asked(good) == "fine"
     assert isinstance(bad, BadRow)
     assert isinstance(nul, BadRow)
-    assert (bad.code, bad.line, nul.code, nul.field) == ("invalid_encoding", 2, "nul_character", "text")
+    assert (bad.code, bad.line, nul.code, nul.field) == (
+        "invalid_encoding",
+        2,
+        "nul_character",
+        "text",
+    )
 
 
 @pytest.mark.parametrize("form", ["file", "stream"])
@@ -159,7 +194,8 @@ def test_text_that_is_not_utf8_is_one_bad_row(tmp_path: Path) -> None:
 def test_a_record_batch_is_bounded_before_it_is_read(
     tmp_path: Path, form: str, codec: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A batch larger than memory allows is named with the writer's option, packed or not; smaller ones are read."""
+    """A batch larger than memory allows is named with the writer's option, packed or not; smaller
+    ones are read."""
     path, table = tmp_path / "in.arrow", numbered(5000)
     with (ipc.new_stream if form == "stream" else ipc.new_file)(
         str(path), table.schema, options=ipc.IpcWriteOptions(compression=codec)
@@ -175,7 +211,9 @@ def test_a_record_batch_is_bounded_before_it_is_read(
 
 def test_dictionaries_of_a_stream_are_kept(tmp_path: Path) -> None:
     """Values that are numbers of a dictionary are read by cursor and position as others are."""
-    table = pa.table({"id": list(range(30)), "text": pa.array(["x", "y", "z"] * 10).dictionary_encode()})
+    table = pa.table(
+        {"id": list(range(30)), "text": pa.array(["x", "y", "z"] * 10).dictionary_encode()}
+    )
     path = write(tmp_path / "in.arrows", table, group=7)
     source = open_source(survey(open_source(path, SPEC), SPEC).pin, SPEC)
     rows = list(source.documents({}))
@@ -186,7 +224,8 @@ def test_dictionaries_of_a_stream_are_kept(tmp_path: Path) -> None:
 
 
 def test_any_byte_of_a_stream_may_be_another(tmp_path: Path) -> None:
-    """Whatever a stream's headers say, reading ends with rows or a SourceError; the process goes on."""
+    """Whatever a stream's headers say, reading ends with rows or a SourceError; the process goes
+    on."""
     whole = write(tmp_path / "whole.arrows", numbered(40), group=10).read_bytes()
     noise = random.Random(3)
     path = tmp_path / "in.arrows"
@@ -199,14 +238,16 @@ def test_any_byte_of_a_stream_may_be_another(tmp_path: Path) -> None:
 
 
 def test_hashing_a_file_is_timed(tmp_path: Path) -> None:
-    """A door's time limit holds for the pass that pins a Parquet file, too, which comes before any row."""
+    """A door's time limit holds for the pass that pins a Parquet file, too, which comes before any
+    row."""
     path = write(tmp_path / "in.parquet", numbered(50))
     with pytest.raises(SourceError, match="source_too_slow"):
         open_source(path, SPEC, timeout_s=-1).pin()
 
 
 def test_rows_of_tables_are_called_rows(tmp_path: Path) -> None:
-    """Messages, lists of alike faults, and ids of refused rows speak of rows: such a file has no lines."""
+    """Messages, lists of alike faults, and ids of refused rows speak of rows: such a file has no
+    lines."""
     table = pa.table({"id": ["a", None, "a", None], "text": ["x"] * 4})
     path = write(tmp_path / "in.parquet", table)
     found = survey(open_source(path, SPEC), SPEC)
@@ -226,12 +267,15 @@ def test_files_that_are_damaged_or_something_else_are_one_error(tmp_path: Path, 
     for content in (whole[:-20], whole[: len(whole) // 2], b'{"id": "a"}\n' * 9, b"PAR1", b""):
         path = tmp_path / f"bad.{rows}"
         path.write_bytes(content)
-        with pytest.raises(SourceError, match=rf"invalid_{rows.removesuffix('s')}: .*bad\.{rows} cannot be read"):
+        with pytest.raises(
+            SourceError, match=rf"invalid_{rows.removesuffix('s')}: .*bad\.{rows} cannot be read"
+        ):
             survey(open_source(path, SPEC), SPEC)
 
 
 def test_columns_are_checked_before_any_row(tmp_path: Path) -> None:
-    """A column that id or prompt need and the file lacks is one error, as are rows without a prompt."""
+    """A column that id or prompt need and the file lacks is one error, as are rows without a
+    prompt."""
     path = write(tmp_path / "in.parquet", numbered(5))
     for spec, words in (
         (JobSpec(prompt="{txet}", model="m"), "no column 'txet'.*'id', 'other', 'text'"),
@@ -269,8 +313,11 @@ def test_a_name_without_an_ending_is_looked_into(tmp_path: Path) -> None:
     assert survey(open_source(path, SPEC), SPEC).total == 5
 
 
-def test_a_machine_without_pyarrow_pauses_the_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The library that is missing is named, as what can be put right: a control loop pauses such a job and does not fail it."""
+def test_a_machine_without_pyarrow_pauses_the_job(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The library that is missing is named, as what can be put right: a control loop pauses such a
+    job and does not fail it."""
     path = write(tmp_path / "in.parquet", numbered(5))
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     with pytest.raises(SourceUnavailable, match=r"pip install penstock\[parquet\]"):

@@ -1,4 +1,5 @@
-"""CSV and TSV: the records of Python's own csv module, each with a place, and every fault with line, column and fix."""
+"""CSV and TSV: the records of Python's own csv module, each with a place, and every fault with
+line, column and fix."""
 
 from __future__ import annotations
 
@@ -23,7 +24,9 @@ from penstock_producer.sources.blobs.local import LocalFile
 from penstock_producer.sources.readers.file_format import format_of
 
 SPEC = JobSpec(prompt="{text}", model="m")
-TEXT = st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=12) | st.text('",;\t\r\n a', max_size=12)
+TEXT = st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=12) | st.text(
+    '",;\t\r\n a', max_size=12
+)
 
 
 def write(tmp_path: Path, content: str | bytes, name: str = "in.csv") -> Path:
@@ -53,11 +56,22 @@ def only(path: Path, spec: JobSpec = SPEC) -> Document | BadRow:
     end=st.booleans(),
 )
 def test_records_are_those_of_pythons_csv(
-    tmp_path: Path, texts: list[tuple[str, str]], ending: str, delimiter: str, quoting: int, bom: bool, end: bool
+    tmp_path: Path,
+    texts: list[tuple[str, str]],
+    ending: str,
+    delimiter: str,
+    quoting: int,
+    bom: bool,
+    end: bool,
 ) -> None:
-    """Whatever csv writes is read with its values; every cursor goes on behind its record, every position finds it."""
+    """Whatever csv writes is read with its values; every cursor goes on behind its record, every
+    position finds it."""
     # csv of Python 3.12 and before leaves a lone return unquoted, which is no RFC 4180
-    assume(quoting != csv.QUOTE_MINIMAL or ending == "\r\n" or not any("\r" in "".join(pair) for pair in texts))
+    assume(
+        quoting != csv.QUOTE_MINIMAL
+        or ending == "\r\n"
+        or not any("\r" in "".join(pair) for pair in texts)
+    )
     written = io.StringIO(newline="")
     writer = csv.writer(written, lineterminator=ending, delimiter=delimiter, quoting=quoting)  # type: ignore[arg-type]
     writer.writerow(["id", "text", "more"])
@@ -79,7 +93,8 @@ def test_records_are_those_of_pythons_csv(
 @settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(body=st.text(st.sampled_from('ab",\n\r \u2028é'), max_size=40))
 def test_any_bytes_are_read_as_pythons_csv_reads_them(tmp_path: Path, body: str) -> None:
-    """Of any text the same records are accepted as by csv, strictly read; only an open quote stops the source."""
+    """Of any text the same records are accepted as by csv, strictly read; only an open quote stops
+    the source."""
     path = write(tmp_path, f"id,text\n{body}")
     reader = csv.reader(io.StringIO(f"id,text\n{body}", newline="\n"), strict=True)
     known: list[list[str]] = []
@@ -93,7 +108,11 @@ def test_any_bytes_are_read_as_pythons_csv_reads_them(tmp_path: Path, body: str)
             unclosed = unclosed or "unexpected end" in str(error)
     rows = open_source(path, SPEC).documents({})
     found: list[Document] = []
-    with pytest.raises(SourceError, match="csv_unclosed_quote") if unclosed else contextlib.nullcontext():
+    with (
+        pytest.raises(SourceError, match="csv_unclosed_quote")
+        if unclosed
+        else contextlib.nullcontext()
+    ):
         found.extend(row for row in rows if isinstance(row, Document))
     if not unclosed:
         usable = [tuple(row) for row in known[1:] if len(row) == 2 and id_fault(row[0]) is None]
@@ -101,7 +120,8 @@ def test_any_bytes_are_read_as_pythons_csv_reads_them(tmp_path: Path, body: str)
 
 
 def test_rows_that_are_wrong_are_bad_rows_with_their_line(tmp_path: Path) -> None:
-    """Ragged and malformed records, an empty id and a NUL are refused by line, column and fix; the others go on."""
+    """Ragged and malformed records, an empty id and a NUL are refused by line, column and fix; the
+    others go on."""
     path = write(
         tmp_path,
         'id,text\na,"two\nlines"\nb\nc,x,y\nd,"x"y\n,empty\ne,nul\0\n\nf,fine\n',
@@ -110,9 +130,12 @@ def test_rows_that_are_wrong_are_bad_rows_with_their_line(tmp_path: Path) -> Non
     assert [row.doc_id for row in rows if isinstance(row, Document)] == ["a", "f"]
     bad = [(row.line, row.code, row.field) for row in rows if isinstance(row, BadRow)]
     assert bad == [
-        (4, "csv_ragged", None), (5, "csv_ragged", None), (6, "csv_malformed", None), (7, "invalid_id", "id"),
+        (4, "csv_ragged", None),
+        (5, "csv_ragged", None),
+        (6, "csv_malformed", None),
+        (7, "invalid_id", "id"),
         (8, "nul_character", "text"),
-    ]  # fmt: skip
+    ]
     assert "This record has 3 values, and the header has 2 columns" in str(rows[2])
 
 
@@ -126,7 +149,9 @@ def test_an_open_quote_names_the_line_it_opened_in(tmp_path: Path) -> None:
 def test_an_open_quote_in_a_large_file_stops_at_the_limit(tmp_path: Path) -> None:
     """No more than max_line_bytes are held to find the end of a record."""
     path = write(tmp_path, 'id,text\nb,"oops\n' + "c,y\n" * 1000)
-    with pytest.raises(SourceError, match=r"line_too_long: .* line 2: this record has more than 1024 bytes"):
+    with pytest.raises(
+        SourceError, match=r"line_too_long: .* line 2: this record has more than 1024 bytes"
+    ):
         survey(open_source(path, SPEC, ProducerSettings(max_line_bytes=1024)), SPEC)
 
 
@@ -135,9 +160,12 @@ def test_a_field_may_be_larger_than_the_modules_default(tmp_path: Path) -> None:
     assert len(asked(only(write(tmp_path, f"id,text\na,{'x' * 200_000}\n")))) == 200_000
 
 
-@pytest.mark.parametrize(("encoding", "text"), [("cp1252", "naïve €"), ("shift_jis", "表ソ"), ("gb18030", "编码")])
+@pytest.mark.parametrize(
+    ("encoding", "text"), [("cp1252", "naïve €"), ("shift_jis", "表ソ"), ("gb18030", "编码")]
+)
 def test_other_encodings_are_read_by_name(tmp_path: Path, encoding: str, text: str) -> None:
-    """A file in the encoding that the job names is read; without the name its rows are refused by column, with the fix."""
+    """A file in the encoding that the job names is read; without the name its rows are refused by
+    column, with the fix."""
     path = write(tmp_path, f"id,text\na,{text}\n".encode(encoding))
     spec = JobSpec(prompt="{text}", model="m", encoding=encoding)
     assert asked(only(path, spec)) == text
@@ -150,14 +178,17 @@ def test_other_encodings_are_read_by_name(tmp_path: Path, encoding: str, text: s
 
 @pytest.mark.parametrize("name", ["utf-16", "rot13", "zlib", "klingon", "iso2022_jp", "\0"])
 def test_encodings_that_cannot_be_read_are_refused_in_the_spec(name: str) -> None:
-    """An encoding in which a newline may be another byte, and one that does not exist, is a fault of the spec."""
+    """An encoding in which a newline may be another byte, and one that does not exist, is a fault
+    of the spec."""
     with pytest.raises(SpecError, match="/encoding"):
         JobSpec(prompt="{text}", model="m", encoding=name)
 
 
 def test_utf_16_is_named_with_the_command(tmp_path: Path) -> None:
     """A UTF-16 file is refused as that."""
-    with pytest.raises(SourceError, match=r"invalid_encoding: .* looks like UTF-16; convert it: iconv"):
+    with pytest.raises(
+        SourceError, match=r"invalid_encoding: .* looks like UTF-16; convert it: iconv"
+    ):
         survey(open_source(write(tmp_path, "id,text\na,b\n".encode("utf-16")), SPEC), SPEC)
 
 
@@ -180,8 +211,11 @@ def test_other_delimiters_are_found_in_the_header(tmp_path: Path, delimiter: str
         ('id,text\na,"' + "long " * 20_000 + '"\nb,c\n', None),
     ],
 )
-def test_a_file_without_an_ending_is_told_by_its_first_records(tmp_path: Path, content: str, text: str | None) -> None:
-    """The same number of fields in each of them makes it CSV or TSV; what is not sure stays JSON Lines, with `--format csv`."""
+def test_a_file_without_an_ending_is_told_by_its_first_records(
+    tmp_path: Path, content: str, text: str | None
+) -> None:
+    """The same number of fields in each of them makes it CSV or TSV; what is not sure stays JSON
+    Lines, with `--format csv`."""
     path = write(tmp_path, content, "export")
     first = next(open_source(path, JobSpec(prompt="{text}", model="m")).documents({}))
     if text is not None:
@@ -193,7 +227,11 @@ def test_a_file_without_an_ending_is_told_by_its_first_records(tmp_path: Path, c
 
 @pytest.mark.parametrize(
     "content",
-    ['{"id": "a", "text": "b"}\n{"id": "c", "text": "d"}\n', 'junk, more\n{"id": "a", "text": "b"}\n', "id,text\n"],
+    [
+        '{"id": "a", "text": "b"}\n{"id": "c", "text": "d"}\n',
+        'junk, more\n{"id": "a", "text": "b"}\n',
+        "id,text\n",
+    ],
 )
 def test_json_lines_are_not_taken_for_csv(tmp_path: Path, content: str) -> None:
     """Lines with commas that are JSON, one broken line among them, and a header without a row."""
@@ -245,7 +283,7 @@ def test_a_packed_csv_is_a_csv(tmp_path: Path) -> None:
     again = open_source(json.loads(json.dumps(found.pin)), SPEC)
     rows = list(again.documents({}))
     assert [asked(row) for row in rows] == ["x\ny", "z"]
-    assert asked(again.fetch(rows[0].position)) == "x\ny"  # type: ignore[union-attr] # both are documents
+    assert asked(again.fetch(rows[0].position)) == ("x\ny")  # type: ignore[union-attr] # both are documents
 
 
 def test_format_overrides_the_name(tmp_path: Path) -> None:

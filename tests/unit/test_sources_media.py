@@ -1,4 +1,5 @@
-"""Folders of images and sounds: each file is a document, whatever its name, and what is none is a bad row with its name."""
+"""Folders of images and sounds: each file is a document, whatever its name, and what is none is a
+bad row with its name."""
 
 from __future__ import annotations
 
@@ -43,19 +44,26 @@ def parts(row: Document | BadRow) -> list[dict[str, Any]]:
 
 
 def refused(where: str, spec: JobSpec = SPEC) -> dict[str, str]:
-    return {refusal.doc_id: refusal.row.code for refusal in survey(open_source(where, spec), spec).refused}
+    return {
+        refusal.doc_id: refusal.row.code
+        for refusal in survey(open_source(where, spec), spec).refused
+    }
 
 
 def test_each_picture_and_sound_is_a_document(folder: Path) -> None:
-    """By their first bytes, without a flag: the content goes behind the prompt, which has the name, the size and the type."""
+    """By their first bytes, without a flag: the content goes behind the prompt, which has the name,
+    the size and the type."""
     pin = json.loads(json.dumps(survey(open_source(f"{folder}/", SPEC), SPEC).pin))
     assert pin["kind"] == "media"
     source = open_source(pin, SPEC)
     rows = list(source.documents({}))
     assert [row.doc_id for row in rows] == ["IMG_1", "b/2.png", "c.jpeg", "d.wav"]
     assert [parts(row)[0]["text"] for row in rows] == [
-        "IMG_1 IMG_1 23 image/jpeg", "b/2.png 2.png 28 image/png", "c.jpeg c.jpeg 28 image/png", "d.wav d.wav 40 audio/wav",
-    ]  # fmt: skip
+        "IMG_1 IMG_1 23 image/jpeg",
+        "b/2.png 2.png 28 image/png",
+        "c.jpeg c.jpeg 28 image/png",
+        "d.wav d.wav 40 audio/wav",
+    ]
     url = f"data:image/jpeg;base64,{base64.b64encode(JPEG).decode()}"
     assert parts(rows[0])[1:] == [{"type": "image_url", "image_url": {"url": url}}]
     sound = {"data": base64.b64encode(WAV).decode(), "format": "wav"}
@@ -66,31 +74,47 @@ def test_each_picture_and_sound_is_a_document(folder: Path) -> None:
         assert source.fetch(row.position).body == row.body
 
 
-def test_what_is_no_picture_is_a_bad_row(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Other files, empty, cut and large ones, links out of the folder and SVG: each by its name, and the others are fed."""
+def test_what_is_no_picture_is_a_bad_row(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Other files, empty, cut and large ones, links out of the folder and SVG: each by its name,
+    and the others are fed."""
     monkeypatch.setattr(media_files, "MAX_BYTES", 1_000)
     (tmp_path / "secret.png").write_bytes(PNG)
     for name, content in {
-        "e.txt": b"notes", "f.png": b"", "g.png": PNG[:5], "h.svg": b"<svg xmlns=''/>", "i.png": PNG + bytes(2_000),
-    }.items():  # fmt: skip
+        "e.txt": b"notes",
+        "f.png": b"",
+        "g.png": PNG[:5],
+        "h.svg": b"<svg xmlns=''/>",
+        "i.png": PNG + bytes(2_000),
+    }.items():
         (folder / name).write_bytes(content)
     (folder / "j.png").symlink_to(tmp_path / "secret.png")
     assert refused(f"{folder}/") == {
-        "e.txt": "media_invalid", "f.png": "media_invalid", "g.png": "media_invalid", "h.svg": "media_invalid",
-        "i.png": "file_too_large", "j.png": "not_a_regular_file",
-    }  # fmt: skip
-    row = next(row for row in open_source(f"{folder}/", SPEC).documents({}) if isinstance(row, BadRow))
+        "e.txt": "media_invalid",
+        "f.png": "media_invalid",
+        "g.png": "media_invalid",
+        "h.svg": "media_invalid",
+        "i.png": "file_too_large",
+        "j.png": "not_a_regular_file",
+    }
+    row = next(
+        row for row in open_source(f"{folder}/", SPEC).documents({}) if isinstance(row, BadRow)
+    )
     assert f"{folder}/e.txt: media_invalid" in str(row)
     assert "convert it to PNG, JPEG" in row.fix
 
 
 def test_a_field_says_what_all_of_them_are(folder: Path) -> None:
-    """`--image-field file` takes no sounds, `--audio-field file` no images, and another column is not there."""
+    """`--image-field file` takes no sounds, `--audio-field file` no images, and another column is
+    not there."""
     images = SPEC.model_copy(update={"image_fields": ["file"]})
     sounds = SPEC.model_copy(update={"audio_fields": ["file"]})
     assert refused(f"{folder}/", images) == {"d.wav": "media_invalid"}
     assert set(refused(f"{folder}/", sounds)) == {"IMG_1", "b/2.png", "c.jpeg"}
-    with pytest.raises(SourceError, match=r"no column 'photo'.*'file', 'id', 'name', 'bytes', 'media_type'"):
+    with pytest.raises(
+        SourceError, match=r"no column 'photo'.*'file', 'id', 'name', 'bytes', 'media_type'"
+    ):
         open_source(f"{folder}/", SPEC.model_copy(update={"image_fields": ["photo"]}))
     claude = SPEC.model_copy(update={"endpoint": "/v1/messages", "params": {"max_tokens": 10}})
     assert refused(f"{folder}/", claude) == {"d.wav": "media_invalid"}
@@ -101,7 +125,8 @@ def test_a_field_says_what_all_of_them_are(folder: Path) -> None:
 
 
 def test_the_first_files_say_what_a_folder_holds(folder: Path) -> None:
-    """A picture decides by its bytes, a text or rows by their names; `--format media` decides for all, and a pattern chooses."""
+    """A picture decides by its bytes, a text or rows by their names; `--format media` decides for
+    all, and a pattern chooses."""
     (folder / "A").write_text("no picture, and no name that says anything")
     assert refused(f"{folder}/") == {"A": "media_invalid"}
     (folder / "0.txt").write_text("a text")
@@ -112,7 +137,9 @@ def test_the_first_files_say_what_a_folder_holds(folder: Path) -> None:
     assert refused(f"{folder}/**.png") == {}
     with pytest.raises(SourceError, match="is one file, and with the format media"):
         open_source(f"{folder}/IMG_1", media)
-    with pytest.raises(SourceError, match=r"IMG_1 is jpeg \(image\), not JSON Lines; .* write .*/photos/"):
+    with pytest.raises(
+        SourceError, match=r"IMG_1 is jpeg \(image\), not JSON Lines; .* write .*/photos/"
+    ):
         survey(open_source(f"{folder}/IMG_1", SPEC), SPEC)
 
 

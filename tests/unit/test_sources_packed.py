@@ -45,7 +45,8 @@ def rows(count: int, size: int = 0) -> list[bytes]:
 @pytest.mark.parametrize("ending", PACKERS)
 @pytest.mark.parametrize("members", [1, 7])
 def test_packed_rows_are_those_of_the_plain_file(tmp_path: Path, ending: str, members: int) -> None:
-    """Documents, lines, cursors and positions of a packed file are those of the file unpacked, in one member or several."""
+    """Documents, lines, cursors and positions of a packed file are those of the file unpacked, in
+    one member or several."""
     lines = rows(50, 40)
     parts = [b"".join(lines[at::1][: 50 // members + 1]) for at in range(0, 50, 50 // members + 1)]
     (tmp_path / "plain.jsonl").write_bytes(b"".join(parts))
@@ -62,7 +63,8 @@ def test_packed_rows_are_those_of_the_plain_file(tmp_path: Path, ending: str, me
 def test_positions_are_fetched_in_any_order_and_from_threads(
     tmp_path: Path, ending: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A fetch finds its document ahead of the last one, behind it, and beyond what is kept, also from several threads."""
+    """A fetch finds its document ahead of the last one, behind it, and beyond what is kept, also
+    from several threads."""
     monkeypatch.setattr(unpacked, "KEPT_BEHIND", 20_000)
     path = tmp_path / f"in.jsonl.{ending}"
     lines = rows(200, 1000)
@@ -81,7 +83,8 @@ def test_positions_are_fetched_in_any_order_and_from_threads(
 def test_reading_begins_at_the_member_before_the_offset(
     tmp_path: Path, ending: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of a file of many members only those from the cursor on are read again; the pin keeps a bounded number of them."""
+    """Of a file of many members only those from the cursor on are read again; the pin keeps a
+    bounded number of them."""
     monkeypatch.setattr(unpacked, "_FIRST_SPACING", 1)
     monkeypatch.setattr(unpacked, "MEMBERS_KEPT", 8)
     lines = rows(60, 400)
@@ -106,7 +109,10 @@ def test_padding_and_skippable_frames_are_passed_over(tmp_path: Path) -> None:
     """Zero bytes after gzip members, and zstd frames that hold no data, change nothing."""
     (line,) = rows(1)
     skippable = struct.pack("<II", 0x184D2A50, 4) + b"note"
-    contents = {"a.gz": gzip.compress(line) + b"\0" * 5000, "a.zst": skippable + zstd.compress(line) + skippable}
+    contents = {
+        "a.gz": gzip.compress(line) + b"\0" * 5000,
+        "a.zst": skippable + zstd.compress(line) + skippable,
+    }
     for name, content in contents.items():
         (tmp_path / name).write_bytes(content)
         assert [row.doc_id for row in open_source(tmp_path / name, SPEC).documents({})] == ["d0"]
@@ -114,7 +120,8 @@ def test_padding_and_skippable_frames_are_passed_over(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("ending", PACKERS)
 def test_damage_and_truncation_are_named(tmp_path: Path, ending: str) -> None:
-    """A packed file that ends early, goes on with something else or was damaged is refused as a whole, with its name."""
+    """A packed file that ends early, goes on with something else or was damaged is refused as a
+    whole, with its name."""
     whole = PACKERS[ending](b"".join(rows(200, 200)))
     middle = len(whole) // 2
     broken = {
@@ -128,12 +135,15 @@ def test_damage_and_truncation_are_named(tmp_path: Path, ending: str) -> None:
         path.write_bytes(content)
         with pytest.raises(SourceError, match=f"invalid_(gzip|zstd).*{name}.jsonl") as caught:
             survey(open_source(path, SPEC), SPEC)
-        assert ("truncated" in str(caught.value).partition(" is damaged")[2]) == (name == "truncated")
+        assert ("truncated" in str(caught.value).partition(" is damaged")[2]) == (
+            name == "truncated"
+        )
 
 
 @pytest.mark.parametrize("ending", PACKERS)
 def test_a_bomb_is_refused_in_flat_memory(tmp_path: Path, ending: str) -> None:
-    """A small file that unpacks to hundreds of times its size is refused once it has, and never held."""
+    """A small file that unpacks to hundreds of times its size is refused once it has, and never
+    held."""
     path = tmp_path / f"bomb.jsonl.{ending}"
     with gzip.open(path, "wb") if ending == "gz" else zstd.open(path, "wb") as file:
         for _ in range(100):
@@ -201,7 +211,9 @@ def test_many_chunks_give_the_same_bytes(tmp_path: Path, monkeypatch: pytest.Mon
         assert b"".join(blob.chunks(1500)) == plain[1500:]
 
 
-def test_a_machine_without_zstd_pauses_the_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_machine_without_zstd_pauses_the_job(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The library that is missing is named, as what can be put right."""
     path = tmp_path / "in.jsonl.zst"
     path.write_bytes(zstd.compress(rows(1)[0]))

@@ -1,4 +1,5 @@
-"""Folders and patterns: several files as one job, with rows numbered through and messages that name the file."""
+"""Folders and patterns: several files as one job, with rows numbered through and messages that name
+the file."""
 
 from __future__ import annotations
 
@@ -24,7 +25,9 @@ SPEC = JobSpec(prompt="{text}", model="m", max_bad_rows=10)
 def folder(tmp_path: Path) -> Path:
     """Three files of three formats, and what tools leave beside them."""
     (tmp_path / "data").mkdir()
-    (tmp_path / "data/a.jsonl").write_text('{"id": "a1", "text": "x"}\n\n{"id": "a2", "text": "y"}\n\n\n')
+    (tmp_path / "data/a.jsonl").write_text(
+        '{"id": "a1", "text": "x"}\n\n{"id": "a2", "text": "y"}\n\n\n'
+    )
     (tmp_path / "data/b.csv").write_text('id,text\nb1,"two\nlines"\nb2,x,y\na2,again\nb3,z\n')
     (tmp_path / "data/c.jsonl.gz").write_bytes(gzip.compress(b'{"id": "c1", "text": "x"}\noops\n'))
     (tmp_path / "data/_SUCCESS").write_text("")
@@ -34,12 +37,20 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("where", ["{}/", "{}/*", "{}/[abc].*"])
 def test_files_are_one_source_in_the_order_of_their_names(folder: Path, where: str) -> None:
-    """Every file is read by its own format, and every cursor and position leads to the same rows, from the pin as well."""
+    """Every file is read by its own format, and every cursor and position leads to the same rows,
+    from the pin as well."""
     found = survey(open_source(where.format(folder), SPEC), SPEC)
     assert found.total == 8
     source = open_source(json.loads(json.dumps(found.pin)), SPEC)
     rows = list(source.documents({}))
-    assert [row.doc_id for row in rows if isinstance(row, Document)] == ["a1", "a2", "b1", "a2", "b3", "c1"]
+    assert [row.doc_id for row in rows if isinstance(row, Document)] == [
+        "a1",
+        "a2",
+        "b1",
+        "a2",
+        "b3",
+        "c1",
+    ]
     assert len({row.line for row in rows}) == len(rows)
     for index, row in enumerate(rows):
         assert list(source.documents(row.cursor)) == rows[index + 1 :]
@@ -49,7 +60,8 @@ def test_files_are_one_source_in_the_order_of_their_names(folder: Path, where: s
 
 
 def test_messages_name_the_file_and_its_line(folder: Path) -> None:
-    """A bad row is found by the file and the line in it, also where an id was used in another file."""
+    """A bad row is found by the file and the line in it, also where an id was used in another
+    file."""
     found = survey(open_source(f"{folder}/", SPEC), SPEC)
     ragged, twice, broken = (str(refusal.row) for refusal in found.refused)
     assert f"{folder}/b.csv line 4: csv_ragged" in ragged
@@ -59,7 +71,8 @@ def test_messages_name_the_file_and_its_line(folder: Path) -> None:
 
 
 def test_a_folder_is_one_job(folder: Path, tmp_path: Path) -> None:
-    """A folder is submitted as a file is: bad rows are dead letters, and a key is the same job until a file is added."""
+    """A folder is submitted as a file is: bad rows are dead letters, and a key is the same job
+    until a file is added."""
     with Producer(database_url=f"sqlite:///{tmp_path}/ledger.db") as producer:
         job = producer.submit(f"{folder}/", SPEC, job_key="night")
         assert job.total == 8
@@ -88,8 +101,11 @@ def test_a_changed_file_stops_the_source_there(folder: Path) -> None:
             source.fetch(position)
 
 
-def test_what_stands_for_no_file_or_too_many_is_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A pattern without a match, a folder that does not exist or holds other things, and too many files are named."""
+def test_what_stands_for_no_file_or_too_many_is_refused(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A pattern without a match, a folder that does not exist or holds other things, and too many
+    files are named."""
     for where, words in {
         f"{folder}/*.txt": "stands for no file",
         f"{folder}/none/": "cannot be listed",
@@ -106,20 +122,31 @@ def test_what_stands_for_no_file_or_too_many_is_refused(folder: Path, monkeypatc
 
 
 def test_folders_in_folders_are_read_as_prefixes_are(folder: Path) -> None:
-    """All levels are read in the order of whole names; what tools leave is left out with all below it; `**` crosses levels."""
+    """All levels are read in the order of whole names; what tools leave is left out with all below
+    it; `**` crosses levels."""
     for name in ("a/b.jsonl", "a.d/c.jsonl", "_temporary/0.jsonl", ".git/x.jsonl"):
         (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_text(f'{{"id": "{name}", "text": "x"}}\n')
-    ids = [row.doc_id for row in open_source(f"{folder}/", SPEC).documents({}) if isinstance(row, Document)]
+    ids = [
+        row.doc_id
+        for row in open_source(f"{folder}/", SPEC).documents({})
+        if isinstance(row, Document)
+    ]
     assert ids == ["a.d/c.jsonl", "a1", "a2", "a/b.jsonl", "b1", "a2", "b3", "c1"]
-    for pattern, names in {"*/b*.jsonl": ["a/b.jsonl"], "**/[ac].jsonl": ["a.d/c.jsonl", "a1", "a2"]}.items():
+    for pattern, names in {
+        "*/b*.jsonl": ["a/b.jsonl"],
+        "**/[ac].jsonl": ["a.d/c.jsonl", "a1", "a2"],
+    }.items():
         rows = open_source(f"{folder}/{pattern}", SPEC).documents({})
         assert [row.doc_id for row in rows if isinstance(row, Document)] == names
 
 
 @pytest.mark.parametrize("kind", ["link out", "link to a folder", "pipe", "no rights"])
-def test_a_folder_with_what_is_no_file_of_it_is_refused(folder: Path, tmp_path: Path, kind: str) -> None:
-    """A link out of the folder, a pipe, and a file without the right to read it are named: nothing is left out in silence."""
+def test_a_folder_with_what_is_no_file_of_it_is_refused(
+    folder: Path, tmp_path: Path, kind: str
+) -> None:
+    """A link out of the folder, a pipe, and a file without the right to read it are named: nothing
+    is left out in silence."""
     odd, other = folder / "e.jsonl", tmp_path / "other.jsonl"
     other.write_text('{"id": "o", "text": "x"}\n')
     if kind == "pipe":

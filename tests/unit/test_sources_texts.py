@@ -1,4 +1,5 @@
-"""Folders whose files are one document each: order, pins, what is no text, and what changes meanwhile."""
+"""Folders whose files are one document each: order, pins, what is no text, and what changes
+meanwhile."""
 
 from __future__ import annotations
 
@@ -52,10 +53,19 @@ def pinned(where: str, spec: JobSpec = SPEC) -> dict[str, object]:
 
 
 def test_each_file_is_a_document(folder: Path) -> None:
-    """Every file comes once, in the order of names, from the pin, after any cursor, and by its position."""
+    """Every file comes once, in the order of names, from the pin, after any cursor, and by its
+    position."""
     source = open_source(pinned(f"{folder}/"), SPEC)
     rows = list(source.documents({}))
-    assert [row.doc_id for row in rows] == ["a.txt", "b.md", "b/1.txt", "b/2.html", "c%.txt", "z.txt", "ü.txt"]
+    assert [row.doc_id for row in rows] == [
+        "a.txt",
+        "b.md",
+        "b/1.txt",
+        "b/2.html",
+        "c%.txt",
+        "z.txt",
+        "ü.txt",
+    ]
     assert asked(rows[2]) == "1.txt 15: text of b/1.txt"
     for index, row in enumerate(rows):
         assert isinstance(row, Document)
@@ -65,10 +75,13 @@ def test_each_file_is_a_document(folder: Path) -> None:
 
 
 def test_a_pattern_and_a_word_choose_the_files(folder: Path) -> None:
-    """A pattern names some of them; `--format text` takes every file for a text, and a folder of mixed names is refused."""
+    """A pattern names some of them; `--format text` takes every file for a text, and a folder of
+    mixed names is refused."""
     (folder / "b" / "notes.cfg").write_text("setting")
     assert [row.doc_id for row in open_source(f"{folder}/b/*.txt", SPEC).documents({})] == ["1.txt"]
-    with pytest.raises(SourceError, match=r"notes\.cfg, whose name does not say that it is one.*--format text"):
+    with pytest.raises(
+        SourceError, match=r"notes\.cfg, whose name does not say that it is one.*--format text"
+    ):
         survey(open_source(f"{folder}/", SPEC), SPEC)
     every = SPEC.model_copy(update={"format": "text"})
     assert survey(open_source(f"{folder}/", every), every).total == 8
@@ -77,7 +90,8 @@ def test_a_pattern_and_a_word_choose_the_files(folder: Path) -> None:
 
 
 def test_what_is_no_text_is_one_bad_row(folder: Path, tmp_path: Path) -> None:
-    """Each file that cannot be a document is refused with its name, reason and fix; the others are fed."""
+    """Each file that cannot be a document is refused with its name, reason and fix; the others are
+    fed."""
     (tmp_path / "secret.txt").write_text("x")
     (folder / "p1-latin.txt").write_bytes(b"caf\xe9")
     (folder / "p2-wide.txt").write_bytes("x".encode("utf-16"))
@@ -95,18 +109,31 @@ def test_what_is_no_text_is_one_bad_row(folder: Path, tmp_path: Path) -> None:
     settings = ProducerSettings(max_line_bytes=1024)
     found = survey(open_source(f"{folder}/", SPEC, settings), SPEC)
     assert found.total == 19
-    codes = [(refusal.row.uri.rpartition("/")[2][:2], refusal.row.code) for refusal in found.refused]
+    codes = [
+        (refusal.row.uri.rpartition("/")[2][:2], refusal.row.code) for refusal in found.refused
+    ]
     assert codes == [
-        ("p1", "invalid_encoding"), ("p2", "invalid_encoding"), ("p3", "nul_character"), ("p4", "empty_file"),
-        ("p5", "file_too_large"), ("p6", "not_a_regular_file"), ("p8", "not_a_regular_file"), ("q1", "not_a_regular_file"),
-        ("'q", "invalid_id"), ("'q", "invalid_encoding"),
-    ]  # fmt: skip
+        ("p1", "invalid_encoding"),
+        ("p2", "invalid_encoding"),
+        ("p3", "nul_character"),
+        ("p4", "empty_file"),
+        ("p5", "file_too_large"),
+        ("p6", "not_a_regular_file"),
+        ("p8", "not_a_regular_file"),
+        ("q1", "not_a_regular_file"),
+        ("'q", "invalid_id"),
+        ("'q", "invalid_encoding"),
+    ]
     for refusal in found.refused:
         assert str(refusal.row).isprintable()
         assert refusal.row.uri.startswith(str(folder))
         assert f"{refusal.row.uri}: {refusal.row.code}" in str(refusal.row)
     json.dumps(found.pin).encode()
-    good = [row.doc_id for row in open_source(found.pin, SPEC).documents({}) if isinstance(row, Document)]
+    good = [
+        row.doc_id
+        for row in open_source(found.pin, SPEC).documents({})
+        if isinstance(row, Document)
+    ]
     assert len(good) == 9
     assert "p7-inside.txt" in good
 
@@ -119,7 +146,8 @@ def test_the_encoding_of_the_job_is_that_of_its_files(folder: Path) -> None:
 
 
 def test_files_that_come_later_are_not_of_the_job(folder: Path) -> None:
-    """A folder that is written to all the time can be read: what is newer than all that was listed is left out."""
+    """A folder that is written to all the time can be read: what is newer than all that was listed
+    is left out."""
     pin = pinned(f"{folder}/")
     (folder / "b" / "new.txt").write_text("new")
     (folder / "zz.txt").write_text("new")
@@ -129,7 +157,8 @@ def test_files_that_come_later_are_not_of_the_job(folder: Path) -> None:
 
 @pytest.mark.parametrize("how", ["changed", "removed", "added with an old time"])
 def test_other_files_than_were_submitted_stop_the_source(folder: Path, how: str) -> None:
-    """A changed, a removed and an old added file stop the source at their thousand, before anything of it is read."""
+    """A changed, a removed and an old added file stop the source at their thousand, before anything
+    of it is read."""
     pin = pinned(f"{folder}/")
     if how == "changed":
         (folder / "b/2.html").write_text("other text!!!!!!!")
@@ -141,13 +170,16 @@ def test_other_files_than_were_submitted_stop_the_source(folder: Path, how: str)
     assert not unchanged(pin, f"{folder}/")
     rows = open_source(pin, SPEC).documents({})
     assert [next(rows).doc_id for _ in range(3)] == ["a.txt", "b.md", "b/1.txt"]
-    with pytest.raises(SourceChanged, match=r"files 4 to 6 of .* one was changed, removed or added") as caught:
+    with pytest.raises(
+        SourceChanged, match=r"files 4 to 6 of .* one was changed, removed or added"
+    ) as caught:
         next(rows)
     assert ("newer than the job are b/2.html" in str(caught.value)) == (how == "changed")
 
 
 def test_a_position_reads_only_what_was_submitted(folder: Path, tmp_path: Path) -> None:
-    """A file that changed is never read by a worker, and a message names no other file than one of the folder."""
+    """A file that changed is never read by a worker, and a message names no other file than one of
+    the folder."""
     source = open_source(pinned(f"{folder}/"), SPEC)
     first, *_ = [row for row in source.documents({}) if isinstance(row, Document)]
     (folder / "a.txt").write_text("other text!!!")
@@ -158,7 +190,15 @@ def test_a_position_reads_only_what_was_submitted(folder: Path, tmp_path: Path) 
         source.fetch(first.position)
     (tmp_path / "secret.txt").write_text("x")
     (folder / "link").symlink_to(tmp_path)
-    for name in ("../secret.txt", "b/../../secret.txt", "/etc/hostname", "b//1.txt", ".hidden", "", "b%00"):
+    for name in (
+        "../secret.txt",
+        "b/../../secret.txt",
+        "/etc/hostname",
+        "b//1.txt",
+        ".hidden",
+        "",
+        "b%00",
+    ):
         with pytest.raises((BadReference, SourceChanged)):
             source.fetch(f"1:1000000000000:{name}")
     with pytest.raises(SourceChanged, match="link out of the folder"):
@@ -178,7 +218,8 @@ def test_a_folder_that_is_empty_now_pauses_the_job(folder: Path) -> None:
 
 
 def test_a_folder_of_texts_is_one_job(folder: Path, tmp_path: Path) -> None:
-    """A folder is submitted as a file is: a key is the same job while its texts are the same, touched or not."""
+    """A folder is submitted as a file is: a key is the same job while its texts are the same,
+    touched or not."""
     (folder / "p.txt").write_bytes(b"\xff")
     with Producer(database_url=f"sqlite:///{tmp_path}/ledger.db") as producer:
         job = producer.submit(f"{folder}/", SPEC, job_key="night")
@@ -193,7 +234,8 @@ def test_a_folder_of_texts_is_one_job(folder: Path, tmp_path: Path) -> None:
 
 
 def test_specs_that_cannot_use_texts_are_refused_at_once(folder: Path) -> None:
-    """A prompt without such a column, and no prompt at all, are one error that names the columns there are."""
+    """A prompt without such a column, and no prompt at all, are one error that names the columns
+    there are."""
     for spec, words in (
         (JobSpec(prompt="{body}", model="m"), "no column 'body'.*'text', 'id', 'name', 'size'"),
         (JobSpec(model="m"), r"wrong_form.*Summarise: \{text\}"),
@@ -202,7 +244,9 @@ def test_specs_that_cannot_use_texts_are_refused_at_once(folder: Path) -> None:
             open_source(f"{folder}/", spec)
 
 
-def test_bounds_hold_before_any_content_is_read(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bounds_hold_before_any_content_is_read(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Too many files, and a folder that is not read in time, are one error."""
     with pytest.raises(SourceError, match="source_too_slow"):
         survey(open_source(f"{folder}/", SPEC, timeout_s=-1), SPEC)
@@ -215,7 +259,12 @@ def test_a_remote_door_takes_no_folders(folder: Path) -> None:
     """A door that confines sources to roots takes single files, of texts as of rows."""
     allowed = ProducerSettings(source_roots=(str(folder),))
     text = SPEC.model_copy(update={"format": "text"})
-    for where, spec in ((f"{folder}/", SPEC), (f"{folder}/*", SPEC), (f"{folder}/", text), (f"{folder}/a.txt", text)):
+    for where, spec in (
+        (f"{folder}/", SPEC),
+        (f"{folder}/*", SPEC),
+        (f"{folder}/", text),
+        (f"{folder}/a.txt", text),
+    ):
         with pytest.raises(SourceError, match=r"source_forbidden|no_such_file|unsupported_format"):
             survey(open_source(where, spec, allowed, remote=True), spec)
 
@@ -258,7 +307,8 @@ class Objects:
 
 
 def test_a_prefix_is_listed_as_it_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    """At submit and again from the pin, a feeder that takes over included, no more names are held than one segment has."""
+    """At submit and again from the pin, a feeder that takes over included, no more names are held
+    than one segment has."""
     monkeypatch.setattr(segments, "SEGMENT", 100)
     objects = Objects(2_000)
     pin: dict[str, Any] | None = None

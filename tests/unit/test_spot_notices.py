@@ -50,7 +50,10 @@ class Watching:
         return await self.watch.ask(self._client)
 
     def figures(self) -> dict[tuple[str, ...], float]:
-        return {(str(one.metric), *one.labels): float(str(one.value)) for one in self.watch.figures(LANE)}
+        return {
+            (str(one.metric), *one.labels): float(str(one.value))
+            for one in self.watch.figures(LANE)
+        }
 
     @property
     def left_s(self) -> float:
@@ -86,11 +89,13 @@ def azure() -> Iterator[Azure]:
         yield service
 
 
-# -- the contracts -----------------------------------------------------------------------------------------------------
+# -- the contracts ---------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("action", ["terminate", "stop", "hibernate"])
-async def test_aws_is_asked_with_a_token_until_there_is_an_action(aws: Aws, client: LeanClient, action: str) -> None:
+async def test_aws_is_asked_with_a_token_until_there_is_an_action(
+    aws: Aws, client: LeanClient, action: str
+) -> None:
     """One token serves many questions; 404 means none; the action and its time are the notice."""
     watching = Watching("aws", aws.url, client)
     assert [await watching.ask(), await watching.ask()] == [5.0, 5.0]
@@ -123,7 +128,8 @@ class Clock:
 async def test_gcp_is_asked_by_a_request_that_waits(
     gcp: Gcp, client: LeanClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The first answer comes at once; the next request waits, and ends with the preemption; 30 s are left from then on."""
+    """The first answer comes at once; the next request waits, and ends with the preemption; 30 s
+    are left from then on."""
     clock = Clock()
     monkeypatch.setattr("penstock_workers.spot.gcp.time", clock)
     watching = Watching("gcp", gcp.url, client)
@@ -145,8 +151,11 @@ async def test_gcp_that_is_preempted_already_says_so_at_once(gcp: Gcp, client: L
     assert [one.event for one in watching.notices] == ["preempted"]
 
 
-async def test_azure_counts_preemptions_of_this_machine_alone(azure: Azure, client: LeanClient) -> None:
-    """Other machines of the scale set, reboots and freezes are no notice; `Preempt` with this name is."""
+async def test_azure_counts_preemptions_of_this_machine_alone(
+    azure: Azure, client: LeanClient
+) -> None:
+    """Other machines of the scale set, reboots and freezes are no notice; `Preempt` with this name
+    is."""
     watching = Watching("azure", azure.url, client)
     azure.schedule("aks-spot-vmss_30", "aks-spot-vmss_4", not_before=http_date(30))
     azure.schedule("aks-spot-vmss_3", kind="Reboot", not_before=http_date(600))
@@ -166,7 +175,7 @@ async def test_azure_that_has_begun_leaves_no_time(azure: Azure, client: LeanCli
     assert watching.left_s <= 0
 
 
-# -- services that are away, odd or hostile ------------------------------------------------------------------------------
+# -- services that are away, odd or hostile --------------------------------------------------------
 
 ODD_BODIES = {
     "nothing": "",
@@ -179,18 +188,25 @@ ODD_BODIES = {
     "no time": json.dumps({"action": "terminate", "time": "soon"}),
     "the year 9999": json.dumps({"action": "terminate", "time": "9999-12-31T23:59:59Z"}),
     "long ago": json.dumps({"action": "terminate", "time": "1999-01-01T00:00:00"}),
-    "odd events": json.dumps({"Events": [7, None, {"EventType": "Preempt", "Resources": [1]}] * 1000}),
-    "an odd date": json.dumps({"Events": [{"EventType": "Preempt", "Resources": ["x"], "NotBefore": "Mon, 99"}]}),
+    "odd events": json.dumps(
+        {"Events": [7, None, {"EventType": "Preempt", "Resources": [1]}] * 1000}
+    ),
+    "an odd date": json.dumps(
+        {"Events": [{"EventType": "Preempt", "Resources": ["x"], "NotBefore": "Mon, 99"}]}
+    ),
 }
 
 
 @pytest.mark.parametrize("cloud", sorted(SERVICES))
 @pytest.mark.parametrize("body", ODD_BODIES.values(), ids=ODD_BODIES)
 async def test_no_odd_answer_ends_a_worker(cloud: str, body: str, client: LeanClient) -> None:
-    """Whatever it says other than a notice that makes sense, the worker goes on, and asks again less often."""
+    """Whatever it says other than a notice that makes sense, the worker goes on, and asks again
+    less often."""
     answer = {"PUT": Answer(200, "token"), "GET": Answer(200, body, {"Metadata-Flavor": "Google"})}
     service = MetadataService()
-    service.answer = lambda asked: Answer(200, "x") if asked.path.endswith("/name") else answer[asked.method]  # type: ignore[method-assign]
+    service.answer = lambda asked: (  # type: ignore[method-assign]
+        Answer(200, "x") if asked.path.endswith("/name") else answer[asked.method]
+    )
     with service.serving():
         watching = Watching(cloud, service.url, client)
         waits = [await watching.ask() for _ in range(8)]
@@ -202,13 +218,17 @@ async def test_no_odd_answer_ends_a_worker(cloud: str, body: str, client: LeanCl
 
 @pytest.mark.parametrize("cloud", sorted(SERVICES))
 @pytest.mark.parametrize("status", [301, 307, 400, 403, 429, 500, 503])
-async def test_no_status_but_the_documented_counts(cloud: str, status: int, client: LeanClient) -> None:
+async def test_no_status_but_the_documented_counts(
+    cloud: str, status: int, client: LeanClient
+) -> None:
     """A redirect is not followed, a refusal and an overload are no notice."""
     aside = Gcp()
     aside.preempt()
     service = MetadataService()
     with service.serving(), aside.serving():
-        service.instead = Answer(status, "TRUE", {"Location": f"{aside.url}/", "Metadata-Flavor": "Google"})
+        service.instead = Answer(
+            status, "TRUE", {"Location": f"{aside.url}/", "Metadata-Flavor": "Google"}
+        )
         watching = Watching(cloud, service.url, client)
         assert await watching.ask() is not None
     assert (watching.notices, aside.asked) == ([], [])
@@ -217,7 +237,9 @@ async def test_no_status_but_the_documented_counts(cloud: str, status: int, clie
 async def endless(peer: Peer) -> None:
     """64 MB, of which the client may take a hundredth."""
     await peer.request()
-    await peer.send(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\nMetadata-Flavor: Google\r\n\r\n")
+    await peer.send(
+        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\nMetadata-Flavor: Google\r\n\r\n"
+    )
     for _ in range(1000):
         await peer.send(b"10000\r\n" + b"T" * 0x10000 + b"\r\n")
     peer.server.ended += 1
@@ -263,7 +285,9 @@ async def test_a_service_that_is_away_is_no_notice(
         watching = Watching(cloud, gone.url, client)
     for _ in range(5):
         assert await watching.ask() is not None
-    (line,) = [record for record in caplog.records if record.name.startswith("penstock_workers.spot")]
+    (line,) = [
+        record for record in caplog.records if record.name.startswith("penstock_workers.spot")
+    ]
     assert f"of {cloud}" in line.getMessage()
     assert "The worker goes on" in line.getMessage()
 
@@ -271,7 +295,8 @@ async def test_a_service_that_is_away_is_no_notice(
 async def test_a_service_that_comes_and_goes_does_not_fill_the_log(
     aws: Aws, client: LeanClient, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Each state is logged as it begins, and not again for a while; the figure follows each question."""
+    """Each state is logged as it begins, and not again for a while; the figure follows each
+    question."""
     caplog.set_level(logging.INFO, "penstock_workers.spot")
     watching = Watching("aws", aws.url, client)
     for _ in range(10):
@@ -282,11 +307,19 @@ async def test_a_service_that_comes_and_goes_does_not_fill_the_log(
         await watching.ask()
         await watching.ask()
         assert watching.figures() == {("penstock_spot_service_answers", LANE, "aws"): 0.0}
-    assert len([record for record in caplog.records if record.name.startswith("penstock_workers.spot")]) == 2
+    assert (
+        len(
+            [record for record in caplog.records if record.name.startswith("penstock_workers.spot")]
+        )
+        == 2
+    )
 
 
-async def test_no_proxy_is_asked(aws: Aws, client: LeanClient, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The machine's own service never goes through HTTP_PROXY, which would speak for another machine."""
+async def test_no_proxy_is_asked(
+    aws: Aws, client: LeanClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The machine's own service never goes through HTTP_PROXY, which would speak for another
+    machine."""
     for name in ("HTTP_PROXY", "http_proxy", "HTTPS_PROXY", "ALL_PROXY"):
         monkeypatch.setenv(name, "http://127.0.0.1:9")
     assert await Watching("aws", aws.url, client).ask() == 5.0
@@ -300,13 +333,16 @@ async def test_the_metric_says_which_notice_and_how_long(aws: Aws, client: LeanC
     assert 90 < watching.figures()[str(catalogue.SPOT_LEFT), LANE, "aws", "terminate"] <= 100
 
 
-# -- settings --------------------------------------------------------------------------------------------------------
+# -- settings --------------------------------------------------------------------------------------
 
 
 def test_it_is_off_until_a_cloud_is_named() -> None:
     """No setting, no thread and no request; an empty variable is no setting."""
     assert SpotWatch.of(WorkerSettings(), lambda _: None) is None
-    assert WorkerSettings.model_validate({"spot_notices": "", "spot_notices_url": ""}).spot_notices is None
+    assert (
+        WorkerSettings.model_validate({"spot_notices": "", "spot_notices_url": ""}).spot_notices
+        is None
+    )
     assert METADATA_URL == "http://169.254.169.254"
     assert set(SERVICES) == {"aws", "gcp", "azure"}
     with pytest.raises(ValidationError, match="spot_notices"):
@@ -315,7 +351,7 @@ def test_it_is_off_until_a_cloud_is_named() -> None:
         WorkerSettings.model_validate({"spot_notices_url": "https://metadata.example"})
 
 
-# -- the drain ---------------------------------------------------------------------------------------------------------
+# -- the drain -------------------------------------------------------------------------------------
 
 
 def noticed(left_s: float) -> MachineEnd:
@@ -380,8 +416,11 @@ class Hub:
 
 
 @pytest.mark.parametrize(("notice_s", "signals"), [(None, 1), (120, 2)], ids=["SIGTERM", "notice"])
-def test_the_first_sigterm_after_a_notice_does_not_cut_the_drain_short(notice_s: int | None, signals: int) -> None:
-    """It is the orchestrator's own drain of the node; one after another signal still means: at once."""
+def test_the_first_sigterm_after_a_notice_does_not_cut_the_drain_short(
+    notice_s: int | None, signals: int
+) -> None:
+    """It is the orchestrator's own drain of the node; one after another signal still means: at
+    once."""
     end = MachineEnd() if notice_s is None else noticed(notice_s)
     pool = SignalledPool()
     pool.drain = Drain(pool, BusyEngine(), Hub(), 600, end)  # type: ignore[arg-type]  # a double

@@ -1,4 +1,5 @@
-"""The stop-loss of a job: its rule over all small cases, what it counts, and what is said of a pause and done about it."""
+"""The stop-loss of a job: its rule over all small cases, what it counts, and what is said of a
+pause and done about it."""
 
 from __future__ import annotations
 
@@ -44,16 +45,22 @@ from penstock_workers.item.settling.stop_loss import (
 
 USUAL = Bounds(0.5, None)
 PARAMS: dict[str, Any] = {
-    "generation": 1, "bad": 97, "of": 100, "failing": 0.97, "usd_per_doc": 0.002, "bound": 50.0,
+    "generation": 1,
+    "bad": 97,
+    "of": 100,
+    "failing": 0.97,
+    "usd_per_doc": 0.002,
+    "bound": 50.0,
     "cause": {"reason": "schema_mismatch", "count": 97},
     "examples": [{"doc_id": "doc-1", "reason": "schema_mismatch", "excerpt": "no JSON"}],
-}  # fmt: skip
+}
 PAUSE = Pause(StopCode.MISSED, PausedBy.STOP_LOSS, PARAMS)
 
 
 def test_the_rule_is_what_its_words_say() -> None:
-    """Over all combinations of shares, numbers, bounds and what was accepted: it stops exactly where a share of at least a
-    hundred reaches its bound, and the accepted share and a margin; or where a document costs more than its bound."""
+    """Over all combinations of shares, numbers, bounds and what was accepted: it stops exactly
+    where a share of at least a hundred reaches its bound, and the accepted share and a margin; or
+    where a document costs more than its bound."""
     numbers, shares = (0, 1, 99, 100, 500), (0.0, 0.1, 0.49, 0.5, 0.7, 1.0)
     stopped = 0
     for ended, answered, dead, missed, bound, known in product(
@@ -62,7 +69,8 @@ def test_the_rule_is_what_its_words_say() -> None:
         figures = Lately(ended, int(dead * ended), answered, int(missed * answered))
         least = None if bound is None else max(bound, known + FAILING_MARGIN if known else 0.0)
         wanted = least is not None and any(
-            of >= FIRST and bad / of >= least for bad, of in ((figures.dead, ended), (figures.missed, answered))
+            of >= FIRST and bad / of >= least
+            for bad, of in ((figures.dead, ended), (figures.missed, answered))
         )
         found = decide(figures, Bounds(bound, None), Accepted(1, known))
         assert (found is not None) is wanted, (figures, bound, known, found)
@@ -73,11 +81,14 @@ def test_the_rule_is_what_its_words_say() -> None:
 @pytest.mark.parametrize("documents", [20, 99])
 def test_a_small_job_is_never_stopped_for_a_share(documents: int) -> None:
     """Every document of a job of fewer than a hundred is dead, and every answer was refused."""
-    assert decide(Lately(documents, documents, documents, documents), USUAL, ACCEPTED_NOTHING) is None
+    assert (
+        decide(Lately(documents, documents, documents, documents), USUAL, ACCEPTED_NOTHING) is None
+    )
 
 
 def test_a_healthy_job_is_never_stopped() -> None:
-    """A hundred thousand documents, of which a tenth is dead, looked at as often as groups are settled."""
+    """A hundred thousand documents, of which a tenth is dead, looked at as often as groups are
+    settled."""
     chance = random.Random(7)
     earlier, lately, looks = [0, 0], [0, 0], 0
     for _ in range(4_000):
@@ -92,21 +103,36 @@ def test_a_healthy_job_is_never_stopped() -> None:
 
 
 def test_the_cost_of_a_document_has_a_bound() -> None:
-    """Until a hundred have ended, as if they had: a job of a few dear documents stops, too. What was accepted, and a quarter
-    more, does not stop it again."""
+    """Until a hundred have ended, as if they had: a job of a few dear documents stops, too.
+
+    What was accepted, and a quarter more, does not stop it again."""
     bounds = Bounds(None, 0.01)
     assert decide(Lately(ended=10, cost_microusd=900_000), bounds, ACCEPTED_NOTHING) is None
-    assert decide(Lately(ended=10, cost_microusd=1_100_000), bounds, ACCEPTED_NOTHING) == Stop(StopCode.COST, 10, 10)
-    assert decide(Lately(ended=1_000, cost_microusd=11_000_000), bounds, ACCEPTED_NOTHING) is not None
-    assert decide(Lately(ended=1_000, cost_microusd=11_000_000), bounds, Accepted(1, 0.0, 0.011)) is None
+    assert decide(Lately(ended=10, cost_microusd=1_100_000), bounds, ACCEPTED_NOTHING) == Stop(
+        StopCode.COST, 10, 10
+    )
+    assert (
+        decide(Lately(ended=1_000, cost_microusd=11_000_000), bounds, ACCEPTED_NOTHING) is not None
+    )
+    assert (
+        decide(Lately(ended=1_000, cost_microusd=11_000_000), bounds, Accepted(1, 0.0, 0.011))
+        is None
+    )
     worse = round(1_000 * 11_000 * COST_MARGIN) + 1
-    assert decide(Lately(ended=1_000, cost_microusd=worse), bounds, Accepted(1, 0.0, 0.011)) is not None
+    assert (
+        decide(Lately(ended=1_000, cost_microusd=worse), bounds, Accepted(1, 0.0, 0.011))
+        is not None
+    )
 
 
 def test_what_is_refused_first_dies_later_and_is_accepted_as_one() -> None:
-    """A person lets a job go on whose every answer is refused: that these documents are dead letters then is no news."""
+    """A person lets a job go on whose every answer is refused: that these documents are dead
+    letters then is no news."""
     assert failing_share(Lately(ended=10, dead=0, answered=100, missed=100)) == 1.0
-    assert decide(Lately(ended=600, dead=600, answered=600, missed=600), USUAL, Accepted(1, 1.0)) is None
+    assert (
+        decide(Lately(ended=600, dead=600, answered=600, missed=600), USUAL, Accepted(1, 1.0))
+        is None
+    )
 
 
 def letter(reason: str) -> Dead:
@@ -125,8 +151,11 @@ def letter(reason: str) -> Dead:
         (letter("bad_request"), 0, False),
     ],
 )
-def test_the_first_answer_to_a_document_counts_once(outcome: Outcome, retries: int, counts: bool) -> None:
-    """Only answers that came, and that the job's own checks refused: what fails otherwise counts where it ends."""
+def test_the_first_answer_to_a_document_counts_once(
+    outcome: Outcome, retries: int, counts: bool
+) -> None:
+    """Only answers that came, and that the job's own checks refused: what fails otherwise counts
+    where it ends."""
     from penstock_workers.item.settling.stop_loss import is_refused_first
 
     assert not isinstance(outcome, Done)
@@ -140,27 +169,33 @@ def test_refused_answers_are_failures_that_the_table_knows() -> None:
 
 def test_the_latest_documents_are_two_stretches() -> None:
     """Fields of another release are left out."""
-    found = lately_of({b"ended": b"3", b"why:timeout": b"1", b"new": b"9"}, {b"ended": b"500", b"dead": b"2"}, {})
+    found = lately_of(
+        {b"ended": b"3", b"why:timeout": b"1", b"new": b"9"}, {b"ended": b"500", b"dead": b"2"}, {}
+    )
     assert found == Lately(503, 2, reasons={"timeout": 1})
 
 
 def test_a_pause_is_stored_as_data_and_read_back() -> None:
-    """Whole, as long as the reason beside it is its own; a process of before, which writes a reason alone, ends it."""
+    """Whole, as long as the reason beside it is its own; a process of before, which writes a reason
+    alone, ends it."""
     text, reason = stored_pause(PAUSE), explain(PAUSE)
     assert read_pause(text, reason) == PAUSE
     assert read_pause(text, "out_of_credit: pay the bill") is None
     assert read_pause(None, reason) is None
-    assert [read_pause(odd, reason) for odd in ("{", "[]", "1", '{"code": "x", "by": "nobody", "params": {}}')] == [
-        None
-    ] * 4
+    assert [
+        read_pause(odd, reason)
+        for odd in ("{", "[]", "1", '{"code": "x", "by": "nobody", "params": {}}')
+    ] == [None] * 4
 
 
 def test_the_sentence_says_how_many_why_and_which() -> None:
-    """With and without its examples; of a code or parameters of another release the code is shown."""
+    """With and without its examples; of a code or parameters of another release the code is
+    shown."""
     said = explain(PAUSE)
     assert said == (
-        "97 of the first answers to the latest 100 documents were paid for and refused (stop_at_dead is 50%); most often "
-        "schema_mismatch (97); for example doc-1: schema_mismatch: no JSON"
+        "97 of the first answers to the latest 100 documents were paid for and refused "
+        "(stop_at_dead is 50%); most often schema_mismatch (97); for example doc-1: "
+        "schema_mismatch: no JSON"
     )
     assert explain(PAUSE, examples=False) == said.partition("; for example")[0]
     assert explain(Pause("of_another_release", PausedBy.LANE)) == "of_another_release"
@@ -172,9 +207,13 @@ def test_letting_a_job_go_on_accepts_the_worst_of_its_generation() -> None:
     text = stored_pause(PAUSE)
     assert accepted_with(text, None) == Accepted(1, 0.97, 0.002)
     assert accepted_with(text, Accepted(1, 0.6, 0.5)) == Accepted(1, 0.97, 0.5)
-    assert accepted_with(text, Accepted(2, 1.0, 0.5)) == Accepted(1, 0.97, 0.002), "another generation's says nothing"
+    assert accepted_with(text, Accepted(2, 1.0, 0.5)) == Accepted(1, 0.97, 0.002), (
+        "another generation's says nothing"
+    )
     assert accepted_with(stored_pause(Pause("x", PausedBy.PERSON)), None) is None
-    assert read_accepted(orjson.dumps(Accepted(1, 0.97, 0.002).to_json()).decode()) == Accepted(1, 0.97, 0.002)
+    assert read_accepted(orjson.dumps(Accepted(1, 0.97, 0.002).to_json()).decode()) == Accepted(
+        1, 0.97, 0.002
+    )
 
 
 def test_what_to_do_is_an_option_of_the_job_for_every_surface() -> None:
@@ -184,7 +223,9 @@ def test_what_to_do_is_an_option_of_the_job_for_every_surface() -> None:
     assert len(texts) == 3
     assert action is not None
     assert (as_flag(action), as_field(action)) == ("--stop-at-dead off", {"stop_at_dead": "off"})
-    dear = advice_for(Pause(StopCode.COST, PausedBy.STOP_LOSS, PARAMS | {"bound_usd": 0.001}))[-1].action
+    dear = advice_for(Pause(StopCode.COST, PausedBy.STOP_LOSS, PARAMS | {"bound_usd": 0.001}))[
+        -1
+    ].action
     assert dear is not None
     assert as_flag(dear) == "--stop-at-usd-per-doc 0.004"
     assert {action.field, dear.field} <= OPTIONS.keys()

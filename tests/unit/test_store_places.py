@@ -1,4 +1,5 @@
-"""Results in gs:// and az:// by obstore, beside its own store in memory, which knows conditions as both services do."""
+"""Results in gs:// and az:// by obstore, beside its own store in memory, which knows conditions as
+both services do."""
 
 from __future__ import annotations
 
@@ -37,7 +38,14 @@ class House:
         self.place = StoreBucket(scheme, "results", "runs/job_1", self.store)
         self.database: Database = open_database(f"sqlite:///{folder}/ledger.db")
         self.database.migrate()
-        new = NewJob("job_1", "night", {"endpoint": "/v1/chat/completions"}, {"kind": "spool"}, "digest", None)
+        new = NewJob(
+            "job_1",
+            "night",
+            {"endpoint": "/v1/chat/completions"},
+            {"kind": "spool"},
+            "digest",
+            None,
+        )
         self.job: Job = JobStore(self.database).create(new)[0]
         self.results = 0
 
@@ -52,7 +60,10 @@ class House:
 
     def objects(self) -> dict[str, bytes]:
         names = [str(meta["path"]) for page in obstore.list(self.store) for meta in page]
-        return {name.removeprefix("runs/job_1/"): bytes(obstore.get(self.store, name).bytes()) for name in names}
+        return {
+            name.removeprefix("runs/job_1/"): bytes(obstore.get(self.store, name).bytes())
+            for name in names
+        }
 
 
 @pytest.fixture
@@ -63,7 +74,8 @@ def house(scheme: str, tmp_path: Path) -> Iterator[House]:
 
 
 def test_conditions_are_probed_and_hold(house: House) -> None:
-    """An object that must not be there, or must be the one that was read, is not replaced; the probe leaves nothing."""
+    """An object that must not be there, or must be the one that was read, is not replaced; the
+    probe leaves nothing."""
     assert house.place.takes_conditions()
     assert house.objects() == {}
     first = house.place.put("a", b"1", condition=ABSENT, metadata={"penstock-job": "job_1"})
@@ -80,12 +92,17 @@ def test_conditions_are_probed_and_hold(house: House) -> None:
     house.place.delete("b")
 
 
-def test_a_large_object_appears_when_it_is_whole(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Small ones are one request, larger ones go in parts, with what is noted of them; a discarded one was never there."""
+def test_a_large_object_appears_when_it_is_whole(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Small ones are one request, larger ones go in parts, with what is noted of them; a discarded
+    one was never there."""
     monkeypatch.setattr(store_writer, "PART_BYTES", 100_000)
     monkeypatch.setattr(store_writer, "SENT_BYTES", 7_000)
     lines = [os.urandom(1_000) for _ in range(350)]
-    writer = StoreWriter(house.place, "output.jsonl", metadata={"penstock-job": "job_1"}, condition=ABSENT)
+    writer = StoreWriter(
+        house.place, "output.jsonl", metadata={"penstock-job": "job_1"}, condition=ABSENT
+    )
     for line in lines:
         writer.write(line)
     writer.finish()
@@ -114,9 +131,11 @@ def test_a_large_object_appears_when_it_is_whole(house: House, monkeypatch: pyte
         copy.write(b"".join(lines))
 
 
-def test_parts_become_one_object_while_two_lead(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Parts are there before the job ends; of two leaders one stops; the object has all results once, and making it again is
-    no work."""
+def test_parts_become_one_object_while_two_lead(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Parts are there before the job ends; of two leaders one stops; the object has all results
+    once, and making it again is no work."""
     monkeypatch.setattr(stores, "CHUNK_BYTES", 5_000)
     monkeypatch.setattr(growing_module, "PART_BYTES_MAX", 100_000)
     house.settle(RESULTS_MIN)
@@ -139,7 +158,9 @@ def test_parts_become_one_object_while_two_lead(house: House, monkeypatch: pytes
     assert house.place.head("output.jsonl") == was
 
 
-def test_a_part_that_was_changed_is_not_used(house: House, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_part_that_was_changed_is_not_used(
+    house: House, caplog: pytest.LogCaptureFixture
+) -> None:
     """The whole is then written from the ledger, and the log says why."""
     leader = house.leader()
     house.settle(RESULTS_MIN)
@@ -151,7 +172,9 @@ def test_a_part_that_was_changed_is_not_used(house: House, caplog: pytest.LogCap
     assert "written from the ledger" in caplog.text
 
 
-def test_what_a_store_refuses_is_explained(house: House, scheme: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_store_refuses_is_explained(
+    house: House, scheme: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A missing bucket, missing rights and a missing answer each name the object and what to do."""
     from obstore import exceptions
 
@@ -162,12 +185,23 @@ def test_what_a_store_refuses_is_explained(house: House, scheme: str, monkeypatc
         return put
 
     for error, said in (
-        (FileNotFoundError("The specified bucket does not exist"), "there is no bucket 'results'; create it"),
-        (exceptions.PermissionDeniedError("403"), "the credentials may not; grant the role Storage"),
-        (exceptions.GenericError("timed out\nmore"), "timed out; check the endpoint, the account and the credentials"),
+        (
+            FileNotFoundError("The specified bucket does not exist"),
+            "there is no bucket 'results'; create it",
+        ),
+        (
+            exceptions.PermissionDeniedError("403"),
+            "the credentials may not; grant the role Storage",
+        ),
+        (
+            exceptions.GenericError("timed out\nmore"),
+            "timed out; check the endpoint, the account and the credentials",
+        ),
     ):
         monkeypatch.setattr(obstore, "put", fails(error))
-        with pytest.raises(SinkError, match=f"cannot write {scheme}://results/runs/job_1/a: {said}"):
+        with pytest.raises(
+            SinkError, match=f"cannot write {scheme}://results/runs/job_1/a: {said}"
+        ):
             house.place.put("a", b"")
     for name in ("AZURE_STORAGE_ACCOUNT_NAME", "AZURE_ACCOUNT_NAME"):
         monkeypatch.delenv(name, raising=False)

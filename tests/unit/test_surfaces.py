@@ -6,7 +6,13 @@ import re
 
 import pytest
 
-from penstock_ledger import JobNotFound, NothingToReplay, PenstockError, ScheduleExists, ScheduleNotFound
+from penstock_ledger import (
+    JobNotFound,
+    NothingToReplay,
+    PenstockError,
+    ScheduleExists,
+    ScheduleNotFound,
+)
 from penstock_producer import ContentError
 from penstock_producer.job.options import OPTIONS
 from penstock_producer.prices.spent_budget import spent_budget
@@ -20,9 +26,18 @@ from penstock_producer.reporting.surfaces import on_page, over_http
         ("raise max_bad_rows (--max-bad-rows) to go on", "raise max_bad_rows to go on"),
         ("name one (--model)", "name one (model)"),
         ("give it, such as --param max_tokens=1024", "give it, such as params.max_tokens=1024"),
-        ("name the id column (--id-field); columns here: id", "name the id column (id_field); columns here: id"),
-        ("answers take longer than --timeout: raise it", "answers take longer than timeout_s: raise it"),
-        ("check the address (--base-url)", "check the address (the setting providers.NAME.base_url)"),
+        (
+            "name the id column (--id-field); columns here: id",
+            "name the id column (id_field); columns here: id",
+        ),
+        (
+            "answers take longer than --timeout: raise it",
+            "answers take longer than timeout_s: raise it",
+        ),
+        (
+            "check the address (--base-url)",
+            "check the address (the setting providers.NAME.base_url)",
+        ),
         ("there is no column '--model' here", "there is no column '--model' here"),
         ("convert it: iconv --from-code UTF-16", "convert it: iconv --from-code UTF-16"),
     ],
@@ -39,12 +54,18 @@ def test_a_flag_is_said_as_the_field_that_it_sets(typed: str, sent: str) -> None
         NothingToReplay("j", None),
         ScheduleNotFound("nightly"),
         ScheduleExists("nightly"),
-        ContentError("running", "its outcomes can be read once it has ended (penstock status --watch)"),
-        ContentError("empty_source", "no outcome of job j satisfies 'status=dead'; penstock report counts what it has"),
+        ContentError(
+            "running", "its outcomes can be read once it has ended (penstock status --watch)"
+        ),
+        ContentError(
+            "empty_source",
+            "no outcome of job j satisfies 'status=dead'; penstock report counts what it has",
+        ),
     ],
 )
 def test_no_command_is_advised_to_those_who_have_none(error: PenstockError) -> None:
-    """What lists and shows things on the command line has a request of its own here, which the caller has just made."""
+    """What lists and shows things on the command line has a request of its own here, which the
+    caller has just made."""
     assert re.search(r"penstock |--[a-z]|[:;(]$", over_http(error.public_message)) is None
 
 
@@ -64,8 +85,8 @@ def test_a_spent_budget_names_the_field() -> None:
     """A job that has paused so is resumed over HTTP by those who have no command line."""
     reason = spent_budget("job1", budget_usd=5, spent_usd=5, left=10, mean_usd=0.1)
     assert over_http(reason) == (
-        "budget_exhausted: 5.00 USD of 5 are spent; the 10 documents left cost about 1.00 USD more; raise budget_usd to 6.6 "
-        "and resume the job"
+        "budget_exhausted: 5.00 USD of 5 are spent; the 10 documents left cost about 1.00 USD "
+        "more; raise budget_usd to 6.6 and resume the job"
     )
 
 

@@ -1,4 +1,5 @@
-"""Outcomes as tables: which columns there are, what is in them, and that other tools read the files as they were meant."""
+"""Outcomes as tables: which columns there are, what is in them, and that other tools read the files
+as they were meant."""
 
 from __future__ import annotations
 
@@ -49,7 +50,9 @@ def result(doc: str = "d", text: str | None = "hi", body: bytes | None = None) -
 
 
 def letter(doc: str = "dead") -> DeadLetter:
-    return DeadLetter(ItemKey("job", 2, doc), "context_overflow", 4, 4, "too long, by far", 400, b"{}", None)
+    return DeadLetter(
+        ItemKey("job", 2, doc), "context_overflow", 4, 4, "too long, by far", 400, b"{}", None
+    )
 
 
 def as_dict(table: Table, outcome: Result | DeadLetter) -> dict[str, Any]:
@@ -72,31 +75,52 @@ def vector(*numbers: float) -> bytes:
 
 
 def test_every_outcome_has_a_row_with_its_figures() -> None:
-    """Results and dead letters have the same columns: who, what came of it, what it cost, and what went wrong."""
+    """Results and dead letters have the same columns: who, what came of it, what it cost, and what
+    went wrong."""
     table = Table({"endpoint": CHAT})
     assert as_dict(table, result()) == {
-        "id": "d", "status": "succeeded", "finish_reason": "stop", "text": "hi", "model": "m", "prompt_tokens": 7,
-        "completion_tokens": 9, "cost_usd": 1.5, "latency_ms": 80, "attempts": 2, "generation": 1,
-        "error_code": None, "error_message": None,
-    }  # fmt: skip
+        "id": "d",
+        "status": "succeeded",
+        "finish_reason": "stop",
+        "text": "hi",
+        "model": "m",
+        "prompt_tokens": 7,
+        "completion_tokens": 9,
+        "cost_usd": 1.5,
+        "latency_ms": 80,
+        "attempts": 2,
+        "generation": 1,
+        "error_code": None,
+        "error_message": None,
+    }
     dead = as_dict(table, letter())
     assert (dead["status"], dead["text"], dead["generation"]) == ("failed", None, 2)
     assert (dead["error_code"], dead["error_message"]) == ("context_overflow", "too long, by far")
 
 
 def test_fields_of_a_schema_are_columns_of_their_types() -> None:
-    """Simple fields have their type, references and alternatives with null included; others are JSON, and a field that is
-    called like a column that every job has gets another name, whatever its case is."""
+    """Simple fields have their type, references and alternatives with null included; others are
+    JSON, and a field that is called like a column that every job has gets another name, whatever
+    its case is."""
     table = Table({"endpoint": CHAT, "response_schema": SCHEMA})
     assert table.columns[4:10] == (
-        Column("label", "text"), Column("score", "number"), Column("count", "integer"), Column("spam", "boolean"),
-        Column("tags", "text"), Column("answer_ID", "text"),
-    )  # fmt: skip
+        Column("label", "text"),
+        Column("score", "number"),
+        Column("count", "integer"),
+        Column("spam", "boolean"),
+        Column("tags", "text"),
+        Column("answer_ID", "text"),
+    )
     answer = {"label": "a", "score": 1, "count": 3.0, "spam": False, "tags": ["x", "y"], "ID": "z"}
     row = as_dict(table, result(text=json.dumps(answer)))
     assert [row[name] for name in ("label", "score", "count", "spam", "tags", "answer_ID")] == [
-        "a", 1.0, 3, False, '["x","y"]', "z",
-    ]  # fmt: skip
+        "a",
+        1.0,
+        3,
+        False,
+        '["x","y"]',
+        "z",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -104,12 +128,18 @@ def test_fields_of_a_schema_are_columns_of_their_types() -> None:
     [
         ({"allOf": [{"$ref": "#/$defs/N"}], "default": 1}, "integer"),
         ({"oneOf": [{"type": "number"}, {"type": "null"}]}, "number"),
-        ({"const": "a"}, "text"), ({"const": True}, "boolean"), ({"enum": [1, 2, None]}, "integer"), ({"enum": [1, "a"]}, "text"),
-        ({"anyOf": [{"enum": ["a"]}, {"const": None}]}, "text"), ({"anyOf": [{"type": "integer"}, {"type": "string"}]}, "text"),
-        ({"type": "object", "properties": {"x": {"type": "integer"}}}, "text"), ({}, "text"), (True, "text"),
+        ({"const": "a"}, "text"),
+        ({"const": True}, "boolean"),
+        ({"enum": [1, 2, None]}, "integer"),
+        ({"enum": [1, "a"]}, "text"),
+        ({"anyOf": [{"enum": ["a"]}, {"const": None}]}, "text"),
+        ({"anyOf": [{"type": "integer"}, {"type": "string"}]}, "text"),
+        ({"type": "object", "properties": {"x": {"type": "integer"}}}, "text"),
+        ({}, "text"),
+        (True, "text"),
         ({"anyOf": []}, "text"),
     ],
-)  # fmt: skip
+)
 def test_every_way_to_say_a_type_makes_a_column_of_it(part: Any, kind: str) -> None:
     """As Pydantic and people write it; what is no single simple type is JSON in a text."""
     schema = {"properties": {"x": part}, "$defs": {"N": {"type": "integer"}}}
@@ -118,7 +148,14 @@ def test_every_way_to_say_a_type_makes_a_column_of_it(part: Any, kind: str) -> N
 
 @pytest.mark.parametrize(
     "text",
-    [None, "", "no JSON", "[1]", '{"count": 1e400, "score": NaN}', '{"count": 9223372036854775808, "score": "7"}'],
+    [
+        None,
+        "",
+        "no JSON",
+        "[1]",
+        '{"count": 1e400, "score": NaN}',
+        '{"count": 9223372036854775808, "score": "7"}',
+    ],
 )
 def test_what_a_column_cannot_hold_is_null(text: str | None) -> None:
     """An answer that is not what the schema says still has its row, with its text and nulls."""
@@ -130,12 +167,20 @@ def test_what_a_column_cannot_hold_is_null(text: str | None) -> None:
     ("endpoint", "body", "text"),
     [
         ("/v1/completions", b'{"choices": [{"text": "t"}]}', "t"),
-        ("/v1/responses", b'{"output": [{"type": "reasoning"}, {"content": [{"text": "a"}, {"text": "b"}]}]}', "ab"),
+        (
+            "/v1/responses",
+            b'{"output": [{"type": "reasoning"}, {"content": [{"text": "a"}, {"text": "b"}]}]}',
+            "ab",
+        ),
         ("/v1/rerank", b'{"results": [1]}', '{"results": [1]}'),
         (CHAT, b'{"choices": []}', None),
         (CHAT, b'{"choices": [{"message": {"content": [1]}}]}', None),
         (CHAT, b"not JSON", None),
-        (CHAT, b'{"choices": [{"message": {"content": "half \\ud800 and \\u0000"}}]}', "half \ufffd and \ufffd"),
+        (
+            CHAT,
+            b'{"choices": [{"message": {"content": "half \\ud800 and \\u0000"}}]}',
+            "half \ufffd and \ufffd",
+        ),
     ],
 )
 def test_the_text_of_an_answer(endpoint: str, body: bytes, text: str | None) -> None:
@@ -149,17 +194,27 @@ def test_the_text_of_an_answer(endpoint: str, body: bytes, text: str | None) -> 
         pack(Vectors(vector(0.5, -1), "float32", 2, "float", "m", 1)),
         pack(Vectors(struct.pack("<2e", 0.5, -1), "float16", 2, "float", "m", 1)),
         b'{"data": [{"index": 0, "embedding": [0.5, -1]}]}',
-        json.dumps({"data": [{"index": 0, "embedding": b64encode(vector(0.5, -1)).decode()}]}).encode(),
+        json.dumps(
+            {"data": [{"index": 0, "embedding": b64encode(vector(0.5, -1)).decode()}]}
+        ).encode(),
     ],
 )
 def test_an_embedding_is_float32_whoever_made_it(body: bytes) -> None:
-    """Stored vectors of both float types, and a provider's list or base64, come to the same numbers."""
+    """Stored vectors of both float types, and a provider's list or base64, come to the same
+    numbers."""
     row = as_dict(Table({"endpoint": EMBED}), result(body=body))
     assert (row["embedding"], row["more_embeddings"], row["text"]) == (vector(0.5, -1), None, None)
 
 
-@pytest.mark.parametrize("body", [b"[]", b'{"data": [{"index": 0, "embedding": ["x"]}]}', b'{"data": [{"index": 0, '
-                                  b'"embedding": [1e300]}]}', b"\0penstock vectors 1\n"])  # fmt: skip
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"[]",
+        b'{"data": [{"index": 0, "embedding": ["x"]}]}',
+        b'{"data": [{"index": 0, "embedding": [1e300]}]}',
+        b"\0penstock vectors 1\n",
+    ],
+)
 def test_a_damaged_embedding_is_null(body: bytes) -> None:
     """An answer without usable vectors keeps its row."""
     assert as_dict(Table({"endpoint": EMBED}), result(body=body))["embedding"] is None
@@ -170,28 +225,48 @@ def test_parquet_is_read_as_it_was_meant(tmp_path: Path) -> None:
     parquet = pytest.importorskip("pyarrow.parquet")
     table = Table({"endpoint": CHAT, "response_schema": SCHEMA})
     answer = '{"label": "b", "score": 0.25, "count": 2, "spam": true, "tags": [], "ID": "ü"}'
-    place = written(tmp_path, "parquet", rows_of(table, result("1", answer), result("2", ""), letter("3")), table)
+    place = written(
+        tmp_path,
+        "parquet",
+        rows_of(table, result("1", answer), result("2", ""), letter("3")),
+        table,
+    )
     read = parquet.read_table(place)
-    assert [str(read.schema.field(name).type) for name in ("id", "score", "count", "spam", "cost_usd")] == [
-        "string", "double", "int64", "bool", "double",
-    ]  # fmt: skip
-    assert read.to_pylist() == [as_dict(table, one) for one in (result("1", answer), result("2", ""), letter("3"))]
+    assert [
+        str(read.schema.field(name).type) for name in ("id", "score", "count", "spam", "cost_usd")
+    ] == [
+        "string",
+        "double",
+        "int64",
+        "bool",
+        "double",
+    ]
+    assert read.to_pylist() == [
+        as_dict(table, one) for one in (result("1", answer), result("2", ""), letter("3"))
+    ]
     duckdb, polars = pytest.importorskip("duckdb"), pytest.importorskip("polars")
     query = f"SELECT id, text, spam, error_code FROM '{place}' ORDER BY id"
-    assert duckdb.sql(query).fetchall() == [("1", answer, True, None), ("2", "", None, None),
-                                            ("3", None, None, "context_overflow")]  # fmt: skip
+    assert duckdb.sql(query).fetchall() == [
+        ("1", answer, True, None),
+        ("2", "", None, None),
+        ("3", None, None, "context_overflow"),
+    ]
     assert polars.read_parquet(place)["answer_ID"].to_list() == ["ü", None, None]
     assert [path.name for path in tmp_path.iterdir()] == ["output.parquet"]
 
 
 def test_embeddings_are_lists_of_float32(tmp_path: Path) -> None:
-    """One vector is a list, further ones are lists in a second column, and what has none is null."""
+    """One vector is a list, further ones are lists in a second column, and what has none is
+    null."""
     parquet = pytest.importorskip("pyarrow.parquet")
     table = Table({"endpoint": EMBED})
     three = pack(Vectors(vector(1, 2, 3, 4, 5, 6), "float32", 2, "float", "m", 1))
     one = pack(Vectors(vector(7, 8), "float32", 2, "float", "m", 1))
     place = written(
-        tmp_path, "parquet", rows_of(table, result("a", body=three), letter(), result("b", body=one)), table
+        tmp_path,
+        "parquet",
+        rows_of(table, result("a", body=three), letter(), result("b", body=one)),
+        table,
     )
     read = parquet.read_table(place)
     assert str(read.schema.field("embedding").type) == "list<element: float>"
@@ -205,11 +280,16 @@ def test_an_empty_job_is_a_table_without_rows(tmp_path: Path) -> None:
     table = Table({"endpoint": EMBED})
     read = parquet.read_table(written(tmp_path, "parquet", iter([]), table))
     assert (read.num_rows, read.column_names) == (0, [column.name for column in table.columns])
-    assert written(tmp_path, "csv", iter([]), table).read_text().startswith("id,status,finish_reason,text,embedding,")
+    assert (
+        written(tmp_path, "csv", iter([]), table)
+        .read_text()
+        .startswith("id,status,finish_reason,text,embedding,")
+    )
 
 
 def test_parquet_holds_one_batch_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A row group ends with a number of rows or of bytes, and memory stays flat however many follow."""
+    """A row group ends with a number of rows or of bytes, and memory stays flat however many
+    follow."""
     parquet = pytest.importorskip("pyarrow.parquet")
     monkeypatch.setattr(arrow, "BATCH_ROWS", 1_000)
     monkeypatch.setattr(arrow, "BATCH_BYTES", 1_000_000)
@@ -235,10 +315,13 @@ def test_parquet_holds_one_batch_at_a_time(tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_csv_is_quoted_as_rfc_4180_says(tmp_path: Path) -> None:
-    """Whatever is in a text comes back from Python's reader and DuckDB's, and null is not an empty text."""
+    """Whatever is in a text comes back from Python's reader and DuckDB's, and null is not an empty
+    text."""
     table = Table({"endpoint": CHAT, "response_schema": SCHEMA})
     texts = ['a "b", c', "two\nlines\r\nand a \t", "", "=1+1", " é🜁 ", None]
-    place = written(tmp_path, "csv", (table.row(result(f"{n}", text)) for n, text in enumerate(texts)), table)
+    place = written(
+        tmp_path, "csv", (table.row(result(f"{n}", text)) for n, text in enumerate(texts)), table
+    )
     raw = place.read_bytes().decode()
     assert raw.startswith("id,status,")
     rows = list(csv.DictReader(io.StringIO(raw, newline="")))
@@ -251,9 +334,13 @@ def test_csv_is_quoted_as_rfc_4180_says(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("start", ["=", "+", "-", "@", "\t", "\r", "\n"])
 def test_formulas_can_be_made_harmless(tmp_path: Path, start: str) -> None:
-    """With the option a text that a spreadsheet would run begins with an apostrophe; numbers stay numbers."""
+    """With the option a text that a spreadsheet would run begins with an apostrophe; numbers stay
+    numbers."""
     table = Table({"endpoint": CHAT, "response_schema": {"properties": {"n": {"type": "number"}}}})
-    rows = [table.row(result(text=start + "cmd|' /C calc'!A0")), table.row(result(text='{"n": -1.5}'))]
+    rows = [
+        table.row(result(text=start + "cmd|' /C calc'!A0")),
+        table.row(result(text='{"n": -1.5}')),
+    ]
     place = written(tmp_path, "csv", iter(rows), table, escape_formulas=True)
     first, second = csv.DictReader(io.StringIO(place.read_bytes().decode(), newline=""))
     assert first["text"] == f"'{start}cmd|' /C calc'!A0"
@@ -271,7 +358,9 @@ def test_vectors_in_csv_give_back_the_same_numbers(tmp_path: Path) -> None:
     assert len(row["embedding"]) < 45
 
 
-def test_without_pyarrow_it_is_said_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_pyarrow_it_is_said_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Parquet and Arrow name the extra before anything is written; CSV needs nothing."""
     monkeypatch.setattr("penstock_producer.tables.arrow.util.find_spec", lambda name: None)
     table = Table({"endpoint": CHAT})
@@ -286,7 +375,8 @@ def test_without_pyarrow_it_is_said_what_to_install(tmp_path: Path, monkeypatch:
 
 
 def test_what_no_price_is_known_of_has_no_cost() -> None:
-    """An unknown price is null and never 0; an answer that was reused cost nothing, and older rows say it by their figures."""
+    """An unknown price is null and never 0; an answer that was reused cost nothing, and older rows
+    say it by their figures."""
     made = Result(ItemKey("j", 1, "d"), 200, b"{}", None, "m", "stop", 3, 4, 5, 6, 1, 1)
     free, unpriced = structs.replace(made, cost_microusd=0), structs.replace(made, unpriced=1)
     assert usd_of_outcome(made) == 5 / 1_000_000

@@ -1,4 +1,5 @@
-"""Ordinary tasks beside the items: one that hangs is given up, its thread replaced, and what it says later not heard."""
+"""Ordinary tasks beside the items: one that hangs is given up, its thread replaced, and what it
+says later not heard."""
 
 from __future__ import annotations
 
@@ -16,7 +17,8 @@ WAIT_S = 10.0  # for a thread to come to a point; it takes a millisecond
 
 
 class Hub:
-    """The hub thread of the test itself: calls are made when ``turn`` is called, timers when ``ring`` is."""
+    """The hub thread of the test itself: calls are made when ``turn`` is called, timers when
+    ``ring`` is."""
 
     def __init__(self) -> None:
         self.calls: SimpleQueue[Callable[[], object]] = SimpleQueue()
@@ -77,7 +79,8 @@ def start(threads: TaskThreads, request: Request, target: Callable[[], object]) 
 def test_a_task_that_hangs_is_given_up_and_its_thread_replaced(
     hub: Hub, threads: TaskThreads, told: SimpleQueue[str]
 ) -> None:
-    """As many hanging tasks as there are threads fail by their limit, and the next task runs (B8)."""
+    """As many hanging tasks as there are threads fail by their limit, and the next task runs
+    (B8)."""
     gate = threading.Event()
     hanging = [Request(f"t{number}", told) for number in range(THREADS)]
     try:
@@ -96,7 +99,9 @@ def test_a_task_that_hangs_is_given_up_and_its_thread_replaced(
         gate.set()
 
 
-def test_what_a_given_up_task_says_later_is_not_heard(hub: Hub, threads: TaskThreads, told: SimpleQueue[str]) -> None:
+def test_what_a_given_up_task_says_later_is_not_heard(
+    hub: Hub, threads: TaskThreads, told: SimpleQueue[str]
+) -> None:
     """A task that ends after it was given up is not acknowledged or answered a second time (B8)."""
     gate, request, after = threading.Event(), Request("slow", told), Request("after", told)
     start(threads, request, lambda: gate.wait(WAIT_S))
@@ -108,7 +113,9 @@ def test_what_a_given_up_task_says_later_is_not_heard(hub: Hub, threads: TaskThr
     assert request.fates == ["accepted", "timed out after 5"]
 
 
-def test_a_task_that_ended_in_time_is_left_alone(hub: Hub, threads: TaskThreads, told: SimpleQueue[str]) -> None:
+def test_a_task_that_ended_in_time_is_left_alone(
+    hub: Hub, threads: TaskThreads, told: SimpleQueue[str]
+) -> None:
     """Its timer finds nothing to give up."""
     request = Request("quick", told)
     start(threads, request, lambda: None)

@@ -1,4 +1,5 @@
-"""What tokens are counted by: a tokenizer that is at hand, else characters by script; and never anything that is fetched."""
+"""What tokens are counted by: a tokenizer that is at hand, else characters by script; and never
+anything that is fetched."""
 
 from __future__ import annotations
 
@@ -13,13 +14,19 @@ from typer.testing import CliRunner
 from penstock_cli.main import command_line
 from penstock_producer.accepting import token_meter
 from penstock_producer.accepting.estimates import Measure
-from penstock_producer.accepting.token_meter import COUNTED_CHARS, MESSAGE_TOKENS, TokenMeter, meter_of
+from penstock_producer.accepting.token_meter import (
+    COUNTED_CHARS,
+    MESSAGE_TOKENS,
+    TokenMeter,
+    meter_of,
+)
 from penstock_producer.prompts.script_tokens import CALIBRATED, by_script
 
 # Each with what o200k_base makes of it, counted on 2026-11-22.
 KNOWN = {
     "english": (
-        "The quota of a provider is shared by all workers of the fleet, and each call waits for its turn.",
+        "The quota of a provider is shared by all workers of the fleet, and each call waits for "
+        "its turn.",
         22,
     ),
     "code": (
@@ -27,11 +34,13 @@ KNOWN = {
         18,
     ),
     "json": (
-        '{"id": 17, "status": "completed", "counts": {"total": 1200, "failed": 3}, "tags": ["night", "batch"]}',
+        '{"id": 17, "status": "completed", "counts": {"total": 1200, "failed": 3}, "tags": '
+        '["night", "batch"]}',
         38,
     ),
     "german": (
-        "Das Kontingent eines Anbieters teilen sich alle Prozesse, und jeder Aufruf wartet, bis er an der Reihe ist.",
+        "Das Kontingent eines Anbieters teilen sich alle Prozesse, und jeder Aufruf wartet, bis er "
+        "an der Reihe ist.",
         26,
     ),
     "russian": (
@@ -64,7 +73,8 @@ def test_a_request_has_the_tokens_of_its_texts() -> None:
     image = {"type": "image_url", "image_url": {"url": "data:image/png;base64," + "A" * 5_000}}
     parts = [{"type": "text", "text": "one two three"}, image]
     assert (
-        meter.prompt({"model": "a b c d", "messages": [{"role": "user", "content": parts}]}) == 3 + 2 * MESSAGE_TOKENS
+        meter.prompt({"model": "a b c d", "messages": [{"role": "user", "content": parts}]})
+        == 3 + 2 * MESSAGE_TOKENS
     )
     assert meter.prompt({"instructions": "be brief", "input": "now go"}) == 4
     assert meter.prompt({"input": ["a b", "c"]}) == 3
@@ -86,7 +96,9 @@ def test_a_large_sample_is_counted_in_part() -> None:
     meter = TokenMeter(encoder, "fifths")
     assert sum(meter.text("x" * 100_000) for _ in range(50)) == pytest.approx(1_000_000)
     assert COUNTED_CHARS <= sum(counted) < COUNTED_CHARS + 100_000
-    assert max(counted) <= token_meter.PIECE_CHARS, "some tokenizers take quadratic time on one long word"
+    assert max(counted) <= token_meter.PIECE_CHARS, (
+        "some tokenizers take quadratic time on one long word"
+    )
 
 
 @pytest.mark.parametrize(("text", "tokens"), KNOWN.values(), ids=KNOWN)
@@ -95,7 +107,9 @@ def test_characters_are_calibrated_by_script(text: str, tokens: int) -> None:
     assert by_script(text) == pytest.approx(tokens, rel=0.25)
 
 
-def test_tiktoken_is_asked_only_where_its_file_is_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tiktoken_is_asked_only_where_its_file_is_here(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It would fetch a file that is missing or spoilt: then characters count, and it is said."""
     asked = list[str]()
     module = types.ModuleType("tiktoken")
@@ -127,17 +141,23 @@ def test_tiktoken_is_asked_only_where_its_file_is_here(tmp_path: Path, monkeypat
 
 
 def test_prompts_are_scaled_by_the_bytes_of_all() -> None:
-    """The first documents of a sorted source are the shortest; with an image in one of them, bytes say nothing."""
+    """The first documents of a sorted source are the shortest; with an image in one of them, bytes
+    say nothing."""
     short = json.dumps({"messages": [{"role": "user", "content": "word " * 20}]}).encode()
     measure = Measure.taken([short] * 10)
-    assert measure.of(100, size=len(short) * 500).tokens_in == pytest.approx(measure.of(500).tokens_in, rel=0.01)
+    assert measure.of(100, size=len(short) * 500).tokens_in == pytest.approx(
+        measure.of(500).tokens_in, rel=0.01
+    )
     image = {"role": "user", "content": "data:image/png;base64," + "A" * 5_000}
     pictures = Measure.taken([json.dumps({"messages": [image]}).encode()])
     assert pictures.of(100, size=10**9).tokens_in == pictures.of(100).tokens_in
 
 
-def test_a_tokenizer_may_be_named_for_a_look(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It counts although nothing is cut by tokens; one that is not there is refused, and a run would refuse it as before."""
+def test_a_tokenizer_may_be_named_for_a_look(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It counts although nothing is cut by tokens; one that is not there is refused, and a run
+    would refuse it as before."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "docs.jsonl").write_text('{"id": 1, "text": "a b c"}\n')
     typed = ["docs.jsonl", "--prompt", "{text}", "--model", "m", "--tokenizer", "nothing.json"]
@@ -145,4 +165,6 @@ def test_a_tokenizer_may_be_named_for_a_look(tmp_path: Path, monkeypatch: pytest
         done = CliRunner().invoke(command_line(), [*command, *typed])
         assert "nothing.json cannot be read" in str(done.exception), command
     done = CliRunner().invoke(command_line(), ["run", *typed, "--out", "out"])
-    assert "there is nothing that it would count" in str(done.exception) or "cannot be read" in str(done.exception)
+    assert "there is nothing that it would count" in str(done.exception) or "cannot be read" in str(
+        done.exception
+    )

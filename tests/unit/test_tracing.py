@@ -1,4 +1,5 @@
-"""Promises of traces that need neither a fleet nor a collector: ids, sampling, the header, and what is off costs nothing."""
+"""Promises of traces that need neither a fleet nor a collector: ids, sampling, the header, and what
+is off costs nothing."""
 
 from __future__ import annotations
 
@@ -42,13 +43,20 @@ shares = st.floats(0, 1)
 
 
 def test_the_ids_of_an_item_never_change() -> None:
-    """Processes of other releases and other machines must come to the same trace: the digest is part of the contract."""
+    """Processes of other releases and other machines must come to the same trace: the digest is
+    part of the contract."""
     assert tracing.trace_of(KEY) == (0x0962D723723E10866705C8F80DDC5EB4, 0x5E2A85FBBB139119)
 
 
 def test_each_part_of_the_key_makes_another_trace() -> None:
-    """Job, generation and document tell traces apart, and so do those that look alike when they are put together."""
-    keys = [KEY, KEY._replace(job_id="job_b"), KEY._replace(generation=2), KEY._replace(doc_id="doc-2")]
+    """Job, generation and document tell traces apart, and so do those that look alike when they are
+    put together."""
+    keys = [
+        KEY,
+        KEY._replace(job_id="job_b"),
+        KEY._replace(generation=2),
+        KEY._replace(doc_id="doc-2"),
+    ]
     keys += [ItemKey("a", 1, "1b"), ItemKey("a1", 1, "b"), ItemKey("a", 11, "b")]
     assert len({tracing.trace_of(key) for key in keys}) == len(keys)
 
@@ -63,7 +71,8 @@ def test_sampling_is_opentelemetrys_own(trace_id: int, share: float) -> None:
 
 @given(trace_ids, shares, shares)
 def test_a_larger_share_takes_more(trace_id: int, one: float, other: float) -> None:
-    """What a smaller share takes, a larger one takes too; all of it takes all, and nothing takes nothing."""
+    """What a smaller share takes, a larger one takes too; all of it takes all, and nothing takes
+    nothing."""
     few, many = sorted((one, other))
     assert not tracing.Sampler(few).takes(trace_id) or tracing.Sampler(many).takes(trace_id)
     assert tracing.Sampler(1).takes(trace_id)
@@ -73,15 +82,26 @@ def test_a_larger_share_takes_more(trace_id: int, one: float, other: float) -> N
 def test_the_header_is_read_by_opentelemetry() -> None:
     """Its own propagator finds in our header the span that we put there, sampled."""
     carrier = {tracing.TRACEPARENT_HEADER: HEADER}
-    found = trace.get_current_span(TraceContextTextMapPropagator().extract(carrier)).get_span_context()
+    found = trace.get_current_span(
+        TraceContextTextMapPropagator().extract(carrier)
+    ).get_span_context()
     assert (found.trace_id, found.span_id) == tracing.trace_of(KEY)
     assert found.trace_flags.sampled
 
 
 @pytest.mark.parametrize(
     "header",
-    [None, 7, "", HEADER[:-1], HEADER.upper(), f"{HEADER} ", f"00-{'0' * 32}-{'1' * 16}-01", f"00-{'1' * 32}-{'0' * 16}-01"],
-)  # fmt: skip
+    [
+        None,
+        7,
+        "",
+        HEADER[:-1],
+        HEADER.upper(),
+        f"{HEADER} ",
+        f"00-{'0' * 32}-{'1' * 16}-01",
+        f"00-{'1' * 32}-{'0' * 16}-01",
+    ],
+)
 def test_what_is_no_header_is_left_out(header: object) -> None:
     """Headers come from outside: another type, another form or an id of zeros is none."""
     assert tracing.parse_traceparent(header) is None
@@ -99,9 +119,12 @@ def test_only_traced_messages_carry_the_header() -> None:
 
 
 def test_the_callers_span_is_found_without_importing_anything() -> None:
-    """A span that is open where a job is submitted is named by its header; where there is none, nothing is."""
+    """A span that is open where a job is submitted is named by its header; where there is none,
+    nothing is."""
     assert tracing.callers_span() is None
-    with use_span(NonRecordingSpan(SpanContext(0xA, 0xB, is_remote=False, trace_flags=TraceFlags(1)))):
+    with use_span(
+        NonRecordingSpan(SpanContext(0xA, 0xB, is_remote=False, trace_flags=TraceFlags(1)))
+    ):
         assert tracing.callers_span() == f"00-{0xA:032x}-{0xB:016x}-01"
 
 
@@ -123,8 +146,9 @@ OFF_THEN_ON = """
 
 
 def test_off_imports_nothing_and_on_says_what_to_install() -> None:
-    """With a share of 0 a worker imports no exporter and none of our own rooms for spans (redis-py has imports of its
-    own); above 0 without the extra, the error names setting, value, extra and way out."""
+    """With a share of 0 a worker imports no exporter and none of our own rooms for spans (redis-py
+    has imports of its own); above 0 without the extra, the error names setting, value, extra and
+    way out."""
     script = [sys.executable, "-c", textwrap.dedent(OFF_THEN_ON)]
     done = subprocess.run(script, capture_output=True, text=True, timeout=60)
     assert done.stdout.splitlines() == ["None False", "[]"], done.stderr
@@ -132,7 +156,7 @@ def test_off_imports_nothing_and_on_says_what_to_install() -> None:
         assert part in done.stderr.splitlines()[-1]
 
 
-# -- what a worker decides and tells ---------------------------------------------------------------------------------------
+# -- what a worker decides and tells ---------------------------------------------------------------
 
 
 def _attempt(header: object = None, **marks: int) -> Attempt:
@@ -150,19 +174,30 @@ def _marks(**later: int) -> Marks:
     return marks | cast("Marks", later)
 
 
-def _spans_of(attempt: Delivery | Attempt, outcome: Outcome = GIVEN_UP, share: float = 1.0) -> list[Span]:
+def _spans_of(
+    attempt: Delivery | Attempt, outcome: Outcome = GIVEN_UP, share: float = 1.0
+) -> list[Span]:
     """What a worker with that share hands over once the item is settled."""
     spans: list[Span] = []
-    ItemTraces(share, "api", ModelCalls(WorkerSettings()), spans.extend).settled([Settled(attempt, outcome)])
+    ItemTraces(share, "api", ModelCalls(WorkerSettings()), spans.extend).settled(
+        [Settled(attempt, outcome)]
+    )
     return spans
 
 
 @pytest.mark.parametrize(
     ("header", "share", "traced"),
-    [(HEADER, 1e-9, True), (f"{HEADER[:-2]}00", 1e-9, False), (None, 1e-9, False), (None, 1.0, True), ("x", 1e-9, False)],
-)  # fmt: skip
+    [
+        (HEADER, 1e-9, True),
+        (f"{HEADER[:-2]}00", 1e-9, False),
+        (None, 1e-9, False),
+        (None, 1.0, True),
+        ("x", 1e-9, False),
+    ],
+)
 def test_the_feeders_word_goes_first(header: object, share: float, traced: bool) -> None:
-    """An item is traced when its message says so, whatever the worker's share; else as the worker's share says."""
+    """An item is traced when its message says so, whatever the worker's share; else as the worker's
+    share says."""
     spans = _spans_of(_attempt(header), share=share)
     assert bool(spans) == traced
     if spans:
@@ -185,7 +220,8 @@ def test_an_attempt_without_marks_is_not_traced() -> None:
 
 
 def test_an_item_turned_away_at_once_has_a_whole_trace() -> None:
-    """Whatever step was the last, the spans there are have a beginning, an end and a parent, and no call is invented."""
+    """Whatever step was the last, the spans there are have a beginning, an end and a parent, and no
+    call is invented."""
     spans = _spans_of(_attempt(HEADER))
     assert [span.name for span in spans] == ["wait", "settle", "process penstock.api"]
     assert all(span.ended_ns >= span.began_ns >= 1_000 for span in spans)
@@ -199,9 +235,14 @@ def test_an_item_turned_away_at_once_has_a_whole_trace() -> None:
     ("seated", "prepared", "waits_for", "waited_ms"),
     [(2_000_000, 3_000_000, "quota", 6.0), (8_000_000, 8_000_000, "slot", 1.0)],
 )
-def test_the_wait_is_named_by_its_longest_part(seated: int, prepared: int, waits_for: str, waited_ms: float) -> None:
-    """From the claim to its turn an item waits for a slot and then for the quota: the span tells both apart."""
-    wait = _spans_of(_attempt(seated=seated, prepared=prepared, admitted=9_000_000, decided=9_500_000))[0]
+def test_the_wait_is_named_by_its_longest_part(
+    seated: int, prepared: int, waits_for: str, waited_ms: float
+) -> None:
+    """From the claim to its turn an item waits for a slot and then for the quota: the span tells
+    both apart."""
+    wait = _spans_of(
+        _attempt(seated=seated, prepared=prepared, admitted=9_000_000, decided=9_500_000)
+    )[0]
     assert (wait.began_ns, wait.ended_ns) == (1_000, 9_000_000)
     assert wait.attributes["penstock.wait.for"] == waits_for
     assert wait.attributes["penstock.wait.quota_ms"] == waited_ms
@@ -217,7 +258,8 @@ def test_the_wait_is_named_by_its_longest_part(seated: int, prepared: int, waits
     ],
 )
 def test_errors_are_named_and_not_quoted(outcome: Retry | Parked, name: str) -> None:
-    """The name of a failure is in the span; what a provider, a setting or a hook said with it is not."""
+    """The name of a failure is in the span; what a provider, a setting or a hook said with it is
+    not."""
     spans = _spans_of(_attempt(), outcome)
     process = spans[-1]
     assert process.error
@@ -226,7 +268,8 @@ def test_errors_are_named_and_not_quoted(outcome: Retry | Parked, name: str) -> 
 
 
 def test_a_feed_tells_of_what_it_traces() -> None:
-    """Of a group only traced documents have spans, without a parent; one that was lost and sent again is a child of its first."""
+    """Of a group only traced documents have spans, without a parent; one that was lost and sent
+    again is a child of its first."""
     told: list[Span] = []
     job = Job("job_a", "k", {}, {}, "d", JobState.RUNNING, None, 1, None, 0.0, None)
     feed = Feed("job_a", 1, FeedKind.SOURCE, {}, False, 1)
@@ -243,7 +286,7 @@ def test_a_feed_tells_of_what_it_traces() -> None:
     assert again.parent == tracing.trace_of(traced[0]) != again.context
 
 
-# -- limits --------------------------------------------------------------------------------------------------------------
+# -- limits ----------------------------------------------------------------------------------------
 
 
 class _Stuck(SpanExporter):
@@ -261,7 +304,8 @@ class _Stuck(SpanExporter):
 
 
 def test_no_more_is_kept_than_the_limit() -> None:
-    """With a collector that hangs, what is beyond the limit is dropped and counted; giving a span never waits."""
+    """With a collector that hangs, what is beyond the limit is dropped and counted; giving a span
+    never waits."""
     exporter = _Stuck()
     sink = SpanSink("api", exporter)
     span = Span("wait", Kind.INTERNAL, tracing.trace_of(KEY), None, 1, 2, {})

@@ -40,7 +40,11 @@ def test_the_first_unknown_names_are_compared_only(compared: list[str]) -> None:
     assert len(error.problems) == UNKNOWN_MAX
     assert len(compared) == SUGGESTED_MAX
     compared.clear()
-    told = list(param_problems({f"max_tokenz{number}": 1 for number in range(UNKNOWN_MAX)}, "/v1/chat/completions"))
+    told = list(
+        param_problems(
+            {f"max_tokenz{number}": 1 for number in range(UNKNOWN_MAX)}, "/v1/chat/completions"
+        )
+    )
     assert len(told) == UNKNOWN_MAX
     assert len(compared) == SUGGESTED_MAX
 
@@ -55,7 +59,9 @@ def test_more_unknown_names_are_refused_at_once(compared: list[str]) -> None:
     assert compared == []
 
 
-@pytest.mark.parametrize("field", ["truncate", "param_fields", "params", "examples", "fallback_on", "response_schema"])
+@pytest.mark.parametrize(
+    "field", ["truncate", "param_fields", "params", "examples", "fallback_on", "response_schema"]
+)
 def test_fields_with_many_entries_are_refused_at_once(field: str, compared: list[str]) -> None:
     """Each entry would be a problem of its own."""
     is_list = field in ("examples", "fallback_on")
@@ -94,7 +100,9 @@ def test_no_more_of_a_value_is_written_than_is_shown() -> None:
     assert len(seen(deep)) == MAX_SEEN_CHARS
 
 
-@pytest.mark.parametrize("value", [[], {}, [1, "a", None], {"a": [1.5, {"b": b"x"}], "c": True}, (1,), "it's", 10**30])
+@pytest.mark.parametrize(
+    "value", [[], {}, [1, "a", None], {"a": [1.5, {"b": b"x"}], "c": True}, (1,), "it's", 10**30]
+)
 def test_a_short_value_is_shown_as_python_writes_it(value: Any) -> None:
     """Lists and objects of a few values look as they did."""
     assert seen(value) == repr(value)

@@ -16,13 +16,27 @@ from penstock_ratelimit.store.messages import Breaker
 from penstock_ratelimit.watch import QuotaView
 
 NOW = 1_790_000_000.0
-JOB = Job("j1", "reviews", {"lane": "api"}, {}, "", JobState.RUNNING, None, 1, 10, NOW - UNLED_AFTER_S - 1, None)
+JOB = Job(
+    "j1",
+    "reviews",
+    {"lane": "api"},
+    {},
+    "",
+    JobState.RUNNING,
+    None,
+    1,
+    10,
+    NOW - UNLED_AFTER_S - 1,
+    None,
+)
 IDLE = Depth(0, 0, 0, 0)
 TINY = Served(("tiny",)).to_text()
 
 
 def worker(lane: str = "api", seconds_ago: float = 1.0, **info: str) -> WorkerSeen:
-    return WorkerSeen("w", seconds_ago, {"lane": lane, "concurrency": "8", "in_flight": "3", **info})
+    return WorkerSeen(
+        "w", seconds_ago, {"lane": lane, "concurrency": "8", "in_flight": "3", **info}
+    )
 
 
 def standing(**known: object) -> Standing:
@@ -49,29 +63,36 @@ WAITS = {
         hosted(job=replace(JOB, spec={"lane": "gpu", "model": "large"})),
         "no worker serves large; served here: tiny (1 worker)",
     ),
-    "no_model_of_queue": (  # the job names a model that is served, and one of its lines another (H2)
+    # the job names a model that is served, and one of its lines another (H2)
+    "no_model_of_queue": (
         hosted(waiting={"penstock.gpu": 3, "penstock.gpu.other": 1}),
         "no worker serves the models of queue penstock.gpu.other; served here: tiny (1 worker)",
     ),
     "no_leader": (
         standing(is_led=False),
-        "no control process leads this job: nothing of it is fed, tried again or completed; start one with  penstock control",
+        "no control process leads this job: nothing of it is fed, tried again or completed; start "
+        "one with  penstock control",
     ),
     "redis_full": (
         standing(memory=Memory(80_000_000, 100_000_000, "noeviction")),
-        "Redis holds 80 of 100 MB: nothing more is fed until finished documents make room, or its maxmemory is raised",
+        "Redis holds 80 of 100 MB: nothing more is fed until finished documents make room, or its "
+        "maxmemory is raised",
     ),
     "store_away": (
-        standing(workers=[worker(store_away="SQL", store_s="4"), worker(store_away="SQL", store_s="75")]),
+        standing(
+            workers=[worker(store_away="SQL", store_s="4"), worker(store_away="SQL", store_s="75")]
+        ),
         "outcomes wait in workers to be stored, the oldest for 1 min 15 s: SQL does not take them",
     ),
     "suspects": (
         standing(workers=[worker(suspects="3"), worker(suspects="1"), worker(suspects="odd")]),
-        "waiting to be tried apart from others, since they were in flight when workers died: 4 documents",
+        "waiting to be tried apart from others, since they were in flight when workers died: 4 "
+        "documents",
     ),
     "leaving_batches": (
         standing(moves=[MOVE]),
-        "documents that went into batches of lane batch are waited for before lane api gets the others",
+        "documents that went into batches of lane batch are waited for before lane api gets the "
+        "others",
     ),
     "parked": (
         standing(parked=1),
@@ -87,41 +108,71 @@ WAITS = {
     ),
     "set_aside": (
         standing(set_aside=2),
-        "set aside in penstock:parked:unknown, since no worker could read or place them: 2 messages, of whichever job",
+        "set aside in penstock:parked:unknown, since no worker could read or place them: 2 "
+        "messages, of whichever job",
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("code", SENTENCES)
 def test_each_reason_for_waiting_is_said_by_name(code: str) -> None:
-    """The reason is found where it holds, and alone; no reason is left without a sentence, or without this test (H2)."""
+    """The reason is found where it holds, and alone; no reason is left without a sentence, or
+    without this test (H2)."""
     known, sentence = WAITS[code]
     (wait,) = waits(known)
     assert (wait.code, wait.said) == (code, sentence)
 
 
 def test_a_job_that_goes_on_waits_for_nothing() -> None:
-    """Nothing is said of one that is fed and worked on, is new, or does not run; nor of models that other jobs wait for."""
+    """Nothing is said of one that is fed and worked on, is new, or does not run; nor of models that
+    other jobs wait for."""
     assert list(waits(standing())) == []
     assert list(waits(hosted(queues={"penstock.gpu.other": Depth(9, 0, 0, 0)}))) == []
     assert list(waits(standing(is_led=False, at=NOW - UNLED_AFTER_S))) == []
-    assert list(waits(standing(job=replace(JOB, state=JobState.PAUSED), workers=[], is_led=False))) == []
+    assert (
+        list(waits(standing(job=replace(JOB, state=JobState.PAUSED), workers=[], is_led=False)))
+        == []
+    )
     assert list(waits(standing(workers=[]), served=True)) == []
     assert list(waits(standing(moves=[MOVE._replace(left_at=NOW)]))) == []
     assert no_worker([worker()], "api") is None
 
 
 QUOTA = QuotaView(
-    quota_id="openai", at=NOW, dimensions=(), processes=1, waiting=248, in_flight=8, concurrency=8, concurrency_most=256,
-    climbing=True, granted=10, throttled=0, ramps=0, failures=0, holds=0, margin=0.995, declared_margin=0.995, share=1.0,
-    breaker=Breaker.CLOSED, open_left_s=0.0, probes_won=0, hold="", held_s=0.0, pause_left_s=0.0, answered_ago_s=1.0,
-    retry_budget=100.0, learned=(),
-)  # fmt: skip
+    quota_id="openai",
+    at=NOW,
+    dimensions=(),
+    processes=1,
+    waiting=248,
+    in_flight=8,
+    concurrency=8,
+    concurrency_most=256,
+    climbing=True,
+    granted=10,
+    throttled=0,
+    ramps=0,
+    failures=0,
+    holds=0,
+    margin=0.995,
+    declared_margin=0.995,
+    share=1.0,
+    breaker=Breaker.CLOSED,
+    open_left_s=0.0,
+    probes_won=0,
+    hold="",
+    held_s=0.0,
+    pause_left_s=0.0,
+    answered_ago_s=1.0,
+    retry_budget=100.0,
+    learned=(),
+)
 
 
 def of_quota(**changed: object) -> str:
     view = replace(QUOTA, **changed)  # type: ignore[arg-type]
-    return " ".join(one.text for one in troubles(QuotaSeen(view, None, "penstock limits --lift openai"), NOW))
+    return " ".join(
+        one.text for one in troubles(QuotaSeen(view, None, "penstock limits --lift openai"), NOW)
+    )
 
 
 def paused(reason: str, resume_at: float | None = None) -> str:
@@ -129,16 +180,40 @@ def paused(reason: str, resume_at: float | None = None) -> str:
     return " ".join(pause_lines(job, "", NOW))
 
 
-@pytest.mark.parametrize(("tell", "sentence"), [
-    (lambda: bound(QUOTA), "8 in flight, climbing while answers stay good, 256 at most"),
-    (lambda: of_quota(hold="insufficient_quota", held_s=60), "held for 1 min 00 s: insufficient_quota"),
-    (lambda: of_quota(breaker=Breaker.OPEN, open_left_s=9), "the provider fails: nothing starts until"),
-    (lambda: of_quota(breaker=Breaker.HALF_OPEN, probes_won=1), "1 of 3 trial requests were answered well"),
-    (lambda: of_quota(pause_left_s=30), "the provider said wait: nothing starts until"),
-    (lambda: of_quota(retry_budget=0), "retries are put off: too many of what is sent are retries"),
-    (lambda: paused("the source is away"), "it waits for a person: remove the reason, then:  penstock resume reviews"),
-    (lambda: paused("rate_limited", NOW + 90), "(in 1 min 30 s); to go on now:  penstock resume reviews"),
-])  # fmt: skip
-def test_a_quota_and_a_pause_say_what_is_waited_for(tell: Callable[[], str | None], sentence: str) -> None:
-    """What bounds a provider, and what ends a pause: an account without credit, a breaker, its own wish, or a person."""
+@pytest.mark.parametrize(
+    ("tell", "sentence"),
+    [
+        (lambda: bound(QUOTA), "8 in flight, climbing while answers stay good, 256 at most"),
+        (
+            lambda: of_quota(hold="insufficient_quota", held_s=60),
+            "held for 1 min 00 s: insufficient_quota",
+        ),
+        (
+            lambda: of_quota(breaker=Breaker.OPEN, open_left_s=9),
+            "the provider fails: nothing starts until",
+        ),
+        (
+            lambda: of_quota(breaker=Breaker.HALF_OPEN, probes_won=1),
+            "1 of 3 trial requests were answered well",
+        ),
+        (lambda: of_quota(pause_left_s=30), "the provider said wait: nothing starts until"),
+        (
+            lambda: of_quota(retry_budget=0),
+            "retries are put off: too many of what is sent are retries",
+        ),
+        (
+            lambda: paused("the source is away"),
+            "it waits for a person: remove the reason, then:  penstock resume reviews",
+        ),
+        (
+            lambda: paused("rate_limited", NOW + 90),
+            "(in 1 min 30 s); to go on now:  penstock resume reviews",
+        ),
+    ],
+)
+def test_a_quota_and_a_pause_say_what_is_waited_for(
+    tell: Callable[[], str | None], sentence: str
+) -> None:
+    """What bounds a provider, and what ends a pause: an account without credit, a breaker, its own
+    wish, or a person."""
     assert sentence in (tell() or "")

@@ -11,9 +11,22 @@ from hypothesis import strategies as st
 from penstock_producer import SpecError
 from penstock_producer.sources.outcomes.where import MAX_CONDITIONS, Where
 
-DEAD = {"id": "a", "status": "dead", "reason": "context_overflow", "attempts": 3, "error": "too long and odd"}
+DEAD = {
+    "id": "a",
+    "status": "dead",
+    "reason": "context_overflow",
+    "attempts": 3,
+    "error": "too long and odd",
+}
 DONE = {"id": "b", "status": "done", "model": "small", "answer": "text"}
-ANSWER = {"score": 0.4, "label": "spam", "sure": False, "id": "own", "deep": {"er": 7}, "digits": "12"}
+ANSWER = {
+    "score": 0.4,
+    "label": "spam",
+    "sure": False,
+    "id": "own",
+    "deep": {"er": 7},
+    "digits": "12",
+}
 
 
 @pytest.mark.parametrize(
@@ -60,7 +73,8 @@ def test_all_conditions_must_hold() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "status"), [(["status=dead"], "dead"), (["a=1 and status=done"], "done"), (["a=1"], None)]
+    ("given", "status"),
+    [(["status=dead"], "dead"), (["a=1 and status=done"], "done"), (["a=1"], None)],
 )
 def test_one_status_spares_reading_the_other(given: list[str], status: str | None) -> None:
     """The query asks for no outcomes that cannot be chosen; an unequal status does not count."""
@@ -71,10 +85,21 @@ def test_one_status_spares_reading_the_other(given: list[str], status: str | Non
 @pytest.mark.parametrize(
     "text",
     [
-        "", "status", "=dead", "status=", "status=failed", "score<high", "score<nan", "score<", "a b=1", "1=1",
-        "__import__('os').system('true')", "a=1 or b=2; drop table jobs" * 200, "x" * 300 + "=1",
+        "",
+        "status",
+        "=dead",
+        "status=",
+        "status=failed",
+        "score<high",
+        "score<nan",
+        "score<",
+        "a b=1",
+        "1=1",
+        "__import__('os').system('true')",
+        "a=1 or b=2; drop table jobs" * 200,
+        "x" * 300 + "=1",
     ],
-)  # fmt: skip
+)
 def test_what_is_no_condition_is_refused(text: str) -> None:
     """With the text seen, cut, and how to write one."""
     with pytest.raises(SpecError, match="where") as caught:

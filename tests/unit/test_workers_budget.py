@@ -29,13 +29,17 @@ def stats(cost_usd: float, succeeded: int, dead: int = 0) -> dict[str, int]:
         (stats(0.4, 0, dead=2), 0, 3),
     ],
 )
-def test_no_more_is_fed_than_the_rest_of_the_budget_pays_for(spent: dict[str, int], under_way: int, may: int) -> None:
-    """Of a budget of 1 USD: a few until a cost is known, then the rest at the mean; some more where all were refused (D15)."""
+def test_no_more_is_fed_than_the_rest_of_the_budget_pays_for(
+    spent: dict[str, int], under_way: int, may: int
+) -> None:
+    """Of a budget of 1 USD: a few until a cost is known, then the rest at the mean; some more where
+    all were refused (D15)."""
     assert affordable(1.0 - spent["cost_microusd"] / MICROUSD, spent, under_way) == may
 
 
 def test_a_budget_is_overshot_by_the_scatter_of_costs_only() -> None:
-    """With hundreds of slots and costs that scatter, a job ends within a few documents of its budget, not a fleetful (D15)."""
+    """With hundreds of slots and costs that scatter, a job ends within a few documents of its
+    budget, not a fleetful (D15)."""
     chance, budget = random.Random(7), 1.0
     spent, finished, under_way = 0.0, 0, 0
     while True:

@@ -27,7 +27,8 @@ def attempt(job: str = "job") -> Attempt:
 
 
 def test_failures_are_added_up_and_written_together() -> None:
-    """Thousands of failures between two writes are one entry per job and class, with the latest words (A9)."""
+    """Thousands of failures between two writes are one entry per job and class, with the latest
+    words (A9)."""
     clock, written = Clock(), list[Cause]()
     causes = Causes(written.extend, clock)
     for n in range(1000):
@@ -70,17 +71,26 @@ def test_what_redis_did_not_hear_is_told_again() -> None:
     assert [cause.count for cause in written] == [3]
 
 
-def test_the_log_says_the_cause_at_once_and_then_once_a_minute(caplog: pytest.LogCaptureFixture) -> None:
-    """The first failure of a kind is a line with its words; the next line counts those in between (A9)."""
+def test_the_log_says_the_cause_at_once_and_then_once_a_minute(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """The first failure of a kind is a line with its words; the next line counts those in between
+    (A9)."""
     caplog.set_level(logging.WARNING)
     clock = Clock()
     causes = Causes(clock=clock)
     for _ in range(500):
-        causes.note(attempt(), Failure("connect_failed", "certificate verify failed\n\x1b[31mfake line", None))
+        causes.note(
+            attempt(),
+            Failure("connect_failed", "certificate verify failed\n\x1b[31mfake line", None),
+        )
     clock.now += LOG_EVERY_S
     causes.note(attempt(), Failure("connect_failed", "certificate verify failed", None))
     first, second = [record.getMessage() for record in caplog.records]
-    assert "job job: a call to provider openai failed: connect_failed: certificate verify failed" in first
+    assert (
+        "job job: a call to provider openai failed: connect_failed: certificate verify failed"
+        in first
+    )
     assert "\n" not in first
     assert "\x1b" not in first
     assert second.endswith("and 499 more since the last such line")

@@ -1,4 +1,5 @@
-"""No text of a hook, an exception or a model leaves a call to a child without an answer, whatever stands in it."""
+"""No text of a hook, an exception or a model leaves a call to a child without an answer, whatever
+stands in it."""
 
 from __future__ import annotations
 
@@ -122,7 +123,9 @@ def modules(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def pool(modules: Path) -> AsyncIterator[ChildPool]:
     told = {"worker": os.getpid(), "path": [*sys.path, str(modules)], "hook_s": LIMIT_S}
-    made = ChildPool(partial(Child.start, told, ChildLimits(500_000_000, LIMIT_S, check_s=LIMIT_S)), 1)
+    made = ChildPool(
+        partial(Child.start, told, ChildLimits(500_000_000, LIMIT_S, check_s=LIMIT_S)), 1
+    )
     yield made
     await made.close()
 
@@ -141,8 +144,11 @@ def after(name: str, text: str = "doc", answer: bytes = b'{"a":1}') -> Postproce
 
 @pytest.mark.parametrize("text", ["half", "enormous", "failing", "leaving", "number"])
 @pytest.mark.parametrize("hook", ["raises", "raises_later", "refuses", "doubts"])
-async def test_whatever_text_a_hook_gives_its_call_is_answered(pool: ChildPool, hook: str, text: str) -> None:
-    """Its exception or reason has half an emoji, 10 MB, or fails when it is read: the item has its failure, in its child (A1)."""
+async def test_whatever_text_a_hook_gives_its_call_is_answered(
+    pool: ChildPool, hook: str, text: str
+) -> None:
+    """Its exception or reason has half an emoji, 10 MB, or fails when it is read: the item has its
+    failure, in its child (A1)."""
     said = await said_by(pool, after(hook, text))
     assert isinstance(said, CallFault | Refused), said
     words = said.words if isinstance(said, CallFault) else said.reason
@@ -168,15 +174,20 @@ async def test_a_text_that_takes_for_ever_costs_its_own_call(pool: ChildPool, ho
         ("ends_itself", "asyncio.exceptions.CancelledError"),
     ],
 )
-async def test_what_cannot_be_encoded_is_replaced_and_nothing_else(pool: ChildPool, hook: str, expected: str) -> None:
+async def test_what_cannot_be_encoded_is_replaced_and_nothing_else(
+    pool: ChildPool, hook: str, expected: str
+) -> None:
     """Half an emoji is U+FFFD; all other characters come as they are (A1)."""
     said = await said_by(pool, after(hook))
     assert isinstance(said, CallFault | Refused), said
     assert (said.words if isinstance(said, CallFault) else said.reason).startswith(expected)
 
 
-async def test_half_an_emoji_in_a_result_of_a_hook_is_stored_as_a_replacement(pool: ChildPool) -> None:
-    """The answer is paid for, so it becomes no dead letter for a character that UTF-8 cannot hold (A1)."""
+async def test_half_an_emoji_in_a_result_of_a_hook_is_stored_as_a_replacement(
+    pool: ChildPool,
+) -> None:
+    """The answer is paid for, so it becomes no dead letter for a character that UTF-8 cannot hold
+    (A1)."""
     assert await said_by(pool, after("answers")) == Fine(
         b'{"text":"\xef\xbf\xbd","\xef\xbf\xbd":["\xef\xbf\xbd","\\u0000"]}'
     )
@@ -184,14 +195,16 @@ async def test_half_an_emoji_in_a_result_of_a_hook_is_stored_as_a_replacement(po
 
 
 async def test_a_hook_sees_half_an_emoji_of_an_answer_as_a_replacement(pool: ChildPool) -> None:
-    """Its provider's bytes stay as they are; the value that a hook gets is one that it can write again (A1)."""
+    """Its provider's bytes stay as they are; the value that a hook gets is one that it can write
+    again (A1)."""
     assert await said_by(pool, after("sees", answer=b'{"text":"half \\ud83d of it"}')) == Fine(
         b'{"saw":"half \xef\xbf\xbd of it"}'
     )
 
 
 async def test_a_hook_that_shrugs_off_its_time_limit_is_answered_for(pool: ChildPool) -> None:
-    """It catches the cancel and goes on: its call fails, and its child ends, since nothing else could end the hook (A1)."""
+    """It catches the cancel and goes on: its call fails, and its child ends, since nothing else
+    could end the hook (A1)."""
     said = await said_by(pool, after("shrugs_off"))
     assert said == CallFault("it took longer than 1 s", overtime=True, hangs=True)
     assert isinstance(await said_by(pool, after("plain_reason")), Refused)
@@ -205,8 +218,11 @@ async def test_whatever_an_import_raises_is_a_missing_hook(pool: ChildPool, modu
     assert said.words.startswith(f"hook_missing: {module}:f cannot be imported here")
 
 
-async def test_an_import_that_never_ends_is_given_up(modules: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is a missing hook after a while, at once for all that wait behind it, and its process is not used again (A1)."""
+async def test_an_import_that_never_ends_is_given_up(
+    modules: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is a missing hook after a while, at once for all that wait behind it, and its process is
+    not used again (A1)."""
     monkeypatch.setattr(hook_imports, "IMPORT_S", 0.05)
     monkeypatch.setattr(sys, "path", [*sys.path, str(modules)])
     end = threading.Event()
@@ -242,7 +258,8 @@ async def test_a_schema_is_checked_with_half_an_emoji_in_the_answer(pool: ChildP
     ],
 )
 async def test_every_message_can_be_encoded(reply: ChildReply) -> None:
-    """Whatever its texts are, in both directions: an answer that cannot be sent would be no answer (A1)."""
+    """Whatever its texts are, in both directions: an answer that cannot be sent would be no answer
+    (A1)."""
     came = read_reply(frame(ReplyFrame(7, reply))[4:])
     assert came.number == 7
     assert repr(came.what).count("\ufffd") == repr(reply).count(repr(HALF)[1:-1])
@@ -251,12 +268,14 @@ async def test_every_message_can_be_encoded(reply: ChildReply) -> None:
 
 
 async def test_a_child_that_answers_pings_alone_meets_a_limit() -> None:
-    """Every call has a bound, also one that its child has forgotten while it is alive; the others are made again (A1)."""
+    """Every call has a bound, also one that its child has forgotten while it is alive; the others
+    are made again (A1)."""
     process: Any = SimpleNamespace(pid=2**30, returncode=None)  # there is no such process
     limits = ChildLimits(500_000_000, LIMIT_S, check_s=LIMIT_S)
     child = Child(process, RunningCalls(new_file()), limits)
     child._writer = cast(
-        asyncio.StreamWriter, SimpleNamespace(is_closing=lambda: False, write=lambda data: None, close=lambda: None)
+        asyncio.StreamWriter,
+        SimpleNamespace(is_closing=lambda: False, write=lambda data: None, close=lambda: None),
     )
     child._hello.set_result(None)
     forgotten = asyncio.create_task(child.ask(after("sees")))

@@ -1,4 +1,5 @@
-"""Real child processes: a call that ends, freezes or fills its child is found, and what ran beside it is not harmed."""
+"""Real child processes: a call that ends, freezes or fills its child is found, and what ran beside
+it is not harmed."""
 
 from __future__ import annotations
 
@@ -22,8 +23,21 @@ import pytest_asyncio
 from fleet import until
 
 from penstock_workers.children import child as one_child
-from penstock_workers.children.child import LATE_S, Child, ChildLimits, ChildLost, Involvement, LossCause
-from penstock_workers.children.child_pool import DEATHS_ALLOWED, SPARED_MAX, WIDTHS, CallEndedChild, ChildPool
+from penstock_workers.children.child import (
+    LATE_S,
+    Child,
+    ChildLimits,
+    ChildLost,
+    Involvement,
+    LossCause,
+)
+from penstock_workers.children.child_pool import (
+    DEATHS_ALLOWED,
+    SPARED_MAX,
+    WIDTHS,
+    CallEndedChild,
+    ChildPool,
+)
 from penstock_workers.children.protocol import (
     CallFault,
     Check,
@@ -106,7 +120,9 @@ async def pool(modules: Path) -> AsyncIterator[ChildPool]:
 
 def pool_of(modules: Path, **options: object) -> ChildPool:
     told = {"worker": os.getpid(), "path": [*sys.path, str(modules)], "hook_s": LIMIT_S} | options
-    return ChildPool(partial(Child.start, told, ChildLimits(500_000_000, LIMIT_S, check_s=LIMIT_S)), 1)
+    return ChildPool(
+        partial(Child.start, told, ChildLimits(500_000_000, LIMIT_S, check_s=LIMIT_S)), 1
+    )
 
 
 def after(name: str, doc: str = "doc") -> Postprocess:
@@ -116,7 +132,9 @@ def after(name: str, doc: str = "doc") -> Postprocess:
 async def beside(pool: ChildPool, name: str) -> BaseException | object:
     """What comes of a poisonous document among twenty others, all of which must come through."""
     docs = [*(f"doc-{n}" for n in range(BESIDE)), "poison"]
-    said = await asyncio.gather(*(pool.ask(after(name, doc)) for doc in docs), return_exceptions=True)
+    said = await asyncio.gather(
+        *(pool.ask(after(name, doc)) for doc in docs), return_exceptions=True
+    )
     assert said[:BESIDE] == [Fine(b'{"a":1}')] * BESIDE
     return said[BESIDE]
 
@@ -129,8 +147,11 @@ async def test_hooks_run_in_another_process(pool: ChildPool) -> None:
 
 
 @pytest.mark.parametrize("name", ["exits", "exits_later", "exits_in_a_task"])
-async def test_a_call_that_ends_its_process_is_found_and_its_neighbours_live(pool: ChildPool, name: str) -> None:
-    """The marks say which call it was; it is tried once more, alone, and is named as the cause then (A1, B7)."""
+async def test_a_call_that_ends_its_process_is_found_and_its_neighbours_live(
+    pool: ChildPool, name: str
+) -> None:
+    """The marks say which call it was; it is tried once more, alone, and is named as the cause then
+    (A1, B7)."""
     ended = await beside(pool, name)
     assert isinstance(ended, CallEndedChild)
     assert (ended.cause, ended.deaths) == (LossCause.DIED, DEATHS_ALLOWED)
@@ -159,7 +180,8 @@ async def test_a_hook_that_eats_memory_is_ended(pool: ChildPool) -> None:
 
 
 async def test_a_thread_that_hangs_ends_with_its_child(pool: ChildPool) -> None:
-    """The call fails after its time, and its process is replaced: threads that never end do not pile up (A13)."""
+    """The call fails after its time, and its process is replaced: threads that never end do not
+    pile up (A13)."""
     said = await beside(pool, "hangs")
     assert said == CallFault("it took longer than 1 s", overtime=True, hangs=True)
     first, second = await pool.ask(after("pid")), await pool.ask(after("pid"))
@@ -174,14 +196,19 @@ async def test_a_hook_that_writes_into_the_conversation_is_found(pool: ChildPool
 
 
 async def test_one_regular_expression_costs_one_check(pool: ChildPool) -> None:
-    """A pattern that takes for ever on an answer of 41 characters is ended; the checks behind it go on (B3)."""
+    """A pattern that takes for ever on an answer of 41 characters is ended; the checks behind it go
+    on (B3)."""
     schema = b'{"type":"string","pattern":"^(a+)+$"}'
     texts = ['"aaa"', '"' + "a" * 40 + 'b"', '"aa"', "5"]
-    said = await asyncio.gather(*(pool.ask(Check(schema, text)) for text in texts), return_exceptions=True)
+    said = await asyncio.gather(
+        *(pool.ask(Check(schema, text)) for text in texts), return_exceptions=True
+    )
     assert (said[0], said[2]) == (Fine(), Fine())
     assert isinstance(said[1], CallEndedChild)
     assert said[1].cause is LossCause.STUCK
-    assert said[3] == Mismatch("$: 5 is not of type 'string'", '$: it must be of type "string" and is a whole number')
+    assert said[3] == Mismatch(
+        "$: 5 is not of type 'string'", '$: it must be of type "string" and is a whole number'
+    )
 
 
 async def test_nothing_is_fetched_for_a_schema(pool: ChildPool) -> None:
@@ -217,7 +244,9 @@ async def test_nothing_is_fetched_for_a_schema(pool: ChildPool) -> None:
         (b'{"$ref":"#/nowhere"}', "nothing is fetched"),
     ],
 )
-async def test_an_unusable_schema_is_found_before_anything_is_paid(pool: ChildPool, schema: bytes, words: str) -> None:
+async def test_an_unusable_schema_is_found_before_anything_is_paid(
+    pool: ChildPool, schema: bytes, words: str
+) -> None:
     """Tried on samples, so that one which only fails in use is found, too (B20)."""
     said = await pool.ask(TrySchema(schema))
     assert isinstance(said, CallFault)
@@ -230,7 +259,8 @@ async def test_a_usable_schema_is_fine(pool: ChildPool) -> None:
     assert await pool.ask(TrySchema(schema)) == Fine()
     assert await pool.ask(Check(schema, '{"next":{"next":{}}}')) == Fine()
     assert await pool.ask(Check(schema, '{"next":5}')) == Mismatch(
-        "$.next: 5 is not of type 'object'", '$.next: it must be of type "object" and is a whole number'
+        "$.next: 5 is not of type 'object'",
+        '$.next: it must be of type "object" and is a whole number',
     )
 
 
@@ -247,7 +277,9 @@ async def test_a_cancelled_call_frees_its_child(pool: ChildPool) -> None:
     asked.cancel()
     with pytest.raises(asyncio.CancelledError):
         await asked
-    assert await pool.ask(Preprocess("hooks_in_child:same", "job", 1, "doc", "/", b'{"b":2}')) == Fine(b'{"b":2}')
+    assert await pool.ask(
+        Preprocess("hooks_in_child:same", "job", 1, "doc", "/", b'{"b":2}')
+    ) == Fine(b'{"b":2}')
 
 
 async def test_only_allowed_modules_are_imported(modules: Path) -> None:
@@ -267,9 +299,11 @@ async def test_a_child_that_cannot_start_is_no_fault_of_a_call(modules: Path) ->
     await pool.close()
 
 
-async def test_calls_that_meet_a_child_that_has_just_died_are_made_in_another(modules: Path) -> None:
-    """Their answers are paid for: none of them fails because uvloop closed the connection before the end of the child was heard
-    of, so none of their documents is asked again (A1, B7)."""
+async def test_calls_that_meet_a_child_that_has_just_died_are_made_in_another(
+    modules: Path,
+) -> None:
+    """Their answers are paid for: none of them fails because uvloop closed the connection before
+    the end of the child was heard of, so none of their documents is asked again (A1, B7)."""
     uvloop = pytest.importorskip("uvloop")
 
     async def main() -> list[ChildReply]:
@@ -278,7 +312,9 @@ async def test_calls_that_meet_a_child_that_has_just_died_are_made_in_another(mo
 
         async def at_once() -> ChildReply:
             os.kill(pid, signal.SIGKILL)
-            until(lambda: not is_running(pid), 10, "the child is dead")  # and the loop has not looked since
+            until(
+                lambda: not is_running(pid), 10, "the child is dead"
+            )  # and the loop has not looked since
             return await pool.ask(after("exits"))
 
         async def a_turn_later() -> ChildReply:
@@ -297,11 +333,14 @@ async def test_calls_that_meet_a_child_that_has_just_died_are_made_in_another(mo
     assert await asyncio.to_thread(run) == [Fine(b'{"a":1}')] * 3
 
 
-@pytest.mark.parametrize("step", ["socket.socketpair", "new_file", "asyncio.create_subprocess_exec"])
+@pytest.mark.parametrize(
+    "step", ["socket.socketpair", "new_file", "asyncio.create_subprocess_exec"]
+)
 async def test_a_machine_that_has_no_more_files_is_no_fault_of_a_call(
     modules: Path, monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:
-    """The answer that was to be checked waits for a process, as when there is no memory for one (A1)."""
+    """The answer that was to be checked waits for a process, as when there is no memory for one
+    (A1)."""
 
     def refuse(*_: object, **__: object) -> None:
         raise OSError(errno.EMFILE, "Too many open files")
@@ -312,7 +351,8 @@ async def test_a_machine_that_has_no_more_files_is_no_fault_of_a_call(
 
 
 async def test_children_that_die_before_they_take_a_call_are_no_fault_of_it() -> None:
-    """They are replaced so many times, and then none can be started; no document is blamed for it (A1)."""
+    """They are replaced so many times, and then none can be started; no document is blamed for it
+    (A1)."""
     started = []
 
     class Dying:
@@ -332,13 +372,16 @@ async def test_children_that_die_before_they_take_a_call_are_no_fault_of_it() ->
 
 
 async def test_time_in_which_the_worker_stood_still_is_held_against_no_call() -> None:
-    """After a pause of the whole machine a child has its time as before, and a call that blocks it is still found (A13)."""
+    """After a pause of the whole machine a child has its time as before, and a call that blocks it
+    is still found (A13)."""
     process: Any = SimpleNamespace(pid=2**30, returncode=None)  # there is no such process
     running_calls = RunningCalls(new_file())
     child = Child(process, running_calls, ChildLimits(500_000_000, LIMIT_S))
     answer: asyncio.Future[ChildReply] = asyncio.get_running_loop().create_future()
     child._calls[1] = one_child._Pending(after("blocks"), answer, child._heard_at)
-    open_end = SimpleNamespace(is_closing=lambda: False, write=lambda data: None, close=lambda: None)
+    open_end = SimpleNamespace(
+        is_closing=lambda: False, write=lambda data: None, close=lambda: None
+    )
     child._writer = cast(asyncio.StreamWriter, open_end)
     child._hello.set_result(None)
     running_calls.enter(LOOP, 1)
@@ -369,14 +412,21 @@ asyncio.run(work())
 
 
 async def test_what_hooks_have_started_ends_with_a_killed_worker(modules: Path) -> None:
-    """Neither the child nor the processes that a hook started or forked outlive a worker that gets SIGKILL (A1)."""
-    worker = await asyncio.create_subprocess_exec(sys.executable, "-c", WORKER, str(modules), stdout=subprocess.PIPE)
+    """Neither the child nor the processes that a hook started or forked outlive a worker that gets
+    SIGKILL (A1)."""
+    worker = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", WORKER, str(modules), stdout=subprocess.PIPE
+    )
     assert worker.stdout is not None
     pids = json.loads(await worker.stdout.readline())["pids"]
     assert all(map(is_running, pids))
     worker.kill()
     try:
-        until(lambda: not any(map(is_running, pids)), 10, "its child and what that has started are gone")
+        until(
+            lambda: not any(map(is_running, pids)),
+            10,
+            "its child and what that has started are gone",
+        )
     finally:
         for pid in filter(is_running, pids):
             os.kill(pid, signal.SIGKILL)

@@ -24,7 +24,13 @@ def answered(prompt: int, completion: int) -> Reply:
 
 
 def costs(**provider: object) -> Costs:
-    return Costs({"default": ProviderSettings.model_validate({"base_url": "http://localhost/v1", **provider})})
+    return Costs(
+        {
+            "default": ProviderSettings.model_validate(
+                {"base_url": "http://localhost/v1", **provider}
+            )
+        }
+    )
 
 
 def test_documents_of_a_job_teach_what_the_next_ones_cost() -> None:
@@ -46,14 +52,17 @@ def test_jobs_do_not_teach_each_other() -> None:
 
 
 def test_what_is_charged_at_admission_follows_the_profile() -> None:
-    """Where max_tokens is charged it is reserved whole; elsewhere what such answers usually take."""
+    """Where max_tokens is charged it is reserved whole; elsewhere what such answers usually
+    take."""
     item = attempt("a question", max_tokens=4_000)
     assert costs(profile="openai").of(item)[0]["tokens"] > 4_000
     assert costs(profile="generic").of(item)[0]["tokens"] < 400
 
 
 def test_a_picture_in_the_body_is_not_taken_for_its_length_in_text() -> None:
-    """A megabyte of base64 may be a thousand tokens: nothing of it is certain. A megabyte of text is."""
+    """A megabyte of base64 may be a thousand tokens: nothing of it is certain.
+
+    A megabyte of text is."""
     picture = attempt("data:image/png;base64," + "A" * 1_000_000)
     text = attempt("A" * 1_000_000)
     assert costs().of(picture)[1]["tokens"] == 0
@@ -64,12 +73,16 @@ def test_an_answer_without_usage_teaches_nothing() -> None:
     """The request stays charged as it was reserved."""
     known = costs()
     before = known.of(attempt("x"))
-    assert known.observe(attempt("x"), Reply(b"{}", 200, None, "m", "stop", None, None, "text", 5)) is None
+    assert (
+        known.observe(attempt("x"), Reply(b"{}", 200, None, "m", "stop", None, None, "text", 5))
+        is None
+    )
     assert known.of(attempt("x")) == before
 
 
 def test_what_is_not_asked_for_is_not_worked_out() -> None:
-    """A request to a provider without limits is not even read for what it costs; one look at a cost reads it once."""
+    """A request to a provider without limits is not even read for what it costs; one look at a cost
+    reads it once."""
     known, item = costs(), attempt("a question", max_tokens=40)
     whole = known.of(item)
     read: list[Attempt] = []
@@ -87,11 +100,17 @@ def test_what_is_not_asked_for_is_not_worked_out() -> None:
 
 
 def test_without_limits_a_sample_of_the_answers_teaches() -> None:
-    """Should limits be found later, it is known what items cost; each answer still says how long it was."""
+    """Should limits be found later, it is known what items cost; each answer still says how long it
+    was."""
     known = costs()
-    usages = [known.sample(attempt("x" * 4_000), answered(5_000, 40)) for _ in range(20 * LEARN_EVERY)]
+    usages = [
+        known.sample(attempt("x" * 4_000), answered(5_000, 40)) for _ in range(20 * LEARN_EVERY)
+    ]
     assert {usage.output_tokens for usage in usages if usage is not None} == {40}
     assert None not in usages
     reserved, _ = known.of(attempt("x" * 4_000))
     assert reserved["tokens"] == pytest.approx(5_045, rel=0.05)
-    assert known.sample(attempt("x"), structs.replace(answered(5_000, 40), completion_tokens=None)) is None
+    assert (
+        known.sample(attempt("x"), structs.replace(answered(5_000, 40), completion_tokens=None))
+        is None
+    )

@@ -38,7 +38,8 @@ class AwayLedger:
 
 
 class PausedProvider:
-    """An admission in which no item's turn comes, and whatever else a runner asks for before that."""
+    """An admission in which no item's turn comes, and whatever else a runner asks for before
+    that."""
 
     def __init__(self) -> None:
         self.outcomes: list[object] = []
@@ -86,7 +87,8 @@ def test_a_worker_that_ends_during_a_pause_gives_its_documents_back_at_once() ->
 
 
 def test_a_document_whose_job_cannot_be_read_waits_for_the_database() -> None:
-    """It is neither set aside nor dead: a worker that meets its first document during an outage goes on after it (A4)."""
+    """It is neither set aside nor dead: a worker that meets its first document during an outage
+    goes on after it (A4)."""
     parts = PausedProvider()
 
     async def main() -> None:
@@ -145,7 +147,8 @@ class EndlessLook(PausedProvider):
 
 
 def test_an_item_that_is_being_turned_away_is_released_by_a_drain() -> None:
-    """While the ledger is asked whether a feed sent it, nothing of it is counted, and it goes back like any other."""
+    """While the ledger is asked whether a feed sent it, nothing of it is counted, and it goes back
+    like any other."""
     parts = EndlessLook()
 
     async def main() -> None:

@@ -9,7 +9,8 @@ from penstock_workers.failpoints import Failpoints
 
 
 def test_a_failpoint_hits_its_document_only() -> None:
-    """`infer:doc-7:raise` spares every other document and every other place, even with colons in the id."""
+    """`infer:doc-7:raise` spares every other document and every other place, even with colons in
+    the id."""
     armed = Failpoints.parse("infer:doc:7:raise, before_commit:raise")
     armed.hit("infer", "doc-8")
     armed.hit("after_commit")

@@ -29,7 +29,9 @@ def error(code: str | None = None, kind: str | None = None, **more: object) -> d
 CHAT: dict[str, Any] = {
     "id": "chatcmpl-1",
     "model": "m",
-    "choices": [{"message": {"role": "assistant", "content": "a category"}, "finish_reason": "stop"}],
+    "choices": [
+        {"message": {"role": "assistant", "content": "a category"}, "finish_reason": "stop"}
+    ],
     "usage": {"prompt_tokens": 12, "completion_tokens": 3, "total_tokens": 15},
 }
 
@@ -44,7 +46,10 @@ FAILURES = [
     (answer(429, error("credit_balance_exhausted")), "out_of_credit", PAUSE),
     (answer(429, error("project_spend_limit_exceeded")), "out_of_credit", PAUSE),
     (
-        answer(429, error(kind="rate_limit_error", details={"error_code": "enforced_spend_limit_reached"})),
+        answer(
+            429,
+            error(kind="rate_limit_error", details={"error_code": "enforced_spend_limit_reached"}),
+        ),
         "out_of_credit",
         PAUSE,
     ),
@@ -82,7 +87,13 @@ FAILURES = [
     (answer(200, {**CHAT, "choices": []}), "empty_answer", RETRY),
     (answer(200, {**CHAT, "choices": [{"message": {"content": None}}]}), "empty_answer", RETRY),
     (
-        answer(200, {**CHAT, "choices": [{"message": {"content": None}, "finish_reason": "content_filter"}]}),
+        answer(
+            200,
+            {
+                **CHAT,
+                "choices": [{"message": {"content": None}, "finish_reason": "content_filter"}],
+            },
+        ),
         "content_filter",
         DEAD,
     ),
@@ -99,9 +110,13 @@ def terms(name: str) -> Terms:
 
 
 @pytest.mark.parametrize(
-    ("tried", "name", "outcome"), FAILURES, ids=lambda value: value if isinstance(value, str) else ""
+    ("tried", "name", "outcome"),
+    FAILURES,
+    ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_failure_gets_its_name_and_outcome(tried: Answer | NoAnswer, name: str, outcome: Terms) -> None:
+def test_failure_gets_its_name_and_outcome(
+    tried: Answer | NoAnswer, name: str, outcome: Terms
+) -> None:
     """Each way to fail has one name, and the name one outcome."""
     happened = name_failure(tried, NOW)
     assert isinstance(happened, Failure)
@@ -111,7 +126,13 @@ def test_failure_gets_its_name_and_outcome(tried: Answer | NoAnswer, name: str, 
 def test_every_name_that_can_be_given_is_in_the_table() -> None:
     """No classification leads to a name without an outcome, and a pause always tells its fix."""
     named = {row.name for table in (CODES, TEXTS, STATUSES) for row in table.values()}
-    assert named | {"foreign_page", "server_error", "client_error", "redirected", "invalid_answer"} <= set(FATES)
+    assert named | {
+        "foreign_page",
+        "server_error",
+        "client_error",
+        "redirected",
+        "invalid_answer",
+    } <= set(FATES)
     assert all(fate.fix for fate in FATES.values() if fate.outcome is Parked)
 
 
@@ -119,24 +140,31 @@ def test_a_good_answer_is_kept_whole() -> None:
     """A reply carries the untouched body and what the accounts need."""
     tried = answer(200, CHAT, {"x-request-id": "req-9"})
     reply = name_failure(tried, NOW)
-    assert reply == Reply(tried.body, 200, "req-9", "m", "stop", 12, 3, "a category", 5, CHAT["usage"])
+    assert reply == Reply(
+        tried.body, 200, "req-9", "m", "stop", 12, 3, "a category", 5, CHAT["usage"]
+    )
 
 
-@pytest.mark.parametrize(("tried", "signal"), [
-    (answer(429, error("rate_limit_exceeded")), Signal.THROTTLED),
-    (answer(429, error("slow_down")), Signal.RAMP),
-    (answer(429, error("insufficient_quota")), Signal.OUT_OF_MONEY),
-    (answer(401, b""), Signal.UNAUTHORIZED),
-    (answer(529, b""), Signal.OVERLOADED),
-    (answer(500, b""), Signal.TRANSIENT),
-    (answer(200, b"<html>"), Signal.TRANSIENT),
-    (answer(400, error("context_length_exceeded")), Signal.REFUSED),
-    (answer(200, {**CHAT, "choices": []}), Signal.REFUSED),
-    (NoAnswer("timeout", "no complete answer", 9), Signal.TRANSIENT),
-    (NoAnswer("connect_failed", "refused", 1, sent=False), Signal.TRANSIENT),
-    (NoAnswer("worker_crashed", "twice", 0), Signal.REFUSED),
-])  # fmt: skip
-def test_a_failure_says_what_it_means_for_the_pace(tried: Answer | NoAnswer, signal: Signal) -> None:
+@pytest.mark.parametrize(
+    ("tried", "signal"),
+    [
+        (answer(429, error("rate_limit_exceeded")), Signal.THROTTLED),
+        (answer(429, error("slow_down")), Signal.RAMP),
+        (answer(429, error("insufficient_quota")), Signal.OUT_OF_MONEY),
+        (answer(401, b""), Signal.UNAUTHORIZED),
+        (answer(529, b""), Signal.OVERLOADED),
+        (answer(500, b""), Signal.TRANSIENT),
+        (answer(200, b"<html>"), Signal.TRANSIENT),
+        (answer(400, error("context_length_exceeded")), Signal.REFUSED),
+        (answer(200, {**CHAT, "choices": []}), Signal.REFUSED),
+        (NoAnswer("timeout", "no complete answer", 9), Signal.TRANSIENT),
+        (NoAnswer("connect_failed", "refused", 1, sent=False), Signal.TRANSIENT),
+        (NoAnswer("worker_crashed", "twice", 0), Signal.REFUSED),
+    ],
+)
+def test_a_failure_says_what_it_means_for_the_pace(
+    tried: Answer | NoAnswer, signal: Signal
+) -> None:
     """The server's troubles and the request's own have different names."""
     happened = name_failure(tried, NOW)
     assert isinstance(happened, Failure)
@@ -152,22 +180,28 @@ def test_a_refusal_carries_what_the_provider_asked_for() -> None:
     assert (busy.retry_after_s, hopeless.final) == (7.0, True)
 
 
-@pytest.mark.parametrize("choice", [
-    {"message": {"content": None, "tool_calls": [{"id": "c"}]}, "finish_reason": "tool_calls"},
-    {"message": {"content": None, "refusal": "I will not"}, "finish_reason": "stop"},
-    {"message": {"content": "cut", "role": "assistant"}, "finish_reason": "length"},
-    {"text": "completions answer with text", "finish_reason": "stop"},
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "choice",
+    [
+        {"message": {"content": None, "tool_calls": [{"id": "c"}]}, "finish_reason": "tool_calls"},
+        {"message": {"content": None, "refusal": "I will not"}, "finish_reason": "stop"},
+        {"message": {"content": "cut", "role": "assistant"}, "finish_reason": "length"},
+        {"text": "completions answer with text", "finish_reason": "stop"},
+    ],
+)
 def test_unusual_but_usable_answers_are_results(choice: dict[str, object]) -> None:
-    """Tool calls, refusals, cut answers and plain completions are results; checking content is the user's business."""
+    """Tool calls, refusals, cut answers and plain completions are results; checking content is the
+    user's business."""
     assert isinstance(name_failure(answer(200, {**CHAT, "choices": [choice]}), NOW), Reply)
 
 
 @pytest.mark.parametrize(
-    "usage", [None, "many", {}, {"prompt_tokens": -4, "completion_tokens": "3"}, {"prompt_tokens": True}]
+    "usage",
+    [None, "many", {}, {"prompt_tokens": -4, "completion_tokens": "3"}, {"prompt_tokens": True}],
 )
 def test_nonsense_usage_never_becomes_money(usage: object) -> None:
-    """A usage that is missing, negative, huge or no number keeps the result and counts as unknown."""
+    """A usage that is missing, negative, huge or no number keeps the result and counts as
+    unknown."""
     reply = name_failure(answer(200, {**CHAT, "usage": usage}), NOW)
     assert isinstance(reply, Reply)
     assert (reply.prompt_tokens, reply.completion_tokens) == (None, None)
@@ -176,7 +210,10 @@ def test_nonsense_usage_never_becomes_money(usage: object) -> None:
 def test_embeddings_have_no_choices() -> None:
     """An embeddings answer is a result without a finish reason."""
     reply = name_failure(
-        answer(200, {"data": [{"embedding": [0.1]}], "usage": {"prompt_tokens": 4, "total_tokens": 4}}), NOW
+        answer(
+            200, {"data": [{"embedding": [0.1]}], "usage": {"prompt_tokens": 4, "total_tokens": 4}}
+        ),
+        NOW,
     )
     assert isinstance(reply, Reply)
     assert (reply.prompt_tokens, reply.completion_tokens) == (4, None)
@@ -184,38 +221,44 @@ def test_embeddings_have_no_choices() -> None:
 
 @pytest.mark.parametrize("status", [401, 402, 403])
 def test_a_page_is_no_verdict_on_an_account(status: int) -> None:
-    """A firewall's or a proxy's HTML, whatever its status, neither holds the provider nor pauses other jobs (A3)."""
+    """A firewall's or a proxy's HTML, whatever its status, neither holds the provider nor pauses
+    other jobs (A3)."""
     happened = name_failure(answer(status, b"  <!doctype HTML><h1>Access denied</h1>"), NOW)
     assert isinstance(happened, Failure)
     assert (happened.signal, terms(happened.name), happened.page) == (Signal.REFUSED, RETRY, True)
 
 
 def test_a_403_is_about_the_request() -> None:
-    """A model that a key may not use says nothing of the account's other models: no hold, and the second is the last (A3)."""
+    """A model that a key may not use says nothing of the account's other models: no hold, and the
+    second is the last (A3)."""
     happened = name_failure(answer(403, error("permission_denied")), NOW)
     assert isinstance(happened, Failure)
     assert (happened.signal, FATES[happened.name].max_attempts) == (Signal.REFUSED, 2)
 
 
-@pytest.mark.parametrize(("tried", "astray"), [
-    (answer(302, b""), True),
-    (answer(403, error()), True),
-    (answer(404, error("model_not_found")), True),
-    (answer(405, b""), True),
-    (answer(410, b""), True),
-    (answer(421, b""), True),
-    (answer(400, b"<html>The plain HTTP request was sent to HTTPS port</html>"), True),
-    (answer(200, b"<html>welcome</html>"), True),
-    (answer(401, b"<html>log in</html>"), True),
-    (answer(400, error()), False),
-    (answer(422, error()), False),
-    (answer(429, b"<html>slow down</html>"), False),
-    (answer(502, b"<html>bad gateway</html>"), False),
-    (answer(200, b'{"choices": [{"mess'), False),
-    (NoAnswer("timeout", "no complete answer", 9), False),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("tried", "astray"),
+    [
+        (answer(302, b""), True),
+        (answer(403, error()), True),
+        (answer(404, error("model_not_found")), True),
+        (answer(405, b""), True),
+        (answer(410, b""), True),
+        (answer(421, b""), True),
+        (answer(400, b"<html>The plain HTTP request was sent to HTTPS port</html>"), True),
+        (answer(200, b"<html>welcome</html>"), True),
+        (answer(401, b"<html>log in</html>"), True),
+        (answer(400, error()), False),
+        (answer(422, error()), False),
+        (answer(429, b"<html>slow down</html>"), False),
+        (answer(502, b"<html>bad gateway</html>"), False),
+        (answer(200, b'{"choices": [{"mess'), False),
+        (NoAnswer("timeout", "no complete answer", 9), False),
+    ],
+)
 def test_answers_that_may_come_from_a_wrong_place(tried: Answer | NoAnswer, astray: bool) -> None:
-    """Redirects, unknown routes, refusals and pages count for the run that pauses a job; others do not (A7)."""
+    """Redirects, unknown routes, refusals and pages count for the run that pauses a job; others do
+    not (A7)."""
     happened = name_failure(tried, NOW)
     assert isinstance(happened, Failure)
     assert happened.astray is astray

@@ -50,24 +50,34 @@ def throttled(retry_after_s: float) -> Failure:
 
 
 def test_a_reply_is_done_with_its_price() -> None:
-    """A reply becomes a result that knows its cost: dollars per million tokens times tokens are microdollars."""
+    """A reply becomes a result that knows its cost: dollars per million tokens times tokens are
+    microdollars."""
     reply = Reply(b"{}", 200, "req", "m", "stop", 1000, 100, "text", 12)
     item = attempt(retries=2)
     item.spent = Spent(1000, 100, 700)
     outcome = decide(item, reply, POLICY)
     assert isinstance(outcome, Done)
-    assert (outcome.result.cost_microusd, outcome.result.attempts, outcome.result.latency_ms) == (700, 3, 12)
+    assert (outcome.result.cost_microusd, outcome.result.attempts, outcome.result.latency_ms) == (
+        700,
+        3,
+        12,
+    )
 
 
 def test_a_refused_answer_stays_in_the_books() -> None:
-    """Its dead letter has its tokens and cost, with those of earlier tries that the message carries (C1, H10)."""
+    """Its dead letter has its tokens and cost, with those of earlier tries that the message carries
+    (C1, H10)."""
     item = attempt(max_attempts=1)
     item.delivery = Delivery("job:doc", {}, {SPENT_HEADER: [1000, 100, 700]}, queue="penstock.api")
     item.spent = Spent(10, 5, 15)
     outcome = decide(item, failed("schema_mismatch", 200), POLICY)
     assert isinstance(outcome, Dead)
     letter = outcome.letter
-    assert (letter.prompt_tokens, letter.completion_tokens, letter.cost_microusd) == (1010, 105, 715)
+    assert (letter.prompt_tokens, letter.completion_tokens, letter.cost_microusd) == (
+        1010,
+        105,
+        715,
+    )
 
 
 @pytest.mark.parametrize("header", [[-1, 0, 0], [1, 2], "x", None, [1, 2, 10**30], [True, 0, 0]])
@@ -97,11 +107,17 @@ def test_a_transient_failure_is_retried_with_growing_waits(retries: int, wait_s:
 
 
 def test_the_last_attempt_ends_in_a_dead_letter_that_can_be_replayed() -> None:
-    """By default the fourth failed try is the last; the dead letter names reason, tries and request."""
+    """By default the fourth failed try is the last; the dead letter names reason, tries and
+    request."""
     outcome = decide(attempt(retries=3), failed("server_error"), POLICY)
     assert isinstance(outcome, Dead)
     letter = outcome.letter
-    assert (letter.reason, letter.attempts, letter.status_code, letter.request) == ("server_error", 4, 500, BODY)
+    assert (letter.reason, letter.attempts, letter.status_code, letter.request) == (
+        "server_error",
+        4,
+        500,
+        BODY,
+    )
 
 
 def test_a_job_may_ask_for_fewer_attempts() -> None:
@@ -116,9 +132,12 @@ def test_a_schema_mismatch_gets_one_second_chance_only() -> None:
 
 
 def test_waiting_for_capacity_never_costs_an_attempt() -> None:
-    """A 429 on what would be the last attempt is waited for, as long as the provider asks and a jitter more."""
+    """A 429 on what would be the last attempt is waited for, as long as the provider asks and a
+    jitter more."""
     outcome = decide(attempt(retries=3), throttled(7.0), POLICY)
-    assert outcome == Retry(7.0 + 8.0, "rate_limited: says the provider", counted=False, rate_limited=True)
+    assert outcome == Retry(
+        7.0 + 8.0, "rate_limited: says the provider", counted=False, rate_limited=True
+    )
 
 
 def test_a_very_long_retry_after_pauses_the_job() -> None:
@@ -140,7 +159,8 @@ def test_a_pause_for_the_provider_knows_its_end() -> None:
 
 
 def test_a_document_does_not_outwait_a_pause_that_can_be_lifted() -> None:
-    """Asked to wait 800 s, the quota keeps all others waiting; the document itself is back in line within two minutes (A2)."""
+    """Asked to wait 800 s, the quota keeps all others waiting; the document itself is back in line
+    within two minutes (A2)."""
     outcome = decide(attempt(), throttled(800.0), POLICY)
     assert isinstance(outcome, Retry)
     assert outcome.after_s <= 2 * POLICY.cap_s
@@ -157,14 +177,17 @@ def test_account_trouble_pauses_the_job_and_keeps_the_item(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["forbidden", "foreign_page"])
 def test_the_second_403_is_the_last(name: str) -> None:
-    """A document that is forbidden is tried once more, since firewalls err, and is then a dead letter of that name (A3)."""
+    """A document that is forbidden is tried once more, since firewalls err, and is then a dead
+    letter of that name (A3)."""
     assert isinstance(decide(attempt(0), failed(name, 403), POLICY), Retry)
     outcome = decide(attempt(1), failed(name, 403), POLICY)
     assert isinstance(outcome, Dead)
     assert (outcome.letter.reason, outcome.letter.attempts) == (name, 2)
 
 
-@pytest.mark.parametrize("name", ["bad_request", "not_found", "request_too_large", "unprocessable", "context_overflow"])
+@pytest.mark.parametrize(
+    "name", ["bad_request", "not_found", "request_too_large", "unprocessable", "context_overflow"]
+)
 def test_permanent_failures_are_dead_at_once(name: str) -> None:
     """A request that cannot succeed is not repeated."""
     outcome = decide(attempt(), failed(name, 400), POLICY)
@@ -191,7 +214,8 @@ def test_the_policy_caps_the_wait() -> None:
 
 
 def test_a_retry_is_put_off_while_the_fleet_sends_too_many() -> None:
-    """With the budget of retries used up, the first retry waits eight times as long, and still counts as one."""
+    """With the budget of retries used up, the first retry waits eight times as long, and still
+    counts as one."""
     outcome = decide(attempt(), failed("server_error"), POLICY, put_off=True)
     assert isinstance(outcome, Retry)
     assert (outcome.after_s, outcome.counted) == (8.0, True)

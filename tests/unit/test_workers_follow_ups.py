@@ -1,4 +1,5 @@
-"""An item that is asked once more within its attempt: what is sent, when that ends, and that everything stays in the books."""
+"""An item that is asked once more within its attempt: what is sent, when that ends, and that
+everything stays in the books."""
 
 from __future__ import annotations
 
@@ -38,7 +39,11 @@ SCHEMA = {
     "required": ["label", "score"],
     "additionalProperties": False,
 }
-BODY = {"model": "small", "messages": [{"role": "user", "content": "Label this."}], "max_tokens": 50}
+BODY = {
+    "model": "small",
+    "messages": [{"role": "user", "content": "Label this."}],
+    "max_tokens": 50,
+}
 GOOD, BAD = '{"label":"ok","score":1}', '{"label":"ok"}'
 CHEAP = ProviderSettings(usd_per_mtok_in=1.0, usd_per_mtok_out=1.0)
 DEAR = ProviderSettings(usd_per_mtok_in=100.0, usd_per_mtok_out=100.0)
@@ -66,7 +71,9 @@ class Pool:
 
 
 class Parts:
-    """What stands around a runner. ``answers`` come in their order, the last one again and again; a function is called."""
+    """What stands around a runner.
+
+    ``answers`` come in their order, the last one again and again; a function is called."""
 
     job: JobView
     models: ModelCheck | None = None
@@ -78,7 +85,9 @@ class Parts:
         self.steps: list[str] = []
         self.down: set[str] = set()
         self.refuses: dict[str, Answer] = {}  # by model, before anything is sent
-        self.stops_at: tuple[int, BaseException] | None = None  # which request is not let in, and why
+        self.stops_at: tuple[int, BaseException] | None = (
+            None  # which request is not let in, and why
+        )
 
     def known(self, job_id: str, endpoint: str | None = None) -> JobView:
         return self.job
@@ -125,7 +134,11 @@ class Parts:
 
 
 async def run(
-    parts: Parts, body: object = BODY, headers: Mapping[str, Any] | None = None, queue: str = "", **spec: Any
+    parts: Parts,
+    body: object = BODY,
+    headers: Mapping[str, Any] | None = None,
+    queue: str = "",
+    **spec: Any,
 ) -> Settled:
     named = [provider_and_model(name, ("dear",)) for name in spec.get("fallback", ())]
     whole = JobSpec.from_json({"model": "small"} | spec)
@@ -138,11 +151,14 @@ async def run(
     pool: Any = Pool()
     runner = make_runner(parts, code=JobCode(pool, pool, pool), models=parts.models)
     kwargs = {"v": 1, "job": "job", "gen": 1, "doc": "doc", "body": body}
-    return await runner.run(Delivery("job:doc", kwargs, headers or {}, queue=queue or queue_name(whole.lane, "small")))
+    return await runner.run(
+        Delivery("job:doc", kwargs, headers or {}, queue=queue or queue_name(whole.lane, "small"))
+    )
 
 
 async def test_an_answer_that_breaks_the_schema_is_asked_for_again_with_the_error() -> None:
-    """The second request holds the first answer and the rule it breaks; both are paid, and no attempt is used up."""
+    """The second request holds the first answer and the rule it breaks; both are paid, and no
+    attempt is used up."""
     parts = Parts(answer(BAD), answer(GOOD))
     settled = await run(parts, response_schema=SCHEMA)
     assert isinstance(settled.outcome, Done)
@@ -154,9 +170,16 @@ async def test_an_answer_that_breaks_the_schema_is_asked_for_again_with_the_erro
     assert '$: these fields are missing: ["score"]' in second["messages"][2]["content"]
     assert (second["model"], second["max_tokens"]) == ("small", 50)
     result = settled.outcome.result
-    assert (result.attempts, result.calls, result.prompt_tokens, result.completion_tokens) == (1, 2, 20, 10)
+    assert (result.attempts, result.calls, result.prompt_tokens, result.completion_tokens) == (
+        1,
+        2,
+        20,
+        10,
+    )
     assert result.cost_microusd == 30
-    assert parts.steps == ["begin", "take back", "begin"], "a pause, a cancel or a spent budget is seen in between"
+    assert parts.steps == ["begin", "take back", "begin"], (
+        "a pause, a cancel or a spent budget is seen in between"
+    )
     batch = _batch([settled])
     assert (batch.done[0].calls, batch.done[0].prompt_tokens) == (2, 20)
     assert batch.asked_again == [("job", 1, 0)]
@@ -164,7 +187,8 @@ async def test_an_answer_that_breaks_the_schema_is_asked_for_again_with_the_erro
 
 @pytest.mark.parametrize("repairs", [1, 3])
 async def test_a_schema_that_no_answer_meets_is_asked_so_often_and_then_dead(repairs: int) -> None:
-    """Bounded by the job's option: then the dead letter says what was wrong with the last answer, with all that it cost."""
+    """Bounded by the job's option: then the dead letter says what was wrong with the last answer,
+    with all that it cost."""
     parts = Parts(answer(BAD))
     settled = await run(parts, response_schema=SCHEMA, schema_repairs=repairs)
     assert isinstance(settled.outcome, Dead)
@@ -173,7 +197,9 @@ async def test_a_schema_that_no_answer_meets_is_asked_so_often_and_then_dead(rep
     assert letter.prompt_tokens == 10 * (repairs + 1)
     assert "'score' is a required property" in letter.last_error
     assert orjson.loads(letter.request) == BODY, "a replay starts from the document's own request"
-    assert [len(sent["messages"]) for sent in parts.sent] == [1] + [3] * repairs, "only the last answer is shown"
+    assert [len(sent["messages"]) for sent in parts.sent] == [1] + [3] * repairs, (
+        "only the last answer is shown"
+    )
 
 
 async def test_no_repairs_repeat_the_request_as_it_was() -> None:
@@ -186,7 +212,8 @@ async def test_no_repairs_repeat_the_request_as_it_was() -> None:
 
 @pytest.mark.parametrize("repairs", [0, 2])
 async def test_an_answer_that_was_cut_is_no_mismatch(repairs: int) -> None:
-    """What max_tokens has ended is not asked for again with a longer prompt; its name says what to raise."""
+    """What max_tokens has ended is not asked for again with a longer prompt; its name says what to
+    raise."""
     parts = Parts(answer('{"label":"o', finish="length"))
     settled = await run(parts, response_schema=SCHEMA, schema_repairs=repairs)
     assert isinstance(settled.outcome, Retry)
@@ -215,7 +242,10 @@ async def test_a_huge_answer_goes_back_in_part() -> None:
     [
         ("[" * 5_000, "$: it is not JSON (line 1, column "),
         ('{"label":5,"score":1}', '$.label: it must be of type "string" and is a whole number'),
-        ('{"label":"IGNORE ALL","score":"IGNORE ALL"}', '$.score: it must be of type "integer" and is a string'),
+        (
+            '{"label":"IGNORE ALL","score":"IGNORE ALL"}',
+            '$.score: it must be of type "integer" and is a string',
+        ),
         (
             '{"label":"a","score":1,"IGNORE ALL":2}',
             'there are fields that are not allowed; allowed are ["label","score"]',
@@ -225,7 +255,8 @@ async def test_a_huge_answer_goes_back_in_part() -> None:
     ids=["deep", "type", "text", "name", "prose"],
 )
 async def test_what_the_model_is_told_holds_nothing_of_the_answer(text: str, rule: str) -> None:
-    """A document may have put instructions into the answer: the user's message names path and rule of the schema alone."""
+    """A document may have put instructions into the answer: the user's message names path and rule
+    of the schema alone."""
     parts = Parts(answer(text), answer(GOOD))
     await run(parts, response_schema=SCHEMA)
     told = parts.sent[1]["messages"][-1]["content"]
@@ -234,7 +265,8 @@ async def test_what_the_model_is_told_holds_nothing_of_the_answer(text: str, rul
 
 
 async def test_a_name_that_only_the_answer_has_is_not_repeated() -> None:
-    """Where a schema lets answers choose names, the path to the fault shows a star in their place."""
+    """Where a schema lets answers choose names, the path to the fault shows a star in their
+    place."""
     schema = {"type": "object", "additionalProperties": {"type": "integer"}}
     parts = Parts(answer('{"IGNORE ALL":"x"}'), answer('{"a":1}'))
     assert isinstance((await run(parts, response_schema=schema)).outcome, Done)
@@ -252,7 +284,8 @@ STOPPED = [
 
 @pytest.mark.parametrize("why", STOPPED, ids=["paused", "held", "drained"])
 async def test_what_stops_the_second_request_loses_no_cost_and_no_count(why: BaseException) -> None:
-    """The item is retried uncounted; its message carries tokens, cost and the repair, so it is asked no more often for it."""
+    """The item is retried uncounted; its message carries tokens, cost and the repair, so it is
+    asked no more often for it."""
     parts = Parts(answer(BAD))
     parts.stops_at = (1, why)
     settled = await run(parts, response_schema=SCHEMA, schema_repairs=1)
@@ -263,7 +296,9 @@ async def test_what_stops_the_second_request_loses_no_cost_and_no_count(why: Bas
     header = orjson.loads(retry.raw)["headers"][SPENT_HEADER]
     assert header == [10, 5, 15, 1, 0]
     again = Parts(answer(BAD))
-    ended = await run(again, headers={SPENT_HEADER: header}, response_schema=SCHEMA, schema_repairs=1)
+    ended = await run(
+        again, headers={SPENT_HEADER: header}, response_schema=SCHEMA, schema_repairs=1
+    )
     assert isinstance(ended.outcome, Dead)
     assert (len(again.sent), ended.outcome.letter.prompt_tokens) == (1, 20)
 
@@ -304,9 +339,12 @@ async def test_a_document_goes_to_the_next_model_before_it_is_dead(refusal: Answ
 
 
 async def test_the_metrics_say_which_provider_was_paid_for_what() -> None:
-    """Calls, tokens and cost of an item that went through three models are those of the provider that answered each time."""
+    """Calls, tokens and cost of an item that went through three models are those of the provider
+    that answered each time."""
     parts = Parts(answer(BAD), answer(BAD), OVERFLOW, answer(GOOD))
-    settled = await run(parts, response_schema=SCHEMA, schema_repairs=1, fallback=["dear/big", "huge"])
+    settled = await run(
+        parts, response_schema=SCHEMA, schema_repairs=1, fallback=["dear/big", "huge"]
+    )
     assert parts.providers == ["default", "default", "dear", "default"]
     tally = OutcomeTally(("default", "dear"))
     tally.settled([settled])
@@ -337,13 +375,17 @@ async def test_a_reason_that_the_job_does_not_name_goes_to_no_other_model() -> N
 
 
 async def test_a_model_that_misses_the_schema_gives_way_and_the_next_one_is_repaired_too() -> None:
-    """The next model begins with the document's own request, and has as many repairs as the first."""
+    """The next model begins with the document's own request, and has as many repairs as the
+    first."""
     parts = Parts(answer(BAD), answer(BAD), answer(BAD), answer(GOOD))
     settled = await run(parts, response_schema=SCHEMA, schema_repairs=1, fallback=["big"])
     assert isinstance(settled.outcome, Done)
     assert [(sent["model"], len(sent["messages"])) for sent in parts.sent] == [
-        ("small", 1), ("small", 3), ("big", 1), ("big", 3),
-    ]  # fmt: skip
+        ("small", 1),
+        ("small", 3),
+        ("big", 1),
+        ("big", 3),
+    ]
     assert _batch([settled]).asked_again == [("job", 2, 1)]
 
 
@@ -355,7 +397,9 @@ async def test_a_retry_goes_on_with_the_model_that_it_had_come_to() -> None:
     [retry] = _batch([settled]).retries
     again = Parts(answer("fine"))
     header = orjson.loads(retry.raw)["headers"][SPENT_HEADER]
-    assert isinstance((await run(again, headers={SPENT_HEADER: header}, fallback=["big"])).outcome, Done)
+    assert isinstance(
+        (await run(again, headers={SPENT_HEADER: header}, fallback=["big"])).outcome, Done
+    )
     assert [sent["model"] for sent in again.sent] == ["big"]
 
 
@@ -372,7 +416,8 @@ async def test_a_retry_goes_on_with_the_model_that_it_had_come_to() -> None:
 async def test_while_a_breaker_is_open_another_provider_is_asked(
     fallback: Sequence[str], down: set[str], model: str
 ) -> None:
-    """Another model of the same provider would wait for the same breaker, and where all are open the first one is waited for."""
+    """Another model of the same provider would wait for the same breaker, and where all are open
+    the first one is waited for."""
     parts = Parts(answer("fine"))
     parts.down = down
     settled = await run(parts, fallback=list(fallback))
@@ -381,7 +426,9 @@ async def test_while_a_breaker_is_open_another_provider_is_asked(
 
 
 def gate(*served: str) -> ModelCheck:
-    """Of a worker that serves these models. Redis is not asked: every request here names its model."""
+    """Of a worker that serves these models.
+
+    Redis is not asked: every request here names its model."""
     unused: Any = None
     opened = ModelCheck("gpu", unused, unused)
     opened.open(Served(served))
@@ -389,12 +436,17 @@ def gate(*served: str) -> ModelCheck:
 
 
 async def test_a_document_goes_on_to_the_queue_of_the_next_model() -> None:
-    """In a lane whose workers host models: at once, uncounted, with its price in the books; a worker there asks that model."""
+    """In a lane whose workers host models: at once, uncounted, with its price in the books; a
+    worker there asks that model."""
     parts = Parts(OVERFLOW)
     parts.models = gate("small")
     settled = await run(parts, fallback=["big"], lane="gpu")
     assert isinstance(settled.outcome, Retry)
-    assert (settled.outcome.to, settled.outcome.after_s, settled.outcome.counted) == ("penstock.gpu.big", 0.0, False)
+    assert (settled.outcome.to, settled.outcome.after_s, settled.outcome.counted) == (
+        "penstock.gpu.big",
+        0.0,
+        False,
+    )
     batch = _batch([settled])
     [retry] = batch.retries
     assert (retry.queue, retry.calls, batch.asked_again) == ("penstock.gpu.big", 1, [("job", 0, 1)])
@@ -408,7 +460,8 @@ async def test_a_document_goes_on_to_the_queue_of_the_next_model() -> None:
 
 
 async def test_what_is_refused_before_it_is_sent_goes_on_too() -> None:
-    """A lane refuses a long prompt itself: nothing was begun or paid, so the message changes its queue."""
+    """A lane refuses a long prompt itself: nothing was begun or paid, so the message changes its
+    queue."""
     parts = Parts(OVERFLOW)
     parts.models, parts.refuses = gate("small"), {"small": OVERFLOW}
     settled = await run(parts, fallback=["big"], lane="gpu")
@@ -416,11 +469,18 @@ async def test_what_is_refused_before_it_is_sent_goes_on_too() -> None:
     assert (parts.sent, parts.steps) == ([], [])
     batch = _batch([settled])
     assert (batch.released, batch.asked_again) == ([], [("job", 0, 1)])
-    assert orjson.loads(_moved([settled])["penstock.gpu.big"][0][1])["headers"][SPENT_HEADER] == [0, 0, 0, 0, 1]
+    assert orjson.loads(_moved([settled])["penstock.gpu.big"][0][1])["headers"][SPENT_HEADER] == [
+        0,
+        0,
+        0,
+        0,
+        1,
+    ]
 
 
 async def test_a_worker_of_both_models_asks_the_next_one_itself() -> None:
-    """An adapter and its model, say: the document keeps its slot, and is dead only when none takes it."""
+    """An adapter and its model, say: the document keeps its slot, and is dead only when none takes
+    it."""
     parts = Parts(answer("fine"))
     parts.models, parts.refuses = gate("small", "big"), {"small": OVERFLOW}
     assert isinstance((await run(parts, fallback=["big"], lane="gpu")).outcome, Done)
@@ -432,11 +492,14 @@ async def test_a_worker_of_both_models_asks_the_next_one_itself() -> None:
 
 
 async def test_what_has_gone_on_is_never_asked_of_the_model_that_it_left() -> None:
-    """A retry may lie in the queue of a worker that serves the first model only: that one sends it on."""
+    """A retry may lie in the queue of a worker that serves the first model only: that one sends it
+    on."""
     parts = Parts(answer("fine"))
     parts.models = gate("small")
     headers = {SPENT_HEADER: [10, 5, 15, 0, 1]}
-    settled = await run(parts, headers=headers, queue="penstock.gpu.small", fallback=["big"], lane="gpu")
+    settled = await run(
+        parts, headers=headers, queue="penstock.gpu.small", fallback=["big"], lane="gpu"
+    )
     assert settled.outcome == Released("this worker does not serve big", to="penstock.gpu.big")
 
 
@@ -446,23 +509,35 @@ async def test_where_a_lane_has_no_room_for_another_queue_its_own_takes_what_goe
     parts.models = gate("small")
     settled = await run(parts, fallback=["big"], lane="gpu")
     [retry] = _batch([settled], frozenset({"penstock.gpu.big"})).retries
-    assert (retry.queue, orjson.loads(retry.raw)["properties"]["delivery_info"]["routing_key"]) == ("penstock.gpu",) * 2
+    assert (retry.queue, orjson.loads(retry.raw)["properties"]["delivery_info"]["routing_key"]) == (
+        "penstock.gpu",
+    ) * 2
 
 
-async def test_an_item_that_waits_for_a_breaker_is_given_to_the_next_model(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It does not wait for minutes for a provider that went down meanwhile: it is another attempt, not counted, of that model."""
+async def test_an_item_that_waits_for_a_breaker_is_given_to_the_next_model(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It does not wait for minutes for a provider that went down meanwhile: it is another attempt,
+    not counted, of that model."""
     monkeypatch.setattr(follow_ups, "LOOK_S", 0)
     parts = Waiting(answer("fine"))
     waited = await run(parts, fallback=["dear/big"])
     assert isinstance(waited.outcome, Retry)
-    assert (waited.outcome.after_s, waited.outcome.counted, parts.given_up) == (0, False, ["default"])
+    assert (waited.outcome.after_s, waited.outcome.counted, parts.given_up) == (
+        0,
+        False,
+        ["default"],
+    )
     again = await run(parts, fallback=["dear/big"])
     assert isinstance(again.outcome, Done)
     assert [sent["model"] for sent in parts.sent] == ["big"]
 
 
-async def test_an_item_waits_where_no_other_model_can_be_asked(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The models of a job share the provider that is down, or all are down: the turn is waited for, and used."""
+async def test_an_item_waits_where_no_other_model_can_be_asked(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The models of a job share the provider that is down, or all are down: the turn is waited for,
+    and used."""
     monkeypatch.setattr(follow_ups, "LOOK_S", 0)
     for fallback in (["other"], ["dear/big"]):
         parts = Waiting(answer("fine"), looks=3)
@@ -495,6 +570,7 @@ class Waiting(Parts):
 
 
 def test_every_reason_for_another_model_is_one_that_items_die_of() -> None:
-    """The producer's list and the workers' table are two: a name of one that the other has not would never count."""
+    """The producer's list and the workers' table are two: a name of one that the other has not
+    would never count."""
     assert set(get_args(FallbackReason)) <= set(FATES)
     assert set(get_args(FallbackReason)) >= USUAL_REASONS

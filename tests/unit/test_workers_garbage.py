@@ -1,4 +1,5 @@
-"""An item that has ended is freed at once: it leaves nothing that only the collector of cycles would find."""
+"""An item that has ended is freed at once: it leaves nothing that only the collector of cycles
+would find."""
 
 from __future__ import annotations
 
@@ -28,13 +29,17 @@ from penstock_workers.settings import ProviderSettings
 
 ITEMS = 200
 GOOD = Answer(
-    200, {}, b'{"choices":[{"message":{"content":"x"}}],"usage":{"prompt_tokens":5,"completion_tokens":1}}', 1
+    200,
+    {},
+    b'{"choices":[{"message":{"content":"x"}}],"usage":{"prompt_tokens":5,"completion_tokens":1}}',
+    1,
 )
 PROVIDER = ProviderSettings(base_url="http://127.0.0.1:9/v1")
 
 
 class Around:
-    """What stands around a runner: a lane that answers in turn with each of ``answers``, and stores that keep nothing."""
+    """What stands around a runner: a lane that answers in turn with each of ``answers``, and stores
+    that keep nothing."""
 
     def __init__(self, answers: list[Tried]) -> None:
         self.answers, self.asked, self.settled = answers, 0, Counter[str]()
@@ -104,7 +109,8 @@ def run(main: Callable[[], Awaitable[None]]) -> None:
 def test_items_that_have_ended_leave_nothing_to_collect(
     answers: list[Tried], outcome: str, cycles: Callable[[], Counter[str]]
 ) -> None:
-    """However an item's call ended, its message, its request and its answer are freed with its last reference (E1)."""
+    """However an item's call ended, its message, its request and its answer are freed with its last
+    reference (E1)."""
     around = Around(answers)
 
     async def main() -> None:

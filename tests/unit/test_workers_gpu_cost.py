@@ -35,7 +35,8 @@ class Clock:
 
 
 def test_what_overlaps_is_shared() -> None:
-    """Two items that compute side by side pay half of that time each, and idle time is charged to none."""
+    """Two items that compute side by side pay half of that time each, and idle time is charged to
+    none."""
     clock = Clock()
     shared = SharedTime(clock)
     first = shared.enter()
@@ -53,7 +54,9 @@ def test_what_overlaps_is_shared() -> None:
 
 
 @given(st.lists(st.tuples(st.floats(0, 50), st.floats(0, 50)), max_size=30))
-def test_all_items_together_cost_the_time_that_was_computed(spans: list[tuple[float, float]]) -> None:
+def test_all_items_together_cost_the_time_that_was_computed(
+    spans: list[tuple[float, float]],
+) -> None:
     """However they overlap: nothing is charged twice, and nothing computed is free."""
     clock = Clock()
     shared = SharedTime(clock)
@@ -72,7 +75,8 @@ def test_all_items_together_cost_the_time_that_was_computed(spans: list[tuple[fl
 
 
 async def test_a_turn_is_charged_once_whatever_the_answer_is() -> None:
-    """From its start to its conclusion; a failed answer has cost its time too, and a turn that never started nothing."""
+    """From its start to its conclusion; a failed answer has cost its time too, and a turn that
+    never started nothing."""
     clock, attempt = Clock(), make_attempt(lane="gpu")
     prices = CostSettings(usd_per_gpu_hour=3.6, gpus=2)
     admission = PricedAdmission(Unpaced(), prices, SharedTime(clock))
@@ -87,11 +91,14 @@ async def test_a_turn_is_charged_once_whatever_the_answer_is() -> None:
     turn.conclude(ANSWER, FAILED)
     clock.now += 10
     turn.release()
-    assert attempt.spent.cost_microusd == 10 * 2_000  # 7.20 dollars an hour are 2,000 millionths a second
+    assert (
+        attempt.spent.cost_microusd == 10 * 2_000
+    )  # 7.20 dollars an hour are 2,000 millionths a second
 
 
 def test_the_price_of_a_worker() -> None:
-    """Per card; that of spot machines counts on those only, and without a price nothing is charged."""
+    """Per card; that of spot machines counts on those only, and without a price nothing is
+    charged."""
     prices: dict[str, Any] = {"usd_per_gpu_hour": 4.0, "spot_usd_per_gpu_hour": 1.0, "gpus": 8}
     assert CostSettings(**prices).usd_per_hour == 32.0
     assert CostSettings(**prices, on_spot=True).usd_per_hour == 8.0
@@ -100,8 +107,11 @@ def test_the_price_of_a_worker() -> None:
 
 
 @pytest.mark.parametrize(("lane", "charged"), [("api", 2_000), ("embed", 0), ("gpu", 0)])
-def test_prices_of_providers_are_not_charged_to_a_model_of_ones_own(lane: Any, charged: int, tmp_path: Path) -> None:
-    """A job of such a lane names a provider too, `default`, whose prices have nothing to do with it (H10)."""
+def test_prices_of_providers_are_not_charged_to_a_model_of_ones_own(
+    lane: Any, charged: int, tmp_path: Path
+) -> None:
+    """A job of such a lane names a provider too, `default`, whose prices have nothing to do with it
+    (H10)."""
     url = f"sqlite:///{tmp_path}/ledger.db"
     priced = ProviderSettings(usd_per_mtok_in=100.0, usd_per_mtok_out=100.0)
     settings = WorkerSettings(database_url=url, providers={"default": priced})
@@ -113,7 +123,8 @@ def test_prices_of_providers_are_not_charged_to_a_model_of_ones_own(lane: Any, c
 
 
 def test_a_card_of_the_table_has_its_price_unless_one_is_given() -> None:
-    """By the name of its cloud; a spot price that the table does not have is unknown, and not that of demand."""
+    """By the name of its cloud; a spot price that the table does not have is unknown, and not that
+    of demand."""
     nebius: dict[str, Any] = {"card": "nebius/h100-sxm", "gpus": 2}
     assert CostSettings(**nebius).usd_per_hour == 5.9
     assert CostSettings(**nebius, on_spot=True).usd_per_hour == 2.5

@@ -1,6 +1,8 @@
-"""A job's own functions: what they may do, and that whatever else they do is the fate of their item alone.
+"""A job's own functions: what they may do, and that whatever else they do is the fate of their item
+alone.
 
-Most of it without a process: ``Here`` answers as a child does. What only a child can prove is in test_workers_children.py.
+Most of it without a process: ``Here`` answers as a child does. What only a child can prove is in
+test_workers_children.py.
 """
 
 from __future__ import annotations
@@ -35,7 +37,7 @@ from penstock_workers.item.slots import Slots
 BODY = b'{"model":"m","messages":[{"role":"user","content":"hello"}]}'
 REPLY = Reply(b'{"answer":1}', 200, "r", "m", "stop", 3, 2, "text", 5)
 
-MODULE = '''
+MODULE = """
 import asyncio, functools, threading, time
 from penstock_workers.hooks.contract import Invalid, Item
 
@@ -98,7 +100,7 @@ async def takes_none_later(): pass
 def sticks(item, *rest): gate.wait()
 async def sticks_later(item, *rest): await asyncio.Event().wait()
 def sticky_awaitable(item, *rest): return sticks_later(item)
-'''  # fmt: skip
+"""
 
 
 COUNTED = "import sys\nsys.counted = getattr(sys, 'counted', 0) + 1\n"
@@ -121,7 +123,9 @@ class Here:
     def __init__(self, timeout_s: float) -> None:
         self._calls = HookCalls(RunningCalls(new_file()), None, timeout_s)
 
-    async def ask(self, call: ImportHook | Preprocess | Postprocess, line: int = 0) -> protocol.ChildReply:
+    async def ask(
+        self, call: ImportHook | Preprocess | Postprocess, line: int = 0
+    ) -> protocol.ChildReply:
         return await self._calls.answer(1, call)
 
 
@@ -172,8 +176,12 @@ async def test_preprocess_may_return_an_item_of_its_own(at_work: JobCode, module
 
 
 async def test_postprocess_changes_what_is_stored(at_work: JobCode, module: str) -> None:
-    """The counts of the reply stay; a plain function runs in a thread of its own, an async one on the loop."""
-    plain, asynchronous = await after(at_work, f"{module}:enrich"), await after(at_work, f"{module}:enrich_later")
+    """The counts of the reply stay; a plain function runs in a thread of its own, an async one on
+    the loop."""
+    plain, asynchronous = (
+        await after(at_work, f"{module}:enrich"),
+        await after(at_work, f"{module}:enrich_later"),
+    )
     assert isinstance(plain, Reply)
     assert isinstance(asynchronous, Reply)
     assert orjson.loads(plain.body) == {"answer": 1, "doc": "doc", "asked": "m", "thread": "hook"}
@@ -182,7 +190,9 @@ async def test_postprocess_changes_what_is_stored(at_work: JobCode, module: str)
 
 
 @pytest.mark.parametrize(("name", "final"), [("refuse", False), ("refuse_for_good", True)])
-async def test_invalid_is_a_failure_of_its_own(at_work: JobCode, module: str, name: str, final: bool) -> None:
+async def test_invalid_is_a_failure_of_its_own(
+    at_work: JobCode, module: str, name: str, final: bool
+) -> None:
     """It is retried unless the hook says that this does not help."""
     said = await after(at_work, f"{module}:{name}")
     assert isinstance(said, Failure)
@@ -220,22 +230,35 @@ async def test_whatever_a_hook_raises_or_returns_ends_its_item_alone(
     assert isinstance(refused, Failure)
     for said, status in ((failure, None), (refused, 200)):
         assert said is not None
-        assert (said.name, said.status, said.detail.startswith(f"{module}:{name}: ")) == ("hook_failed", status, True)
+        assert (said.name, said.status, said.detail.startswith(f"{module}:{name}: ")) == (
+            "hook_failed",
+            status,
+            True,
+        )
         assert words in said.detail
     assert body == orjson.loads(BODY)
     assert (await before(at_work, f"{module}:louder"))[0] is None
 
 
-@pytest.mark.parametrize(("name", "words"), [("bad_body", "an item whose body is list"), ("no_json", "not JSON")])
-async def test_a_body_that_cannot_be_sent_is_a_failure(at_work: JobCode, module: str, name: str, words: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "words"), [("bad_body", "an item whose body is list"), ("no_json", "not JSON")]
+)
+async def test_a_body_that_cannot_be_sent_is_a_failure(
+    at_work: JobCode, module: str, name: str, words: str
+) -> None:
     """And the body of the item stays what it was."""
     failure, body = await before(at_work, f"{module}:{name}")
     assert failure is not None
-    assert (failure.name, words in failure.detail, body) == ("hook_failed", True, orjson.loads(BODY))
+    assert (failure.name, words in failure.detail, body) == (
+        "hook_failed",
+        True,
+        orjson.loads(BODY),
+    )
 
 
 @pytest.mark.parametrize(
-    ("name", "words"), [("no_json_answer", "not JSON"), ("endless", "not JSON"), ("huge", "1000 are allowed")]
+    ("name", "words"),
+    [("no_json_answer", "not JSON"), ("endless", "not JSON"), ("huge", "1000 are allowed")],
 )
 async def test_a_response_that_cannot_be_stored_is_a_failure(
     at_work: JobCode, module: str, name: str, words: str, monkeypatch: pytest.MonkeyPatch
@@ -247,29 +270,44 @@ async def test_a_response_that_cannot_be_stored_is_a_failure(
     assert (said.name, words in said.detail) == ("hook_failed", True)
 
 
-async def test_a_traceback_is_logged_once(at_work: JobCode, module: str, caplog: pytest.LogCaptureFixture) -> None:
-    """A hook that raises for every document has its traceback in the log once: a large job does not fill the disk."""
+async def test_a_traceback_is_logged_once(
+    at_work: JobCode, module: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A hook that raises for every document has its traceback in the log once: a large job does not
+    fill the disk."""
     with caplog.at_level(logging.WARNING, logger=job_code.__name__):
         for _ in range(3):
             await before(at_work, f"{module}:raises")
-    assert ["Traceback" in record.getMessage() for record in caplog.records if record.name == job_code.__name__] == [
-        True
-    ]
+    assert [
+        "Traceback" in record.getMessage()
+        for record in caplog.records
+        if record.name == job_code.__name__
+    ] == [True]
 
 
 @pytest.mark.parametrize("name", ["sticks", "sticks_later", "sticky_awaitable"])
 async def test_a_hook_that_hangs_costs_its_item_only(module: str, name: str) -> None:
     """After its time the item fails; threads that hang do not keep others from theirs."""
     at_work = hooks_here(0.05)
-    stuck = await asyncio.gather(*(before(at_work, f"{module}:{name}") for _ in range(hook_threads.HOOK_THREADS + 1)))
-    assert {failure.detail for failure, _ in stuck if failure} == {f"{module}:{name}: it took longer than 0.05 s"}
+    stuck = await asyncio.gather(
+        *(before(at_work, f"{module}:{name}") for _ in range(hook_threads.HOOK_THREADS + 1))
+    )
+    assert {failure.detail for failure, _ in stuck if failure} == {
+        f"{module}:{name}: it took longer than 0.05 s"
+    }
     assert len([failure for failure, _ in stuck if failure]) == hook_threads.HOOK_THREADS + 1
     assert (await before(hooks_here(), f"{module}:louder"))[0] is None
 
 
 async def test_waiting_for_a_thread_is_not_held_against_a_hook(module: str) -> None:
-    """More items than threads: each has its time from when it starts, and no more run at once than there are threads."""
-    threads, running, most, lock = hook_threads.HookThreads(RunningCalls(new_file())), 0, 0, threading.Lock()
+    """More items than threads: each has its time from when it starts, and no more run at once than
+    there are threads."""
+    threads, running, most, lock = (
+        hook_threads.HookThreads(RunningCalls(new_file())),
+        0,
+        0,
+        threading.Lock(),
+    )
     meet = threading.Barrier(hook_threads.HOOK_THREADS)
 
     def call() -> int:
@@ -282,13 +320,18 @@ async def test_waiting_for_a_thread_is_not_held_against_a_hook(module: str) -> N
             running -= 1
         return 1
 
-    said = await asyncio.gather(*(threads.run(1, call, 10) for _ in range(5 * hook_threads.HOOK_THREADS)))
+    said = await asyncio.gather(
+        *(threads.run(1, call, 10) for _ in range(5 * hook_threads.HOOK_THREADS))
+    )
     assert (sum(said), most) == (5 * hook_threads.HOOK_THREADS, hook_threads.HOOK_THREADS)
     threads.close()
 
 
-async def test_a_hook_that_always_hangs_pauses_its_job(module: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A few calls that hang are bad luck, more in a row are a broken hook; nothing further is paid for it."""
+async def test_a_hook_that_always_hangs_pauses_its_job(
+    module: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A few calls that hang are bad luck, more in a row are a broken hook; nothing further is paid
+    for it."""
     monkeypatch.setattr(job_code, "STUCK_MAX", 1)
     at_work = hooks_here(0.05)
     await before(at_work, f"{module}:sticks")
@@ -301,7 +344,9 @@ async def test_a_hook_that_always_hangs_pauses_its_job(module: str, monkeypatch:
 
 
 @pytest.mark.parametrize("name", ["sticks", "sticks_later"])
-async def test_a_cancelled_item_stops_waiting_for_its_hook(at_work: JobCode, module: str, name: str) -> None:
+async def test_a_cancelled_item_stops_waiting_for_its_hook(
+    at_work: JobCode, module: str, name: str
+) -> None:
     """Its lease is lost: the cancellation comes through, as itself."""
     task = asyncio.create_task(before(at_work, f"{module}:{name}"))
     await before(at_work, f"{module}:louder")
@@ -338,7 +383,9 @@ async def test_a_loop_that_closes_before_a_hook_returns_harms_nobody(module: str
         ("hooks_of_test:not_callable", "not_callable is int, not a function"),
     ],
 )
-async def test_a_hook_that_is_missing_is_named(at_work: JobCode, module: str, path: str, words: str) -> None:
+async def test_a_hook_that_is_missing_is_named(
+    at_work: JobCode, module: str, path: str, words: str
+) -> None:
     """The error names the hook, and what of it is missing."""
     with pytest.raises(HookMissing, match=rf"hook_missing: {path}") as caught:
         await before(at_work, path)
@@ -360,7 +407,9 @@ async def test_a_module_that_breaks_while_it_is_imported_is_found_when_it_is_men
     (tmp_path / "broken_hooks.py").write_text(text)
     with pytest.raises(HookMissing, match="cannot be imported here"):
         await before(at_work, "broken_hooks:f")
-    (tmp_path / "broken_hooks.py").write_text("def f(item):\n    return item  # of another length than before\n")
+    (tmp_path / "broken_hooks.py").write_text(
+        "def f(item):\n    return item  # of another length than before\n"
+    )
     assert (await before(at_work, "broken_hooks:f"))[0] is None
     sys.modules.pop("broken_hooks")
 
@@ -386,7 +435,9 @@ async def test_hooks_are_found_in_the_folder_of_the_worker(
         ([], "hooks_of_test:louder", False),
     ],
 )
-async def test_a_worker_may_allow_some_modules_only(module: str, allowed: list[str], path: str, works: bool) -> None:
+async def test_a_worker_may_allow_some_modules_only(
+    module: str, allowed: list[str], path: str, works: bool
+) -> None:
     """A module and what is inside it; names that only begin alike are others."""
     imports = HookImports(RunningCalls(new_file()), allowed)
     if works:
@@ -396,7 +447,9 @@ async def test_a_worker_may_allow_some_modules_only(module: str, allowed: list[s
         await imports.get(1, path)
 
 
-async def test_a_module_is_imported_once_for_all_that_ask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_module_is_imported_once_for_all_that_ask(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Hundreds of items start together; and the functions kept are bounded."""
     names = "".join(f"def f{number}(item): return item\n" for number in range(HOOKS_KEPT + 5))
     (tmp_path / "counted_hooks.py").write_text(COUNTED + names)
@@ -418,16 +471,21 @@ class NoProcess(Here):
         super().__init__(10)
         self.left = times
 
-    async def ask(self, call: ImportHook | Preprocess | Postprocess, line: int = 0) -> protocol.ChildReply:
+    async def ask(
+        self, call: ImportHook | Preprocess | Postprocess, line: int = 0
+    ) -> protocol.ChildReply:
         if self.left:
             self.left -= 1
             raise ChildBroken("no process could be started for hooks and schemas: out of memory")
         return await super().ask(call, line)
 
 
-async def test_a_paid_answer_waits_for_a_process(module: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An answer that was paid for is not thrown away, to be paid for again, because no process can be started at that moment;
-    only after ten minutes it is. After one of them no other document of its job is sent (A1)."""
+async def test_a_paid_answer_waits_for_a_process(
+    module: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An answer that was paid for is not thrown away, to be paid for again, because no process can
+    be started at that moment; only after ten minutes it is. After one of them no other document of
+    its job is sent (A1)."""
     monkeypatch.setattr(job_code, "START_AGAIN_S", (0.0, 0.0))
     monkeypatch.setattr(job_code, "KEPT_ON_S", (0.0, 0.0))
     asked = attempt(postprocess=f"{module}:enrich")
@@ -450,18 +508,25 @@ async def test_a_paid_answer_waits_for_a_process(module: str, monkeypatch: pytes
     assert unpaid.left == 98, "nothing is lost by pausing before the call"
 
 
-async def test_a_paid_answer_waits_for_its_hook(module: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where a new process cannot import the hook any more, in the middle of a deployment say, no further document is sent, and
-    the answers that are here are checked when it can be imported again (A1)."""
+async def test_a_paid_answer_waits_for_its_hook(
+    module: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where a new process cannot import the hook any more, in the middle of a deployment say, no
+    further document is sent, and the answers that are here are checked when it can be imported
+    again (A1)."""
     monkeypatch.setattr(job_code, "START_AGAIN_S", (0.0, 0.0))
 
     class Deploying(Here):
         left = 2
 
-        async def ask(self, call: ImportHook | Preprocess | Postprocess, line: int = 0) -> protocol.ChildReply:
+        async def ask(
+            self, call: ImportHook | Preprocess | Postprocess, line: int = 0
+        ) -> protocol.ChildReply:
             if self.left:
                 self.left -= 1
-                return protocol.Missing("hook_missing: hooks_of_test:enrich cannot be imported here")
+                return protocol.Missing(
+                    "hook_missing: hooks_of_test:enrich cannot be imported here"
+                )
             return await super().ask(call, line)
 
     pool: Any = Deploying(10)
@@ -474,18 +539,24 @@ async def test_a_paid_answer_waits_for_its_hook(module: str, monkeypatch: pytest
     await code.ready(asked)
 
 
-async def test_answers_without_their_hook_leave_half_of_the_slots(module: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """While a hook is gone for long, paid answers wait in half of the slots; the others say why and let their slot go, so that
-    the job pauses and other jobs go on (A1)."""
+async def test_answers_without_their_hook_leave_half_of_the_slots(
+    module: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While a hook is gone for long, paid answers wait in half of the slots; the others say why and
+    let their slot go, so that the job pauses and other jobs go on (A1)."""
     monkeypatch.setattr(job_code, "START_AGAIN_S", (0.0, 0.0))
     monkeypatch.setattr(job_code, "KEPT_ON_S", (0.0,) * 20)
 
     class Gone(Here):
         missing = True
 
-        async def ask(self, call: ImportHook | Preprocess | Postprocess, line: int = 0) -> protocol.ChildReply:
+        async def ask(
+            self, call: ImportHook | Preprocess | Postprocess, line: int = 0
+        ) -> protocol.ChildReply:
             if self.missing:
-                return protocol.Missing("hook_missing: hooks_of_test:enrich cannot be imported here")
+                return protocol.Missing(
+                    "hook_missing: hooks_of_test:enrich cannot be imported here"
+                )
             return await super().ask(call, line)
 
     pool: Any = Gone(10)
@@ -501,12 +572,15 @@ async def test_answers_without_their_hook_leave_half_of_the_slots(module: str, m
     kept = await asyncio.gather(*kept_on)
     assert all(isinstance(one, Reply) for one in kept)
     pool.missing = True
-    again = await asyncio.gather(*(code.accept(asked, REPLY) for _ in range(8)), return_exceptions=True)
+    again = await asyncio.gather(
+        *(code.accept(asked, REPLY) for _ in range(8)), return_exceptions=True
+    )
     assert all(isinstance(one, HookMissing) for one in again), "and none waits for ever"
 
 
 async def test_a_cut_answer_is_named_as_that_before_its_schema_is() -> None:
-    """Half a JSON is not the model's mistake: the failure says that it was cut, where, and what to raise."""
+    """Half a JSON is not the model's mistake: the failure says that it was cut, where, and what to
+    raise."""
 
     class Checks:
         async def ask(self, call: object, line: int = 0) -> protocol.ChildReply:
@@ -516,11 +590,14 @@ async def test_a_cut_answer_is_named_as_that_before_its_schema_is() -> None:
     code = JobCode(pool, pool, pool)
     asked = attempt(response_schema={"type": "object"})
     cut, whole = [
-        await code.accept(asked, msgspec.structs.replace(REPLY, finish_reason=reason)) for reason in ("length", "stop")
+        await code.accept(asked, msgspec.structs.replace(REPLY, finish_reason=reason))
+        for reason in ("length", "stop")
     ]
     assert isinstance(cut, Failure)
     assert isinstance(whole, Failure)
     assert (cut.name, whole.name, cut.refused) == ("answer_cut", "schema_mismatch", None)
     assert whole.refused == ("text", "$: it is not JSON")
-    assert cut.detail.startswith("the answer was cut after 2 tokens (finish_reason length): raise max_tokens")
+    assert cut.detail.startswith(
+        "the answer was cut after 2 tokens (finish_reason length): raise max_tokens"
+    )
     assert whole.detail == "the answer is not JSON"

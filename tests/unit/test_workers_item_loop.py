@@ -62,7 +62,12 @@ def test_without_uvloop_items_run_all_the_same(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_the_collector_walks_seldom_and_never_what_was_there_at_start(thresholds: None) -> None:
-    """Hundreds of items hold more new objects than Python's threshold: they are not walked with every few of them."""
+    """Hundreds of items hold more new objects than Python's threshold: they are not walked with
+    every few of them."""
     item_loop.spare_the_collector()
-    assert gc.get_threshold() == (item_loop.NEW_OBJECTS, item_loop.YOUNG_WALKS, item_loop.MIDDLE_WALKS)
+    assert gc.get_threshold() == (
+        item_loop.NEW_OBJECTS,
+        item_loop.YOUNG_WALKS,
+        item_loop.MIDDLE_WALKS,
+    )
     assert gc.get_freeze_count() > 10_000

@@ -1,4 +1,5 @@
-"""Whether an item stays with a worker: by the model that it names, or by the one that its job is bound to."""
+"""Whether an item stays with a worker: by the model that it names, or by the one that its job is
+bound to."""
 
 from __future__ import annotations
 
@@ -32,7 +33,10 @@ class Hot:
 
     def workers(self) -> list[WorkerSeen]:
         self.looks += 1
-        return [WorkerSeen(str(at), 0.0, {"lane": "gpu", SERVES: one.to_text()}) for at, one in enumerate(self.others)]
+        return [
+            WorkerSeen(str(at), 0.0, {"lane": "gpu", SERVES: one.to_text()})
+            for at, one in enumerate(self.others)
+        ]
 
     def bound(self, job_id: str) -> str | None:
         return self.bindings.get(job_id)
@@ -68,7 +72,8 @@ async def outcome_of(opened: ModelCheck, item: Attempt) -> Outcome | None:
 
 
 def test_items_from_the_models_own_queue_need_no_look() -> None:
-    """Their feed has read the model; those of the lane's queue and those that a hook may change are looked at."""
+    """Their feed has read the model; those of the lane's queue and those that a hook may change are
+    looked at."""
     opened = model_check(Hot())
     assert not opened.needs_look(attempt(b"{}", "penstock.gpu.tiny1"))
     assert opened.needs_look(attempt(b"{}", "penstock.gpu"))
@@ -94,7 +99,8 @@ async def test_an_item_of_another_model_goes_to_its_queue_uncounted() -> None:
 
 
 async def test_a_job_without_a_model_is_bound_to_the_one_that_is_served() -> None:
-    """The first item binds it, by the shortest name that all its workers share, and the fleet is looked at once per job."""
+    """The first item binds it, by the shortest name that all its workers share, and the fleet is
+    looked at once per job."""
     hot = Hot(TINY1, Served(("/mnt/tiny1", "tiny1")))
     opened = model_check(hot)
     assert [await outcome_of(opened, attempt(b"{}")) for _ in range(3)] == [None] * 3
@@ -112,7 +118,8 @@ async def test_a_bound_job_stays_with_its_model() -> None:
 
 
 async def test_a_binding_that_a_stranger_wrote_binds_nothing() -> None:
-    """A name that is not a queue of the lane is followed nowhere: the job is paused, and a person looks who can write there."""
+    """A name that is not a queue of the lane is followed nowhere: the job is paused, and a person
+    looks who can write there."""
     hot = Hot()
     hot.bindings["job"] = "penstock.api"
     outcome = await outcome_of(model_check(hot, TINY2), attempt(b"{}"))
@@ -121,8 +128,12 @@ async def test_a_binding_that_a_stranger_wrote_binds_nothing() -> None:
 
 
 async def test_with_several_models_the_job_is_paused_and_told() -> None:
-    """Which model answers must not be chance: the reason names those that are served, and what to do."""
+    """Which model answers must not be chance: the reason names those that are served, and what to
+    do."""
     outcome = await outcome_of(model_check(Hot(TINY1, TINY2)), attempt(b"{}"))
     assert isinstance(outcome, Parked)
     assert outcome.pauses
-    assert "serve several: tiny1 (1 worker), tiny2 (1 worker). Cancel it and submit it again" in outcome.why
+    assert (
+        "serve several: tiny1 (1 worker), tiny2 (1 worker). Cancel it and submit it again"
+        in outcome.why
+    )

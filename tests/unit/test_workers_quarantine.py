@@ -1,4 +1,5 @@
-"""Suspects: how narrow their groups are, that no two lines run together, and that crashes have an end."""
+"""Suspects: how narrow their groups are, that no two lines run together, and that crashes have an
+end."""
 
 from __future__ import annotations
 
@@ -14,7 +15,13 @@ from penstock_workers.item.attempt import Attempt, JobView
 from penstock_workers.item.deliveries import Delivery
 from penstock_workers.item.lane import Prepared, Request
 from penstock_workers.item.outcome import Dead, Done, Outcome
-from penstock_workers.item.run.quarantine import CRASHES_MAX, SUSPECT_AFTER_CRASHES, Cells, died_alone, line_of
+from penstock_workers.item.run.quarantine import (
+    CRASHES_MAX,
+    SUSPECT_AFTER_CRASHES,
+    Cells,
+    died_alone,
+    line_of,
+)
 from penstock_workers.settings import ProviderSettings
 
 GOOD = Answer(200, {}, b'{"choices":[{"message":{"content":"x"}}]}', 1)
@@ -91,19 +98,27 @@ async def outcome(parts: Parts, **spec: object) -> Outcome:
 
 
 async def test_an_item_without_hooks_is_counted_once_when_its_turn_has_come() -> None:
-    """The way that nearly every item takes: no more calls of Redis than before there was anything to isolate (A1)."""
+    """The way that nearly every item takes: no more calls of Redis than before there was anything
+    to isolate (A1)."""
     parts = Parts(crashes=0)
     assert isinstance(await outcome(parts), Done)
     assert parts.books.steps == ["admit", "begin", "infer"]
 
 
 async def test_a_hook_before_the_call_runs_while_the_start_is_counted() -> None:
-    """And waiting for a turn is not counted: no death is held against an item that only waits (A1, B7)."""
+    """And waiting for a turn is not counted: no death is held against an item that only waits (A1,
+    B7)."""
     parts = Parts(crashes=0)
     assert isinstance(await outcome(parts, preprocess="m:f"), Done)
     assert parts.books.steps == [
-        "ready", "begin", "preprocess, counted", "take back", "admit", "begin", "infer",
-    ]  # fmt: skip
+        "ready",
+        "begin",
+        "preprocess, counted",
+        "take back",
+        "admit",
+        "begin",
+        "infer",
+    ]
 
 
 async def test_a_suspect_waits_uncounted_and_is_tried_apart() -> None:
@@ -111,9 +126,18 @@ async def test_a_suspect_waits_uncounted_and_is_tried_apart() -> None:
     parts = Parts(SUSPECT_AFTER_CRASHES)
     assert isinstance(await outcome(parts, preprocess="m:f"), Done)
     assert parts.books.steps == [
-        "ready", "begin", "take back", "wait apart",
-        "ready", "begin", "preprocess, counted", "take back", "admit", "begin", "infer apart",
-    ]  # fmt: skip
+        "ready",
+        "begin",
+        "take back",
+        "wait apart",
+        "ready",
+        "begin",
+        "preprocess, counted",
+        "take back",
+        "admit",
+        "begin",
+        "infer apart",
+    ]
 
 
 async def test_a_suspect_that_ends_its_process_is_a_dead_letter() -> None:
@@ -124,7 +148,8 @@ async def test_a_suspect_that_ends_its_process_is_a_dead_letter() -> None:
 
 
 async def test_crashes_have_an_end() -> None:
-    """What is started again and again without a conclusion is a dead letter before it runs, whatever a child says (A1, B7)."""
+    """What is started again and again without a conclusion is a dead letter before it runs,
+    whatever a child says (A1, B7)."""
     parts = Parts(CRASHES_MAX)
     ended = await outcome(parts, preprocess="m:f")
     assert isinstance(ended, Dead)
@@ -134,7 +159,8 @@ async def test_crashes_have_an_end() -> None:
 
 
 def test_groups_are_wide_until_deaths_from_outside_are_unlikely() -> None:
-    """Two kills of a whole fleet cost no speed; who goes on crashing ends up alone before it is given up (A6)."""
+    """Two kills of a whole fleet cost no speed; who goes on crashing ends up alone before it is
+    given up (A6)."""
     assert [line_of(crashes) for crashes in range(CRASHES_MAX)] == [0, 0, 0, 0, 1, 2, 2]
 
 
@@ -178,7 +204,8 @@ async def crowd() -> Any:
 
 
 async def test_no_two_lines_run_together_and_each_has_its_turn(crowd: Crowd) -> None:
-    """Whatever is under heavier suspicion cannot take others with it; a busy line does not shut out the next (A6)."""
+    """Whatever is under heavier suspicion cannot take others with it; a busy line does not shut out
+    the next (A6)."""
     await crowd.come(0, 5)
     assert crowd.inside == [0, 0, 0]
     await crowd.come(2, 2)

@@ -1,4 +1,5 @@
-"""What Celery's events and `inspect` say of a request: whole or not at all, failures always, and never a document."""
+"""What Celery's events and `inspect` say of a request: whole or not at all, failures always, and
+never a document."""
 
 from __future__ import annotations
 
@@ -48,13 +49,23 @@ def app() -> Celery:
     return create_app(Settings("redis://127.0.0.1:1/0").for_app(), no_engine)
 
 
-def item(app: Celery, eventer: Eventer, *, doc: str = "doc-1", redelivered: bool = False, **more: Any) -> ItemRequest:
+def item(
+    app: Celery, eventer: Eventer, *, doc: str = "doc-1", redelivered: bool = False, **more: Any
+) -> ItemRequest:
     raw = encode_item(
-        ItemKey("job", 1, doc), queue=QUEUE, body=json.dumps({"prompt": SECRET}).encode(), ref=None, **more
+        ItemKey("job", 1, doc),
+        queue=QUEUE,
+        body=json.dumps({"prompt": SECRET}).encode(),
+        ref=None,
+        **more,
     )
-    message = Message(payload_of(raw), channel=SimpleNamespace(decode_body=lambda body, _encoding: body.encode()))
+    message = Message(
+        payload_of(raw), channel=SimpleNamespace(decode_body=lambda body, _encoding: body.encode())
+    )
     message.delivery_info["redelivered"] = redelivered
-    return ItemRequest(message, app=app, task=app.tasks["penstock.item"], eventer=eventer, headers=message.headers)
+    return ItemRequest(
+        message, app=app, task=app.tasks["penstock.item"], eventer=eventer, headers=message.headers
+    )
 
 
 def fail(request: ItemRequest) -> None:
@@ -96,7 +107,8 @@ def test_an_item_outside_the_sample_is_silent(app: Celery, watched: Eventer) -> 
 
 
 def test_a_failure_is_always_told_with_its_past(app: Celery, watched: Eventer) -> None:
-    """Outside the sample a dead letter's received and started are sent late, with their own times, and then its reason."""
+    """Outside the sample a dead letter's received and started are sent late, with their own times,
+    and then its reason."""
     request = item(app, watched)
     request.receive(EventSample(0.0))
     request.on_accepted(7, 0.0)
@@ -119,8 +131,11 @@ def test_a_retry_is_always_told(app: Celery, watched: Eventer) -> None:
 
 
 @pytest.mark.parametrize("before", [{"retries": 1}, {"calls": 2}, {"redelivered": True}])
-def test_what_came_before_is_told_to_its_end(app: Celery, watched: Eventer, before: dict[str, Any]) -> None:
-    """Else Flower would show a retried item as RETRY, and one of a lost worker as STARTED, for ever."""
+def test_what_came_before_is_told_to_its_end(
+    app: Celery, watched: Eventer, before: dict[str, Any]
+) -> None:
+    """Else Flower would show a retried item as RETRY, and one of a lost worker as STARTED, for
+    ever."""
     request = item(app, watched, **before)
     request.receive(EventSample(0.0))
     run(request)
@@ -138,7 +153,8 @@ def test_nobody_watches_nothing_is_sent(app: Celery, unwatched: Eventer) -> None
 
 
 def test_switched_on_while_it_runs(app: Celery, unwatched: Eventer) -> None:
-    """An item that was received before Flower came has no events of its later steps alone; should it fail, it has all of them."""
+    """An item that was received before Flower came has no events of its later steps alone; should
+    it fail, it has all of them."""
     quiet, failing = item(app, unwatched), item(app, unwatched)
     for request in (quiet, failing):
         request.receive(EventSample(1.0))
@@ -150,12 +166,17 @@ def test_switched_on_while_it_runs(app: Celery, unwatched: Eventer) -> None:
 
 
 def test_ids_are_shown_and_documents_are_not(app: Celery, watched: Eventer) -> None:
-    """Job, generation and document in a form that Flower's search reads; no word of the body in events or inspect."""
+    """Job, generation and document in a form that Flower's search reads; no word of the body in
+    events or inspect."""
     request = item(app, watched, doc="x" * 500)
     request.receive(EventSample(1.0))
     fail(request)
     shown = watched.sent[0][1]
-    assert ast.literal_eval(shown["kwargs"]) == {"job": "job", "gen": 1, "doc": "x" * (ID_MAX_CHARS - 1) + "…"}
+    assert ast.literal_eval(shown["kwargs"]) == {
+        "job": "job",
+        "gen": 1,
+        "doc": "x" * (ID_MAX_CHARS - 1) + "…",
+    }
     assert shown["root_id"] == "job"
     assert SECRET not in repr((watched.sent, request.info(), request.info(safe=True), request))
 
@@ -170,7 +191,9 @@ def test_long_reasons_are_cut(app: Celery, watched: Eventer) -> None:
     assert all(len(repr(event)) < 4 * ERROR_MAX_CHARS for event in watched.sent)
 
 
-@pytest.mark.parametrize("kwargs", [None, [1], "text", {"job": {"a": SECRET}, "doc": [SECRET] * 9, "gen": SECRET * 99}])
+@pytest.mark.parametrize(
+    "kwargs", [None, [1], "text", {"job": {"a": SECRET}, "doc": [SECRET] * 9, "gen": SECRET * 99}]
+)
 def test_odd_kwargs_are_survived(app: Celery, kwargs: Any) -> None:
     """Whatever a foreign client sends, what is shown is short and holds none of its objects."""
     request = item(app, Eventer("task"))
@@ -180,13 +203,19 @@ def test_odd_kwargs_are_survived(app: Celery, kwargs: Any) -> None:
 
 
 def test_a_submitted_job_shows_its_key_only(app: Celery) -> None:
-    """Celery clients put a kilobyte of a spec, prompt included, into their headers: no event and no log shows it."""
+    """Celery clients put a kilobyte of a spec, prompt included, into their headers: no event and no
+    log shows it."""
     body = json.dumps([[f"sql://user:{SECRET}@db", {"prompt": SECRET}], {"job_key": "nightly"}, {}])
     headers = {"id": "1", "task": "penstock.submit", "argsrepr": SECRET, "kwargsrepr": SECRET}
     message = SimpleNamespace(
-        headers=headers, body=body, payload=json.loads(body), delivery_info={}, properties={},
-        content_type="application/json", content_encoding="utf-8",
-    )  # fmt: skip
+        headers=headers,
+        body=body,
+        payload=json.loads(body),
+        delivery_info={},
+        properties={},
+        content_type="application/json",
+        content_encoding="utf-8",
+    )
     task = app.tasks["penstock.submit"]
     assert task.Request.endswith(DoorRequest.__name__)
     request = DoorRequest(message, app=app, task=task)
@@ -200,16 +229,28 @@ def test_a_submitted_job_shows_its_key_only(app: Celery) -> None:
 def door_request(app: Celery, payload: Any, **headers: Any) -> DoorRequest:
     given = {"id": "task-1", "task": "penstock.submit", "retries": 0, **headers}
     message = SimpleNamespace(
-        headers=given, body=json.dumps(payload), payload=payload, delivery_info={}, properties={},
-        content_type="application/json", content_encoding="utf-8",
-    )  # fmt: skip
-    return DoorRequest(message, app=app, task=app.tasks["penstock.submit"], body=message.body, headers=given)
+        headers=given,
+        body=json.dumps(payload),
+        payload=payload,
+        delivery_info={},
+        properties={},
+        content_type="application/json",
+        content_encoding="utf-8",
+    )
+    return DoorRequest(
+        message, app=app, task=app.tasks["penstock.submit"], body=message.body, headers=given
+    )
 
 
 def test_a_task_of_a_door_sends_no_other_tasks(app: Celery) -> None:
-    """Links, chains, chords, time limits and stamps of a sender reach neither what runs its task nor what reports it
-    (B30)."""
-    other = {"task": "penstock.item", "args": [], "kwargs": {}, "options": {"queue": "penstock.api"}}
+    """Links, chains, chords, time limits and stamps of a sender reach neither what runs its task
+    nor what reports it (B30)."""
+    other = {
+        "task": "penstock.item",
+        "args": [],
+        "kwargs": {},
+        "options": {"queue": "penstock.api"},
+    }
     embed = {
         "callbacks": [other],
         "errbacks": [other],
@@ -219,11 +260,19 @@ def test_a_task_of_a_door_sends_no_other_tasks(app: Celery) -> None:
         "is_eager": True,
     }
     request = door_request(
-        app, [["/data/a.jsonl", {}], {"job_key": "nightly"}, embed],
-        group="g", timelimit=[1, 1], stamped_headers=["s"], stamps={"s": 1}, shadow="other", reply_to="x",
-    )  # fmt: skip
+        app,
+        [["/data/a.jsonl", {}], {"job_key": "nightly"}, embed],
+        group="g",
+        timelimit=[1, 1],
+        stamped_headers=["s"],
+        stamps={"s": 1},
+        shadow="other",
+        reply_to="x",
+    )
     context = request._context
-    assert [context.callbacks, context.errbacks, context.chain, context.chord, context.group] == [None] * 5
+    assert [context.callbacks, context.errbacks, context.chain, context.chord, context.group] == [
+        None
+    ] * 5
     assert request.body == (["/data/a.jsonl", {}], {"job_key": "nightly"}, {})
     assert request.content_type is None, "the body is not parsed again, with what was left out"
     assert (request.id, request.name, request.time_limits, request.stamps) == (
@@ -247,8 +296,10 @@ def test_a_task_of_a_door_sends_no_other_tasks(app: Celery) -> None:
         ([[], [1], {}], {}),
     ],
 )
-def test_odd_tasks_of_doors_are_refused_before_they_wait(app: Celery, payload: Any, headers: dict[str, Any]) -> None:
-    """A task for later would fill the memory of its process, and one of another shape would end in Celery's own code;
-    both are kept aside (B8)."""
+def test_odd_tasks_of_doors_are_refused_before_they_wait(
+    app: Celery, payload: Any, headers: dict[str, Any]
+) -> None:
+    """A task for later would fill the memory of its process, and one of another shape would end in
+    Celery's own code; both are kept aside (B8)."""
     with pytest.raises(InvalidTaskError):
         door_request(app, payload, **headers)

@@ -1,4 +1,5 @@
-"""Runs of 404s, 403s, redirects and pages: one is the document's own, many without a success pause the job."""
+"""Runs of 404s, 403s, redirects and pages: one is the document's own, many without a success pause
+the job."""
 
 from __future__ import annotations
 
@@ -34,11 +35,15 @@ class Job:
         self._runs, self._name, self._spec = runs, name, spec
 
     def attempt(self, sent_at: float | None = None) -> Attempt:
-        attempt = make_attempt(job_id=self._name, settings=ProviderSettings(base_url="http://gateway/v2"), **self._spec)
+        attempt = make_attempt(
+            job_id=self._name, settings=ProviderSettings(base_url="http://gateway/v2"), **self._spec
+        )
         attempt.sent_at = now() if sent_at is None else sent_at
         return attempt
 
-    def answered(self, happened: Failure | Reply, sent_at: float | None = None, *, on: str | None = None) -> Weighed:
+    def answered(
+        self, happened: Failure | Reply, sent_at: float | None = None, *, on: str | None = None
+    ) -> Weighed:
         """``on``: the path that the line names, where it is not the job's."""
         attempt = self.attempt(sent_at)
         attempt.job = replace(attempt.job, named_endpoint=on)
@@ -76,32 +81,42 @@ async def settled() -> None:
 
 
 NO_FORMAT = Failure(
-    "bad_request", "HTTP 400: Invalid parameter: 'response_format' of type 'json_schema' is not supported", 400
+    "bad_request",
+    "HTTP 400: Invalid parameter: 'response_format' of type 'json_schema' is not supported",
+    400,
 )
 
 
 def test_a_provider_that_takes_no_schemas_pauses_the_job_with_the_fix() -> None:
-    """All requests carry the job's format, so 400s that name it are not the documents' fault: the pause says what to do."""
+    """All requests carry the job's format, so 400s that name it are not the documents' fault: the
+    pause says what to do."""
 
     async def body(runs: Runs) -> None:
         job = Job(runs, response_schema={"type": "object"})
         weigheds = await asyncio.gather(*(job.answered(NO_FORMAT) for _ in range(PAUSES_AT)))
         assert all(weighed is not None and weighed.pauses for weighed in weigheds)
         why = weigheds[0].why if weigheds[0] is not None else ""
-        assert "with --response-format json_object or none, and say in the prompt which JSON is wanted" in why
+        assert (
+            "with --response-format json_object or none, and say in the prompt which JSON is wanted"
+            in why
+        )
 
     play(body)
 
 
 def test_lines_for_a_path_that_the_provider_has_not_cost_themselves_alone() -> None:
-    """However many there are, where it answers the job otherwise. Else the address may be wrong, and the job pauses."""
+    """However many there are, where it answers the job otherwise.
+
+    Else the address may be wrong, and the job pauses."""
 
     async def body(runs: Runs) -> None:
         job, elsewhere = Job(runs), Job(runs, "elsewhere")
         await job.answered(GOOD)
         lines = (job.answered(NOT_FOUND, on="/v1/embeddings") for _ in range(3 * PAUSES_AT))
         assert set(await asyncio.gather(*lines)) == {None}
-        blocked = await asyncio.gather(*(job.answered(FORBIDDEN, on="/v1/embeddings") for _ in range(PAUSES_AT)))
+        blocked = await asyncio.gather(
+            *(job.answered(FORBIDDEN, on="/v1/embeddings") for _ in range(PAUSES_AT))
+        )
         assert all(one is not None and one.pauses for one in blocked)
         lines = (elsewhere.answered(NOT_FOUND, on="/v1/embeddings") for _ in range(PAUSES_AT))
         assert all(one is not None and one.pauses for one in await asyncio.gather(*lines))
@@ -116,7 +131,9 @@ def test_a_path_that_was_answered_before_is_no_unknown_one() -> None:
         job = Job(runs)
         await job.answered(GOOD)
         await job.answered(GOOD, on="/v1/embeddings")
-        lost = await asyncio.gather(*(job.answered(NOT_FOUND, on="/v1/embeddings") for _ in range(PAUSES_AT)))
+        lost = await asyncio.gather(
+            *(job.answered(NOT_FOUND, on="/v1/embeddings") for _ in range(PAUSES_AT))
+        )
         assert all(one is not None and one.pauses for one in lost)
 
     play(body)
@@ -127,22 +144,29 @@ def test_a_path_that_was_answered_before_is_no_unknown_one() -> None:
     [
         (NO_FORMAT, {}),
         (NO_FORMAT, {"response_schema": {"type": "object"}, "response_format": "none"}),
-        (Failure("bad_request", "HTTP 400: no such message", 400), {"response_schema": {"type": "object"}}),
+        (
+            Failure("bad_request", "HTTP 400: no such message", 400),
+            {"response_schema": {"type": "object"}},
+        ),
     ],
 )
 def test_other_400s_are_the_documents_own(failure: Failure, spec: dict[str, Any]) -> None:
-    """A format that a line brings itself, and a 400 about something else, cost their document only."""
+    """A format that a line brings itself, and a 400 about something else, cost their document
+    only."""
 
     async def body(runs: Runs) -> None:
         job = Job(runs, **spec)
-        assert set(await asyncio.gather(*(job.answered(failure) for _ in range(PAUSES_AT)))) == {None}
+        assert set(await asyncio.gather(*(job.answered(failure) for _ in range(PAUSES_AT)))) == {
+            None
+        }
 
     play(body)
 
 
 @pytest.mark.parametrize("failure", [NOT_FOUND, FORBIDDEN], ids=["404", "403"])
 def test_a_wrong_url_pauses_the_job_and_kills_no_document(failure: Failure) -> None:
-    """Of 256 requests that are all answered 404, or 403 by a firewall, none is a dead letter: the job pauses (A7)."""
+    """Of 256 requests that are all answered 404, or 403 by a firewall, none is a dead letter: the
+    job pauses (A7)."""
 
     async def body(runs: Runs) -> None:
         job = Job(runs)
@@ -190,8 +214,12 @@ def test_a_url_that_breaks_in_mid_job_kills_no_document() -> None:
     play(body)
 
 
-@pytest.mark.parametrize(("first", "wait_s"), [(None, UNPROVEN_WAIT_S), (GOOD, PROVEN_WAIT_S)], ids=["new", "proven"])
-def test_the_last_document_of_a_job_does_not_wait_for_ever(first: Reply | None, wait_s: float) -> None:
+@pytest.mark.parametrize(
+    ("first", "wait_s"), [(None, UNPROVEN_WAIT_S), (GOOD, PROVEN_WAIT_S)], ids=["new", "proven"]
+)
+def test_the_last_document_of_a_job_does_not_wait_for_ever(
+    first: Reply | None, wait_s: float
+) -> None:
     """Where no other answer comes, a 404 is the document's own after a while (A7)."""
 
     async def body(runs: Runs) -> None:
@@ -220,7 +248,8 @@ def test_answers_far_apart_make_a_run_all_the_same() -> None:
 
 
 def test_after_a_run_one_document_goes_first() -> None:
-    """A resumed job is tried with one document at a time until one succeeds, and then runs at full speed (A7)."""
+    """A resumed job is tried with one document at a time until one succeeds, and then runs at full
+    speed (A7)."""
 
     async def body(runs: Runs) -> None:
         job = Job(runs)

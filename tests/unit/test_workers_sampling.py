@@ -54,7 +54,8 @@ def test_the_hash_is_the_same_everywhere() -> None:
 
 
 def test_a_fixed_share_is_kept_whatever_the_pace(clock: Clock) -> None:
-    """event_sample = 0.1 takes a tenth of 50,000 items of one second, though their ids only count up."""
+    """event_sample = 0.1 takes a tenth of 50,000 items of one second, though their ids only count
+    up."""
     sample = EventSample(0.1, clock=clock)
     taken = sum(sample.takes(tag) for tag in ids(50_000))
     assert 4_500 <= taken <= 5_500

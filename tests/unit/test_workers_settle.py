@@ -48,7 +48,9 @@ def attempt(doc: str) -> Attempt:
 
 def done(doc: str) -> Settled:
     made = attempt(doc)
-    return Settled(made, Done(Result(made.key, 200, b'{"answer": 1}', None, "m", "stop", 1, 1, 0, 5, 1, 1)))
+    return Settled(
+        made, Done(Result(made.key, 200, b'{"answer": 1}', None, "m", "stop", 1, 1, 0, 5, 1, 1))
+    )
 
 
 def key_of(settled: Settled) -> ItemKey:
@@ -83,7 +85,9 @@ class House:
         self.stores = Stores()
         self.outcomes: dict[str, Outcome] = {}
         stores: Any = self.stores
-        self.settler = Settler(self, stores, Failpoints(), OutcomeTally(("default",)), group_max=500, linger_s=0.0)
+        self.settler = Settler(
+            self, stores, Failpoints(), OutcomeTally(("default",)), group_max=500, linger_s=0.0
+        )
 
     def started(self, delivery: Delivery) -> None:
         """Nothing waits for it here."""
@@ -114,7 +118,8 @@ def refuse(doc: str, error: Exception, kind: type = object) -> Callable[[Settled
 
 
 async def test_a_refused_result_is_found_and_becomes_a_dead_letter(house: House) -> None:
-    """Of 400 outcomes one that SQL will never take becomes a dead letter with its reason; all others are stored (A4)."""
+    """Of 400 outcomes one that SQL will never take becomes a dead letter with its reason; all
+    others are stored (A4)."""
     house.stores.sql = refuse("d123", FOR_GOOD, Done)
     await house.settle(*(done(f"d{number}") for number in range(400)))
     assert len(house.stores.rows) == len(house.outcomes) == 400
@@ -132,7 +137,8 @@ async def test_a_refused_result_is_found_and_becomes_a_dead_letter(house: House)
 
 
 async def test_what_no_row_can_hold_is_set_aside(house: House) -> None:
-    """An item whose very key is refused is kept for a person, with the reason, and holds up nothing (A4)."""
+    """An item whose very key is refused is kept for a person, with the reason, and holds up nothing
+    (A4)."""
     house.stores.sql = refuse("odd", FOR_GOOD)
     await house.settle(done("a"), done("odd"), done("b"))
     assert set(house.stores.rows) == {"a", "b"}
@@ -141,10 +147,15 @@ async def test_what_no_row_can_hold_is_set_aside(house: House) -> None:
     assert "cannot contain NUL" in outcome.why
 
 
-async def test_a_retry_that_redis_never_takes_is_set_aside_and_a_result_stands(house: House) -> None:
-    """Redis's refusal of one conclusion touches no other; what SQL holds is concluded, what only Redis would hold kept (A4)."""
+async def test_a_retry_that_redis_never_takes_is_set_aside_and_a_result_stands(
+    house: House,
+) -> None:
+    """Redis's refusal of one conclusion touches no other; what SQL holds is concluded, what only
+    Redis would hold kept (A4)."""
     wrong = redis.ResponseError("WRONGTYPE Operation against a key holding the wrong kind of value")
-    house.stores.redis = lambda settled: (_ for _ in ()).throw(wrong) if "odd" in key_of(settled).doc_id else None
+    house.stores.redis = lambda settled: (
+        (_ for _ in ()).throw(wrong) if "odd" in key_of(settled).doc_id else None
+    )
     later = attempt("odd-retry")
     await house.settle(done("a"), done("odd-result"), Settled(later, Retry(1.0, "again")))
     assert isinstance(house.outcomes["job_a:a"], Done)
@@ -152,8 +163,11 @@ async def test_a_retry_that_redis_never_takes_is_set_aside_and_a_result_stands(h
     assert isinstance(house.outcomes["job_a:odd-retry"], Unreadable)
 
 
-async def test_an_outage_is_waited_for_and_shown(house: House, caplog: pytest.LogCaptureFixture) -> None:
-    """While SQL is away nothing is given up; its cause is in the stats and, once, in the log (A4)."""
+async def test_an_outage_is_waited_for_and_shown(
+    house: House, caplog: pytest.LogCaptureFixture
+) -> None:
+    """While SQL is away nothing is given up; its cause is in the stats and, once, in the log
+    (A4)."""
     failures, seen = iter(range(50)), []
 
     def away(_: Settled) -> None:
@@ -203,8 +217,8 @@ async def test_only_a_start_that_was_counted_is_taken_back() -> None:
 
 
 async def test_an_item_whose_job_has_left_the_lane_is_dropped() -> None:
-    """Its message is acknowledged without an outcome; where it waits for a quota, that pauses no job that is elsewhere. In the
-    lane that the job has now it starts."""
+    """Its message is acknowledged without an outcome; where it waits for a quota, that pauses no
+    job that is elsewhere. In the lane that the job has now it starts."""
     ledger = Ledger()
     ledger.lane = "batch"
     here, there = (Starts(ledger, None, None, lane) for lane in ("api", "batch"))  # type: ignore[arg-type]  # SQL is not asked
@@ -213,7 +227,9 @@ async def test_an_item_whose_job_has_left_the_lane_is_dropped() -> None:
     with pytest.raises(TurnedAway) as away:
         await here.begin(attempt("a"))
     await there.begin(attempt("a"))
-    vouched = await here.vouch(attempt("a"), attempt("a").job, Parked("the wallet is empty", pauses=True))
+    vouched = await here.vouch(
+        attempt("a"), attempt("a").job, Parked("the wallet is empty", pauses=True)
+    )
     for starts in (here, there):
         await starts.close()
     for outcome in (away.value.outcome, vouched):
@@ -223,10 +239,13 @@ async def test_an_item_whose_job_has_left_the_lane_is_dropped() -> None:
 
 
 async def test_a_start_that_cannot_be_counted_holds_up_no_other() -> None:
-    """An id that no client can send is set aside at begin, and the items that began with it go (B5)."""
+    """An id that no client can send is set aside at begin, and the items that began with it go
+    (B5)."""
     starts = Starts(Ledger(), None, None)  # type: ignore[arg-type]  # SQL is not asked
     starts.start()
-    begun = await asyncio.gather(*(starts.begin(attempt(doc)) for doc in ("a", "\ud800", "b")), return_exceptions=True)
+    begun = await asyncio.gather(
+        *(starts.begin(attempt(doc)) for doc in ("a", "\ud800", "b")), return_exceptions=True
+    )
     await starts.close()
     assert begun[0] is begun[2] is None
     assert isinstance(begun[1], TurnedAway)
@@ -253,7 +272,8 @@ class Clock:
 def test_liveness_fails_when_something_waits_too_long_for_a_store_that_answers(
     trouble: Trouble | None, silent_s: float, lives: bool
 ) -> None:
-    """An outage ends no worker however long it lasts; a store that answers and takes nothing does, after the limit (B5)."""
+    """An outage ends no worker however long it lasts; a store that answers and takes nothing does,
+    after the limit (B5)."""
     clock = Clock()
     writer = StoreWriter("SQL", ThreadPoolExecutor(1), FailureLog(logging.getLogger()), cap_s=1)
     backlog = Backlog("outcomes wait", (writer,), clock=clock)
@@ -262,22 +282,29 @@ def test_liveness_fails_when_something_waits_too_long_for_a_store_that_answers(
     assert backlog.overdue() is None
     clock.now += 1
     if trouble is not None:
-        writer.outage = StoreOutage("SQL", trouble, "OperationalError: no", 1_000.0, 7, clock.now - silent_s)
+        writer.outage = StoreOutage(
+            "SQL", trouble, "OperationalError: no", 1_000.0, 7, clock.now - silent_s
+        )
     assert (backlog.overdue() is None) == lives
     backlog.take()
     backlog.done(more=True)
     assert backlog.overdue() is None, "what waits now came after that group was taken"
 
 
-def test_a_cause_is_told_in_full_once_and_then_now_and_then(caplog: pytest.LogCaptureFixture) -> None:
-    """Twenty jobs that fail alike, ten times a second for half a minute, make two lines and one traceback (A14)."""
+def test_a_cause_is_told_in_full_once_and_then_now_and_then(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Twenty jobs that fail alike, ten times a second for half a minute, make two lines and one
+    traceback (A14)."""
     clock = Clock()
     failures = FailureLog(logging.getLogger("test"), clock=clock)
     with caplog.at_level(logging.WARNING):
         for _ in range(10 * int(REPEATED_EACH_S) + 1):
             for job in range(20):
                 failures.tell(
-                    "a job cannot be steered", redis.ReadOnlyError(f"READONLY job_{job}"), "next tick tries again"
+                    "a job cannot be steered",
+                    redis.ReadOnlyError(f"READONLY job_{job}"),
+                    "next tick tries again",
                 )
             clock.now += 0.1
     assert len(caplog.records) == 2
@@ -306,7 +333,8 @@ class Fed:
 
 
 async def test_a_stranger_gets_no_dead_letter_and_pauses_no_job() -> None:
-    """What is decided before an item has begun counts for fed documents only; waiting outside the queue is for all (B6)."""
+    """What is decided before an item has begun counts for fed documents only; waiting outside the
+    queue is for all (B6)."""
     fed: Any = Fed()
     starts = Starts(fed, fed, fed)
     starts.start()
@@ -332,7 +360,8 @@ async def test_a_stranger_gets_no_dead_letter_and_pauses_no_job() -> None:
 
 
 async def test_a_slot_is_held_until_the_outcome_is_in_sql(house: House) -> None:
-    """A death repeats the calls of what SQL does not have; for Redis, which can be rebuilt, no slot waits."""
+    """A death repeats the calls of what SQL does not have; for Redis, which can be rebuilt, no slot
+    waits."""
     slots, may_store = Slots(2), threading.Event()
     at_sql = threading.Event()
     waiting = {doc: done(doc) for doc in ("d1", "d2")}
@@ -360,9 +389,15 @@ async def test_a_group_does_not_linger_while_others_wait_for_what_it_holds() -> 
     stores, held = Stores(), asyncio.Event()
     bridge, parts = House(), cast(Any, stores)
     settler = Settler(
-        bridge, parts, Failpoints(), OutcomeTally(("default",)), group_max=500, linger_s=3600.0,
-        on_durable=lambda _: held.set(), is_short=lambda waiting: waiting >= 3,
-    )  # fmt: skip
+        bridge,
+        parts,
+        Failpoints(),
+        OutcomeTally(("default",)),
+        group_max=500,
+        linger_s=3600.0,
+        on_durable=lambda _: held.set(),
+        is_short=lambda waiting: waiting >= 3,
+    )
     settler.start()
     for doc in ("d1", "d2", "d3"):
         assert not stores.transactions

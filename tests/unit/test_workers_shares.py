@@ -1,4 +1,5 @@
-"""Who may have how much in a queue: each job something, the urgent ones little, and together no more than there is."""
+"""Who may have how much in a queue: each job something, the urgent ones little, and together no
+more than there is."""
 
 from __future__ import annotations
 
@@ -33,8 +34,11 @@ def test_the_parts_are_the_whole(flows: list[Flow]) -> None:
 
 
 @given(FLOWS, st.integers(1, 500), st.integers(1, 50_000))
-def test_everybody_feeds_and_the_urgent_never_fill_the_front(flows: list[Flow], front: int, window: int) -> None:
-    """No job gets nothing; at the front are urgent jobs only, with no more than there is room for, and at least one."""
+def test_everybody_feeds_and_the_urgent_never_fill_the_front(
+    flows: list[Flow], front: int, window: int
+) -> None:
+    """No job gets nothing; at the front are urgent jobs only, with no more than there is room for,
+    and at least one."""
     found = shares(flows, front, window)
     assert found.keys() == {flow.job for flow in flows}
     assert min(share.documents for share in found.values()) >= 1
@@ -43,20 +47,29 @@ def test_everybody_feeds_and_the_urgent_never_fill_the_front(flows: list[Flow], 
     assert at_front.keys() <= urgent
     assert sum(at_front.values()) <= front
     assert bool(at_front) == bool(urgent)
-    assert sum(share.documents for share in found.values() if not share.urgent) <= window + len(flows)
+    assert sum(share.documents for share in found.values() if not share.urgent) <= window + len(
+        flows
+    )
 
 
 def test_weights_count_inside_a_tenant_and_tenants_share_evenly() -> None:
     """Tenants have equal shares of the window, divided among their jobs by weight."""
     flows = [Flow("a", "1", weight=1), Flow("a", "2", weight=3), Flow("b", "3", weight=0.01)]
-    assert shares(flows, 1, 800) == {"1": Share(100, False), "2": Share(300, False), "3": Share(400, False)}
+    assert shares(flows, 1, 800) == {
+        "1": Share(100, False),
+        "2": Share(300, False),
+        "3": Share(400, False),
+    }
 
 
 def test_low_work_gets_a_small_part_while_other_work_lives_and_all_of_it_alone() -> None:
-    """A low job has one part to a normal job's `CLASS_STEP`, and the whole window when it is alone."""
+    """A low job has one part to a normal job's `CLASS_STEP`, and the whole window when it is
+    alone."""
     low, normal = Flow(job="low", priority=Priority.LOW), Flow(job="normal")
     both = shares([low, normal], 1, 900)
-    assert both["normal"].documents == pytest.approx(CLASS_STEP * both["low"].documents, abs=CLASS_STEP)
+    assert both["normal"].documents == pytest.approx(
+        CLASS_STEP * both["low"].documents, abs=CLASS_STEP
+    )
     assert shares([low], 1, 900)["low"] == Share(900, False)
 
 
@@ -67,8 +80,11 @@ def test_urgent_work_leaves_the_window_to_the_others() -> None:
 
 
 def test_urgent_jobs_beyond_the_places_at_the_front_are_fed_as_normal_ones() -> None:
-    """Where urgent jobs outnumber the places at the front, the rest share the window as normal jobs."""
+    """Where urgent jobs outnumber the places at the front, the rest share the window as normal
+    jobs."""
     flows = [Flow(job=str(number), priority=Priority.URGENT) for number in range(4)]
     found = shares([*flows, Flow(job="n")], 2, 300)
-    assert [found[str(number)] for number in range(4)] == [Share(1, True)] * 2 + [Share(100, False)] * 2
+    assert [found[str(number)] for number in range(4)] == [Share(1, True)] * 2 + [
+        Share(100, False)
+    ] * 2
     assert found["n"] == Share(100, False)

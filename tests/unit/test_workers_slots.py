@@ -49,7 +49,9 @@ async def test_an_urgent_item_is_let_in_before_those_who_wait() -> None:
 
     await slots.take(DEFAULT_FLOW)
     waiting = [item(f"n{number}", Flow(job="big")) for number in range(20)]
-    waiting += [item(f"u{number}", Flow(job="small", priority=Priority.URGENT)) for number in range(2)]
+    waiting += [
+        item(f"u{number}", Flow(job="small", priority=Priority.URGENT)) for number in range(2)
+    ]
     tasks = [asyncio.create_task(one) for one in waiting]
     await settle_loop()
     slots.give_up()
@@ -62,7 +64,10 @@ async def test_a_cancelled_waiter_takes_no_slot() -> None:
     """Cancelling one who waits, even in the instant it was let in, leaves the slot for the next."""
     slots = Slots(1)
     await slots.take(DEFAULT_FLOW)
-    first, second = asyncio.create_task(slots.take(DEFAULT_FLOW)), asyncio.create_task(slots.take(DEFAULT_FLOW))
+    first, second = (
+        asyncio.create_task(slots.take(DEFAULT_FLOW)),
+        asyncio.create_task(slots.take(DEFAULT_FLOW)),
+    )
     await settle_loop()
     slots.give_up()  # lets `first` in …
     first.cancel()  # … which is cancelled before it runs

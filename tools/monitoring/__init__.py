@@ -1,1 +1,2 @@
-"""Makes alert rules, dashboards and the tables of the docs from `penstock_workers.metrics.catalogue`."""
+"""Makes alert rules, dashboards and the tables of the docs from
+`penstock_workers.metrics.catalogue`."""

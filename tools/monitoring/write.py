@@ -1,4 +1,5 @@
-"""`python -m tools.monitoring.write`: everything that is made from the catalogue, written into a checkout of the project.
+"""`python -m tools.monitoring.write`: everything that is made from the catalogue, written into a
+checkout of the project.
 
 `--check` writes nothing and fails when a file is not as it would be written.
 """
@@ -23,7 +24,9 @@ BEGIN, END = "<!-- made by tools.monitoring.write: begin -->", "<!-- end -->"
 
 
 def made_files(root: Path) -> Iterator[tuple[Path, str]]:
-    """Path and content of each file. Of documents only what stands between the marks is made. Raises ValueError."""
+    """Path and content of each file.
+
+    Of documents only what stands between the marks is made. Raises ValueError."""
     yield root / FILES / "alerts.yaml", rules_yaml()
     for dashboard in DASHBOARDS:
         yield root / FILES / "dashboards" / f"{dashboard.uid}.json", dashboard_json(dashboard)
@@ -32,11 +35,17 @@ def made_files(root: Path) -> Iterator[tuple[Path, str]]:
 
 
 def table() -> str:
-    lines = ["| metric | kind | labels | unit | reported by | what it is |", "|---|---|---|---|---|---|"]
+    lines = [
+        "| metric | kind | labels | unit | reported by | what it is |",
+        "|---|---|---|---|---|---|",
+    ]
     metrics: tuple[Metric | DoorMetric, ...] = (*CATALOGUE, *OF_DOORS)
     for metric in metrics:
         labels = ", ".join(f"`{label}`" for label in metric.labels)
-        lines.append(f"| `{metric}` | {metric.kind} | {labels} | {metric.unit} | {metric.source} | {metric.help} |")
+        lines.append(
+            f"| `{metric}` | {metric.kind} | {labels} | {metric.unit} | {metric.source} | "
+            f"{metric.help} |"
+        )
     return "\n".join(lines) + "\n"
 
 
@@ -44,13 +53,17 @@ def _between_marks(path: Path, text: str) -> str:
     before, begin, rest = path.read_text("utf-8").partition(BEGIN)
     _, end, after = rest.partition(END)
     if not begin or not end:
-        raise ValueError(f"{path} lacks the marks {BEGIN} and {END}: put them where the made part belongs")
+        raise ValueError(
+            f"{path} lacks the marks {BEGIN} and {END}: put them where the made part belongs"
+        )
     return f"{before}{BEGIN}\n{text}{END}{after}"
 
 
 def main() -> int:
     stale = [
-        (path, text) for path, text in made_files(Path.cwd()) if not path.exists() or path.read_text("utf-8") != text
+        (path, text)
+        for path, text in made_files(Path.cwd())
+        if not path.exists() or path.read_text("utf-8") != text
     ]
     for path, text in stale:
         sys.stdout.write(f"{path}\n")

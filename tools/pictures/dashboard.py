@@ -1,4 +1,6 @@
-"""Take the pictures in docs/images: `python -m tools.pictures.dashboard`. Needs Chromium, and redis-server as the tests do."""
+"""Take the pictures in docs/images: `python -m tools.pictures.dashboard`.
+
+Needs Chromium, and redis-server as the tests do."""
 
 from __future__ import annotations
 

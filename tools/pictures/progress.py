@@ -1,4 +1,6 @@
-"""Take the pictures of a run in docs/images: `python -m tools.pictures.progress`. It runs the demo in a terminal of its own."""
+"""Take the pictures of a run in docs/images: `python -m tools.pictures.progress`.
+
+It runs the demo in a terminal of its own."""
 
 from __future__ import annotations
 
@@ -28,7 +30,9 @@ LARGEST: Final = 40_000  # bytes of a picture
 
 PANEL: Final = re.compile(r"╭─.*?╯", re.DOTALL)
 SHARE: Final = re.compile(r"(\d+(?:\.\d+)?) %")
-MOVES: Final = re.compile(r"\x1b\[[\d;?]*[A-HJKSTfhlsu]")  # of the cursor; colours end in m and stay
+MOVES: Final = re.compile(
+    r"\x1b\[[\d;?]*[A-HJKSTfhlsu]"
+)  # of the cursor; colours end in m and stay
 WEB_FONTS: Final = re.compile(
     r"@font-face \{.*?\}\s*", re.DOTALL
 )  # rich names them; the reader's own font does as well
@@ -36,7 +40,14 @@ WEB_FONTS: Final = re.compile(
 
 def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
-        demo = [sys.executable, str(ROOT / "examples/demo.py"), "--out", "demo", "--docs", str(DOCS)]
+        demo = [
+            sys.executable,
+            str(ROOT / "examples/demo.py"),
+            "--out",
+            "demo",
+            "--docs",
+            str(DOCS),
+        ]
         shown = in_terminal(demo, folder)
     shown = MOVES.sub("", shown.replace("\r\n", "\n").replace("\r", ""))
     panels = [found[0] for found in PANEL.finditer(shown)]
@@ -51,7 +62,11 @@ def in_terminal(command: list[str], folder: str) -> str:
     """All that the command writes to a terminal of its own, run in ``folder``."""
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", LINES, COLUMNS, 0, 0))
-    environment = os.environ | {"TERM": "xterm-256color", "COLUMNS": str(COLUMNS), "LINES": str(LINES)}
+    environment = os.environ | {
+        "TERM": "xterm-256color",
+        "COLUMNS": str(COLUMNS),
+        "LINES": str(LINES),
+    }
     process = subprocess.Popen(  # noqa: S603 -- our own demo
         command, cwd=folder, env=environment, stdin=subprocess.DEVNULL, stdout=theirs, stderr=theirs
     )
@@ -87,7 +102,13 @@ def account_of(end: str) -> Iterator[str]:
 
 
 def write(name: str, text: str) -> None:
-    console = Console(record=True, width=COLUMNS, file=io.StringIO(), force_terminal=True, color_system="truecolor")
+    console = Console(
+        record=True,
+        width=COLUMNS,
+        file=io.StringIO(),
+        force_terminal=True,
+        color_system="truecolor",
+    )
     console.print(Text.from_ansi(text.rstrip()), soft_wrap=True)
     path = FOLDER / f"{name}.svg"
     path.write_text(WEB_FONTS.sub("", console.export_svg(title="penstock", unique_id=name)))

@@ -1,7 +1,8 @@
-"""What the site shows besides docs/: the README as its first page, and every file of the repository that a page links to.
+"""What the site shows besides docs/: the README as its first page, and every file of the repository
+that a page links to.
 
-MkDocs calls the two functions at the end (its "hooks"). Links in pages are written as a reader of the repository needs them;
-here they are turned to where the same file is on the site.
+MkDocs calls the two functions at the end (its "hooks"). Links in pages are written as a reader of
+the repository needs them; here they are turned to where the same file is on the site.
 """
 
 from __future__ import annotations
@@ -39,14 +40,17 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def generated(path: str, config: MkDocsConfig) -> File:
-    """A file of the repository as one of the site. Only the first page is in the nav, which the strict build has to know."""
+    """A file of the repository as one of the site.
+
+    Only the first page is in the nav, which the strict build has to know."""
     file = File.generated(config, uri_of(path), abs_src_path=str(ROOT / path))
     file.inclusion = InclusionLevel.INCLUDED if path == HOME else InclusionLevel.NOT_IN_NAV
     return file
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Turn each link to where its file is on the site; a link to no file stays, and the strict build refuses it."""
+    """Turn each link to where its file is on the site; a link to no file stays, and the strict
+    build refuses it."""
     path = path_of(page.file.src_uri)
 
     def turned(match: re.Match[str]) -> str:

@@ -1,4 +1,5 @@
-"""Start one worker process: Celery's own worker, for a lane, or for the control loop alone (`control`)."""
+"""Start one worker process: Celery's own worker, for a lane, or for the control loop alone
+(`control`)."""
 
 from __future__ import annotations
 
@@ -18,9 +19,15 @@ __all__ = ["run_worker"]
 
 
 def run_worker(
-    lane: str, *, concurrency: int | None = None, name: str | None = None, hosted: Mapping[str, Any] | None = None
+    lane: str,
+    *,
+    concurrency: int | None = None,
+    name: str | None = None,
+    hosted: Mapping[str, Any] | None = None,
 ) -> NoReturn:
-    """Run until SIGTERM, and exit: 0 after a drain. ``hosted`` overrides the lane's own settings (`gpu`, `embed`).
+    """Run until SIGTERM, and exit: 0 after a drain.
+
+    ``hosted`` overrides the lane's own settings (`gpu`, `embed`).
 
     Raises SettingsError for unusable settings, and UnknownLane.
     """
@@ -43,9 +50,13 @@ def _worker_main(app: PenstockApp, name: str) -> int:
     from penstock_workers.celery_app.ending import THIS_PROCESS
     from penstock_workers.celery_app.machine_end import THIS_PROCESS as MACHINE_END
 
-    # Not through Celery's command line: that imports Flower, a prompt and a highlighter, a third of a worker's start.
+    # Not through Celery's command line: that imports Flower, a prompt and a highlighter, a third of
+    # a worker's start.
     worker = app.Worker(
-        hostname=host_format(default_nodename(name)), loglevel=logging.WARNING, without_mingle=True, without_gossip=True
+        hostname=host_format(default_nodename(name)),
+        loglevel=logging.WARNING,
+        without_mingle=True,
+        without_gossip=True,
     )
     worker.start()
     status = int(worker.exitcode or THIS_PROCESS.status)

@@ -4,7 +4,8 @@
     amqps://…?ssl_ca_certs=/ca.pem                  over TLS; certificate and host name are checked
     amqp://host/vhost;amqp://host2/vhost            nodes of one cluster: when one is down, the next one is tried
 
-TLS options in the query are named as in ``redis_url``: ``ssl_ca_certs``, ``ssl_certfile``, ``ssl_keyfile``, ``ssl_cert_reqs``.
+TLS options in the query are named as in ``redis_url``: ``ssl_ca_certs``, ``ssl_certfile``,
+``ssl_keyfile``, ``ssl_cert_reqs``.
 """
 
 from __future__ import annotations
@@ -18,7 +19,9 @@ __all__ = ["AmqpAddress"]
 
 SCHEMES: Final = ("amqp", "amqps")
 SEPARATOR: Final = ";"  # kombu's, between nodes
-SCHEME_PREFIX: Final = "penstock"  # put before the scheme of each node, it makes kombu use Penstock's transport
+SCHEME_PREFIX: Final = (
+    "penstock"  # put before the scheme of each node, it makes kombu use Penstock's transport
+)
 _TLS_FILES: Final = ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile")
 _CERT_REQS: Final = {"required": ssl.CERT_REQUIRED, "none": ssl.CERT_NONE}
 
@@ -28,7 +31,9 @@ class AmqpAddress:
     """Nodes of one RabbitMQ. Make one with ``parse``."""
 
     urls: tuple[str, ...] = field(repr=False)  # hold passwords; without their queries
-    tls: dict[str, Any] | None = field(default=None, repr=False)  # as py-amqp names it; None = no TLS
+    tls: dict[str, Any] | None = field(
+        default=None, repr=False
+    )  # as py-amqp names it; None = no TLS
 
     @classmethod
     def parse(cls, text: str) -> Self:
@@ -60,7 +65,10 @@ def _split(url: str) -> SplitResult:
     if node.scheme not in SCHEMES or "://" not in url:
         raise ValueError("start it with amqp:// or amqps:// (a Redis goes into redis_url)")
     if not node.hostname or port == 0 or node.fragment:
-        raise ValueError("write amqp://user:password@host:5672/vhost, and %-encode what is special in the password")
+        raise ValueError(
+            "write amqp://user:password@host:5672/vhost, and %-encode what is special in the "
+            "password"
+        )
     return node
 
 
@@ -68,14 +76,20 @@ def _tls(node: SplitResult) -> dict[str, Any] | None:
     options = dict(parse_qsl(node.query))
     unknown = [name for name in options if name not in (*_TLS_FILES, "ssl_cert_reqs")]
     if unknown or (options and node.scheme != "amqps"):
-        raise ValueError(f"options are {', '.join((*_TLS_FILES, 'ssl_cert_reqs'))}, and go with amqps:// only")
+        raise ValueError(
+            f"options are {', '.join((*_TLS_FILES, 'ssl_cert_reqs'))}, and go with amqps:// only"
+        )
     if node.scheme != "amqps":
         return None
     reqs = options.pop("ssl_cert_reqs", "required")
     if reqs not in _CERT_REQS:
         raise ValueError("ssl_cert_reqs is `required` or `none`")
     files = {name.removeprefix("ssl_"): path for name, path in options.items()}
-    return {**files, "cert_reqs": _CERT_REQS[reqs], "server_hostname": None if reqs == "none" else node.hostname}
+    return {
+        **files,
+        "cert_reqs": _CERT_REQS[reqs],
+        "server_hostname": None if reqs == "none" else node.hostname,
+    }
 
 
 def _without_password(node: SplitResult) -> str:

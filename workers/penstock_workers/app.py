@@ -1,4 +1,5 @@
-"""The app for Celery's own command line, ``celery -A penstock_workers.app worker``, and ``create_app`` with your settings."""
+"""The app for Celery's own command line, ``celery -A penstock_workers.app worker``, and
+``create_app`` with your settings."""
 
 from __future__ import annotations
 

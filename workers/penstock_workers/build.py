@@ -12,7 +12,15 @@ from functools import partial
 from importlib.metadata import version
 from typing import TYPE_CHECKING
 
-from penstock_ledger import AnswerBook, Drained, JobStore, OutcomeStore, Provenance, RedisLedger, TenantBudgets
+from penstock_ledger import (
+    AnswerBook,
+    Drained,
+    JobStore,
+    OutcomeStore,
+    Provenance,
+    RedisLedger,
+    TenantBudgets,
+)
 from penstock_ledger.redaction import redact
 from penstock_producer.feed.served import Served
 from penstock_workers.children.child_pool import ChildPool
@@ -73,7 +81,9 @@ class _Parts:
 
 
 class WorkerEngine:
-    """The items of a worker with all that they need, opened and closed together. Implements ``deliveries.ItemEngine``."""
+    """The items of a worker with all that they need, opened and closed together.
+
+    Implements ``deliveries.ItemEngine``."""
 
     def __init__(
         self,
@@ -86,7 +96,9 @@ class WorkerEngine:
         self._settings = settings
         self._consume = consume
         self._decided = decided
-        self._slots = settings.concurrency  # items that run at once; an engine that is up may say more
+        self._slots = (
+            settings.concurrency
+        )  # items that run at once; an engine that is up may say more
         self._model: ServedModel | None = None  # in lanes that host one
         self._row = lane_row(settings.lane)
         self._lane = lane or self._row.make(settings)
@@ -117,14 +129,27 @@ class WorkerEngine:
         self._host = ItemHost(parts.runner, parts.settler, parts.waits)
         # closed in the opposite order
         for part in (
-            self._lane, parts.causes, parts.admission, parts.code, parts.starts, parts.runner.reuse, parts.settler
-        ):  # fmt: skip
+            self._lane,
+            parts.causes,
+            parts.admission,
+            parts.code,
+            parts.starts,
+            parts.runner.reuse,
+            parts.settler,
+        ):
             self._parts.push_async_callback(part.close)
         self._heartbeat = Heartbeat(stores.hot, process_name(), self._describe, self._note_queues)
         loads = served_by(settings)
-        if loads is not None and parts.models is not None:  # it may load for minutes, and status shows how far it is
+        if (
+            loads is not None and parts.models is not None
+        ):  # it may load for minutes, and status shows how far it is
             self._model = ServedModel(
-                settings, loads, stores.hot, parts.models, consume=self._consume, announce=self._heartbeat.beat
+                settings,
+                loads,
+                stores.hot,
+                parts.models,
+                consume=self._consume,
+                announce=self._heartbeat.beat,
             )
             self._heartbeat.beat()
         await self._lane.start()
@@ -168,11 +193,15 @@ class WorkerEngine:
         causes = Causes(stores.hot.failing.note)
         admission = self._priced(self._row.admission(settings, self._lane))
         reads = Reads(book, Bodies(stores.database, settings), waits.others)
-        models = None if served_by(settings) is None else ModelCheck(settings.lane, stores.hot, reads)
+        models = (
+            None if served_by(settings) is None else ModelCheck(settings.lane, stores.hot, reads)
+        )
         answers = AnswerBook(
-            stores.redis, f"{process_name()}-{secrets.token_hex(4)}", most=settings.cache_entries,
+            stores.redis,
+            f"{process_name()}-{secrets.token_hex(4)}",
+            most=settings.cache_entries,
             lease_s=settings.visibility_timeout_s,
-        )  # fmt: skip
+        )
         runner = ItemRunner(
             bridge=bridge,
             lane=self._lane,
@@ -184,7 +213,9 @@ class WorkerEngine:
             starts=starts,
             causes=causes,
             waits=waits,
-            policy=RetryPolicy(settings.retry_base_s, settings.retry_cap_s, settings.max_retry_after_s),
+            policy=RetryPolicy(
+                settings.retry_base_s, settings.retry_cap_s, settings.max_retry_after_s
+            ),
             failpoints=self._failpoints,
             reuse=Reuse(answers, outcomes, starts.begin, waits.others),
             runs=Runs(settings.pause_after_run),
@@ -224,14 +255,19 @@ class WorkerEngine:
         return {**self._host.stats(), **self._settler.stats()}
 
     def stuck(self) -> str | None:
-        """A control loop beside the items may be stuck: its leases then end, others lead its jobs, and the items go on."""
-        return next((why for backlog in self._backlogs if (why := backlog.overdue()) is not None), None)
+        """A control loop beside the items may be stuck: its leases then end, others lead its jobs,
+        and the items go on."""
+        return next(
+            (why for backlog in self._backlogs if (why := backlog.overdue()) is not None), None
+        )
 
     def trouble(self) -> str | None:
         loading = self._lane.gauges().get("loading")
         if loading is not None:
             return f"the model loads: {loading}"
-        return next((what for backlog in self._backlogs if (what := backlog.trouble()) is not None), None)
+        return next(
+            (what for backlog in self._backlogs if (what := backlog.trouble()) is not None), None
+        )
 
     def figures(self) -> Iterator[Sample]:
         lane = self._settings.lane
@@ -241,7 +277,9 @@ class WorkerEngine:
             yield from bound_figures(lane, "starting")
             return
         yield from self._host.figures(lane)
-        yield catalogue.UNSETTLED_OLDEST(max(backlog.oldest_s() for backlog in self._backlogs), lane)
+        yield catalogue.UNSETTLED_OLDEST(
+            max(backlog.oldest_s() for backlog in self._backlogs), lane
+        )
         if self._tracing is not None:
             yield from self._tracing.sink.figures()
         gauges = self._lane.gauges()
@@ -254,7 +292,8 @@ class WorkerEngine:
             yield from self._control.figures()
 
     def _priced(self, admission: Admission) -> Admission:
-        """Charged by time in lanes that host a model; where its price is not known, their answers are counted as such."""
+        """Charged by time in lanes that host a model; where its price is not known, their answers
+        are counted as such."""
         if self._row.serves is None:
             return admission
         return PricedAdmission(admission, self._settings.cost, self._computing)
@@ -270,7 +309,11 @@ class WorkerEngine:
 
     def _served(self) -> Served:
         """What the lane serves, now that it is up."""
-        served = self._row.announces(self._lane) if self._row.announces is not None else served_by(self._settings)
+        served = (
+            self._row.announces(self._lane)
+            if self._row.announces is not None
+            else served_by(self._settings)
+        )
         assert served is not None, "asked of lanes that host a model"
         return served
 
@@ -280,11 +323,14 @@ class WorkerEngine:
             self._model.note_queues()
 
     async def _report_drain(self) -> None:
-        """Write the drain's figures to Redis: the metrics of a process that has ended are not read."""
+        """Write the drain's figures to Redis: the metrics of a process that has ended are not
+        read."""
         if self._held_at_drain is None or self._hot is None:
             return
         finished = min(self._held_at_drain, self._ended() - self._ended_before)
-        drained = Drained(self._settings.lane, finished=finished, requeued=self._held_at_drain - finished)
+        drained = Drained(
+            self._settings.lane, finished=finished, requeued=self._held_at_drain - finished
+        )
         try:
             await asyncio.to_thread(self._hot.note_drain, drained)
         except Exception as error:
@@ -305,7 +351,11 @@ class WorkerEngine:
         suspects = 0 if self._host is None else self._host.suspects()
         return {
             **hooks,
-            **({} if away is None else {"store_away": away.away() or "", "store_s": f"{away.oldest_s():.0f}"}),
+            **(
+                {}
+                if away is None
+                else {"store_away": away.away() or "", "store_s": f"{away.oldest_s():.0f}"}
+            ),
             **({"suspects": str(suspects)} if suspects else {}),
             "lane": self._settings.lane,
             "concurrency": str(self._slots),
@@ -329,7 +379,8 @@ def _after_settling(also: Durable | None, group: Sequence[Settled]) -> None:
 def build_engine(
     settings: WorkerSettings, *, consume: Consume | None = None, decided: DecidedTimes | None = None
 ) -> ItemEngine:
-    """``decided`` gets what came of the times of schedules, where this worker runs the control loop."""
+    """``decided`` gets what came of the times of schedules, where this worker runs the control
+    loop."""
     if settings.lane == CONTROL_LANE:
         from penstock_workers.control import ControlEngine
 

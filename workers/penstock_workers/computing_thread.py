@@ -20,8 +20,8 @@ class ComputingThread(threading.Thread):
 def exit_process(status: int) -> NoReturn:
     """End this process as ``sys.exit`` does; at once where a model still computes.
 
-    The libraries that compute have threads of their own, and abort the process (SIGABRT) that takes them down while they
-    are at work: a worker whose drain was over would look as if it had crashed.
+    The libraries that compute have threads of their own, and abort the process (SIGABRT) that takes
+    them down while they are at work: a worker whose drain was over would look as if it had crashed.
     """
     if not any(isinstance(thread, ComputingThread) for thread in threading.enumerate()):
         sys.exit(status)

@@ -1,4 +1,5 @@
-"""What came of the planned times of schedules, on its way from the control loop to those who show it."""
+"""What came of the planned times of schedules, on its way from the control loop to those who show
+it."""
 
 from __future__ import annotations
 

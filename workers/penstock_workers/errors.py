@@ -62,11 +62,15 @@ class UnknownLane(WorkerError):
     exit_status = EXIT_USAGE
 
     def __init__(self, lane: str, known: Collection[str]) -> None:
-        super().__init__(f"lane {lane!r} is not available in this worker; available: {', '.join(sorted(known))}")
+        super().__init__(
+            f"lane {lane!r} is not available in this worker; available: {', '.join(sorted(known))}"
+        )
 
 
 class JobCannotRun(WorkerError):
-    """A worker cannot run a job as it is. The job pauses with this text as its reason, and its items wait."""
+    """A worker cannot run a job as it is.
+
+    The job pauses with this text as its reason, and its items wait."""
 
 
 class HookMissing(JobCannotRun):
@@ -88,8 +92,9 @@ class TooManyNames(WorkerError):
 
     def __init__(self, lane: str, number: int, most: int) -> None:
         super().__init__(
-            f"lane {lane}: this worker would serve {number} names, adapters included, and each is a queue that it looks into; "
-            f"at most {most}: give the rest of them to other workers of the same model"
+            f"lane {lane}: this worker would serve {number} names, adapters included, and each is "
+            f"a queue that it looks into; at most {most}: give the rest of them to other workers "
+            "of the same model"
         )
 
 
@@ -98,8 +103,9 @@ class EngineAway(WorkerError):
 
     def __init__(self, url: str, wait_s: float, lane: str) -> None:
         super().__init__(
-            f"{lane}.upstream_url = {url!r}: no model was loaded there within {lane}.upstream_wait_s = {wait_s:g} s; "
-            f"look at that server's log, correct the address, or allow more time (PENSTOCK_{lane.upper()}__UPSTREAM_WAIT_S)"
+            f"{lane}.upstream_url = {url!r}: no model was loaded there within "
+            f"{lane}.upstream_wait_s = {wait_s:g} s; look at that server's log, correct the "
+            f"address, or allow more time (PENSTOCK_{lane.upper()}__UPSTREAM_WAIT_S)"
         )
 
 
@@ -138,7 +144,9 @@ class EndpointRefused(JobCannotRun):
 
 
 class DoorRefused(WorkerError):
-    """A task of a Celery client cannot be done. Its text goes back to the client and holds nothing of documents."""
+    """A task of a Celery client cannot be done.
+
+    Its text goes back to the client and holds nothing of documents."""
 
     exit_status = EXIT_USAGE
 
@@ -157,18 +165,20 @@ class UnknownProvider(JobCannotRun):
 
 
 class PricesMissing(JobCannotRun):
-    """A job, or its ``tenant``, has a budget, and this worker does not know what its provider charges: each answer would count as
-    free."""
+    """A job, or its ``tenant``, has a budget, and this worker does not know what its provider
+    charges: each answer would count as free."""
 
     exit_status = EXIT_USAGE
 
-    def __init__(self, provider: str, model: str | None, budget_usd: float, tenant: str | None = None) -> None:
+    def __init__(
+        self, provider: str, model: str | None, budget_usd: float, tenant: str | None = None
+    ) -> None:
         whose = "the job's budget" if tenant is None else f"the monthly budget of tenant {tenant!r}"
         super().__init__(
             f"prices_missing: {whose} is {budget_usd:g} USD, and this worker knows no price of "
-            f"{'its models' if model is None else f'model {model!r}'} at provider {provider!r}; set "
-            f"providers.{provider}.usd_per_mtok_in and usd_per_mtok_out (US dollars per million tokens), restart the workers and "
-            "resume the job"
+            f"{'its models' if model is None else f'model {model!r}'} at provider {provider!r}; "
+            f"set providers.{provider}.usd_per_mtok_in and usd_per_mtok_out (US dollars per "
+            "million tokens), restart the workers and resume the job"
         )
 
 
@@ -191,9 +201,10 @@ class PlainHttp(WorkerError):
 
     def __init__(self, provider: str, url: str, variable: str) -> None:
         super().__init__(
-            f"providers.{provider}.base_url = {url!r} would get the key of {variable} over plain http, readable on the way; "
-            f"use https://, remove api_key_env for a server without keys, or, for a private network, set "
-            f"allow_plain_http = true in [providers.{provider}]"
+            f"providers.{provider}.base_url = {url!r} would get the key of {variable} over plain "
+            "http, readable on the way; use https://, remove api_key_env for a server without "
+            "keys, or, for a private network, set allow_plain_http = true in "
+            f"[providers.{provider}]"
         )
 
 
@@ -209,8 +220,8 @@ class ModelMissing(WorkerError):
             else f"= {name!r} names neither a model's folder nor a package that carries one"
         )
         super().__init__(
-            f"setting {setting} {seen}; give the folder that holds its config.json (--model, or {setting} in "
-            "penstock.toml). Penstock downloads no models"
+            f"setting {setting} {seen}; give the folder that holds its config.json (--model, or "
+            f"{setting} in penstock.toml). Penstock downloads no models"
         )
 
 
@@ -229,7 +240,10 @@ class PackageMissing(WorkerError):
     exit_status = EXIT_USAGE
 
     def __init__(self, lane: str, package: str, extra: str) -> None:
-        super().__init__(f"lane {lane} needs {package}, which is not installed here: pip install 'penstock[{extra}]'")
+        super().__init__(
+            f"lane {lane} needs {package}, which is not installed here: pip install "
+            f"'penstock[{extra}]'"
+        )
 
 
 class TracingMissing(WorkerError):
@@ -239,6 +253,7 @@ class TracingMissing(WorkerError):
 
     def __init__(self, share: float, module: str | None) -> None:
         super().__init__(
-            f"setting trace_share = {share:g} needs OpenTelemetry, and {module or 'a part of it'} is not installed here: "
-            "pip install 'penstock[otel]', or set trace_share (PENSTOCK_TRACE_SHARE) to 0"
+            f"setting trace_share = {share:g} needs OpenTelemetry, and {module or 'a part of it'} "
+            "is not installed here: pip install 'penstock[otel]', or set trace_share "
+            "(PENSTOCK_TRACE_SHARE) to 0"
         )

@@ -1,8 +1,9 @@
 """Named places where a test, or an operator, can make a worker die.
 
-A failpoint is written ``<place>[:<doc_id>]:<act>`` and several are separated by commas, for example ``infer:doc-7:kill`` or
-``after_commit:kill``. The acts: ``kill`` (SIGKILL to this process), ``raise`` (an unexpected error), and ``cuda``, which only
-the place ``engine`` has: what torch raises once the context of a GPU is lost. Off unless the setting ``failpoints`` names one.
+A failpoint is written ``<place>[:<doc_id>]:<act>`` and several are separated by commas, for example
+``infer:doc-7:kill`` or ``after_commit:kill``. The acts: ``kill`` (SIGKILL to this process),
+``raise`` (an unexpected error), and ``cuda``, which only the place ``engine`` has: what torch
+raises once the context of a GPU is lost. Off unless the setting ``failpoints`` names one.
 """
 
 from __future__ import annotations
@@ -14,13 +15,29 @@ from dataclasses import dataclass
 from penstock_workers.errors import FailpointHit, InvalidFailpoint
 
 PLACES = (
-    "infer", "engine", "before_commit", "after_commit", "after_settle",
+    "infer",
+    "engine",
+    "before_commit",
+    "after_commit",
+    "after_settle",
     # of provider batches, in their order
-    "batch_packed", "batch_before_upload", "batch_after_upload", "batch_before_create", "batch_after_create", "batch_created",
-    "batch_before_ended", "batch_ended", "batch_collecting", "batch_collected", "batch_before_settled",
+    "batch_packed",
+    "batch_before_upload",
+    "batch_after_upload",
+    "batch_before_create",
+    "batch_after_create",
+    "batch_created",
+    "batch_before_ended",
+    "batch_ended",
+    "batch_collecting",
+    "batch_collected",
+    "batch_before_settled",
     # of a job that changes its lane, in control
-    "move_leaving", "move_left", "move_handing", "move_arriving",
-)  # fmt: skip
+    "move_leaving",
+    "move_left",
+    "move_handing",
+    "move_arriving",
+)
 ACTS = ("kill", "raise", "cuda")
 
 
@@ -70,5 +87,7 @@ def _act(failpoint: Failpoint) -> None:
     if failpoint.act == "kill":
         os.kill(os.getpid(), signal.SIGKILL)
     if failpoint.act == "cuda":
-        raise PlayedDeviceError("CUDA error: an illegal memory access was encountered (failpoint engine)")
+        raise PlayedDeviceError(
+            "CUDA error: an illegal memory access was encountered (failpoint engine)"
+        )
     raise FailpointHit(f"failpoint {failpoint.place} for {failpoint.doc_id or 'every document'}")

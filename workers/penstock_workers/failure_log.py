@@ -1,7 +1,7 @@
 """Logs repeated failures in few lines: each cause in full once, then its count every now and then.
 
-A store that is away fails every call of every thread, several times a second, for as long as it takes. A log that repeats
-that drowns what else happens, and fills the disk that may be the cause.
+A store that is away fails every call of every thread, several times a second, for as long as it
+takes. A log that repeats that drowns what else happens, and fills the disk that may be the cause.
 """
 
 from __future__ import annotations
@@ -19,7 +19,9 @@ REPEATED_EACH_S = 30.0  # one line per cause, however often it comes
 FORGOTTEN_S = 600.0  # a cause that did not occur for so long is logged in full again
 CAUSES_KEPT = 64  # different ones at a time
 
-_PARTICULAR = re.compile(r"\S*\d\S*")  # ids, ports, times: what differs between failures of one cause
+_PARTICULAR = re.compile(
+    r"\S*\d\S*"
+)  # ids, ports, times: what differs between failures of one cause
 
 
 @dataclass(slots=True)
@@ -37,10 +39,13 @@ class FailureLog:
         self._clock = clock
         self._known: OrderedDict[tuple[str, str], _Cause] = OrderedDict()
 
-    def tell(self, what: str, error: BaseException, then: str, *, level: int = logging.WARNING) -> None:
+    def tell(
+        self, what: str, error: BaseException, then: str, *, level: int = logging.WARNING
+    ) -> None:
         """``what`` fails with ``error``; ``then`` says what happens next.
 
-        One line with its traceback the first time, then a line per ``REPEATED_EACH_S`` that says how often.
+        One line with its traceback the first time, then a line per ``REPEATED_EACH_S`` that says
+        how often.
         """
         now = self._clock()
         words = in_words(error)
@@ -57,5 +62,7 @@ class FailureLog:
         cause.untold += 1
         if now - cause.told_at >= REPEATED_EACH_S:
             times, seconds = cause.untold, now - cause.told_at
-            self._log.log(level, "%s: %s; %d times in %.0f s; %s", what, words, times, seconds, then)
+            self._log.log(
+                level, "%s: %s; %d times in %.0f s; %s", what, words, times, seconds, then
+            )
             cause.told_at, cause.untold = now, 0

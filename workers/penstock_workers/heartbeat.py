@@ -1,4 +1,5 @@
-"""Writes to Redis that this worker is alive and how much it can hold; feeders size their window by it."""
+"""Writes to Redis that this worker is alive and how much it can hold; feeders size their window by
+it."""
 
 from __future__ import annotations
 
@@ -15,11 +16,14 @@ log = logging.getLogger(__name__)
 INTERVAL_S = 5.0
 ALIVE_S = 3 * INTERVAL_S  # a worker silent for longer may be dead: its slots claim nothing
 KNOWS_MOVES: Final = "knows_moves"
-"""Said by workers that look at a job's lane before they work on it; those of older releases do not say it."""
+"""Said by workers that look at a job's lane before they work on it; those of older releases do not
+say it."""
 
 
 class Heartbeat:
-    """One small write every few seconds. A missed one only makes the estimate of the fleet's size worse."""
+    """One small write every few seconds.
+
+    A missed one only makes the estimate of the fleet's size worse."""
 
     def __init__(
         self,
@@ -28,7 +32,8 @@ class Heartbeat:
         describe: Callable[[], dict[str, str]],
         besides: Callable[[], None] | None = None,
     ) -> None:
-        """``besides`` is called with each heartbeat, in its thread: what else has to be noted in Redis now and then."""
+        """``besides`` is called with each heartbeat, in its thread: what else has to be noted in
+        Redis now and then."""
         self._hot = hot
         self._name = name
         self._describe = describe

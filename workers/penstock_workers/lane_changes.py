@@ -1,4 +1,6 @@
-"""Settings of the choice between lanes: `[lanes]` in penstock.toml. Light: every process of the fleet reads them."""
+"""Settings of the choice between lanes: `[lanes]` in penstock.toml.
+
+Light: every process of the fleet reads them."""
 
 from __future__ import annotations
 
@@ -13,20 +15,32 @@ BATCH_STUCK: Final = "batch_stuck"
 
 
 class LaneChangeSettings(BaseModel):
-    """How often control decides where the documents of a job go, and how careful it is about the deadline."""
+    """How often control decides where the documents of a job go, and how careful it is about the
+    deadline."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    look_s: Annotated[float, Field(ge=0.1, le=3_600)] = 30.0  # between two looks at a job that may go to several lanes
-    move_each_s: Annotated[float, Field(ge=0, le=86_400)] = 600.0  # between two moves, but for the deadline and pauses
-    margin: Annotated[float, Field(ge=1, le=10)] = 1.25  # times the time that a lane is expected to need
-    moving_s: Annotated[float, Field(ge=0, le=3_600)] = 60.0  # before another lane works: cancelling batches, feeding
+    look_s: Annotated[float, Field(ge=0.1, le=3_600)] = (
+        30.0  # between two looks at a job that may go to several lanes
+    )
+    move_each_s: Annotated[float, Field(ge=0, le=86_400)] = (
+        600.0  # between two moves, but for the deadline and pauses
+    )
+    margin: Annotated[float, Field(ge=1, le=10)] = (
+        1.25  # times the time that a lane is expected to need
+    )
+    moving_s: Annotated[float, Field(ge=0, le=3_600)] = (
+        60.0  # before another lane works: cancelling batches, feeding
+    )
     on_demand: tuple[
         str, ...
     ] = ()  # lanes whose workers an autoscaler starts once there is work: having none counts little
-    trouble_s: Annotated[float, Field(ge=0, le=3_600)] = 60.0  # a lane is left once it has not worked for so long
+    trouble_s: Annotated[float, Field(ge=0, le=3_600)] = (
+        60.0  # a lane is left once it has not worked for so long
+    )
 
 
 def is_lane_at_fault(reason: str | None) -> bool:
-    """Whether a job was paused for its lane alone, as its reason says: another lane that the job permits may go on with it."""
+    """Whether a job was paused for its lane alone, as its reason says: another lane that the job
+    permits may go on with it."""
     return (reason or "").startswith((f"{BATCH_REFUSED}: ", f"{BATCH_STUCK}: "))

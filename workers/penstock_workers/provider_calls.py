@@ -1,4 +1,5 @@
-"""How each kind of provider is asked, in real time and in batches: its addresses, and the headers that carry its key."""
+"""How each kind of provider is asked, in real time and in batches: its addresses, and the headers
+that carry its key."""
 
 from __future__ import annotations
 
@@ -11,7 +12,8 @@ ANTHROPIC_VERSION = "2023-06-01"  # of its API: what an answer looks like
 
 
 def address(base_url: str, path: str) -> str:
-    """Base URLs are customary with and without their version (`/v1`); `path` always begins with it."""
+    """Base URLs are customary with and without their version (`/v1`); `path` always begins with
+    it."""
     head = "/" + path.split("/", 2)[1]
     return base_url + (path.removeprefix(head) if base_url.endswith(head) else path)
 

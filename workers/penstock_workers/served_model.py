@@ -1,7 +1,9 @@
-"""What the model of a worker means to others: what its heartbeat says of it, and the queues that it takes items from.
+"""What the model of a worker means to others: what its heartbeat says of it, and the queues that it
+takes items from.
 
-A server beside the worker may come back with another model, or get adapters while it runs; so the lane is looked at now and
-then, and what it serves is taken up anew. Items of a model that is gone stay in its queue.
+A server beside the worker may come back with another model, or get adapters while it runs; so the
+lane is looked at now and then, and what it serves is taken up anew. Items of a model that is gone
+stay in its queue.
 """
 
 from __future__ import annotations
@@ -42,13 +44,19 @@ class ServedModel:
         self._lane, self._home, self._loads = settings.lane, home_queue(settings), loads
         self._hot, self._check, self._consume, self._announce = hot, check, consume, announce
         self._served: Served | None = None  # once it is up
-        self._has_found = True  # names that the settings do not say; also an earlier worker of this model
+        self._has_found = (
+            True  # names that the settings do not say; also an earlier worker of this model
+        )
         self._following: asyncio.Task[None] | None = None
 
     async def open(self, served: Callable[[], Served]) -> None:
-        """The lane is up. ``served`` is what it serves now, and is asked again as long as the worker runs."""
+        """The lane is up.
+
+        ``served`` is what it serves now, and is asked again as long as the worker runs."""
         self._take_up(served())
-        await asyncio.to_thread(self.note_queues)  # before the first claim: what is held there must be found
+        await asyncio.to_thread(
+            self.note_queues
+        )  # before the first claim: what is held there must be found
         self._following = asyncio.create_task(self._follow(served), name="served model")
 
     async def close(self) -> None:
@@ -63,7 +71,8 @@ class ServedModel:
         return {SERVES: self._served.to_text(), HOME: self._home}
 
     def note_queues(self) -> None:
-        """In a thread, now and with each heartbeat: the control loop looks after the queues that are noted."""
+        """In a thread, now and with each heartbeat: the control loop looks after the queues that
+        are noted."""
         if self._served is not None:
             lane, queues = queue_name(self._lane), self._served.queues(self._lane)
             self._hot.queues.note(lane, queues, by_worker=True)

@@ -1,6 +1,9 @@
-"""The worker's settings: the producer's, plus what it takes to do work. Flags, `PENSTOCK_*`, `penstock.toml`, in that order.
+"""The worker's settings: the producer's, plus what it takes to do work.
 
-The only place of this package that reads the environment, but for the API keys that providers name by variable.
+Flags, `PENSTOCK_*`, `penstock.toml`, in that order.
+
+The only place of this package that reads the environment, but for the API keys that providers name
+by variable.
 """
 
 from __future__ import annotations
@@ -21,36 +24,59 @@ from penstock_producer.accepting.borders import DoorSettings
 from penstock_producer.job.endpoints import BASE_URLS
 from penstock_producer.job.lanes import DEFAULT_LANE, LANES, Lane
 from penstock_producer.prices.known import CardPrice, known_card, known_cards
-from penstock_producer.settings import ProducerSettings, ProviderFacts, check_url, refuse_example_password
+from penstock_producer.settings import (
+    ProducerSettings,
+    ProviderFacts,
+    check_url,
+    refuse_example_password,
+)
 from penstock_workers.amqp_address import AmqpAddress
 from penstock_workers.errors import MissingApiKey, PlainHttp, UnknownProvider
 from penstock_workers.lane_changes import LaneChangeSettings
 from penstock_workers.lanes.lane_fields import LaneFields, suitable_concurrency
 
 __all__ = [
-    "CONTROL_LANE", "DEFAULT_BASE_URL", "DEFAULT_PROVIDER", "CostSettings", "ProviderSettings", "WorkerSettings",
+    "CONTROL_LANE",
+    "DEFAULT_BASE_URL",
+    "DEFAULT_PROVIDER",
+    "CostSettings",
+    "ProviderSettings",
+    "WorkerSettings",
     "process_name",
-]  # fmt: skip
+]
 
 # The provider that `penstock run --base-url` defines, and that jobs use when they name none.
 DEFAULT_PROVIDER = "default"
 DEFAULT_BASE_URL = BASE_URLS["openai"]
 
-# The lane of processes that run no documents: they keep jobs moving, and take those that Celery clients send.
+# The lane of processes that run no documents: they keep jobs moving, and take those that Celery
+# clients send.
 CONTROL_LANE: Final = "control"
 CONTROL_CONCURRENCY = 4  # jobs taken in at once: one thread each
-MAX_CONCURRENCY: Final = 10_000  # items in flight in one process: beyond this one core is the limit, not the slots
+MAX_CONCURRENCY: Final = (
+    10_000  # items in flight in one process: beyond this one core is the limit, not the slots
+)
 
 # Of one answer: a larger one is refused, to protect the worker's memory.
 MAX_ANSWER_BYTES = 32 * 1024 * 1024
-# Of all answers above 64 KiB that a process holds at once, from their first byte until they are stored. A pod of 1 GiB
-# has room for this, for reading one of them as JSON, and for everything else.
+# Of all answers above 64 KiB that a process holds at once, from their first byte until they are
+# stored. A pod of 1 GiB has room for this, for reading one of them as JSON, and for everything
+# else.
 ANSWER_MEMORY_BYTES = 128 * 1024 * 1024
 VARIABLE: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")  # a name that an environment can have
 
 PerMinuteLimit = Annotated[float, Field(gt=0)] | None
 ProfileName = Literal[
-    "generic", "openai", "azure", "anthropic", "bedrock", "gemini", "groq", "together", "mistral", "vllm"
+    "generic",
+    "openai",
+    "azure",
+    "anthropic",
+    "bedrock",
+    "gemini",
+    "groq",
+    "together",
+    "mistral",
+    "vllm",
 ]
 
 
@@ -63,10 +89,19 @@ class ProviderSettings(ProviderFacts):
     api_key_env: str | None = (
         None  # the NAME of the variable that holds the key: keys never travel in settings or specs
     )
-    allow_plain_http: bool = False  # send the key over http:// to another machine, in a network of one's own
-    proxy: str | None = None  # http://[user:password@]host:port for calls; variables such as HTTPS_PROXY do not count
-    profile: ProfileName | None = None  # whose limits and batch API it has; None = found by the host of base_url
-    rpm: PerMinuteLimit = None  # requests per minute shared by the fleet; None = as its headers tell, or unlimited
+    allow_plain_http: bool = (
+        False  # send the key over http:// to another machine, in a network of one's own
+    )
+    proxy: str | None = (
+        # http://[user:password@]host:port for calls; variables such as HTTPS_PROXY do not count
+        None
+    )
+    profile: ProfileName | None = (
+        None  # whose limits and batch API it has; None = found by the host of base_url
+    )
+    rpm: PerMinuteLimit = (
+        None  # requests per minute shared by the fleet; None = as its headers tell, or unlimited
+    )
     tpm: PerMinuteLimit = None  # tokens per minute, input and output together
     itpm: PerMinuteLimit = None  # input tokens per minute, for providers that limit them apart
     otpm: PerMinuteLimit = None  # output tokens per minute, likewise
@@ -74,8 +109,12 @@ class ProviderSettings(ProviderFacts):
         None  # prompt tokens in batches at once; None = no limit
     )
     discover: bool = True  # take limits, and later changes of them, from the headers of answers
-    adaptive: bool | None = None  # find out how many requests it takes at once; None = where no limit is declared
-    metrics_url: str | None = None  # vLLM's /metrics, where reachable: its waiting requests limit how many are sent
+    adaptive: bool | None = (
+        None  # find out how many requests it takes at once; None = where no limit is declared
+    )
+    metrics_url: str | None = (
+        None  # vLLM's /metrics, where reachable: its waiting requests limit how many are sent
+    )
 
     @field_validator("api_key_env", mode="before")
     @classmethod
@@ -83,7 +122,10 @@ class ProviderSettings(ProviderFacts):
         """A compose file or a chart can leave a variable empty more easily than out."""
         if isinstance(name, str) and name and (looks_secret(name) or not VARIABLE.fullmatch(name)):
             remember(name)
-            raise ValueError("give the NAME of the variable that holds the key, such as OPENAI_API_KEY, not the key")
+            raise ValueError(
+                "give the NAME of the variable that holds the key, such as OPENAI_API_KEY, not the "
+                "key"
+            )
         return name or None
 
     @field_validator("base_url")
@@ -135,32 +177,49 @@ class ProviderSettings(ProviderFacts):
     @property
     def limits(self) -> dict[str, float]:
         """Declared limits, units per minute, by the quota's dimensions."""
-        declared = {"requests": self.rpm, "tokens": self.tpm, "input_tokens": self.itpm, "output_tokens": self.otpm}
+        declared = {
+            "requests": self.rpm,
+            "tokens": self.tpm,
+            "input_tokens": self.itpm,
+            "output_tokens": self.otpm,
+        }
         return {dim: limit for dim, limit in declared.items() if limit is not None}
 
     @model_validator(mode="after")
     def _check_token_limits(self) -> Self:
         if self.tpm is not None and (self.itpm is not None or self.otpm is not None):
-            raise ValueError("give tpm (input and output together), or itpm and otpm (apart), not both")
+            raise ValueError(
+                "give tpm (input and output together), or itpm and otpm (apart), not both"
+            )
         return self
 
 
 class CostSettings(BaseModel):
-    """What a worker that hosts a model costs by the hour; its items share it by the time that they compute."""
+    """What a worker that hosts a model costs by the hour; its items share it by the time that they
+    compute."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    usd_per_gpu_hour: Annotated[float, Field(ge=0, le=10_000)] | None = None  # of one card; None = not known
-    spot_usd_per_gpu_hour: Annotated[float, Field(ge=0, le=10_000)] | None = None  # where `on_spot`; None = as above
+    usd_per_gpu_hour: Annotated[float, Field(ge=0, le=10_000)] | None = (
+        None  # of one card; None = not known
+    )
+    spot_usd_per_gpu_hour: Annotated[float, Field(ge=0, le=10_000)] | None = (
+        None  # where `on_spot`; None = as above
+    )
     on_spot: bool = False  # this worker runs on a spot or preemptible machine
     gpus: Annotated[int, Field(ge=1, le=1024)] = 1  # cards that this worker uses
-    card: str | None = None  # "nebius/H100-SXM": of the table of prices, for what is not given above; None = no such
+    card: str | None = (
+        # "nebius/H100-SXM": of the table of prices, for what is not given above; None = no such
+        None
+    )
 
     @field_validator("card")
     @classmethod
     def _check_card(cls, card: str | None) -> str | None:
         if card is not None and known_card(card) is None:
-            raise ValueError(f"the table of prices knows {', '.join(known_cards())}; else give usd_per_gpu_hour")
+            raise ValueError(
+                f"the table of prices knows {', '.join(known_cards())}; else give usd_per_gpu_hour"
+            )
         return card
 
     @property
@@ -175,17 +234,25 @@ class CostSettings(BaseModel):
     @property
     def known(self) -> CardPrice | None:
         """The row of the table that counts where no price is given here."""
-        return None if self.card is None or self.usd_per_gpu_hour is not None else known_card(self.card)
+        return (
+            None
+            if self.card is None or self.usd_per_gpu_hour is not None
+            else known_card(self.card)
+        )
 
 
 def has_arena_limit() -> bool:
     """Whether the one who started this process has said how many arenas glibc's malloc may have."""
-    return bool(os.environ.get("MALLOC_ARENA_MAX")) or "arena_max" in os.environ.get("GLIBC_TUNABLES", "")
+    return bool(os.environ.get("MALLOC_ARENA_MAX")) or "arena_max" in os.environ.get(
+        "GLIBC_TUNABLES", ""
+    )
 
 
 def proxy_variables() -> list[str]:
     """Variables that name a proxy and are set; a program may read either spelling."""
-    names = [name for kind in ("HTTPS_PROXY", "HTTP_PROXY", "ALL_PROXY") for name in (kind, kind.lower())]
+    names = [
+        name for kind in ("HTTPS_PROXY", "HTTP_PROXY", "ALL_PROXY") for name in (kind, kind.lower())
+    ]
     return [name for name in names if os.environ.get(name)]
 
 
@@ -202,55 +269,101 @@ def is_open_to_others(url: str) -> bool:
 
 
 class WorkerSettings(LaneFields, ProducerSettings):
-    """Everything a worker process needs to know. Make one with ``load()``. Each lane's own settings stand in its folder."""
+    """Everything a worker process needs to know.
+
+    Make one with ``load()``. Each lane's own settings stand in its folder."""
 
     lane: Literal[Lane, "control"] = DEFAULT_LANE
-    concurrency: Annotated[int, Field(ge=1, le=MAX_CONCURRENCY)] = 256  # items in flight in one process, on one loop
+    concurrency: Annotated[int, Field(ge=1, le=MAX_CONCURRENCY)] = (
+        256  # items in flight in one process, on one loop
+    )
     prefetch_multiplier: Annotated[int, Field(ge=1, le=16)] = (
         2  # claimed = in slots, until they are stored + waiting for a slot
     )
-    drain_seconds: Annotated[float, Field(ge=0, le=3600)] = 25.0  # below the shortest spot notice (30 s)
-    spot_notices: Literal["aws", "gcp", "azure"] | None = None  # whose metadata service is asked; None = SIGTERM alone
-    spot_notices_url: str | None = None  # of that service, where it is not http://169.254.169.254, as with IPv6 alone
-    visibility_timeout_s: Annotated[float, Field(ge=3, le=43_200)] = 60.0  # the lease; renewed every third of it
-    broker_url: str | None = None  # RabbitMQ that carries the messages; None = the Redis of redis_url does
-    broker_transport: Literal["penstock", "redis"] = "penstock"  # "redis" is kombu's stock transport
+    drain_seconds: Annotated[float, Field(ge=0, le=3600)] = (
+        25.0  # below the shortest spot notice (30 s)
+    )
+    spot_notices: Literal["aws", "gcp", "azure"] | None = (
+        None  # whose metadata service is asked; None = SIGTERM alone
+    )
+    spot_notices_url: str | None = (
+        None  # of that service, where it is not http://169.254.169.254, as with IPv6 alone
+    )
+    visibility_timeout_s: Annotated[float, Field(ge=3, le=43_200)] = (
+        60.0  # the lease; renewed every third of it
+    )
+    broker_url: str | None = (
+        None  # RabbitMQ that carries the messages; None = the Redis of redis_url does
+    )
+    broker_transport: Literal["penstock", "redis"] = (
+        "penstock"  # "redis" is kombu's stock transport
+    )
     commit_linger_s: Annotated[float, Field(ge=0, le=5)] = 0.05
     commit_max: Annotated[int, Field(ge=1, le=500)] = 500
-    retry_base_s: Annotated[float, Field(ge=0, le=60)] = 1.0  # full jitter: wait U(0, min(cap, base * 2^attempt))
+    retry_base_s: Annotated[float, Field(ge=0, le=60)] = (
+        1.0  # full jitter: wait U(0, min(cap, base * 2^attempt))
+    )
     retry_cap_s: Annotated[float, Field(gt=0, le=900)] = 60.0
-    max_retry_after_s: Annotated[float, Field(gt=0, le=86_400)] = 900.0  # a longer Retry-After pauses the job instead
-    pause_after_run: Annotated[int, Field(ge=0, le=10_000)] = 20  # 404s and the like in a row pause the job; 0 = never
+    max_retry_after_s: Annotated[float, Field(gt=0, le=86_400)] = (
+        900.0  # a longer Retry-After pauses the job instead
+    )
+    pause_after_run: Annotated[int, Field(ge=0, le=10_000)] = (
+        20  # 404s and the like in a row pause the job; 0 = never
+    )
     cache_entries: Annotated[int, Field(ge=1_000, le=50_000_000)] = (
         ANSWERS_MAX  # of a job's or tenant's book of answers
     )
     cache_across_tenants: bool = False  # jobs with `cache` take answers of other tenants' jobs, too
-    control: bool = True  # this worker also keeps jobs moving (one leader each) and takes new ones from Celery clients
+    # this worker also keeps jobs moving (one leader each) and takes new ones from Celery clients
+    control: bool = True
     control_interval_s: Annotated[float, Field(gt=0, le=60)] = 0.2
     reconcile_interval_s: Annotated[float, Field(gt=0, le=3600)] = 15.0
-    window: Annotated[int, Field(ge=1, le=1_000_000)] | None = None  # items in a queue; None: see feed_windows.py
-    hook_modules: tuple[str, ...] = ()  # modules, with all inside them, that jobs may name hooks of; () = none
-    hook_processes: Annotated[int, Field(ge=1, le=64)] = 2  # that run hooks, and as many that check schemas
-    hook_memory_mb: Annotated[int, Field(ge=64, le=1_048_576)] = 2048  # one of them that holds more is ended
-    lanes: LaneChangeSettings = LaneChangeSettings()  # of jobs that may go to several: docs/lanes.md
-    doors: DoorSettings = DoorSettings()  # what jobs from Celery clients may ask for; see docs/doors.md
+    window: Annotated[int, Field(ge=1, le=1_000_000)] | None = (
+        None  # items in a queue; None: see feed_windows.py
+    )
+    hook_modules: tuple[
+        str, ...
+    ] = ()  # modules, with all inside them, that jobs may name hooks of; () = none
+    hook_processes: Annotated[int, Field(ge=1, le=64)] = (
+        2  # that run hooks, and as many that check schemas
+    )
+    hook_memory_mb: Annotated[int, Field(ge=64, le=1_048_576)] = (
+        2048  # one of them that holds more is ended
+    )
+    lanes: LaneChangeSettings = (
+        LaneChangeSettings()
+    )  # of jobs that may go to several: docs/lanes.md
+    doors: DoorSettings = (
+        DoorSettings()
+    )  # what jobs from Celery clients may ask for; see docs/doors.md
     result_backend_url: str | None = (
         None  # where Celery clients read the results of their tasks; None = results are not kept
     )
-    max_answer_bytes: Annotated[int, Field(ge=1024 * 1024, le=1024**3)] = MAX_ANSWER_BYTES  # of one, decompressed
-    answer_memory_bytes: Annotated[int, Field(ge=1024 * 1024)] = ANSWER_MEMORY_BYTES  # of large answers held at once
-    http_client: Literal["lean", "aiohttp"] = "lean"  # calls providers: Penstock's, or aiohttp's; docs/production.md
+    max_answer_bytes: Annotated[int, Field(ge=1024 * 1024, le=1024**3)] = (
+        MAX_ANSWER_BYTES  # of one, decompressed
+    )
+    answer_memory_bytes: Annotated[int, Field(ge=1024 * 1024)] = (
+        ANSWER_MEMORY_BYTES  # of large answers held at once
+    )
+    http_client: Literal["lean", "aiohttp"] = (
+        "lean"  # calls providers: Penstock's, or aiohttp's; docs/production.md
+    )
     uvloop: bool = True  # items run on uvloop where it is installed; false: on asyncio's own loop
     event_sample: Annotated[float, Field(ge=0, le=1)] | None = (
         None  # share of items that send events; None: sampling.py
     )
-    remote_control: bool = (
-        True  # `celery inspect` and `control`, and Flower: anyone who reaches the broker may end workers
+    # `celery inspect` and `control`, and Flower: anyone who reaches the broker may end workers
+    remote_control: bool = True
+    metrics_port: Annotated[int, Field(ge=0, le=65_535)] | None = (
+        None  # Prometheus reads here; None = no page
     )
-    metrics_port: Annotated[int, Field(ge=0, le=65_535)] | None = None  # Prometheus reads here; None = no page
     metrics_host: str = "127.0.0.1"  # 0.0.0.0 where Prometheus comes from another machine
-    trace_share: Annotated[float, Field(ge=0, le=1)] = 0.0  # share of items traced with OpenTelemetry; 0 = none
-    cost: CostSettings = CostSettings()  # of workers that host a model; prices of providers are not charged there
+    trace_share: Annotated[float, Field(ge=0, le=1)] = (
+        0.0  # share of items traced with OpenTelemetry; 0 = none
+    )
+    cost: CostSettings = (
+        CostSettings()
+    )  # of workers that host a model; prices of providers are not charged there
     probe_dir: Path | None = None  # where the process says that it is alive and ready; see probe.py
     failpoints: str = ""  # see failpoints.py; for tests
     # Narrower than the producer's, and never assigned to: the settings are frozen.
@@ -287,15 +400,17 @@ class WorkerSettings(LaneFields, ProducerSettings):
     def _check_answer_memory(self) -> Self:
         if self.answer_memory_bytes < self.max_answer_bytes:
             raise ValueError(
-                f"answer_memory_bytes = {self.answer_memory_bytes} is less than one answer may have: "
-                f"give at least max_answer_bytes = {self.max_answer_bytes}"
+                f"answer_memory_bytes = {self.answer_memory_bytes} is less than one answer may "
+                f"have: give at least max_answer_bytes = {self.max_answer_bytes}"
             )
         return self
 
     @model_validator(mode="after")
     def _check_transport(self) -> Self:
         if self.broker_url is not None and self.broker_transport != "penstock":
-            raise ValueError("broker_transport is for a broker that is Redis: leave it out beside broker_url")
+            raise ValueError(
+                "broker_transport is for a broker that is Redis: leave it out beside broker_url"
+            )
         return self
 
     @field_validator("lane", mode="plain", json_schema_input_type=Literal[Lane, "control"])
@@ -308,11 +423,16 @@ class WorkerSettings(LaneFields, ProducerSettings):
     @model_validator(mode="before")
     @classmethod
     def _fill_concurrency(cls, given: Any) -> Any:
-        """Where none is given: as many items as suit the lane, and in a control process as many jobs as it has threads."""
+        """Where none is given: as many items as suit the lane, and in a control process as many
+        jobs as it has threads."""
         if not isinstance(given, dict) or given.get("concurrency") is not None:
             return given
         lane = given.get("lane")
-        suits = CONTROL_CONCURRENCY if lane == CONTROL_LANE else suitable_concurrency(lane, given.get(str(lane)))
+        suits = (
+            CONTROL_CONCURRENCY
+            if lane == CONTROL_LANE
+            else suitable_concurrency(lane, given.get(str(lane)))
+        )
         return given if suits is None else given | {"concurrency": min(suits, MAX_CONCURRENCY)}
 
     def provider(self, name: str) -> ProviderSettings:

@@ -44,7 +44,8 @@ class Stores:
 
 
 def pool_sizes(settings: WorkerSettings) -> dict[Part, int]:
-    """Connections to PostgreSQL by part of a process that hosts both; together ``database_pool``, when that is set."""
+    """Connections to PostgreSQL by part of a process that hosts both; together ``database_pool``,
+    when that is set."""
     whole = settings.database_pool
     if not settings.control:
         return {"worker": whole or POOL_SIZE}
@@ -58,7 +59,8 @@ def pool_sizes(settings: WorkerSettings) -> dict[Part, int]:
 def open_stores(settings: WorkerSettings, part: Part) -> Iterator[Stores]:
     """Connections of one part of a process, closed at the end.
 
-    Raises the database's errors, and RedisUnfit for a Redis that would lose work. A Redis that is down is waited for later.
+    Raises the database's errors, and RedisUnfit for a Redis that would lose work. A Redis that is
+    down is waited for later.
     """
     database = open_database(
         settings.database_url,
@@ -67,7 +69,9 @@ def open_stores(settings: WorkerSettings, part: Part) -> Iterator[Stores]:
         role=part,
     )
     client = RedisAddress.parse(settings.redis_url).connect(
-        socket_timeout=REDIS_TIMEOUT_S, socket_connect_timeout=REDIS_CONNECT_TIMEOUT_S, socket_keepalive=True
+        socket_timeout=REDIS_TIMEOUT_S,
+        socket_connect_timeout=REDIS_CONNECT_TIMEOUT_S,
+        socket_keepalive=True,
     )
     try:
         hot = RedisLedger(client, Meta(database).epoch())
@@ -83,6 +87,7 @@ def _refuse_unfit(hot: RedisLedger) -> None:
         hot.preflight()
     except RedisError as error:
         log.warning(
-            "Redis could not be looked at (%s); make sure that its maxmemory-policy is noeviction: any other drops queued work",
+            "Redis could not be looked at (%s); make sure that its maxmemory-policy is noeviction: "
+            "any other drops queued work",
             in_words(error),
         )

@@ -1,1 +1,2 @@
-"""`penstock worker --gpus`: which cards, and one supervised worker for each of them or each group."""
+"""`penstock worker --gpus`: which cards, and one supervised worker for each of them or each
+group."""

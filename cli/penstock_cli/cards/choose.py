@@ -1,4 +1,6 @@
-"""Which cards `--gpus` means, in groups of as many as one engine uses. Raises UsageProblem for what cannot be."""
+"""Which cards `--gpus` means, in groups of as many as one engine uses.
+
+Raises UsageProblem for what cannot be."""
 
 from __future__ import annotations
 
@@ -44,15 +46,15 @@ def groups(asked: str, seen: CardsSeen, visible: Visible | None, each: int) -> l
     places = _places(asked, usable)
     if len(places) % each:
         raise UsageProblem(
-            f"--gpus {asked}: {counted(len(places), 'card')} cannot be divided into groups of {each}, the cards of one "
-            f"engine (tensor, pipeline and data parallel sizes multiplied): give a multiple of {each}, or another "
-            "--tensor-parallel"
+            f"--gpus {asked}: {counted(len(places), 'card')} cannot be divided into groups of "
+            f"{each}, the cards of one engine (tensor, pipeline and data parallel sizes "
+            f"multiplied): give a multiple of {each}, or another --tensor-parallel"
         )
     divided = [usable[place] for place in places if usable[place].is_slice]
     if divided and each > 1:
         raise UsageProblem(
-            f"--gpus {asked}: {divided[0].name} is a MIG slice, and slices cannot work together in one engine: "
-            "leave --tensor-parallel out, or give whole cards"
+            f"--gpus {asked}: {divided[0].name} is a MIG slice, and slices cannot work together in "
+            "one engine: leave --tensor-parallel out, or give whole cards"
         )
     parts = [tuple(places[start : start + each]) for start in range(0, len(places), each)]
     return [Group(part, tuple(usable[place] for place in part)) for part in parts]
@@ -68,7 +70,8 @@ def usable_devices(seen: CardsSeen, visible: Visible | None) -> tuple[Device, ..
     names = [name.strip() for name in visible.text.split(",")] if visible.text.strip() else []
     if not names or names == ["-1"]:
         raise UsageProblem(
-            f"no card was found: {seen.looked}, and {given} leaves none of them: unset it, or {LEAVE_OUT}"
+            f"no card was found: {seen.looked}, and {given} leaves none of them: unset it, or "
+            f"{LEAVE_OUT}"
         )
     found = tuple(_named(name, given, seen) for name in names)
     _refuse_twice(given, found)
@@ -76,7 +79,9 @@ def usable_devices(seen: CardsSeen, visible: Visible | None) -> tuple[Device, ..
 
 
 def _named(name: str, given: str, seen: CardsSeen) -> Device:
-    """By its number, or by the beginning of its UUID, as CUDA takes them. It keeps the name that was given."""
+    """By its number, or by the beginning of its UUID, as CUDA takes them.
+
+    It keeps the name that was given."""
     if name.isdecimal():
         found = [device for device in seen.devices if device.name == name]
     else:
@@ -102,12 +107,13 @@ def _places(asked: str, usable: Sequence[Device]) -> list[int]:
 def _first(count: int, usable: Sequence[Device]) -> list[int]:
     if count == 0:
         raise UsageProblem(
-            "--gpus 0 is not a number of cards: a number alone is how many; for card 0 alone give `--gpus 0,`"
+            "--gpus 0 is not a number of cards: a number alone is how many; for card 0 alone give "
+            "`--gpus 0,`"
         )
     if count > len(usable):
         raise UsageProblem(
-            f"--gpus {count}: {counted(len(usable), 'card')} may be used here ({_shown(usable)}): give that many or "
-            "fewer, or `all`"
+            f"--gpus {count}: {counted(len(usable), 'card')} may be used here ({_shown(usable)}): "
+            "give that many or fewer, or `all`"
         )
     return list(range(count))
 
@@ -115,12 +121,17 @@ def _first(count: int, usable: Sequence[Device]) -> list[int]:
 def _place(name: str, asked: str, usable: Sequence[Device]) -> int:
     if name.isdecimal() and len(name) < 10 and int(name) < len(usable):
         return int(name)
-    found = [] if name.isdecimal() else [place for place, one in enumerate(usable) if name and name == one.uuid]
+    found = (
+        []
+        if name.isdecimal()
+        else [place for place, one in enumerate(usable) if name and name == one.uuid]
+    )
     if found:
         return found[0]
     raise UsageProblem(
-        f"--gpus {asked}: there is no card {name!r}: {counted(len(usable), 'card')} may be used here "
-        f"({_shown(usable)}). Give `all`, how many, or a list of numbers from 0 to {len(usable) - 1} such as `0,1`"
+        f"--gpus {asked}: there is no card {name!r}: {counted(len(usable), 'card')} may be used "
+        f"here ({_shown(usable)}). Give `all`, how many, or a list of numbers from 0 to "
+        f"{len(usable) - 1} such as `0,1`"
     )
 
 

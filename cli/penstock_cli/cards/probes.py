@@ -1,4 +1,5 @@
-"""The probe files of several workers as those of one process: `penstock-probe` asks the command that keeps them all."""
+"""The probe files of several workers as those of one process: `penstock-probe` asks the command
+that keeps them all."""
 
 from __future__ import annotations
 
@@ -13,9 +14,13 @@ if TYPE_CHECKING:
 
 
 class CardProbes:
-    """``folder`` is where an orchestrator looks, None where none does. Each worker has a folder of its own, by number."""
+    """``folder`` is where an orchestrator looks, None where none does.
 
-    def __init__(self, folder: Path | None, of_workers: Mapping[int, Path], names: Mapping[int, str]) -> None:
+    Each worker has a folder of its own, by number."""
+
+    def __init__(
+        self, folder: Path | None, of_workers: Mapping[int, Path], names: Mapping[int, str]
+    ) -> None:
         self._files = ProbeFiles(folder)
         self._folders = {number: str(path) for number, path in of_workers.items()}
         self._names = names
@@ -30,7 +35,8 @@ class CardProbes:
         return check(self._folders[number], ALIVE) if self.is_up(number) else None
 
     def look(self, workers: list[Worker]) -> None:
-        """Started once each worker is up or given up; ready while one of them is; alive as long as this is called."""
+        """Started once each worker is up or given up; ready while one of them is; alive as long as
+        this is called."""
         running = [worker.number for worker in workers if not worker.over]
         if not self._has_started and all(self.is_up(number) for number in running):
             self._has_started = True
@@ -45,7 +51,9 @@ class CardProbes:
             self._files.alive()
         notes = {number: note_of(self._folders[number]) for number in running}
         said = [f"{self._names[number]}: {note}" for number, note in notes.items() if note]
-        given_up = [self._names[worker.number] for worker in workers if worker.over and worker.status]
+        given_up = [
+            self._names[worker.number] for worker in workers if worker.over and worker.status
+        ]
         self._files.note("; ".join([*said, *(f"{name} is given up" for name in given_up)]) or None)
 
     def drain(self) -> None:

@@ -1,7 +1,9 @@
-"""`penstock worker --gpus`: a worker process of its own for each card or group of cards, kept running until SIGTERM.
+"""`penstock worker --gpus`: a worker process of its own for each card or group of cards, kept
+running until SIGTERM.
 
-Each is a new process, never a fork: what has started CUDA, or has threads of a library that does, cannot be forked. This
-process imports neither vLLM nor torch. How it keeps them is the supervisor's of `penstock run`.
+Each is a new process, never a fork: what has started CUDA, or has threads of a library that does,
+cannot be forked. This process imports neither vLLM nor torch. How it keeps them is the supervisor's
+of `penstock run`.
 """
 
 from __future__ import annotations
@@ -29,17 +31,21 @@ if TYPE_CHECKING:
     from penstock_workers.settings import WorkerSettings
 
 TICK_S = 0.25
-DRAIN_MARGIN_S = 20.0  # beyond the workers' own drain time: the end of an engine and of what it has in memory
+DRAIN_MARGIN_S = (
+    20.0  # beyond the workers' own drain time: the end of an engine and of what it has in memory
+)
 PAUSE_BASE_S = 2.0  # before a second start; memory of the engine that died is freed meanwhile
 PORT_MAX = 65_535
 CARD_ORDER = "CUDA_DEVICE_ORDER"
 BY_ADDRESS = "PCI_BUS_ID"
-"""The order in which nvidia-smi counts. CUDA's own is by speed, so that its number 0 may be another card."""
+"""The order in which nvidia-smi counts. CUDA's own is by speed, so that its number 0 may be another
+card."""
 
 
 @dataclass(frozen=True, slots=True)
 class CardWorkers:
-    """What is started: one worker for each of ``groups``, with the words of ``command`` and a name."""
+    """What is started: one worker for each of ``groups``, with the words of ``command`` and a
+    name."""
 
     groups: Sequence[Group]
     make: Make
@@ -64,7 +70,9 @@ class CardWorkers:
         own[f"PENSTOCK_{settings.lane.upper()}__CARDS"] = group.visible
         own["PENSTOCK_PROBE_DIR"] = str(probes)
         if settings.metrics_port is not None:
-            own["PENSTOCK_METRICS_PORT"] = str(settings.metrics_port + number - 1 if settings.metrics_port else 0)
+            own["PENSTOCK_METRICS_PORT"] = str(
+                settings.metrics_port + number - 1 if settings.metrics_port else 0
+            )
         if settings.cost.usd_per_gpu_hour is not None or settings.cost.card is not None:
             own["PENSTOCK_COST__GPUS"] = str(len(group.devices))
         return own
@@ -78,21 +86,29 @@ def check_ports(workers: CardWorkers) -> None:
     port = workers.settings.metrics_port or 0
     if port + len(workers.groups) - 1 > PORT_MAX:
         raise UsageProblem(
-            f"metrics_port = {port}: {len(workers.groups)} workers take a port each from there on, and the last port is "
-            f"{PORT_MAX}: lower it"
+            f"metrics_port = {port}: {len(workers.groups)} workers take a port each from there on, "
+            f"and the last port is {PORT_MAX}: lower it"
         )
 
 
-def serve(workers: CardWorkers, *, visible_given: bool, tell: Callable[[str], None] | None = None) -> int:
-    """Run until SIGTERM or Ctrl-C, which drain them all, or until none is left. Returns the worst of their exit statuses."""
+def serve(
+    workers: CardWorkers, *, visible_given: bool, tell: Callable[[str], None] | None = None
+) -> int:
+    """Run until SIGTERM or Ctrl-C, which drain them all, or until none is left.
+
+    Returns the worst of their exit statuses."""
     say = tell or _say
     with ExitStack() as exits:
         interrupts = exits.enter_context(Interrupts())
         interrupts.defer()
         given = workers.settings.probe_dir
-        root = given or Path(exits.enter_context(tempfile.TemporaryDirectory(prefix="penstock-cards-")))
+        root = given or Path(
+            exits.enter_context(tempfile.TemporaryDirectory(prefix="penstock-cards-"))
+        )
         folders = {number: root / group.label for number, group in enumerate(workers.groups, 1)}
-        names = {number: f"the worker of {group.label}" for number, group in enumerate(workers.groups, 1)}
+        names = {
+            number: f"the worker of {group.label}" for number, group in enumerate(workers.groups, 1)
+        }
         probes = CardProbes(given, folders, names)
         supervisor = Supervisor(
             workers.words,
@@ -109,7 +125,10 @@ def serve(workers: CardWorkers, *, visible_given: bool, tell: Callable[[str], No
             ),
         )
         for number, group in enumerate(workers.groups, 1):
-            say(f"{names[number]} is started, with {workers.variables[0]}={group.visible}, as {workers.named(number)}")
+            say(
+                f"{names[number]} is started, with {workers.variables[0]}={group.visible}, as "
+                f"{workers.named(number)}"
+            )
         supervisor.start()
         _keep(supervisor, probes, asked_to_stop=lambda: interrupts.asked)
         probes.drain()
@@ -130,7 +149,8 @@ def _keep(supervisor: Supervisor, probes: CardProbes, *, asked_to_stop: Callable
 
 
 def _common(make: Make, *, visible_given: bool) -> Mapping[str, str]:
-    """Numbers that we counted are nvidia-smi's; numbers that were given keep the meaning that they had."""
+    """Numbers that we counted are nvidia-smi's; numbers that were given keep the meaning that they
+    had."""
     environment = own_environment()
     if make == "nvidia" and not visible_given:
         environment[CARD_ORDER] = BY_ADDRESS

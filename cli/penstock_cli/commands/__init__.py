@@ -1,1 +1,3 @@
-"""One module per command, or per few small ones that belong together. Heavy imports happen inside the functions."""
+"""One module per command, or per few small ones that belong together.
+
+Heavy imports happen inside the functions."""

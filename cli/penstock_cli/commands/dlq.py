@@ -19,12 +19,18 @@ if TYPE_CHECKING:
 
 MAX_ID_CHARS = 512  # ids are shown whole, to be copied into the next command
 MAX_GENERATIONS_SHOWN = 20  # of one document
-SHOWN_BODY_CHARS = 4000  # of a request or an answer on the terminal; --json and export have all of it
+SHOWN_BODY_CHARS = (
+    4000  # of a request or an answer on the terminal; --json and export have all of it
+)
 
-app = typer.Typer(no_args_is_help=True, help="Dead letters: list, show, export, and replay with changes.")
+app = typer.Typer(
+    no_args_is_help=True, help="Dead letters: list, show, export, and replay with changes."
+)
 
 Reason = Annotated[str | None, typer.Option(help="Only dead letters with this reason.")]
-Docs = Annotated[list[str] | None, typer.Option("--doc", metavar="ID", help="Only this document. Repeatable.")]
+Docs = Annotated[
+    list[str] | None, typer.Option("--doc", metavar="ID", help="Only this document. Repeatable.")
+]
 
 
 @app.command(name="list", epilog=examples.DLQ_LIST)
@@ -33,7 +39,10 @@ def list_letters(
     reason: Reason = None,
     generation: Annotated[
         int | None,
-        typer.Option(min=1, help="Only dead letters of this generation, replayed ones included (the first is 1)."),
+        typer.Option(
+            min=1,
+            help="Only dead letters of this generation, replayed ones included (the first is 1).",
+        ),
     ] = None,
     limit: Annotated[int, typer.Option(min=1, help="At most this many.")] = 50,
     as_json: options.JsonOption = False,
@@ -90,7 +99,9 @@ def _print_letters(letters: list[DeadLetter]) -> None:
         console.print(Text(line), soft_wrap=True)
 
 
-def _print_footer(ledger: Books, job: Job, *, shown: int, total: int, generation: int | None) -> None:
+def _print_footer(
+    ledger: Books, job: Job, *, shown: int, total: int, generation: int | None
+) -> None:
     """What to do next, and what is not shown."""
     from rich.text import Text
 
@@ -105,7 +116,9 @@ def _print_footer(ledger: Books, job: Job, *, shown: int, total: int, generation
     if total and generation is None:
         lines.append(f"try again:    penstock dlq replay {key}{option}")
     if job.generation > 1 and generation is None:
-        lines.append(f"earlier ones: penstock dlq list {key} --generation {job.generation - 1}{option}")
+        lines.append(
+            f"earlier ones: penstock dlq list {key} --generation {job.generation - 1}{option}"
+        )
         lines.append(say_in_force(changes_in_force(ledger.jobs.feeds(job.job_id))))
     for line in filter(None, lines):
         make_console().print(Text(safe(line)), style="dim", soft_wrap=True)
@@ -115,7 +128,9 @@ def _print_footer(ledger: Books, job: Job, *, shown: int, total: int, generation
 def show(
     job: options.JobName,
     doc: Annotated[str | None, typer.Argument(metavar="ID", help="The document.")] = None,
-    doc_option: Annotated[str | None, typer.Option("--doc", metavar="ID", help="The same, as an option.")] = None,
+    doc_option: Annotated[
+        str | None, typer.Option("--doc", metavar="ID", help="The same, as an option.")
+    ] = None,
     as_json: options.JsonOption = False,
     state: options.StateOption = None,
 ) -> None:
@@ -127,7 +142,9 @@ def show(
 
     doc_id = doc or doc_option
     if doc_id is None:
-        raise UsageProblem("name the document: penstock dlq show JOB ID; `penstock dlq list JOB` shows their names")
+        raise UsageProblem(
+            "name the document: penstock dlq show JOB ID; `penstock dlq list JOB` shows their names"
+        )
     with books(state) as ledger:
         found = ledger.jobs.get(job)
         letter = _letter(ledger, found, doc_id)
@@ -144,7 +161,13 @@ def show(
 def export(
     job: options.JobName,
     output: Annotated[
-        str, typer.Option("--output", "-o", metavar="FILE", help="A file, s3://bucket/key, or - for standard output.")
+        str,
+        typer.Option(
+            "--output",
+            "-o",
+            metavar="FILE",
+            help="A file, s3://bucket/key, or - for standard output.",
+        ),
     ],
     reason: Reason = None,
     state: options.StateOption = None,
@@ -170,20 +193,27 @@ def replay(
         typer.Option(
             "--set",
             metavar="FIELD=VALUE",
-            help="Change the request: model=…, max_tokens=…, or a provider's own parameter as x.NAME=…. Stays in "
-            "later replays. Repeatable.",
+            help="Change the request: model=…, max_tokens=…, or a provider's own parameter as "
+            "x.NAME=…. Stays in later replays. Repeatable.",
         ),
     ] = None,
     unset: Annotated[
         list[str] | None,
         typer.Option(
             metavar="FIELD",
-            help="Give a field back the value that the document had before its first replay; `prompt` is its text. Repeatable.",
+            help=(
+                "Give a field back the value that the document had before its first replay; "
+                "`prompt` is its text. Repeatable."
+            ),
         ),
     ] = None,
     edit_prompt: Annotated[
         str | None,
-        typer.Option("--edit-prompt", metavar="TEMPLATE", help="Wrap the text that was sent: 'Briefly: {prompt}'."),
+        typer.Option(
+            "--edit-prompt",
+            metavar="TEMPLATE",
+            help="Wrap the text that was sent: 'Briefly: {prompt}'.",
+        ),
     ] = None,
     state: options.StateOption = None,
 ) -> None:
@@ -195,12 +225,19 @@ def replay(
 
     with books(state) as ledger:
         found = ledger.jobs.get(job)
-        overrides = _overrides(set_fields or [], unset or [], edit_prompt, str(found.spec["endpoint"]))
-        feed, number = ledger.jobs.replay(found.job_id, reason=reason, doc_ids=doc, overrides=overrides)
+        overrides = _overrides(
+            set_fields or [], unset or [], edit_prompt, str(found.spec["endpoint"])
+        )
+        feed, number = ledger.jobs.replay(
+            found.job_id, reason=reason, doc_ids=doc, overrides=overrides
+        )
         redis = ledger.redis_if_running()
         if redis is not None:
             redis.set_job_state(found.job_id, JobState.RUNNING)
-        typer.echo(f"{count(number)} documents of {safe(found.job_key)} go again as generation {feed.generation}")
+        typer.echo(
+            f"{count(number)} documents of {safe(found.job_key)} go again as generation "
+            f"{feed.generation}"
+        )
         kept = say_in_force(changes_in_force(ledger.jobs.feeds(found.job_id)))
         if kept:
             typer.echo(safe(kept))
@@ -216,7 +253,9 @@ def run_again(ledger: Books, job: Job) -> str:
     return remembered(ledger.state, job.job_id)
 
 
-def _overrides(set_fields: list[str], unset: list[str], edit_prompt: str | None, endpoint: str) -> dict[str, Any]:
+def _overrides(
+    set_fields: list[str], unset: list[str], edit_prompt: str | None, endpoint: str
+) -> dict[str, Any]:
     """What a replay changes, checked before anything moves. Raises UsageProblem."""
     from penstock_cli.job.pairs import parse_pairs
     from penstock_producer.errors import SpecError
@@ -252,7 +291,9 @@ def _earlier(ledger: Books, job: Job, letter: DeadLetter) -> dict[str, str]:
     for generation in range(letter.key.generation - 1, 0, -1)[:MAX_GENERATIONS_SHOWN]:
         before = ledger.outcomes.of_generation(job.job_id, generation, letter.key.doc_id)
         if isinstance(before, DeadLetter):
-            reasons[f"in gen. {generation}"] = one_line(f"{before.reason}: {before.last_error}", 300)
+            reasons[f"in gen. {generation}"] = one_line(
+                f"{before.reason}: {before.last_error}", 300
+            )
     return reasons
 
 
@@ -264,10 +305,12 @@ def _letter(ledger: Books, job: Job, doc_id: str) -> DeadLetter:
     if isinstance(found, DeadLetter):
         return found
     if found is not None:
-        raise UsageProblem(f"document {safe(doc_id)} of {safe(job.job_key)} succeeded; it has no dead letter")
+        raise UsageProblem(
+            f"document {safe(doc_id)} of {safe(job.job_key)} succeeded; it has no dead letter"
+        )
     raise UsageProblem(
-        f"document {safe(doc_id)} of {safe(job.job_key)} has no outcome; those with a dead letter:  "
-        f"penstock dlq list {argument(job.job_key)}{ledger.option()}"
+        f"document {safe(doc_id)} of {safe(job.job_key)} has no outcome; those with a dead "
+        f"letter:  penstock dlq list {argument(job.job_key)}{ledger.option()}"
     )
 
 
@@ -304,7 +347,11 @@ def _shown(letter: DeadLetter) -> dict[str, str]:
         if not content:
             return "none"
         text = safe(content.decode("utf-8", "replace"))
-        return text if len(text) <= SHOWN_BODY_CHARS else f"{text[:SHOWN_BODY_CHARS]}… (--json shows all)"
+        return (
+            text
+            if len(text) <= SHOWN_BODY_CHARS
+            else f"{text[:SHOWN_BODY_CHARS]}… (--json shows all)"
+        )
 
     fields = {
         "document": letter.key.doc_id,

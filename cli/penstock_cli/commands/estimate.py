@@ -31,6 +31,8 @@ def estimate(
     from penstock_cli.run.estimate import estimated, show, show_json
 
     given = given.for_api(given.of_run("api", api))
-    flags = ProviderFlags(base_url, None, None, rpm, tpm, itpm, otpm, usd_per_mtok_in, usd_per_mtok_out, api)
+    flags = ProviderFlags(
+        base_url, None, None, rpm, tpm, itpm, otpm, usd_per_mtok_in, usd_per_mtok_out, api
+    )
     found = estimated(given, given.provider(flags))
     (show_json if as_json else show)(found)

@@ -11,14 +11,21 @@ from penstock_cli.errors import UsageProblem
 
 
 def flower(
-    port: Annotated[int | None, typer.Option(min=0, max=65_535, help="Default 5555; 0 takes a free one.")] = None,
-    address: Annotated[str | None, typer.Option(help="Default 127.0.0.1. Any other needs a login.")] = None,
-    url_prefix: Annotated[str | None, typer.Option(help="The path that a proxy serves it under.")] = None,
+    port: Annotated[
+        int | None, typer.Option(min=0, max=65_535, help="Default 5555; 0 takes a free one.")
+    ] = None,
+    address: Annotated[
+        str | None, typer.Option(help="Default 127.0.0.1. Any other needs a login.")
+    ] = None,
+    url_prefix: Annotated[
+        str | None, typer.Option(help="The path that a proxy serves it under.")
+    ] = None,
 ) -> None:
     """Serve Flower for this fleet; SIGTERM ends it.
 
-    The login is PENSTOCK_FLOWER__AUTH=user:password (or FLOWER_BASIC_AUTH), never a flag: command lines are not secret.
-    Everything else is read from penstock.toml, PENSTOCK_FLOWER__* and Flower's own FLOWER_* variables.
+    The login is PENSTOCK_FLOWER__AUTH=user:password (or FLOWER_BASIC_AUTH), never a flag: command
+    lines are not secret. Everything else is read from penstock.toml, PENSTOCK_FLOWER__* and
+    Flower's own FLOWER_* variables.
     """
     if find_spec("flower") is None:
         raise UsageProblem("Flower is not installed here: pip install 'penstock[flower]'")

@@ -70,10 +70,18 @@ def _print_status(console: Console, job: Job, figures: JobFigures, ledger: Books
 
     reason = f" ({one_line(job.reason, REASON_CHARS)})" if job.reason else ""
     console.print(
-        Text(f"{safe(job.job_key)}  {job.state}{reason}  generation {job.generation}  id {job.job_id}"), soft_wrap=True
+        Text(
+            f"{safe(job.job_key)}  {job.state}{reason}  generation {job.generation}  id "
+            f"{job.job_id}"
+        ),
+        soft_wrap=True,
     )
-    feeders = feeders_line(job, ledger.jobs.shards(job.job_id), one_machine=ledger.database.is_sqlite)
-    for told in filter(None, (started_by_line(job), from_job_line(job), feeders, lane_line(ledger.moves(job)))):
+    feeders = feeders_line(
+        job, ledger.jobs.shards(job.job_id), one_machine=ledger.database.is_sqlite
+    )
+    for told in filter(
+        None, (started_by_line(job), from_job_line(job), feeders, lane_line(ledger.moves(job)))
+    ):
         console.print(Text(told), soft_wrap=True)
     for sentence in pause_lines(job, ledger.option()):
         console.print(Text(sentence), soft_wrap=True)
@@ -137,7 +145,9 @@ def _from_job(job: Job) -> dict[str, Any] | None:
 
 
 def list_jobs(
-    limit: Annotated[int, typer.Option(min=1, max=MAX_JOBS_LISTED, help="At most this many, newest first.")] = 50,
+    limit: Annotated[
+        int, typer.Option(min=1, max=MAX_JOBS_LISTED, help="At most this many, newest first.")
+    ] = 50,
     as_json: options.JsonOption = False,
     state: options.StateOption = None,
 ) -> None:
@@ -212,7 +222,9 @@ def resume(
     job: options.JobName,
     budget_usd: Annotated[
         float | None,
-        typer.Option("--budget-usd", min=0, help="The job's budget from now on, with what is spent already."),
+        typer.Option(
+            "--budget-usd", min=0, help="The job's budget from now on, with what is spent already."
+        ),
     ] = None,
     state: options.StateOption = None,
 ) -> None:
@@ -241,11 +253,18 @@ def _give_budget(ledger: Books, job: Job, budget_usd: float) -> None:
 
     spent = ledger.outcomes.counts(job.job_id).cost_microusd / MICRO
     if job.state.final:
-        raise UsageProblem(f"job {safe(job.job_key)} is {job.state}; only one that goes on takes a budget")
+        raise UsageProblem(
+            f"job {safe(job.job_key)} is {job.state}; only one that goes on takes a budget"
+        )
     if budget_usd <= spent:
-        raise UsageProblem(f"--budget-usd {budget_usd:g}: {spent:.4f} USD are spent already; name a larger sum of all")
+        raise UsageProblem(
+            f"--budget-usd {budget_usd:g}: {spent:.4f} USD are spent already; name a larger sum of "
+            "all"
+        )
     with Producer(ProducerSettings.load(), database=ledger.database) as producer:
-        if not producer.limit(job.job_id, budget_usd=budget_usd, deadline_s=job.spec.get("deadline_s")):
+        if not producer.limit(
+            job.job_id, budget_usd=budget_usd, deadline_s=job.spec.get("deadline_s")
+        ):
             raise UsageProblem(f"job {safe(job.job_key)} was changed by another process; try again")
     typer.echo(f"the budget of {safe(job.job_key)} is {budget_usd:g} USD now")
 
@@ -254,11 +273,21 @@ def cancel(job: options.JobName, state: options.StateOption = None) -> None:
     """End a job: what is not done becomes dead letters `cancelled`."""
     from penstock_ledger.model import JobState
 
-    _move(job, state, JobState.CANCELLING, {JobState.RUNNING, JobState.PAUSED}, "cancelled by `penstock cancel`")
+    _move(
+        job,
+        state,
+        JobState.CANCELLING,
+        {JobState.RUNNING, JobState.PAUSED},
+        "cancelled by `penstock cancel`",
+    )
 
 
-def _move(name: str, state: options.StateOption, to: JobState, expect: set[JobState], reason: str | None) -> None:
-    """SQL first, since that is what is true; Redis after it, so that workers see it at once. Raises UsageProblem."""
+def _move(
+    name: str, state: options.StateOption, to: JobState, expect: set[JobState], reason: str | None
+) -> None:
+    """SQL first, since that is what is true; Redis after it, so that workers see it at once.
+
+    Raises UsageProblem."""
     from penstock_cli.connect import books
     from penstock_producer.reporting.text import safe
 
@@ -267,7 +296,9 @@ def _move(name: str, state: options.StateOption, to: JobState, expect: set[JobSt
         if not ledger.jobs.set_state(job.job_id, to, reason=reason, expect=expect):
             now = ledger.jobs.get(job.job_id).state
             allowed = " or ".join(sorted(expect))
-            raise UsageProblem(f"job {safe(job.job_key)} is {now}; only one that is {allowed} can become {to}")
+            raise UsageProblem(
+                f"job {safe(job.job_key)} is {now}; only one that is {allowed} can become {to}"
+            )
         redis = ledger.redis_if_running()
         if redis is not None:
             redis.set_job_state(job.job_id, to)

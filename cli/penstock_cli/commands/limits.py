@@ -1,4 +1,5 @@
-"""`penstock limits`: the quotas that Redis holds, how they are used, and what keeps requests from starting."""
+"""`penstock limits`: the quotas that Redis holds, how they are used, and what keeps requests from
+starting."""
 
 from __future__ import annotations
 
@@ -20,7 +21,8 @@ if TYPE_CHECKING:
     from penstock_ratelimit.for_penstock import QuotaView
 
 SAMPLE_S = 2.0
-"""Between the two looks of a command that shows once: start times are given a second ahead, so a shorter span would waver."""
+"""Between the two looks of a command that shows once: start times are given a second ahead, so a
+shorter span would waver."""
 WATCH_EVERY_S = 1.0
 LINES_EVERY_S = 5.0
 SPAN_S = 5.0
@@ -29,11 +31,16 @@ NOT_YET = "no quotas yet: each appears with its first request"
 
 
 def limits(
-    quota: Annotated[str | None, typer.Argument(metavar="[QUOTA]", help="Only this one: a provider's name.")] = None,
+    quota: Annotated[
+        str | None, typer.Argument(metavar="[QUOTA]", help="Only this one: a provider's name.")
+    ] = None,
     watch: Annotated[bool, typer.Option("--watch", help="Follow until Ctrl-C.")] = False,
     as_json: options.JsonOption = False,
     lift: Annotated[
-        str | None, typer.Option(metavar="QUOTA", help="End the hold of a quota, after its account was corrected.")
+        str | None,
+        typer.Option(
+            metavar="QUOTA", help="End the hold of a quota, after its account was corrected."
+        ),
     ] = None,
     prefix: Annotated[
         str, typer.Option(help="The prefix of its Redis keys, for a limiter that sets another.")
@@ -68,7 +75,9 @@ class Reader:
         from penstock_ledger import CauseBook
         from penstock_ratelimit.for_penstock import MAX_LEARNED, read_quotas
 
-        views = read_quotas(self._client, self._prefix, None if self.quota is None else [self.quota])
+        views = read_quotas(
+            self._client, self._prefix, None if self.quota is None else [self.quota]
+        )
         if self.quota is not None and not views:
             raise _unknown(self._client, self.quota, self._prefix)
         before = self._remember(views)
@@ -161,7 +170,9 @@ def _watch_panels(reader: Reader, console: Console) -> None:
                 looks = reader.look()
                 live.update(panels(looks) if looks else Text(NOT_YET), refresh=True)
             except redis.ConnectionError as error:
-                live.update(Text(f"no Redis answers ({error}); trying again", style="yellow"), refresh=True)
+                live.update(
+                    Text(f"no Redis answers ({error}); trying again", style="yellow"), refresh=True
+                )
             time.sleep(WATCH_EVERY_S)
 
 
@@ -175,8 +186,8 @@ def _lift(client: redis.Redis, quota: str, prefix: str) -> str:
     lifted = lift_hold(client, quota, prefix=prefix)
     if lifted:
         return (
-            f"{quota} is lifted (it was held: {one_line(views[0].hold, 200)}); requests start again, and a job "
-            "that paused because of it goes on with `penstock resume JOB`"
+            f"{quota} is lifted (it was held: {one_line(views[0].hold, 200)}); requests start "
+            "again, and a job that paused because of it goes on with `penstock resume JOB`"
         )
     return f"{quota}: its pause is over" if views[0].pause_left_s > 0 else f"{quota} was not held"
 
@@ -190,7 +201,9 @@ def _unknown(client: redis.Redis, quota: str, prefix: str) -> UsageProblem:
 
 
 def _client(state: Path | None) -> redis.Redis:
-    """The private Redis of a local run, or the configured one. Needs no database. Raises RedisNotRunning."""
+    """The private Redis of a local run, or the configured one.
+
+    Needs no database. Raises RedisNotRunning."""
     from penstock_cli.connect import refuse_without_redis
     from penstock_ledger import RedisAddress
     from penstock_producer.settings import ProducerSettings
@@ -207,7 +220,8 @@ def _client(state: Path | None) -> redis.Redis:
     running = EmbeddedRedis.find(folder.redis)
     if running is None:
         raise RedisNotRunning(
-            f"the private Redis of {folder.root} is not running; `penstock run` on the same state starts it"
+            f"the private Redis of {folder.root} is not running; `penstock run` on the same state "
+            "starts it"
         )
     return RedisAddress.parse(running.endpoint.redis_url).connect()
 

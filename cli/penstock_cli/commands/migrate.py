@@ -18,11 +18,16 @@ def migrate(
     wait: Annotated[
         float,
         typer.Option(
-            "--wait", min=0, max=3600, help="Seconds to wait for a database that does not answer yet, or is in use."
+            "--wait",
+            min=0,
+            max=3600,
+            help="Seconds to wait for a database that does not answer yet, or is in use.",
         ),
     ] = 60.0,
 ) -> None:
-    """Create or upgrade the tables of the database. Safe to repeat, and to run in several places at once."""
+    """Create or upgrade the tables of the database.
+
+    Safe to repeat, and to run in several places at once."""
     from penstock_cli.connect import without_password
     from penstock_ledger import HEAD, open_database
     from penstock_producer.settings import ProducerSettings
@@ -30,7 +35,9 @@ def migrate(
     url = ProducerSettings.load().database_url
     database = open_database(url)
     try:
-        before = _migrated(database, without_password(url), until=time.monotonic() + wait, wait_s=wait)
+        before = _migrated(
+            database, without_password(url), until=time.monotonic() + wait, wait_s=wait
+        )
     finally:
         database.close()
     change = "is up to date" if before == HEAD else f"was brought from {before or 'nothing'}"
@@ -38,8 +45,9 @@ def migrate(
 
 
 def _migrated(database: Database, shown: str, *, until: float, wait_s: float) -> str | None:
-    """Migrate as soon as the server answers and no table is in use; returns the schema that it had. Raises DatabaseAway,
-    SchemaTooNew and TablesInUse."""
+    """Migrate as soon as the server answers and no table is in use; returns the schema that it had.
+
+    Raises DatabaseAway, SchemaTooNew and TablesInUse."""
     from penstock_cli.errors import DatabaseAway
     from penstock_ledger import DatabaseUnavailable, TablesInUse
 

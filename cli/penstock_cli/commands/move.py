@@ -17,11 +17,16 @@ if TYPE_CHECKING:
 
 def move(
     job: options.JobName,
-    lane: Annotated[str, typer.Argument(help="Where its documents go from now on.", metavar="LANE")],
-    reason: Annotated[str, typer.Option(help="Why, for those who look at the job.")] = "moved by `penstock move`",
+    lane: Annotated[
+        str, typer.Argument(help="Where its documents go from now on.", metavar="LANE")
+    ],
+    reason: Annotated[
+        str, typer.Option(help="Why, for those who look at the job.")
+    ] = "moved by `penstock move`",
     state: options.StateOption = None,
 ) -> None:
-    """Let a running job go on in another lane; what is done stays, and what is under way is not lost."""
+    """Let a running job go on in another lane; what is done stays, and what is under way is not
+    lost."""
     from penstock_cli.connect import books
     from penstock_ledger import BY_HAND, LaneMoves
     from penstock_producer.reporting.reasons import no_worker
@@ -32,7 +37,10 @@ def move(
         _check(ledger, found, lane)
         moves = LaneMoves(ledger.database)
         if moves.move(found.job_id, found.lane, lane, BY_HAND, reason, {}, now=time.time()) is None:
-            raise UsageProblem(f"job {safe(found.job_key)} was moved or stopped just now; look at `penstock status`")
+            raise UsageProblem(
+                f"job {safe(found.job_key)} was moved or stopped just now; look at `penstock "
+                "status`"
+            )
         redis = ledger.redis_if_running()
         if redis is not None:
             redis.set_job_lane(ledger.jobs.get(found.job_id))
@@ -56,10 +64,12 @@ def _check(ledger: Books, job: Job, lane: str) -> None:
     if lane == job.lane:
         raise UsageProblem(f"job {name} is in lane {lane} already")
     if job.state != "running":
-        raise UsageProblem(f"job {name} is {job.state}; only one that is running can change its lane")
+        raise UsageProblem(
+            f"job {name} is {job.state}; only one that is running can change its lane"
+        )
     check_other_lane(JobSpec.accepted(job.spec), lane, ProducerSettings.load())
     if packs(lane) and any(not shard.exhausted for shard, _ in ledger.jobs.shards(job.job_id)):
         raise UsageProblem(
-            f"the source of job {name} is read by several feeders, and documents of lane {lane} are packed by one; wait until "
-            "all of it is read, or submit it with --feeders 1"
+            f"the source of job {name} is read by several feeders, and documents of lane {lane} "
+            "are packed by one; wait until all of it is read, or submit it with --feeders 1"
         )

@@ -15,27 +15,54 @@ PLAN = "The plan"
 
 Documents = Annotated[
     str | None,
-    typer.Option(metavar="N", help="How many: 20000, 1.5k, 100M; left out, those of the source.", rich_help_panel=PLAN),
+    typer.Option(
+        metavar="N",
+        help="How many: 20000, 1.5k, 100M; left out, those of the source.",
+        rich_help_panel=PLAN,
+    ),
 ]
 Within = Annotated[
-    str | None, typer.Option(metavar="TIME", help="When all must be done, e.g. 24h.", rich_help_panel=PLAN)
+    str | None,
+    typer.Option(metavar="TIME", help="When all must be done, e.g. 24h.", rich_help_panel=PLAN),
 ]
 FromJob = Annotated[
-    str | None, typer.Option(metavar="JOB", help="A job, or a sample, whose figures are taken.", rich_help_panel=PLAN)
+    str | None,
+    typer.Option(
+        metavar="JOB", help="A job, or a sample, whose figures are taken.", rich_help_panel=PLAN
+    ),
 ]
 JobWorkers = Annotated[
-    int, typer.Option(min=1, help="Workers that this job had, where they host a model.", rich_help_panel=PLAN)
+    int,
+    typer.Option(
+        min=1, help="Workers that this job had, where they host a model.", rich_help_panel=PLAN
+    ),
 ]
-TokensIn = Annotated[float | None, typer.Option(min=0, help="Prompt tokens of a document.", rich_help_panel=PLAN)]
-TokensOut = Annotated[float | None, typer.Option(min=0, help="Answer tokens of a document.", rich_help_panel=PLAN)]
-Latency = Annotated[str | None, typer.Option(metavar="TIME", help="Of one call, e.g. 2.5s.", rich_help_panel=PLAN)]
+TokensIn = Annotated[
+    float | None, typer.Option(min=0, help="Prompt tokens of a document.", rich_help_panel=PLAN)
+]
+TokensOut = Annotated[
+    float | None, typer.Option(min=0, help="Answer tokens of a document.", rich_help_panel=PLAN)
+]
+Latency = Annotated[
+    str | None, typer.Option(metavar="TIME", help="Of one call, e.g. 2.5s.", rich_help_panel=PLAN)
+]
 Workers = Annotated[
     int | None,
-    typer.Option(min=1, max=100_000, help="Worker processes; left out, as many as it takes.", rich_help_panel=PLAN),
+    typer.Option(
+        min=1,
+        max=100_000,
+        help="Worker processes; left out, as many as it takes.",
+        rich_help_panel=PLAN,
+    ),
 ]
 Concurrency = Annotated[
     int | None,
-    typer.Option(min=1, max=10_000, help="Calls in flight in each; left out, the lane's.", rich_help_panel=PLAN),
+    typer.Option(
+        min=1,
+        max=10_000,
+        help="Calls in flight in each; left out, the lane's.",
+        rich_help_panel=PLAN,
+    ),
 ]
 Seed = Annotated[int, typer.Option(help="Of the simulation.", rich_help_panel=PLAN)]
 
@@ -86,16 +113,26 @@ def plan(
         tokens_of("--tokens-in", tokens_in),
         tokens_of("--tokens-out", tokens_out),
         None if latency is None else parse_duration("--latency", latency),
-        workers, concurrency, from_job, job_workers, state, seed,
-    )  # fmt: skip
-    flags = ProviderFlags(base_url, None, profile, rpm, tpm, itpm, otpm, usd_per_mtok_in, usd_per_mtok_out, api)
+        workers,
+        concurrency,
+        from_job,
+        job_workers,
+        state,
+        seed,
+    )
+    flags = ProviderFlags(
+        base_url, None, profile, rpm, tpm, itpm, otpm, usd_per_mtok_in, usd_per_mtok_out, api
+    )
     try:
         picture = picture_of(given, asked)
     except SpecError as error:
         raise given.refusal(error) from error
     spec = picture.spec
     settings = with_provider(
-        WorkerSettings.load(lane=spec.first_lane), spec.provider, given.provider(flags), needs_key=False
+        WorkerSettings.load(lane=spec.first_lane),
+        spec.provider,
+        given.provider(flags),
+        needs_key=False,
     )
     only = given.lanes if given.typed & {"lane", "lanes"} else ()
     plans = lane_plans(picture, settings, asked, only)

@@ -14,7 +14,9 @@ from penstock_cli.job.options import Api, FromJob, JsonOption, StateOption, Wher
 @takes_job_flags
 def preview(
     given: GivenJob,
-    rows: Annotated[int, typer.Option("--rows", "-n", min=1, max=1_000, help="How many requests to show.")] = 3,
+    rows: Annotated[
+        int, typer.Option("--rows", "-n", min=1, max=1_000, help="How many requests to show.")
+    ] = 3,
     api: Api = None,
     as_json: JsonOption = False,
     from_job: FromJob = None,

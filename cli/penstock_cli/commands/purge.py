@@ -19,7 +19,10 @@ def purge(
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
     leave_batches: Annotated[
         bool,
-        typer.Option("--leave-batches", help="Forget batches that still run at a provider, which charges for them."),
+        typer.Option(
+            "--leave-batches",
+            help="Forget batches that still run at a provider, which charges for them.",
+        ),
     ] = False,
     state: options.StateOption = None,
 ) -> None:
@@ -32,17 +35,22 @@ def purge(
         found = ledger.jobs.get(job)
         if not found.state.final:
             raise UsageProblem(
-                f"job {safe(found.job_key)} is {found.state}; cancel it first: penstock cancel {argument(job)}"
+                f"job {safe(found.job_key)} is {found.state}; cancel it first: penstock cancel "
+                f"{argument(job)}"
             )
         needed = needed_by(ledger.database, found.job_id)
         if needed is not None:
             raise UsageProblem(
-                f"{safe(needed)} still reads the outcomes of {safe(found.job_key)}; wait until that has ended, or cancel it"
+                f"{safe(needed)} still reads the outcomes of {safe(found.job_key)}; wait until "
+                "that has ended, or cancel it"
             )
         if not leave_batches:
             _refuse_open_batches(ledger, found)
         counts = ledger.outcomes.counts(found.job_id)
-        question = f"Delete {safe(found.job_key)} with {count(counts.succeeded)} results and {count(counts.dead)} dead letters?"
+        question = (
+            f"Delete {safe(found.job_key)} with {count(counts.succeeded)} results and "
+            f"{count(counts.dead)} dead letters?"
+        )
         if not yes and not typer.confirm(question):
             raise typer.Exit(0)
         rows = purge_job(ledger.database, found.job_id)
@@ -55,7 +63,8 @@ def purge(
 
 
 def _refuse_open_batches(ledger: Books, job: Job) -> None:
-    """Forgotten ones would run on at their provider: nothing cancels them, and what they answer is paid for and not read."""
+    """Forgotten ones would run on at their provider: nothing cancels them, and what they answer is
+    paid for and not read."""
     from penstock_producer.reporting.text import argument, count, safe
 
     open_ones = [one for one in ledger.provider_batches(job) if one.state != "settled"]
@@ -65,7 +74,8 @@ def _refuse_open_batches(ledger: Books, job: Job) -> None:
             ", ".join(sorted({one.provider for one in open_ones})),
         )
         raise UsageProblem(
-            f"job {safe(job.job_key)} has {count(number)} batches at {safe(providers)} that are not settled; a worker of its "
-            f"lane cancels them there and ends them (penstock status {argument(job.job_key)} says what they wait for), or forget "
-            "them with --leave-batches and cancel them at the provider yourself"
+            f"job {safe(job.job_key)} has {count(number)} batches at {safe(providers)} that are "
+            "not settled; a worker of its lane cancels them there and ends them (penstock status "
+            f"{argument(job.job_key)} says what they wait for), or forget them with "
+            "--leave-batches and cancel them at the provider yourself"
         )

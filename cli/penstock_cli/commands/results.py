@@ -14,11 +14,19 @@ def report(
     job: options.JobName,
     as_json: options.JsonOption = False,
     form: Annotated[
-        str, typer.Option("--format", metavar="F", help="text, json, markdown or html; by default as FILE ends.")
+        str,
+        typer.Option(
+            "--format", metavar="F", help="text, json, markdown or html; by default as FILE ends."
+        ),
     ] = "",
     output: Annotated[
         str | None,
-        typer.Option("--output", "-o", metavar="FILE", help="A file, s3://bucket/key, or - for standard output."),
+        typer.Option(
+            "--output",
+            "-o",
+            metavar="FILE",
+            help="A file, s3://bucket/key, or - for standard output.",
+        ),
     ] = None,
     state: options.StateOption = None,
 ) -> None:
@@ -49,24 +57,39 @@ def results(
     job: options.JobName,
     output: Annotated[
         str | None,
-        typer.Option("--output", "-o", metavar="FILE", help="A file, s3://bucket/key, or - for standard output."),
+        typer.Option(
+            "--output",
+            "-o",
+            metavar="FILE",
+            help="A file, s3://bucket/key, or - for standard output.",
+        ),
     ] = None,
     output_format: options.OutputFormat = None,
     partial: Annotated[
-        bool, typer.Option("--partial", help="Append to FILE what has come since the last time, while the job runs.")
+        bool,
+        typer.Option(
+            "--partial",
+            help="Append to FILE what has come since the last time, while the job runs.",
+        ),
     ] = False,
     after: Annotated[
         str | None,
         typer.Option(
             metavar="CURSOR",
-            help="What was stored after that, in that order: start, or the cursor that is printed then.",
+            help=(
+                "What was stored after that, in that order: start, or the cursor that is printed "
+                "then."
+            ),
         ),
     ] = None,
     provenance: Annotated[
         bool,
         typer.Option(
             "--provenance",
-            help="Add to each JSON line the release, engine and prices that made it, and the job's digest.",
+            help=(
+                "Add to each JSON line the release, engine and prices that made it, and the job's "
+                "digest."
+            ),
         ),
     ] = False,
     escape_formulas: options.EscapeFormulas = False,
@@ -75,13 +98,16 @@ def results(
     into_id: options.IntoId = "id",
     state: options.StateOption = None,
 ) -> None:
-    """Write the results so far: as OpenAI Batch output lines, as a table in a file, or into a database."""
+    """Write the results so far: as OpenAI Batch output lines, as a table in a file, or into a
+    database."""
     from penstock_cli.connect import books
     from penstock_cli.files import STDOUT
     from penstock_cli.result_forms import Asked, write
     from penstock_producer.reporting.text import safe
 
-    asked = Asked(output, output_format, partial, after, escape_formulas, into, table, into_id, provenance)
+    asked = Asked(
+        output, output_format, partial, after, escape_formulas, into, table, into_id, provenance
+    )
     with books(state) as ledger:
         said = write(ledger, ledger.jobs.get(job), asked)
     typer.echo(safe(said), err=output == STDOUT)

@@ -56,11 +56,24 @@ def run(
     given = given.for_api(given.of_run("api", api))
     outcomes = given.outcomes(from_job, where)
     if outcomes is not None and (sample is not None or dry_run):
-        raise UsageProblem("a sample or a dry run of outcomes is `penstock preview --from-job JOB --state DIR`")
+        raise UsageProblem(
+            "a sample or a dry run of outcomes is `penstock preview --from-job JOB --state DIR`"
+        )
     request = request_of(
         given.for_api(given.of_run("api", api)),
         RunFlags(out, job, workers, concurrency, state, sample, no_progress or None),
-        ProviderFlags(base_url, api_key_env, profile, rpm, tpm, itpm, otpm, usd_per_mtok_in, usd_per_mtok_out, api),
+        ProviderFlags(
+            base_url,
+            api_key_env,
+            profile,
+            rpm,
+            tpm,
+            itpm,
+            otpm,
+            usd_per_mtok_in,
+            usd_per_mtok_out,
+            api,
+        ),
         outcomes,
     )
     if dry_run:
@@ -70,7 +83,9 @@ def run(
         _tell_sample(request)
         raise typer.Exit(status)
     lane = standby_lane(given.lanes)
-    with Standby(lane) as standby:  # first of all: its imports take as long as all of this command's
+    with Standby(
+        lane
+    ) as standby:  # first of all: its imports take as long as all of this command's
         from penstock_cli.run.local import run_local
 
         status = run_local(request, standby)
@@ -88,5 +103,7 @@ def _tell_sample(request: RunRequest) -> None:
     if not request.state.expanduser().joinpath("penstock.db").is_file():
         return
     spec, (settings, *_) = understood(request)
-    for line in sample_says(request.state, request.job_key, spec, settings, request.workers, request.concurrency):
+    for line in sample_says(
+        request.state, request.job_key, spec, settings, request.workers, request.concurrency
+    ):
         console().print(line, soft_wrap=True, markup=False)

@@ -23,42 +23,59 @@ FIRINGS_LISTED = 20
 REASON_CHARS = 300
 NOTICE_READ_BYTES = 2 * 1024 * 1024  # of a notification: more than one may have
 
-app = typer.Typer(no_args_is_help=True, help="Jobs that start themselves: add, list, pause, resume, remove.")
+app = typer.Typer(
+    no_args_is_help=True, help="Jobs that start themselves: add, list, pause, resume, remove."
+)
 
 Name = Annotated[str, typer.Argument(metavar="NAME", help="A schedule's name.")]
 Cron = Annotated[
     str,
     typer.Argument(
-        metavar="CRON", help='Minute, hour, day of month, month and day of week: "0 1 * * *" is every night at one.'
+        metavar="CRON",
+        help=(
+            'Minute, hour, day of month, month and day of week: "0 1 * * *" is every night at one.'
+        ),
     ),
 ]
 ScheduleName = Annotated[
     str | None,
     typer.Option(
-        help="Names the schedule (left out: after the source). Its jobs are named after it and their time.",
+        help=(
+            "Names the schedule (left out: after the source). Its jobs are named after it and "
+            "their time."
+        ),
         rich_help_panel=WHEN,
     ),
 ]
 Zone = Annotated[
-    str, typer.Option(metavar="ZONE", help="Whose clock the times are on: Europe/Berlin, …", rich_help_panel=WHEN)
+    str,
+    typer.Option(
+        metavar="ZONE", help="Whose clock the times are on: Europe/Berlin, …", rich_help_panel=WHEN
+    ),
 ]
 CatchUp = Annotated[
     str,
     typer.Option(
         metavar="POLICY",
-        help="What to do about times that passed while no control process ran: skip them, start the latest once, or "
-        "start all (at most 24).",
+        help="What to do about times that passed while no control process ran: skip them, start "
+        "the latest once, or start all (at most 24).",
         rich_help_panel=WHEN,
     ),
 ]
 Overlap = Annotated[
-    bool, typer.Option("--overlap", help="Start a job although an earlier one has not ended.", rich_help_panel=WHEN)
+    bool,
+    typer.Option(
+        "--overlap", help="Start a job although an earlier one has not ended.", rich_help_panel=WHEN
+    ),
 ]
 NewFiles = Annotated[
     bool,
     typer.Option(
         "--new-files",
-        help="SOURCE is a folder, prefix or pattern: each job has its files that no earlier job of the schedule took.",
+        help=(
+            "SOURCE is a folder, prefix or pattern: each job has its files that no earlier job of "
+            "the schedule took."
+        ),
         rich_help_panel=WHEN,
     ),
 ]
@@ -66,8 +83,9 @@ Events = Annotated[
     str | None,
     typer.Option(
         metavar="QUEUE",
-        help="With --new-files over s3://: new files are named by notifications, from this queue of SQS (its URL), or with "
-        "webhook by those that `penstock schedule notify` gets. Once a day all files are looked at.",
+        help="With --new-files over s3://: new files are named by notifications, from this queue "
+        "of SQS (its URL), or with webhook by those that `penstock schedule notify` gets. "
+        "Once a day all files are looked at.",
         rich_help_panel=WHEN,
     ),
 ]
@@ -103,14 +121,17 @@ def add(
 
     if job is not None:
         raise UsageProblem(
-            "--job names one job, and a schedule starts many: name the schedule with --name, and each job has the key NAME@TIME"
+            "--job names one job, and a schedule starts many: name the schedule with --name, and "
+            "each job has the key NAME@TIME"
         )
     over = _over(given, from_job, from_schedule, where)
     spec = job_spec(given)
     check_hooks((spec.preprocess, spec.postprocess), workers_elsewhere=True)
     key = given.key(name)
     if over is not None and key is None:
-        raise UsageProblem("name the schedule: --name NAME, which a schedule over outcomes has from no source")
+        raise UsageProblem(
+            "name the schedule: --name NAME, which a schedule over outcomes has from no source"
+        )
     with _schedules() as schedules:
         try:
             added = schedules.add(
@@ -126,13 +147,20 @@ def add(
             )
         except SpecError as error:
             raise given.refusal(error) from error
-    typer.echo(f"{added.name} starts at {_shown(added, added.next_at)}, and then by {added.cron} {added.timezone}")
+    typer.echo(
+        f"{added.name} starts at {_shown(added, added.next_at)}, and then by {added.cron} "
+        f"{added.timezone}"
+    )
     trouble = _trouble(given.source, spec) if over is None else None
     if trouble is not None:
-        typer.echo(safe(f"penstock: as it is here now, the source could not be used: {trouble}"), err=True)
+        typer.echo(
+            safe(f"penstock: as it is here now, the source could not be used: {trouble}"), err=True
+        )
 
 
-def _over(given: GivenJob, job: str | None, schedule: str | None, where: list[str] | None) -> OutcomesOf | None:
+def _over(
+    given: GivenJob, job: str | None, schedule: str | None, where: list[str] | None
+) -> OutcomesOf | None:
     """Whose outcomes are read; None where a source is."""
     from penstock_producer import OutcomesOf
 
@@ -146,7 +174,9 @@ def _over(given: GivenJob, job: str | None, schedule: str | None, where: list[st
 
 
 def _trouble(source: str, spec: JobSpec) -> str | None:
-    """What the job would fail with if this were its time. The source may be another one by then, so nothing is refused."""
+    """What the job would fail with if this were its time.
+
+    The source may be another one by then, so nothing is refused."""
     from penstock_cli.run.preview import looked_at
     from penstock_ledger.errors import PenstockError
     from penstock_producer.accepting.token_meter import TokenMeter
@@ -165,7 +195,8 @@ def _trouble(source: str, spec: JobSpec) -> str | None:
 @app.command(name="list", epilog=examples.SCHEDULE_LIST)
 def list_schedules(
     name: Annotated[
-        str | None, typer.Argument(metavar="[NAME]", help="Only this one, with what came of its times.")
+        str | None,
+        typer.Argument(metavar="[NAME]", help="Only this one, with what came of its times."),
     ] = None,
     as_json: options.JsonOption = False,
 ) -> None:
@@ -201,7 +232,10 @@ def resume(name: Name) -> None:
     with _schedules() as schedules:
         changed = schedules.resume(name)
         found = schedules.get(name)
-    typer.echo(f"{name} {'starts next' if changed else 'was not paused; it starts'} at {_shown(found, found.next_at)}")
+    typer.echo(
+        f"{name} {'starts next' if changed else 'was not paused; it starts'} at "
+        f"{_shown(found, found.next_at)}"
+    )
 
 
 @app.command(epilog=examples.SCHEDULE_REMOVE)
@@ -217,7 +251,9 @@ def notify(
     name: Name,
     body: Annotated[
         typer.FileBinaryRead,
-        typer.Argument(metavar="[FILE]", help="The notification as it came; - reads it from stdin."),
+        typer.Argument(
+            metavar="[FILE]", help="The notification as it came; - reads it from stdin."
+        ),
     ] = "-",  # type: ignore[assignment]  # Typer opens what is named
 ) -> None:
     """Take a notification of a bucket for a schedule with --events webhook.
@@ -275,7 +311,10 @@ def _print_one(schedule: Schedule, firings: list[Firing]) -> None:
     from penstock_producer.schedules.marks import shown_source
 
     overlap = "may overlap" if schedule.overlap else "no overlap"
-    typer.echo(f"{schedule.name}  {schedule.cron} {schedule.timezone}  catch-up {schedule.catch_up}, {overlap}")
+    typer.echo(
+        f"{schedule.name}  {schedule.cron} {schedule.timezone}  catch-up {schedule.catch_up}, "
+        f"{overlap}"
+    )
     typer.echo(f"source: {safe(shown_source(schedule))}")
     typer.echo(f"next: {_next(schedule)}")
     for firing in firings:

@@ -49,7 +49,9 @@ def submit(
     with Producer(settings) as producer:
         try:
             if outcomes is not None:
-                accepted = producer.submit_from(outcomes.job, spec, where=outcomes.where, job_key=given.key(job))
+                accepted = producer.submit_from(
+                    outcomes.job, spec, where=outcomes.where, job_key=given.key(job)
+                )
             else:
                 accepted = producer.submit(given.source, spec, job_key=given.key(job))
         except SpecError as error:

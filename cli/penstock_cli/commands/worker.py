@@ -20,32 +20,50 @@ TENSOR_PARALLEL = "tensor_parallel_size"
 def worker(
     lane: Annotated[str, typer.Option(help=f"What this worker does: {lanes_in_words('or')}.")],
     concurrency: Annotated[
-        int | None, typer.Option("-c", "--concurrency", min=1, help="Items in flight in this process.")
+        int | None,
+        typer.Option("-c", "--concurrency", min=1, help="Items in flight in this process."),
     ] = None,
-    name: Annotated[str | None, typer.Option(help="Names this worker in Flower and in logs.")] = None,
-    model: Annotated[str | None, typer.Option(help="gpu, embed: the model to host, a folder or a name.")] = None,
+    name: Annotated[
+        str | None, typer.Option(help="Names this worker in Flower and in logs.")
+    ] = None,
+    model: Annotated[
+        str | None, typer.Option(help="gpu, embed: the model to host, a folder or a name.")
+    ] = None,
     engine: Annotated[
         list[str] | None,
         typer.Option(help="gpu: one of vLLM's own arguments, e.g. max_model_len=8k. Repeatable."),
     ] = None,
     lora: Annotated[
-        list[str] | None, typer.Option(help="gpu: an adapter that requests may name, NAME=FOLDER. Repeatable.")
+        list[str] | None,
+        typer.Option(help="gpu: an adapter that requests may name, NAME=FOLDER. Repeatable."),
     ] = None,
     lora_from: Annotated[
         str | None,
         typer.Option(
-            help="gpu: a folder, or s3://bucket/prefix, with a folder for each further adapter; they may come and go."
+            help=(
+                "gpu: a folder, or s3://bucket/prefix, with a folder for each further adapter; "
+                "they may come and go."
+            )
         ),
     ] = None,
     gpus: Annotated[
         str | None,
-        typer.Option(help="gpu: a worker for each card: all, how many (2), or which (0,1). They are kept running."),
+        typer.Option(
+            help=(
+                "gpu: a worker for each card: all, how many (2), or which (0,1). They are kept "
+                "running."
+            )
+        ),
     ] = None,
     tensor_parallel: Annotated[
-        int | None, typer.Option(min=1, help="gpu: cards that share one model. With --gpus: a worker for each T cards.")
+        int | None,
+        typer.Option(
+            min=1, help="gpu: cards that share one model. With --gpus: a worker for each T cards."
+        ),
     ] = None,
 ) -> None:
-    """Run one worker process, or with --gpus one for each card; SIGTERM lets it finish what it holds.
+    """Run one worker process, or with --gpus one for each card; SIGTERM lets it finish what it
+    holds.
 
     Everything else is read from penstock.toml and PENSTOCK_* variables.
     """
@@ -70,7 +88,9 @@ def worker(
     }
     hosted = {key: value for key, value in given.items() if value}
     _refuse_foreign_flags(lane, hosted)
-    settings = WorkerSettings.load(lane=lane, concurrency=concurrency, **({lane: hosted} if hosted else {}))
+    settings = WorkerSettings.load(
+        lane=lane, concurrency=concurrency, **({lane: hosted} if hosted else {})
+    )
     if gpus is not None:
         sys.exit(_serve_cards(gpus, settings, _flags(lane, concurrency, hosted), name))
     check(settings)
@@ -109,7 +129,11 @@ def _flags(lane: str, concurrency: int | None, hosted: Mapping[str, Any]) -> lis
     if concurrency is not None:
         flags += ["--concurrency", str(concurrency)]
     for name, value in hosted.items():
-        pairs = [f"{key}={json.dumps(one)}" for key, one in value.items()] if isinstance(value, dict) else [value]
+        pairs = (
+            [f"{key}={json.dumps(one)}" for key, one in value.items()]
+            if isinstance(value, dict)
+            else [value]
+        )
         flags += [f"{_flag(name)}={pair}" for pair in pairs]
     return flags
 
@@ -127,7 +151,8 @@ def _with_tensor_parallel(engine: dict[str, Any], tensor_parallel: int | None) -
     before = engine.get(TENSOR_PARALLEL)
     if before is not None and str(before) != str(tensor_parallel):
         raise UsageProblem(
-            f"--tensor-parallel {tensor_parallel} and --engine {TENSOR_PARALLEL}={before} differ: give one of them"
+            f"--tensor-parallel {tensor_parallel} and --engine {TENSOR_PARALLEL}={before} differ: "
+            "give one of them"
         )
     return engine | {TENSOR_PARALLEL: tensor_parallel}
 
@@ -140,8 +165,8 @@ def _cards_per_engine(settings: WorkerSettings) -> int:
     each = None if own is None else own.cards_per_engine()
     if each is None:
         raise UsageProblem(
-            f"--gpus: a worker of lane {settings.lane} with these settings hosts no engine on cards that can be divided "
-            "(a server beside it has its own): leave --gpus out"
+            f"--gpus: a worker of lane {settings.lane} with these settings hosts no engine on "
+            "cards that can be divided (a server beside it has its own): leave --gpus out"
         )
     return each
 
@@ -152,8 +177,13 @@ def _refuse_foreign_flags(lane: str, given: Iterable[str]) -> None:
     from penstock_workers.lanes.registry import REGISTRY
 
     for name in given:
-        takers = [row.name for row in REGISTRY.values() if row.settings and name in row.settings.model_fields]
+        takers = [
+            row.name
+            for row in REGISTRY.values()
+            if row.settings and name in row.settings.model_fields
+        ]
         if lane not in takers:
             raise UsageProblem(
-                f"{_flag(name)} is for workers of lane {' or '.join(takers)}, and this one serves lane {lane}: leave it out"
+                f"{_flag(name)} is for workers of lane {' or '.join(takers)}, and this one serves "
+                f"lane {lane}: leave it out"
             )

@@ -19,7 +19,9 @@ def costs(
     by: Annotated[By, typer.Option("--by", help="Whose costs are added up.")] = By.TENANT,
     since: Annotated[
         str | None,
-        typer.Option(metavar="DURATION", help="Only jobs that were submitted within it, such as 24h or 30d."),
+        typer.Option(
+            metavar="DURATION", help="Only jobs that were submitted within it, such as 24h or 30d."
+        ),
     ] = None,
     as_json: options.JsonOption = False,
     state: options.StateOption = None,

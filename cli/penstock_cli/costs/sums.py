@@ -29,8 +29,12 @@ class Cost(NamedTuple):
         del figures["cost_microusd"], figures["unpriced"]
         name, money = figures.pop("name"), self.money
         return {
-            by: name, **figures, "cost_usd": money.usd, "known_usd": money.known_usd, "jobs_without_price": self.unpriced,
-        }  # fmt: skip
+            by: name,
+            **figures,
+            "cost_usd": money.usd,
+            "known_usd": money.known_usd,
+            "jobs_without_price": self.unpriced,
+        }
 
     @property
     def money(self) -> Money:
@@ -38,7 +42,9 @@ class Cost(NamedTuple):
 
 
 def costs_by(ledger: Books, by: str, since: float) -> list[Cost]:
-    """The dearest first. A job counts as a whole where it was submitted at `since` (Unix time) or later."""
+    """The dearest first.
+
+    A job counts as a whole where it was submitted at `since` (Unix time) or later."""
     from penstock_ledger import Provenance, SpendingStore
 
     store = SpendingStore(ledger.database)
@@ -55,7 +61,10 @@ def costs_by(ledger: Books, by: str, since: float) -> list[Cost]:
 def table(costs: Sequence[Cost], by: str) -> list[str]:
     """A line for each, and one of all."""
     header = [by, "jobs", "succeeded", "dead", "calls", "tokens in", "tokens out", "cost"]
-    rows = [_row(one_line(cost.of.name or (NO_TENANT if by == "tenant" else NO_LANE), 64), cost, by) for cost in costs]
+    rows = [
+        _row(one_line(cost.of.name or (NO_TENANT if by == "tenant" else NO_LANE), 64), cost, by)
+        for cost in costs
+    ]
     if len(costs) > 1:
         whole = costs[0].of._replace(name=None)
         for cost in costs[1:]:
@@ -66,6 +75,8 @@ def table(costs: Sequence[Cost], by: str) -> list[str]:
 
 def _row(name: str, cost: Cost, by: str) -> list[str]:
     of = cost.of
-    jobs = "" if by == "lane" and (of.name is None) else count(of.jobs)  # a job may have run in several lanes
+    jobs = (
+        "" if by == "lane" and (of.name is None) else count(of.jobs)
+    )  # a job may have run in several lanes
     figures = (of.succeeded, of.dead, of.calls, of.prompt_tokens, of.completion_tokens)
     return [name, jobs, *map(count, figures), cost.money.words]

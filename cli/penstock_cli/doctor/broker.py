@@ -16,10 +16,15 @@ SUBJECT = "rabbitmq"
 MINIMUM_VERSION = (3, 10)  # the oldest that fleets were seen to run on
 FIXES = (
     ("ACCESS_REFUSED", "correct user and password in broker_url (PENSTOCK_BROKER_URL), %-encoded"),
-    ("NOT_ALLOWED", "correct the vhost in broker_url, or let the user in: rabbitmqctl set_permissions -p VHOST USER …"),
+    (
+        "NOT_ALLOWED",
+        "correct the vhost in broker_url, or let the user in: rabbitmqctl set_permissions -p VHOST "
+        "USER …",
+    ),
     (
         "InvalidCommand",
-        "correct the vhost in broker_url, or let the user in: rabbitmqctl set_permissions -p VHOST USER …",
+        "correct the vhost in broker_url, or let the user in: rabbitmqctl set_permissions -p VHOST "
+        "USER …",
     ),
 )
 
@@ -31,17 +36,24 @@ def rabbitmq(url: str) -> Iterator[Finding]:
         broker = connect(address)
     except AMQP_ERRORS as error:
         said = safe(str(error))
-        fix = next((fix for sign, fix in FIXES if sign in said), "start it, or set broker_url (PENSTOCK_BROKER_URL)")
+        fix = next(
+            (fix for sign, fix in FIXES if sign in said),
+            "start it, or set broker_url (PENSTOCK_BROKER_URL)",
+        )
         yield Finding(Verdict.BAD, SUBJECT, f"{address.shown}: {said}", fix)
         return
     try:
         properties: Any = broker.connection.server_properties
         version = str(properties.get("version", "?"))
-        yield Finding(Verdict.GOOD, SUBJECT, f"{address.shown} answers, {properties.get('product')} {version}")
+        yield Finding(
+            Verdict.GOOD, SUBJECT, f"{address.shown} answers, {properties.get('product')} {version}"
+        )
         yield _version(version)
         yield _queue(broker.connection)
     except AMQP_ERRORS as error:
-        yield Finding(Verdict.BAD, SUBJECT, f"{address.shown}: {safe(str(error))}", "see RabbitMQ's log")
+        yield Finding(
+            Verdict.BAD, SUBJECT, f"{address.shown}: {safe(str(error))}", "see RabbitMQ's log"
+        )
     finally:
         broker.release()
 
@@ -51,7 +63,9 @@ def _version(version: str) -> Finding:
     wanted = ".".join(map(str, MINIMUM_VERSION))
     if parts >= MINIMUM_VERSION:
         return Finding(Verdict.GOOD, SUBJECT, f"{version}, at least {wanted}")
-    return Finding(Verdict.BAD, SUBJECT, f"{version} is too old", f"upgrade RabbitMQ to {wanted} or newer")
+    return Finding(
+        Verdict.BAD, SUBJECT, f"{version} is too old", f"upgrade RabbitMQ to {wanted} or newer"
+    )
 
 
 def _queue(connection: Any) -> Finding:
@@ -67,10 +81,18 @@ def _queue(connection: Any) -> Finding:
         finally:
             channel.queue_delete(name)
     except CHANNEL_ERRORS as error:
-        fix = "give the user all three rights: rabbitmqctl set_permissions -p VHOST USER '.*' '.*' '.*'"
+        fix = (
+            "give the user all three rights: rabbitmqctl set_permissions -p VHOST USER '.*' '.*' "
+            "'.*'"
+        )
         return Finding(Verdict.BAD, SUBJECT, f"no quorum queue can be had: {safe(str(error))}", fix)
     if refused:
         return Finding(
-            Verdict.BAD, SUBJECT, "it refused a message", "see RabbitMQ's log and alarms: memory, disk, quorum"
+            Verdict.BAD,
+            SUBJECT,
+            "it refused a message",
+            "see RabbitMQ's log and alarms: memory, disk, quorum",
         )
-    return Finding(Verdict.GOOD, SUBJECT, "quorum queues can be declared, and confirm what they are sent")
+    return Finding(
+        Verdict.GOOD, SUBJECT, "quorum queues can be declared, and confirm what they are sent"
+    )

@@ -1,4 +1,6 @@
-"""The checks of `penstock doctor`. Each yields findings and raises nothing: a check that fails is itself a finding."""
+"""The checks of `penstock doctor`.
+
+Each yields findings and raises nothing: a check that fails is itself a finding."""
 
 from __future__ import annotations
 
@@ -26,7 +28,9 @@ if TYPE_CHECKING:
     from penstock_workers.settings import WorkerSettings
 
 MINIMUM_PYTHON = (3, 11)
-MAX_CLOCK_SKEW_S = 5.0  # leases are counted by Redis's clock; a worker this far off reports nonsense times
+MAX_CLOCK_SKEW_S = (
+    5.0  # leases are counted by Redis's clock; a worker this far off reports nonsense times
+)
 LOW_DISK_BYTES = 1_000_000_000  # a job of 100,000 documents with 10 kB answers fills this
 
 
@@ -38,17 +42,25 @@ def examine(
     accept: Collection[str] = (),
     lane: AskedLane | None = None,
 ) -> Iterator[Finding]:
-    """All checks, in the order in which to repair what they find. ``migrate`` brings the tables up to date on the way.
+    """All checks, in the order in which to repair what they find.
 
-    What is found bad of a subject in ``accept`` is a warning. With ``lane`` this machine is looked at as one that a worker of
-    it is to run on. No finding shows a secret.
+    ``migrate`` brings the tables up to date on the way.
+
+    What is found bad of a subject in ``accept`` is a warning. With ``lane`` this machine is looked
+    at as one that a worker of it is to run on. No finding shows a secret.
     """
     for found in _examine(state, knock=knock, migrate=migrate, lane=lane):
-        verdict = Verdict.WARNING if found.verdict is Verdict.BAD and found.subject in accept else found.verdict
+        verdict = (
+            Verdict.WARNING
+            if found.verdict is Verdict.BAD and found.subject in accept
+            else found.verdict
+        )
         yield Finding(verdict, found.subject, redact(found.seen), redact(found.fix))
 
 
-def _examine(state: Path | None, *, knock: bool, migrate: bool, lane: AskedLane | None = None) -> Iterator[Finding]:
+def _examine(
+    state: Path | None, *, knock: bool, migrate: bool, lane: AskedLane | None = None
+) -> Iterator[Finding]:
     yield _python()
     yield _embedded()
     try:
@@ -64,7 +76,9 @@ def _examine(state: Path | None, *, knock: bool, migrate: bool, lane: AskedLane 
     except CliError as error:
         yield Finding(Verdict.BAD, "database", safe(str(error)))
     if redis_url is None:
-        yield Finding(Verdict.GOOD, "redis", "the private Redis is not running; `penstock run` starts it")
+        yield Finding(
+            Verdict.GOOD, "redis", "the private Redis is not running; `penstock run` starts it"
+        )
     else:
         yield from _redis(redis_url, private=state is not None)
         yield from _models(redis_url, database_url)
@@ -80,12 +94,16 @@ def _examine(state: Path | None, *, knock: bool, migrate: bool, lane: AskedLane 
 
 
 def _lanes(settings: WorkerSettings, *, knock: bool) -> Iterator[Finding]:
-    """What the settings of lanes name. Mostly warnings: their workers may run on other machines than the doctor."""
+    """What the settings of lanes name.
+
+    Mostly warnings: their workers may run on other machines than the doctor."""
     from penstock_workers.lanes.registry import REGISTRY
 
     for row in REGISTRY.values():
         for found in () if row.check is None else row.check(settings, knock=knock):
-            verdict = Verdict.GOOD if found.is_good else Verdict.BAD if found.stops else Verdict.WARNING
+            verdict = (
+                Verdict.GOOD if found.is_good else Verdict.BAD if found.stops else Verdict.WARNING
+            )
             yield Finding(verdict, found.subject or row.name, safe(found.seen), safe(found.fix))
 
 
@@ -136,8 +154,8 @@ def _embedded() -> Finding:
     if program.is_patched:
         return Finding(Verdict.GOOD, "run", seen)
     fix = (
-        f"only its own user reaches it there; all the same: upgrade to {program.software.wanted()}, "
-        "or pip install 'penstock[embedded]'"
+        "only its own user reaches it there; all the same: upgrade to "
+        f"{program.software.wanted()}, or pip install 'penstock[embedded]'"
     )
     return Finding(Verdict.WARNING, "run", f"{seen}, which has known security holes", fix)
 
@@ -171,10 +189,17 @@ def _tables(database: Database, shown: str, *, migrate: bool) -> Finding:
         JobStore(database).list(limit=1)
     except SchemaMissing as error:
         fix = "`penstock migrate` creates or upgrades the tables"
-        return Finding(Verdict.BAD, "database", f"{shown}: {safe(str(error).partition(':')[0])}", fix)
+        return Finding(
+            Verdict.BAD, "database", f"{shown}: {safe(str(error).partition(':')[0])}", fix
+        )
     except TablesInUse as error:
-        fix = "repeat it once those have ended, or end them: SELECT pg_terminate_backend(PID); jobs go on as before"
-        return Finding(Verdict.BAD, "database", f"{shown}: its tables were not changed: {safe(error.why)}", fix)
+        fix = (
+            "repeat it once those have ended, or end them: SELECT pg_terminate_backend(PID); jobs "
+            "go on as before"
+        )
+        return Finding(
+            Verdict.BAD, "database", f"{shown}: its tables were not changed: {safe(error.why)}", fix
+        )
     except Exception as error:
         from penstock_cli.doctor.safety import database_fix
 
@@ -196,12 +221,16 @@ def _postgres_safety(database: Database) -> Iterator[Finding]:
         yield from postgres_safety(database)
     except Exception as error:
         yield Finding(
-            Verdict.WARNING, "postgresql", safe(_what_it_said(error)), "pg_stat_ssl must be readable for this check"
+            Verdict.WARNING,
+            "postgresql",
+            safe(_what_it_said(error)),
+            "pg_stat_ssl must be readable for this check",
         )
 
 
 def _results(url: str, s3_endpoint_url: str | None, *, parts: bool = False) -> Finding:
-    """Whether the files of finished jobs can be written there, found out now and not when the first job ends."""
+    """Whether the files of finished jobs can be written there, found out now and not when the first
+    job ends."""
     from penstock_producer.errors import SinkError
     from penstock_producer.outputs import probe_sink
     from penstock_producer.storage import probe_parts
@@ -213,7 +242,9 @@ def _results(url: str, s3_endpoint_url: str | None, *, parts: bool = False) -> F
             conditional = "with" if probe_parts(url, s3_endpoint_url=s3_endpoint_url) else "without"
             more = f", read, listed and deleted in, {conditional} conditional writes"
     except SinkError as error:
-        if getattr(error.__cause__, "errno", None) == errno.EROFS:  # as in a container that only reads it, or lacks it
+        if (
+            getattr(error.__cause__, "errno", None) == errno.EROFS
+        ):  # as in a container that only reads it, or lacks it
             fix = "control processes write there: let the doctor look from one of them, too"
             return Finding(Verdict.WARNING, "results", f"{shown} is read-only here", fix)
         fix = "correct results_url (PENSTOCK_RESULTS_URL); control processes write there"
@@ -229,17 +260,28 @@ def _connections(database: Database) -> Iterator[Finding]:
     try:
         found = database.connections()
     except Exception as error:
-        yield Finding(Verdict.WARNING, "pool", safe(message(error)), "pg_stat_activity must be readable to count them")
+        yield Finding(
+            Verdict.WARNING,
+            "pool",
+            safe(message(error)),
+            "pg_stat_activity must be readable to count them",
+        )
         return
     if found is None:
         return
     each = sum(pool_sizes(WorkerSettings.load()).values())
     room = max(0, found.limit - found.used) // each
-    seen = f"{found.used} of {found.limit} connections in use, {found.by_penstock} by Penstock; a worker opens up to {each}"
+    seen = (
+        f"{found.used} of {found.limit} connections in use, {found.by_penstock} by Penstock; a "
+        f"worker opens up to {each}"
+    )
     if room:
         yield Finding(Verdict.GOOD, "pool", f"{seen}: room for {room} more")
         return
-    fix = "raise max_connections, put PgBouncer in front, or lower database_pool (PENSTOCK_DATABASE_POOL)"
+    fix = (
+        "raise max_connections, put PgBouncer in front, or lower database_pool "
+        "(PENSTOCK_DATABASE_POOL)"
+    )
     yield Finding(Verdict.BAD, "pool", seen, fix)
 
 
@@ -253,7 +295,9 @@ def _redis(url: str, *, private: bool) -> Iterator[Finding]:
 
     address = RedisAddress.parse(url)
     client = address.connect(
-        socket_timeout=REDIS_TIMEOUT_S, socket_connect_timeout=REDIS_TIMEOUT_S, decode_responses=True
+        socket_timeout=REDIS_TIMEOUT_S,
+        socket_connect_timeout=REDIS_TIMEOUT_S,
+        decode_responses=True,
     )
     try:
         if address.sentinels:
@@ -264,14 +308,28 @@ def _redis(url: str, *, private: bool) -> Iterator[Finding]:
             yield _too_old(str(of_redis(info)))
         yield from redis_safety(address, info)
         if is_cluster(info):
-            yield Finding(Verdict.BAD, "mode", "cluster", "use one Redis with replicas: a step touches several slots")
+            yield Finding(
+                Verdict.BAD,
+                "mode",
+                "cluster",
+                "use one Redis with replicas: a step touches several slots",
+            )
         yield _eviction(info)
         yield _durability(info)
         yield _clock(client)
     except (redis.RedisError, OSError) as error:  # such as a certificate that is not there
-        fix = "start it, or set redis_url (PENSTOCK_REDIS_URL)" if not private else "repeat the `penstock run` command"
+        fix = (
+            "start it, or set redis_url (PENSTOCK_REDIS_URL)"
+            if not private
+            else "repeat the `penstock run` command"
+        )
         said = safe(str(error))
-        yield Finding(Verdict.BAD, "redis", f"{without_password(url)}: {said}", fix_for(said, REDIS_FIXES, fix))
+        yield Finding(
+            Verdict.BAD,
+            "redis",
+            f"{without_password(url)}: {said}",
+            fix_for(said, REDIS_FIXES, fix),
+        )
     finally:
         client.close()
 
@@ -300,13 +358,19 @@ def _sentinels(address: RedisAddress) -> Iterator[Finding]:
             with redis.Redis(host=host, port=port, **address.sentinel_parameters) as sentinel:
                 services: Any = sentinel.sentinel_masters()
         except (redis.RedisError, OSError) as error:
-            fix = "start it, or leave it out of redis_url; sentinel_password is what it asks for, if it does"
+            fix = (
+                "start it, or leave it out of redis_url; sentinel_password is what it asks for, if "
+                "it does"
+            )
             yield Finding(Verdict.WARNING, "sentinel", f"{host}:{port}: {safe(str(error))}", fix)
             continue
         if address.service in services:
             known.append(services[address.service])
             continue
-        seen = f"{host}:{port} watches no {safe(address.service)!r}, only {', '.join(services) or 'nothing'}"
+        seen = (
+            f"{host}:{port} watches no {safe(address.service)!r}, only "
+            f"{', '.join(services) or 'nothing'}"
+        )
         yield Finding(Verdict.BAD, "sentinel", seen, "correct ?service= in redis_url")
     if known:
         yield _master(address, len(known), known[0])
@@ -315,12 +379,17 @@ def _sentinels(address: RedisAddress) -> Iterator[Finding]:
 def _master(address: RedisAddress, answers: int, state: dict[str, Any]) -> Finding:
     replicas, quorum = int(state["num-slaves"]), int(state["quorum"])
     seen = (
-        f"{answers} of {len(address.sentinels)} answer; {safe(address.service)!r} is {state['ip']}:{state['port']}, "
-        f"{replicas} replicas, quorum {quorum}"
+        f"{answers} of {len(address.sentinels)} answer; {safe(address.service)!r} is "
+        f"{state['ip']}:{state['port']}, {replicas} replicas, quorum {quorum}"
     )
     if replicas:
         return Finding(Verdict.GOOD, "sentinel", seen)
-    return Finding(Verdict.WARNING, "sentinel", seen, "add a replica: without one there is nothing to fail over to")
+    return Finding(
+        Verdict.WARNING,
+        "sentinel",
+        seen,
+        "add a replica: without one there is nothing to fail over to",
+    )
 
 
 def _too_old(seen: str) -> Finding:
@@ -334,14 +403,20 @@ def _eviction(info: dict[str, Any]) -> Finding:
     policy, limit = str(info.get("maxmemory_policy", "?")), int(info.get("maxmemory", 0))
     if policy == "noeviction" or limit == 0:
         return Finding(Verdict.GOOD, "eviction", f"{policy}, maxmemory {limit or 'unlimited'}")
-    fix = "CONFIG SET maxmemory-policy noeviction, and in redis.conf: with any other policy Redis drops queue data"
+    fix = (
+        "CONFIG SET maxmemory-policy noeviction, and in redis.conf: with any other policy Redis "
+        "drops queue data"
+    )
     return Finding(Verdict.BAD, "eviction", f"{policy} with maxmemory {limit}", fix)
 
 
 def _durability(info: dict[str, Any]) -> Finding:
     if int(info.get("aof_enabled", 0)):
         return Finding(Verdict.GOOD, "aof", "on")
-    fix = "appendonly yes saves the rebuild after a restart; nothing is lost without it, since SQL holds what is true"
+    fix = (
+        "appendonly yes saves the rebuild after a restart; nothing is lost without it, since SQL "
+        "holds what is true"
+    )
     return Finding(Verdict.WARNING, "aof", "off", fix)
 
 
@@ -361,4 +436,9 @@ def _disk(state: Path | None) -> Finding:
     seen = f"{free / 1e9:,.1f} GB free in {folder}"
     if free >= LOW_DISK_BYTES:
         return Finding(Verdict.GOOD, "disk", seen)
-    return Finding(Verdict.WARNING, "disk", seen, "make room: results, the queue's log and outputs are written here")
+    return Finding(
+        Verdict.WARNING,
+        "disk",
+        seen,
+        "make room: results, the queue's log and outputs are written here",
+    )

@@ -1,4 +1,6 @@
-"""`penstock doctor --lane`: what a worker of one lane needs of this machine. Here a missing thing is refused, not warned of."""
+"""`penstock doctor --lane`: what a worker of one lane needs of this machine.
+
+Here a missing thing is refused, not warned of."""
 
 from __future__ import annotations
 
@@ -20,17 +22,21 @@ class AskedLane(NamedTuple):
 
 
 def asked_lane(name: str | None, model: str | None, *, attempt: bool) -> AskedLane | None:
-    """Raises UsageProblem for flags that go with a lane, and for lanes that need nothing of a machine."""
+    """Raises UsageProblem for flags that go with a lane, and for lanes that need nothing of a
+    machine."""
     from penstock_workers.lanes.registry import REGISTRY
 
     if name is None:
         if model is not None or attempt:
-            raise UsageProblem("--model and --try go with --lane: name the lane whose worker would run here")
+            raise UsageProblem(
+                "--model and --try go with --lane: name the lane whose worker would run here"
+            )
         return None
     able = [row.name for row in REGISTRY.values() if row.inspect is not None]
     if name not in able:
         raise UsageProblem(
-            f"--lane {name}: lanes whose workers host a model are {' and '.join(able)}; leave it out for others"
+            f"--lane {name}: lanes whose workers host a model are {' and '.join(able)}; leave it "
+            "out for others"
         )
     return AskedLane(name, model, attempt)
 

@@ -1,5 +1,5 @@
-"""What `penstock doctor` finds of models: what the workers serve, and which running jobs wait for one that none serves, or for
-a provider that none has the settings of."""
+"""What `penstock doctor` finds of models: what the workers serve, and which running jobs wait for
+one that none serves, or for a provider that none has the settings of."""
 
 from __future__ import annotations
 
@@ -22,7 +22,9 @@ TIMEOUT_S = 5.0
 
 
 def models(redis_url: str, database_url: str) -> Iterator[Finding]:
-    """Nothing where no worker hosts a model and no job waits for one. Stores that do not answer have findings of their own."""
+    """Nothing where no worker hosts a model and no job waits for one.
+
+    Stores that do not answer have findings of their own."""
     try:
         database = open_database(database_url)
     except Exception:
@@ -34,7 +36,9 @@ def models(redis_url: str, database_url: str) -> Iterator[Finding]:
     except (redis.RedisError, OSError):
         return
     except Exception as error:  # the tables are missing, say: the finding of the database says so
-        yield Finding(Verdict.WARNING, SUBJECT, f"not looked at: {safe(str(error)).splitlines()[0]}", "")
+        yield Finding(
+            Verdict.WARNING, SUBJECT, f"not looked at: {safe(str(error)).splitlines()[0]}", ""
+        )
     finally:
         database.close()
 
@@ -59,7 +63,8 @@ def _models(hot: RedisLedger, database: Database) -> Iterator[Finding]:
         for wait in unserved_models(standing_of(hot, database, job, workers))
     ]
     fix = (
-        "start a worker with that model, give one that name (gpu.names, embed.names), or cancel the job; its items wait"
+        "start a worker with that model, give one that name (gpu.names, embed.names), or cancel "
+        "the job; its items wait"
     )
     for job, why in waiting[:JOBS_SHOWN]:
         yield Finding(Verdict.WARNING, SUBJECT, f"job {safe(job.job_key)}: {why}", fix)
@@ -68,9 +73,15 @@ def _models(hot: RedisLedger, database: Database) -> Iterator[Finding]:
 
 
 def _without_provider(running: Iterable[Job], workers: Sequence[WorkerSeen]) -> Iterator[Finding]:
-    """Jobs whose documents would be packed, if a worker had the settings of their provider: each provider once."""
-    wanted = {(job.lane, str(job.spec.get("provider", "default"))) for job in running if packs(job.lane)}
+    """Jobs whose documents would be packed, if a worker had the settings of their provider: each
+    provider once."""
+    wanted = {
+        (job.lane, str(job.spec.get("provider", "default"))) for job in running if packs(job.lane)
+    }
     for lane, provider in sorted(wanted)[:JOBS_SHOWN]:
         if (missing := missing_provider(workers, lane, provider)) is not None:
-            fix = f"add [providers.{safe(provider)}] and its key where one of them runs; jobs and batches wait for it"
+            fix = (
+                f"add [providers.{safe(provider)}] and its key where one of them runs; jobs and "
+                "batches wait for it"
+            )
             yield Finding(Verdict.WARNING, SUBJECT, safe(missing), fix)

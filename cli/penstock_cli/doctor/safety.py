@@ -1,7 +1,8 @@
-"""What `penstock doctor` refuses in the stores: who can reach them, read them on the way, or break into them.
+"""What `penstock doctor` refuses in the stores: who can reach them, read them on the way, or break
+into them.
 
-Where only this machine's users reach a server, most of that does not matter. In a private network TLS is advised; across
-public addresses it is insisted on.
+Where only this machine's users reach a server, most of that does not matter. In a private network
+TLS is advised; across public addresses it is insisted on.
 """
 
 from __future__ import annotations
@@ -18,29 +19,70 @@ from penstock_cli.server_versions import Software, of_postgresql, of_redis
 if TYPE_CHECKING:
     from penstock_ledger import Database, RedisAddress
 
-BACKPORTS = "a distribution that backports fixes keeps the old number: compare its changelog, then pass --accept"
+BACKPORTS = (
+    "a distribution that backports fixes keeps the old number: compare its changelog, then pass "
+    "--accept"
+)
 REDIS_FIXES = (
     ("WRONGPASS", "correct user and password in redis_url (PENSTOCK_REDIS_URL), %-encoded"),
-    ("invalid username-password", "correct user and password in redis_url (PENSTOCK_REDIS_URL), %-encoded"),
-    ("AUTH", "redis_url has no password, and this Redis asks for one: redis://user:password@host:6379/0"),
+    (
+        "invalid username-password",
+        "correct user and password in redis_url (PENSTOCK_REDIS_URL), %-encoded",
+    ),
+    (
+        "AUTH",
+        "redis_url has no password, and this Redis asks for one: redis://user:password@host:6379/0",
+    ),
     ("NOPERM", "give this user what docs/security.md lists: ACL SETUSER …"),
-    ("CERTIFICATE_VERIFY_FAILED", "name the CA that signed its certificate: rediss://…?ssl_ca_certs=/ca.pem"),
+    (
+        "CERTIFICATE_VERIFY_FAILED",
+        "name the CA that signed its certificate: rediss://…?ssl_ca_certs=/ca.pem",
+    ),
 )
 DATABASE_FIXES = (
-    ("password authentication failed", "correct user and password in database_url (PENSTOCK_DATABASE_URL), %-encoded"),
-    ("no password supplied", "write the password into database_url: postgresql://user:password@host/name"),
+    (
+        "password authentication failed",
+        "correct user and password in database_url (PENSTOCK_DATABASE_URL), %-encoded",
+    ),
+    (
+        "no password supplied",
+        "write the password into database_url: postgresql://user:password@host/name",
+    ),
     ('role "', "create the role (createuser --pwprompt NAME), or correct the user in database_url"),
-    ('database "', "create it (createdb -O USER NAME), or correct the name at the end of database_url"),
-    ("no pg_hba.conf entry", "let this user in from here: a line in pg_hba.conf; it may ask for sslmode=require"),
-    ("permission denied for schema", "GRANT USAGE, CREATE ON SCHEMA public TO the user of database_url"),
-    ("permission denied", "GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA public TO the user of database_url"),
-    ("certificate verify failed", "name the CA that signed its certificate: ?sslmode=verify-full&sslrootcert=/ca.pem"),
-    ("does not support SSL", "switch ssl on in postgresql.conf; use sslmode=disable only on a network that is yours alone"),
+    (
+        'database "',
+        "create it (createdb -O USER NAME), or correct the name at the end of database_url",
+    ),
+    (
+        "no pg_hba.conf entry",
+        "let this user in from here: a line in pg_hba.conf; it may ask for sslmode=require",
+    ),
+    (
+        "permission denied for schema",
+        "GRANT USAGE, CREATE ON SCHEMA public TO the user of database_url",
+    ),
+    (
+        "permission denied",
+        "GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA public TO the user of "
+        "database_url",
+    ),
+    (
+        "certificate verify failed",
+        "name the CA that signed its certificate: ?sslmode=verify-full&sslrootcert=/ca.pem",
+    ),
+    (
+        "does not support SSL",
+        "switch ssl on in postgresql.conf; use sslmode=disable only on a network that is yours "
+        "alone",
+    ),
     ("could not translate host name", "correct the host in database_url"),
     ("failed to resolve host", "correct the host in database_url"),
-    ("unable to open database file", "let this user write the file and its folder, or name another in database_url"),
+    (
+        "unable to open database file",
+        "let this user write the file and its folder, or name another in database_url",
+    ),
     ("readonly database", "let this user write the file and its folder"),
-)  # fmt: skip
+)
 
 
 class Reach(IntEnum):
@@ -52,7 +94,8 @@ class Reach(IntEnum):
 
 
 def reach_of(host: str) -> Reach:
-    """Of a host name or address; a name that does not resolve is taken for one of a private network."""
+    """Of a host name or address; a name that does not resolve is taken for one of a private
+    network."""
     if not host or host.startswith("/") or host == "localhost":
         return Reach.HERE
     try:
@@ -91,12 +134,20 @@ def redis_safety(address: RedisAddress, info: dict[str, Any]) -> Iterator[Findin
     if reach is Reach.HERE:
         return
     if not password or _lets_anybody_in(address):
-        seen = "it asks for no password: anyone who reaches it can read documents, and forge and cancel work"
+        seen = (
+            "it asks for no password: anyone who reaches it can read documents, and forge and "
+            "cancel work"
+        )
         yield Finding(
-            Verdict.BAD, "access", seen, "requirepass, or ACL users as in docs/security.md; then in redis_url"
+            Verdict.BAD,
+            "access",
+            seen,
+            "requirepass, or ACL users as in docs/security.md; then in redis_url",
         )
     if not address.over_tls:
-        yield _in_clear("redis_url", "rediss:// (or sentinels://) with ?ssl_ca_certs=/ca.pem", reach)
+        yield _in_clear(
+            "redis_url", "rediss:// (or sentinels://) with ?ssl_ca_certs=/ca.pem", reach
+        )
     elif str(address.parameters.get("ssl_cert_reqs", "required")) == "none":
         yield _unchecked("ssl_cert_reqs=none", "leave it out, and name the CA with ssl_ca_certs")
 
@@ -107,9 +158,16 @@ def _lets_anybody_in(address: RedisAddress) -> bool:
 
     if address.sentinels:
         return False
-    parameters = {name: value for name, value in address.parameters.items() if name not in ("username", "password")}
+    parameters = {
+        name: value
+        for name, value in address.parameters.items()
+        if name not in ("username", "password")
+    }
     client = redis.Redis(
-        **parameters, ssl=address.over_tls, socket_timeout=REDIS_TIMEOUT_S, socket_connect_timeout=REDIS_TIMEOUT_S
+        **parameters,
+        ssl=address.over_tls,
+        socket_timeout=REDIS_TIMEOUT_S,
+        socket_connect_timeout=REDIS_TIMEOUT_S,
     )
     try:
         client.ping()
@@ -121,7 +179,9 @@ def _lets_anybody_in(address: RedisAddress) -> bool:
 
 
 def postgres_safety(database: Database) -> Iterator[Finding]:
-    """Holes of its version; TLS, and whether the server's certificate is looked at. Nothing for SQLite."""
+    """Holes of its version; TLS, and whether the server's certificate is looked at.
+
+    Nothing for SQLite."""
     if database.is_sqlite:
         return
     url = database.engine.url
@@ -129,7 +189,9 @@ def postgres_safety(database: Database) -> Iterator[Finding]:
     with database.engine.connect() as connection:
         number = int(connection.exec_driver_sql("SHOW server_version_num").scalar_one())
         encrypted = bool(
-            connection.exec_driver_sql("SELECT ssl FROM pg_stat_ssl WHERE pid = pg_backend_pid()").scalar()
+            connection.exec_driver_sql(
+                "SELECT ssl FROM pg_stat_ssl WHERE pid = pg_backend_pid()"
+            ).scalar()
         )
     yield patched("postgresql", of_postgresql(number), reach)
     if reach is Reach.HERE:
@@ -138,7 +200,9 @@ def postgres_safety(database: Database) -> Iterator[Finding]:
     if not encrypted:
         yield _in_clear("database_url", "?sslmode=verify-full&sslrootcert=/ca.pem", reach)
     elif mode != "verify-full":
-        yield _unchecked(f"sslmode={mode}", "sslmode=verify-full&sslrootcert=/ca.pem in database_url")
+        yield _unchecked(
+            f"sslmode={mode}", "sslmode=verify-full&sslrootcert=/ca.pem in database_url"
+        )
 
 
 def amqp_safety(url: str) -> Iterator[Finding]:
@@ -168,7 +232,10 @@ def patched(subject: str, software: Software, reach: Reach) -> Finding:
     verdict = Verdict.WARNING if reach is Reach.HERE else Verdict.BAD
     seen = f"{software} has known security holes"
     return Finding(
-        verdict, subject, seen, f"upgrade {software.product} to {software.wanted()} or newer; {BACKPORTS} {subject}"
+        verdict,
+        subject,
+        seen,
+        f"upgrade {software.product} to {software.wanted()} or newer; {BACKPORTS} {subject}",
     )
 
 
@@ -176,9 +243,14 @@ def _in_clear(setting: str, fix: str, reach: Reach) -> Finding:
     verdict = Verdict.BAD if reach is Reach.PUBLIC else Verdict.WARNING
     where = "public addresses" if reach is Reach.PUBLIC else "a private network"
     return Finding(
-        verdict, "tls", f"{setting} crosses {where} without TLS: passwords and documents can be read there", fix
+        verdict,
+        "tls",
+        f"{setting} crosses {where} without TLS: passwords and documents can be read there",
+        fix,
     )
 
 
 def _unchecked(option: str, fix: str) -> Finding:
-    return Finding(Verdict.WARNING, "tls", f"{option}: the server's certificate is not checked", fix)
+    return Finding(
+        Verdict.WARNING, "tls", f"{option}: the server's certificate is not checked", fix
+    )

@@ -1,6 +1,8 @@
-"""Before a worker starts: whether it can serve its lane, and whether its database and its Redis let it in.
+"""Before a worker starts: whether it can serve its lane, and whether its database and its Redis let
+it in.
 
-What is found here leaves as one line and an exit status. Celery would print a traceback, or try without an end.
+What is found here leaves as one line and an exit status. Celery would print a traceback, or try
+without an end.
 """
 
 from __future__ import annotations
@@ -18,21 +20,35 @@ from penstock_producer.reporting.text import one_line, safe
 if TYPE_CHECKING:
     from penstock_workers.settings import WorkerSettings
 
-WAIT_S = 60.0  # for servers that start at the same time; after it the worker ends, and its orchestrator starts another
+# for servers that start at the same time; after it the worker ends, and its orchestrator starts
+# another
+WAIT_S = 60.0
 ASK_AGAIN_S = 1.0
-_FOR_GOOD = ("authentication failed", "does not exist")  # PostgreSQL on a login or a database; waiting does not help
+_FOR_GOOD = (
+    "authentication failed",
+    "does not exist",
+)  # PostgreSQL on a login or a database; waiting does not help
 
 
 def check(settings: WorkerSettings) -> None:
-    """Raises CliError for servers, UsageProblem where no database is configured, and the lane's own errors for its settings."""
+    """Raises CliError for servers, UsageProblem where no database is configured, and the lane's own
+    errors for its settings."""
     from penstock_workers.lanes.registry import check_settings
     from penstock_workers.settings import CONTROL_LANE
 
     if settings.lane != CONTROL_LANE:
         check_settings(settings)
     refuse_without_database(settings)
-    _answers(f"the database {without_password(settings.database_url)}", "database_url", lambda: _ask_database(settings))
-    _answers(f"Redis at {without_password(settings.redis_url)}", "redis_url", lambda: _ask_redis(settings))
+    _answers(
+        f"the database {without_password(settings.database_url)}",
+        "database_url",
+        lambda: _ask_database(settings),
+    )
+    _answers(
+        f"Redis at {without_password(settings.redis_url)}",
+        "redis_url",
+        lambda: _ask_redis(settings),
+    )
 
 
 class _NotYet(Exception):
@@ -41,7 +57,10 @@ class _NotYet(Exception):
 
 def _answers(name: str, setting: str, ask: Callable[[], None]) -> None:
     """Ask until it answers, for at most ``WAIT_S``; say once that it does not. Raises CliError."""
-    fix = f"start it, or correct {setting} (PENSTOCK_{setting.upper()}); `penstock doctor` looks closer"
+    fix = (
+        f"start it, or correct {setting} (PENSTOCK_{setting.upper()}); `penstock doctor` looks "
+        "closer"
+    )
     until, said = time.monotonic() + WAIT_S, False
     while True:
         try:
@@ -49,9 +68,14 @@ def _answers(name: str, setting: str, ask: Callable[[], None]) -> None:
             return
         except _NotYet as error:
             if time.monotonic() + ASK_AGAIN_S > until:
-                raise CliError(f"{name} did not answer within {WAIT_S:g} s ({error}): {fix}") from error
+                raise CliError(
+                    f"{name} did not answer within {WAIT_S:g} s ({error}): {fix}"
+                ) from error
             if not said:
-                sys.stderr.write(f"{safe(name)} does not answer yet ({safe(str(error))}); asking for {WAIT_S:g} s\n")
+                sys.stderr.write(
+                    f"{safe(name)} does not answer yet ({safe(str(error))}); asking for {WAIT_S:g} "
+                    "s\n"
+                )
                 said = True
         time.sleep(ASK_AGAIN_S)
 
@@ -60,13 +84,16 @@ def _ask_database(settings: WorkerSettings) -> None:
     """Raises _NotYet, CliError, and SchemaMissing when there are no tables."""
     from penstock_ledger import DatabaseUnavailable, Meta, open_database
 
-    database = open_database(settings.database_url, pool_size=1, waits=settings.database_waits, role="worker")
+    database = open_database(
+        settings.database_url, pool_size=1, waits=settings.database_waits, role="worker"
+    )
     try:
         Meta(database).epoch()
     except DatabaseUnavailable as error:
         if any(sign in error.why for sign in _FOR_GOOD):
             raise CliError(
-                f"the database {error.where} refuses: {error.why}. Correct database_url (PENSTOCK_DATABASE_URL)"
+                f"the database {error.where} refuses: {error.why}. Correct database_url "
+                "(PENSTOCK_DATABASE_URL)"
             ) from error
         raise _NotYet(one_line(error.why, 200)) from error
     finally:

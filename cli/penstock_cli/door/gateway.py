@@ -17,8 +17,12 @@ NEEDED = ("fastapi", "uvicorn")
 
 
 def gateway(
-    host: Annotated[str | None, typer.Option(help="Default 127.0.0.1. Any other needs an API key to be there.")] = None,
-    port: Annotated[int | None, typer.Option(min=0, max=65_535, help="Default 8600; 0 takes a free one.")] = None,
+    host: Annotated[
+        str | None, typer.Option(help="Default 127.0.0.1. Any other needs an API key to be there.")
+    ] = None,
+    port: Annotated[
+        int | None, typer.Option(min=0, max=65_535, help="Default 8600; 0 takes a free one.")
+    ] = None,
 ) -> None:
     """Serve files, batches, jobs and the dashboard over HTTP; SIGTERM ends it.
 
@@ -39,5 +43,7 @@ def gateway(
     given: dict[str, Any] = {"host": host, "port": port}
     flags = {name: value for name, value in given.items() if value is not None}
     log_to_stderr()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # what the server restores, and calls once it has ended
+    signal.signal(
+        signal.SIGTERM, lambda *_: sys.exit(0)
+    )  # what the server restores, and calls once it has ended
     serve_door(settings.model_copy(update={"gateway": settings.gateway.model_copy(update=flags)}))

@@ -23,22 +23,35 @@ app = typer.Typer(no_args_is_help=True, help="API keys of the HTTP doors: create
 def create(
     name: Annotated[str, typer.Argument(help="Whose key it is, for people who read the list.")],
     tenant: Annotated[
-        str | None, typer.Option(help="Sees and starts jobs of this tenant only; without, those that have none.")
+        str | None,
+        typer.Option(
+            help="Sees and starts jobs of this tenant only; without, those that have none."
+        ),
     ] = None,
     scope: Annotated[
         list[str] | None,
         typer.Option(
-            help="read, write, infer, keys (make keys of its tenant), or admin (everything, of all tenants). Repeatable. "
-            "[default: the first three]"
+            help="read, write, infer, keys (make keys of its tenant), or admin (everything, of all "
+            "tenants). Repeatable. [default: the first three]"
         ),
     ] = None,
-    expires: Annotated[str | None, typer.Option(metavar="SPAN", help="When it ends by itself, e.g. 90d.")] = None,
-    requests_per_minute: Annotated[int | None, typer.Option(min=1, help="Of its tenant; more are refused.")] = None,
-    concurrency: Annotated[int | None, typer.Option(min=1, help="Requests of its tenant at once.")] = None,
+    expires: Annotated[
+        str | None, typer.Option(metavar="SPAN", help="When it ends by itself, e.g. 90d.")
+    ] = None,
+    requests_per_minute: Annotated[
+        int | None, typer.Option(min=1, help="Of its tenant; more are refused.")
+    ] = None,
+    concurrency: Annotated[
+        int | None, typer.Option(min=1, help="Requests of its tenant at once.")
+    ] = None,
     budget_usd: Annotated[
         float | None,
         typer.Option(
-            min=0, help="What its tenant's jobs of a calendar month (UTC) may have cost; then no more are taken."
+            min=0,
+            help=(
+                "What its tenant's jobs of a calendar month (UTC) may have cost; then no more are "
+                "taken."
+            ),
         ),
     ] = None,
     as_json: options.JsonOption = False,
@@ -59,13 +72,15 @@ def create(
         raise UsageProblem(f"NAME has to be 1 to {KEY_NAME_CHARS} printable characters")
     if tenant is not None and not is_tenant_of_key(tenant):
         raise UsageProblem(
-            f"--tenant {tenant[:80]!r}: give 1 to 64 letters, digits and . : @ _ -; it may not begin with job_"
+            f"--tenant {tenant[:80]!r}: give 1 to 64 letters, digits and . : @ _ -; it may not "
+            "begin with job_"
         )
     if budget_usd is not None and tenant is None:
         raise UsageProblem("--budget-usd is a tenant's: give --tenant, too")
     if budget_usd is not None and not math.isfinite(budget_usd):
         raise UsageProblem(
-            f"--budget-usd {budget_usd}: give a number of US dollars; without the option there is no budget"
+            f"--budget-usd {budget_usd}: give a number of US dollars; without the option there is "
+            "no budget"
         )
     limits = KeyLimits(requests_per_minute, concurrency, budget_usd)
     new = NewApiKey(name, tenant, _scopes(scope or list(DEFAULT_SCOPES)), _end_of(expires), limits)
@@ -76,7 +91,8 @@ def create(
         return
     typer.echo(secret)
     typer.echo(
-        f"{key_id}: this is shown once. Clients send it as `Authorization: Bearer KEY`, or as `x-api-key: KEY`.",
+        f"{key_id}: this is shown once. Clients send it as `Authorization: Bearer KEY`, or as "
+        "`x-api-key: KEY`.",
         err=True,
     )
 
@@ -95,7 +111,10 @@ def list_keys(as_json: options.JsonOption = False, state: options.StateOption = 
         typer.echo(json.dumps([_as_json(key) for key in found]))
         return
     if not found:
-        typer.echo("there are no keys, so the doors listen on this machine only; penstock keys create makes one")
+        typer.echo(
+            "there are no keys, so the doors listen on this machine only; penstock keys create "
+            "makes one"
+        )
         return
     header = ("key", "name", "tenant", "scopes", "state", "last used", "limits")
     for line in aligned(header, [_row(key) for key in found]):
@@ -103,7 +122,9 @@ def list_keys(as_json: options.JsonOption = False, state: options.StateOption = 
 
 
 @app.command(epilog=examples.KEYS_REVOKE)
-def revoke(key: Annotated[str, typer.Argument(help="Its id: key_…")], state: options.StateOption = None) -> None:
+def revoke(
+    key: Annotated[str, typer.Argument(help="Its id: key_…")], state: options.StateOption = None
+) -> None:
     """End a key. Doors that are open refuse it within two seconds."""
     from penstock_cli.connect import books
     from penstock_ledger import ApiKeyStore
@@ -122,7 +143,9 @@ def _scopes(given: list[str]) -> frozenset[str]:
     named = [part.strip() for one in given for part in one.split(",") if part.strip()]
     unknown = sorted(set(named) - set(SCOPES))
     if unknown or not named:
-        raise UsageProblem(f"--scope {', '.join(unknown) or given!r}: give one or more of {', '.join(SCOPES)}")
+        raise UsageProblem(
+            f"--scope {', '.join(unknown) or given!r}: give one or more of {', '.join(SCOPES)}"
+        )
     return frozenset(named)
 
 
@@ -139,9 +162,14 @@ def _end_of(span: str | None) -> float | None:
 
 def _row(key: ApiKey) -> tuple[str, ...]:
     return (
-        key.key_id, key.name, key.tenant or "-", ",".join(sorted(key.scopes)), _state(key), _day(key.last_used_at) or "never",
+        key.key_id,
+        key.name,
+        key.tenant or "-",
+        ",".join(sorted(key.scopes)),
+        _state(key),
+        _day(key.last_used_at) or "never",
         _limits(key.limits),
-    )  # fmt: skip
+    )
 
 
 def _state(key: ApiKey) -> str:

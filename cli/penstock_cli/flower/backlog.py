@@ -1,4 +1,5 @@
-"""How Flower takes events in: never more of them waiting than it can hold, and never long away from a broker that is back."""
+"""How Flower takes events in: never more of them waiting than it can hold, and never long away from
+a broker that is back."""
 
 from __future__ import annotations
 
@@ -12,16 +13,20 @@ from flower.events import Events
 
 log = logging.getLogger(__name__)
 
-WAITING_MAX = 50_000  # events read and not yet taken in: half a minute of what a fleet sends. Twice as many of ``KEPT``
+# events read and not yet taken in: half a minute of what a fleet sends. Twice as many of ``KEPT``
+WAITING_MAX = 50_000
 KEPT = frozenset({"task-failed", "task-retried", "task-rejected", "task-revoked"})
 RETRY_MAX_S = 10.0  # Flower's own doubles for ever
 TELL_EACH_S = 60.0
 
 
 class BoundedEvents(Events):  # type: ignore[misc]  # Flower is untyped
-    """Flower reads in a thread and takes in on its loop, through a list without a limit. Here it has one.
+    """Flower reads in a thread and takes in on its loop, through a list without a limit.
 
-    ``waiting`` is written by both threads: it may be off by a few, and comes back to 0 only roughly.
+    Here it has one.
+
+    ``waiting`` is written by both threads: it may be off by a few, and comes back to 0 only
+    roughly.
     """
 
     state: Any
@@ -56,7 +61,10 @@ class BoundedEvents(Events):  # type: ignore[misc]  # Flower is untyped
         self.dropped += 1
         if time.monotonic() - self._told_at > TELL_EACH_S:
             self._told_at = time.monotonic()
-            log.warning("events come faster than Flower takes them; %d left out: lower event_sample", self.dropped)
+            log.warning(
+                "events come faster than Flower takes them; %d left out: lower event_sample",
+                self.dropped,
+            )
 
     def run(self) -> NoReturn:
         """Read until the process ends; the thread is a daemon."""
@@ -64,7 +72,9 @@ class BoundedEvents(Events):  # type: ignore[misc]  # Flower is untyped
         while True:
             try:
                 with self.capp.connection() as connection:
-                    receiver = EventReceiver(connection, handlers={"*": self.on_event}, app=self.capp)
+                    receiver = EventReceiver(
+                        connection, handlers={"*": self.on_event}, app=self.capp
+                    )
                     wait_s = 1.0
                     receiver.capture(limit=None, timeout=None, wakeup=True)
             except Exception as error:

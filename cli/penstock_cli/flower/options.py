@@ -1,4 +1,5 @@
-"""From settings and Flower's own variables to Flower's options, and the refusal of those that would let strangers in."""
+"""From settings and Flower's own variables to Flower's options, and the refusal of those that would
+let strangers in."""
 
 from __future__ import annotations
 
@@ -11,7 +12,9 @@ from tornado.options import Error, OptionParser
 from penstock_cli.errors import UsageProblem
 from penstock_cli.flower.settings import FlowerSettings
 
-MAX_TASKS = 20_000  # kept in memory, the oldest go first: 226 to 283 MiB in all, where it was measured
+MAX_TASKS = (
+    20_000  # kept in memory, the oldest go first: 226 to 283 MiB in all, where it was measured
+)
 MAX_WORKERS = 1_000
 PURGE_OFFLINE_S = 600  # spot nodes come and go under new names
 INSPECT_TIMEOUT_MS = 2_000.0
@@ -32,7 +35,9 @@ _SERVICE_LINK = "tcp://"  # Kubernetes sets FLOWER_PORT=tcp://… beside a Servi
 
 
 def fill(options: OptionParser, settings: FlowerSettings, variables: Mapping[str, str]) -> None:
-    """Set Flower's options: settings win over its variables, those over ``DEFAULTS``. Raises UsageProblem."""
+    """Set Flower's options: settings win over its variables, those over ``DEFAULTS``.
+
+    Raises UsageProblem."""
     for name, value in DEFAULTS.items():
         setattr(options, name, value)
     for variable, text in variables.items():
@@ -61,17 +66,22 @@ def _parse(options: OptionParser, variable: str, name: str, text: str) -> None:
         options.parse_command_line(["flower", f"--{name}={text}"], final=False)
     except (Error, ValueError):
         kind = type(DEFAULTS.get(name, "")).__name__
-        raise UsageProblem(f"{variable} is not usable: Flower's option {name} wants {kind}") from None
+        raise UsageProblem(
+            f"{variable} is not usable: Flower's option {name} wants {kind}"
+        ) from None
 
 
 def _check_logins(logins: Iterable[str]) -> None:
-    """Flower would accept a login without a colon, and then refuse every user. No password is shown."""
+    """Flower would accept a login without a colon, and then refuse every user.
+
+    No password is shown."""
     for number, login in enumerate(logins, start=1):
         user, colon, password = login.partition(":")
         if not (user and colon and password and login.isascii()):
             raise UsageProblem(
-                f"login {number} of PENSTOCK_FLOWER__AUTH (or FLOWER_BASIC_AUTH) is not `user:password` in ASCII; "
-                "commas stand between logins, so no password may hold one"
+                f"login {number} of PENSTOCK_FLOWER__AUTH (or FLOWER_BASIC_AUTH) is not "
+                "`user:password` in ASCII; commas stand between logins, so no password may hold "
+                "one"
             )
 
 
@@ -79,6 +89,7 @@ def _check_door(options: OptionParser) -> None:
     if options.basic_auth or options.auth or options.unix_socket or is_loopback(options.address):
         return
     raise UsageProblem(
-        f"Flower would listen on {options.address or 'every address'} without a login, and show jobs to anyone who reaches it; "
-        "set PENSTOCK_FLOWER__AUTH=user:password (or FLOWER_BASIC_AUTH), or keep the address 127.0.0.1"
+        f"Flower would listen on {options.address or 'every address'} without a login, and show "
+        "jobs to anyone who reaches it; set PENSTOCK_FLOWER__AUTH=user:password (or "
+        "FLOWER_BASIC_AUTH), or keep the address 127.0.0.1"
     )

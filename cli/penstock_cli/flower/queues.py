@@ -1,7 +1,8 @@
 """Flower's broker page for our queues: what waits, what workers hold, and who consumes.
 
-Flower's own knows each broker by its URL, and of Redis only the lists. This asks the fleet's Redis, which knows of every
-message whatever the broker is, and reaches it as the fleet does (TLS, sockets, users, Sentinels).
+Flower's own knows each broker by its URL, and of Redis only the lists. This asks the fleet's Redis,
+which knows of every message whatever the broker is, and reaches it as the fleet does (TLS, sockets,
+users, Sentinels).
 """
 
 from __future__ import annotations
@@ -38,7 +39,10 @@ class QueueTable:
 
     def _read(self, names: list[str]) -> list[Row]:
         options = {"socket_timeout": TIMEOUT_S, "socket_connect_timeout": TIMEOUT_S}
-        with RedisAddress.parse(self._redis_url).connect(**options) as client, client.pipeline() as pipe:
+        with (
+            RedisAddress.parse(self._redis_url).connect(**options) as client,
+            client.pipeline() as pipe,
+        ):
             names = _with_models(QueueBook(client), names)
             for name in names:
                 pipe.llen(name)
@@ -49,10 +53,15 @@ class QueueTable:
         rows: list[Row] = []
         for name in names:
             queued, unacked, delayed, relayed = (next(counts) for _ in range(4))
-            rows.append({
-                "name": name, "messages": queued + unacked, "messages_ready": queued + relayed,
-                "messages_unacknowledged": unacked - relayed, "consumers": self._consumers[name],
-            })  # fmt: skip
+            rows.append(
+                {
+                    "name": name,
+                    "messages": queued + unacked,
+                    "messages_ready": queued + relayed,
+                    "messages_unacknowledged": unacked - relayed,
+                    "consumers": self._consumers[name],
+                }
+            )
             if delayed:
                 rows.append({"name": f"{name}: retries that wait", "messages": delayed})
         return rows
@@ -71,7 +80,9 @@ class OurQueues:
     capp: Any
 
     def get_broker(self) -> QueueTable:
-        alive = {name for name, worker in self.application.events.state.workers.items() if worker.alive}
+        alive = {
+            name for name, worker in self.application.events.state.workers.items() if worker.alive
+        }
         consumed = (
             queue["name"]
             for name, info in self.application.workers.items()
@@ -81,7 +92,8 @@ class OurQueues:
         return QueueTable(self.capp.parts.settings.redis_url, Counter(consumed))
 
     def get_active_queue_names(self) -> list[str]:
-        """All queues of the fleet, with and without consumers: a full queue without one is what an operator looks for."""
+        """All queues of the fleet, with and without consumers: a full queue without one is what an
+        operator looks for."""
         return [CONTROL_QUEUE, *(queue_name(lane) for lane in LANES)]
 
 
@@ -103,5 +115,9 @@ class OurMetrics(Metrics):  # type: ignore[misc]  # Flower is untyped
 
 def handlers(prefix: str | None) -> list[tuple[str, type]]:
     """To be put before Flower's own."""
-    pages = {"/broker": OurBrokerView, "/api/queues/length": OurQueueLengths, "/metrics": OurMetrics}
+    pages = {
+        "/broker": OurBrokerView,
+        "/api/queues/length": OurQueueLengths,
+        "/metrics": OurMetrics,
+    }
     return [(prepend_url(path, prefix) if prefix else path, page) for path, page in pages.items()]

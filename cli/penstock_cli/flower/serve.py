@@ -33,10 +33,16 @@ def serve(role: FlowerRole) -> None:
     extract_settings()
     setup_logging()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # Flower stops its server on KeyboardInterrupt
+    signal.signal(
+        signal.SIGINT, signal.default_int_handler
+    )  # Flower stops its server on KeyboardInterrupt
     flower = build(role)
     port = flower.start_http_server()
-    shown = AmqpAddress.parse(role.broker_url).shown if role.broker_url else without_password(role.redis_url)
+    shown = (
+        AmqpAddress.parse(role.broker_url).shown
+        if role.broker_url
+        else without_password(role.redis_url)
+    )
     address, prefix = default_options.address or "0.0.0.0", default_options.url_prefix  # noqa: S104 -- what Flower does
     log.info("Flower serves http://%s:%s/%s for %s", address, port, prefix or "", shown)
     try:
@@ -48,7 +54,8 @@ def serve(role: FlowerRole) -> None:
 
 
 def build(role: FlowerRole) -> Any:
-    """Flower with kombu's own transport of Redis, which reads events without polling, and our events and pages."""
+    """Flower with kombu's own transport of Redis, which reads events without polling, and our
+    events and pages."""
     options = default_options
     app = create_app(role.model_copy(update={"broker_transport": "redis"}))
     events = BoundedEvents(

@@ -14,12 +14,15 @@ Port = Annotated[int, Field(ge=0, le=65_535)]
 class FlowerSettings(BaseModel):
     """None leaves it to Flower's own variable (`FLOWER_PORT`, …), and then to ``options.DEFAULTS``.
 
-    Nested on purpose: Kubernetes puts a PENSTOCK_FLOWER_PORT=tcp://… into every pod beside a Service `penstock-flower`.
+    Nested on purpose: Kubernetes puts a PENSTOCK_FLOWER_PORT=tcp://… into every pod beside a
+    Service `penstock-flower`.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    auth: SecretStr | None = None  # user:password, several with commas between; FLOWER_BASIC_AUTH means the same
+    auth: SecretStr | None = (
+        None  # user:password, several with commas between; FLOWER_BASIC_AUTH means the same
+    )
     address: str | None = None
     port: Port | None = None  # 0 takes a free one
     url_prefix: str | None = None

@@ -1,4 +1,5 @@
-"""By what the commands that only look at a job count its tokens: --tokenizer counts there even where nothing is cut by it."""
+"""By what the commands that only look at a job count its tokens: --tokenizer counts there even
+where nothing is cut by it."""
 
 from __future__ import annotations
 

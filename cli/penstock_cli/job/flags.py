@@ -1,4 +1,5 @@
-"""The flags of the job commands, made from the table of options in the producer: none is spelled here."""
+"""The flags of the job commands, made from the table of options in the producer: none is spelled
+here."""
 
 from __future__ import annotations
 
@@ -33,15 +34,28 @@ def takes_job_flags(command: Callable[..., None]) -> Callable[..., None]:
 
     def run(context: typer.Context, **typed: Any) -> None:
         flags = {field: typed.pop(field) for field in OPTIONS}
-        files = {field: path for field in _FROM_FILE if (path := typed.pop(f"{field}_file")) is not None}
+        files = {
+            field: path for field in _FROM_FILE if (path := typed.pop(f"{field}_file")) is not None
+        }
         names = frozenset(name for name in OPTIONS if _is_typed(context, name))
         given = given_job(typed.pop("source"), typed.pop("spec_file"), flags, names, files)
         command(**typed, given=given)
 
     own = list(inspect.signature(command, eval_str=True).parameters.values())
     place = [parameter.name for parameter in own].index("given")
-    parameters = [_CONTEXT, *own[:place], _SOURCE, _SPEC_FILE, *_job_parameters(), *own[place + 1 :]]
-    run.__name__, run.__doc__, run.__module__ = command.__name__, command.__doc__, command.__module__
+    parameters = [
+        _CONTEXT,
+        *own[:place],
+        _SOURCE,
+        _SPEC_FILE,
+        *_job_parameters(),
+        *own[place + 1 :],
+    ]
+    run.__name__, run.__doc__, run.__module__ = (
+        command.__name__,
+        command.__doc__,
+        command.__module__,
+    )
     run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]  # what Typer reads
     return run
@@ -52,9 +66,11 @@ def _job_parameters() -> Iterator[inspect.Parameter]:
         yield _parameter(option)
         if option.from_file:
             flag = typer.Option(
-                f"--{option.name}-file", metavar="FILE", help=f"A text file that holds it: --{option.name}.",
+                f"--{option.name}-file",
+                metavar="FILE",
+                help=f"A text file that holds it: --{option.name}.",
                 rich_help_panel=JOB,
-            )  # fmt: skip
+            )
             yield _made(f"{option.field}_file", None, Annotated[Path | None, flag])
 
 
@@ -65,10 +81,15 @@ def _is_typed(context: typer.Context, name: str) -> bool:
 
 def _parameter(option: Option) -> inspect.Parameter:
     kind, default = _TYPES.get(option.form, str), _shown_default(option)
-    names = (f"--{option.name}", f"--no-{option.name}") if option.form is FlagForm.SWITCH else (f"--{option.name}",)
+    names = (
+        (f"--{option.name}", f"--no-{option.name}")
+        if option.form is FlagForm.SWITCH
+        else (f"--{option.name}",)
+    )
     flag = typer.Option(
         "/".join(names),
-        help=option.help + (" Repeatable." if option.form in (FlagForm.PAIRS, FlagForm.LIST) else ""),
+        help=option.help
+        + (" Repeatable." if option.form in (FlagForm.PAIRS, FlagForm.LIST) else ""),
         metavar=option.metavar,
         show_default=option.form is not FlagForm.SWITCH,
         rich_help_panel=PROVIDER if option.field == "provider" else JOB,
@@ -78,7 +99,9 @@ def _parameter(option: Option) -> inspect.Parameter:
 
 
 def _made(name: str, default: Any, annotation: Any) -> inspect.Parameter:
-    return inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD, default=default, annotation=annotation)
+    return inspect.Parameter(
+        name, inspect.Parameter.POSITIONAL_OR_KEYWORD, default=default, annotation=annotation
+    )
 
 
 _CONTEXT = _made("context", inspect.Parameter.empty, typer.Context)

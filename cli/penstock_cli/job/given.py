@@ -1,4 +1,5 @@
-"""The job that a command was given: by flags, by a job spec file, or by a file with flags over it."""
+"""The job that a command was given: by flags, by a job spec file, or by a file with flags over
+it."""
 
 from __future__ import annotations
 
@@ -18,10 +19,15 @@ if TYPE_CHECKING:
     from penstock_producer.errors import Problem, SpecError
     from penstock_producer.jobfile import JobFile
 
-_ENDPOINTS = {"openai": CHAT, "anthropic": MESSAGES, "gemini": GENERATE}  # by API, where none is named
+_ENDPOINTS = {
+    "openai": CHAT,
+    "anthropic": MESSAGES,
+    "gemini": GENERATE,
+}  # by API, where none is named
 
 JobFlags = Mapping[str, Any]
-"""The job options as they were typed, or as a job spec file has them, by the spec's field; left out is None, or not there."""
+"""The job options as they were typed, or as a job spec file has them, by the spec's field; left out
+is None, or not there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,26 +68,44 @@ class GivenJob:
     @staticmethod
     def _no_source(file: JobFile) -> UsageProblem:
         return UsageProblem(
-            f"{file.path} names no source; write source: FILE there, or give it with --spec: SOURCE --spec {file.path}"
+            f"{file.path} names no source; write source: FILE there, or give it with --spec: "
+            f"SOURCE --spec {file.path}"
         )
 
     @property
     def lanes(self) -> tuple[str, ...]:
-        """Those that the job may go to, as they were given: names that there are not are refused with the spec."""
+        """Those that the job may go to, as they were given: names that there are not are refused
+        with the spec."""
         lane, named = self.flags.get("lane"), self.flags.get("lanes")
         names = [name.strip() for name in named.split(",")] if isinstance(named, str) else named
-        return permitted(str(lane or DEFAULT_LANE), [str(name) for name in names] if isinstance(names, list) else None)
+        return permitted(
+            str(lane or DEFAULT_LANE),
+            [str(name) for name in names] if isinstance(names, list) else None,
+        )
 
-    def outcomes(self, job: str | None, where: Sequence[str] | None, names: str = "--from-job JOB") -> FromJob | None:
-        """The job whose outcomes are read, by a flag or the file; None where a source is. What is typed goes before the file.
+    def outcomes(
+        self, job: str | None, where: Sequence[str] | None, names: str = "--from-job JOB"
+    ) -> FromJob | None:
+        """The job whose outcomes are read, by a flag or the file; None where a source is.
 
-        Raises UsageProblem for documents from nowhere, from two places, or conditions on no outcomes.
+        What is typed goes before the file.
+
+        Raises UsageProblem for documents from nowhere, from two places, or conditions on no
+        outcomes.
         """
-        if job is None and not self.source_typed and self.file is not None and self.file.from_job is not None:
+        if (
+            job is None
+            and not self.source_typed
+            and self.file is not None
+            and self.file.from_job is not None
+        ):
             return FromJob(self.file.from_job, where or self.file.where)
         if job is None and not self.has_source and self.file is not None:
             raise self._no_source(self.file)
-        from_two, from_nowhere = job is not None and self.source_typed, job is None and not self.has_source
+        from_two, from_nowhere = (
+            job is not None and self.source_typed,
+            job is None and not self.has_source,
+        )
         if from_two or from_nowhere or (where and job is None):
             raise UsageProblem(f"give a SOURCE, or {names} with or without --where, and not both")
         return None if job is None else FromJob(job, where or ())
@@ -91,7 +115,10 @@ class GivenJob:
         return typed if typed is not None or self.file is None else getattr(self.file.run, name)
 
     def provider(self, typed: ProviderFlags) -> ProviderFlags:
-        return replace(typed, **{one.name: self.of_run(one.name, getattr(typed, one.name)) for one in fields(typed)})
+        return replace(
+            typed,
+            **{one.name: self.of_run(one.name, getattr(typed, one.name)) for one in fields(typed)},
+        )
 
     def for_api(self, api: str | None) -> GivenJob:
         """With the endpoint that this API has, where none is named. Raises UsageProblem."""
@@ -107,14 +134,23 @@ class GivenJob:
         """What is wrong with the spec, in the words of the flags and with the lines of the file."""
         from penstock_producer.errors import listed
 
-        problems = error.problems if self.file is None else self.file.placed(error.problems, typed=self.typed)
+        problems = (
+            error.problems
+            if self.file is None
+            else self.file.placed(error.problems, typed=self.typed)
+        )
         return UsageProblem(listed(map(_in_words, problems)))
 
 
 def given_job(
-    source: str | None, spec: Path | None, flags: JobFlags, typed: frozenset[str], files: Mapping[str, Path]
+    source: str | None,
+    spec: Path | None,
+    flags: JobFlags,
+    typed: frozenset[str],
+    files: Mapping[str, Path],
 ) -> GivenJob:
-    """``typed`` are the fields whose flags were typed; ``files`` the text files that flags name for some of them.
+    """``typed`` are the fields whose flags were typed; ``files`` the text files that flags name for
+    some of them.
 
     Raises UsageProblem, and SpecError for a job spec file that cannot be used.
     """
@@ -129,7 +165,8 @@ def given_job(
     if source is not None and is_job_file(source):
         if spec is not None:
             raise UsageProblem(
-                f"{source} is a job spec file, and so is --spec {spec}; give documents as SOURCE, or leave --spec out"
+                f"{source} is a job spec file, and so is --spec {spec}; give documents as SOURCE, "
+                "or leave --spec out"
             )
         spec, source = Path(source), None
     if spec is None:
@@ -141,9 +178,12 @@ def given_job(
         elif OPTIONS[field].form is FlagForm.PAIRS and isinstance(value, dict):
             said[field] = value | parse_pairs(f"--{OPTIONS[field].name}", flags[field])
     return GivenJob(
-        source if source is not None else file.source, {field: said.get(field) for field in OPTIONS}, file, typed,
+        source if source is not None else file.source,
+        {field: said.get(field) for field in OPTIONS},
+        file,
+        typed,
         source is not None,
-    )  # fmt: skip
+    )
 
 
 def _text_of(flag: str, path: Path) -> str:
@@ -158,7 +198,8 @@ def _text_of(flag: str, path: Path) -> str:
 
 
 def _in_words(problem: Problem) -> str:
-    """``/params/max_tokens`` was typed as ``--param max_tokens``; what a file says has its place there."""
+    """``/params/max_tokens`` was typed as ``--param max_tokens``; what a file says has its place
+    there."""
     if problem.place:
         return str(problem)
     name, _, rest = problem.pointer.lstrip("/").partition("/")

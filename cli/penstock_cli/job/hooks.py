@@ -1,6 +1,7 @@
 """Whether the hooks of a job can be imported, found out before anything is started.
 
-A child does it, with a time limit: a module may do anything when it is imported, and what it does must not happen here.
+A child does it, with a time limit: a module may do anything when it is imported, and what it does
+must not happen here.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ Fault = tuple[Literal["module", "function"], str]  # what cannot be had, and why
 def check_hooks(paths: Iterable[str | None], *, workers_elsewhere: bool = False) -> None:
     """Raises UsageProblem for a hook that is not there.
 
-    With ``workers_elsewhere`` a module that cannot be imported here is believed: their machines may have it.
+    With ``workers_elsewhere`` a module that cannot be imported here is believed: their machines may
+    have it.
     """
     wanted = [path for path in paths if path is not None]
     if not wanted:
@@ -31,7 +33,9 @@ def check_hooks(paths: Iterable[str | None], *, workers_elsewhere: bool = False)
     for path, fault in zip(wanted, _faults(wanted), strict=True):
         if fault is None or (workers_elsewhere and fault[0] == "module"):
             continue
-        raise UsageProblem(f"hook {path}: {fault[1]}; correct the path, or the module (modules here count, too)")
+        raise UsageProblem(
+            f"hook {path}: {fault[1]}; correct the path, or the module (modules here count, too)"
+        )
 
 
 def _faults(paths: list[str]) -> list[Fault | None]:
@@ -44,7 +48,9 @@ def _faults(paths: list[str]) -> list[Fault | None]:
         return [("module", f"importing it takes longer than {TIMEOUT_S:g} s")] * len(paths)
     _, mark, found = done.stdout.rpartition(_MARK)
     if not mark:  # os._exit, a crash in an extension
-        return [("module", f"importing it ended the process with status {done.returncode}")] * len(paths)
+        return [("module", f"importing it ended the process with status {done.returncode}")] * len(
+            paths
+        )
     return [None if fault is None else (fault[0], fault[1]) for fault in json.loads(found)]
 
 
@@ -59,7 +65,9 @@ def _fault(path: str) -> Fault | None:
         return None
     return (
         "function",
-        f"{attribute} is not in {name}" if hook is None else f"{attribute} is {type(hook).__name__}, not a function",
+        f"{attribute} is not in {name}"
+        if hook is None
+        else f"{attribute} is {type(hook).__name__}, not a function",
     )
 
 

@@ -1,4 +1,6 @@
-"""From flags to a job spec and provider settings. Whatever is wrong is said in the words of the flags."""
+"""From flags to a job spec and provider settings.
+
+Whatever is wrong is said in the words of the flags."""
 
 from __future__ import annotations
 
@@ -44,7 +46,11 @@ def job_spec(given: GivenJob) -> JobSpec:
     from penstock_producer.errors import SpecError
     from penstock_producer.job.spec import JobSpec
 
-    read = {field: _read(OPTIONS[field], typed) for field, typed in given.flags.items() if typed is not None}
+    read = {
+        field: _read(OPTIONS[field], typed)
+        for field, typed in given.flags.items()
+        if typed is not None
+    }
     fields = {field: value for field, value in read.items() if value is not None}
     usual = _usual_endpoint(fields.get("lane"))
     if "endpoint" not in fields and usual is not None:
@@ -55,7 +61,9 @@ def job_spec(given: GivenJob) -> JobSpec:
         raise given.refusal(error) from error
     if spec.takes_records and spec.model is None and spec.asks_a_provider:
         flag = "--prompt" if spec.prompt is not None else "--messages-field"
-        raise UsageProblem(f"{flag} makes requests from plain records, and they need a model: give --model")
+        raise UsageProblem(
+            f"{flag} makes requests from plain records, and they need a model: give --model"
+        )
     return spec
 
 
@@ -91,16 +99,20 @@ def _schema_of(model: Path) -> Any:
         return schema_of_model(str(model))
     except ModelFault as fault:
         raise UsageProblem(
-            f"--response-schema {model}: {fault}; name a class that Pydantic describes, or a file with a JSON schema"
+            f"--response-schema {model}: {fault}; name a class that Pydantic describes, or a file "
+            "with a JSON schema"
         ) from None
 
 
 def _schema_file(path: Path) -> Any:
-    """What a file with a JSON schema holds; whether it is a schema the spec finds out. Raises UsageProblem."""
+    """What a file with a JSON schema holds; whether it is a schema the spec finds out.
+
+    Raises UsageProblem."""
     try:
         if path.stat().st_size > MAX_SCHEMA_BYTES:
             raise UsageProblem(
-                f"--response-schema {path}: a schema has at most {MAX_SCHEMA_BYTES} bytes; name a smaller file"
+                f"--response-schema {path}: a schema has at most {MAX_SCHEMA_BYTES} bytes; name a "
+                "smaller file"
             )
         return json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -108,7 +120,9 @@ def _schema_file(path: Path) -> Any:
             f"--response-schema {path}: {error.strerror}; name a file that holds a JSON schema"
         ) from error
     except ValueError as error:
-        raise UsageProblem(f"--response-schema {path}: not JSON ({error}); write one JSON object") from error
+        raise UsageProblem(
+            f"--response-schema {path}: not JSON ({error}); write one JSON object"
+        ) from error
 
 
 def _lines_file(flag: str, path: Path) -> list[Any]:
@@ -123,7 +137,8 @@ def _lines_file(flag: str, path: Path) -> list[Any]:
 
 
 def with_own_model(settings: WorkerSettings, spec: JobSpec) -> WorkerSettings:
-    """For a lane that hosts its model: --model names it, unless the settings have one and the flag is only a label."""
+    """For a lane that hosts its model: --model names it, unless the settings have one and the flag
+    is only a label."""
     own = settings.of_lane(settings.lane)
     is_asked = settings.lane in spec.permitted_lanes and has_own_model(settings.lane)
     if spec.model is None or own is None or not is_asked:
@@ -132,17 +147,25 @@ def with_own_model(settings: WorkerSettings, spec: JobSpec) -> WorkerSettings:
 
 
 def with_provider(
-    settings: WorkerSettings, name: str, flags: ProviderFlags, fallback: Sequence[str] = (), *, needs_key: bool = True
+    settings: WorkerSettings,
+    name: str,
+    flags: ProviderFlags,
+    fallback: Sequence[str] = (),
+    *,
+    needs_key: bool = True,
 ) -> WorkerSettings:
-    """The settings with the named provider, flags over file over defaults, and with those that ``fallback`` names.
-    Raises UsageProblem.
+    """The settings with the named provider, flags over file over defaults, and with those that
+    ``fallback`` names. Raises UsageProblem.
 
-    Other providers are left out, because a worker insists on the API key of each provider that it has.
+    Other providers are left out, because a worker insists on the API key of each provider that it
+    has.
     """
     from penstock_producer.job.fallback import provider_and_model
     from penstock_workers.settings import DEFAULT_PROVIDER, ProviderSettings
 
-    given = {_FIELDS.get(flag, flag): value for flag, value in asdict(flags).items() if value is not None}
+    given = {
+        _FIELDS.get(flag, flag): value for flag, value in asdict(flags).items() if value is not None
+    }
     if name not in settings.providers and name != DEFAULT_PROVIDER and flags.base_url is None:
         configured = ", ".join(sorted(settings.providers)) or "none"
         raise UsageProblem(
@@ -175,7 +198,9 @@ def _validated(fields: dict[str, Any]) -> ProviderSettings:
     try:
         return ProviderSettings.model_validate(fields)
     except ValidationError as error:
-        raise UsageProblem("\n".join(_refusal(detail) for detail in error.errors(include_url=False))) from error
+        raise UsageProblem(
+            "\n".join(_refusal(detail) for detail in error.errors(include_url=False))
+        ) from error
 
 
 def _refusal(detail: ErrorDetails) -> str:
@@ -186,24 +211,29 @@ def _refusal(detail: ErrorDetails) -> str:
 
     field = str(detail["loc"][0])
     flag = {field: flag for flag, field in _FIELDS.items()}.get(field, field).replace("_", "-")
-    return redact(f"--{flag} {detail['input']!r} is refused: {detail['msg'].removeprefix('Value error, ')}")
+    return redact(
+        f"--{flag} {detail['input']!r} is refused: {detail['msg'].removeprefix('Value error, ')}"
+    )
 
 
 def _with_key(provider: ProviderSettings) -> ProviderSettings:
-    """The key's variable, checked; at its kind's own server it is the one that the provider's own tools read."""
+    """The key's variable, checked; at its kind's own server it is the one that the provider's own
+    tools read."""
     variable = provider.api_key_env
     if variable is None and provider.base_url == BASE_URLS[provider.kind]:
         variable = KEY_VARIABLES[provider.kind]
     if variable is not None and not variable_is_set(variable):
         raise UsageProblem(
-            f"the API key for {provider.base_url} is read from the variable {variable}, which is not set: "
-            f"export {variable}=…, name another with --api-key-env, or give the --base-url of a server without keys"
+            f"the API key for {provider.base_url} is read from the variable {variable}, which is "
+            f"not set: export {variable}=…, name another with --api-key-env, or give the "
+            "--base-url of a server without keys"
         )
     return provider.model_copy(update={"api_key_env": variable})
 
 
 def default_job_key(source: str, table: str | None = None) -> str:
-    """The file's name without its ending, in safe characters: running the same file again resumes the same job.
+    """The file's name without its ending, in safe characters: running the same file again resumes
+    the same job.
 
     Of a database it is the table's name.
     """

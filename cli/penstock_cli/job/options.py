@@ -1,4 +1,6 @@
-"""Arguments and flags that several commands share. Those of a job come from the table of options: flags.py."""
+"""Arguments and flags that several commands share.
+
+Those of a job come from the table of options: flags.py."""
 
 from __future__ import annotations
 
@@ -18,10 +20,11 @@ Source = Annotated[
     str | None,
     typer.Argument(
         metavar="[SOURCE]",
-        help="OpenAI Batch lines (JSON Lines), or plain records with --prompt: JSON Lines, CSV, TSV, Parquet or Arrow, the texts "
-        "also as .gz or .zst. A file, or an object of s3://, gs:// or az://; a folder or prefix ending in / or a pattern is one "
-        "job: files of rows, or texts such as .txt, .md and .html, of which each is a document. Or a job spec file, whose name "
-        "ends in .yaml, .yml or .json. Left out with --from-job.",
+        help="OpenAI Batch lines (JSON Lines), or plain records with --prompt: JSON Lines, CSV, "
+        "TSV, Parquet or Arrow, the texts also as .gz or .zst. A file, or an object of s3://, "
+        "gs:// or az://; a folder or prefix ending in / or a pattern is one job: files of "
+        "rows, or texts such as .txt, .md and .html, of which each is a document. Or a job "
+        "spec file, whose name ends in .yaml, .yml or .json. Left out with --from-job.",
     ),
 ]
 SpecFile = Annotated[
@@ -36,14 +39,19 @@ SpecFile = Annotated[
 FromJob = Annotated[
     str | None,
     typer.Option(
-        metavar="JOB", help="Read the outcomes of a job that has ended, instead of a source.", rich_help_panel=JOB
+        metavar="JOB",
+        help="Read the outcomes of a job that has ended, instead of a source.",
+        rich_help_panel=JOB,
     ),
 ]
 FromSchedule = Annotated[
     str | None,
     typer.Option(
         metavar="NAME",
-        help="Each time, read the outcomes of that schedule's newest job that has ended, instead of a source.",
+        help=(
+            "Each time, read the outcomes of that schedule's newest job that has ended, instead of "
+            "a source."
+        ),
         rich_help_panel=JOB,
     ),
 ]
@@ -51,8 +59,8 @@ Where = Annotated[
     list[str] | None,
     typer.Option(
         metavar="CONDITION",
-        help="Only outcomes for which it holds: status=dead, reason=context_overflow, or a field of the answer, score<0.5. "
-        "Repeatable: all must hold.",
+        help="Only outcomes for which it holds: status=dead, reason=context_overflow, or a field "
+        "of the answer, score<0.5. Repeatable: all must hold.",
         rich_help_panel=JOB,
     ),
 ]
@@ -60,21 +68,29 @@ JobName = Annotated[str, typer.Argument(metavar="JOB", help="A job id or job key
 StateOption = Annotated[
     Path | None,
     typer.Option(
-        "--state", help="The state folder of a local `penstock run` or `serve`, instead of the configured servers."
+        "--state",
+        help=(
+            "The state folder of a local `penstock run` or `serve`, instead of the configured "
+            "servers."
+        ),
     ),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Machine-readable, on one line.")]
 
 Job = Annotated[
     str | None,
-    typer.Option("--job", metavar="KEY", help="Names the job; the same key resumes it.", rich_help_panel=JOB),
+    typer.Option(
+        "--job", metavar="KEY", help="Names the job; the same key resumes it.", rich_help_panel=JOB
+    ),
 ]
 
 Api = Annotated[
     str | None,
     typer.Option(metavar="KIND", help=RUN_OPTIONS["api"], rich_help_panel=PROVIDER),
 ]
-BaseUrl = Annotated[str | None, typer.Option(help=RUN_OPTIONS["base_url"], rich_help_panel=PROVIDER)]
+BaseUrl = Annotated[
+    str | None, typer.Option(help=RUN_OPTIONS["base_url"], rich_help_panel=PROVIDER)
+]
 ApiKeyEnv = Annotated[
     str | None,
     typer.Option(metavar="VAR", help=RUN_OPTIONS["api_key_env"], rich_help_panel=PROVIDER),
@@ -97,31 +113,45 @@ Metering = Annotated[
 ]
 UsdIn = Annotated[
     float | None,
-    typer.Option("--usd-per-mtok-in", help=RUN_OPTIONS["usd_per_mtok_in"], rich_help_panel=PROVIDER),
+    typer.Option(
+        "--usd-per-mtok-in", help=RUN_OPTIONS["usd_per_mtok_in"], rich_help_panel=PROVIDER
+    ),
 ]
 UsdOut = Annotated[
     float | None,
-    typer.Option("--usd-per-mtok-out", help=RUN_OPTIONS["usd_per_mtok_out"], rich_help_panel=PROVIDER),
+    typer.Option(
+        "--usd-per-mtok-out", help=RUN_OPTIONS["usd_per_mtok_out"], rich_help_panel=PROVIDER
+    ),
 ]
 
-# -- of `penstock results`, where each is asked for once ---------------------------------------------------------------
+# -- of `penstock results`, where each is asked for once -------------------------------------------
 
 OutputFormat = Annotated[
-    str | None, typer.Option(metavar="F", help="jsonl, csv or parquet. The tables have a row for every document.")
+    str | None,
+    typer.Option(
+        metavar="F", help="jsonl, csv or parquet. The tables have a row for every document."
+    ),
 ]
-EscapeFormulas = Annotated[bool, typer.Option("--escape-formulas", help=OPTIONS["escape_formulas"].help)]
+EscapeFormulas = Annotated[
+    bool, typer.Option("--escape-formulas", help=OPTIONS["escape_formulas"].help)
+]
 Into = Annotated[
     str | None,
     typer.Option(
-        metavar="URL", help="A database that results are written into, by id: sqlite:///file, postgresql://…, env:NAME."
+        metavar="URL",
+        help=(
+            "A database that results are written into, by id: sqlite:///file, postgresql://…, "
+            "env:NAME."
+        ),
     ),
 ]
 TableOrInto = Annotated[
-    str | None, typer.Option("--table", "--into-table", metavar="T", help=OPTIONS["into_table"].help)
+    str | None,
+    typer.Option("--table", "--into-table", metavar="T", help=OPTIONS["into_table"].help),
 ]
 IntoId = Annotated[str, typer.Option("--into-id", metavar="COLUMN", help=OPTIONS["into_id"].help)]
 
-# -- of `penstock run` alone -------------------------------------------------------------------------------------------
+# -- of `penstock run` alone -----------------------------------------------------------------------
 
 Out = Annotated[str | None, typer.Option(metavar="DIR", help=RUN_OPTIONS["out"])]
 Workers = Annotated[
@@ -133,7 +163,9 @@ Workers = Annotated[
         rich_help_panel=MACHINE,
     ),
 ]
-Concurrency = Annotated[int | None, typer.Option(min=1, help=RUN_OPTIONS["concurrency"], rich_help_panel=MACHINE)]
+Concurrency = Annotated[
+    int | None, typer.Option(min=1, help=RUN_OPTIONS["concurrency"], rich_help_panel=MACHINE)
+]
 LocalState = Annotated[
     Path | None,
     typer.Option("--state", help=RUN_OPTIONS["state"], rich_help_panel=MACHINE),
@@ -142,7 +174,9 @@ DryRun = Annotated[
     bool,
     typer.Option(
         "--dry-run",
-        help="Check source and options, show the first requests and an estimate; nothing is called.",
+        help=(
+            "Check source and options, show the first requests and an estimate; nothing is called."
+        ),
         rich_help_panel=MACHINE,
     ),
 ]
@@ -155,7 +189,9 @@ Sample = Annotated[
         rich_help_panel=MACHINE,
     ),
 ]
-NoProgress = Annotated[bool, typer.Option("--no-progress", help=RUN_OPTIONS["no_progress"], rich_help_panel=MACHINE)]
+NoProgress = Annotated[
+    bool, typer.Option("--no-progress", help=RUN_OPTIONS["no_progress"], rich_help_panel=MACHINE)
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,7 +212,8 @@ class ProviderFlags:
 
 @dataclass(frozen=True, slots=True)
 class RunFlags:
-    """The options of `penstock run` itself as they were typed; None leaves what the job spec file says, or the default."""
+    """The options of `penstock run` itself as they were typed; None leaves what the job spec file
+    says, or the default."""
 
     out: str | None
     job: str | None

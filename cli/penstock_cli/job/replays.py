@@ -1,4 +1,5 @@
-"""What earlier replays of a job have changed: their changes travel on with the requests until they are unset."""
+"""What earlier replays of a job have changed: their changes travel on with the requests until they
+are unset."""
 
 from __future__ import annotations
 
@@ -29,7 +30,9 @@ def say_in_force(force: Mapping[str, tuple[str, int]]) -> str:
     """One sentence about them; empty where there are none."""
     if not force:
         return ""
-    listed = ", ".join(f"{name}={value} (generation {generation})" for name, (value, generation) in force.items())
+    listed = ", ".join(
+        f"{name}={value} (generation {generation})" for name, (value, generation) in force.items()
+    )
     names = " ".join(f"--unset {name}" for name in force)
     return f"requests keep what replays have set: {listed}; {names} takes it back"
 

@@ -1,4 +1,6 @@
-"""What a submit finds of the workers that would run the job. Looked at when Redis answers: a job can be accepted without."""
+"""What a submit finds of the workers that would run the job.
+
+Looked at when Redis answers: a job can be accepted without."""
 
 from __future__ import annotations
 
@@ -16,7 +18,8 @@ LOOK_TIMEOUT_S = 2.0  # a submit is not held up by a Redis that does not answer
 
 
 def look(settings: ProducerSettings, spec: JobSpec) -> Serving | None:
-    """What the lane's workers serve; None for lanes without models of their own, and where Redis does not answer."""
+    """What the lane's workers serve; None for lanes without models of their own, and where Redis
+    does not answer."""
     if not has_own_model(spec.lane):
         return None
     import redis
@@ -33,14 +36,24 @@ def look(settings: ProducerSettings, spec: JobSpec) -> Serving | None:
 
 
 def refuse_chance(serving: Serving | None, spec: JobSpec) -> None:
-    """Raises UsageProblem for a prompt without a model where workers serve several: which answers must not be chance."""
-    if serving is None or not spec.takes_records or spec.model is not None or len(serving.models()) < 2:
+    """Raises UsageProblem for a prompt without a model where workers serve several: which answers
+    must not be chance."""
+    if (
+        serving is None
+        or not spec.takes_records
+        or spec.model is not None
+        or len(serving.models()) < 2
+    ):
         return
-    raise UsageProblem(f"workers of lane {spec.lane} serve several models, {serving.in_words()}: name one with --model")
+    raise UsageProblem(
+        f"workers of lane {spec.lane} serve several models, {serving.in_words()}: name one with "
+        "--model"
+    )
 
 
 def warning(serving: Serving | None, spec: JobSpec) -> str | None:
-    """What the person who submits should know: that the job, or what goes on to another model, will wait for a worker."""
+    """What the person who submits should know: that the job, or what goes on to another model, will
+    wait for a worker."""
     from penstock_producer.feed.served import missing_model
 
     if serving is None:

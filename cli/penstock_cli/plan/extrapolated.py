@@ -1,4 +1,5 @@
-"""What a sample that was run says of the whole job: tokens, cost and time, each with an interval."""
+"""What a sample that was run says of the whole job: tokens, cost and time, each with an
+interval."""
 
 from __future__ import annotations
 
@@ -12,7 +13,12 @@ from penstock_cli.plan.measured_job import LOOKED_AT, MeasuredJob, MeasuredLane,
 from penstock_cli.plan.picture import Asked, Picture, most_of
 from penstock_cli.run.sample import SampleRecord, latest_record
 from penstock_producer.job.lanes import has_own_model
-from penstock_producer.planning.intervals import CONFIDENCE, Interval, extrapolated, share_of_largest
+from penstock_producer.planning.intervals import (
+    CONFIDENCE,
+    Interval,
+    extrapolated,
+    share_of_largest,
+)
 from penstock_producer.reporting.text import count, counted, duration, safe, usd
 
 if TYPE_CHECKING:
@@ -21,11 +27,18 @@ if TYPE_CHECKING:
     from penstock_workers.settings import WorkerSettings
 
 FEW: Final = 30  # documents: an interval from fewer is itself a guess
-HEAVY: Final = 0.1  # of the cost in a hundredth of the documents: the interval may miss what is rarer still
+HEAVY: Final = (
+    0.1  # of the cost in a hundredth of the documents: the interval may miss what is rarer still
+)
 
 
 def sample_says(
-    state: Path, job_key: str, spec: JobSpec, settings: WorkerSettings, workers: int, concurrency: int | None
+    state: Path,
+    job_key: str,
+    spec: JobSpec,
+    settings: WorkerSettings,
+    workers: int,
+    concurrency: int | None,
 ) -> list[str]:
     """Lines for people; none where no sample with these options was run to an answer."""
     from penstock_cli.connect import books
@@ -38,7 +51,9 @@ def sample_says(
     try:
         with books(state) as ledger:
             some = ledger.outcomes.spent(ledger.jobs.get(record.job_key).job_id, LOOKED_AT)
-        job = replace(measured_job(record.job_key, state, 1), spec=spec)  # the sample's own is of lines that say it all
+        job = replace(
+            measured_job(record.job_key, state, 1), spec=spec
+        )  # the sample's own is of lines that say it all
     except (JobNotFound, UsageProblem):
         return []
     asked = Asked(workers=workers, concurrency=concurrency, job=record.job_key, state=state)
@@ -46,7 +61,11 @@ def sample_says(
 
 
 def _lines(
-    record: SampleRecord, some: Sequence[Spent], job: MeasuredJob, settings: WorkerSettings, asked: Asked
+    record: SampleRecord,
+    some: Sequence[Spent],
+    job: MeasuredJob,
+    settings: WorkerSettings,
+    asked: Asked,
 ) -> Iterator[str]:
     sampled = [one for one in some if one.doc_id in record.sizes]
     measured = {
@@ -59,44 +78,59 @@ def _lines(
     if not sums:
         return
     yield (
-        f"all {counted(record.documents, 'document')}, as a random sample of {count(len(sampled))} has them, with "
-        f"{CONFIDENCE:.0%} intervals:"
+        f"all {counted(record.documents, 'document')}, as a random sample of {count(len(sampled))} "
+        f"has them, with {CONFIDENCE:.0%} intervals:"
     )
     yield f"  tokens in   {_counts(sums['in'])}"
     yield f"  tokens out  {_counts(sums['out'])}"
     for lane in job.lanes.values():
-        its = [one for one in sampled if one.lane in (lane.lane, None)] if len(job.lanes) > 1 else sampled
+        its = (
+            [one for one in sampled if one.lane in (lane.lane, None)]
+            if len(job.lanes) > 1
+            else sampled
+        )
         cost = sums["cost"] if len(job.lanes) == 1 else _cost_of_all(its, record)
         if cost is None:
             continue
-        where = f" in {lane.lane}, by the {counted(len(its), 'document')} answered there" if len(job.lanes) > 1 else ""
+        where = (
+            f" in {lane.lane}, by the {counted(len(its), 'document')} answered there"
+            if len(job.lanes) > 1
+            else ""
+        )
         plans = [_planned(record, job, lane, settings, asked, sums, place) for place in range(3)]
         yield f"  cost        {_costs(lane, cost, plans)}{where}"
         yield f"  time        {_times(plans)}{where}"
     if len(sampled) < FEW:
         yield f"  from so few documents an interval is itself a guess; --sample {FEW * 4} says more"
-    of_largest = share_of_largest(measured["cost"] if job.main.cost_usd is not None else measured["out"])
+    of_largest = share_of_largest(
+        measured["cost"] if job.main.cost_usd is not None else measured["out"]
+    )
     if len(sampled) >= FEW and of_largest > HEAVY:
         yield (
-            f"  the largest hundredth of the sample makes {of_largest:.0%} of the sum: documents that are rarer and larger still "
-            "may lie outside of the sample, and the sum above the interval"
+            f"  the largest hundredth of the sample makes {of_largest:.0%} of the sum: documents "
+            "that are rarer and larger still may lie outside of the sample, and the sum above the "
+            "interval"
         )
 
 
 def _counts(found: Interval) -> str:
-    return f"about {count(round(found.middle))} ({count(round(found.low))} to {count(round(found.high))})"
+    return (
+        f"about {count(round(found.middle))} ({count(round(found.low))} to "
+        f"{count(round(found.high))})"
+    )
 
 
 def _cost_of_all(its: Sequence[Spent], record: SampleRecord) -> Interval | None:
     """As if the lane that has answered these documents answered all of them."""
     sizes = [float(record.sizes[one.doc_id]) for one in its]
-    return extrapolated(sizes, {"cost": [one.cost_microusd / 1e6 for one in its]}, record.documents, record.size).get(
-        "cost"
-    )
+    return extrapolated(
+        sizes, {"cost": [one.cost_microusd / 1e6 for one in its]}, record.documents, record.size
+    ).get("cost")
 
 
 def _costs(lane: MeasuredLane, found: Interval, plans: Sequence[LanePlan]) -> str:
-    """Of lanes that host a model by the time that they compute: a sample's own time has the start and the end in it."""
+    """Of lanes that host a model by the time that they compute: a sample's own time has the start
+    and the end in it."""
     if has_own_model(lane.lane):
         known = [plan.cost_usd for plan in plans if plan.cost_usd is not None]
         found = Interval(min(known), plans[1].cost_usd or 0.0, max(known)) if known else found
@@ -114,7 +148,10 @@ def _times(plans: Sequence[LanePlan]) -> str:
     middle = plans[1].planned
     if middle is None:
         return f"unknown: {safe(plans[1].why)}"
-    return f"about {duration(middle.seconds)} ({duration(min(seconds))} to {duration(max(seconds))}), bounded by {middle.binding}"
+    return (
+        f"about {duration(middle.seconds)} ({duration(min(seconds))} to {duration(max(seconds))}), "
+        f"bounded by {middle.binding}"
+    )
 
 
 def _planned(
@@ -128,14 +165,23 @@ def _planned(
 ) -> LanePlan:
     """Played with the tokens of one end of the intervals, or of their middle."""
     share_in, share_out = (sums[name][place] / record.documents for name in ("in", "out"))
-    pace = _slower(lane, (sums["in"][place] + sums["out"][place]) / max(1.0, sums["in"].middle + sums["out"].middle))
-    (plan,) = lane_plans(_picture(record, job, pace, share_in, share_out), settings, asked, [lane.lane])
+    pace = _slower(
+        lane,
+        (sums["in"][place] + sums["out"][place]) / max(1.0, sums["in"].middle + sums["out"].middle),
+    )
+    (plan,) = lane_plans(
+        _picture(record, job, pace, share_in, share_out), settings, asked, [lane.lane]
+    )
     return plan
 
 
 def _slower(lane: MeasuredLane, share: float) -> MeasuredLane:
     """An engine takes longer for more tokens."""
-    return lane if lane.per_second is None else replace(lane, per_second=lane.per_second / max(0.01, share))
+    return (
+        lane
+        if lane.per_second is None
+        else replace(lane, per_second=lane.per_second / max(0.01, share))
+    )
 
 
 def _picture(
@@ -143,6 +189,15 @@ def _picture(
 ) -> Picture:
     job = replace(job, lanes={**job.lanes, lane.lane: lane})
     return Picture(
-        job.spec, record.documents, tokens_in, tokens_out, most_of(job.spec), record.size / max(1, record.documents),
-        job.answer_bytes, lane.latencies_s, lane.again, job, (),
-    )  # fmt: skip
+        job.spec,
+        record.documents,
+        tokens_in,
+        tokens_out,
+        most_of(job.spec),
+        record.size / max(1, record.documents),
+        job.answer_bytes,
+        lane.latencies_s,
+        lane.again,
+        job,
+        (),
+    )

@@ -1,4 +1,5 @@
-"""What each lane needs for the job of a picture, takes and costs; why it cannot be said where it cannot."""
+"""What each lane needs for the job of a picture, takes and costs; why it cannot be said where it
+cannot."""
 
 from __future__ import annotations
 
@@ -15,12 +16,23 @@ from penstock_producer.job.lanes import LANES, can_answer, has_own_model, packs
 from penstock_producer.planning.batches import Batches
 from penstock_producer.planning.figures import Figure, measured
 from penstock_producer.planning.flow import Calls
-from penstock_producer.planning.sizing import CALLS, WINDOW_MAX, Fleet, Needs, Planned, Quota, sized, sized_batches
+from penstock_producer.planning.sizing import (
+    CALLS,
+    WINDOW_MAX,
+    Fleet,
+    Needs,
+    Planned,
+    Quota,
+    sized,
+    sized_batches,
+)
 
 if TYPE_CHECKING:
     from penstock_workers.settings import CostSettings, ProviderSettings, WorkerSettings
 
-BATCH_REQUESTS: Final = 50_000  # of one batch, where nothing smaller is asked for: what OpenAI's take
+BATCH_REQUESTS: Final = (
+    50_000  # of one batch, where nothing smaller is asked for: what OpenAI's take
+)
 BATCH_BYTES: Final = 200 * 1024 * 1024  # likewise
 MTOK: Final = 1_000_000
 MIB: Final = 2**20
@@ -43,13 +55,20 @@ class LanePlan:
         """For programs; null is unknown."""
         planned = None if self.planned is None else self.planned._asdict()
         return {
-            "lane": self.lane, "planned": planned, "cost_usd": self.cost_usd, "redis_bytes": self.redis_bytes,
-            "sqlite_bytes": self.sqlite_bytes, "postgres_bytes": self.postgres_bytes, "why": self.why or None,
+            "lane": self.lane,
+            "planned": planned,
+            "cost_usd": self.cost_usd,
+            "redis_bytes": self.redis_bytes,
+            "sqlite_bytes": self.sqlite_bytes,
+            "postgres_bytes": self.postgres_bytes,
+            "why": self.why or None,
             "assumptions": [one._asdict() for one in self.assumptions],
-        }  # fmt: skip
+        }
 
 
-def lane_plans(picture: Picture, settings: WorkerSettings, asked: Asked, only: Sequence[str] = ()) -> list[LanePlan]:
+def lane_plans(
+    picture: Picture, settings: WorkerSettings, asked: Asked, only: Sequence[str] = ()
+) -> list[LanePlan]:
     """One for each lane that can answer the job's endpoint, or for those that were asked for."""
     lanes = only or [lane for lane in LANES if can_answer(lane, picture.spec.endpoint)]
     return [_plan(lane, picture, settings, asked) for lane in lanes]
@@ -64,11 +83,17 @@ def _plan(lane: str, picture: Picture, settings: WorkerSettings, asked: Asked) -
     engine = job.per_second if provider is None and job is not None else None
     if provider is None and engine is None:
         return LanePlan(
-            lane, why="how fast your cards are is not known; run it with --sample 100, then plan with --from-job"
+            lane,
+            why=(
+                "how fast your cards are is not known; run it with --sample 100, then plan with "
+                "--from-job"
+            ),
         )
     quotas = () if provider is None else _quotas(picture, provider)
     latencies = (
-        picture.latencies_s if provider is not None else ((job.latencies_s if job is not None else ()) or (1.0,))
+        picture.latencies_s
+        if provider is not None
+        else ((job.latencies_s if job is not None else ()) or (1.0,))
     )
     needs = Needs(
         picture.documents,
@@ -80,31 +105,55 @@ def _plan(lane: str, picture: Picture, settings: WorkerSettings, asked: Asked) -
     )
     concurrency = asked.concurrency or _concurrency(lane, settings)
     fleet = Fleet(
-        concurrency, asked.workers, None, ramps=provider is not None and not any(one.per_minute for one in quotas)
+        concurrency,
+        asked.workers,
+        None,
+        ramps=provider is not None and not any(one.per_minute for one in quotas),
     )
     planned = sized(needs, fleet, figures, seed=asked.seed)
-    noted = [figures[name] for name in ("start_s", "survey_us", "feeder_us", "redis_us", "worker_us", "write_us")]
+    noted = [
+        figures[name]
+        for name in ("start_s", "survey_us", "feeder_us", "redis_us", "worker_us", "write_us")
+    ]
     if engine is not None:
         noted.append(
             Figure(
-                "engine", engine, "documents a second in one worker", f"job {asked.job}, between its start and its end"
+                "engine",
+                engine,
+                "documents a second in one worker",
+                f"job {asked.job}, between its start and its end",
             )
         )
     if provider is None and settings.cost.usd_per_hour:
-        noted.append(Figure("price of a worker", settings.cost.usd_per_hour, "USD an hour", hour_from(settings.cost)))
+        noted.append(
+            Figure(
+                "price of a worker",
+                settings.cost.usd_per_hour,
+                "USD an hour",
+                hour_from(settings.cost),
+            )
+        )
     noted += [
         Figure(one.unit, one.each, f"a call; {_limit(one)}", _metering(provider))
         for one in quotas
         if provider is not None
     ]
-    return _with_sizes(lane, picture, planned, figures, noted, _cost(lane, picture, settings, planned))
+    return _with_sizes(
+        lane, picture, planned, figures, noted, _cost(lane, picture, settings, planned)
+    )
 
 
 def _of_batches(
-    lane: str, picture: Picture, settings: WorkerSettings, asked: Asked, figures: Mapping[str, Figure]
+    lane: str,
+    picture: Picture,
+    settings: WorkerSettings,
+    asked: Asked,
+    figures: Mapping[str, Figure],
 ) -> LanePlan:
     provider, job = settings.provider(picture.spec.provider), picture.job
-    tokens = math.ceil(picture.body_bytes / CHARS_PER_TOKEN + 0.5)  # as the lane reserves room: each is rounded up
+    tokens = math.ceil(
+        picture.body_bytes / CHARS_PER_TOKEN + 0.5
+    )  # as the lane reserves room: each is rounded up
     cap = provider.batch_enqueued_tokens
     size = min(
         picture.spec.batch_max_requests or BATCH_REQUESTS,
@@ -128,32 +177,48 @@ def _of_batches(
     )
     noted = [
         *(figures[name] for name in ("start_s", "survey_us", "worker_us", "write_us")),
-        Figure("seconds of a batch", sum(given.turnarounds_s) / len(given.turnarounds_s), "mean", words),
-        Figure("documents in a batch", size, "", "by its limits of requests, bytes and enqueued tokens"),
+        Figure(
+            "seconds of a batch", sum(given.turnarounds_s) / len(given.turnarounds_s), "mean", words
+        ),
+        Figure(
+            "documents in a batch", size, "", "by its limits of requests, bytes and enqueued tokens"
+        ),
     ]
     if cap is not None:
-        noted.append(Figure("enqueued tokens", cap, "at once", "providers.NAME.batch_enqueued_tokens"))
-    return _with_sizes(lane, picture, planned, figures, noted, _cost(lane, picture, settings, planned))
+        noted.append(
+            Figure("enqueued tokens", cap, "at once", "providers.NAME.batch_enqueued_tokens")
+        )
+    return _with_sizes(
+        lane, picture, planned, figures, noted, _cost(lane, picture, settings, planned)
+    )
 
 
 def _with_sizes(
-    lane: str, picture: Picture, planned: Planned, figures: Mapping[str, Figure], noted: Sequence[Figure],
+    lane: str,
+    picture: Picture,
+    planned: Planned,
+    figures: Mapping[str, Figure],
+    noted: Sequence[Figure],
     cost_usd: float | None,
-) -> LanePlan:  # fmt: skip
+) -> LanePlan:
     documents = picture.documents
     queued = 0 if packs(lane) else min(documents, WINDOW_MAX)
     redis = documents * figures["redis_bytes"].value + queued * figures["redis_message_bytes"].value
     sizes = ("redis_bytes", "redis_message_bytes", "sqlite_bytes", "postgres_bytes")
     return LanePlan(
-        lane, planned, cost_usd, round(redis),
+        lane,
+        planned,
+        cost_usd,
+        round(redis),
         round(documents * (figures["sqlite_bytes"].value + picture.answer_bytes)),
         round(documents * (figures["postgres_bytes"].value + picture.answer_bytes)),
         assumptions=[*noted, *(figures[name] for name in sizes)],
-    )  # fmt: skip
+    )
 
 
 def _quotas(picture: Picture, provider: ProviderSettings) -> Sequence[Quota]:
-    """What a call is charged in the end, by the provider's way to meter; a limit that is not declared is asked for, too."""
+    """What a call is charged in the end, by the provider's way to meter; a limit that is not
+    declared is asked for, too."""
     from penstock_ratelimit import Usage, profile_for
 
     profile = profile_for(provider.base_url, provider.metering)
@@ -161,9 +226,14 @@ def _quotas(picture: Picture, provider: ProviderSettings) -> Sequence[Quota]:
     charged |= profile.settle(Usage(picture.tokens_in, picture.tokens_out))
     apart = provider.itpm is not None or provider.otpm is not None
     units = {"requests": provider.rpm} | (
-        {"input_tokens": provider.itpm, "output_tokens": provider.otpm} if apart else {"tokens": provider.tpm}
+        {"input_tokens": provider.itpm, "output_tokens": provider.otpm}
+        if apart
+        else {"tokens": provider.tpm}
     )
-    return [Quota(unit.replace("_", " "), charged.get(unit, 1.0), limit) for unit, limit in units.items()]
+    return [
+        Quota(unit.replace("_", " "), charged.get(unit, 1.0), limit)
+        for unit, limit in units.items()
+    ]
 
 
 def _limit(one: Quota) -> str:
@@ -174,7 +244,9 @@ def _metering(provider: ProviderSettings | None) -> str:
     from penstock_ratelimit import profile_for
 
     return (
-        "" if provider is None else f"as the profile {profile_for(provider.base_url, provider.metering).name!r} meters"
+        ""
+        if provider is None
+        else f"as the profile {profile_for(provider.base_url, provider.metering).name!r} meters"
     )
 
 
@@ -201,11 +273,17 @@ def _cost(lane: str, picture: Picture, settings: WorkerSettings, planned: Planne
     job = picture.job
     if has_own_model(lane):
         hourly = settings.cost.usd_per_hour * planned.workers
-        return hourly * planned.phases[CALLS] / 3_600 if hourly else None  # loading is on no document's account
-    alike = [] if job is None else [one for one in job.lanes.values() if _charges_alike(one.lane, lane)]
+        return (
+            hourly * planned.phases[CALLS] / 3_600 if hourly else None
+        )  # loading is on no document's account
+    alike = (
+        [] if job is None else [one for one in job.lanes.values() if _charges_alike(one.lane, lane)]
+    )
     paid = next((one.cost_usd for one in alike if one.cost_usd is not None), None)
     if paid is not None:
-        return paid * picture.documents  # with what its prompt cache saved, and what refused answers cost
+        return (
+            paid * picture.documents
+        )  # with what its prompt cache saved, and what refused answers cost
     prices = settings.provider(picture.spec.provider).prices_of(picture.spec.model)
     if prices is None:
         return None

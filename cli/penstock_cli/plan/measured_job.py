@@ -17,7 +17,10 @@ if TYPE_CHECKING:
 
 LOOKED_AT: Final = 20_000  # outcomes, the first by their ids
 LATENCIES: Final = 1_000  # kept of them, evenly over their order
-STEADY: Final = (0.1, 0.9)  # of the outcomes in time: what lies between has neither the start nor the end in it
+STEADY: Final = (
+    0.1,
+    0.9,
+)  # of the outcomes in time: what lies between has neither the start nor the end in it
 AGAIN_MAX: Final = 0.9
 
 
@@ -65,7 +68,9 @@ def measured_job(name: str, state: Path | None, workers: int) -> MeasuredJob:
         lanes = {one.lane for one in ledger.made_with(job)}
     answered = _answered(some)
     if not answered:
-        raise UsageProblem(f"--from-job {name}: it has no answered document to measure; take one that has results")
+        raise UsageProblem(
+            f"--from-job {name}: it has no answered document to measure; take one that has results"
+        )
     finished = counts.succeeded + counts.dead
     spec = JobSpec.accepted(job.spec)
     usual = lanes.pop() if len(lanes) == 1 else spec.first_lane
@@ -80,9 +85,11 @@ def measured_job(name: str, state: Path | None, workers: int) -> MeasuredJob:
     )
 
 
-def _by_lane(some: Sequence[Spent], usual: str, share: float, workers: int) -> Mapping[str, MeasuredLane]:
-    """``usual``: where documents were answered of which the ledger does not say it; ``share``: of the job's documents by those
-    that were looked at."""
+def _by_lane(
+    some: Sequence[Spent], usual: str, share: float, workers: int
+) -> Mapping[str, MeasuredLane]:
+    """``usual``: where documents were answered of which the ledger does not say it; ``share``: of
+    the job's documents by those that were looked at."""
     found: dict[str, list[Spent]] = {}
     for one in some:
         found.setdefault(one.lane or usual, []).append(one)
@@ -96,7 +103,9 @@ def _lane(lane: str, its: Sequence[Spent], share: float, workers: int) -> Measur
     return MeasuredLane(
         lane,
         finished,
-        _mean([one.cost_microusd for one in its]) / 1e6 if any(one.cost_microusd for one in its) else None,
+        _mean([one.cost_microusd for one in its]) / 1e6
+        if any(one.cost_microusd for one in its)
+        else None,
         _latencies(answered),
         min(AGAIN_MAX, max(0.0, 1 - len(answered) / sum(one.calls for one in answered))),
         _pace(its, finished, workers),

@@ -1,4 +1,5 @@
-"""What `penstock plan` knows of a job: from its source, from an earlier job, or as it was typed; each with its source."""
+"""What `penstock plan` knows of a job: from its source, from an earlier job, or as it was typed;
+each with its source."""
 
 from __future__ import annotations
 
@@ -61,20 +62,26 @@ class Picture:
 
 def documents_of(text: str) -> int:
     """``100M``, ``1.5k``, ``20000``. Raises UsageProblem."""
-    digits, factor = (text[:-1], _SUFFIXES[text[-1]]) if text and text[-1] in _SUFFIXES else (text, 1.0)
+    digits, factor = (
+        (text[:-1], _SUFFIXES[text[-1]]) if text and text[-1] in _SUFFIXES else (text, 1.0)
+    )
     try:
         number = round(float(digits.replace(",", "").replace("_", "")) * factor)
     except (ValueError, OverflowError):
         number = 0
     if not 1 <= number <= DOCUMENTS_MAX:
-        raise UsageProblem(f"--documents {text!r} is no number of documents; write 20000, 1.5k or 100M")
+        raise UsageProblem(
+            f"--documents {text!r} is no number of documents; write 20000, 1.5k or 100M"
+        )
     return number
 
 
 def tokens_of(flag: str, typed: float | None) -> float | None:
     """Raises UsageProblem for what no document has."""
     if typed is not None and not 0 <= typed <= TOKENS_MAX:
-        raise UsageProblem(f"{flag} {typed:g} is refused: a document has 0 to {TOKENS_MAX:,} tokens")
+        raise UsageProblem(
+            f"{flag} {typed:g} is refused: a document has 0 to {TOKENS_MAX:,} tokens"
+        )
     return typed
 
 
@@ -110,7 +117,9 @@ class _Drawn:
             from penstock_producer.sources import open_source
 
             counts = meter(spec, self._tokenizer)
-            found = survey(open_source(self._given.source, spec, ProducerSettings.load()), spec, meter=counts)
+            found = survey(
+                open_source(self._given.source, spec, ProducerSettings.load()), spec, meter=counts
+            )
             source_documents = found.total - len(found.refused)
             if not source_documents:
                 raise UsageProblem(f"{self._given.source} holds no usable document")
@@ -120,27 +129,54 @@ class _Drawn:
             read = f"the source, read whole; prompts by {found.estimate.by}"
         else:
             read = ""
-        documents = asked.documents or source_documents or (job.documents if job is not None else None)
+        documents = (
+            asked.documents or source_documents or (job.documents if job is not None else None)
+        )
         if documents is None:
-            raise UsageProblem("say how many documents: SOURCE, --documents 100M, or --from-job JOB")
-        self._note("documents", documents, "", "as typed" if asked.documents else read or f"job {asked.job}")
+            raise UsageProblem(
+                "say how many documents: SOURCE, --documents 100M, or --from-job JOB"
+            )
+        self._note(
+            "documents",
+            documents,
+            "",
+            "as typed" if asked.documents else read or f"job {asked.job}",
+        )
         most = round(tokens_out) if capped and tokens_out is not None else most_of(spec)
         of_job = (None, None) if job is None else (job.tokens_in, job.tokens_out)
         tokens_in = self._tokens("prompt tokens", asked.tokens_in, of_job[0], tokens_in, read)
-        out_read = f"{read}; {'max_tokens of the requests, the most' if capped else 'no max_tokens is set: taken'}"
-        tokens_out = self._tokens("answer tokens", asked.tokens_out, of_job[1], tokens_out, out_read)
+        out_read = (
+            f"{read}; "
+            f"{'max_tokens of the requests, the most' if capped else 'no max_tokens is set: taken'}"
+        )
+        tokens_out = self._tokens(
+            "answer tokens", asked.tokens_out, of_job[1], tokens_out, out_read
+        )
         answer = job.answer_bytes if job is not None else None
         return Picture(
-            spec, documents, tokens_in, tokens_out, most,
+            spec,
+            documents,
+            tokens_in,
+            tokens_out,
+            most,
             size if size is not None else tokens_in * ANSWER_CHARS_PER_TOKEN,
             answer if answer is not None else tokens_out * ANSWER_CHARS_PER_TOKEN,
-            self._latencies(tokens_out), self._again(), job, self._noted,
-        )  # fmt: skip
+            self._latencies(tokens_out),
+            self._again(),
+            job,
+            self._noted,
+        )
 
     def _tokens(
-        self, name: str, typed: float | None, of_job: float | None, of_source: float | None, read: str
+        self,
+        name: str,
+        typed: float | None,
+        of_job: float | None,
+        of_source: float | None,
+        read: str,
     ) -> float:
-        """What is typed goes before what an earlier job measured, and that before what the source lets one expect."""
+        """What is typed goes before what an earlier job measured, and that before what the source
+        lets one expect."""
         for value, source in (
             (typed, "as typed"),
             (of_job, f"job {self._asked.job}, mean"),
@@ -150,7 +186,8 @@ class _Drawn:
                 self._note(name, value, "a document", source)
                 return value
         raise UsageProblem(
-            "say how long requests and answers are: --tokens-in N --tokens-out N, or a SOURCE, or --from-job JOB"
+            "say how long requests and answers are: --tokens-in N --tokens-out N, or a SOURCE, or "
+            "--from-job JOB"
         )
 
     def _latencies(self, tokens_out: float) -> Sequence[float]:
@@ -158,24 +195,39 @@ class _Drawn:
         if self._asked.latency_s is not None:
             self._note("seconds of a call", self._asked.latency_s, "", "as typed")
             return (self._asked.latency_s,)
-        timed = [] if job is None else [one for one in job.lanes.values() if _asks_a_provider(one.lane)]
+        timed = (
+            [] if job is None else [one for one in job.lanes.values() if _asks_a_provider(one.lane)]
+        )
         if timed:
             some = timed[0].latencies_s
-            words = f"job {self._asked.job}; median {_at(some, 0.5):.2f}, 99 % below {_at(some, 0.99):.2f}"
+            words = (
+                f"job {self._asked.job}; median {_at(some, 0.5):.2f}, 99 % below "
+                f"{_at(some, 0.99):.2f}"
+            )
             self._note("seconds of a call", sum(some) / len(some), "mean", words)
             return some
         guess = FIRST_TOKEN_S + tokens_out / TOKENS_PER_S
-        words = f"assumed: {FIRST_TOKEN_S:g} s and {TOKENS_PER_S:g} tokens a second; --latency or --from-job say better"
+        words = (
+            f"assumed: {FIRST_TOKEN_S:g} s and {TOKENS_PER_S:g} tokens a second; --latency or "
+            "--from-job say better"
+        )
         self._note("seconds of a call", guess, "", words)
         return (guess,)
 
     def _again(self) -> float:
         if self._job is None:
-            self._note("calls that are repeated", 0.0, "of all", "assumed, as nothing was measured; --from-job")
+            self._note(
+                "calls that are repeated",
+                0.0,
+                "of all",
+                "assumed, as nothing was measured; --from-job",
+            )
             return 0.0
         for one in self._job.lanes.values():
             where = f" in {one.lane}" if len(self._job.lanes) > 1 else ""
-            self._note("calls that are repeated", one.again, "of all", f"job {self._asked.job}{where}")
+            self._note(
+                "calls that are repeated", one.again, "of all", f"job {self._asked.job}{where}"
+            )
         return self._job.main.again
 
     def _note(self, name: str, value: float, unit: str, source: str) -> None:
@@ -183,7 +235,8 @@ class _Drawn:
 
 
 def _asks_a_provider(lane: str) -> bool:
-    """Whether the times of this lane's calls are those of a provider: a batch has none, and an engine has its own."""
+    """Whether the times of this lane's calls are those of a provider: a batch has none, and an
+    engine has its own."""
     return not packs(lane) and not has_own_model(lane)
 
 

@@ -32,9 +32,16 @@ def show(picture: Picture, plans: Sequence[LanePlan], asked: Asked) -> None:
     within = "" if asked.within_s is None else f" within {duration(asked.within_s)}"
     console.print(f"{counted(picture.documents, 'document')}{within}", soft_wrap=True)
     table = Table(
-        "lane", "time", "cost", "workers", "bounded by", box=None, pad_edge=False, padding=(0, 3, 0, 0),
+        "lane",
+        "time",
+        "cost",
+        "workers",
+        "bounded by",
+        box=None,
+        pad_edge=False,
+        padding=(0, 3, 0, 0),
         header_style="dim",
-    )  # fmt: skip
+    )
     for plan in plans:
         table.add_row(plan.lane, _time(plan.planned), _cost(plan), _workers(plan), _bound(plan))
     console.print(table)
@@ -50,10 +57,14 @@ def show(picture: Picture, plans: Sequence[LanePlan], asked: Asked) -> None:
 def show_json(picture: Picture, plans: Sequence[LanePlan], asked: Asked) -> None:
     """For programs; null is unknown."""
     shown = {
-        "documents": picture.documents, "within_s": asked.within_s, "tokens_in": picture.tokens_in,
-        "tokens_out": picture.tokens_out, "seed": asked.seed,
-        "assumptions": [one._asdict() for one in picture.assumptions], "lanes": [plan.to_json() for plan in plans],
-    }  # fmt: skip
+        "documents": picture.documents,
+        "within_s": asked.within_s,
+        "tokens_in": picture.tokens_in,
+        "tokens_out": picture.tokens_out,
+        "seed": asked.seed,
+        "assumptions": [one._asdict() for one in picture.assumptions],
+        "lanes": [plan.to_json() for plan in plans],
+    }
     typer.echo(json.dumps(shown))
 
 
@@ -81,7 +92,9 @@ def _bound(plan: LanePlan) -> str:
 
 
 def _needs(console: Console, plan: LanePlan, planned: Planned) -> None:
-    quota = ", ".join(f"{number:,.0f} {unit}{_per(unit)}" for unit, number in planned.quota_needed.items())
+    quota = ", ".join(
+        f"{number:,.0f} {unit}{_per(unit)}" for unit, number in planned.quota_needed.items()
+    )
     parts = ", ".join(f"{name} {duration(seconds)}" for name, seconds in planned.phases.items())
     lines = [
         f"{planned.per_second:,.1f} documents a second; {parts}",
@@ -120,6 +133,10 @@ def _assumptions(picture: Picture, plans: Sequence[LanePlan]) -> list[str]:
 
 
 def _line(one: Figure, lane: str) -> str:
-    value = f"{one.value:,.0f}" if one.value >= 100 or one.value == round(one.value) else f"{one.value:,.3g}"
+    value = (
+        f"{one.value:,.0f}"
+        if one.value >= 100 or one.value == round(one.value)
+        else f"{one.value:,.3g}"
+    )
     unit = f" {one.unit}" if one.unit else ""
     return f"{lane}{one.name}: {value}{unit} ({one.source})"

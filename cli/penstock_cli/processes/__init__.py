@@ -1,1 +1,2 @@
-"""Worker processes on one machine: forked or started, supervised, and ended with the process that started them."""
+"""Worker processes on one machine: forked or started, supervised, and ended with the process that
+started them."""

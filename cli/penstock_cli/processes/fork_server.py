@@ -1,12 +1,13 @@
-"""The process that forks the workers of a `penstock run`: it has imported what they need, and started nothing yet.
+"""The process that forks the workers of a `penstock run`: it has imported what they need, and
+started nothing yet.
 
-One JSON object a line. Orders, on its standard input: ``order``, ``name``, ``variables`` and ``log`` of a worker to fork,
-or ``order`` and ``signal`` of one to be signalled. Reports, on its standard output: ``ready`` once it has imported
-everything; ``order`` with the ``pid`` of a worker that was forked, or with the ``status`` that it ended with. It ends when
-its standard input does.
+One JSON object a line. Orders, on its standard input: ``order``, ``name``, ``variables`` and
+``log`` of a worker to fork, or ``order`` and ``signal`` of one to be signalled. Reports, on its
+standard output: ``ready`` once it has imported everything; ``order`` with the ``pid`` of a worker
+that was forked, or with the ``status`` that it ended with. It ends when its standard input does.
 
-A fork copies only the thread that forks, so this process must have one: nothing here, and nothing that is imported for
-workers, starts a second.
+A fork copies only the thread that forks, so this process must have one: nothing here, and nothing
+that is imported for workers, starts a second.
 """
 
 from __future__ import annotations
@@ -32,7 +33,8 @@ _STDIN, _STDOUT, _STDERR = 0, 1, 2
 
 
 def main(lane: str) -> None:
-    """Import what a worker of this lane needs, fork a worker for each order, and run in each what a worker runs."""
+    """Import what a worker of this lane needs, fork a worker for each order, and run in each what a
+    worker runs."""
     server = ForkServer()
     gc.disable()  # what is imported stays
     from penstock_workers.preload import preload
@@ -63,7 +65,9 @@ def _run(lane: str, name: str) -> None:
 class ForkServer:
     def __init__(self) -> None:
         self._reports = os.dup(_STDOUT)
-        _open_onto(Path(os.devnull), os.O_WRONLY, _STDOUT)  # a module that prints while it is imported prints no report
+        _open_onto(
+            Path(os.devnull), os.O_WRONLY, _STDOUT
+        )  # a module that prints while it is imported prints no report
         self._woken, self._wakes = os.pipe()
         os.set_blocking(self._woken, False)
         os.set_blocking(self._wakes, False)
@@ -71,7 +75,8 @@ class ForkServer:
         self._unread = b""
 
     def serve(self) -> str | None:
-        """Returns in each worker, with its name, and in the server when no more orders can come, with None."""
+        """Returns in each worker, with its name, and in the server when no more orders can come,
+        with None."""
         signal.signal(signal.SIGCHLD, lambda _number, _frame: None)  # the wake-up is what counts
         signal.set_wakeup_fd(self._wakes)
         self._report({"ready": True})

@@ -1,7 +1,8 @@
 """How a worker process ends when the `penstock run` that started it is gone, even by kill -9.
 
-The kernel sends SIGTERM at once (Linux, PR_SET_PDEATHSIG); a thread watches as well, because not every kernel does, and
-because a worker that does not finish in time must end anyway: a run that resumes the job needs the machine.
+The kernel sends SIGTERM at once (Linux, PR_SET_PDEATHSIG); a thread watches as well, because not
+every kernel does, and because a worker that does not finish in time must end anyway: a run that
+resumes the job needs the machine.
 """
 
 from __future__ import annotations
@@ -23,7 +24,9 @@ def end_with_parent(parent_pid: int) -> None:
     """From now on this process ends soon after ``parent_pid``, its parent, has ended."""
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-    threading.Thread(target=watch, args=(lambda: os.getppid() != parent_pid,), name="orphan-watch", daemon=True).start()
+    threading.Thread(
+        target=watch, args=(lambda: os.getppid() != parent_pid,), name="orphan-watch", daemon=True
+    ).start()
 
 
 def watch(

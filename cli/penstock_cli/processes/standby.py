@@ -1,8 +1,10 @@
-"""Workers that are forked: one process imports what a worker needs, once, while the job is still checked and read.
+"""Workers that are forked: one process imports what a worker needs, once, while the job is still
+checked and read.
 
-`penstock run` starts that process first. Each order on its standard input makes it fork a worker, which has its modules
-already and shares their memory; what became of the workers comes back on its standard output. See fork_server.py for
-its half. Where there is no such process any more, the supervisor starts workers one by one.
+`penstock run` starts that process first. Each order on its standard input makes it fork a worker,
+which has its modules already and shares their memory; what became of the workers comes back on its
+standard output. See fork_server.py for its half. Where there is no such process any more, the
+supervisor starts workers one by one.
 """
 
 from __future__ import annotations
@@ -28,7 +30,16 @@ KILLED_WITHIN_S = 5.0  # from the order to the report of a worker's end, which t
 
 def worker_command(lane: str, number: int) -> list[str]:
     """A worker that imports its modules itself."""
-    return [sys.executable, "-m", "penstock_cli", "worker", "--lane", lane, "--name", worker_name(number)]
+    return [
+        sys.executable,
+        "-m",
+        "penstock_cli",
+        "worker",
+        "--lane",
+        lane,
+        "--name",
+        worker_name(number),
+    ]
 
 
 def server_command(lane: str) -> list[str]:
@@ -40,7 +51,8 @@ def worker_name(number: int) -> str:
 
 
 class ForkedWorker:
-    """A worker process that the fork server started, with what the supervisor uses of ``subprocess.Popen``."""
+    """A worker process that the fork server started, with what the supervisor uses of
+    ``subprocess.Popen``."""
 
     def __init__(self, server: Standby, order: int) -> None:
         self.pid: int | None = None  # until it is forked
@@ -73,7 +85,9 @@ class ForkedWorker:
 
 
 class Standby:
-    """The fork server of one `penstock run`. It ends with the context, and so do workers that still run."""
+    """The fork server of one `penstock run`.
+
+    It ends with the context, and so do workers that still run."""
 
     def __init__(self, lane: str) -> None:
         self.lane = lane  # of the workers that it forks
@@ -96,7 +110,12 @@ class Standby:
     def take(self, number: int, variables: Mapping[str, str], log: Path) -> ForkedWorker | None:
         """Order a worker with these settings and this log; None where the server is gone."""
         order = len(self._workers) + 1
-        given = {"order": order, "name": worker_name(number), "variables": dict(variables), "log": str(log)}
+        given = {
+            "order": order,
+            "name": worker_name(number),
+            "variables": dict(variables),
+            "log": str(log),
+        }
         if self._process.poll() is not None or not self._send(given):
             return None
         worker = self._workers[order] = ForkedWorker(self, order)
@@ -133,7 +152,10 @@ class Standby:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self.kill()
 
@@ -148,7 +170,8 @@ class Standby:
             worker.returncode = report["status"]
 
     def _lost(self) -> None:
-        """The server has ended: the kernel ends its workers, or they see it themselves (orphan.py)."""
+        """The server has ended: the kernel ends its workers, or they see it themselves
+        (orphan.py)."""
         self._process.wait()
         self._reports.close()
         with contextlib.suppress(BrokenPipeError):

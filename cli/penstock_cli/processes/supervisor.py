@@ -1,8 +1,9 @@
-"""Worker processes of one machine: started, logged, started again when they crash, ended with their parent.
+"""Worker processes of one machine: started, logged, started again when they crash, ended with their
+parent.
 
 `penstock run` keeps those of its job by it, and `penstock worker --gpus` one for each card.
-No thread of its own: the fleet calls ``tick`` a few times a second. The other half, how a worker notices
-that its parent is gone, is ``orphan.py``.
+No thread of its own: the fleet calls ``tick`` a few times a second. The other half, how a worker
+notices that its parent is gone, is ``orphan.py``.
 """
 
 from __future__ import annotations
@@ -18,20 +19,33 @@ from pathlib import Path
 from typing import IO
 
 from penstock_cli.errors import WorkersKeepCrashing
-from penstock_cli.processes.worker_process import ONE_MACHINE, Policy, Take, Worker, describe, exit_status
+from penstock_cli.processes.worker_process import (
+    ONE_MACHINE,
+    Policy,
+    Take,
+    Worker,
+    describe,
+    exit_status,
+)
 from penstock_cli.settings import PARENT_PID_VARIABLE
 from penstock_cli.show.text import last_lines
 from penstock_cli.state import private_opener
 
 MAX_LOG_BYTES = 10_000_000  # per worker; one older log of the same size is kept beside it
-HEALTHY_AFTER_S = 30.0  # a worker that lived this long has started well: its next crash counts as the first
-MAX_QUICK_CRASHES = 5  # crashes in a row, each within HEALTHY_AFTER_S of its start, before the fleet gives up
+HEALTHY_AFTER_S = (
+    30.0  # a worker that lived this long has started well: its next crash counts as the first
+)
+MAX_QUICK_CRASHES = (
+    5  # crashes in a row, each within HEALTHY_AFTER_S of its start, before the fleet gives up
+)
 BACKOFF_CAP_S = 15.0
 POLL_S = 0.05
 
 
 class Supervisor:
-    """Keeps ``count`` worker processes running until ``stop``. Not thread-safe: one thread drives it.
+    """Keeps ``count`` worker processes running until ``stop``.
+
+    Not thread-safe: one thread drives it.
 
     ``command`` starts the worker of a number where ``take`` gives none.
     """
@@ -65,7 +79,9 @@ class Supervisor:
             self._spawn(worker)
 
     def tick(self) -> None:
-        """Notice crashes, start again what is due, keep logs bounded. Raises WorkersKeepCrashing."""
+        """Notice crashes, start again what is due, keep logs bounded.
+
+        Raises WorkersKeepCrashing."""
         for worker in self.workers:
             if worker.over:
                 continue
@@ -95,11 +111,18 @@ class Supervisor:
     @property
     def worst_status(self) -> int:
         """Of how each worker has ended last, as an exit status."""
-        return max((exit_status(worker.status) for worker in self.workers if worker.status is not None), default=0)
+        return max(
+            (exit_status(worker.status) for worker in self.workers if worker.status is not None),
+            default=0,
+        )
 
     @property
     def alive(self) -> int:
-        return sum(1 for worker in self.workers if worker.process is not None and worker.process.poll() is None)
+        return sum(
+            1
+            for worker in self.workers
+            if worker.process is not None and worker.process.poll() is None
+        )
 
     def stop(
         self,
@@ -107,7 +130,8 @@ class Supervisor:
         hurry: Callable[[], bool] = lambda: False,
         waiting: Callable[[float], None] = lambda _: None,
     ) -> None:
-        """Ask all to finish what they hold (SIGTERM); after ``drain_s``, or when ``hurry`` says so, SIGKILL.
+        """Ask all to finish what they hold (SIGTERM); after ``drain_s``, or when ``hurry`` says so,
+        SIGKILL.
 
         ``waiting`` gets the seconds that are left, again and again while it lasts.
         """
@@ -156,7 +180,9 @@ class Supervisor:
         name = self._policy.name(worker.number)
         if status == 0 and self._policy.each_alone:
             worker.over = True
-            self._tell(f"{name} has ended by itself with {describe(status)}: it is not started again")
+            self._tell(
+                f"{name} has ended by itself with {describe(status)}: it is not started again"
+            )
             return
         lived = 0.0 if worker.up_since is None else self._clock() - worker.up_since
         worker.quick_crashes = worker.quick_crashes + 1 if lived < HEALTHY_AFTER_S else 1
@@ -166,8 +192,8 @@ class Supervisor:
         pause = min(BACKOFF_CAP_S, self._policy.pause_base_s * 2 ** (worker.quick_crashes - 1))
         worker.start_again_at = self._clock() + pause
         self._tell(
-            f"{name} ended with {describe(status)}; starting it again in {pause:.1f} s "
-            f"(what it held goes to the others){'' if worker.log is None else f'. Log: {worker.log}'}"
+            f"{name} ended with {describe(status)}; starting it again in {pause:.1f} s (what it "
+            f"held goes to the others){'' if worker.log is None else f'. Log: {worker.log}'}"
         )
 
     def _give_up(self, worker: Worker, name: str, status: int) -> None:
@@ -178,14 +204,23 @@ class Supervisor:
         )
         if self._policy.each_alone:
             worker.over = True
-            self._tell(f"{why}: it is given up until this command is started again; its own log lines say why it ends")
+            self._tell(
+                f"{why}: it is given up until this command is started again; its own log lines say "
+                "why it ends"
+            )
             return
-        ending = "" if worker.log is None else f" Its log, {worker.log}, ends with:\n{last_lines(worker.log)}"
+        ending = (
+            ""
+            if worker.log is None
+            else f" Its log, {worker.log}, ends with:\n{last_lines(worker.log)}"
+        )
         raise WorkersKeepCrashing(f"{why}.{ending}")
 
 
 def _opened(log: Path | None) -> IO[bytes]:
-    """For appending, so that the file may be emptied while a worker writes to it. On a full disk there is no log."""
+    """For appending, so that the file may be emptied while a worker writes to it.
+
+    On a full disk there is no log."""
     if log is None:
         return os.fdopen(os.dup(sys.stderr.fileno()), "ab")
     try:
@@ -195,8 +230,12 @@ def _opened(log: Path | None) -> IO[bytes]:
 
 
 def _bound_log(log: Path) -> None:
-    """Copy, then empty: the worker keeps its open file. Lines written in between are lost, which a log may lose."""
-    with contextlib.suppress(OSError):  # it is not there yet, or the disk is full: then it does not grow either
+    """Copy, then empty: the worker keeps its open file.
+
+    Lines written in between are lost, which a log may lose."""
+    with contextlib.suppress(
+        OSError
+    ):  # it is not there yet, or the disk is full: then it does not grow either
         if log.stat().st_size > MAX_LOG_BYTES:
             shutil.copy(log, log.with_suffix(".log.1"))  # with its mode
             os.truncate(log, 0)

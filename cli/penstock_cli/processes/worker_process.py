@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import Protocol
 
 BACKOFF_BASE_S = 0.5
-SIGNALLED = 128  # and the signal's number: the exit status of what a signal has ended, as shells have it
+SIGNALLED = (
+    128  # and the signal's number: the exit status of what a signal has ended, as shells have it
+)
 
 
 class Process(Protocol):
@@ -43,12 +45,17 @@ class Worker:
 class Policy:
     """What the end of one worker means."""
 
-    each_alone: bool = False  # one that ends with 0 has finished, one that keeps crashing is given up; the others go on
+    # one that ends with 0 has finished, one that keeps crashing is given up; the others go on
+    each_alone: bool = False
     pause_base_s: float = BACKOFF_BASE_S  # before the second start; doubled with each quick crash
-    is_up: Callable[[int], bool] = lambda _: True  # whether its start is over: a crash before it is a quick one
+    is_up: Callable[[int], bool] = lambda _: (
+        True
+    )  # whether its start is over: a crash before it is a quick one
     name: Callable[[int], str] = lambda number: f"worker {number}"
     log: Callable[[int], str] = lambda number: f"worker-{number}"  # the file's name
-    variables: Callable[[int], Mapping[str, str]] = lambda _: {}  # of one worker, beside those of all
+    variables: Callable[[int], Mapping[str, str]] = (
+        lambda _: {}
+    )  # of one worker, beside those of all
     umask: int = -1  # of its process; -1 leaves it: model files that workers fetch are often shared
 
 

@@ -1,1 +1,2 @@
-"""The private Redis of one-machine mode: which program, where it listens, how it is started, watched and stopped."""
+"""The private Redis of one-machine mode: which program, where it listens, how it is started,
+watched and stopped."""

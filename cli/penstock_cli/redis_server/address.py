@@ -39,7 +39,9 @@ def pidfile(folder: Path) -> Path:
 def read_pidfile(folder: Path) -> tuple[Endpoint, int] | None:
     try:
         fields = json.loads(pidfile(folder).read_bytes())
-        return Endpoint(fields["socket"], int(fields["port"]), fields["password"]), int(fields["pid"])
+        return Endpoint(fields["socket"], int(fields["port"]), fields["password"]), int(
+            fields["pid"]
+        )
     except (OSError, ValueError, KeyError, TypeError):
         return None  # none yet, or cut short by a crash
 

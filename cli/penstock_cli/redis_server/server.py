@@ -1,8 +1,10 @@
-"""A private, real redis-server for one-machine mode: found, started detached, recognised again, stopped cleanly.
+"""A private, real redis-server for one-machine mode: found, started detached, recognised again,
+stopped cleanly.
 
-The server is reached over a unix socket in the state folder, or over loopback with a random password where the path of
-that socket would be too long. It has its own session, so that Ctrl-C does not reach it, and it survives a kill -9 of
-`penstock run`: the next run on the same state folder recognises it by its folder and goes on with it.
+The server is reached over a unix socket in the state folder, or over loopback with a random
+password where the path of that socket would be too long. It has its own session, so that Ctrl-C
+does not reach it, and it survives a kill -9 of `penstock run`: the next run on the same state
+folder recognises it by its folder and goes on with it.
 """
 
 from __future__ import annotations
@@ -30,14 +32,18 @@ from penstock_producer.reporting.text import duration
 if TYPE_CHECKING:
     import redis
 
-MAX_SOCKET_PATH_BYTES = 100  # sun_path holds 108 on Linux and 104 on macOS, the closing zero included
+MAX_SOCKET_PATH_BYTES = (
+    100  # sun_path holds 108 on Linux and 104 on macOS, the closing zero included
+)
 START_NOTICE_S = 20.0  # measured start: 0.1 s; after this we say that it is slow, and wait on
 LOAD_TIMEOUT_S = 600.0  # a server that says "loading" reads a large AOF and only needs time
-STOP_TIMEOUT_S = (
-    30.0  # the last fsync of the AOF on a slow disk; after it the server is killed, its files matter little
+# the last fsync of the AOF on a slow disk; after it the server is killed, its files matter little
+STOP_TIMEOUT_S = 30.0
+ANSWER_TIMEOUT_S = (
+    10.0  # a socket that is silent for longer is asked again, if the private server is behind it
 )
-ANSWER_TIMEOUT_S = 10.0  # a socket that is silent for longer is asked again, if the private server is behind it
-SILENCE_MAX_S = 300.0  # a living server that says nothing for longer hangs: disks and swap stall for minutes at most
+# a living server that says nothing for longer hangs: disks and swap stall for minutes at most
+SILENCE_MAX_S = 300.0
 POLL_S = 0.02
 
 Tell = Callable[[str], None]
@@ -45,7 +51,9 @@ Tell = Callable[[str], None]
 
 @dataclass(frozen=True)
 class EmbeddedRedis:
-    """A private redis-server that runs, and works in this state folder. ``started`` is False when it was found running."""
+    """A private redis-server that runs, and works in this state folder.
+
+    ``started`` is False when it was found running."""
 
     folder: Path
     endpoint: Endpoint
@@ -54,10 +62,11 @@ class EmbeddedRedis:
 
     @classmethod
     def start(cls, folder: Path, tell: Tell = lambda _: None) -> EmbeddedRedis:
-        """Go on with the server of this folder, or start one: without its files when it cannot read them.
+        """Go on with the server of this folder, or start one: without its files when it cannot read
+        them.
 
-        ``tell`` gets the lines that a person should read. Raises NoRedisServer, ForeignRedis (another server answers there) or
-        EmbeddedRedisFailed (with the log's end).
+        ``tell`` gets the lines that a person should read. Raises NoRedisServer, ForeignRedis
+        (another server answers there) or EmbeddedRedisFailed (with the log's end).
         """
         folder = folder.resolve()
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -88,7 +97,8 @@ class EmbeddedRedis:
         return _connect(self.endpoint)
 
     def ping(self, timeout_s: float) -> None:
-        """Raises redis-py's errors: what the server refuses with, or that it is silent for ``timeout_s``."""
+        """Raises redis-py's errors: what the server refuses with, or that it is silent for
+        ``timeout_s``."""
         with contextlib.closing(_connect(self.endpoint, timeout_s)) as client:
             client.ping()
 
@@ -119,11 +129,15 @@ class EmbeddedRedis:
 
 
 def _awaited(folder: Path, tell: Tell) -> EmbeddedRedis | None:
-    """A private server that lives and is silent gets time; None when there is none, or when it stays silent."""
+    """A private server that lives and is silent gets time; None when there is none, or when it
+    stays silent."""
     known = read_pidfile(folder)
     if known is None or not _works_in(known[1], folder) or not _listens(known[0]):
         return None
-    tell(f"the private Redis (pid {known[1]}) does not answer; waiting for it, at most {duration(SILENCE_MAX_S)}")
+    tell(
+        f"the private Redis (pid {known[1]}) does not answer; waiting for it, at most "
+        f"{duration(SILENCE_MAX_S)}"
+    )
     deadline = time.monotonic() + SILENCE_MAX_S
     while _works_in(known[1], folder) and time.monotonic() < deadline:
         running = EmbeddedRedis.find(folder)
@@ -134,7 +148,8 @@ def _awaited(folder: Path, tell: Tell) -> EmbeddedRedis | None:
 
 
 def _listens(endpoint: Endpoint) -> bool:
-    """Whether its address still exists: without its socket file a server cannot be reached any more."""
+    """Whether its address still exists: without its socket file a server cannot be reached any
+    more."""
     return endpoint.socket is None or Path(endpoint.socket).exists()
 
 
@@ -155,8 +170,8 @@ def _launched(folder: Path, tell: Tell) -> EmbeddedRedis:
             put_back(folder, aside)
             raise error from None
     tell(
-        f"the private Redis could not read its files; they are set aside in {aside} and it starts empty: "
-        "what is finished stands in SQL, nothing is paid twice"
+        f"the private Redis could not read its files; they are set aside in {aside} and it starts "
+        "empty: what is finished stands in SQL, nothing is paid twice"
     )
     return server
 
@@ -165,17 +180,23 @@ def _launch(folder: Path, tell: Tell) -> EmbeddedRedis:
     binary = find_binary()
     endpoint = _choose_endpoint(folder)
     if endpoint.socket is not None:
-        Path(endpoint.socket).unlink(missing_ok=True)  # left by a server that was killed: nothing answers there
+        Path(endpoint.socket).unlink(
+            missing_ok=True
+        )  # left by a server that was killed: nothing answers there
     process = subprocess.Popen(  # noqa: S603 -- as above
         [binary, "-"],
         stdin=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
-        start_new_session=True,  # Ctrl-C goes to the foreground group of the terminal, which this is not
+        # Ctrl-C goes to the foreground group of the terminal, which this is not
+        start_new_session=True,
         umask=0o077,
     )
     assert process.stdin is not None
-    with contextlib.suppress(BrokenPipeError), process.stdin:  # it ended already: _await_start says how
+    with (
+        contextlib.suppress(BrokenPipeError),
+        process.stdin,
+    ):  # it ended already: _await_start says how
         process.stdin.write(_configuration(folder, endpoint).encode(errors="surrogateescape"))
     write_pidfile(folder, endpoint, process.pid)
     _await_start(folder, endpoint, process, tell)
@@ -213,8 +234,9 @@ def _socket_path(folder: Path) -> str | None:
 def _configuration(folder: Path, endpoint: Endpoint) -> str:
     """redis.conf, which the server reads from its standard input.
 
-    Arguments, and so the password, would be visible to every user; and the name of a file is a glob to Redis 7, which
-    then starts with defaults, on the public port, when a folder has a ``?`` in its name.
+    Arguments, and so the password, would be visible to every user; and the name of a file is a glob
+    to Redis 7, which then starts with defaults, on the public port, when a folder has a ``?`` in
+    its name.
     """
     lines = {
         "dir": _quoted(str(folder)),
@@ -244,28 +266,37 @@ class _EndedAtStart(EmbeddedRedisFailed):
     """It ended by itself before it answered: its files, its disk or its binary are at fault."""
 
 
-def _await_start(folder: Path, endpoint: Endpoint, process: subprocess.Popen[bytes], tell: Tell) -> None:
+def _await_start(
+    folder: Path, endpoint: Endpoint, process: subprocess.Popen[bytes], tell: Tell
+) -> None:
     began, said = time.monotonic(), False
     while (waited_s := time.monotonic() - began) < SILENCE_MAX_S:
         if process.poll() is not None:
             raise _EndedAtStart(
-                f"the private redis-server ended at once with status {process.returncode}. Its log, "
-                f"{folder / 'redis.log'}, ends with:\n{last_lines(folder / 'redis.log')}"
+                f"the private redis-server ended at once with status {process.returncode}. Its "
+                f"log, {folder / 'redis.log'}, ends with:\n"
+                f"{last_lines(folder / 'redis.log')}"
             )
         if _identify(folder, endpoint) == process.pid:
             return
         if waited_s > START_NOTICE_S and not said:
-            tell(f"the private Redis starts slowly; waiting for it, at most {duration(SILENCE_MAX_S)}")
+            tell(
+                "the private Redis starts slowly; waiting for it, at most "
+                f"{duration(SILENCE_MAX_S)}"
+            )
             said = True
         time.sleep(POLL_S)
     end(process.pid, folder)
     raise EmbeddedRedisFailed(
-        f"the private redis-server did not answer within {duration(SILENCE_MAX_S)}; see {folder / 'redis.log'}"
+        f"the private redis-server did not answer within {duration(SILENCE_MAX_S)}; see "
+        f"{folder / 'redis.log'}"
     )
 
 
 def _identify(folder: Path, endpoint: Endpoint) -> int | None:
-    """The pid of the server at this address, None when nothing answers. Raises ForeignRedis for a server of another folder."""
+    """The pid of the server at this address, None when nothing answers.
+
+    Raises ForeignRedis for a server of another folder."""
     import redis
 
     client = _connect(endpoint)
@@ -274,9 +305,8 @@ def _identify(folder: Path, endpoint: Endpoint) -> int | None:
         if served is None:
             return None
         pid, directory = served
-    except (
-        redis.RedisError
-    ) as error:  # it answers, but not as the private server would: another password, another protocol
+    # it answers, but not as the private server would: another password, another protocol
+    except redis.RedisError as error:
         raise _foreign(folder, endpoint, f"it says: {error}") from error
     finally:
         client.close()
@@ -297,7 +327,9 @@ def _when_loaded(client: redis.Redis) -> tuple[int, str] | None:
             return int(info["process_id"]), str(settings["dir"])
         except redis.BusyLoadingError as error:
             if time.monotonic() > deadline:
-                raise EmbeddedRedisFailed(f"the private Redis still loads after {LOAD_TIMEOUT_S:.0f} s") from error
+                raise EmbeddedRedisFailed(
+                    f"the private Redis still loads after {LOAD_TIMEOUT_S:.0f} s"
+                ) from error
             time.sleep(POLL_S)
         except redis.AuthenticationError:
             raise
@@ -314,7 +346,8 @@ def _foreign(folder: Path, endpoint: Endpoint, seen: str) -> ForeignRedis:
 
 
 def _connect(endpoint: Endpoint, timeout_s: float | None = None) -> redis.Redis:
-    """A client that fails at once when nothing answers: whether to wait is decided here, not in the client."""
+    """A client that fails at once when nothing answers: whether to wait is decided here, not in the
+    client."""
     import redis
     from redis.backoff import NoBackoff
     from redis.retry import Retry
@@ -335,15 +368,17 @@ def _end_unreachable(folder: Path) -> None:
 
 
 def end(pid: int, folder: Path) -> None:
-    """Ask the server to end (SIGTERM), then kill it. Raises EmbeddedRedisFailed when it stays even so."""
+    """Ask the server to end (SIGTERM), then kill it.
+
+    Raises EmbeddedRedisFailed when it stays even so."""
     for number in (signal.SIGTERM, signal.SIGKILL):
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, number)
         if _ended(pid, folder):
             return
     raise EmbeddedRedisFailed(
-        f"the private redis-server (pid {pid}) does not end, not even by SIGKILL: a disk that does not answer is the "
-        f"usual reason; see {folder / 'redis.log'}"
+        f"the private redis-server (pid {pid}) does not end, not even by SIGKILL: a disk that does "
+        f"not answer is the usual reason; see {folder / 'redis.log'}"
     )
 
 
@@ -360,7 +395,8 @@ def _ended(pid: int, folder: Path) -> bool:
 
 
 def _works_in(pid: int, folder: Path) -> bool:
-    """Whether this pid is a living process with this working folder; pids are used again, the folder belongs to this state."""
+    """Whether this pid is a living process with this working folder; pids are used again, the
+    folder belongs to this state."""
     try:
         return Path(f"/proc/{pid}/cwd").readlink() == folder
     except OSError:

@@ -21,13 +21,21 @@ def show(
     advice: Sequence[str] = (),
     files: Mapping[str, str] | None = None,
 ) -> None:
-    """The report for people: shares, the reasons of the dead letters, what it took, and where the files are."""
+    """The report for people: shares, the reasons of the dead letters, what it took, and where the
+    files are."""
     from rich.table import Table
     from rich.text import Text
 
     console.print(Text.assemble(*headline(report)))
     if report.dead:
-        table = Table("dead letters", "reason", box=None, pad_edge=False, padding=(0, 3, 0, 0), header_style="dim")
+        table = Table(
+            "dead letters",
+            "reason",
+            box=None,
+            pad_edge=False,
+            padding=(0, 3, 0, 0),
+            header_style="dim",
+        )
         for reason, number in report.dead_by_reason.items():
             table.add_row(Text(count(number), justify="right"), Text(safe(reason)))
         console.print(table)

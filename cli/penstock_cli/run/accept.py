@@ -1,4 +1,5 @@
-"""The job of a `penstock run` in its ledger: submitted, or found again with what is finished of it."""
+"""The job of a `penstock run` in its ledger: submitted, or found again with what is finished of
+it."""
 
 from __future__ import annotations
 
@@ -46,20 +47,24 @@ def accepted(plan: Plan, ledger: Books) -> Job:
         plan.progress.note(f"reading {request.source}:", f"{count(rows)} rows")
 
     try:
-        with Producer(plan.settings.model_copy(update={"database_url": plan.state.database_url})) as producer:
+        with Producer(
+            plan.settings.model_copy(update={"database_url": plan.state.database_url})
+        ) as producer:
             changed = _change_limits(plan, ledger, producer)
             plan.progress.note(f"reading {request.source}")
             if request.outcomes is None:
-                job_id = producer.submit(request.source, plan.spec, job_key=request.job_key, progress=read).job_id
+                job_id = producer.submit(
+                    request.source, plan.spec, job_key=request.job_key, progress=read
+                ).job_id
             else:
                 job_id = _submit_from(producer, plan, request.outcomes, read)
     except SpecError as error:
         raise request.given.refusal(error) from error
     except JobConflict as error:
         raise UsageProblem(
-            f"{plan.state.root} holds a job {request.job_key!r} with another source or other options: "
-            f"{'; '.join(error.differences)}. To resume it, repeat its command unchanged; to start anew, give another --out "
-            "and --job NAME."
+            f"{plan.state.root} holds a job {request.job_key!r} with another source or other "
+            f"options: {'; '.join(error.differences)}. To resume it, repeat its command unchanged; "
+            "to start anew, give another --out and --job NAME."
         ) from error
     job = ledger.jobs.get(job_id)
     if changed:
@@ -71,17 +76,23 @@ def accepted(plan: Plan, ledger: Books) -> Job:
     return job
 
 
-def _submit_from(producer: Producer, plan: Plan, outcomes: FromJob, read: Callable[[int], None]) -> str:
+def _submit_from(
+    producer: Producer, plan: Plan, outcomes: FromJob, read: Callable[[int], None]
+) -> str:
     from penstock_ledger import JobNotFound
 
     try:
         return producer.submit_from(
-            outcomes.job, plan.spec, where=outcomes.where, job_key=plan.request.job_key, progress=read
+            outcomes.job,
+            plan.spec,
+            where=outcomes.where,
+            job_key=plan.request.job_key,
+            progress=read,
         ).job_id
     except JobNotFound as error:
         raise UsageProblem(
-            f"--from-job {outcomes.job}: {plan.state.root} holds no such job; give the --state of the run that it belongs to "
-            "(.penstock in its --out)"
+            f"--from-job {outcomes.job}: {plan.state.root} holds no such job; give the --state of "
+            "the run that it belongs to (.penstock in its --out)"
         ) from error
 
 
@@ -99,7 +110,9 @@ def _take_over_samples(plan: Plan, ledger: Books, job: Job) -> None:
     if ledger.outcomes.counts(job.job_id).succeeded == 0:
         taken = take_over(ledger, job, plan.state, plan.request.source, plan.spec)
         if taken:
-            plan.progress.say(f"{count(taken)} documents are taken over from a sample, with what they cost")
+            plan.progress.say(
+                f"{count(taken)} documents are taken over from a sample, with what they cost"
+            )
 
 
 def _change_limits(plan: Plan, ledger: Books, producer: Producer) -> str:
@@ -117,17 +130,24 @@ def _change_limits(plan: Plan, ledger: Books, producer: Producer) -> str:
     stops = {name: getattr(plan.spec, name) for name in STOP_FIELDS}
     now = {"budget_usd": plan.spec.budget_usd, "deadline_s": plan.spec.deadline_s, **stops}
     stored = JobSpec.accepted(job.spec)
-    if stored.response_format is None:  # accepted by a release before that option, and the same job without it
+    if (
+        stored.response_format is None
+    ):  # accepted by a release before that option, and the same job without it
         stored = stored.model_copy(update={"response_format": "auto"})
     same = stored.model_copy(update={**now, "over_budget": plan.spec.over_budget}) == plan.spec
     if job.state.final or stored == plan.spec or not same:
         return ""
-    producer.limit(job.job_id, budget_usd=plan.spec.budget_usd, deadline_s=plan.spec.deadline_s, stops=stops)
+    producer.limit(
+        job.job_id, budget_usd=plan.spec.budget_usd, deadline_s=plan.spec.deadline_s, stops=stops
+    )
     budget = "none" if plan.spec.budget_usd is None else usd(plan.spec.budget_usd)
     deadline = "none" if plan.spec.deadline_s is None else duration(plan.spec.deadline_s)
     cost = plan.spec.stop_at_usd_per_doc
     stop = f"{plan.spec.stop_at_dead} dead{'' if cost is None else f' or {usd(cost)} per document'}"
-    return f"limits of the job are now: budget {budget}, deadline {deadline} from its submit, stop at {stop}"
+    return (
+        f"limits of the job are now: budget {budget}, deadline {deadline} from its submit, stop at "
+        f"{stop}"
+    )
 
 
 def _warn_of_deadline(plan: Plan, ledger: Books, job: Job) -> None:
@@ -150,7 +170,10 @@ def _say_where_it_stands(console: Console, ledger: Books, job: Job) -> None:
     counts = ledger.outcomes.counts(job.job_id)
     finished, total = counts.succeeded + counts.dead, job.total or 0
     if job.state.final:
-        message = f"job {job.job_key} is {job.state} already: {count(finished)} of {count(total)} documents finished"
+        message = (
+            f"job {job.job_key} is {job.state} already: {count(finished)} of {count(total)} "
+            "documents finished"
+        )
     elif ledger.figures_path(job).exists():
         message = f"resuming: {count(finished)} of {count(total)} already finished"
     else:

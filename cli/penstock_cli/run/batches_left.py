@@ -1,4 +1,5 @@
-"""Batches that are still at a provider when their job is over, as after a rescue: they are cancelled, and end later."""
+"""Batches that are still at a provider when their job is over, as after a rescue: they are
+cancelled, and end later."""
 
 from __future__ import annotations
 
@@ -18,7 +19,9 @@ def still_at_provider(ledger: Books, job: Job) -> int:
     """Batches whose answers are not all read and counted."""
     from penstock_ledger import BatchState
 
-    return sum(one.batches for one in ledger.provider_batches(job) if one.state is not BatchState.SETTLED)
+    return sum(
+        one.batches for one in ledger.provider_batches(job) if one.state is not BatchState.SETTLED
+    )
 
 
 def has_batch_workers(plan: Plan) -> bool:
@@ -37,6 +40,7 @@ def batches_left(plan: Plan, ledger: Books, job: Job) -> str | None:
         else "a worker of their lane reads them"
     )
     return (
-        f"{counted_batches(left)} of this job {'is' if left == 1 else 'are'} still at the provider. The results are complete "
-        f"without; what was answered there may be paid for, and is not in the cost above. A little later, {again}"
+        f"{counted_batches(left)} of this job {'is' if left == 1 else 'are'} still at the "
+        "provider. The results are complete without; what was answered there may be paid for, and "
+        f"is not in the cost above. A little later, {again}"
     )

@@ -1,4 +1,5 @@
-"""What `penstock run` finds out before anything is started: flags, settings, hooks, places, the provider's address."""
+"""What `penstock run` finds out before anything is started: flags, settings, hooks, places, the
+provider's address."""
 
 from __future__ import annotations
 
@@ -24,7 +25,9 @@ LOCAL_LEASE_S = 15.0  # renewed every 5 s by a thread that does nothing else
 
 
 def checked(request: RunRequest, console: Console, progress: Progress) -> Plan:
-    """Everything that can be found wrong without the queue. Raises UsageProblem and SettingsError."""
+    """Everything that can be found wrong without the queue.
+
+    Raises UsageProblem and SettingsError."""
     from penstock_cli.run.reachable import knock, name_receiver
 
     spec, (settings, *beside) = understood(request)
@@ -41,8 +44,8 @@ def checked(request: RunRequest, console: Console, progress: Progress) -> Plan:
 
 
 def understood(request: RunRequest) -> tuple[JobSpec, list[WorkerSettings]]:
-    """Flags and the settings of each lane that they permit, the first one first, checked without a look at anything else.
-    Raises UsageProblem and SettingsError."""
+    """Flags and the settings of each lane that they permit, the first one first, checked without a
+    look at anything else. Raises UsageProblem and SettingsError."""
     from penstock_producer import SpecError
     from penstock_producer.accepting.acceptance import check_acceptable
     from penstock_producer.sources import refuse_unreadable
@@ -88,8 +91,8 @@ def _refuse_what_is_missing(spec: JobSpec, settings: WorkerSettings) -> None:
 
 
 def _refuse_models_elsewhere(spec: JobSpec, settings: WorkerSettings) -> None:
-    """In a lane that hosts models all workers here have one, and documents that go on to another would wait for ever.
-    Raises SpecError."""
+    """In a lane that hosts models all workers here have one, and documents that go on to another
+    would wait for ever. Raises SpecError."""
     from penstock_producer.errors import Problem, SpecError
     from penstock_workers.lanes.registry import served_by
 
@@ -100,8 +103,9 @@ def _refuse_models_elsewhere(spec: JobSpec, settings: WorkerSettings) -> None:
     if elsewhere:
         why = f"`penstock run` hosts one model, and it is not {' or '.join(elsewhere)}"
         fix = (
-            f"start a worker for each model (penstock worker --lane {settings.lane} --model …) and submit the job to them, or "
-            "run the dead letters again: penstock submit --from-job JOB --where reason=… --model …"
+            f"start a worker for each model (penstock worker --lane {settings.lane} --model …) and "
+            "submit the job to them, or run the dead letters again: penstock submit --from-job JOB "
+            "--where reason=… --model …"
         )
         raise SpecError([Problem("invalid_value", "/fallback", why, fix)])
 
@@ -120,13 +124,23 @@ def sampled_request(request: RunRequest, progress: Progress) -> RunRequest:
     files.probe(request.out, request.source)
     progress.note(f"reading {request.source} to take a sample of {count(request.sample)}")
     with StateFolder.create(request.state).locked():
-        small = sampled(request, request.sample, spec, StateFolder(request.state.absolute()), ProducerSettings.load())
-    progress.say(f"a sample, with its results in {small.out}; the same command without --sample goes on with the rest")
+        small = sampled(
+            request,
+            request.sample,
+            spec,
+            StateFolder(request.state.absolute()),
+            ProducerSettings.load(),
+        )
+    progress.say(
+        f"a sample, with its results in {small.out}; the same command without --sample goes on "
+        "with the rest"
+    )
     return small
 
 
 def with_short_lease(settings: WorkerSettings) -> WorkerSettings:
-    """A short lease, unless settings choose one: on one machine no network delays a renewal, so it shows a dead worker sooner."""
+    """A short lease, unless settings choose one: on one machine no network delays a renewal, so it
+    shows a dead worker sooner."""
     if "visibility_timeout_s" in settings.model_fields_set:
         return settings
     return settings.model_copy(update={"visibility_timeout_s": LOCAL_LEASE_S})
@@ -134,5 +148,11 @@ def with_short_lease(settings: WorkerSettings) -> WorkerSettings:
 
 def _with_hooks(settings: WorkerSettings, spec: JobSpec) -> WorkerSettings:
     """The workers of this command may import what its own command line names."""
-    named = [path.partition(":")[0] for path in (spec.preprocess, spec.postprocess) if path is not None]
-    return settings.model_copy(update={"hook_modules": (*settings.hook_modules, *named)}) if named else settings
+    named = [
+        path.partition(":")[0] for path in (spec.preprocess, spec.postprocess) if path is not None
+    ]
+    return (
+        settings.model_copy(update={"hook_modules": (*settings.hook_modules, *named)})
+        if named
+        else settings
+    )

@@ -1,4 +1,5 @@
-"""The end of a `penstock run`: result files, the report, and what to do about a job that stopped."""
+"""The end of a `penstock run`: result files, the report, and what to do about a job that
+stopped."""
 
 from __future__ import annotations
 
@@ -61,20 +62,32 @@ def _why_stopped(plan: Plan, job: Job, report: Report) -> str:
     """With the command that goes on: a budget that is spent would only pause the job again."""
     done = f"{count(report.finished)} of {count(report.total)} documents are finished and kept."
     if job.pause is not None and (found := advice_for(job.pause)):
-        lines = [f"job {job.job_key} is paused: {explain(job.pause)}. {done}", *map(_advised, found)]
+        lines = [
+            f"job {job.job_key} is paused: {explain(job.pause)}. {done}",
+            *map(_advised, found),
+        ]
         return "\n".join([*lines, f"To go on:  {this_command()}"])
     why = without_command(job.reason or "no reason was recorded")
     message = f"job {job.job_key} is {job.state}: {why}. {done}"
     if "--response-format" in (job.reason or ""):
-        anew = this_command_with(response_format="json_object", out=f"{plan.request.out.rstrip('/')}-2")
-        return f"{message} The requests of this job stay as they are; start another for example with:  {anew}"
+        anew = this_command_with(
+            response_format="json_object", out=f"{plan.request.out.rstrip('/')}-2"
+        )
+        return (
+            f"{message} The requests of this job stay as they are; start another for example "
+            f"with:  {anew}"
+        )
     if not is_out_of_budget(job):
-        doubt = " (with another --base-url, if that was wrong)" if "--base-url" in (job.reason or "") else ""
+        doubt = (
+            " (with another --base-url, if that was wrong)"
+            if "--base-url" in (job.reason or "")
+            else ""
+        )
         return f"{message} Once that is put right, resume with{doubt}:  {this_command()}"
     enough = _for_all(report, proposed_budget(job.reason))
     return (
-        f"{message} Raise --budget-usd to {enough}, a little more than all documents are expected to cost in the end. "
-        f"Resume for example with:  {this_command_with(budget_usd=enough)}"
+        f"{message} Raise --budget-usd to {enough}, a little more than all documents are expected "
+        f"to cost in the end. Resume for example with:  {this_command_with(budget_usd=enough)}"
     )
 
 
@@ -83,12 +96,15 @@ def _advised(one: Advice) -> str:
 
 
 def still_spent(plan: Plan, ledger: Books, job: Job) -> bool:
-    """Whether a repeated command brings a budget that pays for no further document: nothing needs to start for that."""
+    """Whether a repeated command brings a budget that pays for no further document: nothing needs
+    to start for that."""
     budget, counts = plan.spec.budget_usd, ledger.outcomes.counts(job.job_id)
     if budget is None:
         return False
     before, spent = budget_of(job.reason), counts.cost_microusd / MICRO
-    return (before is not None and budget <= before) or budget - spent < spent / max(1, counts.succeeded)
+    return (before is not None and budget <= before) or budget - spent < spent / max(
+        1, counts.succeeded
+    )
 
 
 def is_out_of_budget(job: Job) -> bool:
@@ -96,11 +112,14 @@ def is_out_of_budget(job: Job) -> bool:
 
 
 def _for_all(report: Report, proposed_usd: float) -> str:
-    """A budget in USD for all documents at the mean cost so far, a tenth on top, in two significant digits upwards; at least what
-    the reason of the pause proposes, which has room for the next call."""
+    """A budget in USD for all documents at the mean cost so far, a tenth on top, in two significant
+    digits upwards; at least what the reason of the pause proposes, which has room for the next
+    call."""
     spent = report.cost_usd or 0.0
     mean = spent / max(1, report.succeeded)
-    return next_budget(max(max(spent, spent + mean * (report.total - report.finished)) * 1.1, proposed_usd))
+    return next_budget(
+        max(max(spent, spent + mean * (report.total - report.finished)) * 1.1, proposed_usd)
+    )
 
 
 def keep_report(plan: Plan, ledger: Books, job: Job) -> tuple[Report, str]:

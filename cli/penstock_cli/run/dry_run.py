@@ -1,4 +1,5 @@
-"""`penstock run --dry-run`: read and check everything, show the first requests and an estimate; start and call nothing."""
+"""`penstock run --dry-run`: read and check everything, show the first requests and an estimate;
+start and call nothing."""
 
 from __future__ import annotations
 
@@ -29,7 +30,9 @@ SHOWN = 3  # requests and unusable rows
 SHOWN_CHARS = 2_000  # of one request
 
 
-def estimate(documents: Sequence[Document], total: int, meter: TokenMeter | None = None) -> Estimate:
+def estimate(
+    documents: Sequence[Document], total: int, meter: TokenMeter | None = None
+) -> Estimate:
     """``documents`` are the first ones of ``total``."""
     return Measure.taken((document.body for document in documents), meter).of(total)
 
@@ -44,20 +47,26 @@ def show(
     provider: ProviderSettings | None,
     rules: LaneChangeSettings,
 ) -> None:
-    """``documents`` are the first of the source; ``provider`` is None for lanes that ask none; ``rules`` are of the choice
-    of a lane."""
+    """``documents`` are the first of the source; ``provider`` is None for lanes that ask none;
+    ``rules`` are of the choice of a lane."""
     from penstock_producer.accepting.acceptance import beyond_budget, estimated_usd
     from penstock_producer.tally import Tally
 
     tally = Tally.of_pin(found.pin)
     usable = found.total - len(found.refused)
     console.print("dry run: nothing was started, and no call was made", soft_wrap=True)
-    bad = f", and {count(len(found.refused))} unusable rows, which become dead letters" if found.refused else ""
+    bad = (
+        f", and {count(len(found.refused))} unusable rows, which become dead letters"
+        if found.refused
+        else ""
+    )
     console.print(f"{safe(uri)} holds {counted(usable, 'document')}{bad}", soft_wrap=True)
     for refusal in found.refused[:SHOWN]:
         console.print(f"  {safe(str(refusal.row))}", soft_wrap=True)
     place = f"{provider.base_url} " if provider is not None else ""
-    console.print(f"the first requests, to {place}{spec.endpoint} on the {spec.lane} lane:", soft_wrap=True)
+    console.print(
+        f"the first requests, to {place}{spec.endpoint} on the {spec.lane} lane:", soft_wrap=True
+    )
     for document in documents[:SHOWN]:
         body = one_line(document.body.decode("utf-8", "replace"), SHOWN_CHARS)
         console.print(f"  {safe(document.doc_id)}  {body}", soft_wrap=True)
@@ -89,7 +98,10 @@ def _feeders(found: Survey, spec: JobSpec) -> list[str]:
 
 def _lines(guess: Estimate, spec: JobSpec, provider: ProviderSettings | None) -> list[str]:
     out = "at most" if guess.capped else "very roughly (no max_tokens is set)"
-    tokens = f"tokens: about {count(guess.tokens_in)} in (by {safe(guess.by)}), {out} {count(guess.tokens_out)} out"
+    tokens = (
+        f"tokens: about {count(guess.tokens_in)} in (by {safe(guess.by)}), {out} "
+        f"{count(guess.tokens_out)} out"
+    )
     if provider is None:
         return [tokens]
     prices = provider.prices_of(spec.model)
@@ -97,25 +109,39 @@ def _lines(guess: Estimate, spec: JobSpec, provider: ProviderSettings | None) ->
         return [tokens, f"cost: {_unknown(spec)}"]
     discount = (prices.batch_discount or 0.0) if all(map(packs, spec.permitted_lanes)) else 0.0
     share = (1.0 - discount) / MTOK
-    cost_in, cost_out = guess.tokens_in * prices.input * share, guess.tokens_out * prices.output * share
+    cost_in, cost_out = (
+        guess.tokens_in * prices.input * share,
+        guess.tokens_out * prices.output * share,
+    )
     less = f", less {discount:.0%} in batches" if discount else ""
     return [
         tokens,
-        f"cost: about {usd(cost_in)} in, {out} {usd(cost_out)} out; together {usd(cost_in + cost_out)} "
-        f"(at {per_million(prices.input, prices.output)}{less}, {known_from(prices)})",
+        f"cost: about {usd(cost_in)} in, {out} {usd(cost_out)} out; together "
+        f"{usd(cost_in + cost_out)} (at {per_million(prices.input, prices.output)}{less}, "
+        f"{known_from(prices)})",
     ]
 
 
 def _unknown(spec: JobSpec) -> str:
     if spec.model is None:
-        return "unknown, since documents name their models; give --usd-per-mtok-in and --usd-per-mtok-out"
-    return f"unknown, since no price of {safe(spec.model)} is known here; give --usd-per-mtok-in and --usd-per-mtok-out"
+        return (
+            "unknown, since documents name their models; give --usd-per-mtok-in and "
+            "--usd-per-mtok-out"
+        )
+    return (
+        f"unknown, since no price of {safe(spec.model)} is known here; give --usd-per-mtok-in and "
+        "--usd-per-mtok-out"
+    )
 
 
 def run(
-    console: Console, source: str, spec: JobSpec, provider: ProviderSettings | None, meter: TokenMeter,
+    console: Console,
+    source: str,
+    spec: JobSpec,
+    provider: ProviderSettings | None,
+    meter: TokenMeter,
     rules: LaneChangeSettings,
-) -> None:  # fmt: skip
+) -> None:
     """Raises what checking a source raises: SourceError, TooManyBadRows, SettingsError."""
     from penstock_producer.accepting.survey import survey
     from penstock_producer.settings import ProducerSettings
@@ -125,5 +151,7 @@ def run(
     with console.status(f"reading {safe(source)} …"):
         found = survey(open_source(source, spec, settings), spec, meter=meter)
         rows = open_source(source, spec, settings).documents({})
-        documents = list(itertools.islice((row for row in rows if isinstance(row, Document)), SHOWN))
+        documents = list(
+            itertools.islice((row for row in rows if isinstance(row, Document)), SHOWN)
+        )
     show(console, found, documents, spec, uri=source, provider=provider, rules=rules)

@@ -32,11 +32,14 @@ class Estimated:
     guess: Estimate
     prices: ModelPrices | None  # of the job's model; None = unknown
     lanes: list[LaneGuess]
-    choice: list[str]  # which of several would be chosen, and whether the deadline would be met, for people
+    choice: list[
+        str
+    ]  # which of several would be chosen, and whether the deadline would be met, for people
 
 
 def estimated(given: GivenJob, flags: ProviderFlags) -> Estimated:
-    """Raises what reading a source and checking flags raises: SourceError, SpecError, UsageProblem, SettingsError."""
+    """Raises what reading a source and checking flags raises: SourceError, SpecError, UsageProblem,
+    SettingsError."""
     from penstock_producer import SpecError
     from penstock_producer.accepting.survey import survey
     from penstock_producer.settings import ProducerSettings
@@ -45,17 +48,25 @@ def estimated(given: GivenJob, flags: ProviderFlags) -> Estimated:
 
     given, tokenizer = for_a_look(given)
     spec = job_spec(given)
-    settings = with_provider(WorkerSettings.load(lane=spec.first_lane), spec.provider, flags, needs_key=False)
+    settings = with_provider(
+        WorkerSettings.load(lane=spec.first_lane), spec.provider, flags, needs_key=False
+    )
     provider = settings.provider(spec.provider)
     try:
-        found = survey(open_source(given.source, spec, ProducerSettings.load()), spec, meter=meter(spec, tokenizer))
+        found = survey(
+            open_source(given.source, spec, ProducerSettings.load()),
+            spec,
+            meter=meter(spec, tokenizer),
+        )
     except SpecError as error:
         raise given.refusal(error) from error
     usable = found.total - len(found.refused)
     lanes = beside(found.estimate, usable, spec, provider)
     choice = choice_lines(spec, found.estimate, usable, provider, settings.lanes)
     prices = provider.prices_of(spec.model)
-    return Estimated(given.source, usable, len(found.refused), found.estimate, prices, lanes, choice)
+    return Estimated(
+        given.source, usable, len(found.refused), found.estimate, prices, lanes, choice
+    )
 
 
 def show(found: Estimated) -> None:
@@ -63,11 +74,18 @@ def show(found: Estimated) -> None:
     from penstock_cli.show.terminal import console as make_console
 
     console, guess = make_console(), found.guess
-    bad = f", and {count(found.unusable)} unusable rows, which become dead letters" if found.unusable else ""
+    bad = (
+        f", and {count(found.unusable)} unusable rows, which become dead letters"
+        if found.unusable
+        else ""
+    )
     out = "at most" if guess.capped else "very roughly (no max_tokens is set)"
-    console.print(f"{safe(found.source)} holds {counted(found.documents, 'document')}{bad}", soft_wrap=True)
     console.print(
-        f"tokens: about {count(guess.tokens_in)} in (by {safe(guess.by)}), {out} {count(guess.tokens_out)} out",
+        f"{safe(found.source)} holds {counted(found.documents, 'document')}{bad}", soft_wrap=True
+    )
+    console.print(
+        f"tokens: about {count(guess.tokens_in)} in (by {safe(guess.by)}), {out} "
+        f"{count(guess.tokens_out)} out",
         soft_wrap=True,
     )
     if found.prices is not None:
@@ -82,11 +100,17 @@ def show(found: Estimated) -> None:
 def show_json(found: Estimated) -> None:
     """For programs; null is unknown."""
     shown = {
-        "source": found.source, "documents": found.documents, "unusable": found.unusable,
-        "tokens_in": found.guess.tokens_in, "tokens_out": found.guess.tokens_out, "tokens_out_capped": found.guess.capped,
+        "source": found.source,
+        "documents": found.documents,
+        "unusable": found.unusable,
+        "tokens_in": found.guess.tokens_in,
+        "tokens_out": found.guess.tokens_out,
+        "tokens_out_capped": found.guess.capped,
         "tokens_by": found.guess.by,
-        "prices": None if found.prices is None else found.prices.model_dump(mode="json", exclude_none=True),
+        "prices": None
+        if found.prices is None
+        else found.prices.model_dump(mode="json", exclude_none=True),
         "lanes": [lane._asdict() for lane in found.lanes],
         "choice": found.choice,
-    }  # fmt: skip
+    }
     typer.echo(json.dumps(shown, indent=2))

@@ -1,4 +1,5 @@
-"""Everything that works on a local job: the private Redis, the control loop, the worker processes."""
+"""Everything that works on a local job: the private Redis, the control loop, the worker
+processes."""
 
 from __future__ import annotations
 
@@ -35,7 +36,9 @@ if TYPE_CHECKING:
 
 TICK_S = 0.1
 LEAVE_S = 10.0  # that control may take to move a job which its lane has paused
-STORES_AWAY_MAX_S = 300.0  # errors of a store that runs: longer than locks, checkpoints and slow disks take
+STORES_AWAY_MAX_S = (
+    300.0  # errors of a store that runs: longer than locks, checkpoints and slow disks take
+)
 
 
 class Fleet:
@@ -52,23 +55,36 @@ class Fleet:
         progress: Progress,
         standby: Standby,
     ) -> None:
-        """``of_lanes``: settings of each lane that the job may go to; ``places`` are the folders that it writes to."""
+        """``of_lanes``: settings of each lane that the job may go to; ``places`` are the folders
+        that it writes to."""
         lanes = [
-            one.lane for one in of_lanes for _ in range(1 if runs_alone(one.lane) and len(of_lanes) > 1 else workers)
+            one.lane
+            for one in of_lanes
+            for _ in range(1 if runs_alone(one.lane) and len(of_lanes) > 1 else workers)
         ]
         self._services = Services(
-            of_lanes, lanes, state, places=places, hurry=hurry, asked_to_stop=lambda: self._asked_to_stop(),
-            progress=progress, standby=standby,
-        )  # fmt: skip
+            of_lanes,
+            lanes,
+            state,
+            places=places,
+            hurry=hurry,
+            asked_to_stop=lambda: self._asked_to_stop(),
+            progress=progress,
+            standby=standby,
+        )
         self._state = state
         self._has_others = len(of_lanes) > 1
         self._places = places
         self._progress = progress
         self._tell = progress.say
-        self._away_since: float | None = None  # monotonic: since when a store that runs gives errors
+        self._away_since: float | None = (
+            None  # monotonic: since when a store that runs gives errors
+        )
         self._asked_to_stop: Callable[[], bool] = lambda: False
         self._calling = False  # whether a worker has taken a document in this run
-        self._finished_before: int | None = None  # documents that had an outcome when this run began
+        self._finished_before: int | None = (
+            None  # documents that had an outcome when this run began
+        )
         self._failing: str | None = None
         self._is_after_end = False  # the job was over when this run began
         self._fault: tuple[str | None, float] | None = (
@@ -81,7 +97,10 @@ class Fleet:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self._services.__exit__(kind, error, trace)
 
@@ -115,11 +134,13 @@ class Fleet:
 
     @property
     def failing(self) -> str | None:
-        """The last failure, where nothing has finished in this run; None where something has, or nothing failed."""
+        """The last failure, where nothing has finished in this run; None where something has, or
+        nothing failed."""
         return self._failing
 
     def _look(self) -> bool:
-        """Look after everything once and show it; True when the job is over, or paused until a person acts."""
+        """Look after everything once and show it; True when the job is over, or paused until a
+        person acts."""
         import redis
         from sqlalchemy.exc import SQLAlchemyError
 
@@ -131,7 +152,9 @@ class Fleet:
             job = self._watch.refresh()
             if job.state.final:
                 return not self._reads_batches(job)
-            if job.state == "paused" and not (self._disk.holds or ends_by_itself(job) or self._may_leave(job)):
+            if job.state == "paused" and not (
+                self._disk.holds or ends_by_itself(job) or self._may_leave(job)
+            ):
                 return True
             self._tell_of_pause(job)
             if silent is None:
@@ -150,17 +173,20 @@ class Fleet:
         return False
 
     def _reads_batches(self, job: Job) -> bool:
-        """Whether a job that was over before is still waited for: the command was given again to read what is at its provider."""
+        """Whether a job that was over before is still waited for: the command was given again to
+        read what is at its provider."""
         left = still_at_provider(self._services.books, job) if self._is_after_end else 0
         if left:
             self._progress.note(
-                f"the job is over; until the provider has ended {counted_batches(left)} of it, the answers are waited for",
+                f"the job is over; until the provider has ended {counted_batches(left)} of it, the "
+                "answers are waited for",
                 "Ctrl-C ends this; nothing of the job's results depends on it",
             )
         return left > 0
 
     def _may_leave(self, job: Job) -> bool:
-        """Whether control may still move a job that its lane has paused to another one; it does so within seconds."""
+        """Whether control may still move a job that its lane has paused to another one; it does so
+        within seconds."""
         if not self._has_others or not is_lane_at_fault(job.reason):
             return False
         if self._fault is None or self._fault[0] != job.reason:
@@ -168,7 +194,9 @@ class Fleet:
         return time.monotonic() - self._fault[1] < LEAVE_S
 
     def _away(self, error: Exception) -> Wait:
-        """What to say of a store that gives errors. Raises the error again when it does for too long, a full disk excepted."""
+        """What to say of a store that gives errors.
+
+        Raises the error again when it does for too long, a full disk excepted."""
         now = time.monotonic()
         if self._away_since is None:
             self._away_since = now
@@ -189,10 +217,15 @@ class Fleet:
         self._failing = figures.cause
         if figures.engines is not None and figures.engines.loading is not None:
             return Wait("the model loads; the first documents follow", figures.engines.loading)
-        return Wait("the first calls are under way" if self._calling else "starting workers; the first calls follow")
+        return Wait(
+            "the first calls are under way"
+            if self._calling
+            else "starting workers; the first calls follow"
+        )
 
     def _hold(self, why: str) -> bool:
-        """Let the job wait for space; False when that could not be written any more: then workers wait by themselves."""
+        """Let the job wait for space; False when that could not be written any more: then workers
+        wait by themselves."""
         return self._moved(JobState.RUNNING, JobState.PAUSED, why)
 
     def _go_on(self) -> bool:
@@ -214,7 +247,8 @@ class Fleet:
         return moved
 
     def _keep(self, job: Job, seconds: float, kept: KeptFigures) -> None:
-        """Save what would be lost with Redis and with this process; the last counters only if Redis still answers."""
+        """Save what would be lost with Redis and with this process; the last counters only if Redis
+        still answers."""
         import redis
 
         stats: dict[str, int] = {}
@@ -226,8 +260,13 @@ class Fleet:
     def _set_going(self, job: Job) -> Job:
         """A job that was paused goes on: repeating the command says that its reason is gone."""
         if job.state == JobState.PAUSED:
-            self._tell(f"going on with a paused job (it was paused because: {job.reason or 'no reason recorded'})")
-            self._services.books.jobs.set_state(job.job_id, JobState.RUNNING, expect={JobState.PAUSED})
+            self._tell(
+                "going on with a paused job (it was paused because: "
+                f"{job.reason or 'no reason recorded'})"
+            )
+            self._services.books.jobs.set_state(
+                job.job_id, JobState.RUNNING, expect={JobState.PAUSED}
+            )
             lifted = lift_provider(self._services.books, job)
             if lifted:
                 self._tell(lifted)
@@ -246,7 +285,11 @@ class Fleet:
         """With the reason where the provider cannot be reached."""
         if notice is None:
             return
-        asked = {} if all(map(has_own_model, self._services.lanes)) else self._services.settings.providers
+        asked = (
+            {}
+            if all(map(has_own_model, self._services.lanes))
+            else self._services.settings.providers
+        )
         for provider in asked.values():
             try:
                 knock(provider.base_url)

@@ -1,4 +1,5 @@
-"""Ctrl-C and SIGTERM, counted: the first asks for an orderly end, the second for an immediate one."""
+"""Ctrl-C and SIGTERM, counted: the first asks for an orderly end, the second for an immediate
+one."""
 
 from __future__ import annotations
 
@@ -12,7 +13,8 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class Interrupts:
-    """Until ``defer`` is called an interrupt raises Interrupted where it strikes; after that it is only counted.
+    """Until ``defer`` is called an interrupt raises Interrupted where it strikes; after that it is
+    only counted.
 
     Main thread only, like signal handlers themselves.
     """
@@ -37,7 +39,10 @@ class Interrupts:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         for number, handler in self._before.items():
             signal.signal(number, handler)

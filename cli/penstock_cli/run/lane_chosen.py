@@ -1,4 +1,5 @@
-"""Before a job is submitted, or as it is: which of its lanes would be chosen, and whether its deadline can be met."""
+"""Before a job is submitted, or as it is: which of its lanes would be chosen, and whether its
+deadline can be met."""
 
 from __future__ import annotations
 
@@ -18,9 +19,15 @@ if TYPE_CHECKING:
 
 
 def choice_lines(
-    spec: JobSpec, guess: Estimate, documents: int, provider: ProviderSettings, rules: LaneChangeSettings
+    spec: JobSpec,
+    guess: Estimate,
+    documents: int,
+    provider: ProviderSettings,
+    rules: LaneChangeSettings,
 ) -> list[str]:
-    """For a dry run, which asks no store: what a batch takes is not known to it. ``rules``: `[lanes]` of the settings."""
+    """For a dry run, which asks no store: what a batch takes is not known to it.
+
+    ``rules``: `[lanes]` of the settings."""
     from penstock_workers.control.lanes.forecast import Known, forecast, late
 
     known = Known(provider, provider.limits, provider.batch_enqueued_tokens)
@@ -30,12 +37,16 @@ def choice_lines(
         choice = forecast(*asked)
         lines.append(f"lane {AUTO} would begin with {choice.lane}: {choice.why}")
     warning = late(*asked)
-    return lines if warning is None or (spec.lane == AUTO and "No lane" in lines[0]) else [*lines, warning]
+    return (
+        lines
+        if warning is None or (spec.lane == AUTO and "No lane" in lines[0])
+        else [*lines, warning]
+    )
 
 
 def late_warning(ledger: Books, job: Job, settings: WorkerSettings | None = None) -> str | None:
-    """Of a job that was just accepted: that its deadline is not expected to be met, and what would meet it. ``settings``: those
-    of its workers, where they are known; else as they stand here."""
+    """Of a job that was just accepted: that its deadline is not expected to be met, and what would
+    meet it. ``settings``: those of its workers, where they are known; else as they stand here."""
     import redis
 
     from penstock_producer.accepting.estimates import Estimate
@@ -55,7 +66,13 @@ def late_warning(ledger: Books, job: Job, settings: WorkerSettings | None = None
     with contextlib.suppress(redis.RedisError, OSError):
         view = ledger.quota(spec.provider)
     known = Known(
-        provider, provider.limits, provider.batch_enqueued_tokens, ledger.batches_lasted(spec.provider, HISTORY), view
+        provider,
+        provider.limits,
+        provider.batch_enqueued_tokens,
+        ledger.batches_lasted(spec.provider, HISTORY),
+        view,
     )
-    guess = Estimate(found["tokens_in"], found["tokens_out"], found["capped"], model=found.get("model"))
+    guess = Estimate(
+        found["tokens_in"], found["tokens_out"], found["capped"], model=found.get("model")
+    )
     return late(spec, guess, found["documents"], known, settings.lanes, time.time())

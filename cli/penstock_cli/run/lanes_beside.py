@@ -1,4 +1,6 @@
-"""What a job would take on each lane, side by side: cost, time and what bounds it. Nothing is called for it."""
+"""What a job would take on each lane, side by side: cost, time and what bounds it.
+
+Nothing is called for it."""
 
 from __future__ import annotations
 
@@ -22,7 +24,9 @@ UNKNOWN: Final = "unknown"
 
 
 class LaneGuess(NamedTuple):
-    """None where it is not known. ``bound``: what makes it take that long, or why that is not known."""
+    """None where it is not known.
+
+    ``bound``: what makes it take that long, or why that is not known."""
 
     lane: str
     cost_usd: float | None
@@ -30,9 +34,15 @@ class LaneGuess(NamedTuple):
     bound: str
 
 
-def beside(guess: Estimate, documents: int, spec: JobSpec, provider: ProviderSettings) -> list[LaneGuess]:
+def beside(
+    guess: Estimate, documents: int, spec: JobSpec, provider: ProviderSettings
+) -> list[LaneGuess]:
     """One row per lane that can answer the job's endpoint."""
-    return [_guess(lane, guess, documents, spec, provider) for lane in LANES if can_answer(lane, spec.endpoint)]
+    return [
+        _guess(lane, guess, documents, spec, provider)
+        for lane in LANES
+        if can_answer(lane, spec.endpoint)
+    ]
 
 
 def table(rows: Sequence[LaneGuess]) -> Table:
@@ -40,7 +50,14 @@ def table(rows: Sequence[LaneGuess]) -> Table:
     from rich.table import Table
 
     shown = Table(
-        "lane", "cost", "time", "bounded by", box=None, pad_edge=False, padding=(0, 3, 0, 0), header_style="dim"
+        "lane",
+        "cost",
+        "time",
+        "bounded by",
+        box=None,
+        pad_edge=False,
+        padding=(0, 3, 0, 0),
+        header_style="dim",
     )
     for row in rows:
         about = "up to" if packs(row.lane) else "about"
@@ -53,10 +70,15 @@ def table(rows: Sequence[LaneGuess]) -> Table:
     return shown
 
 
-def _guess(lane: str, guess: Estimate, documents: int, spec: JobSpec, provider: ProviderSettings) -> LaneGuess:
+def _guess(
+    lane: str, guess: Estimate, documents: int, spec: JobSpec, provider: ProviderSettings
+) -> LaneGuess:
     if LANES[lane].has_own_model:
         return LaneGuess(
-            lane, None, None, f"how fast your cards are; a run with --lane {lane} --sample 100 measures it"
+            lane,
+            None,
+            None,
+            f"how fast your cards are; a run with --lane {lane} --sample 100 measures it",
         )
     cost = guess.usd(provider.prices_of(spec.model), in_batch=packs(lane))
     if packs(lane):
@@ -65,15 +87,23 @@ def _guess(lane: str, guess: Estimate, documents: int, spec: JobSpec, provider: 
 
 
 def _in_batches(guess: Estimate, at_once: int | None) -> tuple[float, str]:
-    """At most: one window of the provider after another, where the account may not have all tokens in batches at once."""
+    """At most: one window of the provider after another, where the account may not have all tokens
+    in batches at once."""
     rounds = 1 if at_once is None else max(1, math.ceil(guess.tokens_in / at_once))
     if at_once is None or rounds == 1:
         return BATCH_WINDOW_S, "the window of the provider's batches; most end sooner"
-    return rounds * BATCH_WINDOW_S, f"{at_once:,} tokens in batches at once: {rounds:,} rounds, most of them sooner"
+    return (
+        rounds * BATCH_WINDOW_S,
+        f"{at_once:,} tokens in batches at once: {rounds:,} rounds, most of them sooner",
+    )
 
 
-def _in_real_time(guess: Estimate, documents: int, provider: ProviderSettings) -> tuple[float | None, str]:
-    """By the declared limits. What a provider allows beyond them, or by its headers alone, is not known before calls."""
+def _in_real_time(
+    guess: Estimate, documents: int, provider: ProviderSettings
+) -> tuple[float | None, str]:
+    """By the declared limits.
+
+    What a provider allows beyond them, or by its headers alone, is not known before calls."""
     minutes = {
         f"{limit:,.0f} {words} a minute": units / limit
         for words, units, limit in (

@@ -1,6 +1,7 @@
 """`penstock run`: a job from source to result files on this machine.
 
-Read ``run_local`` from top to bottom. Everything it starts is ended by the ``with`` that started it, in reverse order.
+Read ``run_local`` from top to bottom. Everything it starts is ended by the ``with`` that started
+it, in reverse order.
 """
 
 from __future__ import annotations
@@ -68,14 +69,17 @@ def run_local(request: RunRequest, standby: Standby) -> int:
 
 
 def _has_work(plan: Plan, ledger: Books, job: Job) -> bool:
-    """Whether anything has to be started for the job: for one that is over only where batches of it are still at a provider."""
+    """Whether anything has to be started for the job: for one that is over only where batches of it
+    are still at a provider."""
     if job.state.final:
         return has_batch_workers(plan) and still_at_provider(ledger, job) > 0
     return not (is_out_of_budget(job) and still_spent(plan, ledger, job))
 
 
 def dry_run(request: RunRequest) -> int:
-    """Read and check what a run would read and check, and show what it would ask. Nothing is started or written.
+    """Read and check what a run would read and check, and show what it would ask.
+
+    Nothing is started or written.
 
     Returns the exit status. Raises CliError, and the errors of source, spec and settings.
     """
@@ -85,12 +89,16 @@ def dry_run(request: RunRequest) -> int:
         given, tokenizer = for_a_look(request.given)
         spec, (settings, *_) = understood(replace(request, given=given))
         provider = settings.provider(spec.provider) if asks_a_provider(spec) else None
-        shown.run(make_console(), request.source, spec, provider, meter(spec, tokenizer), settings.lanes)
+        shown.run(
+            make_console(), request.source, spec, provider, meter(spec, tokenizer), settings.lanes
+        )
     return EXIT_OK
 
 
 def _worked(plan: Plan, ledger: Books, job: Job, interrupts: Interrupts, standby: Standby) -> Job:
-    """Start everything, show it working until the job ends, end everything. Returns the job in its last state."""
+    """Start everything, show it working until the job ends, end everything.
+
+    Returns the job in its last state."""
     from penstock_cli.run.fleet import Fleet
 
     kept = KeptFigures.load(ledger.figures_path(job))
@@ -110,11 +118,13 @@ def _worked(plan: Plan, ledger: Books, job: Job, interrupts: Interrupts, standby
         keep_report(plan, ledger, job)
         counts = ledger.outcomes.counts(job.job_id)
         plan.console.print(
-            f"{count(counts.succeeded + counts.dead)} of {count(job.total or 0)} documents are finished and kept"
+            f"{count(counts.succeeded + counts.dead)} of {count(job.total or 0)} documents are "
+            "finished and kept"
         )
         if fleet.failing is not None:
             plan.console.print(
-                f"calls were failing: {fleet.failing}. Where --base-url was wrong, correct it in the command that follows",
+                f"calls were failing: {fleet.failing}. Where --base-url was wrong, correct it in "
+                "the command that follows",
                 soft_wrap=True,
             )
         raise Interrupted("interrupted")
@@ -122,7 +132,8 @@ def _worked(plan: Plan, ledger: Books, job: Job, interrupts: Interrupts, standby
 
 
 def _disk_trouble(request: RunRequest, error: BaseException) -> str | None:
-    """Return what to say when an error comes from a disk that is full or read-only; None when it does not."""
+    """Return what to say when an error comes from a disk that is full or read-only; None when it
+    does not."""
     seen: BaseException | None = error
     while seen is not None and not is_full(seen) and not is_read_only(seen):
         seen = seen.__cause__ or seen.__context__
@@ -131,13 +142,16 @@ def _disk_trouble(request: RunRequest, error: BaseException) -> str | None:
     if is_read_only(seen):
         places = ", ".join(map(str, places_of(request)))
         return (
-            f"the file system has become read-only, of one of these: {places}. What is finished is kept, nothing of it is paid "
-            f"again. Make it writable (the system's log says why it is not), then resume with:  {this_command()}"
+            f"the file system has become read-only, of one of these: {places}. What is finished is "
+            "kept, nothing of it is paid again. Make it writable (the system's log says why it is "
+            f"not), then resume with:  {this_command()}"
         )
     room = [
-        f"{place} ({megabytes(free)} left)" for place in places_of(request) if (free := free_bytes(place)) is not None
+        f"{place} ({megabytes(free)} left)"
+        for place in places_of(request)
+        if (free := free_bytes(place)) is not None
     ]
     return (
-        f"a disk is full: {', '.join(room)}. What is finished is kept, nothing of it is paid again. "
-        f"Free some space, then resume with:  {this_command()}"
+        f"a disk is full: {', '.join(room)}. What is finished is kept, nothing of it is paid "
+        f"again. Free some space, then resume with:  {this_command()}"
     )

@@ -1,4 +1,6 @@
-"""The first rows of a source as requests: what `penstock preview` shows. Nothing is started, called or written."""
+"""The first rows of a source as requests: what `penstock preview` shows.
+
+Nothing is started, called or written."""
 
 from __future__ import annotations
 
@@ -28,7 +30,9 @@ if TYPE_CHECKING:
 LOOKED_AT = 100  # rows, for problems; the whole source is read by `penstock run --dry-run`
 PROBLEMS_SHOWN = 10
 SHOWN_CHARS = 20_000  # of one request
-_MEDIA = re.compile(r"((?:data:[\w/+.-]{1,60};base64,)?[A-Za-z0-9+/]{20})[A-Za-z0-9+/]{1000,}={0,2}")
+_MEDIA = re.compile(
+    r"((?:data:[\w/+.-]{1,60};base64,)?[A-Za-z0-9+/]{20})[A-Za-z0-9+/]{1000,}={0,2}"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,8 +62,11 @@ def looked_at(source: str, spec: JobSpec, shown: int, meter: TokenMeter) -> Look
     return _looked_into(source, open_source(source, spec, settings), prices, shown, meter)
 
 
-def outcomes_looked_at(outcomes: FromJob, spec: JobSpec, shown: int, state: Path | None, meter: TokenMeter) -> Looked:
-    """The same over the outcomes of another job, in the configured database or that of a local run."""
+def outcomes_looked_at(
+    outcomes: FromJob, spec: JobSpec, shown: int, state: Path | None, meter: TokenMeter
+) -> Looked:
+    """The same over the outcomes of another job, in the configured database or that of a local
+    run."""
     from penstock_cli.connect import books
     from penstock_producer import Producer
     from penstock_producer.settings import ProducerSettings
@@ -71,21 +78,42 @@ def outcomes_looked_at(outcomes: FromJob, spec: JobSpec, shown: int, state: Path
         return _looked_into(f"job {outcomes.job}", source, prices, shown, meter)
 
 
-def _looked_into(source: str, opened: FileSource, prices: ModelPrices | None, shown: int, meter: TokenMeter) -> Looked:
+def _looked_into(
+    source: str, opened: FileSource, prices: ModelPrices | None, shown: int, meter: TokenMeter
+) -> Looked:
     from penstock_producer.accepting.first_rows import first_rows
 
     found = first_rows(opened, max(LOOKED_AT, shown))
-    return Looked(source, found.documents, list(map(str, found.refused)), found.more, found.tally, prices, meter)
+    return Looked(
+        source,
+        found.documents,
+        list(map(str, found.refused)),
+        found.more,
+        found.tally,
+        prices,
+        meter,
+    )
 
 
 def show(found: Looked, spec: JobSpec, shown: int) -> None:
     """For people: each request with its line, its id and its tokens, then the problems."""
     for document in found.documents[:shown]:
         line = f"line {document.line} · " if document.line else ""
-        tokens, url = _tokens(estimate([document], 1, found.meter)), document.endpoint or spec.endpoint
+        tokens, url = (
+            _tokens(estimate([document], 1, found.meter)),
+            document.endpoint or spec.endpoint,
+        )
         typer.echo(safe(f"{line}{document.doc_id} · {tokens} · {url}"))
-        body = _MEDIA.sub(_shortened, json.dumps(json.loads(document.body), indent=2, ensure_ascii=False))
-        typer.echo(safe(body if len(body) <= SHOWN_CHARS else f"{body[:SHOWN_CHARS]}… ({count(len(body))} characters)"))
+        body = _MEDIA.sub(
+            _shortened, json.dumps(json.loads(document.body), indent=2, ensure_ascii=False)
+        )
+        typer.echo(
+            safe(
+                body
+                if len(body) <= SHOWN_CHARS
+                else f"{body[:SHOWN_CHARS]}… ({count(len(body))} characters)"
+            )
+        )
     for problem in found.problems[:PROBLEMS_SHOWN]:
         typer.echo(safe(problem))
     for text in _summary(found, spec):
@@ -102,18 +130,31 @@ def show_json(found: Looked, spec: JobSpec, shown: int) -> None:
     requests: list[dict[str, Any]] = []
     for document in found.documents[:shown]:
         tokens = estimate([document], 1, found.meter)
-        requests.append({
-            "doc_id": document.doc_id, "line": document.line, "url": document.endpoint or spec.endpoint,
-            "body": json.loads(document.body),
-            "tokens_in": tokens.tokens_in, "tokens_out": tokens.tokens_out, "tokens_out_capped": tokens.capped,
-        })  # fmt: skip
+        requests.append(
+            {
+                "doc_id": document.doc_id,
+                "line": document.line,
+                "url": document.endpoint or spec.endpoint,
+                "body": json.loads(document.body),
+                "tokens_in": tokens.tokens_in,
+                "tokens_out": tokens.tokens_out,
+                "tokens_out_capped": tokens.capped,
+            }
+        )
     typer.echo(
-        json.dumps({
-            "requests": requests, "problems": found.problems, "rows": found.rows, "more": found.more,
-            "tokens_by": found.meter.by, "rows_cut": found.tally.cut, "tokens_saved": saved_tokens(found.tally),
-            "response_format": list(asked_form(spec, found.documents)),
-        })
-    )  # fmt: skip
+        json.dumps(
+            {
+                "requests": requests,
+                "problems": found.problems,
+                "rows": found.rows,
+                "more": found.more,
+                "tokens_by": found.meter.by,
+                "rows_cut": found.tally.cut,
+                "tokens_saved": saved_tokens(found.tally),
+                "response_format": list(asked_form(spec, found.documents)),
+            }
+        )
+    )
 
 
 def _tokens(guess: Estimate) -> str:
@@ -138,9 +179,15 @@ def _summary(found: Looked, spec: JobSpec) -> Iterator[str]:
         cost = guess.usd(found.prices)
         if spec.budget_usd is not None and cost:
             rows = count(int(spec.budget_usd / cost * len(found.documents)))
-            yield f"they cost about {usd(cost)}; the budget of {usd(spec.budget_usd)} pays for about {rows} requests like them"
+            yield (
+                f"they cost about {usd(cost)}; the budget of {usd(spec.budget_usd)} pays for about "
+                f"{rows} requests like them"
+            )
         if spec.examples:
-            yield f"{counted(len(spec.examples), 'example')} in each request, sha256 {digest_of(spec.examples)[:12]}"
+            yield (
+                f"{counted(len(spec.examples), 'example')} in each request, sha256 "
+                f"{digest_of(spec.examples)[:12]}"
+            )
         yield from changes(found.tally.cut, saved_tokens(found.tally))
         yield from token_limits(spec)
     yield from asked_form(spec, found.documents)

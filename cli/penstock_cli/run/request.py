@@ -40,7 +40,8 @@ class RunRequest:
 
     @property
     def source(self) -> str:
-        """What is read, for people and for checks of places: outcomes are no file of this machine."""
+        """What is read, for people and for checks of places: outcomes are no file of this
+        machine."""
         return self.given.source if self.outcomes is None else f"job://{self.outcomes.job}"
 
 
@@ -67,7 +68,9 @@ def request_of(
 
     out = given.of_run("out", typed.out)
     if out is None:
-        raise UsageProblem("say where the results go: --out DIR, or run: {out: DIR} in a job spec file")
+        raise UsageProblem(
+            "say where the results go: --out DIR, or run: {out: DIR} in a job spec file"
+        )
     if given.file is not None:
         job_spec(given)  # a file has any value anywhere; flags have been looked at by now
     state = given.of_run("state", typed.state)
@@ -97,19 +100,23 @@ def standby_lane(lanes: Sequence[str]) -> str:
 
 
 def _default_key(given: GivenJob, outcomes: FromJob | None) -> str:
-    """Of the file or table that is read, so that the same command resumes; a second pass is named after the first."""
+    """Of the file or table that is read, so that the same command resumes; a second pass is named
+    after the first."""
     from penstock_cli.job.jobspec import default_job_key
 
     if outcomes is not None and given.file is None:
         return f"{default_job_key(outcomes.job)}-again"
-    return default_job_key(given.source if given.file is None else given.file.path, given.flags["table"])
+    return default_job_key(
+        given.source if given.file is None else given.file.path, given.flags["table"]
+    )
 
 
 def default_state(out: str) -> Path:
     """`.penstock` beside the results. Raises UsageProblem where those are not on this machine."""
     if files.is_remote(out):
         raise UsageProblem(
-            f"--out {out} is not on this machine: say with --state where queue and ledger may be kept here"
+            f"--out {out} is not on this machine: say with --state where queue and ledger may be "
+            "kept here"
         )
     return Path(out) / ".penstock"
 

@@ -1,13 +1,16 @@
 """`penstock run --sample N`: a job of its own over N documents, drawn at random from the source.
 
-The draw is seeded by source, options and N: the same command draws the same documents, and so goes on with them.
+The draw is seeded by source, options and N: the same command draws the same documents, and so goes
+on with them.
 
-Its results lie in OUT/sample-<digest>, where the digest names source, options and N: other options are another sample.
-The run of all documents, with the same options, takes its results over, so that they are not paid again.
+Its results lie in OUT/sample-<digest>, where the digest names source, options and N: other options
+are another sample. The run of all documents, with the same options, takes its results over, so that
+they are not paid again.
 
 STATE/samples/<job key>.jsonl   the documents, as OpenAI Batch lines
-STATE/samples/<job key>.json    the options of the whole job, where each document stands in the source, and the sizes of the
-                                requests: of each drawn one, and of all of them together
+STATE/samples/<job key>.json    the options of the whole job, where each document stands in the
+                                source, and the sizes of the requests: of each drawn one, and of
+                                all of them together
 """
 
 from __future__ import annotations
@@ -35,7 +38,9 @@ if TYPE_CHECKING:
 
 _FOLDER = "samples"
 # They decide nothing about the answer to a request.
-_MAY_DIFFER: Final = frozenset({"budget_usd", "deadline_s", "over_budget", "format", "encoding", *SINK_FIELDS})
+_MAY_DIFFER: Final = frozenset(
+    {"budget_usd", "deadline_s", "over_budget", "format", "encoding", *SINK_FIELDS}
+)
 
 
 def sampled(
@@ -49,7 +54,9 @@ def sampled(
     from penstock_producer.sources import open_source
 
     found = _surveyed(request.source, spec, settings)
-    given = json.dumps([deciding_options(spec), content_of(found.pin), number], sort_keys=True, default=str)
+    given = json.dumps(
+        [deciding_options(spec), content_of(found.pin), number], sort_keys=True, default=str
+    )
     digest = hashlib.sha256(given.encode()).hexdigest()
     documents = list(drawn(open_source(request.source, spec, settings), found, number, seed=digest))
     name = f"sample-{digest[:8]}"
@@ -59,7 +66,9 @@ def sampled(
     source = place / f"{key}.jsonl"
     if not source.exists():  # resuming reads the very file
         with open(source, "wb", opener=private_opener) as file:
-            file.write(b"".join(input_line(one.doc_id, one.body, spec.endpoint) for one in documents))
+            file.write(
+                b"".join(input_line(one.doc_id, one.body, spec.endpoint) for one in documents)
+            )
     record = {
         "job": request.job_key,
         "options": deciding_options(spec),
@@ -85,7 +94,8 @@ def sampled(
 def take_over(ledger: Books, job: Job, state: StateFolder, source: str, spec: JobSpec) -> int:
     """Give a new job the results of its samples; returns how many.
 
-    Only where the options are the same and the document still reads as it was asked. Dead letters are tried again.
+    Only where the options are the same and the document still reads as it was asked. Dead letters
+    are tried again.
     """
     from penstock_ledger import OutcomeStore
 
@@ -111,11 +121,18 @@ class SampleRecord(NamedTuple):
 
 
 def latest_record(state: Path, job_key: str, spec: JobSpec) -> SampleRecord | None:
-    """The newest sample of this job with these options; None where there is none that knows sizes."""
-    places = sorted((state / _FOLDER).glob("*.json"), key=lambda path: path.stat().st_mtime, reverse=True)
+    """The newest sample of this job with these options; None where there is none that knows
+    sizes."""
+    places = sorted(
+        (state / _FOLDER).glob("*.json"), key=lambda path: path.stat().st_mtime, reverse=True
+    )
     for path in places:
         record = json.loads(path.read_bytes())
-        if record["job"] == job_key and record["options"] == deciding_options(spec) and "sizes" in record:
+        if (
+            record["job"] == job_key
+            and record["options"] == deciding_options(spec)
+            and "sizes" in record
+        ):
             return SampleRecord(path.stem, record["documents"], record["size"], record["sizes"])
     return None
 
@@ -132,7 +149,10 @@ def _results(
         sample = ledger.jobs.get(path.stem)
     except JobNotFound:
         return
-    asked = {line["custom_id"]: line["body"] for line in map(json.loads, path.with_suffix(".jsonl").open("rb"))}
+    asked = {
+        line["custom_id"]: line["body"]
+        for line in map(json.loads, path.with_suffix(".jsonl").open("rb"))
+    }
     reader = open_source(source, spec, ProducerSettings.load())
     reader.pin()
     for result in ledger.outcomes.results(sample.job_id):

@@ -1,4 +1,5 @@
-"""What works on the jobs of one machine: the private Redis, the control loop, the worker processes."""
+"""What works on the jobs of one machine: the private Redis, the control loop, the worker
+processes."""
 
 from __future__ import annotations
 
@@ -32,11 +33,14 @@ if TYPE_CHECKING:
     from penstock_workers.settings import WorkerSettings
 
 LOOK_EVERY_S = 0.25  # at what is shown
-DRAIN_MARGIN_S = 12.0  # beyond the worker's own drain time, before it is killed: longer than its slowest end (END_S)
+# beyond the worker's own drain time, before it is killed: longer than its slowest end (END_S)
+DRAIN_MARGIN_S = 12.0
 
 
 class Services:
-    """Started with the ``with``, and ended by it in reverse order. Not thread-safe: one thread drives it."""
+    """Started with the ``with``, and ended by it in reverse order.
+
+    Not thread-safe: one thread drives it."""
 
     def __init__(
         self,
@@ -50,9 +54,12 @@ class Services:
         progress: Progress,
         standby: Standby,
     ) -> None:
-        """``of_lanes``: settings of each lane; ``lanes``: that of each worker; ``places`` are the folders that are written to."""
+        """``of_lanes``: settings of each lane; ``lanes``: that of each worker; ``places`` are the
+        folders that are written to."""
         if of_lanes[0].broker_url is not None:
-            progress.say("broker_url is for fleets: work on one machine goes through a Redis of its own")
+            progress.say(
+                "broker_url is for fleets: work on one machine goes through a Redis of its own"
+            )
         self._of_lanes = [_in_folder(one, state) for one in of_lanes]
         self._lanes = lanes
         self._state = state
@@ -84,7 +91,10 @@ class Services:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self._exits.close()
 
@@ -99,12 +109,15 @@ class Services:
         return self._lanes
 
     def _take_over(self) -> None:
-        """The state folder is locked by us, so the workers that held messages are dead: do not wait for their leases to end."""
+        """The state folder is locked by us, so the workers that held messages are dead: do not wait
+        for their leases to end."""
         from penstock_workers.broker.lease_scripts import return_leases_of_the_dead
 
         returned = return_leases_of_the_dead(self.keeper.server.client)
         if returned:
-            self._progress.say(f"{returned} documents were in flight when the last run died; they go again")
+            self._progress.say(
+                f"{returned} documents were in flight when the last run died; they go again"
+            )
 
     def _stop_redis(self) -> None:
         self._progress.note("stopping the private Redis")
@@ -121,12 +134,19 @@ class Services:
         return start_control(self.settings)
 
     def _start_workers(self) -> Supervisor:
-        variables: dict[str, dict[str, str]] = {one.lane: as_variables(one, self._state) for one in self._of_lanes}
+        variables: dict[str, dict[str, str]] = {
+            one.lane: as_variables(one, self._state) for one in self._of_lanes
+        }
 
         def forked(number: int, log: Path) -> Process | None:
-            """Of the lane whose modules are imported already; the others are started as they are."""
+            """Of the lane whose modules are imported already; the others are started as they
+            are."""
             lane = self._lanes[number - 1]
-            return self._standby.take(number, variables[lane], log) if lane == self._standby.lane else None
+            return (
+                self._standby.take(number, variables[lane], log)
+                if lane == self._standby.lane
+                else None
+            )
 
         supervisor = Supervisor(
             lambda number: worker_command(self._lanes[number - 1], number),
@@ -141,9 +161,12 @@ class Services:
         return supervisor
 
     def _stop_workers(self) -> None:
-        """Let workers finish what they hold; whatever takes too long is tried again when the job resumes."""
+        """Let workers finish what they hold; whatever takes too long is tried again when the job
+        resumes."""
         self._progress.note("stopping the workers")
-        self.supervisor.stop(self.settings.drain_seconds + DRAIN_MARGIN_S, self._hurry, self._draining)
+        self.supervisor.stop(
+            self.settings.drain_seconds + DRAIN_MARGIN_S, self._hurry, self._draining
+        )
 
     def _draining(self, left_s: float) -> None:
         """Show what the end waits for, every ``LOOK_EVERY_S``."""
@@ -155,34 +178,45 @@ class Services:
         self._progress.hint(HURRIES)
         if held == 0:
             self._progress.note(
-                "stopping:", f"nothing is under way any more; the workers end within {duration(left_s)}"
+                "stopping:",
+                f"nothing is under way any more; the workers end within {duration(left_s)}",
             )
             return
         documents = "documents" if held is None else counted(held, "document")
         self._progress.note(
             "stopping:",
-            f"nothing new is asked, and {documents} with the workers may still be answered, within {duration(left_s)}; the "
-            "others wait for the resume. Ctrl-C again ends at once: answers that are on their way then are paid for, lost, and "
-            f"asked for again on resume.{self._no_room()}",
+            f"nothing new is asked, and {documents} with the workers may still be answered, within "
+            f"{duration(left_s)}; the others wait for the resume. Ctrl-C again ends at once: "
+            "answers that are on their way then are paid for, lost, and asked for again on "
+            f"resume.{self._no_room()}",
         )
 
     def _no_room(self) -> str:
         short = next(filter(None, map(shortage, self._places)), None)
-        return f" There is no room for their answers: {short}: free some space now." if short else ""
+        return (
+            f" There is no room for their answers: {short}: free some space now." if short else ""
+        )
 
     def _calls_held(self) -> int | None:
         """None when Redis does not say."""
         import redis
 
         with contextlib.suppress(redis.RedisError, RedisNotRunning):
-            depths = [self.books.redis.depth(queue_name(lane)) for lane in dict.fromkeys(self._lanes)]
+            depths = [
+                self.books.redis.depth(queue_name(lane)) for lane in dict.fromkeys(self._lanes)
+            ]
             return sum(depth.unacked - depth.relayed for depth in depths)
         return None
 
 
 def _in_folder(settings: WorkerSettings, state: StateFolder) -> WorkerSettings:
     """The settings of a worker of this machine."""
-    own = {"database_url": state.database_url, "control": False, "broker_url": None, **_kept_beside(settings, state)}
+    own = {
+        "database_url": state.database_url,
+        "control": False,
+        "broker_url": None,
+        **_kept_beside(settings, state),
+    }
     return settings.model_copy(update=own)
 
 
@@ -194,7 +228,8 @@ def _kept_beside(settings: WorkerSettings, state: StateFolder) -> dict[str, Any]
 
 @contextlib.contextmanager
 def logging_to(path: Path) -> Iterator[None]:
-    """What our packages log goes into a bounded file: the terminal belongs to the progress panel."""
+    """What our packages log goes into a bounded file: the terminal belongs to the progress
+    panel."""
     from logging.handlers import RotatingFileHandler
 
     class LogFile(RotatingFileHandler):
@@ -222,11 +257,17 @@ def logging_to(path: Path) -> Iterator[None]:
 
 
 def as_variables(settings: WorkerSettings, state: StateFolder) -> dict[str, str]:
-    """The settings as PENSTOCK_* variables, complete, with an empty settings file so that no other one is merged in."""
+    """The settings as PENSTOCK_* variables, complete, with an empty settings file so that no other
+    one is merged in."""
     nothing = state.root / "workers.toml"
-    write_private(nothing, "# Empty on purpose: workers of `penstock run` get all their settings as variables.\n")
+    write_private(
+        nothing,
+        "# Empty on purpose: workers of `penstock run` get all their settings as variables.\n",
+    )
     variables = {"PENSTOCK_CONFIG": str(nothing)}
     for name, value in settings.model_dump(mode="json").items():
         if value is not None:
-            variables[f"PENSTOCK_{name.upper()}"] = value if isinstance(value, str) else json.dumps(value)
+            variables[f"PENSTOCK_{name.upper()}"] = (
+                value if isinstance(value, str) else json.dumps(value)
+            )
     return variables

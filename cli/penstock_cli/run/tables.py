@@ -1,4 +1,6 @@
-"""What `penstock run` writes beside its JSON lines: a table in a file, rows of a database. Checked before anything is spent."""
+"""What `penstock run` writes beside its JSON lines: a table in a file, rows of a database.
+
+Checked before anything is spent."""
 
 from __future__ import annotations
 
@@ -35,7 +37,9 @@ class Tables:
 
 
 def check(wanted: Tables, spec: JobSpec, source: str, out: str) -> None:
-    """Find out now what would fail at the end; a table that is missing is made. Raises UsageProblem and SinkError."""
+    """Find out now what would fail at the end; a table that is missing is made.
+
+    Raises UsageProblem and SinkError."""
     if wanted.form is not None:
         _check_file(wanted.form, source, out)
     if wanted.into is not None:
@@ -51,9 +55,13 @@ def write(wanted: Tables, ledger: Books, job: Job, out: str) -> dict[str, str]:
         from penstock_producer.tables.write import check_format, write_table
 
         written = write_table(
-            Reading(ledger.database, job), out, _name(wanted.form), check_format(wanted.form),
-            s3_endpoint_url=s3_endpoint(out), escape_formulas=wanted.escape_formulas,
-        )  # fmt: skip
+            Reading(ledger.database, job),
+            out,
+            _name(wanted.form),
+            check_format(wanted.form),
+            s3_endpoint_url=s3_endpoint(out),
+            escape_formulas=wanted.escape_formulas,
+        )
         places["table"] = written.place
     if wanted.into is not None:
         filled = fill_table(ledger, job, wanted.into, wanted.table, wanted.id_column)
@@ -75,6 +83,11 @@ def _check_file(form: str, source: str, out: str) -> None:
     except SinkError as error:
         raise UsageProblem(f"--output-format {form}: {error}") from error
     written = Path(out) / _name(form)
-    local = not is_remote(out) and not is_remote(source) and written.exists() and Path(source).exists()
+    local = (
+        not is_remote(out) and not is_remote(source) and written.exists() and Path(source).exists()
+    )
     if local and os.path.samefile(written, source):
-        raise UsageProblem(f"--out {out}: {written.name} there is the source and would be overwritten; name another")
+        raise UsageProblem(
+            f"--out {out}: {written.name} there is the source and would be overwritten; name "
+            "another"
+        )

@@ -16,26 +16,40 @@ DEFAULT_STATE = Path("penstock-state")
 
 def serve(
     port: Annotated[
-        int, typer.Option("-p", "--port", min=0, max=65_535, help="0 takes a free one, which is shown.")
+        int,
+        typer.Option("-p", "--port", min=0, max=65_535, help="0 takes a free one, which is shown."),
     ] = 8080,
     state: Annotated[
         Path,
         typer.Option(
-            help="Folder of the queue, the ledger and the files. The same folder goes on with its jobs.",
+            help=(
+                "Folder of the queue, the ledger and the files. The same folder goes on with its "
+                "jobs."
+            ),
             rich_help_panel=MACHINE,
         ),
     ] = DEFAULT_STATE,
     host: Annotated[
-        str, typer.Option(help="Another than this machine's own needs an API key: penstock keys create --state DIR.")
+        str,
+        typer.Option(
+            help=(
+                "Another than this machine's own needs an API key: penstock keys create --state "
+                "DIR."
+            )
+        ),
     ] = "127.0.0.1",
     lane: Annotated[
         str,
         typer.Option(
-            help=f"Who answers: api, gpu, embed; batch: the provider, by batches alone; {AUTO}: where there is time."
+            help=(
+                f"Who answers: api, gpu, embed; batch: the provider, by batches alone; {AUTO}: "
+                "where there is time."
+            )
         ),
     ] = DEFAULT_LANE,
     model: Annotated[
-        str | None, typer.Option(help="gpu, embed: the model that the workers host, a folder or a name.")
+        str | None,
+        typer.Option(help="gpu, embed: the model that the workers host, a folder or a name."),
     ] = None,
     api: options.Api = None,
     base_url: options.BaseUrl = None,
@@ -51,8 +65,8 @@ def serve(
     concurrency: options.Concurrency = None,
     no_progress: options.NoProgress = False,
 ) -> None:
-    """Serve on this machine, everything embedded: OpenAI's Files and Batches, Anthropic's Message Batches, calls that
-    wait for their answer, jobs, and a dashboard.
+    """Serve on this machine, everything embedded: OpenAI's Files and Batches, Anthropic's Message
+    Batches, calls that wait for their answer, jobs, and a dashboard.
 
     Ctrl-C lets what is asked finish, then ends; the same command goes on with the jobs.
 
@@ -64,8 +78,12 @@ def serve(
     provider = ProviderFlags(
         base_url, api_key_env, profile, rpm, tpm, itpm, otpm, usd_per_mtok_in, usd_per_mtok_out, api
     )
-    request = ServeRequest(host, port, state, lane, model, provider, workers, concurrency, panel=not no_progress)
-    with Standby(worker_lanes(lanes_of(lane), workers)[0]) as standby:  # first of all: its imports take the longest
+    request = ServeRequest(
+        host, port, state, lane, model, provider, workers, concurrency, panel=not no_progress
+    )
+    with Standby(
+        worker_lanes(lanes_of(lane), workers)[0]
+    ) as standby:  # first of all: its imports take the longest
         from penstock_cli.serve.local import serve_local
 
         raise typer.Exit(serve_local(request, standby))

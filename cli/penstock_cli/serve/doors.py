@@ -1,4 +1,5 @@
-"""The HTTP doors of `penstock serve`: a process of their own, which is started again when it ends."""
+"""The HTTP doors of `penstock serve`: a process of their own, which is started again when it
+ends."""
 
 from __future__ import annotations
 
@@ -52,7 +53,9 @@ class Doors:
     def __enter__(self) -> Self:
         self._progress.note("opening the doors")
         variables = as_variables(self._services.settings, self._state) | {
-            f"PENSTOCK_{name.upper()}": json.dumps(getattr(self._settings, name).model_dump(mode="json"))
+            f"PENSTOCK_{name.upper()}": json.dumps(
+                getattr(self._settings, name).model_dump(mode="json")
+            )
             for name in ("gateway", "doors")
         }
         self.supervisor = Supervisor(
@@ -61,13 +64,20 @@ class Doors:
             environment=child_environment(variables),
             logs=self._state.logs,
             tell=self._progress.say,
-            policy=Policy(name=lambda _: "the process of the HTTP doors", log=lambda _: "doors", umask=FOR_OTHERS),
+            policy=Policy(
+                name=lambda _: "the process of the HTTP doors",
+                log=lambda _: "doors",
+                umask=FOR_OTHERS,
+            ),
         )
         self.supervisor.start()
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self._progress.note("closing the doors; requests that have begun are finished")
         self.supervisor.stop(self._settings.gateway.drain_s + DRAIN_MARGIN_S, self._hurry)

@@ -1,7 +1,8 @@
 """`penstock serve`: everything is started, looked after and ended here.
 
-Read ``serve_local`` from top to bottom. What it starts is ended by the ``with`` that started it, in reverse order: the
-doors first, so that nothing new comes in, then the workers, the control loop and the private Redis.
+Read ``serve_local`` from top to bottom. What it starts is ended by the ``with`` that started it, in
+reverse order: the doors first, so that nothing new comes in, then the workers, the control loop and
+the private Redis.
 """
 
 from __future__ import annotations
@@ -17,7 +18,13 @@ from penstock_cli.processes.standby import Standby
 from penstock_cli.run.interrupts import Interrupts
 from penstock_cli.run.services import Services
 from penstock_cli.serve.doors import Doors
-from penstock_cli.serve.request import ServeRequest, door_settings, lanes_of, settings_of, worker_lanes
+from penstock_cli.serve.request import (
+    ServeRequest,
+    door_settings,
+    lanes_of,
+    settings_of,
+    worker_lanes,
+)
 from penstock_cli.serve.room import room_line
 from penstock_cli.serve.watch import Watch
 from penstock_cli.show.progress import for_console
@@ -38,7 +45,9 @@ def serve_local(request: ServeRequest, standby: Standby) -> int:
     console = make_console()
     with Interrupts() as interrupts, ExitStack() as screen:
         try:
-            progress = screen.enter_context(for_console(console, "penstock serve", panel=request.panel, hint=ENDS))
+            progress = screen.enter_context(
+                for_console(console, "penstock serve", panel=request.panel, hint=ENDS)
+            )
             progress.note("setting up: settings, flags, the provider's address")
             of_lanes = settings_of(request)
             state = StateFolder.create(request.state)
@@ -59,8 +68,13 @@ def serve_local(request: ServeRequest, standby: Standby) -> int:
                     progress=progress,
                     standby=standby,
                 )
-                with services, Doors(settings, services, state, progress, interrupts.hurry) as doors:
-                    Watch(services, doors, state, request.lane, progress).until(lambda: interrupts.asked)
+                with (
+                    services,
+                    Doors(settings, services, state, progress, interrupts.hurry) as doors,
+                ):
+                    Watch(services, doors, state, request.lane, progress).until(
+                        lambda: interrupts.asked
+                    )
         except Interrupted:
             pass  # before anything was started
         screen.close()
@@ -76,7 +90,9 @@ def _make_ledger(state: StateFolder) -> None:
 
 
 def _refuse_open_door(settings: GatewaySettings, request: ServeRequest, state: StateFolder) -> None:
-    """Said at once, where the process of the doors would end again and again. Raises UsageProblem."""
+    """Said at once, where the process of the doors would end again and again.
+
+    Raises UsageProblem."""
     from penstock_ledger import ApiKeyStore, open_database
 
     if settings.only_this_machine:
@@ -84,6 +100,7 @@ def _refuse_open_door(settings: GatewaySettings, request: ServeRequest, state: S
     with contextlib.closing(open_database(state.database_url, role="cli")) as database:
         if not ApiKeyStore(database).any_made():
             raise UsageProblem(
-                f"--host {request.host}: other machines can reach it, and there is no API key. Make the first one with "
-                f"`penstock keys create NAME --scope admin --state {shlex.quote(str(request.state))}`, or leave --host out."
+                f"--host {request.host}: other machines can reach it, and there is no API key. "
+                "Make the first one with `penstock keys create NAME --scope admin --state "
+                f"{shlex.quote(str(request.state))}`, or leave --host out."
             )

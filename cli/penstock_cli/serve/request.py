@@ -37,14 +37,17 @@ class ServeRequest:
 def lanes_of(lane: str) -> Sequence[str]:
     """That need workers. Raises UsageProblem."""
     if lane == AUTO:
-        return [one for one in AUTO_LANES if not packs(one)] + [one for one in AUTO_LANES if packs(one)]
+        return [one for one in AUTO_LANES if not packs(one)] + [
+            one for one in AUTO_LANES if packs(one)
+        ]
     if lane not in LANES:
         raise UsageProblem(f"--lane {lane!r} is refused: the lanes are {', '.join([*LANES, AUTO])}")
     return [lane]
 
 
 def worker_lanes(lanes: Sequence[str], workers: int | None) -> list[str]:
-    """The lane of each worker process: of a lane that takes the whole machine one worker, unless more are asked for."""
+    """The lane of each worker process: of a lane that takes the whole machine one worker, unless
+    more are asked for."""
     first = workers or (DEFAULT_ENGINES if runs_alone(lanes[0]) else DEFAULT_WORKERS)
     return [lanes[0]] * first + list(lanes[1:])
 
@@ -70,7 +73,10 @@ def settings_of(request: ServeRequest) -> list[WorkerSettings]:
                 settings = settings.model_copy(update={lane: own.hosting(request.model)})
             make_lane(settings)
         elif request.model is not None:
-            raise UsageProblem(f"--model is for lanes that host a model: in the lane {lane} each request names its own")
+            raise UsageProblem(
+                f"--model is for lanes that host a model: in the lane {lane} each request names "
+                "its own"
+            )
         else:
             settings = with_provider(settings, DEFAULT_PROVIDER, request.provider)
             name_receiver(DEFAULT_PROVIDER, settings.provider(DEFAULT_PROVIDER))
@@ -80,12 +86,19 @@ def settings_of(request: ServeRequest) -> list[WorkerSettings]:
 
 
 def door_settings(request: ServeRequest, files: Path) -> GatewaySettings:
-    """Of the HTTP doors: what penstock.toml says, and this command's place. Raises SettingsError and UsageProblem."""
+    """Of the HTTP doors: what penstock.toml says, and this command's place.
+
+    Raises SettingsError and UsageProblem."""
     from penstock_gateway import GatewaySettings
 
     settings = GatewaySettings.load()
     batches = settings.gateway.batches.model_copy(update={"lane": request.lane})
-    own = {"host": request.host, "port": _free_port(request), "files": str(files), "batches": batches}
+    own = {
+        "host": request.host,
+        "port": _free_port(request),
+        "files": str(files),
+        "batches": batches,
+    }
     chosen = settings.model_copy(update={"gateway": settings.gateway.model_copy(update=own)})
     chosen.refuse_shared_roots(request.state)
     return chosen
@@ -94,7 +107,9 @@ def door_settings(request: ServeRequest, files: Path) -> GatewaySettings:
 def _free_port(request: ServeRequest) -> int:
     """The port, once a look has shown that it can be had. Raises UsageProblem."""
     try:
-        family, kind, protocol, _, address = socket.getaddrinfo(request.host, request.port, type=socket.SOCK_STREAM)[0]
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            request.host, request.port, type=socket.SOCK_STREAM
+        )[0]
         with socket.socket(family, kind, protocol) as tried:
             tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             tried.bind(address)
@@ -102,6 +117,6 @@ def _free_port(request: ServeRequest) -> int:
             return port
     except OSError as error:
         raise UsageProblem(
-            f"--host {request.host} --port {request.port}: cannot listen there ({error.strerror or error}). "
-            "Choose another --port; 0 takes a free one."
+            f"--host {request.host} --port {request.port}: cannot listen there "
+            f"({error.strerror or error}). Choose another --port; 0 takes a free one."
         ) from error

@@ -21,11 +21,15 @@ if TYPE_CHECKING:
 
 TICK_S: Final = 0.1
 COUNT_EVERY_S: Final = 2.0  # the documents of the jobs that run
-JOBS_COUNTED: Final = 200  # of those that run, the newest; so many sums are read every COUNT_EVERY_S at most
-AWAY_MAX_S: Final = 300.0  # errors of a store that runs: longer than locks, checkpoints and slow disks take
+JOBS_COUNTED: Final = (
+    200  # of those that run, the newest; so many sums are read every COUNT_EVERY_S at most
+)
+AWAY_MAX_S: Final = (
+    300.0  # errors of a store that runs: longer than locks, checkpoints and slow disks take
+)
 NOT_AT_ONCE: Final = (
-    "the lane batch asks the provider by batches alone: calls that wait for their answer are refused "
-    "(--lane auto answers both)"
+    "the lane batch asks the provider by batches alone: calls that wait for their answer are "
+    "refused (--lane auto answers both)"
 )
 HELD: Final = "disk_full"  # the code of the reason for which jobs wait here
 
@@ -33,7 +37,9 @@ HELD: Final = "disk_full"  # the code of the reason for which jobs wait here
 class Watch:
     """Until it is asked to stop. Not thread-safe: one thread drives it."""
 
-    def __init__(self, services: Services, doors: Doors, state: StateFolder, lane: str, progress: Progress) -> None:
+    def __init__(
+        self, services: Services, doors: Doors, state: StateFolder, lane: str, progress: Progress
+    ) -> None:
         self._services = services
         self._lane = lane
         self._doors = doors
@@ -91,14 +97,18 @@ class Watch:
         """``a worker loads the model qwen · ``, while nothing else serves it; nothing otherwise."""
         workers = self._services.books.redis.workers()
         lanes = [serving_of(workers, lane) for lane in LANES if has_own_model(lane)]
-        missing = {one.shown for lane in lanes for one in lane.loading if not lane.serves(one.names[0])}
+        missing = {
+            one.shown for lane in lanes for one in lane.loading if not lane.serves(one.names[0])
+        }
         return f"a worker loads the model {', '.join(sorted(missing))} · " if missing else ""
 
     def _work(self) -> str:
         at_work = self._jobs.list(JOBS_COUNTED, {JobState.RUNNING})
         whole = [job for job in at_work if job.total is not None]
         opened = len(at_work) - len(whole)
-        waiting = f", {counted(opened, 'open job')} besides" if opened else ""  # those of calls that wait among them
+        waiting = (
+            f", {counted(opened, 'open job')} besides" if opened else ""
+        )  # those of calls that wait among them
         if not whole:
             return f"no job runs{waiting}"
         left = sum(map(self._left, whole))
@@ -111,7 +121,9 @@ class Watch:
         return max(0, (job.total or 0) - counts.succeeded - counts.dead)
 
     def _away(self, error: Exception) -> Wait:
-        """What to say of a store that gives errors. Raises the error again when it does for too long, a full disk excepted."""
+        """What to say of a store that gives errors.
+
+        Raises the error again when it does for too long, a full disk excepted."""
         now = time.monotonic()
         if self._away_since is None:
             self._away_since = now

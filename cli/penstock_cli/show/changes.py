@@ -21,8 +21,13 @@ def asked_form(spec: JobSpec, documents: Iterable[Document]) -> Iterator[str]:
         return
     yield told.in_words
     is_loose = told.format is not None and told.format["type"] == "json_object"
-    if is_loose and any(b"json" not in document.body.replace(_JSON_OBJECT, b"").lower() for document in documents):
-        yield "OpenAI refuses json_object where no message has the word JSON: say in the prompt which JSON is wanted"
+    if is_loose and any(
+        b"json" not in document.body.replace(_JSON_OBJECT, b"").lower() for document in documents
+    ):
+        yield (
+            "OpenAI refuses json_object where no message has the word JSON: say in the prompt "
+            "which JSON is wanted"
+        )
 
 
 def token_limits(spec: JobSpec) -> Iterator[str]:

@@ -1,7 +1,8 @@
-"""Figures of a running job: exact ones from SQL every now and then, moved along by Redis counters in between.
+"""Figures of a running job: exact ones from SQL every now and then, moved along by Redis counters
+in between.
 
-Counting a million rows takes a while, so it is done as rarely as its own duration asks for. Also keeps, per job, the
-figures that would die with Redis or with this process.
+Counting a million rows takes a while, so it is done as rarely as its own duration asks for. Also
+keeps, per job, the figures that would die with Redis or with this process.
 """
 
 from __future__ import annotations
@@ -51,7 +52,9 @@ class JobFigures:
     unpriced: int = 0  # answers of which no price is known
     deduplicated: int = 0
     cached: int = 0
-    claimed: int = 0  # held by workers: running, waiting for a slot, or waiting for the group commit
+    claimed: int = (
+        0  # held by workers: running, waiting for a slot, or waiting for the group commit
+    )
     queued: int = 0
     delayed: int = 0
     workers: int = 0
@@ -100,7 +103,9 @@ class Counter:
             self._counts = self._count()
             took = self._clock() - now
             self._next_count = now + max(COUNT_PAUSE_S, took / COUNT_SHARE)
-        return self._counts, {name: max(0, self.stats[name] - self._at_count.get(name, 0)) for name in self.stats}
+        return self._counts, {
+            name: max(0, self.stats[name] - self._at_count.get(name, 0)) for name in self.stats
+        }
 
 
 @dataclass
@@ -108,7 +113,9 @@ class Speed:
     """Documents per second over the last few seconds."""
 
     span_s: float = RATE_SPAN_S
-    _seen: deque[tuple[float, int]] = field(default_factory=deque)  # bounded by the span and the rate of looks
+    _seen: deque[tuple[float, int]] = field(
+        default_factory=deque
+    )  # bounded by the span and the rate of looks
 
     def update(self, now: float, finished: int) -> float:
         self._seen.append((now, finished))
@@ -128,7 +135,8 @@ class KeptFigures:
 
     @classmethod
     def load(cls, path: Path) -> KeptFigures:
-        """Zero when there are none, or when they are damaged: these figures decorate, they decide nothing."""
+        """Zero when there are none, or when they are damaged: these figures decorate, they decide
+        nothing."""
         try:
             stored = json.loads(path.read_bytes())
             return cls(path, float(stored["seconds"]), _kept(stored["stats"]))
@@ -142,5 +150,7 @@ class KeptFigures:
 
     def save(self, seconds: float, stats: Mapping[str, int]) -> None:
         fresh = self.path.with_suffix(".new")
-        write_private(fresh, json.dumps({"seconds": round(seconds, 3), "stats": self.merged(stats)}))
+        write_private(
+            fresh, json.dumps({"seconds": round(seconds, 3), "stats": self.merged(stats)})
+        )
         fresh.replace(self.path)

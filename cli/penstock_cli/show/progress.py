@@ -1,4 +1,5 @@
-"""What `penstock run` and `status --watch` show while a job runs: a panel on a terminal, lines elsewhere."""
+"""What `penstock run` and `status --watch` show while a job runs: a panel on a terminal, lines
+elsewhere."""
 
 from __future__ import annotations
 
@@ -38,7 +39,8 @@ class Progress(Protocol):
     def show(self, figures: JobFigures) -> None: ...
 
     def note(self, text: str | None, more: str = "") -> None:
-        """What is going on or waited for right now, until the next note; ``more`` is what changes while it goes on."""
+        """What is going on or waited for right now, until the next note; ``more`` is what changes
+        while it goes on."""
         ...
 
     def hint(self, text: str) -> None:
@@ -52,7 +54,10 @@ class Progress(Protocol):
     def __enter__(self) -> Self: ...
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None: ...
 
 
@@ -83,7 +88,8 @@ class Lines:
             self._console.print(engines_line(figures.engines), soft_wrap=True)
 
     def _say_reasons(self, figures: JobFigures) -> None:
-        """What changed since the last line; why calls fail now and then, since its count always changes."""
+        """What changed since the last line; why calls fail now and then, since its count always
+        changes."""
         if figures.reasons != self._reasons:
             self._reasons = figures.reasons
             for reason in figures.reasons:
@@ -109,13 +115,17 @@ class Lines:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         return None
 
 
 class Panel:
-    """A compact panel that redraws in place, by a thread of its own: it lives while the program is busy or waits."""
+    """A compact panel that redraws in place, by a thread of its own: it lives while the program is
+    busy or waits."""
 
     def __init__(self, console: Console, title: str, hint: str = RESUMES) -> None:
         from rich.live import Live
@@ -124,9 +134,16 @@ class Panel:
         self._hint = hint
         self._console = console
         self._began = time.monotonic()
-        self._figures: JobFigures | None = None  # written by the caller, read by the drawing thread, like the note
+        self._figures: JobFigures | None = (
+            None  # written by the caller, read by the drawing thread, like the note
+        )
         self._note = ""
-        self._live = Live(console=console, get_renderable=self._render, refresh_per_second=PANEL_PER_S, transient=True)
+        self._live = Live(
+            console=console,
+            get_renderable=self._render,
+            refresh_per_second=PANEL_PER_S,
+            transient=True,
+        )
 
     def show(self, figures: JobFigures) -> None:
         self._figures = figures
@@ -142,7 +159,11 @@ class Panel:
 
     def _render(self) -> RenderableType:
         return panel(
-            self._figures, self._title, note=self._note, hint=self._hint, seconds=time.monotonic() - self._began
+            self._figures,
+            self._title,
+            note=self._note,
+            hint=self._hint,
+            seconds=time.monotonic() - self._began,
         )
 
     def __enter__(self) -> Self:
@@ -150,7 +171,10 @@ class Panel:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self._live.stop()
 
@@ -161,7 +185,9 @@ def _noted(text: str, more: str) -> str:
 
 def line(figures: JobFigures) -> str:
     """``12.3 %  1,234 of 10,000 · 204/s · 43 s left · claimed 256 · …``"""
-    return " · ".join([_share(figures), _speed(figures), *_traffic(figures), *_trouble(figures), *_spent(figures)])
+    return " · ".join(
+        [_share(figures), _speed(figures), *_traffic(figures), *_trouble(figures), *_spent(figures)]
+    )
 
 
 def final_line(figures: JobFigures) -> str:
@@ -170,7 +196,12 @@ def final_line(figures: JobFigures) -> str:
 
 
 def panel(
-    figures: JobFigures | None, title: str, *, note: str = "", hint: str = RESUMES, seconds: float = 0.0
+    figures: JobFigures | None,
+    title: str,
+    *,
+    note: str = "",
+    hint: str = RESUMES,
+    seconds: float = 0.0,
 ) -> RenderableType:
     """``figures`` are None until there are any; ``seconds`` since the panel appeared."""
     from rich.panel import Panel as Box
@@ -193,7 +224,9 @@ def panel(
     for reason in reason_lines(figures) if figures else ():
         body.add_row(Text(reason, style="yellow"))
     if figures is not None and figures.engines is not None:
-        body.add_row(Text(engines_line(figures.engines)))  # wrapped: what bounds the fleet stands at its end
+        body.add_row(
+            Text(engines_line(figures.engines))
+        )  # wrapped: what bounds the fleet stands at its end
     if note:
         body.add_row(Text(note, style="yellow" if figures else ""))
     if figures is None:
@@ -221,18 +254,28 @@ def _figure_lines(figures: JobFigures) -> list[str]:
 def reason_lines(figures: JobFigures) -> list[str]:
     """What keeps the job from going faster, and why calls failed lately."""
     last = f"the last failure: {figures.cause}" if figures.cause else None
-    return [*figures.reasons, *(line for line in (retried_line(figures.retried_by_reason), last) if line is not None)]
+    return [
+        *figures.reasons,
+        *(line for line in (retried_line(figures.retried_by_reason), last) if line is not None),
+    ]
 
 
 def _share(figures: JobFigures) -> str:
     if figures.total is None:
         return f"{count(figures.finished)} finished, still open"
-    return f"{percent(figures.finished, figures.total)}  {count(figures.finished)} of {count(figures.total)}"
+    return (
+        f"{percent(figures.finished, figures.total)}  {count(figures.finished)} of "
+        f"{count(figures.total)}"
+    )
 
 
 def _speed(figures: JobFigures) -> str:
     left = figures.seconds_left
-    return rate(figures.per_second) if left is None else f"{rate(figures.per_second)}, {duration(left)} left"
+    return (
+        rate(figures.per_second)
+        if left is None
+        else f"{rate(figures.per_second)}, {duration(left)} left"
+    )
 
 
 def _traffic(figures: JobFigures) -> list[str]:
@@ -264,5 +307,10 @@ def _spent(figures: JobFigures) -> list[str]:
 
 def _cost(figures: JobFigures) -> str:
     """Before the first answer it is not known whether that has a price."""
-    is_any = figures.cost_microusd or figures.prompt_tokens or figures.completion_tokens or figures.unpriced
+    is_any = (
+        figures.cost_microusd
+        or figures.prompt_tokens
+        or figures.completion_tokens
+        or figures.unpriced
+    )
     return money_of(figures).words if is_any else "none yet"

@@ -1,4 +1,5 @@
-"""What `penstock limits` shows of a quota: a panel on a terminal, lines elsewhere, and what to do about each trouble."""
+"""What `penstock limits` shows of a quota: a panel on a terminal, lines elsewhere, and what to do
+about each trouble."""
 
 from __future__ import annotations
 
@@ -23,7 +24,9 @@ if TYPE_CHECKING:
 PANEL_WIDTH = 78
 BAR_WIDTH = 18
 KEY_CHARS = 34  # of a learned key, so that its figures stay on the same line
-LEARNED_SHOWN = 3  # of all quotas at once; a quota that is asked for by name shows all that were read
+LEARNED_SHOWN = (
+    3  # of all quotas at once; a quota that is asked for by name shows all that were read
+)
 LONG_PAUSE_S = 60.0  # longer than a limit per minute asks for: worth a hint how to end it
 NOTABLE_MARGIN = 0.02  # below the declared one: two cuts by 429s that have not grown back
 NOTABLE_OTHERS = 0.05  # of a limit that other clients of the key use
@@ -63,7 +66,8 @@ def lift_command(quota_id: str, option: str) -> str:
 
 
 def state(look: QuotaSeen) -> tuple[str, str]:
-    """The state of the quota in one word, with its colour: the first thing that keeps requests from starting."""
+    """The state of the quota in one word, with its colour: the first thing that keeps requests from
+    starting."""
     view = look.view
     if view.hold:
         return "held", "bold red"
@@ -87,24 +91,34 @@ def troubles(look: QuotaSeen, now: float | None = None) -> Iterator[QuotaProblem
     if view.hold:
         reason = one_line(view.hold, 300)
         fix = f"; {_FIXES[view.hold]}" if view.hold in _FIXES else ""
-        yield QuotaProblem(f"held for {duration(view.held_s)}: {reason}{fix}", f"then:  {look.lift}", grave=True)
+        yield QuotaProblem(
+            f"held for {duration(view.held_s)}: {reason}{fix}", f"then:  {look.lift}", grave=True
+        )
     if view.breaker is Breaker.OPEN:
         yield QuotaProblem(
-            f"the provider fails: nothing starts {_until(view.open_left_s, at)}, then 3 trial requests decide",
+            f"the provider fails: nothing starts {_until(view.open_left_s, at)}, then 3 trial "
+            "requests decide",
             grave=True,
         )
     if view.breaker is Breaker.HALF_OPEN:
         yield QuotaProblem(
-            f"seeing whether the provider is back: {view.probes_won} of 3 trial requests were answered well"
+            f"seeing whether the provider is back: {view.probes_won} of 3 trial requests were "
+            "answered well"
         )
     if view.pause_left_s > 0:
         long = view.pause_left_s > LONG_PAUSE_S
         early = f"end it early:  {look.lift}" if long else ""
-        yield QuotaProblem(f"the provider said wait: nothing starts {_until(view.pause_left_s, at)}", early, grave=long)
+        yield QuotaProblem(
+            f"the provider said wait: nothing starts {_until(view.pause_left_s, at)}",
+            early,
+            grave=long,
+        )
     if (cause := latest_cause(look.causes, at)) is not None:
         yield QuotaProblem(f"calls of job {one_line(cause.job_id)} fail: {cause_line(cause, at)}")
     if view.share < FULL:
-        yield QuotaProblem(f"starting gently after a stop: {view.share:.0%} of the rate for now, and growing")
+        yield QuotaProblem(
+            f"starting gently after a stop: {view.share:.0%} of the rate for now, and growing"
+        )
     if view.margin < view.declared_margin - NOTABLE_MARGIN:
         yield QuotaProblem(
             f"429s below the limits: working at {view.margin:.1%} of them",
@@ -113,7 +127,8 @@ def troubles(look: QuotaSeen, now: float | None = None) -> Iterator[QuotaProblem
     yield from _others(view)
     if view.retry_budget <= RETRIES_LEAVE:
         yield QuotaProblem(
-            f"retries are put off: too many of what is sent are retries ({view.retry_budget:.0f} of 100 left)"
+            f"retries are put off: too many of what is sent are retries ({view.retry_budget:.0f} "
+            "of 100 left)"
         )
 
 
@@ -128,20 +143,28 @@ def _until(seconds: float, now: float) -> str:
     return f"until {time.strftime('%H:%M:%S', time.localtime(now + seconds))} ({duration(seconds)})"
 
 
-# --- figures -------------------------------------------------------------------------------------------------------
+# --- figures
+# --------------------------------------------------------------------------------------------------
 
 
 def bound(view: QuotaView, option: str = "") -> str | None:
-    """What bounds the requests of a provider while some wait for their turn; None when none wait. ``option``: as of commands."""
+    """What bounds the requests of a provider while some wait for their turn; None when none wait.
+
+    ``option``: as of commands."""
     if not view.waiting or view.hold or view.breaker is not Breaker.CLOSED or view.pause_left_s > 0:
         return None
     if view.concurrency is not None and view.in_flight >= USED * view.concurrency:
         if view.climbing:
             most = f", {count(view.concurrency_most)} at most" if view.concurrency_most else ""
             return f"{count(view.in_flight)} in flight, climbing while answers stay good{most}"
-        return f"{count(view.in_flight)} in flight: more made the provider no faster, or were refused"
+        return (
+            f"{count(view.in_flight)} in flight: more made the provider no faster, or were refused"
+        )
     if view.share < 1:
-        return f"starting gently after a stop: {view.share:.0%} of the provider's limits for now, and growing"
+        return (
+            f"starting gently after a stop: {view.share:.0%} of the provider's limits for now, and "
+            "growing"
+        )
     if view.dimensions:
         return f"bound by the provider's limits; their use:  penstock limits{option}"
     return None
@@ -200,11 +223,14 @@ def learned(look: QuotaSeen) -> Iterator[tuple[str, str]]:
 
 
 def _costs(one: LearnedView) -> str:
-    answers = "no answer yet" if one.output_p75 is None else f"answers up to {one.output_p75:,.0f} tokens"
+    answers = (
+        "no answer yet" if one.output_p75 is None else f"answers up to {one.output_p75:,.0f} tokens"
+    )
     return f"prompts cost {one.ratio:.2f} of their estimate, {answers}"
 
 
-# --- shown ---------------------------------------------------------------------------------------------------------
+# --- shown
+# --------------------------------------------------------------------------------------------------
 
 
 def lines(look: QuotaSeen, now: float | None = None) -> list[str]:
@@ -246,7 +272,14 @@ def panel(look: QuotaSeen, now: float | None = None) -> RenderableType:
             body.append(Text(f"  {trouble.fix}", style="bold" if trouble.grave else "default"))
     title = Text.assemble((look.view.quota_id, "bold"), "  ", (word, colour))
     border = "red" if any(trouble.grave for trouble in found) else "default"
-    return Panel(Group(*body), title=title, title_align="left", width=PANEL_WIDTH, padding=(0, 1), border_style=border)
+    return Panel(
+        Group(*body),
+        title=title,
+        title_align="left",
+        width=PANEL_WIDTH,
+        padding=(0, 1),
+        border_style=border,
+    )
 
 
 def _row(text: str, style: str = "") -> RenderableType:
@@ -264,7 +297,13 @@ def _bars(look: QuotaSeen) -> RenderableType:
         table.add_column(justify=justify, no_wrap=True)
     for one in look.view.dimensions:
         part, share, amounts = used(look, one)
-        bar = ProgressBar(1.0, min(1.0, part or 0.0), width=BAR_WIDTH, complete_style="cyan", finished_style="green")
+        bar = ProgressBar(
+            1.0,
+            min(1.0, part or 0.0),
+            width=BAR_WIDTH,
+            complete_style="cyan",
+            finished_style="green",
+        )
         table.add_row(one.name, bar, share, amounts)
     return table
 

@@ -1,4 +1,5 @@
-"""What is said when no document succeeded and all failed in the same way: that has one cause, and one fix."""
+"""What is said when no document succeeded and all failed in the same way: that has one cause, and
+one fix."""
 
 from __future__ import annotations
 
@@ -18,11 +19,14 @@ FIRST: Final = 10
 """While a job runs: so many documents that failed alike, and none that succeeded, are no chance."""
 
 
-def advice(ledger: Books, job: Job, report: Report, *, url: str | None = None, again: str | None = None) -> list[str]:
+def advice(
+    ledger: Books, job: Job, report: Report, *, url: str | None = None, again: str | None = None
+) -> list[str]:
     """Lines for people; none where the documents failed in several ways, or one has succeeded.
 
-    A job of few documents ends before a wrong address can be distinguished from wrong documents, so its end has to say it.
-    ``url`` is the provider's where it is known, ``again`` the command that works on what was replayed.
+    A job of few documents ends before a wrong address can be distinguished from wrong documents, so
+    its end has to say it. ``url`` is the provider's where it is known, ``again`` the command that
+    works on what was replayed.
     """
     from penstock_producer.job.spec import JobSpec
     from penstock_workers.item.failures import ASTRAY
@@ -37,7 +41,10 @@ def advice(ledger: Books, job: Job, report: Report, *, url: str | None = None, a
     alike = [f"{documents} {_failed(report.dead, letter)}", *([] if fix is None else [fix])]
     if letter.reason not in ASTRAY:
         return alike
-    replay = f"when that is put right, send them again:  penstock dlq replay {argument(job.job_key)}{ledger.option()}"
+    replay = (
+        "when that is put right, send them again:  penstock dlq replay "
+        f"{argument(job.job_key)}{ledger.option()}"
+    )
     return [*alike, replay, *([f"and after that, corrected:  {again}"] if again else [])]
 
 
@@ -46,7 +53,8 @@ def with_advice(ledger: Books, job: Job, report: Report) -> Report:
 
 
 def so_far(ledger: Books, job: Job, counts: Counts) -> str | None:
-    """One sentence while a job runs whose first documents have all failed for one reason; None in every other case."""
+    """One sentence while a job runs whose first documents have all failed for one reason; None in
+    every other case."""
     from penstock_producer.job.spec import JobSpec
 
     if counts.succeeded or counts.dead < FIRST or len(counts.dead_by_reason) != 1:
@@ -54,7 +62,9 @@ def so_far(ledger: Books, job: Job, counts: Counts) -> str | None:
     letter = _one(ledger, job)
     fix = None if letter is None else fix_of(letter, JobSpec.accepted(job.spec), None)
     if letter is None or fix is None:
-        return None  # rows that were refused as they were read, for example: those are said elsewhere
+        return (
+            None  # rows that were refused as they were read, for example: those are said elsewhere
+        )
     return f"the first {count(counts.dead)} documents all {_failed(counts.dead, letter)}; {fix}"
 
 

@@ -1,4 +1,5 @@
-"""What a person can do where documents fail for one reason: where the job's own options tell more than the reason, from these."""
+"""What a person can do where documents fail for one reason: where the job's own options tell more
+than the reason, from these."""
 
 from __future__ import annotations
 
@@ -14,7 +15,9 @@ __all__ = ["fix_of"]
 
 
 def fix_of(letter: DeadLetter, spec: JobSpec, url: str | None) -> str | None:
-    """``url`` is the provider's where it is known. None where there is nothing to say beyond the failure's own words."""
+    """``url`` is the provider's where it is known.
+
+    None where there is nothing to say beyond the failure's own words."""
     from penstock_workers.item.failures import ASTRAY, refuses_format
     from penstock_workers.item.run.runs import other_format, to_check
 
@@ -31,9 +34,15 @@ def _about_schema(spec: JobSpec) -> str:
     asked = spec.asked_format.format
     if asked is None:
         return (
-            "nothing tells the model which JSON is wanted: submit with --response-format json_schema where the provider takes "
-            "it, or describe the JSON in the prompt"
+            "nothing tells the model which JSON is wanted: submit with --response-format "
+            "json_schema where the provider takes it, or describe the JSON in the prompt"
         )
     if asked["type"] == "json_schema":
-        return "the model does not keep to the schema in its requests: describe the JSON in the prompt, or name another model"
-    return "any JSON object was asked for: name its fields in the prompt, or submit with --response-format json_schema"
+        return (
+            "the model does not keep to the schema in its requests: describe the JSON in the "
+            "prompt, or name another model"
+        )
+    return (
+        "any JSON object was asked for: name its fields in the prompt, or submit with "
+        "--response-format json_schema"
+    )

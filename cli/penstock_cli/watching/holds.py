@@ -10,7 +10,8 @@ if TYPE_CHECKING:
 
 
 def lift_provider(ledger: Books, job: Job) -> str:
-    """End what the shared quota of the job's provider keeps of a hold or a pause; returns what to say, "" when nothing."""
+    """End what the shared quota of the job's provider keeps of a hold or a pause; returns what to
+    say, "" when nothing."""
     import redis
 
     from penstock_ledger import RedisAddress
@@ -23,8 +24,12 @@ def lift_provider(ledger: Books, job: Job) -> str:
     client: redis.Redis = RedisAddress.parse(ledger.redis_url).connect()
     with client:
         views = read_quotas(client, quota_ids=[provider])
-        if not views or not (views[0].hold or views[0].pause_left_s > 0 or views[0].breaker is Breaker.OPEN):
+        if not views or not (
+            views[0].hold or views[0].pause_left_s > 0 or views[0].breaker is Breaker.OPEN
+        ):
             return ""
         lift_hold(client, provider)
-    what = "hold" if views[0].hold else "pause" if views[0].pause_left_s > 0 else "rest after failures"
+    what = (
+        "hold" if views[0].hold else "pause" if views[0].pause_left_s > 0 else "rest after failures"
+    )
     return f"the {what} of provider {provider} is over: requests start again within 2 s"

@@ -1,4 +1,5 @@
-"""One job's figures, look by look: SQL and Redis together, or SQL alone where Redis does not run."""
+"""One job's figures, look by look: SQL and Redis together, or SQL alone where Redis does not
+run."""
 
 from __future__ import annotations
 
@@ -28,7 +29,9 @@ from penstock_producer.reporting.reasons import (
 )
 from penstock_producer.reporting.text import one_line
 
-REASONS_EVERY_S = 2.0  # a look at heartbeats, the quota and the causes of failures costs three reads
+REASONS_EVERY_S = (
+    2.0  # a look at heartbeats, the quota and the causes of failures costs three reads
+)
 STALL_NOTICE_S = 30.0  # longer than most answers take, short enough for a person who watches
 
 if TYPE_CHECKING:
@@ -65,7 +68,10 @@ class Watch:
         redis = self._books.redis_if_running()
         depth = redis.depth(queue_name(self.job.lane)) if redis is not None else None
         seen = redis.workers() if redis is not None else []
-        succeeded, dead = counts.succeeded + moved.get("succeeded", 0), counts.dead + moved.get("dead", 0)
+        succeeded, dead = (
+            counts.succeeded + moved.get("succeeded", 0),
+            counts.dead + moved.get("dead", 0),
+        )
         return JobFigures(
             total=self.job.total,
             succeeded=succeeded,
@@ -96,10 +102,14 @@ class Watch:
     def _batches(self) -> str | None:
         if not packs(self.job.lane):
             return None
-        return batches_line(self._books.provider_batches(self.job), is_cancelled=self.job.state == "cancelling")
+        return batches_line(
+            self._books.provider_batches(self.job), is_cancelled=self.job.state == "cancelling"
+        )
 
     def _reasons(self, seen: Sequence[WorkerSeen], counts: Counts, *, served: bool) -> _Reasons:
-        """Why it is slow or stands still, looked up now and then. ``served``: the caller has workers of its own."""
+        """Why it is slow or stands still, looked up now and then.
+
+        ``served``: the caller has workers of its own."""
         now = time.monotonic()
         if now >= self._next_reasons:
             self._next_reasons = now + REASONS_EVERY_S
@@ -124,24 +134,42 @@ class Watch:
         found: list[str | None] = [wait.said for wait in waits(standing, served=served)]
         found += in_hooks(seen, (self.job.spec.get("preprocess"), self.job.spec.get("postprocess")))
         budget_usd = self.job.spec.get("budget_usd")
-        account, batches = (None, {}) if packs(lane) else self._books.held_by_batches(self.job)  # there batches say it
+        account, batches = (
+            (None, {}) if packs(lane) else self._books.held_by_batches(self.job)
+        )  # there batches say it
         found.append(held_by_tenant(self.job, account))
         if budget_usd is not None:
-            found += [held_budget(budget_usd, account, batches), held_by_calls(budget_usd, account, batches)]
-        if packs(lane) and not served and (missing := missing_provider(seen, lane, provider)) is not None:
+            found += [
+                held_budget(budget_usd, account, batches),
+                held_by_calls(budget_usd, account, batches),
+            ]
+        if (
+            packs(lane)
+            and not served
+            and (missing := missing_provider(seen, lane, provider)) is not None
+        ):
             found.append(
-                f"{one_line(missing)}: add [providers.{one_line(provider)}] and its key where one of them runs"
+                f"{one_line(missing)}: add [providers.{one_line(provider)}] and its key where one "
+                "of them runs"
             )
         if not has_own_model(lane):
             for view in read_quotas(client, quota_ids=[provider]):
                 look = QuotaSeen(view, None, lift_command(provider, self._books.option()))
-                found += [" ".join(part for part in (one.text, one.fix) if part) for one in troubles(look) if one.grave]
+                found += [
+                    " ".join(part for part in (one.text, one.fix) if part)
+                    for one in troubles(look)
+                    if one.grave
+                ]
                 found.append(bound(view, self._books.option()))
         return {"reasons": tuple(one for one in found if one is not None), "cause": line}
 
     def _since_submit(self) -> float:
         kept = self._books.seconds(self.job)
-        return kept if kept is not None else (self.job.finished_at or time.time()) - self.job.created_at
+        return (
+            kept
+            if kept is not None
+            else (self.job.finished_at or time.time()) - self.job.created_at
+        )
 
 
 class Stall:
@@ -169,4 +197,7 @@ class Stall:
             return None
         self._told = True
         cause = f". The last failure: {figures.cause}" if figures.cause else ""
-        return f"nothing has finished for {silent_s:.0f} s, and {failed:,} attempts have failed since; they are repeated{cause}"
+        return (
+            f"nothing has finished for {silent_s:.0f} s, and {failed:,} attempts have failed "
+            f"since; they are repeated{cause}"
+        )

@@ -1,4 +1,6 @@
-"""What the body of `POST /v1/batches` asks for. All functions raise Refused, which names the field."""
+"""What the body of `POST /v1/batches` asks for.
+
+All functions raise Refused, which names the field."""
 
 from __future__ import annotations
 
@@ -16,9 +18,15 @@ from penstock_producer.job.durations import seconds_of
 __all__ = ["ENDPOINTS", "AskedBatch", "asked_batch"]
 
 ENDPOINTS: Final = (
-    "/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses", "/v1/moderations",
-)  # fmt: skip
-FIELDS: Final = frozenset({"input_file_id", "endpoint", "completion_window", "metadata", "output_expires_after"})
+    "/v1/chat/completions",
+    "/v1/completions",
+    "/v1/embeddings",
+    "/v1/responses",
+    "/v1/moderations",
+)
+FIELDS: Final = frozenset(
+    {"input_file_id", "endpoint", "completion_window", "metadata", "output_expires_after"}
+)
 MAX_WINDOW_S: Final = 30 * 86_400.0  # files of batches expire then
 OUTPUT_S: Final = (3_600, 2_592_000)  # the least and the most, OpenAI's
 _WINDOW: Final = re.compile(r"[1-9]\d{0,8}(s|m|h|d)", re.ASCII)
@@ -49,8 +57,11 @@ def _file_id(given: Any) -> str:
     if given is None:
         raise _refused("input_file_id", "it is required", "missing_required_parameter")
     if not isinstance(given, str):
-        raise _refused("input_file_id", f"expected a string, but got {type(given).__name__}", "invalid_type")
-    # A file that is not there fails the batch, as at OpenAI; what no file can be called is such a one.
+        raise _refused(
+            "input_file_id", f"expected a string, but got {type(given).__name__}", "invalid_type"
+        )
+    # A file that is not there fails the batch, as at OpenAI; what no file can be called is such a
+    # one.
     return given if is_id("file", given) else "file-unknown"
 
 
@@ -76,7 +87,9 @@ def _output_s(given: Any) -> float | None:
     seconds = given.get("seconds") if isinstance(given, dict) else None
     fits = type(seconds) is int and least <= seconds <= most and given.get("anchor") == "created_at"
     if not isinstance(seconds, int) or not fits:
-        raise _refused("output_expires_after", f"give the anchor 'created_at' and {least} to {most} seconds")
+        raise _refused(
+            "output_expires_after", f"give the anchor 'created_at' and {least} to {most} seconds"
+        )
     return float(seconds)
 
 

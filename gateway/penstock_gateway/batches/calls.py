@@ -71,41 +71,66 @@ def created(backend: Backend, asked: AskedBatch, caller: Caller, key: str | None
     store = DoorBatchStore(backend.database)
     batch, is_new = store.add(new)
     if not is_new and not _is_same(batch, new):
-        told = "This Idempotency-Key was used for another batch: use one for each, or send the same body."
+        told = (
+            "This Idempotency-Key was used for another batch: use one for each, or send the same "
+            "body."
+        )
         raise Refused(422, told, code="idempotency_key_reused")
     return _figures(backend, store, batch)
 
 
 def _check(backend: Backend, asked: AskedBatch, caller: Caller, tenant: str | None) -> None:
-    """What can be refused at once. A file that is not there is not: the batch fails, as at OpenAI."""
+    """What can be refused at once.
+
+    A file that is not there is not: the batch fails, as at OpenAI."""
     file = FileStore(backend.settings, backend.database).get(asked.input_file_id, whose(caller))
     if file is not None and file.purpose != "batch":
-        told = f"Invalid file: its purpose is {file.purpose!r}, and the input of a batch has the purpose 'batch'."
+        told = (
+            f"Invalid file: its purpose is {file.purpose!r}, and the input of a batch has the "
+            "purpose 'batch'."
+        )
         raise Refused(400, told, code="invalid_value", param="input_file_id")
     asked_spec = partial(
-        spec_of, backend.settings, kind=OPENAI, tenant=tenant, endpoint=asked.endpoint, metadata=asked.metadata,
+        spec_of,
+        backend.settings,
+        kind=OPENAI,
+        tenant=tenant,
+        endpoint=asked.endpoint,
+        metadata=asked.metadata,
         deadline_s=asked.window_s,
-    )  # fmt: skip
+    )
     try:
         spec = asked_spec()
         if file is not None and spec.budget_usd is not None:
             asked_spec(model=_first_model(backend, file, spec))
     except SpecError as error:
         problem = error.problems[0]
-        raise Refused(400, error.public_message, code="invalid_value", param=place_of(problem.pointer)) from None
+        raise Refused(
+            400, error.public_message, code="invalid_value", param=place_of(problem.pointer)
+        ) from None
 
 
 def _first_model(backend: Backend, file: DoorFile, spec: JobSpec) -> str | None:
-    """What the first line names. A file that cannot be read fails the batch, as at OpenAI, and is no matter of its budget."""
+    """What the first line names.
+
+    A file that cannot be read fails the batch, as at OpenAI, and is no matter of its budget."""
     try:
-        return first_model(FileStore(backend.settings, backend.database).place(file), spec, backend.settings)
+        return first_model(
+            FileStore(backend.settings, backend.database).place(file), spec, backend.settings
+        )
     except SourceError:
         return None
 
 
 def _id_of(caller: Caller, key: str) -> str:
-    """The same for the same key of the same tenant: a second create finds the batch of the first."""
-    return "batch_" + hashlib.sha256(f"{caller.tenant or ''}\0{key}".encode("utf-8", "replace")).hexdigest()[:40]
+    """The same for the same key of the same tenant: a second create finds the batch of the
+    first."""
+    return (
+        "batch_"
+        + hashlib.sha256(f"{caller.tenant or ''}\0{key}".encode("utf-8", "replace")).hexdigest()[
+            :40
+        ]
+    )
 
 
 def _is_same(batch: DoorBatch, new: NewDoorBatch) -> bool:
@@ -129,7 +154,9 @@ def page_of(backend: Backend, wanted: BatchesAsked) -> tuple[list[dict[str, Any]
         told = f"No such batch: {(wanted.after or '')[:80]!r}"
         raise Refused(400, told, code="invalid_value", param="after")
     counts = with_live_counts(store, found.batches)
-    return [shown(batch, one) for batch, one in zip(found.batches, counts, strict=True)], found.has_more
+    return [
+        shown(batch, one) for batch, one in zip(found.batches, counts, strict=True)
+    ], found.has_more
 
 
 def cancelled(backend: Backend, batch_id: str, caller: Caller) -> _Found:

@@ -1,4 +1,5 @@
-"""The requests of a batch whose job failed as a whole that have no outcome: each still has a line, so that none is missed."""
+"""The requests of a batch whose job failed as a whole that have no outcome: each still has a line,
+so that none is missed."""
 
 from __future__ import annotations
 
@@ -23,16 +24,24 @@ def why_failed(job: Job) -> str:
 
 
 class NotReached:
-    """Read from the batch's file. Its ids are in memory meanwhile: as many as one batch may have requests."""
+    """Read from the batch's file.
 
-    def __init__(self, backend: Backend, batch: DoorBatch, job: Job, ended: Collection[str] | None = None) -> None:
+    Its ids are in memory meanwhile: as many as one batch may have requests."""
+
+    def __init__(
+        self, backend: Backend, batch: DoorBatch, job: Job, ended: Collection[str] | None = None
+    ) -> None:
         """``ended``: documents that have a line elsewhere; None: those that have an outcome."""
         self._backend, self._batch, self._job = backend, batch, job
         self._ended = ended
-        self.unread: str | None = None  # why the file could not be read to its end; known once it was tried
+        self.unread: str | None = (
+            None  # why the file could not be read to its end; known once it was tried
+        )
 
     def ids(self) -> Iterator[str]:
-        """Of documents. Raises SourceUnavailable while the batch's window is open: the file may come back."""
+        """Of documents.
+
+        Raises SourceUnavailable while the batch's window is open: the file may come back."""
         ended = self._with_outcome() if self._ended is None else self._ended
         path = input_path(self._backend, self._batch)
         if path is None:
@@ -54,11 +63,19 @@ class NotReached:
             key = ItemKey(self._job.job_id, self._job.generation, doc_id)
             yield error_line(
                 DeadLetter(
-                    key=key, reason=JOB_FAILED, attempts=0, calls=0, last_error=why_failed(self._job), status_code=None,
-                    request=b"", response=None,
+                    key=key,
+                    reason=JOB_FAILED,
+                    attempts=0,
+                    calls=0,
+                    last_error=why_failed(self._job),
+                    status_code=None,
+                    request=b"",
+                    response=None,
                 )
-            )  # fmt: skip
+            )
 
     def _with_outcome(self) -> Collection[str]:
-        pages = OutcomeStore(self._backend.database).terminal_docs(self._job.job_id, self._job.generation)
+        pages = OutcomeStore(self._backend.database).terminal_docs(
+            self._job.job_id, self._job.generation
+        )
         return {doc_id for page in pages for doc_id, _ in page}

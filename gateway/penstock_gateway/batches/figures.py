@@ -1,4 +1,5 @@
-"""How many requests of a batch have ended, and how: from the job's tallies while it runs, frozen when it ends."""
+"""How many requests of a batch have ended, and how: from the job's tallies while it runs, frozen
+when it ends."""
 
 from __future__ import annotations
 
@@ -28,8 +29,11 @@ def ended_by_deadline(job: Job) -> bool:
 
 
 def with_live_counts(store: DoorBatchStore, batches: Sequence[DoorBatch]) -> list[dict[str, int]]:
-    """The counts to show of each, those of live ones as they are now; what is shown once never goes back."""
-    running = {batch.job_id for batch in batches if batch.job_id is not None and not _is_frozen(batch)}
+    """The counts to show of each, those of live ones as they are now; what is shown once never goes
+    back."""
+    running = {
+        batch.job_id for batch in batches if batch.job_id is not None and not _is_frozen(batch)
+    }
     tallied = store.tallied(running) if running else {}
     shown = []
     for batch in batches:
@@ -44,22 +48,30 @@ def with_live_counts(store: DoorBatchStore, batches: Sequence[DoorBatch]) -> lis
 
 
 def _note(store: DoorBatchStore, batch: DoorBatch, counts: Mapping[str, int]) -> None:
-    """Keep what is shown, so that it never goes back. That is no reason to show nothing while nothing can be written."""
+    """Keep what is shown, so that it never goes back.
+
+    That is no reason to show nothing while nothing can be written."""
     try:
         store.note_counts(batch, counts)
     except (PenstockError, DBAPIError) as error:
-        log.info("the counts of batch %s are shown and not kept: %s", batch.batch_id, in_words(error))
+        log.info(
+            "the counts of batch %s are shown and not kept: %s", batch.batch_id, in_words(error)
+        )
 
 
 def final_counts(batch: DoorBatch, job: Job, counts: Counts) -> dict[str, int]:
     """Of a job that has ended: they add up to all of its requests."""
-    by_reason = Counter({("dead", reason): number for reason, number in counts.dead_by_reason.items()})
+    by_reason = Counter(
+        {("dead", reason): number for reason, number in counts.dead_by_reason.items()}
+    )
     by_reason[_RESULT, ""] = counts.succeeded
     late = batch.state is not DoorBatchState.CANCELLING and ended_by_deadline(job)
     found = _sorted_out(by_reason, late=late)
     ended = sum(found.values())
     total = max(ended, job.total or 0)
-    found["expired" if late else "errored" if job.state is JobState.FAILED else "canceled"] += total - ended
+    found["expired" if late else "errored" if job.state is JobState.FAILED else "canceled"] += (
+        total - ended
+    )
     return {"total": total, **found, "generation": job.generation}
 
 

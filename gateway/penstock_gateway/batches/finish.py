@@ -33,7 +33,8 @@ _READ_ID: Final = msgspec.json.Decoder(_Named).decode
 
 
 def never_begun(backend: Backend, batch: DoorBatch) -> Iterator[bytes]:
-    """The error lines of a batch that was cancelled before it was a job; none where its file is gone."""
+    """The error lines of a batch that was cancelled before it was a job; none where its file is
+    gone."""
     path = input_path(backend, batch)
     if path is None:
         return iter(())
@@ -42,7 +43,8 @@ def never_begun(backend: Backend, batch: DoorBatch) -> Iterator[bytes]:
 
 
 def error_lines(backend: Backend, batch: DoorBatch, job: Job) -> Iterator[bytes]:
-    """Of the requests without an answer; of a job that failed as a whole, also of those that it never came to."""
+    """Of the requests without an answer; of a job that failed as a whole, also of those that it
+    never came to."""
     yield from errors_of(OutcomeStore(backend.database), batch, job)
     if job.state is JobState.FAILED:
         yield from NotReached(backend, batch, job).lines()
@@ -58,12 +60,19 @@ class Finish:
         self._files = FileStore(backend.settings, backend.database)
         self._go_on = go_on
 
-    def of_job(self, leased: LeasedBatch, job: Job, counts: Counts, shown: Mapping[str, int]) -> None:
+    def of_job(
+        self, leased: LeasedBatch, job: Job, counts: Counts, shown: Mapping[str, int]
+    ) -> None:
         """Of a batch whose job has ended."""
         batch = leased.batch
         end = _end_of(batch, job)
         if batch.of_anthropic:  # whose results are read from the ledger
-            self._store.move(leased, end, counts=shown, errors=[_failed(job)] if end is DoorBatchState.FAILED else None)
+            self._store.move(
+                leased,
+                end,
+                counts=shown,
+                errors=[_failed(job)] if end is DoorBatchState.FAILED else None,
+            )
             return
         if batch.state is DoorBatchState.IN_PROGRESS:
             moved = self._store.move(leased, DoorBatchState.FINALIZING, counts=shown)
@@ -72,18 +81,30 @@ class Finish:
             leased = LeasedBatch(moved, leased.fence)
         details = Details()
         failed = _Failed(self._backend, leased.batch, job) if end is DoorBatchState.FAILED else None
-        outputs, errors = outputs_of(self._outcomes, job, details), errors_of(self._outcomes, leased.batch, job)
+        outputs, errors = (
+            outputs_of(self._outcomes, job, details),
+            errors_of(self._outcomes, leased.batch, job),
+        )
         if failed is not None:
-            outputs, errors = failed.noted(outputs), chain(failed.noted(errors), failed.rest.lines())
+            outputs, errors = (
+                failed.noted(outputs),
+                chain(failed.noted(errors), failed.rest.lines()),
+            )
         output_id = self._file(leased.batch, job.job_id, OUTPUT, outputs)
         error_id = self._file(leased.batch, job.job_id, ERRORS, errors)
         self._store.move(
-            leased, end, counts=shown, usage=details.usage(counts), output_file_id=output_id, error_file_id=error_id,
+            leased,
+            end,
+            counts=shown,
+            usage=details.usage(counts),
+            output_file_id=output_id,
+            error_file_id=error_id,
             errors=None if failed is None else failed.told(),
-        )  # fmt: skip
+        )
 
     def without_job(self, leased: LeasedBatch) -> None:
-        """Of a batch that was cancelled before it was a job: every request of its file is one that was not executed."""
+        """Of a batch that was cancelled before it was a job: every request of its file is one that
+        was not executed."""
         batch = leased.batch
         counts, errors = batch.counts, None
         if not batch.of_anthropic:
@@ -93,8 +114,12 @@ class Finish:
         counts = {**counts, "canceled": counts.get("total", 0)}
         self._store.move(leased, DoorBatchState.CANCELLED, counts=counts, error_file_id=errors)
 
-    def _file(self, batch: DoorBatch, job_id: str, which: str, lines: Iterable[bytes]) -> str | None:
-        """No file where there is no line. One that this batch has written before, and then did not come to its end, is taken."""
+    def _file(
+        self, batch: DoorBatch, job_id: str, which: str, lines: Iterable[bytes]
+    ) -> str | None:
+        """No file where there is no line.
+
+        One that this batch has written before, and then did not come to its end, is taken."""
         name = f"{batch.batch_id}_{which}.jsonl"
         before = self._files.rows.written(job_id, name)
         if before is not None:
@@ -102,9 +127,12 @@ class Finish:
                 self._go_on()
             return before.file_id
         file = self._files.create_from(
-            self._watched(lines), tenant=batch.tenant, filename=name, job_id=job_id,
+            self._watched(lines),
+            tenant=batch.tenant,
+            filename=name,
+            job_id=job_id,
             lives_s=batch.output_expires_s or BATCH_LIVES_S,
-        )  # fmt: skip
+        )
         return None if file is None else file.file_id
 
     def _watched(self, lines: Iterable[bytes]) -> Iterator[bytes]:
@@ -114,8 +142,8 @@ class Finish:
 
 
 class _Failed:
-    """A job that failed as a whole: what is in flight then may still be answered, so its lines are held against those that were
-    written, not against the ledger of a moment later."""
+    """A job that failed as a whole: what is in flight then may still be answered, so its lines are
+    held against those that were written, not against the ledger of a moment later."""
 
     def __init__(self, backend: Backend, batch: DoorBatch, job: Job) -> None:
         self._job = job
@@ -130,8 +158,18 @@ class _Failed:
     def told(self) -> list[dict[str, Any]]:
         errors = [_failed(self._job)]
         if self.rest.unread is not None:
-            why = f"The error file lacks requests that were not reached, as the input file cannot be read: {self.rest.unread}"
-            errors.append({"code": "input_file_unreadable", "line": None, "message": why, "param": "input_file_id"})
+            why = (
+                "The error file lacks requests that were not reached, as the input file cannot be "
+                f"read: {self.rest.unread}"
+            )
+            errors.append(
+                {
+                    "code": "input_file_unreadable",
+                    "line": None,
+                    "message": why,
+                    "param": "input_file_id",
+                }
+            )
         return errors
 
 

@@ -36,7 +36,9 @@ def errors_of(outcomes: OutcomeStore, batch: DoorBatch, job: Job) -> Iterator[by
         elif late:
             yield error_line(replace(letter, reason=DEADLINE, last_error=EXPIRED, status_code=None))
         else:
-            yield error_line(replace(letter, reason=CANCELLED, last_error=STOPPED, status_code=None))
+            yield error_line(
+                replace(letter, reason=CANCELLED, last_error=STOPPED, status_code=None)
+            )
 
 
 def not_begun(batch: DoorBatch, source: FileSource) -> Iterator[bytes]:
@@ -46,7 +48,13 @@ def not_begun(batch: DoorBatch, source: FileSource) -> Iterator[bytes]:
             key = ItemKey(batch.batch_id, 1, row.doc_id)
             yield error_line(
                 DeadLetter(
-                    key=key, reason=CANCELLED, attempts=0, calls=0, last_error=STOPPED, status_code=None, request=b"",
+                    key=key,
+                    reason=CANCELLED,
+                    attempts=0,
+                    calls=0,
+                    last_error=STOPPED,
+                    status_code=None,
+                    request=b"",
                     response=None,
                 )
-            )  # fmt: skip
+            )

@@ -12,7 +12,11 @@ from penstock_gateway.refused import Refused
 __all__ = ["TENANT", "asked_in", "metadata_of", "place_of", "tenant_of_batch"]
 
 OURS: Final = "penstock."
-_NUMBERS: Final = {"budget_usd": "US dollars", "stop_at_usd_per_doc": "US dollars", "max_prompt_tokens": "tokens"}
+_NUMBERS: Final = {
+    "budget_usd": "US dollars",
+    "stop_at_usd_per_doc": "US dollars",
+    "max_prompt_tokens": "tokens",
+}
 _FIELDS: Final = (
     "priority",
     "lane",
@@ -29,19 +33,29 @@ def metadata_of(given: Any) -> dict[str, str] | None:
     for key in checked or ():
         if key.startswith(OURS) and key.removeprefix(OURS) not in _FIELDS:
             known = ", ".join(OURS + name for name in _FIELDS)
-            raise refused_metadata(f"metadata.{key}", f"no such option; those that begin with {OURS} are {known}")
+            raise refused_metadata(
+                f"metadata.{key}", f"no such option; those that begin with {OURS} are {known}"
+            )
     return checked
 
 
 def tenant_of_batch(metadata: Mapping[str, str] | None, caller: Caller) -> str | None:
-    """Whose a new batch is: its caller's, or that of a tenant that an operator names. Raises Refused (403)."""
+    """Whose a new batch is: its caller's, or that of a tenant that an operator names.
+
+    Raises Refused (403)."""
     named = (metadata or {}).get(TENANT)
     if named is None:
         return caller.tenant
     if "admin" not in caller.scopes:
-        why = "only a key with the scope admin makes batches for a tenant; leave it out, and the batch is that of your key"
+        why = (
+            "only a key with the scope admin makes batches for a tenant; leave it out, and the "
+            "batch is that of your key"
+        )
         raise Refused(
-            403, f"Invalid value for 'metadata.{TENANT}': {why}.", code="not_allowed", param=f"metadata.{TENANT}"
+            403,
+            f"Invalid value for 'metadata.{TENANT}': {why}.",
+            code="not_allowed",
+            param=f"metadata.{TENANT}",
         )
     return named
 
@@ -66,4 +80,6 @@ def _number(name: str, text: str) -> float:
     try:
         return int(text) if name == "max_prompt_tokens" else float(text)
     except ValueError:
-        raise refused_metadata(f"metadata.{OURS}{name}", f"{text[:80]!r} is not a number of {_NUMBERS[name]}") from None
+        raise refused_metadata(
+            f"metadata.{OURS}{name}", f"{text[:80]!r} is not a number of {_NUMBERS[name]}"
+        ) from None

@@ -40,12 +40,15 @@ Writer = Annotated[Caller, Depends(caller_with("write"))]
 
 @router.post("/v1/batches", operation_id="create_batch")
 async def create(request: Request, caller: Writer) -> JSONResponse:
-    """The batch, which is validated from here on: faults of its file are shown by the batch, not refused here."""
+    """The batch, which is validated from here on: faults of its file are shown by the batch, not
+    refused here."""
     backend = backend_of(request)
     asked = asked_batch(object_of(await request.json()))
     key = request.headers.get("idempotency-key")
     if key is not None and not 0 < len(key) <= KEY_MAX:
-        raise Refused(400, f"An Idempotency-Key has 1 to {KEY_MAX} characters.", code="invalid_value")
+        raise Refused(
+            400, f"An Idempotency-Key has 1 to {KEY_MAX} characters.", code="invalid_value"
+        )
     batch, counts, job = await backend.run(created, backend, asked, caller, key)
     backend.batch_made.set()
     return JSONResponse(shown(batch, counts, job))
@@ -62,7 +65,11 @@ async def page(
     backend = backend_of(request)
     wanted = BatchesAsked(OPENAI, limit, whose(caller), after=after)
     data, has_more = await backend.run(page_of, backend, wanted)
-    ends = {"first_id": data[0]["id"], "last_id": data[-1]["id"]} if data else {"first_id": None, "last_id": None}
+    ends = (
+        {"first_id": data[0]["id"], "last_id": data[-1]["id"]}
+        if data
+        else {"first_id": None, "last_id": None}
+    )
     return JSONResponse({"object": "list", "data": data, **ends, "has_more": has_more})
 
 
@@ -74,34 +81,52 @@ async def retrieve(request: Request, batch_id: str, caller: Reader) -> JSONRespo
 
 @router.post("/v1/batches/{batch_id}/cancel", operation_id="cancel_batch")
 async def cancel(request: Request, batch_id: str, caller: Writer) -> JSONResponse:
-    """What is under way still ends; what was not begun is not, and both are in the files of the cancelled batch."""
+    """What is under way still ends; what was not begun is not, and both are in the files of the
+    cancelled batch."""
     backend = backend_of(request)
     return JSONResponse(shown(*await backend.run(cancelled, backend, batch_id, caller)))
 
 
 @router.get("/v1/batches/{batch_id}/output", operation_id="read_batch_output")
-async def output(request: Request, batch_id: str, caller: Reader, partial: bool = False) -> StreamingResponse:
+async def output(
+    request: Request, batch_id: str, caller: Reader, partial: bool = False
+) -> StreamingResponse:
     """The answers so far, as lines; OpenAI has them at the end only, as the output file."""
     return await _lines(backend_of(request), batch_id, caller, partial, errors=False)
 
 
 @router.get("/v1/batches/{batch_id}/errors", operation_id="read_batch_errors")
-async def errors(request: Request, batch_id: str, caller: Reader, partial: bool = False) -> StreamingResponse:
+async def errors(
+    request: Request, batch_id: str, caller: Reader, partial: bool = False
+) -> StreamingResponse:
     """Of the requests without an answer so far, likewise."""
     return await _lines(backend_of(request), batch_id, caller, partial, errors=True)
 
 
-async def _lines(backend: Backend, batch_id: str, caller: Caller, partial: bool, *, errors: bool) -> StreamingResponse:
+async def _lines(
+    backend: Backend, batch_id: str, caller: Caller, partial: bool, *, errors: bool
+) -> StreamingResponse:
     batch, _, job = await backend.run(looked_at, backend, batch_id, caller)
     if not batch.state.final and not partial:
-        told = f"The batch is {batch.state}: wait until it has ended, or add ?partial=true for what there is."
+        told = (
+            f"The batch is {batch.state}: wait until it has ended, or add ?partial=true for what "
+            "there is."
+        )
         raise Refused(409, told, code="incomplete")
     if batch.job_id is None and batch.state is DoorBatchState.CANCELLED:
         lines = await backend.run(never_begun, backend, batch) if errors else iter(())
-        return StreamingResponse(iterate_in_threadpool(lines), media_type=JSONL, headers={"x-incomplete": "false"})
+        return StreamingResponse(
+            iterate_in_threadpool(lines), media_type=JSONL, headers={"x-incomplete": "false"}
+        )
     if batch.job_id is None or (job is None and not batch.state.final):
-        raise Refused(409, f"The batch is {batch.state}: nothing was answered yet.", code="incomplete")
+        raise Refused(
+            409, f"The batch is {batch.state}: nothing was answered yet.", code="incomplete"
+        )
     found = await backend.run(JobStore(backend.database).get, batch.job_id)
-    lines = error_lines(backend, batch, found) if errors else outputs_of(OutcomeStore(backend.database), found)
+    lines = (
+        error_lines(backend, batch, found)
+        if errors
+        else outputs_of(OutcomeStore(backend.database), found)
+    )
     headers = {"x-incomplete": "false" if batch.state.final else "true"}
     return StreamingResponse(iterate_in_threadpool(lines), media_type=JSONL, headers=headers)

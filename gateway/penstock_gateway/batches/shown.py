@@ -15,7 +15,9 @@ _UNITS = (("d", 86_400), ("h", 3_600), ("m", 60))
 
 
 def shown(batch: DoorBatch, counts: Mapping[str, int], job: Job | None = None) -> dict[str, Any]:
-    """The object. Times that have not come are null; what OpenAI has no field for is under `penstock`."""
+    """The object.
+
+    Times that have not come are null; what OpenAI has no field for is under `penstock`."""
     final = batch.state.final
     failed = sum(counts.get(name, 0) for name in ("errored", "canceled", "expired"))
     return {
@@ -39,12 +41,14 @@ def shown(batch: DoorBatch, counts: Mapping[str, int], job: Job | None = None) -
         "cancelling_at": _at(batch, DoorBatchState.CANCELLING),
         "cancelled_at": _at(batch, DoorBatchState.CANCELLED),
         "request_counts": {
-            "total": counts.get("total", 0), "completed": counts.get("succeeded", 0), "failed": failed,
+            "total": counts.get("total", 0),
+            "completed": counts.get("succeeded", 0),
+            "failed": failed,
         },
         "usage": batch.usage,
         "metadata": batch.metadata,
         "penstock": _ours(batch, job),
-    }  # fmt: skip
+    }
 
 
 def window_in_words(seconds: float) -> str:

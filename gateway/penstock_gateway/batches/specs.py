@@ -22,8 +22,9 @@ OPENAI: Final = "openai"
 
 
 def input_path(backend: Backend, batch: DoorBatch) -> str | None:
-    """Where the file of a batch lies; None where it is gone, or is another tenant's. A batch that the operator has made for a
-    tenant may read a file of the operator's."""
+    """Where the file of a batch lies; None where it is gone, or is another tenant's.
+
+    A batch that the operator has made for a tenant may read a file of the operator's."""
     files = FileStore(backend.settings, backend.database)
     file = files.get(batch.input_file_id, Whose(batch.tenant))
     if file is None and TENANT in (batch.metadata or {}):
@@ -41,14 +42,19 @@ def spec_of(
     deadline_s: float,
     model: str | None = None,
 ) -> JobSpec:
-    """``model``: the one that all lines name; None: there are several, or it is not known yet, and then a budget is not held
-    against prices here: the job's submit does that. Raises SpecError for what this installation cannot answer, or this tenant
-    may not ask for; Refused for metadata."""
+    """``model``: the one that all lines name; None: there are several, or it is not known yet, and
+    then a budget is not held against prices here: the job's submit does that. Raises SpecError for
+    what this installation cannot answer, or this tenant may not ask for; Refused for metadata."""
     door = settings.gateway.batches
     options: dict[str, Any] = {
-        "lane": door.lane, "endpoint": endpoint, "tenant": tenant, "format": "jsonl", "deadline_s": deadline_s,
-        "model": model, "stop_at_dead": door.stop_at_dead,
-    }  # fmt: skip
+        "lane": door.lane,
+        "endpoint": endpoint,
+        "tenant": tenant,
+        "format": "jsonl",
+        "deadline_s": deadline_s,
+        "model": model,
+        "stop_at_dead": door.stop_at_dead,
+    }
     if kind == ANTHROPIC:
         options |= {"provider": anthropic_provider(settings), "max_bad_rows": "100%"}
     else:
@@ -56,18 +62,26 @@ def spec_of(
     spec = JobSpec(**{**options, **asked_in(metadata)})
     _check_answered(settings, spec)
     check_acceptable(
-        spec if model is not None else spec.model_copy(update={"budget_usd": None}), settings.prices(spec.provider)
+        spec if model is not None else spec.model_copy(update={"budget_usd": None}),
+        settings.prices(spec.provider),
     )
     if tenant is not None:  # the operator's own may do what the command line does
         Borders(settings.doors, names_tenants=False).check(spec)
     return spec
 
 
-def spec_of_batch(settings: GatewaySettings, batch: DoorBatch, deadline_s: float, model: str | None = None) -> JobSpec:
+def spec_of_batch(
+    settings: GatewaySettings, batch: DoorBatch, deadline_s: float, model: str | None = None
+) -> JobSpec:
     return spec_of(
-        settings, kind=batch.kind, tenant=batch.tenant, endpoint=batch.endpoint, metadata=batch.metadata,
-        deadline_s=deadline_s, model=model,
-    )  # fmt: skip
+        settings,
+        kind=batch.kind,
+        tenant=batch.tenant,
+        endpoint=batch.endpoint,
+        metadata=batch.metadata,
+        deadline_s=deadline_s,
+        model=model,
+    )
 
 
 def anthropic_provider(settings: GatewaySettings) -> str:
@@ -82,7 +96,8 @@ def anthropic_provider(settings: GatewaySettings) -> str:
         return theirs[0]
     why = f"message batches need a provider of kind anthropic, and {named!r} is none"
     fix = (
-        "have the operator set gateway.batches.messages_provider to the name of one: providers.NAME.kind = 'anthropic'"
+        "have the operator set gateway.batches.messages_provider to the name of one: "
+        "providers.NAME.kind = 'anthropic'"
     )
     raise SpecError([Problem("unsupported", "/endpoint", why, fix)])
 

@@ -1,4 +1,5 @@
-"""The task that brings batches forward: it looks for those with a step to do, and does it under a lease."""
+"""The task that brings batches forward: it looks for those with a step to do, and does it under a
+lease."""
 
 from __future__ import annotations
 
@@ -55,7 +56,12 @@ class BatchStates:
             await asyncio.gather(*self._under_way.values(), return_exceptions=True)
 
     async def _step(
-        self, backend: Backend, store: DoorBatchStore, steps: Steps, leased: LeasedBatch, threads: ThreadPoolExecutor
+        self,
+        backend: Backend,
+        store: DoorBatchStore,
+        steps: Steps,
+        leased: LeasedBatch,
+        threads: ThreadPoolExecutor,
     ) -> None:
         batch, ttl_s = leased.batch, backend.settings.gateway.batches.lease_s
         done, pause_s = asyncio.get_running_loop().run_in_executor(threads, steps.step, leased), 0.0
@@ -74,7 +80,11 @@ class BatchStates:
             log.warning("batch %s stays %s for now: %s", batch.batch_id, batch.state, error)
         except Exception:
             pause_s = PAUSE_S
-            log.exception("a step of batch %s, which is %s, has failed; it is tried again", batch.batch_id, batch.state)
+            log.exception(
+                "a step of batch %s, which is %s, has failed; it is tried again",
+                batch.batch_id,
+                batch.state,
+            )
         finally:
             self._under_way.pop(batch.batch_id, None)
             backend.metrics.batch_steps.labels(batch.state.value, result).inc()

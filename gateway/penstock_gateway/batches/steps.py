@@ -1,7 +1,8 @@
 """One step of a batch: each can be done again from its beginning, whatever came of it before.
 
-What makes it so: the job's key is the batch's id, so that a second submit finds the job of the first; the ids of its files are
-written down before the files are; and a row moves only from the state, and with the fence, that the step began with.
+What makes it so: the job's key is the batch's id, so that a second submit finds the job of the
+first; the ids of its files are written down before the files are; and a row moves only from the
+state, and with the fence, that the step began with.
 """
 
 from __future__ import annotations
@@ -15,7 +16,15 @@ from penstock_gateway.batches.figures import DEADLINE, final_counts
 from penstock_gateway.batches.finish import Finish
 from penstock_gateway.batches.specs import input_path, spec_of_batch
 from penstock_gateway.batches.validation import LineChecks, faults_in, of_the_batch, one_model
-from penstock_ledger import DoorBatch, DoorBatchState, DoorBatchStore, JobNotFound, JobStore, LeasedBatch, OutcomeStore
+from penstock_ledger import (
+    DoorBatch,
+    DoorBatchState,
+    DoorBatchStore,
+    JobNotFound,
+    JobStore,
+    LeasedBatch,
+    OutcomeStore,
+)
 from penstock_ledger.model import Job, JobState
 from penstock_producer import SourceError, SourceUnavailable, SpecError, TooManyBadRows
 
@@ -51,8 +60,14 @@ class Steps:
         if batch.state is DoorBatchState.VALIDATING:
             self._validate(leased, job)
         elif job is None and batch.job_id is not None:
-            self._fail(leased, "job_purged", f"Job {batch.job_id} of this batch was purged by the operator.")
-        elif job is not None and not job.state.final and batch.state is not DoorBatchState.FINALIZING:
+            self._fail(
+                leased,
+                "job_purged",
+                f"Job {batch.job_id} of this batch was purged by the operator.",
+            )
+        elif (
+            job is not None and not job.state.final and batch.state is not DoorBatchState.FINALIZING
+        ):
             self._end_job(batch, job)
         else:
             self._finish(leased, job)
@@ -66,23 +81,36 @@ class Steps:
     def _validate(self, leased: LeasedBatch, job: Job | None) -> None:
         batch, path = leased.batch, input_path(self._backend, leased.batch)
         if path is None:
-            self._fail(leased, "invalid_request", f"Cannot find file {batch.input_file_id}.", "input_file_id")
+            self._fail(
+                leased,
+                "invalid_request",
+                f"Cannot find file {batch.input_file_id}.",
+                "input_file_id",
+            )
             return
         model = self._model_of(batch, path)
         job = job or self._submitted(leased, path, model)
         if job is not None:
             counts = {**batch.counts, "total": job.total or 0}
-            self._store.move(leased, DoorBatchState.IN_PROGRESS, job_id=job.job_id, counts=counts, model=model)
+            self._store.move(
+                leased, DoorBatchState.IN_PROGRESS, job_id=job.job_id, counts=counts, model=model
+            )
 
     def _model_of(self, batch: DoorBatch, path: str) -> str | None:
         try:
-            return one_model(path, spec_of_batch(self._settings, batch, batch.window_s), self._settings, self._go_on)
+            return one_model(
+                path,
+                spec_of_batch(self._settings, batch, batch.window_s),
+                self._settings,
+                self._go_on,
+            )
         except SpecError:
             return None  # which the submit says
 
     def _submitted(self, leased: LeasedBatch, path: str, model: str | None) -> Job | None:
-        """``model``: the one that all lines name; budget and prices are those of it. None for a file that is refused, which the
-        batch says then."""
+        """``model``: the one that all lines name; budget and prices are those of it.
+
+        None for a file that is refused, which the batch says then."""
         batch, checks = leased.batch, LineChecks(self._settings, leased.batch.endpoint)
         left_s = max(LEAST_S, batch.expires_at - time.time())
         check = None if batch.of_anthropic else checks.check
@@ -104,14 +132,24 @@ class Steps:
         except SourceError as error:
             errors = [of_the_batch(error, path)]
         except SpecError as error:
-            errors = [{"code": error.problems[0].code, "line": None, "message": error.public_message, "param": None}]
+            errors = [
+                {
+                    "code": error.problems[0].code,
+                    "line": None,
+                    "message": error.public_message,
+                    "param": None,
+                }
+            ]
         self._store.move(leased, DoorBatchState.FAILED, errors=errors)
         return None
 
     def _end_job(self, batch: DoorBatch, job: Job) -> None:
-        """Its caller has cancelled the batch, or its time is over: a job that is paused does not look at its deadline."""
+        """Its caller has cancelled the batch, or its time is over: a job that is paused does not
+        look at its deadline."""
         if batch.state is DoorBatchState.CANCELLING:
-            self._jobs.set_state(job.job_id, JobState.CANCELLING, reason="cancelled by its caller", expect=LIVE)
+            self._jobs.set_state(
+                job.job_id, JobState.CANCELLING, reason="cancelled by its caller", expect=LIVE
+            )
         elif batch.expires_at <= time.time():
             reason = f"{DEADLINE}: the batch is older than its window of {batch.window_s:g} s"
             self._jobs.set_state(job.job_id, JobState.CANCELLING, reason=reason, expect=LIVE)

@@ -36,8 +36,10 @@ _READ: Final = msgspec.json.Decoder(_Body).decode
 
 
 class Details:
-    """Adds up what only the answers themselves say. The other figures are the ledger's: they count what was paid for, answers
-    to requests that failed in the end too."""
+    """Adds up what only the answers themselves say.
+
+    The other figures are the ledger's: they count what was paid for, answers to requests that
+    failed in the end too."""
 
     def __init__(self) -> None:
         self._cached = self._reasoning = 0

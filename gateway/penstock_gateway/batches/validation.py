@@ -1,4 +1,5 @@
-"""What is wrong with a file of requests, line by line, as OpenAI tells it; and the checks that a job alone does not make."""
+"""What is wrong with a file of requests, line by line, as OpenAI tells it; and the checks that a
+job alone does not make."""
 
 from __future__ import annotations
 
@@ -42,7 +43,9 @@ class LineChecks:
         self._model: str | None = None
         self._one_model = door.models == "one"
         self._most = door.max_requests
-        self._read: Callable[[bytes], _Named] = _READ_TEXTS if endpoint == EMBEDDINGS else _READ_MODEL
+        self._read: Callable[[bytes], _Named] = (
+            _READ_TEXTS if endpoint == EMBEDDINGS else _READ_MODEL
+        )
         self._lines = self._texts = 0
 
     def check(self, document: Document) -> BadRow | None:
@@ -55,7 +58,10 @@ class LineChecks:
             self._texts += _texts_in(asked.input)
         if max(self._lines, self._texts) > self._most:
             what = "requests" if self._lines > self._most else "embedding inputs"
-            told = f"The input file has more {what} than the {self._most} that one batch may have; use several batches."
+            told = (
+                f"The input file has more {what} than the {self._most} that one batch may have; "
+                "use several batches."
+            )
             raise SourceError("too_many_tasks", told)
         if self._model is None:
             self._model = asked.model
@@ -64,7 +70,8 @@ class LineChecks:
         return None
 
     def other_url(self, row: Document | BadRow) -> BadRow | None:
-        """Why a line for another endpoint than the batch's is refused, whatever else is wrong with it; None for all others."""
+        """Why a line for another endpoint than the batch's is refused, whatever else is wrong with
+        it; None for all others."""
         return None if row.endpoint is None else _other_url(row, self._endpoint)
 
 
@@ -74,7 +81,9 @@ def faults_in(path: str, spec: JobSpec, settings: GatewaySettings) -> list[dict[
     source = _Sorting(open_source(path, spec, settings), checks)
     try:
         found = survey(source, spec.model_copy(update={"max_bad_rows": ERRORS_MAX * 10}))
-        source.bad += [refused.row for refused in found.refused]  # duplicates, which only the whole file shows
+        source.bad += [
+            refused.row for refused in found.refused
+        ]  # duplicates, which only the whole file shows
     except SourceError as error:
         if error.code != "empty_source":
             return [*_listed(source.bad), of_the_batch(error, path)]
@@ -87,8 +96,12 @@ def first_model(path: str, spec: JobSpec, settings: GatewaySettings) -> str | No
     return _READ_MODEL(first.body).model if isinstance(first, Document) else None
 
 
-def one_model(path: str, spec: JobSpec, settings: GatewaySettings, go_on: Callable[[], None]) -> str | None:
-    """The one that all lines name; None where one names another or none, or is no request. ``go_on`` is called for each line.
+def one_model(
+    path: str, spec: JobSpec, settings: GatewaySettings, go_on: Callable[[], None]
+) -> str | None:
+    """The one that all lines name; None where one names another or none, or is no request.
+
+    ``go_on`` is called for each line.
 
     Raises SourceUnavailable; what else is wrong with the file is said by those who check it.
     """
@@ -110,7 +123,12 @@ def one_model(path: str, spec: JobSpec, settings: GatewaySettings, go_on: Callab
 def of_the_batch(error: SourceError, path: str) -> dict[str, Any]:
     """A fault of the file as a whole, without the place where it lies here."""
     message = error.public_message.partition(": ")[2].replace(path, "the input file")
-    return {"code": _CODES.get(error.code, error.code), "line": None, "message": message, "param": None}
+    return {
+        "code": _CODES.get(error.code, error.code),
+        "line": None,
+        "message": message,
+        "param": None,
+    }
 
 
 class _Sorting:
@@ -125,7 +143,11 @@ class _Sorting:
 
     def documents(self, cursor: Mapping[str, Any]) -> Iterator[Document | BadRow]:
         for row in self._source.documents(cursor):
-            bad = self._checks.other_url(row) or row if isinstance(row, BadRow) else self._checks.check(row)
+            bad = (
+                self._checks.other_url(row) or row
+                if isinstance(row, BadRow)
+                else self._checks.check(row)
+            )
             if bad is None:
                 yield row
             elif len(self.bad) > ERRORS_MAX:
@@ -178,7 +200,10 @@ def _other_model(document: Document, model: str | None, first: str | None) -> Ba
         line=document.line,
         code="model_mismatch",
         field="body.model",
-        message=f"The model {model!r} is not that of the lines before, {first!r}: a batch has one model.",
+        message=(
+            f"The model {model!r} is not that of the lines before, {first!r}: a batch has one "
+            "model."
+        ),
         seen=str(model)[:80],
         fix="use a batch for each model, or have the operator set gateway.batches.models to any",
         doc_id=document.doc_id,

@@ -1,7 +1,8 @@
 """From which address a request comes: the peer's, or what a trusted proxy says of it.
 
-Each proxy adds the address of its own peer at the end of X-Forwarded-For, so from the end the first one that is no trusted
-proxy asks. What stands before that was written by who asks, and may say anything.
+Each proxy adds the address of its own peer at the end of X-Forwarded-For, so from the end the first
+one that is no trusted proxy asks. What stands before that was written by who asks, and may say
+anything.
 """
 
 from __future__ import annotations
@@ -28,8 +29,9 @@ class Proxies:
         self._networks = [ipaddress.ip_network(network) for network in networks]
 
     def caller_of(self, connection: HTTPConnection) -> str:
-        """Return the address that asks, as text, and of one of IPv6 its network, in which a caller has 2^64 of them. It is the
-        last trusted one where the header names nothing that is an address."""
+        """Return the address that asks, as text, and of one of IPv6 its network, in which a caller
+        has 2^64 of them. It is the last trusted one where the header names nothing that is an
+        address."""
         peer = connection.client.host if connection.client else ""
         return self.asked_by(peer, connection.headers.getlist(FORWARDED))
 
@@ -66,7 +68,8 @@ def _counted(address: Address) -> str:
 
 
 def _address(text: str) -> Address | None:
-    """Of `203.0.113.7`, `203.0.113.7:4711`, `2001:db8::1` and `[2001:db8::1]:4711`; one of IPv4 written as IPv6 is of IPv4."""
+    """Of `203.0.113.7`, `203.0.113.7:4711`, `2001:db8::1` and `[2001:db8::1]:4711`; one of IPv4
+    written as IPv6 is of IPv4."""
     bare = text.strip()
     if bare.startswith("["):
         bare = bare[1:].partition("]")[0]

@@ -1,7 +1,9 @@
-"""What a key's tenant may have: requests in a minute and at once, counted in Redis, and money, counted in SQL.
+"""What a key's tenant may have: requests in a minute and at once, counted in Redis, and money,
+counted in SQL.
 
-While Redis is away, keys with such limits are refused (503), and those without go on: a bound per process would let a tenant
-have its limit once per replica, and /health says in the same moment that this door should get no requests.
+While Redis is away, keys with such limits are refused (503), and those without go on: a bound per
+process would let a tenant have its limit once per replica, and /health says in the same moment that
+this door should get no requests.
 """
 
 from __future__ import annotations
@@ -40,10 +42,14 @@ class Admissions:
         self._limits = DoorLimits(backend.redis)
         self._budgets: dict[str, float] = {}  # dollars a month, by tenant
         self._budgets_until = 0.0  # monotonic
-        self._costs: dict[tuple[str, str], tuple[float, float]] = {}  # tenant, month -> until when, dollars
+        self._costs: dict[
+            tuple[str, str], tuple[float, float]
+        ] = {}  # tenant, month -> until when, dollars
 
     @contextlib.asynccontextmanager
-    async def admitted(self, found: Found, method: str, path: str, request_id: str) -> AsyncIterator[None]:
+    async def admitted(
+        self, found: Found, method: str, path: str, request_id: str
+    ) -> AsyncIterator[None]:
         """For the time of a request. Raises Refused (429, 503)."""
         limits, who = found.limits, _who(found.caller)
         if found.caller.tenant is not None and method in SPENDS and not path.endswith("/cancel"):
@@ -62,27 +68,38 @@ class Admissions:
             self._backend.under_way.discard((who, request_id))
             await asyncio.shield(self._end(who, request_id))
 
-    async def _count(self, who: str, request_id: str, per_minute: int | None, at_once: int | None) -> None:
+    async def _count(
+        self, who: str, request_id: str, per_minute: int | None, at_once: int | None
+    ) -> None:
         try:
             async with asyncio.timeout(REDIS_S):
-                answer, wait_s = await self._limits.admit(who, request_id, per_minute=per_minute, at_once=at_once)
+                answer, wait_s = await self._limits.admit(
+                    who, request_id, per_minute=per_minute, at_once=at_once
+                )
         except (TimeoutError, redis.RedisError, OSError) as error:
             log.warning("requests cannot be counted, Redis does not answer: %s", error)
             headers = {"retry-after": "5"}
-            raise Refused(503, "a server behind this one does not answer; try again", code="service_unavailable",
-                          headers=headers) from None  # fmt: skip
+            raise Refused(
+                503,
+                "a server behind this one does not answer; try again",
+                code="service_unavailable",
+                headers=headers,
+            ) from None
         if answer is Admission.MINUTE_FULL:
             raise _limited(f"Rate limit reached: {per_minute} requests per minute.", wait_s)
         if answer is Admission.TOO_MANY_AT_ONCE:
             raise _limited(f"Rate limit reached: {at_once} requests at once.", 1.0)
 
     async def _end(self, who: str, request_id: str) -> None:
-        with contextlib.suppress(TimeoutError, redis.RedisError, OSError):  # it ends by itself after a while
+        with contextlib.suppress(
+            TimeoutError, redis.RedisError, OSError
+        ):  # it ends by itself after a while
             async with asyncio.timeout(REDIS_S):
                 await self._limits.end(who, request_id)
 
     async def _check_budget(self, tenant: str, of_key: float | None) -> None:
-        """``of_key``: the budget that the key of the request names, which may be newer than what is remembered."""
+        """``of_key``: the budget that the key of the request names, which may be newer than what is
+        remembered."""
         if time.monotonic() >= self._budgets_until:
             self._budgets = await self._backend.run(TenantBudgets(self._backend.database).all)
             self._budgets_until = time.monotonic() + COST_KNOWN_S
@@ -93,16 +110,22 @@ class Admissions:
         spent = await self._spent(tenant, month)
         if spent >= budget_usd:
             raise Refused(
-                429, f"The budget of {month.name} is spent: {spent:.2f} of {budget_usd:.2f} USD. New work is accepted again from "
-                f"{next_month(month.name)} (UTC). Before that the operator can make a key with a larger budget; jobs that were "
-                "paused for it go on then.", code="insufficient_quota",
-                kind="insufficient_quota", headers={"retry-after": "3600", "x-should-retry": "false"},
-            )  # fmt: skip
+                429,
+                f"The budget of {month.name} is spent: {spent:.2f} of {budget_usd:.2f} USD. New "
+                f"work is accepted again from {next_month(month.name)} (UTC). Before that the "
+                "operator can make a key with a larger budget; jobs that were paused for it go on "
+                "then.",
+                code="insufficient_quota",
+                kind="insufficient_quota",
+                headers={"retry-after": "3600", "x-should-retry": "false"},
+            )
 
     async def _spent(self, tenant: str, month: Month) -> float:
         until, dollars = self._costs.get((tenant, month.name), (0.0, 0.0))
         if time.monotonic() >= until:
-            dollars = await self._backend.run(TenantCosts(self._backend.database).usd_of, tenant, month)
+            dollars = await self._backend.run(
+                TenantCosts(self._backend.database).usd_of, tenant, month
+            )
             if len(self._costs) >= TENANTS_MAX:
                 self._costs.clear()
             self._costs[tenant, month.name] = (time.monotonic() + COST_KNOWN_S, dollars)
@@ -121,7 +144,11 @@ class RenewAdmissions:
 
 
 def _who(caller: Caller) -> str:
-    return f"tenant:{caller.tenant}" if caller.tenant is not None else f"key:{caller.counted_as or caller.key_id}"
+    return (
+        f"tenant:{caller.tenant}"
+        if caller.tenant is not None
+        else f"key:{caller.counted_as or caller.key_id}"
+    )
 
 
 def _limited(message: str, wait_s: float) -> Refused:

@@ -15,17 +15,24 @@ __all__ = ["KNOWN", "OPERATOR", "STATE", "Caller", "Scope", "caller_with"]
 
 Scope = Literal["read", "write", "infer", "keys", "admin"]
 STATE: Final = "penstock_caller"  # where the gate leaves the caller of a request
-KNOWN: Final = "penstock_known"  # where a connection leaves what the gate calls once it has found the caller
+KNOWN: Final = (
+    "penstock_known"  # where a connection leaves what the gate calls once it has found the caller
+)
 
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Who asks. Without a tenant it is the operator: by a key that has none, or on loopback while there are no keys."""
+    """Who asks.
+
+    Without a tenant it is the operator: by a key that has none, or on loopback while there are no
+    keys."""
 
     tenant: str | None
     key_id: str | None
     scopes: frozenset[str]
-    counted_as: str | None = None  # where it has no tenant: the key whose requests count with its own
+    counted_as: str | None = (
+        None  # where it has no tenant: the key whose requests count with its own
+    )
 
     @property
     def is_operator(self) -> bool:
@@ -48,7 +55,9 @@ def caller_with(scope: Scope) -> Callable[[Request], Awaitable[Caller]]:
         if not isinstance(found, Caller):  # the gate is shut for paths without one
             raise Refused(401, "You didn't provide an API key.", code="invalid_api_key")
         if scope not in found.scopes and "admin" not in found.scopes:
-            raise Refused(403, f"This key may not do that: it has no scope {scope!r}.", code="missing_scope")
+            raise Refused(
+                403, f"This key may not do that: it has no scope {scope!r}.", code="missing_scope"
+            )
         return found
 
     return caller

@@ -1,4 +1,5 @@
-"""Keys that were wrong, by address: after some of them an address waits before the database is asked again.
+"""Keys that were wrong, by address: after some of them an address waits before the database is
+asked again.
 
 No key can be guessed, having 256 random bits; this bounds what guessing costs the database.
 """
@@ -11,12 +12,16 @@ __all__ = ["FailedTries"]
 
 TRIES_MAX: Final = 30  # of one address within the span
 SPAN_S: Final = 60.0
-ADDRESSES_MAX: Final = 10_000  # that are remembered; then the one that began longest ago is forgotten
+ADDRESSES_MAX: Final = (
+    10_000  # that are remembered; then the one that began longest ago is forgotten
+)
 
 
 class FailedTries:
     def __init__(self) -> None:
-        self._seen: dict[str, tuple[float, int]] = {}  # address -> when its span began, tries since then
+        self._seen: dict[
+            str, tuple[float, int]
+        ] = {}  # address -> when its span began, tries since then
 
     def wait_s(self, address: str, now: float) -> float:
         """How long it has to wait; 0 for not at all."""

@@ -1,4 +1,5 @@
-"""The gate before all routes: who asks is known before a body is read, and every request of a tenant is counted.
+"""The gate before all routes: who asks is known before a body is read, and every request of a
+tenant is counted.
 
 A route that named no scope would still be closed to those without a key.
 """
@@ -29,7 +30,9 @@ class Gate:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         path = scope.get("path", "")
-        if scope["type"] != "http" or any(path == place or path.startswith(f"{place}/") for place in _OPEN):
+        if scope["type"] != "http" or any(
+            path == place or path.startswith(f"{place}/") for place in _OPEN
+        ):
             await self._app(scope, receive, send)
             return
         connection = HTTPConnection(scope)
@@ -39,7 +42,9 @@ class Gate:
         except Refused as refused:
             if not (is_page and refused.status == 401):
                 raise
-            await self._app(scope, receive, send)  # the page itself says where to log in, or that there is none
+            await self._app(
+                scope, receive, send
+            )  # the page itself says where to log in, or that there is none
             return
         state = scope.setdefault("state", {})
         state[STATE] = found.caller

@@ -1,4 +1,6 @@
-"""From what a request brings to its caller. Keys are remembered for two seconds, so revoking one takes that long at most."""
+"""From what a request brings to its caller.
+
+Keys are remembered for two seconds, so revoking one takes that long at most."""
 
 from __future__ import annotations
 
@@ -16,7 +18,14 @@ from penstock_gateway.callers.addresses import Proxies
 from penstock_gateway.callers.caller import OPERATOR, Caller
 from penstock_gateway.callers.failed_tries import FailedTries
 from penstock_gateway.callers.secret_keys import secret_in
-from penstock_gateway.callers.sessions import COOKIE, SESSION_S, Session, new_session, read_session, signed_session
+from penstock_gateway.callers.sessions import (
+    COOKIE,
+    SESSION_S,
+    Session,
+    new_session,
+    read_session,
+    signed_session,
+)
 from penstock_gateway.refused import Refused
 from penstock_gateway.settings import is_loopback
 from penstock_ledger import (
@@ -61,7 +70,9 @@ class Remembered(Generic[K]):
     def get(self, name: K) -> ApiKey | None:
         """Return the key, unless it has to be read again."""
         until, key = self._keys.get(name, (0.0, None))
-        return key if key is not None and time.monotonic() < until and key.valid(time.time()) else None
+        return (
+            key if key is not None and time.monotonic() < until and key.valid(time.time()) else None
+        )
 
     def put(self, name: K, key: ApiKey) -> None:
         if len(self._keys) >= REMEMBERED_MAX:
@@ -77,8 +88,9 @@ class KnownKeys:
         self._backend = backend
         self._store = ApiKeyStore(backend.database)
         self._ended = EndedSessions(backend.database)
-        # Two, and never one: what a caller may know of another's key (its id) is looked up among sessions only, whose cookies
-        # are signed. Of a secret its digest is kept, and no map is asked about a text that has not the shape of one.
+        # Two, and never one: what a caller may know of another's key (its id) is looked up among
+        # sessions only, whose cookies are signed. Of a secret its digest is kept, and no map is
+        # asked about a text that has not the shape of one.
         self._by_digest: Remembered[bytes] = Remembered()
         self._by_session: Remembered[str] = Remembered()  # by the session's id
         self._noted: dict[str, float] = {}
@@ -120,7 +132,8 @@ class KnownKeys:
         if key is not None:
             return key
         address, now = self._proxies.caller_of(connection), time.monotonic()
-        # Others behind the same proxy must not keep the owner of a key waiting that was right here before.
+        # Others behind the same proxy must not keep the owner of a key waiting that was right here
+        # before.
         was_right = digest is not None and digest in self._by_digest
         wait_s = 0.0 if was_right else self._failed.wait_s(address, now)
         if wait_s > 0:
@@ -136,7 +149,7 @@ class KnownKeys:
         self._by_digest.put(digest, key)
         return key
 
-    # -- sessions of the dashboard --------------------------------------------------------------------------------------
+    # -- sessions of the dashboard -----------------------------------------------------------------
 
     async def session_for(self, secret: str, connection: HTTPConnection) -> str:
         """Return the value of a cookie for who has typed this key. Raises Refused."""
@@ -157,7 +170,8 @@ class KnownKeys:
         return key
 
     async def end_session(self, connection: HTTPConnection) -> None:
-        """End the session of the request's cookie: here at once, at other doors within REMEMBERED_S."""
+        """End the session of the request's cookie: here at once, at other doors within
+        REMEMBERED_S."""
         session = await self._session_of(connection)
         if session is not None:
             now = time.time()
@@ -174,10 +188,12 @@ class KnownKeys:
 
     async def _signing_secret(self) -> str:
         if self._session_secret is None:
-            self._session_secret = await self._backend.run(Meta(self._backend.database).session_secret)
+            self._session_secret = await self._backend.run(
+                Meta(self._backend.database).session_secret
+            )
         return self._session_secret
 
-    # -- the last use of a key ------------------------------------------------------------------------------------------
+    # -- the last use of a key ---------------------------------------------------------------------
 
     def _note_used(self, key_id: str) -> None:
         now = time.monotonic()
@@ -193,24 +209,33 @@ class KnownKeys:
     async def _note(self, key_id: str) -> None:
         try:
             await self._backend.run(self._store.note_used, key_id)
-        except (PenstockError, Refused, DBAPIError) as error:  # the request itself says what is away
+        except (
+            PenstockError,
+            Refused,
+            DBAPIError,
+        ) as error:  # the request itself says what is away
             log.info("the last use of key %s was not noted: %s", key_id, in_words(error))
 
-    # -- without keys ---------------------------------------------------------------------------------------------------
+    # -- without keys ------------------------------------------------------------------------------
 
     def _check_host(self, connection: HTTPConnection) -> None:
-        """A page of another site must not reach the doors through a browser of this machine: neither by a name of its own that
-        leads here, nor by a form that it sends."""
+        """A page of another site must not reach the doors through a browser of this machine:
+        neither by a name of its own that leads here, nor by a form that it sends."""
         host = connection.headers.get("host", "")
         name = _without_port(host)
         if not is_loopback(name) and name not in self._backend.settings.gateway.hosts:
             raise Refused(
-                403, f"This door has no API keys, so it answers requests to this machine only, not to {name[:80]!r}: make a "
-                "key (penstock keys create), or name the host in gateway.hosts.", code="host_not_allowed",
-            )  # fmt: skip
+                403,
+                "This door has no API keys, so it answers requests to this machine only, not to "
+                f"{name[:80]!r}: make a key (penstock keys create), or name the host in "
+                "gateway.hosts.",
+                code="host_not_allowed",
+            )
         origin = connection.headers.get("origin")
         if origin is not None and origin not in (f"http://{host}", f"https://{host}"):
-            raise Refused(403, f"Pages of {origin[:80]!r} may not use this door.", code="origin_not_allowed")
+            raise Refused(
+                403, f"Pages of {origin[:80]!r} may not use this door.", code="origin_not_allowed"
+            )
 
 
 def keys_of(connection: HTTPConnection) -> KnownKeys:
@@ -225,5 +250,8 @@ def _without_port(host: str) -> str:
 
 
 def _no_key() -> Refused:
-    message = "You didn't provide an API key: send it as `Authorization: Bearer KEY`, or as `x-api-key: KEY`."
+    message = (
+        "You didn't provide an API key: send it as `Authorization: Bearer KEY`, or as `x-api-key: "
+        "KEY`."
+    )
     return Refused(401, message, code="invalid_api_key", headers={"www-authenticate": "Bearer"})

@@ -1,7 +1,9 @@
-"""Sessions of the dashboard: a signed cookie that names a key, which is looked up with each request.
+"""Sessions of the dashboard: a signed cookie that names a key, which is looked up with each
+request.
 
-The cookie counts on the dashboard's own paths only. The API takes keys in headers, which no browser sends by itself. Each session
-has an id of its own, so that signing out ends this one at every door (`penstock_ledger.EndedSessions`).
+The cookie counts on the dashboard's own paths only. The API takes keys in headers, which no browser
+sends by itself. Each session has an id of its own, so that signing out ends this one at every door
+(`penstock_ledger.EndedSessions`).
 """
 
 from __future__ import annotations
@@ -17,11 +19,15 @@ __all__ = ["COOKIE", "SESSION_S", "Session", "new_session", "read_session", "sig
 COOKIE: Final = "penstock_session"
 SESSION_S: Final = 12 * 3600.0  # a working day; then the key is asked for again
 ID_BYTES: Final = 16
-_PURPOSE: Final = "session"  # signed with the rest: the same secret signs forms, and neither stands for the other
+_PURPOSE: Final = (
+    "session"  # signed with the rest: the same secret signs forms, and neither stands for the other
+)
 
 
 class Session(NamedTuple):
-    """What a cookie says. Its id opens nothing, and neither does that of its key: the signature does."""
+    """What a cookie says.
+
+    Its id opens nothing, and neither does that of its key: the signature does."""
 
     key_id: str
     session_id: str
@@ -40,9 +46,12 @@ def signed_session(secret: str, session: Session) -> str:
 
 
 def read_session(secret: str, cookie: str, now: float) -> Session | None:
-    """Return the session of a cookie; None for one that has expired, that another has made, or that is of an older Penstock."""
+    """Return the session of a cookie; None for one that has expired, that another has made, or that
+    is of an older Penstock."""
     told, _, signature = cookie.rpartition(".")
-    if not hmac.compare_digest(_signature(secret, told).encode(), signature.encode("utf-8", "replace")):
+    if not hmac.compare_digest(
+        _signature(secret, told).encode(), signature.encode("utf-8", "replace")
+    ):
         return None
     key_id, session_id, ends_at = told.split(".")
     session = Session(key_id, session_id, int(ends_at))
@@ -50,5 +59,7 @@ def read_session(secret: str, cookie: str, now: float) -> Session | None:
 
 
 def _signature(secret: str, told: str) -> str:
-    digest = hmac.digest(secret.encode(), f"{_PURPOSE}:{told}".encode("utf-8", "replace"), hashlib.sha256)
+    digest = hmac.digest(
+        secret.encode(), f"{_PURPOSE}:{told}".encode("utf-8", "replace"), hashlib.sha256
+    )
     return base64.urlsafe_b64encode(digest).decode().rstrip("=")

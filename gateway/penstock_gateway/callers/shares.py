@@ -1,4 +1,5 @@
-"""What one tenant may hold of a door at once, so that it leaves the rest to others: counted in this process.
+"""What one tenant may hold of a door at once, so that it leaves the rest to others: counted in this
+process.
 
 The operator has no share: it is bounded by what the door as a whole has.
 """
@@ -32,16 +33,20 @@ class Shares:
     def __init__(self, backend: Backend) -> None:
         door = backend.settings.gateway
         self._most: dict[Share, int] = {
-            "streams": door.tenant_streams, "uploads": door.tenant_uploads, "reads": door.tenant_reads,
-        }  # fmt: skip
+            "streams": door.tenant_streams,
+            "uploads": door.tenant_uploads,
+            "reads": door.tenant_reads,
+        }
         self._held: Counter[tuple[Share, str]] = Counter()
         self._coming: Counter[str] = Counter()  # bytes of uploads that are under way, by tenant
         self._under_way: set[Incoming] = set()
 
     @contextlib.contextmanager
     def upload(self, tenant: str | None, room: int | None) -> Iterator[Incoming]:
-        """For the time of one. ``room``: bytes that files of the tenant may still take, without those under way; None for no
-        bound. Raises Refused (429)."""
+        """For the time of one.
+
+        ``room``: bytes that files of the tenant may still take, without those under way; None for
+        no bound. Raises Refused (429)."""
         with self.held("uploads", tenant):
             incoming = Incoming(self._coming, tenant, room)
             self._under_way.add(incoming)
@@ -65,10 +70,13 @@ class Shares:
         most = self._most[share]
         if self._held[share, tenant] >= most:
             raise Refused(
-                429, f"{most} {_CALLED[share]} here already, and that is as many as one tenant may have at once "
-                f"(gateway.tenant_{share}); try again when one has ended.", code="too_many_at_once", kind="requests",
+                429,
+                f"{most} {_CALLED[share]} here already, and that is as many as one tenant may have "
+                f"at once (gateway.tenant_{share}); try again when one has ended.",
+                code="too_many_at_once",
+                kind="requests",
                 headers={"retry-after": str(_AGAIN_S[share])},
-            )  # fmt: skip
+            )
         self._held[share, tenant] += 1
 
     def leave(self, share: Share, tenant: str | None) -> None:
@@ -103,10 +111,14 @@ class Incoming:
             return
         if self._coming[self.tenant] - self.size + size > self._room:
             raise Refused(
-                429, f"There is room for {max(0, self._room)} more bytes of your files: one tenant's may take no more than "
-                "gateway.tenant_file_bytes. Delete files that are not needed any more.", code="storage_quota_exceeded",
-                kind="insufficient_quota", headers={"retry-after": "3600", "x-should-retry": "false"},
-            )  # fmt: skip
+                429,
+                f"There is room for {max(0, self._room)} more bytes of your files: one tenant's "
+                "may take no more than gateway.tenant_file_bytes. Delete files that are not needed "
+                "any more.",
+                code="storage_quota_exceeded",
+                kind="insufficient_quota",
+                headers={"retry-after": "3600", "x-should-retry": "false"},
+            )
         self._coming[self.tenant] += size - self.size
         self.size = size
 

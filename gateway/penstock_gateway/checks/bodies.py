@@ -1,7 +1,8 @@
 """Bodies: how large, how slow and in what form they may come.
 
-Bodies of most paths are read whole here, before the route, so that a route never waits for a slow sender and sees JSON only
-that others read alike. Those of uploads go to their route piece by piece, with the same limits on time.
+Bodies of most paths are read whole here, before the route, so that a route never waits for a slow
+sender and sees JSON only that others read alike. Those of uploads go to their route piece by piece,
+with the same limits on time.
 """
 
 from __future__ import annotations
@@ -37,11 +38,11 @@ FORM_BYTES: Final = (
 )  # what a multipart form has beside its file; a route with a limit of its own says it better
 ANONYMOUS_BYTES: Final = 64 * 1024  # where no key is asked for: a login
 ANONYMOUS_S: Final = 5.0  # for all of such a body, whatever comes meanwhile: it is a line of a form
-BYTES_PER_S: Final = (
-    1024  # the slowest sender, on average, once it has used up body_timeout_s; being fast earns no more than that
-)
-# Of all bodies that are held at once, and of those of one tenant; the next one is refused, and may come again. One body is always
-# taken, however large max_body_bytes is.
+# the slowest sender, on average, once it has used up body_timeout_s; being fast earns no more than
+# that
+BYTES_PER_S: Final = 1024
+# Of all bodies that are held at once, and of those of one tenant; the next one is refused, and may
+# come again. One body is always taken, however large max_body_bytes is.
 MEMORY_BYTES: Final = 256 * 1024 * 1024
 TENANT_BYTES: Final = MEMORY_BYTES // 4
 
@@ -63,7 +64,9 @@ class Bodies:
         _check_coding(headers)
         most = self._most(path)
         _check_length(headers, most)
-        incoming = Incoming(receive, most, self._door.body_timeout_s, is_known=_caller_of(scope) is not None)
+        incoming = Incoming(
+            receive, most, self._door.body_timeout_s, is_known=_caller_of(scope) is not None
+        )
         try:
             await self._passed_on(scope, headers, incoming, send)
         finally:
@@ -71,7 +74,9 @@ class Bodies:
                 connection = HTTPConnection(scope)
                 metrics_of(connection).received.labels(route_of(connection)).inc(incoming.size)
 
-    async def _passed_on(self, scope: Scope, headers: Headers, incoming: Incoming, send: Send) -> None:
+    async def _passed_on(
+        self, scope: Scope, headers: Headers, incoming: Incoming, send: Send
+    ) -> None:
         path = scope["path"]
         if not _has_body(headers) or _is_below(path, STREAMED):
             await self._app(scope, incoming.next, send)
@@ -79,13 +84,17 @@ class Bodies:
         read_as_json = is_json(headers.get("content-type", ""))
         if not read_as_json and path.startswith("/v1/") and not _is_below(path, OTHER_TYPES):
             raise Refused(
-                415, "The body has to be JSON: send the header `Content-Type: application/json`.",
+                415,
+                "The body has to be JSON: send the header `Content-Type: application/json`.",
                 code="unsupported_content_type",
-            )  # fmt: skip
+            )
         await self._whole(scope, incoming, send, read_as_json)
 
-    async def _whole(self, scope: Scope, incoming: Incoming, send: Send, read_as_json: bool) -> None:
-        # One buffer: a list of pieces would take forty bytes for each byte of a body that comes byte by byte.
+    async def _whole(
+        self, scope: Scope, incoming: Incoming, send: Send, read_as_json: bool
+    ) -> None:
+        # One buffer: a list of pieces would take forty bytes for each byte of a body that comes
+        # byte by byte.
         body, held, tenant = bytearray(), 0, _tenant_of(scope)
         try:
             more = True
@@ -118,8 +127,12 @@ class Bodies:
         """``held`` is what this body has so far. Raises Refused."""
         for most, now in ((MEMORY_BYTES, self._held), (TENANT_BYTES, self._held_of[tenant])):
             if now > most and now > held:
-                raise Refused(503, "the server holds too many bodies now; try again", code="overloaded",
-                              headers={"retry-after": "5"})  # fmt: skip
+                raise Refused(
+                    503,
+                    "the server holds too many bodies now; try again",
+                    code="overloaded",
+                    headers={"retry-after": "5"},
+                )
 
     def _most(self, path: str) -> int:
         door = self._door
@@ -133,7 +146,9 @@ class Bodies:
 
 
 class Incoming:
-    """A body as it comes, within its limits. Only the time that is spent waiting for the sender counts."""
+    """A body as it comes, within its limits.
+
+    Only the time that is spent waiting for the sender counts."""
 
     def __init__(self, receive: Receive, most: int, patience_s: float, *, is_known: bool) -> None:
         self._receive = receive
@@ -152,7 +167,9 @@ class Incoming:
             async with asyncio.timeout(max(0.001, self._left_s)):
                 message = await self._receive()
         except TimeoutError:
-            raise Refused(408, "The body of the request did not come in time.", code="request_timeout") from None
+            raise Refused(
+                408, "The body of the request did not come in time.", code="request_timeout"
+            ) from None
         came = len(message.get("body", b""))
         self.size += came
         earned_s = came / BYTES_PER_S if self._is_known else 0.0
@@ -191,9 +208,10 @@ def _check_coding(headers: Headers) -> None:
     coding = headers.get("content-encoding", "identity").strip().lower()
     if coding not in ("", "identity"):
         raise Refused(
-            415, f"Bodies with Content-Encoding {coding[:40]!r} are not read: send the body as it is.",
+            415,
+            f"Bodies with Content-Encoding {coding[:40]!r} are not read: send the body as it is.",
             code="unsupported_content_encoding",
-        )  # fmt: skip
+        )
 
 
 def _check_length(headers: Headers, most: int) -> None:

@@ -1,5 +1,7 @@
-"""Bodies of JSON, read once and in one place. What Python would take and others would not is refused: NaN, infinite numbers,
-hundreds of levels; and more than can be read while others wait (penstock_producer/json_bounds.py)."""
+"""Bodies of JSON, read once and in one place.
+
+What Python would take and others would not is refused: NaN, infinite numbers, hundreds of levels;
+and more than can be read while others wait (penstock_producer/json_bounds.py)."""
 
 from __future__ import annotations
 
@@ -18,11 +20,15 @@ MAX_KEYS: Final = 5_000  # of one object: each that is not known there is an err
 
 def is_json(content_type: str) -> bool:
     kind = content_type.partition(";")[0].strip().lower()
-    return kind == "application/json" or (kind.startswith("application/") and kind.endswith("+json"))
+    return kind == "application/json" or (
+        kind.startswith("application/") and kind.endswith("+json")
+    )
 
 
 def parsed(body: bytes) -> Any:
-    """Return the one JSON value that the body is. Raises Refused, also for one that is larger or deeper than a request can be."""
+    """Return the one JSON value that the body is.
+
+    Raises Refused, also for one that is larger or deeper than a request can be."""
     too_much = overfull(body)
     if too_much is not None:
         raise Refused(400, f"The body has {too_much}.", code="too_many_values")
@@ -48,8 +54,16 @@ def _check_containers(value: Any) -> None:
     level = [value] if isinstance(value, dict | list) else []
     for _ in range(MAX_DEPTH):
         if any(len(one) > MAX_KEYS for one in level if isinstance(one, dict)):
-            raise Refused(400, f"An object in the body has more than {MAX_KEYS:,} fields.", code="too_many_values")
-        inner = (one for outer in level for one in (outer.values() if isinstance(outer, dict) else outer))
+            raise Refused(
+                400,
+                f"An object in the body has more than {MAX_KEYS:,} fields.",
+                code="too_many_values",
+            )
+        inner = (
+            one for outer in level for one in (outer.values() if isinstance(outer, dict) else outer)
+        )
         level = [one for one in inner if isinstance(one, dict | list)]
     if level:
-        raise Refused(400, f"The body has more than {MAX_DEPTH} levels of nesting.", code="nesting_too_deep")
+        raise Refused(
+            400, f"The body has more than {MAX_DEPTH} levels of nesting.", code="nesting_too_deep"
+        )

@@ -17,15 +17,23 @@ def checked_metadata(given: Any) -> dict[str, str] | None:
     if given is None:
         return None
     if not isinstance(given, dict):
-        raise refused_metadata("metadata", f"expected an object, but got {type(given).__name__}", "invalid_type")
+        raise refused_metadata(
+            "metadata", f"expected an object, but got {type(given).__name__}", "invalid_type"
+        )
     if len(given) > METADATA_PAIRS:
-        raise refused_metadata("metadata", f"at most {METADATA_PAIRS} pairs are kept, and there are {len(given)}")
+        raise refused_metadata(
+            "metadata", f"at most {METADATA_PAIRS} pairs are kept, and there are {len(given)}"
+        )
     for key, value in given.items():
         param = f"metadata.{key[:MAX_KEY]}"
         if not key or len(key) > MAX_KEY:
-            raise refused_metadata(param, f"a key has 1 to {MAX_KEY} characters, and this one has {len(key)}")
+            raise refused_metadata(
+                param, f"a key has 1 to {MAX_KEY} characters, and this one has {len(key)}"
+            )
         if not isinstance(value, str):
-            raise refused_metadata(param, f"expected a string, but got {type(value).__name__}", "invalid_type")
+            raise refused_metadata(
+                param, f"expected a string, but got {type(value).__name__}", "invalid_type"
+            )
         if len(value) > MAX_VALUE:
             why = f"a value has at most {MAX_VALUE} characters, and this one has {len(value)}"
             raise refused_metadata(param, why)
@@ -33,4 +41,9 @@ def checked_metadata(given: Any) -> dict[str, str] | None:
 
 
 def refused_metadata(param: str, why: str, code: str = "invalid_value") -> Refused:
-    return Refused(400, f"Invalid {code.removeprefix('invalid_')} for '{param}': {why}.", code=code, param=param)
+    return Refused(
+        400,
+        f"Invalid {code.removeprefix('invalid_')} for '{param}': {why}.",
+        code=code,
+        param=param,
+    )

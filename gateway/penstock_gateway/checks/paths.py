@@ -1,4 +1,5 @@
-"""Paths and queries that no client of the doors sends: refused before anything is looked up by them."""
+"""Paths and queries that no client of the doors sends: refused before anything is looked up by
+them."""
 
 from __future__ import annotations
 
@@ -12,9 +13,11 @@ from penstock_gateway.refused import Refused
 
 __all__ = ["Paths"]
 
-# An empty segment, dots, and separators or control characters in disguise: what one server reads otherwise than the next.
+# An empty segment, dots, and separators or control characters in disguise: what one server reads
+# otherwise than the next.
 _ODD: Final = re.compile(rb"//|/\.{1,2}(?:/|$)|%2f|%5c|%2e|\\|%[01][0-9a-f]|%7f", re.IGNORECASE)
-# An id of a document may have any of these in it, and a model's name a slash. Either is the last part of such a path.
+# An id of a document may have any of these in it, and a model's name a slash. Either is the last
+# part of such a path.
 _NAMED: Final = re.compile(rb"(/v1/jobs/[^/]+/[^/]+/|/v1/models/)(.+)")
 _CONTROL: Final = re.compile(rb"[\x00-\x1f\x7f]|%[01][0-9a-f]|%7f", re.IGNORECASE)
 _SECRET_NAMES: Final = re.compile(
@@ -36,9 +39,11 @@ class Paths:
             query = scope["query_string"]
             if _SECRET_NAMES.search(query) or _SECRET_VALUE.search(unquote_to_bytes(query)):
                 raise Refused(
-                    400, "Keys are not taken from URLs, which logs keep: send `Authorization: Bearer KEY`, and make a new key.",
+                    400,
+                    "Keys are not taken from URLs, which logs keep: send `Authorization: Bearer "
+                    "KEY`, and make a new key.",
                     code="key_in_url",
-                )  # fmt: skip
+                )
         await self._app(scope, receive, send)
 
 

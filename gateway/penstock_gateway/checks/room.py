@@ -1,6 +1,8 @@
-"""A disk that is nearly full: nothing new is accepted where the ledger lies on it, and what was accepted is kept.
+"""A disk that is nearly full: nothing new is accepted where the ledger lies on it, and what was
+accepted is kept.
 
-A ledger in SQLite lies in a file of this machine; that of a fleet does not, and its own server says when it is full.
+A ledger in SQLite lies in a file of this machine; that of a fleet does not, and its own server says
+when it is full.
 """
 
 from __future__ import annotations
@@ -19,7 +21,8 @@ from penstock_gateway.settings import GatewaySettings
 __all__ = ["ACCEPT_BYTES", "Room", "free_bytes"]
 
 ACCEPT_BYTES: Final = 64 * 1024 * 1024
-"""What has to be free for anything new. Jobs go on until half of that is left, so that what was accepted comes first."""
+"""What has to be free for anything new. Jobs go on until half of that is left, so that what was
+accepted comes first."""
 _ENDS: Final = ("/cancel", "/pause", "/seal", "/resume", "/move")  # they accept nothing
 
 
@@ -36,7 +39,10 @@ class Room:
     """A step of the app. Raises Refused (507)."""
 
     def __init__(
-        self, app: ASGIApp, settings: GatewaySettings, free: Callable[[Path], int | None] = free_bytes
+        self,
+        app: ASGIApp,
+        settings: GatewaySettings,
+        free: Callable[[Path], int | None] = free_bytes,
     ) -> None:
         self._app, self._free = app, free
         self._folder = _folder_of(settings.database_url)
@@ -52,10 +58,14 @@ class Room:
 def _refuse_without(free: int | None) -> None:
     if free is not None and free < ACCEPT_BYTES:
         raise Refused(
-            507, f"the disk of the server has {free / 1e6:.1f} MB left: nothing new is accepted below {ACCEPT_BYTES / 1e6:.0f} "
-            "MB; what was accepted is kept. Remove files that are not needed any more, or tell its operator",
-            code="insufficient_storage", kind="server_error", headers={"retry-after": "60"},
-        )  # fmt: skip
+            507,
+            f"the disk of the server has {free / 1e6:.1f} MB left: nothing new is accepted below "
+            f"{ACCEPT_BYTES / 1e6:.0f} MB; what was accepted is kept. Remove files that are not "
+            "needed any more, or tell its operator",
+            code="insufficient_storage",
+            kind="server_error",
+            headers={"retry-after": "60"},
+        )
 
 
 def _folder_of(database_url: str) -> Path | None:

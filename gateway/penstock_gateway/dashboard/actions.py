@@ -1,4 +1,5 @@
-"""What can be done to a job, each asked for on a page of its own: pause, resume, cancel, limits, and replays of dead letters."""
+"""What can be done to a job, each asked for on a page of its own: pause, resume, cancel, limits,
+and replays of dead letters."""
 
 from __future__ import annotations
 
@@ -68,12 +69,29 @@ class Asked(NamedTuple):
 
 
 _ASKED: Final[Mapping[str, Asked]] = {
-    "pause": Asked("Pause", ["What is in flight finishes. Nothing more starts until the job is resumed."], "Pause the job"),
-    "resume": Asked("Resume", ["Its documents start again. A provider that is held stays held: the page of quotas says how "
-                               "to lift it."], "Resume the job"),
-    "cancel": Asked("Cancel", ["What has not begun becomes dead letters `cancelled`. This cannot be undone; results that are "
-                               "there stay."], "Cancel the job", danger=True),
-}  # fmt: skip
+    "pause": Asked(
+        "Pause",
+        ["What is in flight finishes. Nothing more starts until the job is resumed."],
+        "Pause the job",
+    ),
+    "resume": Asked(
+        "Resume",
+        [
+            "Its documents start again. A provider that is held stays held: the page of quotas "
+            "says how to lift it."
+        ],
+        "Resume the job",
+    ),
+    "cancel": Asked(
+        "Cancel",
+        [
+            "What has not begun becomes dead letters `cancelled`. This cannot be undone; results "
+            "that are there stay."
+        ],
+        "Cancel the job",
+        danger=True,
+    ),
+}
 
 
 @router.get("/ui/jobs/{job_id}/limit")
@@ -88,7 +106,11 @@ async def limit(request: Request, viewer: Writer, job_id: str) -> Response:
         budget = _budget(form.get("budget", ""))
         deadline = _deadline(form.get("deadline", ""))
         changed = await viewer.backend.run(
-            viewer.backend.producer.limit, job.job_id, budget_usd=budget, deadline_s=deadline, stops=_stops(form)
+            viewer.backend.producer.limit,
+            job.job_id,
+            budget_usd=budget,
+            deadline_s=deadline,
+            stops=_stops(form),
         )
     except (SpecError, ValueError) as error:
         fault = over_http(error.public_message) if isinstance(error, SpecError) else str(error)
@@ -97,7 +119,9 @@ async def limit(request: Request, viewer: Writer, job_id: str) -> Response:
 
 
 @router.get("/ui/jobs/{job_id}/replay")
-async def ask_replay(request: Request, viewer: Writer, job_id: str, reason: str = "", alike: str = "") -> Response:
+async def ask_replay(
+    request: Request, viewer: Writer, job_id: str, reason: str = "", alike: str = ""
+) -> Response:
     return await _replay_page(request, viewer, await job_of(viewer, job_id), reason, alike, {})
 
 
@@ -105,7 +129,10 @@ async def ask_replay(request: Request, viewer: Writer, job_id: str, reason: str 
 async def replay(request: Request, viewer: Writer, job_id: str) -> Response:
     job, form = await _checked(request, viewer, job_id)
     reason, words = form.get("reason", ""), form.get("alike", "")
-    chosen = {"model": form.get("model", "").strip()[:VALUE_CHARS], "prompt": form.get("prompt", "")[:VALUE_CHARS]}
+    chosen = {
+        "model": form.get("model", "").strip()[:VALUE_CHARS],
+        "prompt": form.get("prompt", "")[:VALUE_CHARS],
+    }
     changes: dict[str, Any] = {"set": {"model": chosen["model"]}} if chosen["model"] else {}
     changes |= {"prompt": chosen["prompt"]} if chosen["prompt"].strip() else {}
 
@@ -118,7 +145,9 @@ async def replay(request: Request, viewer: Writer, job_id: str) -> Response:
     try:
         await viewer.backend.run(send)
     except (SpecError, JobNotReplayable, NothingToReplay) as error:
-        return await _replay_page(request, viewer, job, reason, words, chosen, fault=over_http(error.public_message))
+        return await _replay_page(
+            request, viewer, job, reason, words, chosen, fault=over_http(error.public_message)
+        )
     return RedirectResponse(f"/ui/jobs/{job.job_id}/letters?done=replay", 303)
 
 
@@ -137,7 +166,9 @@ async def replay_one(request: Request, viewer: Writer, job_id: str) -> Response:
     try:
         await viewer.backend.run(send)
     except (SpecError, JobNotReplayable, NothingToReplay) as error:
-        return await letter_page(request, viewer, job, doc_id, fault=over_http(error.public_message), typed=typed)
+        return await letter_page(
+            request, viewer, job, doc_id, fault=over_http(error.public_message), typed=typed
+        )
     except ValueError as error:
         fault = f"The request is not valid JSON: {one_line(str(error), 200)}"
         return await letter_page(request, viewer, job, doc_id, fault=fault, typed=typed)
@@ -189,12 +220,26 @@ def _to_job(job: Job, done: str) -> Response:
     return RedirectResponse(f"/ui/jobs/{job.job_id}?done={done}", 303)
 
 
-def _confirm(request: Request, viewer: Viewer, job: Job, action: str, asked: Asked, **more: Any) -> Response:
-    values: dict[str, Any] = {"fault": "", "fields": (), "hidden": (), "back": f"/ui/jobs/{job.job_id}"}
+def _confirm(
+    request: Request, viewer: Viewer, job: Job, action: str, asked: Asked, **more: Any
+) -> Response:
+    values: dict[str, Any] = {
+        "fault": "",
+        "fields": (),
+        "hidden": (),
+        "back": f"/ui/jobs/{job.job_id}",
+    }
     return page(
-        "confirm.html.jinja", viewer, request, title=asked.title, texts=[one_line(job.job_key, 600), *asked.texts],
-        button=asked.button, danger=asked.danger, action=f"/ui/jobs/{job.job_id}/{action}", **values | more,
-    )  # fmt: skip
+        "confirm.html.jinja",
+        viewer,
+        request,
+        title=asked.title,
+        texts=[one_line(job.job_key, 600), *asked.texts],
+        button=asked.button,
+        danger=asked.danger,
+        action=f"/ui/jobs/{job.job_id}/{action}",
+        **values | more,
+    )
 
 
 async def _limit_page(
@@ -203,23 +248,58 @@ async def _limit_page(
     budget, deadline = job.spec.get("budget_usd"), job.spec.get("deadline_s")
     cost = job.spec.get("stop_at_usd_per_doc")
     fields = [
-        Field("budget", "Budget in US dollars", "Of the whole job, with what is spent already. Empty: none.",
-              typed.get("budget", "" if budget is None else f"{budget:g}"), "decimal"),
-        Field("deadline", "Deadline", "Since the submit, as 90m, 24h or 2d. Empty: none.",
-              typed.get("deadline", "" if deadline is None else f"{deadline:g}s")),
-        Field("stop_at_dead", "Stop at dead", "The share of the latest documents at which the job pauses, as 50%, or off.",
-              typed.get("stop_at_dead", str(job.spec.get("stop_at_dead", OPTIONS["stop_at_dead"].default)))),
-        Field("stop_at_usd_per_doc", "Stop at US dollars per document", "Empty: none.",
-              typed.get("stop_at_usd_per_doc", "" if cost is None else f"{cost:g}"), "decimal"),
-    ]  # fmt: skip
+        Field(
+            "budget",
+            "Budget in US dollars",
+            "Of the whole job, with what is spent already. Empty: none.",
+            typed.get("budget", "" if budget is None else f"{budget:g}"),
+            "decimal",
+        ),
+        Field(
+            "deadline",
+            "Deadline",
+            "Since the submit, as 90m, 24h or 2d. Empty: none.",
+            typed.get("deadline", "" if deadline is None else f"{deadline:g}s"),
+        ),
+        Field(
+            "stop_at_dead",
+            "Stop at dead",
+            "The share of the latest documents at which the job pauses, as 50%, or off.",
+            typed.get(
+                "stop_at_dead", str(job.spec.get("stop_at_dead", OPTIONS["stop_at_dead"].default))
+            ),
+        ),
+        Field(
+            "stop_at_usd_per_doc",
+            "Stop at US dollars per document",
+            "Empty: none.",
+            typed.get("stop_at_usd_per_doc", "" if cost is None else f"{cost:g}"),
+            "decimal",
+        ),
+    ]
     counts = await viewer.backend.run(viewer.desk.outcomes.counts, job.job_id)
     so_far = money_of(counts).words
     asked = Asked("Limits", [f"Spent so far: {so_far}."], "Set the limits")
-    return _confirm(request, viewer, job, "limit", asked, fields=fields, fault=fault, status=400 if fault else 200)
+    return _confirm(
+        request,
+        viewer,
+        job,
+        "limit",
+        asked,
+        fields=fields,
+        fault=fault,
+        status=400 if fault else 200,
+    )
 
 
 async def _replay_page(
-    request: Request, viewer: Viewer, job: Job, reason: str, words: str, typed: Mapping[str, str], fault: str = ""
+    request: Request,
+    viewer: Viewer,
+    job: Job,
+    reason: str,
+    words: str,
+    typed: Mapping[str, str],
+    fault: str = "",
 ) -> Response:
     documents = await viewer.backend.run(_members, viewer, job, reason, words)
     note = await viewer.backend.run(batch_note, viewer.desk.database, job)
@@ -232,15 +312,27 @@ async def _replay_page(
     )
     fields = [
         Field("model", "Another model", "Empty: the one that was asked.", typed.get("model", "")),
-        Field("prompt", "Another prompt", "{prompt} stands for the text that was sent, as in: Answer in JSON. {prompt}",
-              typed.get("prompt", "")),
-    ]  # fmt: skip
+        Field(
+            "prompt",
+            "Another prompt",
+            "{prompt} stands for the text that was sent, as in: Answer in JSON. {prompt}",
+            typed.get("prompt", ""),
+        ),
+    ]
     hidden = [("reason", reason), ("alike", words)]
     back = f"/ui/jobs/{job.job_id}/letters?reason={quote(reason, safe='')}"
     return _confirm(
-        request, viewer, job, "replay", asked, fields=fields, hidden=hidden, back=back, fault=fault,
+        request,
+        viewer,
+        job,
+        "replay",
+        asked,
+        fields=fields,
+        hidden=hidden,
+        back=back,
+        fault=fault,
         status=400 if fault else 200,
-    )  # fmt: skip
+    )
 
 
 def _members(viewer: Viewer, job: Job, reason: str, words: str) -> list[str]:

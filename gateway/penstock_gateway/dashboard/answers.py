@@ -1,7 +1,8 @@
 """A sample of what a job has answered, beside what was asked.
 
-A result keeps no request. The first documents of a job's source are cheap to read, so those are shown with their answers; of a
-document that is asked for by name the answer is shown alone, or with the request that its dead letter keeps.
+A result keeps no request. The first documents of a job's source are cheap to read, so those are
+shown with their answers; of a document that is asked for by name the answer is shown alone, or with
+the request that its dead letter keeps.
 """
 
 from __future__ import annotations
@@ -22,7 +23,9 @@ from penstock_producer.sources.of_feed import source_of
 __all__ = ["Answered", "Sample", "answered", "sample"]
 
 SAMPLE: Final = 10
-READ_MAX: Final = 40  # documents of the source that are read for it: some of them have no answer yet
+READ_MAX: Final = (
+    40  # documents of the source that are read for it: some of them have no answer yet
+)
 ID_CHARS: Final = 512
 
 
@@ -45,11 +48,17 @@ class Sample(NamedTuple):
 
 
 def sample(database: Database, job: Job, settings: ProducerSettings) -> Sample:
-    """The first documents of the source that have an outcome; else some results without what was asked."""
+    """The first documents of the source that have an outcome; else some results without what was
+    asked."""
     outcomes = OutcomeStore(database)
     try:
         documents = _first(database, job, settings)
-    except (PenstockError, OSError, ValueError, LookupError) as error:  # the last of a pin that another release wrote
+    except (
+        PenstockError,
+        OSError,
+        ValueError,
+        LookupError,
+    ) as error:  # the last of a pin that another release wrote
         said = one_line(told_of(job, str(error)), 300)
         why = f"What was asked is not shown, as the source cannot be read from here: {said}"
         return Sample(_without_prompts(outcomes, job), why)
@@ -63,7 +72,8 @@ def sample(database: Database, job: Job, settings: ProducerSettings) -> Sample:
     if found:
         return Sample(found, "")
     return Sample(
-        _without_prompts(outcomes, job), "What was asked is not shown: the first documents have no answer yet."
+        _without_prompts(outcomes, job),
+        "What was asked is not shown: the first documents have no answer yet.",
     )
 
 
@@ -74,7 +84,10 @@ def answered(outcome: Result | DeadLetter, request: bytes = b"") -> Answered:
     if outcome.latency_ms:
         facts.append(milliseconds(outcome.latency_ms))
     if outcome.prompt_tokens is not None or outcome.completion_tokens is not None:
-        facts.append(f"{count(outcome.prompt_tokens or 0)} tokens in, {count(outcome.completion_tokens or 0)} out")
+        facts.append(
+            f"{count(outcome.prompt_tokens or 0)} tokens in, "
+            f"{count(outcome.completion_tokens or 0)} out"
+        )
     if isinstance(outcome, Result):
         facts += [one_line(name) for name in (outcome.model, outcome.finish_reason) if name]
         answer = answer_of(outcome.body)
@@ -82,7 +95,9 @@ def answered(outcome: Result | DeadLetter, request: bytes = b"") -> Answered:
         facts.append(one_line(outcome.reason))
         answer = answer_of(outcome.last_error.encode("utf-8", "replace"))
     prompt = prompt_of(body) if body else ()
-    return Answered(doc_id, one_line(doc_id, ID_CHARS), prompt, answer, facts, isinstance(outcome, DeadLetter))
+    return Answered(
+        doc_id, one_line(doc_id, ID_CHARS), prompt, answer, facts, isinstance(outcome, DeadLetter)
+    )
 
 
 def _first(database: Database, job: Job, settings: ProducerSettings) -> list[Document]:
@@ -92,4 +107,6 @@ def _first(database: Database, job: Job, settings: ProducerSettings) -> list[Doc
 
 
 def _without_prompts(outcomes: OutcomeStore, job: Job) -> list[Answered]:
-    return [answered(result) for result in islice(outcomes.results(job.job_id, page=SAMPLE), SAMPLE)]
+    return [
+        answered(result) for result in islice(outcomes.results(job.job_id, page=SAMPLE), SAMPLE)
+    ]

@@ -1,7 +1,8 @@
 """How jobs went over time, counted seldom enough: it reads every row of a job.
 
-A small job is counted while its page waits. A large one is counted by a thread of its own, one at a time, and its page shows what
-was counted last until the next count is there; between two counts of a job that runs twenty times as long passes as one took.
+A small job is counted while its page waits. A large one is counted by a thread of its own, one at a
+time, and its page shows what was counted last until the next count is there; between two counts of
+a job that runs twenty times as long passes as one took.
 """
 
 from __future__ import annotations
@@ -37,7 +38,9 @@ class Courses:
     def __init__(self, outcomes: OutcomeStore, clock: Callable[[], float] = time.monotonic) -> None:
         self._outcomes = outcomes
         self._clock = clock
-        self._counted: OrderedDict[str, _Counted] = OrderedDict()  # written and read under the lock, as the next
+        self._counted: OrderedDict[str, _Counted] = (
+            OrderedDict()
+        )  # written and read under the lock, as the next
         self._counting = False
         self._lock = threading.Lock()
 
@@ -53,7 +56,9 @@ class Courses:
             if finished > AT_ONCE:
                 if not self._counting:
                     self._counting = True
-                    threading.Thread(target=self._count_beside, args=(job, finished), daemon=True).start()
+                    threading.Thread(
+                        target=self._count_beside, args=(job, finished), daemon=True
+                    ).start()
                 return None if known is None else known.course
         return self._count(job, finished)
 
@@ -70,7 +75,9 @@ class Courses:
         began = self._clock()
         course = course_of(self._outcomes, job)
         now = self._clock()
-        entry = _Counted(course, finished, job.generation, now + max(PAUSE_S, SHARE * (now - began)))
+        entry = _Counted(
+            course, finished, job.generation, now + max(PAUSE_S, SHARE * (now - began))
+        )
         with self._lock:
             self._counted[job.job_id] = entry
             while len(self._counted) > KEPT:

@@ -1,4 +1,6 @@
-"""What pages read: the ledger's tables, and Redis where it answers. All of it blocks, so routes call it in threads.
+"""What pages read: the ledger's tables, and Redis where it answers.
+
+All of it blocks, so routes call it in threads.
 
 One desk per app: it keeps the clients, and what is dear to count, between two looks.
 """
@@ -55,7 +57,13 @@ __all__ = ["Desk", "JobSeenNow", "desk_of", "in_state_of"]
 T = TypeVar("T")
 
 HotJob = tuple[
-    dict[str, int], list[WorkerSeen], Depth | None, list[Cause], QuotaSeen | None, Account | None, list[Wait]
+    dict[str, int],
+    list[WorkerSeen],
+    Depth | None,
+    list[Cause],
+    QuotaSeen | None,
+    Account | None,
+    list[Wait],
 ]
 _NOTHING: Final[HotJob] = ({}, [], None, [], None, None, [])
 
@@ -79,7 +87,9 @@ class JobSeenNow:
     causes: Sequence[Cause]
     quota: QuotaSeen | None
     account: Account | None  # of its budgets
-    held: Mapping[str, int]  # by its batches at providers: what each may cost, in millionths of a dollar
+    held: Mapping[
+        str, int
+    ]  # by its batches at providers: what each may cost, in millionths of a dollar
     waits: Sequence[Wait]  # why its documents wait
     per_second: float | None  # documents lately; None: not known yet
     tokens_per_second: float | None
@@ -99,7 +109,9 @@ class Desk:
         self.speeds = Speeds()
         self.in_state = in_state_of(backend.settings.database_url)
         self._redis_url = backend.settings.redis_url
-        self._client: redis.Redis | None = None  # made by the first look that needs it; safe to share between threads
+        self._client: redis.Redis | None = (
+            None  # made by the first look that needs it; safe to share between threads
+        )
         self._secret: str | None = None
 
     def secret(self) -> str:
@@ -128,9 +140,19 @@ class Desk:
             account = ledger.budgets.seen(job.job_id) if job.state is JobState.RUNNING else None
             workers = ledger.workers()
             waiting = (
-                list(waits(standing_of(ledger, self.database, job, workers))) if job.state is JobState.RUNNING else []
+                list(waits(standing_of(ledger, self.database, job, workers)))
+                if job.state is JobState.RUNNING
+                else []
             )
-            return ledger.stats(job.job_id), workers, ledger.depth(queue_name(lane)), causes, quota, account, waiting
+            return (
+                ledger.stats(job.job_id),
+                workers,
+                ledger.depth(queue_name(lane)),
+                causes,
+                quota,
+                account,
+                waiting,
+            )
 
         found = self.asked(hot)
         stats, workers, depth, causes, quota, account, waiting = found or _NOTHING
@@ -144,7 +166,9 @@ class Desk:
             course=self.courses.of(job, finished),
             moves=LaneMoves(self.database).of(job.job_id) if job.moves else (),
             shards=self.jobs.shards(job.job_id),
-            batches=batches_line(sums, is_cancelled=job.state == "cancelling") if packs(lane) else None,
+            batches=batches_line(sums, is_cancelled=job.state == "cancelling")
+            if packs(lane)
+            else None,
             batch_troubles=() if job.state.final else batch_troubles(sums),
             workers=workers,
             depth=depth,
@@ -165,8 +189,12 @@ class Desk:
 
         def hot(ledger: RedisLedger, _: redis.Redis) -> tuple[list[WorkerSeen], dict[str, Depth]]:
             workers = ledger.workers()
-            lanes = {seen.info["lane"] for seen in workers if seen.info.get("lane")} | self._lanes_of_jobs()
-            return workers, {lane: ledger.depth(queue_name(lane)) for lane in sorted(lanes)[:LANES_MAX]}
+            lanes = {
+                seen.info["lane"] for seen in workers if seen.info.get("lane")
+            } | self._lanes_of_jobs()
+            return workers, {
+                lane: ledger.depth(queue_name(lane)) for lane in sorted(lanes)[:LANES_MAX]
+            }
 
         found = self.asked(hot)
         return (*found, True) if found is not None else ([], {}, False)
@@ -174,7 +202,9 @@ class Desk:
     def quotas(self) -> tuple[list[QuotaSeen], dict[str, list[Cause]], bool]:
         """Each quota, and why calls of it fail lately."""
 
-        def hot(ledger: RedisLedger, client: redis.Redis) -> tuple[list[QuotaSeen], dict[str, list[Cause]]]:
+        def hot(
+            ledger: RedisLedger, client: redis.Redis
+        ) -> tuple[list[QuotaSeen], dict[str, list[Cause]]]:
             seen = quotas_seen(client)
             return seen, {one.quota_id: ledger.failing.of(one.quota_id) for one in seen}
 
@@ -182,7 +212,8 @@ class Desk:
         return (*found, True) if found is not None else ([], {}, False)
 
     def tell(self, job: Job) -> None:
-        """Workers see a pause or an end at once where Redis knows it; else with the next round of the control loop."""
+        """Workers see a pause or an end at once where Redis knows it; else with the next round of
+        the control loop."""
         self.asked(lambda ledger, _: ledger.set_job_state(job.job_id, job.state))
 
     def _lanes_of_jobs(self) -> set[str]:
@@ -191,7 +222,8 @@ class Desk:
 
 
 def in_state_of(database_url: str) -> str:
-    """`` --state DIR`` for commands that are shown, where the ledger is that of `penstock serve`; else nothing."""
+    """`` --state DIR`` for commands that are shown, where the ledger is that of `penstock serve`;
+    else nothing."""
     kind, _, path = database_url.partition(":///")
     file = Path(unquote(path))
     if not kind.startswith("sqlite") or file.name != STATE_LEDGER:

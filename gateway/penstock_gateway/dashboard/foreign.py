@@ -1,7 +1,8 @@
-"""Text that others wrote (documents, models, providers), made fit to be shown: nothing in it acts, and nothing in it hides.
+"""Text that others wrote (documents, models, providers), made fit to be shown: nothing in it acts,
+and nothing in it hides.
 
-Templates escape what would be markup. Here control characters and those that reorder a line become visible escapes, and long
-texts are cut, with all of it one click away.
+Templates escape what would be markup. Here control characters and those that reorder a line become
+visible escapes, and long texts are cut, with all of it one click away.
 """
 
 from __future__ import annotations
@@ -20,7 +21,9 @@ TURNS_MAX: Final = 50  # of one conversation
 ROLE_CHARS: Final = 40
 INDENTED_MAX: Final = 10 * MOST_CHARS  # of a body with its indents
 _ENCODER: Final = json.JSONEncoder(indent=2, ensure_ascii=False)
-_HIDES: Final = re.compile("[\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u2069\ud800-\udfff\ufeff]")
+_HIDES: Final = re.compile(
+    "[\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u2069\ud800-\udfff\ufeff]"
+)
 
 
 class Shown(NamedTuple):
@@ -41,13 +44,16 @@ class Turn(NamedTuple):
 def shown(text: str, first: int = FIRST_CHARS) -> Shown:
     """Cut first, so that an enormous text costs no more than what is shown of it."""
     return Shown(
-        several_lines(text[:first]), several_lines(text[first:MOST_CHARS]), max(0, len(text) - max(MOST_CHARS, first))
+        several_lines(text[:first]),
+        several_lines(text[first:MOST_CHARS]),
+        max(0, len(text) - max(MOST_CHARS, first)),
     )
 
 
 def json_text(body: bytes | None) -> str:
-    """A body with indents where it is JSON, as it is where it is not, or where indents would make it too long for a page. What
-    hides or reorders text stands as an escape of JSON, so that what is shown is what is sent."""
+    """A body with indents where it is JSON, as it is where it is not, or where indents would make
+    it too long for a page. What hides or reorders text stands as an escape of JSON, so that what is
+    shown is what is sent."""
     if not body:
         return ""
     text = body.decode("utf-8", "replace")
@@ -63,7 +69,8 @@ def json_text(body: bytes | None) -> str:
 
 
 def _indented(value: Any) -> str | None:
-    """None for what would be longer than INDENTED_MAX: a long list inside of many others is mostly indents."""
+    """None for what would be longer than INDENTED_MAX: a long list inside of many others is mostly
+    indents."""
     pieces, size = list[str](), 0
     for piece in _ENCODER.iterencode(value):
         pieces.append(piece)
@@ -85,7 +92,12 @@ def prompt_of(body: bytes) -> list[Turn]:
         for message in messages[:TURNS_MAX] if isinstance(messages, list) else ():
             if isinstance(message, dict):
                 said = message.get("content", message.get("parts"))
-                found.append(Turn(several_lines(str(message.get("role", "user")))[:ROLE_CHARS], shown(_text(said))))
+                found.append(
+                    Turn(
+                        several_lines(str(message.get("role", "user")))[:ROLE_CHARS],
+                        shown(_text(said)),
+                    )
+                )
         for name in ("prompt", "input"):
             if name in request and not messages:
                 found.append(Turn("user", shown(_text(request[name]))))
@@ -96,7 +108,12 @@ def answer_of(body: bytes | None) -> Shown:
     """What a model said; the body itself where it has another form."""
     answer = _loaded(body or b"")
     if isinstance(answer, dict):
-        for said in (_of_choices(answer), _of_parts(answer.get("content")), _of_output(answer), _of_vectors(answer)):
+        for said in (
+            _of_choices(answer),
+            _of_parts(answer.get("content")),
+            _of_output(answer),
+            _of_vectors(answer),
+        ):
             if said is not None:
                 return shown(said)
     return shown((body or b"").decode("utf-8", "replace"))
@@ -114,7 +131,11 @@ def _of_choices(answer: dict[str, Any]) -> str | None:
 def _of_parts(content: Any) -> str | None:
     if not isinstance(content, list):
         return None
-    texts = [part["text"] for part in content if isinstance(part, dict) and isinstance(part.get("text"), str)]
+    texts = [
+        part["text"]
+        for part in content
+        if isinstance(part, dict) and isinstance(part.get("text"), str)
+    ]
     return "\n".join(texts) if texts else None
 
 
@@ -128,7 +149,12 @@ def _of_output(answer: dict[str, Any]) -> str | None:
 
 def _of_vectors(answer: dict[str, Any]) -> str | None:
     data = answer.get("data")
-    if not isinstance(data, list) or not data or not isinstance(data[0], dict) or "embedding" not in data[0]:
+    if (
+        not isinstance(data, list)
+        or not data
+        or not isinstance(data[0], dict)
+        or "embedding" not in data[0]
+    ):
         return None
     numbers = data[0]["embedding"]
     size = f" of {len(numbers):,} numbers" if isinstance(numbers, list) else ""

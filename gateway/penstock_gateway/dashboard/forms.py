@@ -19,10 +19,16 @@ TOKEN: Final = "token"  # noqa: S105 — the name of a field
 
 
 async def read_form(request: Request, most: int) -> Mapping[str, str]:
-    """The fields, each once. Raises Refused for a body of more than ``most`` bytes, and for another kind of body."""
+    """The fields, each once.
+
+    Raises Refused for a body of more than ``most`` bytes, and for another kind of body."""
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/x-www-form-urlencoded":
-        raise Refused(415, "Forms are sent as application/x-www-form-urlencoded.", code="unsupported_media_type")
+        raise Refused(
+            415,
+            "Forms are sent as application/x-www-form-urlencoded.",
+            code="unsupported_media_type",
+        )
     body = bytearray()
     async for piece in request.stream():
         body += piece
@@ -36,18 +42,23 @@ async def read_form(request: Request, most: int) -> Mapping[str, str]:
 
 
 def check_form(request: Request, viewer: Viewer, form: Mapping[str, str]) -> None:
-    """Raises Refused for a form that was not made for this session: another site may send one, too."""
+    """Raises Refused for a form that was not made for this session: another site may send one,
+    too."""
     check_origin(request, viewer.backend.settings.gateway.hosts)
     given = form.get(TOKEN, "").encode("utf-8", "surrogatepass")
     if viewer.new_visit or not hmac.compare_digest(given, viewer.token.encode()):
         raise Refused(
-            403, "This form is of another session, or of one that has ended: open the page again and repeat it.",
+            403,
+            "This form is of another session, or of one that has ended: open the page again and "
+            "repeat it.",
             code="foreign_form",
-        )  # fmt: skip
+        )
 
 
 def check_origin(request: Request, hosts: tuple[str, ...]) -> None:
-    """Browsers say which page a form is on. Raises Refused where they do not, and for another site's."""
+    """Browsers say which page a form is on.
+
+    Raises Refused where they do not, and for another site's."""
     refused = Refused(403, "This form is not of this site's pages.", code="foreign_form")
     try:
         origin = urlsplit(request.headers.get("origin", ""))

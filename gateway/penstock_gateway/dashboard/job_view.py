@@ -1,4 +1,5 @@
-"""One job, as its page shows it: figures in words, and what keeps it from going faster with the fix."""
+"""One job, as its page shows it: figures in words, and what keeps it from going faster with the
+fix."""
 
 from __future__ import annotations
 
@@ -160,7 +161,13 @@ def job_view(seen: JobSeenNow, now: float | None = None) -> JobView:
         counting=seen.course is None and report.finished > 0,
         latencies=_latencies(seen),
         moves=[
-            Move(moment(move.at), move.before or "", move.lane, move.reason, one_line(move.why, REASON_CHARS))
+            Move(
+                moment(move.at),
+                move.before or "",
+                move.lane,
+                move.reason,
+                one_line(move.why, REASON_CHARS),
+            )
             for move in seen.moves
         ],
         lanes=_lanes(seen),
@@ -186,7 +193,11 @@ def _facts(seen: JobSeenNow, now: float) -> list[str]:
 
 def _told(seen: JobSeenNow) -> Iterator[str]:
     job = seen.job
-    lines = (started_by_line(job), from_job_line(job), feeders_line(job, seen.shards, one_machine=seen.one_machine))
+    lines = (
+        started_by_line(job),
+        from_job_line(job),
+        feeders_line(job, seen.shards, one_machine=seen.one_machine),
+    )
     yield from (line for line in lines if line)
     if seen.batches:
         yield seen.batches
@@ -203,12 +214,16 @@ def _notes(seen: JobSeenNow, now: float) -> Iterator[Note]:
     elif job.state == "paused":
         yield from _paused(seen, now)
     elif job.state == "cancelling":
-        yield Note("warn", "The job is being cancelled: what has not begun becomes dead letters `cancelled`.")
+        yield Note(
+            "warn",
+            "The job is being cancelled: what has not begun becomes dead letters `cancelled`.",
+        )
     if seen.redis_is_away and not job.state.final:
         yield Note(
-            "warn", "Redis does not answer: queues, workers and quotas are not shown.",
+            "warn",
+            "Redis does not answer: queues, workers and quotas are not shown.",
             "Start it, or correct redis_url; nothing of the job is lost.",
-        )  # fmt: skip
+        )
     for sentence in seen.batch_troubles:
         yield Note("warn", f"{sentence[:1].upper()}{sentence[1:]}.")
     if job.state == "running":
@@ -222,9 +237,15 @@ def _paused(seen: JobSeenNow, now: float) -> Iterator[Note]:
         waits, _, command = " ".join(pause_lines(job, seen.in_state, now)).partition(":  ")
         yield Note("warn", f"Paused: {_why(job)}", waits[:1].upper() + waits[1:], command)
         return
-    yield Note("warn", f"Paused: {one_line(without_places(job, explain(job.pause, examples=False)), REASON_CHARS)}")
+    yield Note(
+        "warn",
+        "Paused: "
+        f"{one_line(without_places(job, explain(job.pause, examples=False)), REASON_CHARS)}",
+    )
     for example in job.pause.params.get("examples", ()):
-        yield Note("", one_line(without_places(job, f"For example {in_words(example)}"), REASON_CHARS))
+        yield Note(
+            "", one_line(without_places(job, f"For example {in_words(example)}"), REASON_CHARS)
+        )
     for one in advice:
         set_to = "" if one.action is None else f" (Limits: {one.action.field} {one.action.value})"
         yield Note("", f"What to do: {on_page(one.text)}{set_to}")
@@ -244,10 +265,15 @@ def _slow(seen: JobSeenNow, now: float, key: str) -> Iterator[Note]:
         yield Note("warn", f"{held[:1].upper()}{held[1:]}.")
     budget = job.spec.get("budget_usd")
     if not packs(lane) and budget is not None:
-        held_here = (held_budget(budget, seen.account, seen.held), held_by_calls(budget, seen.account, seen.held))
+        held_here = (
+            held_budget(budget, seen.account, seen.held),
+            held_by_calls(budget, seen.account, seen.held),
+        )
         for text in filter(None, held_here):
             yield Note("warn", f"{text[:1].upper()}{text[1:]}.")
-    for sentence in in_hooks(seen.workers, (job.spec.get("preprocess"), job.spec.get("postprocess"))):
+    for sentence in in_hooks(
+        seen.workers, (job.spec.get("preprocess"), job.spec.get("postprocess"))
+    ):
         yield Note("warn", sentence)
     if seen.quota is not None and not has_own_model(lane):
         for text, fix, command in stops(seen.quota, seen.in_state):
@@ -257,7 +283,9 @@ def _slow(seen: JobSeenNow, now: float, key: str) -> Iterator[Note]:
 
 
 def _waits(wait: Wait, *, one_machine: bool) -> Note:
-    """The reason, with what to do apart where there is something. On one machine `penstock serve` starts all workers."""
+    """The reason, with what to do apart where there is something.
+
+    On one machine `penstock serve` starts all workers."""
     text = f"{wait.said[:1].upper()}{wait.said[1:]}."
     if wait.code == "no_worker":
         lane = wait.params["lane"]
@@ -276,7 +304,11 @@ def _all_alike(seen: JobSeenNow) -> Note | None:
     reason = next(iter(report.dead_by_reason))
     text = f"The first {count(report.dead)} documents all failed alike: {one_line(reason)}."
     return Note(
-        "bad", text, on_page(FIXES.get(reason, "Look at one of its dead letters, which says what the provider said."))
+        "bad",
+        text,
+        on_page(
+            FIXES.get(reason, "Look at one of its dead letters, which says what the provider said.")
+        ),
     )
 
 
@@ -291,12 +323,22 @@ def _tiles(seen: JobSeenNow, now: float) -> list[Tile]:
     else:
         tiles += _moving(seen, now)
     tokens = report.prompt_tokens + report.completion_tokens
-    per_second = tokens / report.seconds if job.state.final and report.seconds else seen.tokens_per_second
+    per_second = (
+        tokens / report.seconds if job.state.final and report.seconds else seen.tokens_per_second
+    )
     spoken = "" if per_second is None else f"{count(round(per_second))}/s"
-    tiles.append(Tile("tokens", count(tokens), spoken or f"{count(report.completion_tokens)} of them answers"))
+    tiles.append(
+        Tile(
+            "tokens", count(tokens), spoken or f"{count(report.completion_tokens)} of them answers"
+        )
+    )
     tiles.append(Tile("failed", percent(report.dead, tried), f"{count(report.dead)} dead letters"))
     tiles.append(
-        Tile("retries", count(report.retries), f"{count(report.rate_limited)} rate limited" if report.retries else "")
+        Tile(
+            "retries",
+            count(report.retries),
+            f"{count(report.rate_limited)} rate limited" if report.retries else "",
+        )
     )
     tiles += _latency_tiles(seen)
     return [*tiles, *_cost_tiles(seen)]
@@ -305,26 +347,40 @@ def _tiles(seen: JobSeenNow, now: float) -> list[Tile]:
 def _moving(seen: JobSeenNow, now: float) -> list[Tile]:
     job, report = seen.job, seen.report
     elapsed = max(0.0, now - job.created_at)
-    speed = seen.per_second if seen.per_second is not None else (report.finished / elapsed if elapsed > 0 else 0.0)
+    speed = (
+        seen.per_second
+        if seen.per_second is not None
+        else (report.finished / elapsed if elapsed > 0 else 0.0)
+    )
     more = "" if seen.per_second is not None else "on average"
     left = None
     if job.total is not None and speed > 0 and job.state == "running":
         left = max(0, report.total - report.finished) / speed
     tiles = [
         Tile("speed", rate(speed), more),
-        Tile("time left", "unknown" if left is None else duration(left), f"{duration(elapsed)} so far"),
+        Tile(
+            "time left",
+            "unknown" if left is None else duration(left),
+            f"{duration(elapsed)} so far",
+        ),
     ]
     if seen.depth is not None:
         depth = seen.depth
         queued = depth.queued + depth.relayed
         tiles.append(
-            Tile("in the lane", f"{count(queued)} queued", f"{count(depth.unacked - depth.relayed)} held by workers")
+            Tile(
+                "in the lane",
+                f"{count(queued)} queued",
+                f"{count(depth.unacked - depth.relayed)} held by workers",
+            )
         )
     return tiles
 
 
 def _latency_tiles(seen: JobSeenNow) -> list[Tile]:
-    found = {one.percent: one.milliseconds for one in (seen.course.latencies if seen.course else ())}
+    found = {
+        one.percent: one.milliseconds for one in (seen.course.latencies if seen.course else ())
+    }
     if 50 not in found or 95 not in found:
         return []
     return [Tile("answers take", milliseconds(found[50]), f"95 % within {milliseconds(found[95])}")]
@@ -352,7 +408,10 @@ def _tiers(seen: JobSeenNow) -> list[Tier]:
     ]
     if open_ones := report.total - report.finished:
         rows.append(("open", "not finished", open_ones))
-    return [Tier(kind, name, count(number), percent(number, report.total)) for kind, name, number in rows]
+    return [
+        Tier(kind, name, count(number), percent(number, report.total))
+        for kind, name, number in rows
+    ]
 
 
 def _reasons(seen: JobSeenNow) -> list[Reason]:
@@ -407,14 +466,20 @@ def _options(seen: JobSeenNow) -> list[tuple[str, str]]:
     spec = seen.job.spec
     rows = [("source", shown_source(seen.job) or str(seen.job.source.get("kind") or ""))]
     rows += [(name, _option(value)) for name, value in spec.items() if _is_told(name, value)]
-    return [(name.replace("_", " "), one_line(value, OPTION_CHARS)) for name, value in rows if value]
+    return [
+        (name.replace("_", " "), one_line(value, OPTION_CHARS)) for name, value in rows if value
+    ]
 
 
 def _option(value: object) -> str:
     """As a job spec file has it."""
     if isinstance(value, float):
         return f"{value:.6g}"
-    return json.dumps(value, ensure_ascii=False) if isinstance(value, (dict, list, tuple)) else str(value)
+    return (
+        json.dumps(value, ensure_ascii=False)
+        if isinstance(value, (dict, list, tuple))
+        else str(value)
+    )
 
 
 def _is_told(name: str, value: object) -> bool:

@@ -55,7 +55,9 @@ def _row(job: Job, figures: Counts, now: float) -> JobRow:
     finished = figures.succeeded + figures.dead
     whole = job.total if job.total is not None else finished
     again = figures.succeeded_after_retry
-    bar = parts([("good", figures.succeeded - again), ("again", again), ("bad", figures.dead)], whole)
+    bar = parts(
+        [("good", figures.succeeded - again), ("again", again), ("bad", figures.dead)], whole
+    )
     took = (job.finished_at or now) - job.created_at
     return JobRow(
         job_id=job.job_id,
@@ -67,7 +69,9 @@ def _row(job: Job, figures: Counts, now: float) -> JobRow:
         lane=one_line(job.lane),
         bar=bar,
         share="open" if job.total is None else percent(finished, whole) if whole else "0 %",
-        finished=f"{count(finished)} so far" if job.total is None else f"{count(finished)} of {count(job.total)}",
+        finished=f"{count(finished)} so far"
+        if job.total is None
+        else f"{count(finished)} of {count(job.total)}",
         dead=count(figures.dead),
         cost=money_of(figures).words,
         submitted=ago(job.created_at, now),
@@ -80,7 +84,12 @@ def tabs(states: Mapping[JobState, int], current: str, search: str) -> list[Tab]
     names = ["", *(str(state) for state in JobState)]
     numbers = {"": sum(states.values()), **{str(state): number for state, number in states.items()}}
     return [
-        Tab(name or "all", count(numbers.get(name, 0)), f"/ui/jobs{_query(state=name, q=search)}", name == current)
+        Tab(
+            name or "all",
+            count(numbers.get(name, 0)),
+            f"/ui/jobs{_query(state=name, q=search)}",
+            name == current,
+        )
         for name in names
         if numbers.get(name) or name in ("", current)
     ]
@@ -91,8 +100,12 @@ def page_links(found: JobPage, state: str, search: str) -> tuple[str, str]:
     if not found.jobs:
         return "", ""
     first, last = JobPlace.of(found.jobs[0][0]), JobPlace.of(found.jobs[-1][0])
-    newer = f"/ui/jobs{_query(state=state, q=search, after=place_text(first))}" if found.newer else ""
-    older = f"/ui/jobs{_query(state=state, q=search, before=place_text(last))}" if found.older else ""
+    newer = (
+        f"/ui/jobs{_query(state=state, q=search, after=place_text(first))}" if found.newer else ""
+    )
+    older = (
+        f"/ui/jobs{_query(state=state, q=search, before=place_text(last))}" if found.older else ""
+    )
     return newer, older
 
 

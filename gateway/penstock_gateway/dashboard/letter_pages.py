@@ -26,9 +26,17 @@ EDIT_MAX: Final = MOST_CHARS  # bytes of a request that is edited in a browser
 
 
 async def letter_page(
-    request: Request, viewer: Viewer, job: Job, doc_id: str, *, fault: str = "", typed: str | None = None
+    request: Request,
+    viewer: Viewer,
+    job: Job,
+    doc_id: str,
+    *,
+    fault: str = "",
+    typed: str | None = None,
 ) -> Response:
-    """``fault`` says what is wrong with ``typed``, which the form has again then. Raises Refused for no such letter."""
+    """``fault`` says what is wrong with ``typed``, which the form has again then.
+
+    Raises Refused for no such letter."""
 
     def read() -> tuple[DeadLetter, int]:
         return letter_of(viewer, job, doc_id), viewer.desk.outcomes.counts(job.job_id).dead
@@ -36,7 +44,15 @@ async def letter_page(
     letter, dead = await viewer.backend.run(read)
     values = _values(job, letter) | ({} if typed is None else {"body": typed})
     status = 400 if fault else 200
-    return page("letter.html.jinja", viewer, request, status=status, job=head_of(job, dead), fault=fault, **values)
+    return page(
+        "letter.html.jinja",
+        viewer,
+        request,
+        status=status,
+        job=head_of(job, dead),
+        fault=fault,
+        **values,
+    )
 
 
 def letter_of(viewer: Viewer, job: Job, doc_id: str) -> DeadLetter:

@@ -15,14 +15,16 @@ from penstock_producer.reporting.text import count, one_line
 
 __all__ = ["GROUPED_MAX", "Group", "LetterRow", "alike", "groups", "letter_rows", "members"]
 
-GROUPED_MAX: Final = 5_000  # dead letters that are read to be grouped: without their bodies some megabytes
+GROUPED_MAX: Final = (
+    5_000  # dead letters that are read to be grouped: without their bodies some megabytes
+)
 GROUPS_SHOWN: Final = 50
 ERROR_CHARS: Final = 300
 ALIKE_CHARS: Final = 160  # of what two errors have in common; what differs behind that is details
 ID_CHARS: Final = 512
 
-# What differs between errors that are alike: ids, hashes, addresses, quoted values and numbers. A status is none of these,
-# and stays. Each pattern is linear.
+# What differs between errors that are alike: ids, hashes, addresses, quoted values and numbers. A
+# status is none of these, and stays. Each pattern is linear.
 _VALUES: Final = re.compile(
     r"(?P<status>\bHTTP [1-5][0-9]{2}\b)"
     r"|(?P<id>\b(?:[a-z]{2,12}[-_])?(?=[0-9A-Za-z-]*[0-9])[0-9A-Za-z]{8,64}(?:-[0-9A-Za-z]{2,64}){0,6}\b)"
@@ -72,7 +74,9 @@ def letter_rows(job: Job, lines: Iterable[LetterLine]) -> list[LetterRow]:
 def alike(error: str) -> str:
     """What is left of an error without its values: equal for errors that are alike."""
     cut = one_line(error, ERROR_CHARS)
-    return _VALUES.sub(lambda found: _NAMES.get(str(found.lastgroup), found[0]), cut)[:ALIKE_CHARS].strip()
+    return _VALUES.sub(lambda found: _NAMES.get(str(found.lastgroup), found[0]), cut)[
+        :ALIKE_CHARS
+    ].strip()
 
 
 def groups(lines: Iterable[LetterLine]) -> list[Group]:

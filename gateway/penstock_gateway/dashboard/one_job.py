@@ -43,4 +43,10 @@ async def job_of(viewer: Viewer, name: str) -> Job:
 
 def head_of(job: Job, dead: int) -> JobHead:
     submitted = f"submitted {ago(job.created_at, time.time())}"
-    return JobHead(job.job_id, one_line(job.job_key, 600), str(job.state), [f"id {job.job_id}", submitted], dead)
+    return JobHead(
+        job.job_id,
+        one_line(job.job_key, 600),
+        str(job.state),
+        [f"id {job.job_id}", submitted],
+        dead,
+    )

@@ -12,11 +12,18 @@ from penstock_gateway.pages.render import HEADERS, rendered
 
 __all__ = ["page"]
 
-_NAV: Final = (("jobs", "Jobs"), ("workers", "Workers"), ("quotas", "Quotas"), ("spending", "Spending"))
+_NAV: Final = (
+    ("jobs", "Jobs"),
+    ("workers", "Workers"),
+    ("quotas", "Quotas"),
+    ("spending", "Spending"),
+)
 _TENANTS_NAV: Final = (("jobs", "Jobs"), ("spending", "Spending"))
 
 
-def page(template: str, viewer: Viewer, request: Request, *, status: int = 200, **values: Any) -> Response:
+def page(
+    template: str, viewer: Viewer, request: Request, *, status: int = 200, **values: Any
+) -> Response:
     """``values`` are what the template shows."""
     text = rendered(
         template,

@@ -44,15 +44,27 @@ def stops(seen: QuotaSeen, in_state: str = "") -> Iterator[tuple[str, str, str]]
         fix = _FIXES.get(seen.hold, "Correct the account, then:")
         yield f"held for {duration(seen.held_s)}: {one_line(seen.hold, HOLD_CHARS)}", fix, lift
     if seen.open_left_s > 0:
-        yield f"it fails: nothing starts for {duration(seen.open_left_s)}, then a few trial requests decide", "", ""
+        yield (
+            f"it fails: nothing starts for {duration(seen.open_left_s)}, then a few trial requests "
+            "decide",
+            "",
+            "",
+        )
     if seen.probing:
         yield "a few trial requests decide whether it is back", "", ""
     if seen.pause_left_s > 0:
-        yield f"it said wait: nothing starts for {duration(seen.pause_left_s)}", "End the pause early:", lift
+        yield (
+            f"it said wait: nothing starts for {duration(seen.pause_left_s)}",
+            "End the pause early:",
+            lift,
+        )
 
 
 def quota_rows(
-    quotas: Sequence[QuotaSeen], causes: Mapping[str, Sequence[Cause]], now: float, in_state: str = ""
+    quotas: Sequence[QuotaSeen],
+    causes: Mapping[str, Sequence[Cause]],
+    now: float,
+    in_state: str = "",
 ) -> list[QuotaRow]:
     """``in_state`` is what commands that are shown need to find the ledger."""
     return [_row(seen, causes.get(seen.quota_id, ()), now, in_state) for seen in quotas]
@@ -66,7 +78,10 @@ def _row(seen: QuotaSeen, causes: Sequence[Cause], now: float, in_state: str) ->
         state,
         kind,
         [_limit(name, per_second) for name, per_second in seen.limits.items()],
-        [(count(number), what) for number, what in counted(seen.granted, seen.throttled, seen.failures)],
+        [
+            (count(number), what)
+            for number, what in counted(seen.granted, seen.throttled, seen.failures)
+        ],
         list(stops(seen, in_state)),
         "" if cause is None else cause_line(cause, now),
     )

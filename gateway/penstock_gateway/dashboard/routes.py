@@ -83,11 +83,18 @@ async def jobs(request: Request, viewer: Reader) -> Response:
 
     again = request.url.include_query_params(part="1")
     return page(
-        "jobs_part.html.jinja" if given.get("part") else "jobs.html.jinja", viewer, request,
-        **await viewer.backend.run(read), state=state, search=search, filtered=bool(state or search),
-        live=f"{again.path}?{again.query}", read_at=moment(time.time()), by_http=_by_http(viewer),
+        "jobs_part.html.jinja" if given.get("part") else "jobs.html.jinja",
+        viewer,
+        request,
+        **await viewer.backend.run(read),
+        state=state,
+        search=search,
+        filtered=bool(state or search),
+        live=f"{again.path}?{again.query}",
+        read_at=moment(time.time()),
+        by_http=_by_http(viewer),
         door=str(request.base_url).rstrip("/"),
-    )  # fmt: skip
+    )
 
 
 @router.get("/ui/jobs/{job_id}")
@@ -118,7 +125,9 @@ async def letters(request: Request, viewer: Reader, job_id: str) -> Response:
         return {
             "job": head_of(found, counts.dead),
             "total": counts.dead,
-            "reasons": sorted(counts.dead_by_reason.items(), key=lambda entry: (-entry[1], entry[0]))[:REASONS_SHOWN],
+            "reasons": sorted(
+                counts.dead_by_reason.items(), key=lambda entry: (-entry[1], entry[0])
+            )[:REASONS_SHOWN],
             "groups": groups(first),
             "grouped_of": GROUPED_MAX if whole > GROUPED_MAX else 0,
             "rows": letter_rows(found, lines),
@@ -131,7 +140,15 @@ async def letters(request: Request, viewer: Reader, job_id: str) -> Response:
         note = await viewer.backend.run(batch_note, viewer.desk.database, found)
         said = f"{said} {note}" if note else said
     values = await viewer.backend.run(read)
-    return page("letters.html.jinja", viewer, request, **values, reason=reason, further=after is not None, done=said)
+    return page(
+        "letters.html.jinja",
+        viewer,
+        request,
+        **values,
+        reason=reason,
+        further=after is not None,
+        done=said,
+    )
 
 
 @router.get("/ui/jobs/{job_id}/letter")
@@ -150,23 +167,43 @@ async def answers(request: Request, viewer: Reader, job_id: str, doc: str = "") 
         head = head_of(found, desk.outcomes.counts(found.job_id).dead)
         if doc:
             outcome = desk.outcomes.get(found.job_id, doc)
-            return {"job": head, "documents": [] if outcome is None else [answered(outcome)], "why": ""}
+            return {
+                "job": head,
+                "documents": [] if outcome is None else [answered(outcome)],
+                "why": "",
+            }
         some = sample(desk.database, found, viewer.backend.settings)
         return {"job": head, "documents": some.documents, "why": some.why if some.documents else ""}
 
     command = f"penstock results {argument(found.job_key)} -o results.jsonl{viewer.desk.in_state}"
-    return page("answers.html.jinja", viewer, request, **await viewer.backend.run(read), doc=doc, command=command)
+    return page(
+        "answers.html.jinja",
+        viewer,
+        request,
+        **await viewer.backend.run(read),
+        doc=doc,
+        command=command,
+    )
 
 
 @router.get("/ui/workers")
 async def workers(request: Request, viewer: Reader) -> Response:
     _for_operators(viewer)
     seen, depths, answered_ = await viewer.backend.run(viewer.desk.fleet)
-    template = "workers_part.html.jinja" if request.query_params.get("part") else "workers.html.jinja"
+    template = (
+        "workers_part.html.jinja" if request.query_params.get("part") else "workers.html.jinja"
+    )
     read_at = moment(time.time())
     one_machine = viewer.desk.in_state != ""
-    return page(template, viewer, request, lanes=lane_views(seen, depths, one_machine=one_machine), answered=answered_,
-                one_machine=one_machine, read_at=read_at)  # fmt: skip
+    return page(
+        template,
+        viewer,
+        request,
+        lanes=lane_views(seen, depths, one_machine=one_machine),
+        answered=answered_,
+        one_machine=one_machine,
+        read_at=read_at,
+    )
 
 
 @router.get("/ui/quotas")
@@ -185,7 +222,9 @@ async def quotas(request: Request, viewer: Reader) -> Response:
         }
 
     template = "quotas_part.html.jinja" if request.query_params.get("part") else "quotas.html.jinja"
-    return page(template, viewer, request, **await viewer.backend.run(read), read_at=moment(time.time()))
+    return page(
+        template, viewer, request, **await viewer.backend.run(read), read_at=moment(time.time())
+    )
 
 
 @router.get("/ui/spending")
@@ -204,17 +243,27 @@ async def spending(request: Request, viewer: Reader) -> Response:
         return {
             "rows": spend_rows(spent, "no tenant"),
             "total": total_of(spent),
-            "lanes": spend_rows(desk.spending.by_lane(since, viewer.tenants), "refused or cancelled"),
+            "lanes": spend_rows(
+                desk.spending.by_lane(since, viewer.tenants), "refused or cancelled"
+            ),
             "prices": price_rows(made),
         }
 
     periods = [(name, told) for name, (told, _) in PERIODS.items()]
-    return page("spending.html.jinja", viewer, request, **await viewer.backend.run(read), periods=periods,
-                period=period, period_name=words)  # fmt: skip
+    return page(
+        "spending.html.jinja",
+        viewer,
+        request,
+        **await viewer.backend.run(read),
+        periods=periods,
+        period=period,
+        period_name=words,
+    )
 
 
 def _by_http(viewer: Viewer) -> bool:
-    """Whether who looks sends work over HTTP: tenants, and everyone where `penstock serve` is all there is."""
+    """Whether who looks sends work over HTTP: tenants, and everyone where `penstock serve` is all
+    there is."""
     return not viewer.sees_all or viewer.desk.in_state != ""
 
 
@@ -226,12 +275,17 @@ def _for_operators(viewer: Viewer) -> None:
 
 def _letter_place(text: str) -> tuple[int, str] | None:
     generation, _, doc_id = text.partition("~")
-    return (int(generation), doc_id) if generation.isascii() and generation.isdigit() and len(generation) < 10 else None
+    return (
+        (int(generation), doc_id)
+        if generation.isascii() and generation.isdigit() and len(generation) < 10
+        else None
+    )
 
 
 def _letters_after(job: Job, reason: str | None, last: Any) -> str:
     chosen = f"reason={quote(reason, safe='')}&" if reason else ""
-    return f"/ui/jobs/{job.job_id}/letters?{chosen}after={quote(f'{last.generation}~{last.doc_id}', safe='')}"
+    after = quote(f"{last.generation}~{last.doc_id}", safe="")
+    return f"/ui/jobs/{job.job_id}/letters?{chosen}after={after}"
 
 
 router.include_router(actions.router)  # behind the pages above: its last path stands for any action

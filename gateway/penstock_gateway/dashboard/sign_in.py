@@ -24,7 +24,9 @@ router = Router(include_in_schema=False)
 
 FORM_MAX: Final = 8 * 1024  # bytes
 YEAR_S: Final = 365 * 86_400
-_OURS: Final = re.compile(r"/ui(?:/[A-Za-z0-9_.-]{1,512}){0,6}")  # where a sign-in goes on: nowhere else
+_OURS: Final = re.compile(
+    r"/ui(?:/[A-Za-z0-9_.-]{1,512}){0,6}"
+)  # where a sign-in goes on: nowhere else
 
 Reader = Annotated[Viewer, Depends(viewer_with("read"))]
 
@@ -42,7 +44,9 @@ async def sign_in(request: Request) -> Response:
     try:
         session = await keys_of(request).session_for(form.get("key", "").strip(), request)
     except Refused as refused:
-        return plain_page("login.html.jinja", status=refused.status, next=place, fault=refused.message)
+        return plain_page(
+            "login.html.jinja", status=refused.status, next=place, fault=refused.message
+        )
     response = RedirectResponse(place, 303)
     give_cookie(response, COOKIE, session, request)
     return response

@@ -46,4 +46,6 @@ class Speeds:
         seconds = look.at - first.at
         if seconds < LEAST_S:
             return None
-        return max(0.0, (finished - first.finished) / seconds), max(0.0, (tokens - first.tokens) / seconds)
+        return max(0.0, (finished - first.finished) / seconds), max(
+            0.0, (tokens - first.tokens) / seconds
+        )

@@ -74,7 +74,11 @@ def price_rows(made: Iterable[MadeWith]) -> list[PriceRow]:
 def _price(one: MadeWith) -> PriceRow:
     who = one_line(one.engine or f"provider {one.provider}")
     if one.engine:
-        price = f"{usd(one.usd_per_hour)} an hour" if one.usd_per_hour else "unknown: cost.usd_per_gpu_hour is not set"
+        price = (
+            f"{usd(one.usd_per_hour)} an hour"
+            if one.usd_per_hour
+            else "unknown: cost.usd_per_gpu_hour is not set"
+        )
     elif one.usd_per_mtok_in or one.usd_per_mtok_out:
         price = per_million(one.usd_per_mtok_in or 0.0, one.usd_per_mtok_out or 0.0)
     else:

@@ -25,7 +25,8 @@ __all__ = ["THEME", "THEMES", "VISIT", "Viewer", "give_cookie", "viewer_with"]
 THEMES: Final = ("auto", "light", "dark")
 THEME: Final = "penstock_theme"
 VISIT: Final = "penstock_visit"
-"""The cookie of a browser that has no session, since there are no keys: it is nothing but what forms are tied to."""
+"""The cookie of a browser that has no session, since there are no keys: it is nothing but what
+forms are tied to."""
 _VISIT_SHAPE: Final = re.compile(r"[A-Za-z0-9_-]{32}")
 
 
@@ -42,7 +43,9 @@ class Viewer:
     @property
     def token(self) -> str:
         """What each form of this session carries."""
-        return hmac.new(self.secret.encode(), f"form:{self.tied_to}".encode(), hashlib.sha256).hexdigest()
+        return hmac.new(
+            self.secret.encode(), f"form:{self.tied_to}".encode(), hashlib.sha256
+        ).hexdigest()
 
     @property
     def signed_in(self) -> bool:
@@ -62,7 +65,9 @@ class Viewer:
 
 
 def viewer_with(scope: Scope) -> Callable[[Request], Awaitable[Viewer]]:
-    """The dependency of a page. Raises Refused: to the sign-in where there is no session, 403 without the scope."""
+    """The dependency of a page.
+
+    Raises Refused: to the sign-in where there is no session, 403 without the scope."""
     caller_of = caller_with(scope)
 
     async def viewer(request: Request) -> Viewer:
@@ -77,20 +82,26 @@ def viewer_with(scope: Scope) -> Callable[[Request], Awaitable[Viewer]]:
         tied_to = session or (secrets.token_urlsafe(24) if is_new else visit)
         theme = request.cookies.get(THEME, "auto")
         secret = await backend.run(desk.secret)
-        return Viewer(caller, backend, desk, tied_to, is_new, secret, theme if theme in THEMES else "auto")
+        return Viewer(
+            caller, backend, desk, tied_to, is_new, secret, theme if theme in THEMES else "auto"
+        )
 
     return viewer
 
 
-def give_cookie(response: Response, name: str, value: str, request: Request, *, lasts_s: float = SESSION_S) -> None:
-    """One that scripts cannot read and other sites' pages do not send; over TLS only, where the page came so: behind a proxy that
-    ends TLS only the browser says it, in the origin of its form."""
+def give_cookie(
+    response: Response, name: str, value: str, request: Request, *, lasts_s: float = SESSION_S
+) -> None:
+    """One that scripts cannot read and other sites' pages do not send; over TLS only, where the
+    page came so: behind a proxy that ends TLS only the browser says it, in the origin of its
+    form."""
     response.set_cookie(
         name,
         value,
         max_age=int(lasts_s),
         path="/",
-        secure=request.url.scheme == "https" or request.headers.get("origin", "").startswith("https://"),
+        secure=request.url.scheme == "https"
+        or request.headers.get("origin", "").startswith("https://"),
         httponly=True,
         samesite="strict",
     )
@@ -98,4 +109,6 @@ def give_cookie(response: Response, name: str, value: str, request: Request, *, 
 
 def _to_sign_in(request: Request) -> Refused:
     back = quote(request.url.path, safe="/") if request.method == "GET" else "/ui/jobs"
-    return Refused(303, "Sign in first.", code="sign_in", headers={"location": f"/ui/login?next={back}"})
+    return Refused(
+        303, "Sign in first.", code="sign_in", headers={"location": f"/ui/login?next={back}"}
+    )

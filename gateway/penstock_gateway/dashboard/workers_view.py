@@ -46,19 +46,31 @@ class LaneView(NamedTuple):
 def lane_views(
     workers: Sequence[WorkerSeen], depths: Mapping[str, Depth], *, one_machine: bool = False
 ) -> list[LaneView]:
-    """By name; a lane that has a queue and no worker is among them. ``one_machine``: `penstock serve` starts the workers."""
+    """By name; a lane that has a queue and no worker is among them.
+
+    ``one_machine``: `penstock serve` starts the workers."""
     names = sorted({seen.info.get("lane", "") for seen in workers} | set(depths))
     return [
-        _lane(name, [seen for seen in workers if seen.info.get("lane", "") == name], depths.get(name), one_machine)
+        _lane(
+            name,
+            [seen for seen in workers if seen.info.get("lane", "") == name],
+            depths.get(name),
+            one_machine,
+        )
         for name in names
     ]
 
 
-def _lane(name: str, workers: Sequence[WorkerSeen], depth: Depth | None, one_machine: bool) -> LaneView:
+def _lane(
+    name: str, workers: Sequence[WorkerSeen], depth: Depth | None, one_machine: bool
+) -> LaneView:
     alive = [seen for seen in workers if seen.seconds_ago < ALIVE_S]
     engines = engines_of(workers, name)
     queued = held = delayed = "unknown"
-    again = f"no worker lives: start `penstock serve` again with --lane {one_line(name or DEFAULT_LANE, NAME_CHARS)}"
+    again = (
+        "no worker lives: start `penstock serve` again with --lane "
+        f"{one_line(name or DEFAULT_LANE, NAME_CHARS)}"
+    )
     if depth is not None:
         queued, held, delayed = (
             count(depth.queued + depth.relayed),
@@ -71,9 +83,15 @@ def _lane(name: str, workers: Sequence[WorkerSeen], depth: Depth | None, one_mac
         queued,
         held,
         delayed,
-        again if one_machine and not alive else _bound(alive, depth) if engines is None else engines_line(engines),
+        again
+        if one_machine and not alive
+        else _bound(alive, depth)
+        if engines is None
+        else engines_line(engines),
         cards_in_words(workers, name) or "",
-        "" if alive or one_machine else f"penstock worker --lane {shlex.quote(name or DEFAULT_LANE)}",
+        ""
+        if alive or one_machine
+        else f"penstock worker --lane {shlex.quote(name or DEFAULT_LANE)}",
         [_row(seen) for seen in workers[:ROWS_MAX]],
         max(0, len(workers) - ROWS_MAX),
     )
@@ -87,19 +105,29 @@ def _bound(alive: Sequence[WorkerSeen], depth: Depth | None) -> str:
         return "no worker lives"
     if slots and busy >= slots:
         return (
-            f"all {count(slots)} slots are taken: where the provider's limits have room (see Quotas), more workers, or more "
-            "slots each, would start more at once"
+            f"all {count(slots)} slots are taken: where the provider's limits have room (see "
+            "Quotas), more workers, or more slots each, would start more at once"
         )
     if depth is not None and not busy and not (depth.queued or depth.unacked or depth.delayed):
         return f"none of {count(slots)} slots is taken: there is nothing to do"
     if depth is not None and depth.queued == 0:
-        return f"{count(busy)} of {count(slots)} slots are taken, and nothing waits: its jobs bring too little"
-    return f"{count(busy)} of {count(slots)} slots are taken while {count(depth.queued if depth else 0)} wait"
+        return (
+            f"{count(busy)} of {count(slots)} slots are taken, and nothing waits: its jobs bring "
+            "too little"
+        )
+    return (
+        f"{count(busy)} of {count(slots)} slots are taken while "
+        f"{count(depth.queued if depth else 0)} wait"
+    )
 
 
 def _row(seen: WorkerSeen) -> WorkerRow:
     alive = seen.seconds_ago < ALIVE_S
-    more = [f"{name} {value}" for name, value in sorted(seen.info.items()) if name not in _SHOWN_APART and value]
+    more = [
+        f"{name} {value}"
+        for name, value in sorted(seen.info.items())
+        if name not in _SHOWN_APART and value
+    ]
     return WorkerRow(
         one_line(seen.name, NAME_CHARS),
         alive,
@@ -111,4 +139,8 @@ def _row(seen: WorkerSeen) -> WorkerRow:
 
 
 def _whole(text: str | None) -> int:
-    return int(text) if text is not None and text.isascii() and text.isdigit() and len(text) < 10 else 0
+    return (
+        int(text)
+        if text is not None and text.isascii() and text.isdigit() and len(text) < 10
+        else 0
+    )

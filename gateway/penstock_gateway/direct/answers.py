@@ -1,7 +1,8 @@
-"""The answers that callers wait for: workers say on a channel which are stored, and one look into SQL fetches all of those.
+"""The answers that callers wait for: workers say on a channel which are stored, and one look into
+SQL fetches all of those.
 
-A message that is lost, as while Redis is away, costs SWEEP_S: all that is awaited is looked up that often, with the states
-of its jobs.
+A message that is lost, as while Redis is away, costs SWEEP_S: all that is awaited is looked up that
+often, with the states of its jobs.
 """
 
 from __future__ import annotations
@@ -33,8 +34,8 @@ Outcome = Result | DeadLetter
 
 
 class Answers:
-    """Belongs to the event loop; ``run`` fetches until it is cancelled, and calls ``round_done`` after each look at all that is
-    awaited."""
+    """Belongs to the event loop; ``run`` fetches until it is cancelled, and calls ``round_done``
+    after each look at all that is awaited."""
 
     def __init__(self, backend: Backend, store: DoorCallStore) -> None:
         self._backend = backend
@@ -46,10 +47,16 @@ class Answers:
         self._told = asyncio.Event()
 
     @contextlib.contextmanager
-    def awaited(self, job: CallJob, doc_ids: Iterable[str]) -> Iterator[dict[str, asyncio.Future[Outcome]]]:
-        """The future of each document, which fails (Refused) where the job stops. Forgotten with the end of the block."""
+    def awaited(
+        self, job: CallJob, doc_ids: Iterable[str]
+    ) -> Iterator[dict[str, asyncio.Future[Outcome]]]:
+        """The future of each document, which fails (Refused) where the job stops.
+
+        Forgotten with the end of the block."""
         loop = asyncio.get_running_loop()
-        futures: dict[str, asyncio.Future[Outcome]] = {doc_id: loop.create_future() for doc_id in doc_ids}
+        futures: dict[str, asyncio.Future[Outcome]] = {
+            doc_id: loop.create_future() for doc_id in doc_ids
+        }
         of_job = self._awaited.setdefault(job.job_id, {})
         of_job.update(futures)
         self._states[job.job_id] = job
@@ -81,19 +88,24 @@ class Answers:
                     await channel.subscribe(keys.ANSWERED)
                     is_away = False
                     while True:
-                        message = await channel.get_message(ignore_subscribe_messages=True, timeout=LISTEN_S)
+                        message = await channel.get_message(
+                            ignore_subscribe_messages=True, timeout=LISTEN_S
+                        )
                         if message is not None:
                             self._note(message["data"])
             except (RedisError, OSError) as error:
                 if not is_away:
                     log.warning(
-                        "answers are looked up every %g s: Redis does not tell of them: %s", SWEEP_S, in_words(error)
+                        "answers are looked up every %g s: Redis does not tell of them: %s",
+                        SWEEP_S,
+                        in_words(error),
                     )
                 is_away = True
                 await asyncio.sleep(AWAY_S)
 
     def _note(self, told: bytes | str) -> None:
-        """Names of jobs and documents, of all doors: anyone who reaches Redis may write here, and what is not awaited is none."""
+        """Names of jobs and documents, of all doors: anyone who reaches Redis may write here, and
+        what is not awaited is none."""
         lines = told.decode("utf-8", "replace") if isinstance(told, bytes) else told
         for line in lines.split("\n"):
             job_id, _, doc_id = line.partition(" ")
@@ -138,7 +150,12 @@ class Answers:
         job = await self._backend.run(self._jobs.get, job_id)
         try:
             if job.state in STOPPED:
-                raise Refused(503, "the job of this call was cancelled", code="job_cancelled", kind="server_error")
+                raise Refused(
+                    503,
+                    "the job of this call was cancelled",
+                    code="job_cancelled",
+                    kind="server_error",
+                )
             refuse_stopped(job)
         except Refused as refused:
             known = self._states.get(job_id)
@@ -151,4 +168,6 @@ class Answers:
 
 def outcomes_of(futures: Sequence[asyncio.Future[Outcome]]) -> list[Outcome | None]:
     """In their order; None for those that are not there. Raises what one of them has failed by."""
-    return [future.result() if future.done() and not future.cancelled() else None for future in futures]
+    return [
+        future.result() if future.done() and not future.cancelled() else None for future in futures
+    ]

@@ -1,4 +1,5 @@
-"""One call, from its checked body to its outcome: admitted, stored, queued, awaited, and stopped where its time is over."""
+"""One call, from its checked body to its outcome: admitted, stored, queued, awaited, and stopped
+where its time is over."""
 
 from __future__ import annotations
 
@@ -64,7 +65,9 @@ class Asked:
 
     def digest(self) -> str:
         """Of all that the key stands for."""
-        return hashlib.sha256(orjson.dumps([self.endpoint, list(self.bodies)], option=orjson.OPT_SORT_KEYS)).hexdigest()
+        return hashlib.sha256(
+            orjson.dumps([self.endpoint, list(self.bodies)], option=orjson.OPT_SORT_KEYS)
+        ).hexdigest()
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +84,8 @@ class Told:
 
     @property
     def how(self) -> str:
-        """As the metric of calls has it; several prompts in one call have failed where one of them has."""
+        """As the metric of calls has it; several prompts in one call have failed where one of them
+        has."""
         if self.replayed:
             return "replayed"
         if self.late is not None:
@@ -148,15 +152,20 @@ class Calls:
             return claim
         if found.request_digest != digest:
             raise Refused(
-                422, "this Idempotency-Key was used for another request; choose a new one for each request",
-                code="idempotency_key_reused", param="Idempotency-Key",
-            )  # fmt: skip
+                422,
+                "this Idempotency-Key was used for another request; choose a new one for each "
+                "request",
+                code="idempotency_key_reused",
+                param="Idempotency-Key",
+            )
         doc_ids = _doc_ids(found.name, len(asked.bodies))
         known = await self._backend.run(self.store.outcomes, found.job_id, doc_ids)
         if len(known) < len(doc_ids):
             raise _in_use()
         if may_be_tried_again(known.values()):
-            return CallClaim(tenant, key, digest, self._limits.keep_answers_s, instead_of=found.name)
+            return CallClaim(
+                tenant, key, digest, self._limits.keep_answers_s, instead_of=found.name
+            )
         return Told(found.job_id, found.name, [known[doc_id] for doc_id in doc_ids], replayed=True)
 
     async def _asked_of(self, asked: Asked, claim: CallClaim | None, lane: str, gone: Gone) -> Told:
@@ -165,8 +174,12 @@ class Calls:
         for left in reversed(range(TRIES)):
             job = await self._open.job_for(asked.caller.tenant, asked.endpoint, lane, hot)
             if job.outstanding + len(asked.bodies) > self._limits.queued:
-                raise too_many(f"{job.outstanding} calls of yours are queued", self.waiting.retry_after_s)
-            documents = await self._backend.run_sized(asked.size, _documents, job, name, asked.bodies)
+                raise too_many(
+                    f"{job.outstanding} calls of yours are queued", self.waiting.retry_after_s
+                )
+            documents = await self._backend.run_sized(
+                asked.size, _documents, job, name, asked.bodies
+            )
             try:
                 return await self._waited_for(asked, job, PushedCall(documents, name, claim), gone)
             except JobClosed:
@@ -185,7 +198,9 @@ class Calls:
             watch = asyncio.ensure_future(gone())
             either: set[asyncio.Future[Any]] = {pending, watch}
             try:
-                await asyncio.wait(either, timeout=asked.timeout_s, return_when=asyncio.FIRST_COMPLETED)
+                await asyncio.wait(
+                    either, timeout=asked.timeout_s, return_when=asyncio.FIRST_COMPLETED
+                )
             finally:
                 is_gone = watch.done()
                 watch.cancel()
@@ -197,13 +212,19 @@ class Calls:
                 await self._backend.run(self._stop, job, bodies, CALLER_GONE)
                 raise
         took_s = time.monotonic() - began
-        missing = {doc_id: bodies[doc_id] for doc_id, one in zip(bodies, outcomes, strict=True) if one is None}
+        missing = {
+            doc_id: bodies[doc_id]
+            for doc_id, one in zip(bodies, outcomes, strict=True)
+            if one is None
+        }
         if not missing:
             return Told(job.job_id, call.name, outcomes, took_s=took_s)
         reason = CALLER_GONE if is_gone else TIMED_OUT
         found, begun, causes = await self._backend.run(self._stop, job, missing, reason)
         late = timed_out(asked.timeout_s, causes, begun=bool(begun))
-        outcomes = [one or _in_time(found.get(doc_id)) for doc_id, one in zip(bodies, outcomes, strict=True)]
+        outcomes = [
+            one or _in_time(found.get(doc_id)) for doc_id, one in zip(bodies, outcomes, strict=True)
+        ]
         numbers = frozenset(at for at, doc_id in enumerate(bodies) if doc_id in begun)
         return Told(job.job_id, call.name, outcomes, numbers, late=late, took_s=took_s)
 
@@ -214,7 +235,9 @@ class Calls:
         found, begun = stop(self._outcomes, self.store, hot, job, missing, reason)
         try:
             since = time.time() - self._limits.timeout_s
-            causes = [one for one in hot.failing.of(job.spec.provider, job.job_id) if one.last >= since]
+            causes = [
+                one for one in hot.failing.of(job.spec.provider, job.job_id) if one.last >= since
+            ]
         except RedisError:
             causes = []
         return found, begun, causes
@@ -230,7 +253,9 @@ def _doc_ids(name: str, number: int) -> list[str]:
     return [name] if number == 1 else [f"{name}-{at}" for at in range(number)]
 
 
-def _documents(job: CallJob, name: str, bodies: Sequence[dict[str, Any]]) -> list[tuple[str, bytes]]:
+def _documents(
+    job: CallJob, name: str, bodies: Sequence[dict[str, Any]]
+) -> list[tuple[str, bytes]]:
     named = zip(_doc_ids(name, len(bodies)), bodies, strict=True)
     return [job.checker.check(doc_id, body) for doc_id, body in named]
 
@@ -242,6 +267,10 @@ def _in_time(outcome: Outcome | None) -> Outcome | None:
 
 def _in_use() -> Refused:
     return Refused(
-        409, "a request with this Idempotency-Key is under way; its answer is there for this key when it has ended",
-        code="idempotency_key_in_use", param="Idempotency-Key", headers={"retry-after": str(IN_USE_RETRY_S)},
-    )  # fmt: skip
+        409,
+        "a request with this Idempotency-Key is under way; its answer is there for this key when "
+        "it has ended",
+        code="idempotency_key_in_use",
+        param="Idempotency-Key",
+        headers={"retry-after": str(IN_USE_RETRY_S)},
+    )

@@ -1,7 +1,9 @@
-"""What the body of a call may have: a list of fields for each endpoint, and no field that is not on it.
+"""What the body of a call may have: a list of fields for each endpoint, and no field that is not on
+it.
 
-A field that is passed on unseen may mean something to a server behind this one: where to send the request, or with which key.
-So everything that is not named here is refused by its name, inside messages and tools as well.
+A field that is passed on unseen may mean something to a server behind this one: where to send the
+request, or with which key. So everything that is not named here is refused by its name, inside
+messages and tools as well.
 """
 
 from __future__ import annotations
@@ -14,7 +16,15 @@ from penstock_gateway.refused import Refused
 from penstock_gateway.settings import DirectFields
 from penstock_producer.job.params import params_of
 
-__all__ = ["CHAT", "COMPLETIONS", "EMBEDDINGS", "checked_body", "invalid", "unsupported", "with_messages"]
+__all__ = [
+    "CHAT",
+    "COMPLETIONS",
+    "EMBEDDINGS",
+    "checked_body",
+    "invalid",
+    "unsupported",
+    "with_messages",
+]
 
 CHAT: Final = "/v1/chat/completions"
 COMPLETIONS: Final = "/v1/completions"
@@ -28,34 +38,122 @@ TOOLS_MAX: Final = 128  # as OpenAI has it
 SHOWN_CHARS: Final = 80  # of a name in an error
 
 _SAMPLING: Final = {
-    "model", "frequency_penalty", "presence_penalty", "logit_bias", "logprobs", "max_tokens", "n", "seed", "stop", "stream",
-    "temperature", "top_p", "user",
-}  # fmt: skip
-# What vLLM's server has besides, as far as the gpu lane takes it: none of it names a place or a key.
+    "model",
+    "frequency_penalty",
+    "presence_penalty",
+    "logit_bias",
+    "logprobs",
+    "max_tokens",
+    "n",
+    "seed",
+    "stop",
+    "stream",
+    "temperature",
+    "top_p",
+    "user",
+}
+# What vLLM's server has besides, as far as the gpu lane takes it: none of it names a place or a
+# key.
 _OF_ENGINES: Final = {
-    "allowed_token_ids", "bad_words", "ignore_eos", "include_stop_str_in_output", "min_p", "min_tokens", "repetition_penalty",
-    "skip_special_tokens", "stop_token_ids", "structured_outputs", "top_k",
-}  # fmt: skip
+    "allowed_token_ids",
+    "bad_words",
+    "ignore_eos",
+    "include_stop_str_in_output",
+    "min_p",
+    "min_tokens",
+    "repetition_penalty",
+    "skip_special_tokens",
+    "stop_token_ids",
+    "structured_outputs",
+    "top_k",
+}
 _FIELDS: Final[Mapping[str, frozenset[str]]] = {
-    CHAT: frozenset({
-        *_SAMPLING, *_OF_ENGINES, "messages", "add_generation_prompt", "audio", "chat_template_kwargs",
-        "continue_final_message", "function_call", "functions", "max_completion_tokens", "metadata", "modalities",
-        "parallel_tool_calls", "prediction", "prompt_cache_key", "prompt_cache_retention", "reasoning_effort",
-        "response_format", "safety_identifier", "service_tier", "store", "tool_choice", "tools", "top_logprobs", "verbosity",
-        "web_search_options",
-    }),
+    CHAT: frozenset(
+        {
+            *_SAMPLING,
+            *_OF_ENGINES,
+            "messages",
+            "add_generation_prompt",
+            "audio",
+            "chat_template_kwargs",
+            "continue_final_message",
+            "function_call",
+            "functions",
+            "max_completion_tokens",
+            "metadata",
+            "modalities",
+            "parallel_tool_calls",
+            "prediction",
+            "prompt_cache_key",
+            "prompt_cache_retention",
+            "reasoning_effort",
+            "response_format",
+            "safety_identifier",
+            "service_tier",
+            "store",
+            "tool_choice",
+            "tools",
+            "top_logprobs",
+            "verbosity",
+            "web_search_options",
+        }
+    ),
     COMPLETIONS: frozenset({*_SAMPLING, *_OF_ENGINES, "prompt", "best_of", "echo", "suffix"}),
     EMBEDDINGS: frozenset({"model", "input", "dimensions", "encoding_format", "user"}),
-}  # fmt: skip
+}
 _ROLES: Final = frozenset({"system", "developer", "user", "assistant", "tool", "function"})
 # Inside messages, tools and the like: everything that OpenAI's API has there.
-_NESTED: Final = frozenset({
-    "role", "content", "name", "refusal", "tool_calls", "tool_call_id", "function_call", "annotations", "reasoning_content",
-    "type", "text", "image_url", "input_audio", "file", "url", "detail", "data", "format", "file_data", "file_id", "filename",
-    "id", "index", "function", "arguments", "custom", "input", "description", "parameters", "strict", "grammar", "definition",
-    "syntax", "json_schema", "schema", "voice", "mode", "tools", "allowed_tools", "search_context_size", "user_location",
-    "approximate", "city", "country", "region", "timezone", "cache_control",
-})  # fmt: skip
+_NESTED: Final = frozenset(
+    {
+        "role",
+        "content",
+        "name",
+        "refusal",
+        "tool_calls",
+        "tool_call_id",
+        "function_call",
+        "annotations",
+        "reasoning_content",
+        "type",
+        "text",
+        "image_url",
+        "input_audio",
+        "file",
+        "url",
+        "detail",
+        "data",
+        "format",
+        "file_data",
+        "file_id",
+        "filename",
+        "id",
+        "index",
+        "function",
+        "arguments",
+        "custom",
+        "input",
+        "description",
+        "parameters",
+        "strict",
+        "grammar",
+        "definition",
+        "syntax",
+        "json_schema",
+        "schema",
+        "voice",
+        "mode",
+        "tools",
+        "allowed_tools",
+        "search_context_size",
+        "user_location",
+        "approximate",
+        "city",
+        "country",
+        "region",
+        "timezone",
+        "cache_control",
+    }
+)
 # JSON schemas, a chat template's variables, and names of the caller's own.
 _FREE: Final = frozenset(
     {"parameters", "schema", "logit_bias", "metadata", "chat_template_kwargs", "structured_outputs"}
@@ -63,14 +161,19 @@ _FREE: Final = frozenset(
 _CAPPED: Final = ("max_tokens", "max_completion_tokens")
 
 
-Path = tuple[Any, str | int]  # what it is in (a path, or None for the body), and its name or number there
+Path = tuple[
+    Any, str | int
+]  # what it is in (a path, or None for the body), and its name or number there
 
 
 def checked_body(given: Mapping[str, Any], endpoint: str, limits: DirectFields) -> dict[str, Any]:
     """The body as it is sent. Raises Refused (400), which names the field."""
     _check_names(given, _FIELDS[endpoint] | set(limits.extra_fields), endpoint)
     if given.get("stream"):
-        raise unsupported("stream", "answers are stored before they are sent, so none is streamed: leave `stream` out")
+        raise unsupported(
+            "stream",
+            "answers are stored before they are sent, so none is streamed: leave `stream` out",
+        )
     body = {name: value for name, value in given.items() if name != "stream"}
     _check_model(body.get("model"))
     if endpoint == CHAT:
@@ -80,12 +183,15 @@ def checked_body(given: Mapping[str, Any], endpoint: str, limits: DirectFields) 
         _check_inputs(body.get(name), name)
     _check_values(body, endpoint, limits)
     _check_nested(
-        {name: value for name, value in body.items() if name not in _FREE}, set(limits.extra_fields) | body.keys()
+        {name: value for name, value in body.items() if name not in _FREE},
+        set(limits.extra_fields) | body.keys(),
     )
     return body
 
 
-def with_messages(body: Mapping[str, Any], messages: object, limits: DirectFields) -> dict[str, Any]:
+def with_messages(
+    body: Mapping[str, Any], messages: object, limits: DirectFields
+) -> dict[str, Any]:
     """The same call with other messages: only they are looked at. Raises Refused."""
     _check_messages(messages)
     _check_nested({"messages": messages}, set(limits.extra_fields) | body.keys())
@@ -97,7 +203,12 @@ def invalid(param: str, message: str, code: str = "invalid_value") -> Refused:
 
 
 def unsupported(param: str, message: str) -> Refused:
-    return Refused(400, f"Unsupported parameter {param!r}: {message}", code="unsupported_parameter", param=param)
+    return Refused(
+        400,
+        f"Unsupported parameter {param!r}: {message}",
+        code="unsupported_parameter",
+        param=param,
+    )
 
 
 def _check_names(given: Mapping[str, Any], known: Collection[str], endpoint: str) -> None:
@@ -105,13 +216,19 @@ def _check_names(given: Mapping[str, Any], known: Collection[str], endpoint: str
         if name not in known:
             raise unsupported(
                 name[:SHOWN_CHARS],
-                f"{endpoint} does not take it here, unless the operator names it in gateway.direct.extra_fields",
+                f"{endpoint} does not take it here, unless the operator names it in "
+                "gateway.direct.extra_fields",
             )
 
 
 def _check_model(model: object) -> None:
     if model is None:
-        raise Refused(400, "You must provide a model parameter.", code="missing_required_parameter", param="model")
+        raise Refused(
+            400,
+            "You must provide a model parameter.",
+            code="missing_required_parameter",
+            param="model",
+        )
     if not isinstance(model, str) or not 0 < len(model) <= MODEL_CHARS or not model.isprintable():
         raise invalid("model", f"give the name of a model, 1 to {MODEL_CHARS} printable characters")
 
@@ -119,7 +236,10 @@ def _check_model(model: object) -> None:
 def _check_messages(messages: object) -> None:
     if messages is None:
         raise Refused(
-            400, "Missing required parameter: 'messages'.", code="missing_required_parameter", param="messages"
+            400,
+            "Missing required parameter: 'messages'.",
+            code="missing_required_parameter",
+            param="messages",
         )
     if not isinstance(messages, list) or not 0 < len(messages) <= MESSAGES_MAX:
         raise invalid("messages", f"give a list of 1 to {MESSAGES_MAX} messages")
@@ -142,16 +262,25 @@ def _check_message(message: object, at: str) -> None:
     if isinstance(content, str):
         return
     if not isinstance(content, list) or not 0 < len(content) <= PARTS_MAX:
-        raise invalid(f"{at}.content", f"give text, or a list of 1 to {PARTS_MAX} parts", "invalid_type")
+        raise invalid(
+            f"{at}.content", f"give text, or a list of 1 to {PARTS_MAX} parts", "invalid_type"
+        )
     for part_at, part in enumerate(content):
         if not isinstance(part, dict) or not isinstance(part.get("type"), str):
-            raise invalid(f"{at}.content[{part_at}]", "a part is an object with a `type`", "invalid_type")
+            raise invalid(
+                f"{at}.content[{part_at}]", "a part is an object with a `type`", "invalid_type"
+            )
 
 
 def _check_inputs(given: object, name: str) -> None:
     """Text, texts, tokens, or lists of tokens."""
     if given is None:
-        raise Refused(400, f"Missing required parameter: {name!r}.", code="missing_required_parameter", param=name)
+        raise Refused(
+            400,
+            f"Missing required parameter: {name!r}.",
+            code="missing_required_parameter",
+            param=name,
+        )
     if isinstance(given, str):
         if not given:
             raise invalid(name, "it is empty")
@@ -161,11 +290,15 @@ def _check_inputs(given: object, name: str) -> None:
     if all(map(_is_token, given)):
         return
     if len(given) > INPUTS_MAX:
-        raise invalid(name, f"it has {len(given)} entries; at most {INPUTS_MAX} may be sent at once")
+        raise invalid(
+            name, f"it has {len(given)} entries; at most {INPUTS_MAX} may be sent at once"
+        )
     for at, one in enumerate(given):
         is_tokens = isinstance(one, list) and one and all(map(_is_token, one))
         if not is_tokens and not (isinstance(one, str) and one):
-            raise invalid(f"{name}[{at}]", "give text that is not empty, or a list of tokens", "invalid_type")
+            raise invalid(
+                f"{name}[{at}]", "give text that is not empty, or a list of tokens", "invalid_type"
+            )
 
 
 def _is_token(value: object) -> bool:
@@ -180,10 +313,14 @@ def _check_values(body: Mapping[str, Any], endpoint: str, limits: DirectFields) 
             raise invalid(name, fault[1], fault[0])
     for name in _CAPPED:
         if (body.get(name) or 0) > limits.max_tokens:
-            raise invalid(name, f"{body[name]} is above {limits.max_tokens}, the most that this server takes")
+            raise invalid(
+                name, f"{body[name]} is above {limits.max_tokens}, the most that this server takes"
+            )
     for name in ("n", "best_of"):
         if (body.get(name) or 0) > limits.max_n:
-            raise invalid(name, f"{body[name]} is above {limits.max_n}, the most that this server takes")
+            raise invalid(
+                name, f"{body[name]} is above {limits.max_n}, the most that this server takes"
+            )
     for name in ("tools", "functions"):
         if len(body.get(name) or ()) > TOOLS_MAX:
             raise invalid(name, f"there are {len(body[name])}; at most {TOOLS_MAX} may be sent")
@@ -191,20 +328,28 @@ def _check_values(body: Mapping[str, Any], endpoint: str, limits: DirectFields) 
 
 
 def _check_nested(body: Mapping[str, Any], top: Collection[str]) -> None:
-    """Raises Refused for a name that OpenAI's API does not have inside the fields of a call. Depth is bounded by the parser."""
+    """Raises Refused for a name that OpenAI's API does not have inside the fields of a call.
+
+    Depth is bounded by the parser."""
     for path, name in _names_below(body):
         if name not in _NESTED and name not in top:
-            raise unsupported(f"{_written(path)}.{name[:SHOWN_CHARS]}"[:SHOWN_CHARS], "it is not known there")
+            raise unsupported(
+                f"{_written(path)}.{name[:SHOWN_CHARS]}"[:SHOWN_CHARS], "it is not known there"
+            )
 
 
 def _names_below(value: Any) -> Iterator[tuple[Path, str]]:
-    """Yield each name inside of the fields with where it stands, which is written out only for an error: a body may have
-    hundreds of thousands of them, far below one another."""
+    """Yield each name inside of the fields with where it stands, which is written out only for an
+    error: a body may have hundreds of thousands of them, far below one another."""
     waiting: list[tuple[Path | None, Any]] = [(None, value)]
     while waiting:
         at, one = waiting.pop()
         if isinstance(one, list):
-            waiting += [((at, number), each) for number, each in enumerate(one) if isinstance(each, dict | list)]
+            waiting += [
+                ((at, number), each)
+                for number, each in enumerate(one)
+                if isinstance(each, dict | list)
+            ]
         elif isinstance(one, dict):
             for name, each in one.items():
                 if at is not None:

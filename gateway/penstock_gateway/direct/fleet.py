@@ -1,5 +1,5 @@
-"""Which lane takes a call, and which models there are: looked up in what workers say of themselves, so that a call that no one
-would answer is refused."""
+"""Which lane takes a call, and which models there are: looked up in what workers say of themselves,
+so that a call that no one would answer is refused."""
 
 from __future__ import annotations
 
@@ -24,7 +24,9 @@ _RETRY_AFTER: Final = {"retry-after": "5"}  # seconds: a worker that is started 
 
 
 class Fleet:
-    """What workers are there, looked at when a call comes and at most once a second. Belongs to the event loop."""
+    """What workers are there, looked at when a call comes and at most once a second.
+
+    Belongs to the event loop."""
 
     def __init__(self, backend: Backend, hot: Callable[[], RedisLedger]) -> None:
         self._backend = backend
@@ -34,7 +36,8 @@ class Fleet:
         self._look: asyncio.Task[None] | None = None
 
     async def lane_for(self, model: str, endpoint: str) -> str:
-        """Raises Refused: 404 for a model that is not served, 503 where no worker lives, or where Redis does not answer."""
+        """Raises Refused: 404 for a model that is not served, 503 where no worker lives, or where
+        Redis does not answer."""
         await self._looked()
         return self._chosen(model, endpoint)
 
@@ -70,7 +73,10 @@ class Fleet:
                 unfit = unfit or f", and the provider cannot be asked: {why.rstrip('.')}"
                 continue
             if not has_own_model(lane):
-                if any(one.info.get("lane") == lane and one.seconds_ago < ALIVE_S for one in self._workers):
+                if any(
+                    one.info.get("lane") == lane and one.seconds_ago < ALIVE_S
+                    for one in self._workers
+                ):
                     return lane
                 continue
             serving = serving_of(self._workers, lane)
@@ -83,9 +89,12 @@ class Fleet:
         if not served:
             raise self._no_worker(endpoint, unfit)
         raise Refused(
-            404, f"The model {model[:80]!r} does not exist here; served are: {', '.join(sorted(set(served))[:20])}",
-            code="model_not_found", param="model",
-        )  # fmt: skip
+            404,
+            f"The model {model[:80]!r} does not exist here; served are: "
+            f"{', '.join(sorted(set(served))[:20])}",
+            code="model_not_found",
+            param="model",
+        )
 
     def _no_worker(self, endpoint: str, unfit: str) -> Refused:
         """Where all workers that live ask by batches, trying again does not help."""
@@ -94,12 +103,22 @@ class Fleet:
         if not packing or alive - set(packing):
             return _unavailable(f"no worker is there for {endpoint}{unfit}", "no_worker")
         return Refused(
-            503, f"nothing here answers at once: all workers are of the lane {packing[0]}, which asks the provider by batches "
-            "that may take a day. Send the request in a batch (POST /v1/batches); an operator adds workers that answer at once "
-            "with `penstock serve --lane auto`, or `penstock worker --lane api`",
-            code="no_worker", kind="server_error", headers=_RETRY_AFTER | {"x-should-retry": "false"},
-        )  # fmt: skip
+            503,
+            f"nothing here answers at once: all workers are of the lane {packing[0]}, which asks "
+            "the provider by batches that may take a day. Send the request in a batch (POST "
+            "/v1/batches); an operator adds workers that answer at once with `penstock serve "
+            "--lane auto`, or `penstock worker --lane api`",
+            code="no_worker",
+            kind="server_error",
+            headers=_RETRY_AFTER | {"x-should-retry": "false"},
+        )
 
 
 def _unavailable(why: str, code: str) -> Refused:
-    return Refused(503, f"{why}; try again in some seconds", code=code, kind="server_error", headers=_RETRY_AFTER)
+    return Refused(
+        503,
+        f"{why}; try again in some seconds",
+        code=code,
+        kind="server_error",
+        headers=_RETRY_AFTER,
+    )

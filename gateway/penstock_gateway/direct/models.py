@@ -1,7 +1,9 @@
-"""`GET /v1/models`: the models that callers may name, in the shape of OpenAI's list and of Anthropic's at once.
+"""`GET /v1/models`: the models that callers may name, in the shape of OpenAI's list and of
+Anthropic's at once.
 
-Hosted models are those that living workers say they serve. Of a provider's own, those that the settings name are listed, in
-`providers.NAME.prices`. Any other model of the provider may be asked for all the same, where a worker of its lane lives.
+Hosted models are those that living workers say they serve. Of a provider's own, those that the
+settings name are listed, in `providers.NAME.prices`. Any other model of the provider may be asked
+for all the same, where a worker of its lane lives.
 """
 
 from __future__ import annotations
@@ -22,11 +24,19 @@ __all__ = ["ModelList", "ModelShown", "router"]
 router = Router(tags=["direct"])
 
 MODELS_MAX: Final = 1_000  # of one list; more names than that are served, and are not listed
-UNKNOWN: Final = "1970-01-01T00:00:00Z"  # what Anthropic's API says where it does not know the day of a release
+UNKNOWN: Final = (
+    "1970-01-01T00:00:00Z"  # what Anthropic's API says where it does not know the day of a release
+)
 _MODEL: Final[dict[str, Any]] = {
-    "id": "Qwen/Qwen3-8B", "object": "model", "type": "model", "created": 0, "created_at": UNKNOWN,
-    "display_name": "Qwen/Qwen3-8B", "owned_by": "penstock", "max_model_len": 40_960,
-}  # fmt: skip
+    "id": "Qwen/Qwen3-8B",
+    "object": "model",
+    "type": "model",
+    "created": 0,
+    "created_at": UNKNOWN,
+    "display_name": "Qwen/Qwen3-8B",
+    "owned_by": "penstock",
+    "max_model_len": 40_960,
+}
 
 
 class ModelShown(BaseModel):
@@ -40,8 +50,12 @@ class ModelShown(BaseModel):
     created: int = Field(default=0, description="0: not known.")
     created_at: str = Field(default=UNKNOWN, description="As `created`, for Anthropic's client.")
     display_name: str
-    owned_by: str = Field(description="`penstock` where workers host it, else the name of the provider.")
-    max_model_len: int | None = Field(default=None, description="Tokens of prompt and answer together, where known.")
+    owned_by: str = Field(
+        description="`penstock` where workers host it, else the name of the provider."
+    )
+    max_model_len: int | None = Field(
+        default=None, description="Tokens of prompt and answer together, where known."
+    )
 
 
 class ModelList(BaseModel):
@@ -71,21 +85,30 @@ class ModelList(BaseModel):
 
 @router.get("/v1/models", operation_id="list_models")
 async def list_models(request: Request, _caller: May) -> ModelList:
-    """List the models that living workers host, and those of the provider that the settings name."""
+    """List the models that living workers host, and those of the provider that the settings
+    name."""
     found = list((await _known(backend_of(request))).values())[:MODELS_MAX]
-    return ModelList(data=found, first_id=found[0].id if found else None, last_id=found[-1].id if found else None)
+    return ModelList(
+        data=found, first_id=found[0].id if found else None, last_id=found[-1].id if found else None
+    )
 
 
-@router.get("/v1/models/{model:path}", operation_id="retrieve_model", responses={404: {"description": "not listed"}})
+@router.get(
+    "/v1/models/{model:path}",
+    operation_id="retrieve_model",
+    responses={404: {"description": "not listed"}},
+)
 async def retrieve_model(request: Request, model: str, _caller: May) -> ModelShown:
     """Show one of them."""
     known = await _known(backend_of(request))
     if model in known:
         return known[model]
     raise Refused(
-        404, f"The model {model[:80]!r} is not listed here: GET /v1/models lists what is.", code="model_not_found",
+        404,
+        f"The model {model[:80]!r} is not listed here: GET /v1/models lists what is.",
+        code="model_not_found",
         param="model",
-    )  # fmt: skip
+    )
 
 
 async def _known(backend: Backend) -> dict[str, ModelShown]:
@@ -95,7 +118,10 @@ async def _known(backend: Backend) -> dict[str, ModelShown]:
     for served in await backend.part(Calls).fleet.hosted():
         for name in served.every_name:
             found.setdefault(
-                name, ModelShown(id=name, display_name=name, owned_by="penstock", max_model_len=served.context)
+                name,
+                ModelShown(
+                    id=name, display_name=name, owned_by="penstock", max_model_len=served.context
+                ),
             )
     for name in sorted(backend.settings.prices(direct.provider).prices):
         found.setdefault(name, ModelShown(id=name, display_name=name, owned_by=direct.provider))

@@ -1,6 +1,8 @@
-"""The open job that a call belongs to: one for each tenant, endpoint, provider, lane and hour, shared by all doors of a fleet.
+"""The open job that a call belongs to: one for each tenant, endpoint, provider, lane and hour,
+shared by all doors of a fleet.
 
-A job of an hour that is over gets no more documents and is closed, so that it completes, is reported and kept like any other.
+A job of an hour that is over gets no more documents and is closed, so that it completes, is
+reported and kept like any other.
 """
 
 from __future__ import annotations
@@ -27,12 +29,19 @@ __all__ = ["KEY_PREFIX", "CallJob", "OpenJobs", "hour_of"]
 
 KEY_PREFIX: Final = "direct/"
 HOUR_S: Final = 3_600
-NAMES_TRIED: Final = 8  # of one hour: a job may have been cancelled, or be another tenant's own of that name
+NAMES_TRIED: Final = (
+    8  # of one hour: a job may have been cancelled, or be another tenant's own of that name
+)
 KEPT: Final = 1_000  # tenants times endpoints that call at a time
-FRESH_S: Final = 1.0  # the state of a job is looked at anew after this, while calls go on with the one that was seen
+# the state of a job is looked at anew after this, while calls go on with the one that was seen
+FRESH_S: Final = 1.0
 TENANT_CHARS: Final = 64
 PAUSED_RETRY_S: Final = 30
-THROTTLED: Final = ("rate_limited", "daily_limit", "slow_down")  # words that the reason of a pause begins with
+THROTTLED: Final = (
+    "rate_limited",
+    "daily_limit",
+    "slow_down",
+)  # words that the reason of a pause begins with
 
 
 @dataclass(slots=True)
@@ -64,7 +73,9 @@ class OpenJobs:
         self._opening = asyncio.Lock()
         self._looks: set[asyncio.Task[None]] = set()
 
-    async def job_for(self, tenant: str | None, endpoint: str, lane: str, hot: RedisLedger) -> CallJob:
+    async def job_for(
+        self, tenant: str | None, endpoint: str, lane: str, hot: RedisLedger
+    ) -> CallJob:
         """Raises Refused (429, 503) where the job is paused, and errors of the ledger."""
         name, hour = (tenant, endpoint, lane), hour_of(time.time())
         found = self._known.get(name)
@@ -86,7 +97,10 @@ class OpenJobs:
         """See how the job is now."""
         known.job, known.outstanding = await self._backend.run(self._look_at, known)
         known.looked_at = time.monotonic()
-        known.is_over = known.job.total is not None or known.job.state not in (JobState.RUNNING, JobState.PAUSED)
+        known.is_over = known.job.total is not None or known.job.state not in (
+            JobState.RUNNING,
+            JobState.PAUSED,
+        )
 
     def _look_at(self, known: CallJob) -> tuple[Job, int]:
         job = self._jobs.get(known.job_id)
@@ -106,28 +120,49 @@ class OpenJobs:
         while len(self._known) > KEPT:
             self._known.pop(next(iter(self._known)))
 
-    def _open(self, tenant: str | None, endpoint: str, lane: str, hour: int, hot: RedisLedger) -> CallJob:
+    def _open(
+        self, tenant: str | None, endpoint: str, lane: str, hour: int, hot: RedisLedger
+    ) -> CallJob:
         settings = self._backend.settings
         direct = settings.gateway.direct
         given: dict[str, Any] = {
-            "lane": lane, "endpoint": endpoint, "provider": direct.provider, "tenant": tenant, "priority": "urgent",
+            "lane": lane,
+            "endpoint": endpoint,
+            "provider": direct.provider,
+            "tenant": tenant,
+            "priority": "urgent",
             "max_attempts": direct.max_attempts,
-        }  # fmt: skip
+        }
         key = "/".join(
-            (KEY_PREFIX + _named(tenant), endpoint.removeprefix("/v1/").replace("/", "."), direct.provider, lane)
+            (
+                KEY_PREFIX + _named(tenant),
+                endpoint.removeprefix("/v1/").replace("/", "."),
+                direct.provider,
+                lane,
+            )
         )
         for number in range(1, NAMES_TRIED + 1):
-            last = time.strftime("%Y-%m-%dT%H", time.gmtime(hour * HOUR_S)) + (f".{number}" if number > 1 else "")
+            last = time.strftime("%Y-%m-%dT%H", time.gmtime(hour * HOUR_S)) + (
+                f".{number}" if number > 1 else ""
+            )
             try:
-                opened = self._backend.producer.open_job(given, job_key=f"{key}/{last}", awaited=True)
+                opened = self._backend.producer.open_job(
+                    given, job_key=f"{key}/{last}", awaited=True
+                )
             except JobConflict:  # the settings have changed in this hour
                 continue
             job = opened.job
             if job.total is None and job.state in (JobState.RUNNING, JobState.PAUSED):
                 spec = JobSpec.accepted(job.spec)
                 checker = DocumentChecker(spec, settings.max_line_bytes, settings.max_body_bytes)
-                return CallJob(job, spec, checker, FeedBeside(job, spec, hot), hot, hour, time.monotonic())
-        raise Refused(503, "the jobs of this hour were all cancelled; ask the operator", code="service_unavailable")
+                return CallJob(
+                    job, spec, checker, FeedBeside(job, spec, hot), hot, hour, time.monotonic()
+                )
+        raise Refused(
+            503,
+            "the jobs of this hour were all cancelled; ask the operator",
+            code="service_unavailable",
+        )
 
 
 def hour_of(now: float) -> int:
@@ -135,9 +170,15 @@ def hour_of(now: float) -> int:
 
 
 def close_old(store: DoorCallStore, jobs: JobStore, grace_s: float) -> int:
-    """Close the jobs of hours that are over; returns how many. Any door may do it, and several at once."""
+    """Close the jobs of hours that are over; returns how many.
+
+    Any door may do it, and several at once."""
     before = hour_of(time.time() - grace_s)
-    old = [job_id for job_id, _, created_at in store.open_jobs(KEY_PREFIX) if hour_of(created_at) < before]
+    old = [
+        job_id
+        for job_id, _, created_at in store.open_jobs(KEY_PREFIX)
+        if hour_of(created_at) < before
+    ]
     for job_id in old:
         jobs.close(job_id)
     return len(old)
@@ -152,17 +193,24 @@ def refuse_stopped(job: Job) -> None:
         raise too_many("the provider has asked this server to wait", wait_s)
     if (job.reason or "").startswith(TENANT_BUDGET_EXHAUSTED):
         raise Refused(
-            429, f"What is left of this month's budget does not pay for another call. {job.reason}", code="insufficient_quota",
-            kind="insufficient_quota", headers={"retry-after": "3600", "x-should-retry": "false"},
-        )  # fmt: skip
+            429,
+            f"What is left of this month's budget does not pay for another call. {job.reason}",
+            code="insufficient_quota",
+            kind="insufficient_quota",
+            headers={"retry-after": "3600", "x-should-retry": "false"},
+        )
     raise Refused(
-        503, "calls are paused, for a reason that the operator sees at the job", code="paused", kind="server_error",
+        503,
+        "calls are paused, for a reason that the operator sees at the job",
+        code="paused",
+        kind="server_error",
         headers={"retry-after": str(wait_s), "x-penstock-job": job.job_id},
-    )  # fmt: skip
+    )
 
 
 def _named(tenant: str | None) -> str:
-    """A tenant in the key of a job; one with characters that keys do not have, or a slash, by its digest."""
+    """A tenant in the key of a job; one with characters that keys do not have, or a slash, by its
+    digest."""
     if tenant is None:
         return "-"
     if len(tenant) <= TENANT_CHARS and "/" not in tenant:

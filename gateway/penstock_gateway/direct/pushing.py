@@ -1,4 +1,5 @@
-"""Calls go into the spool in groups, one transaction after the other, and from there into the queue at once."""
+"""Calls go into the spool in groups, one transaction after the other, and from there into the queue
+at once."""
 
 from __future__ import annotations
 
@@ -32,7 +33,9 @@ class Pushing:
         self._is_told = False  # one line for an outage of Redis
 
     async def push(self, job: CallJob, call: PushedCall) -> bool:
-        """Whether it is durable, and queued; False where its Idempotency-Key is taken by now. Raises errors of the ledger."""
+        """Whether it is durable, and queued; False where its Idempotency-Key is taken by now.
+
+        Raises errors of the ledger."""
         stored: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         group = self._waiting.get(job.job_id)
         if group is not None:
@@ -72,6 +75,9 @@ class Pushing:
             self._is_told = False
         except (RedisError, RedisForgot) as error:  # they are in the spool: the feeder queues them
             if not self._is_told:
-                log.warning("calls wait for the feeder of their job: Redis did not take them: %s", in_words(error))
+                log.warning(
+                    "calls wait for the feeder of their job: Redis did not take them: %s",
+                    in_words(error),
+                )
             self._is_told = True
         return [bool(numbers) for numbers in rows]

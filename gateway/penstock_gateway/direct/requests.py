@@ -1,4 +1,5 @@
-"""What the routes read of a request: its JSON, its time limit, its key, and that its caller has gone."""
+"""What the routes read of a request: its JSON, its time limit, its key, and that its caller has
+gone."""
 
 from __future__ import annotations
 
@@ -26,7 +27,9 @@ class Read(NamedTuple):
 
 
 async def object_in(request: Request, most_bytes: int) -> Read:
-    """The body, which may have its own bound below that of all bodies. Raises Refused (400, 413)."""
+    """The body, which may have its own bound below that of all bodies.
+
+    Raises Refused (400, 413)."""
     size = len(await request.body())
     if size > most_bytes:
         raise Refused(413, f"The body has more than {most_bytes} bytes.", code="request_too_large")
@@ -46,7 +49,11 @@ def timeout_of(request: Request, limits: DirectFields) -> float:
 
 
 def checked_timeout(seconds: object, name: str, limits: DirectFields) -> float:
-    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 < seconds <= limits.max_timeout_s:
+    if (
+        isinstance(seconds, bool)
+        or not isinstance(seconds, int | float)
+        or not 0 < seconds <= limits.max_timeout_s
+    ):
         raise invalid(name, f"give seconds, more than 0 and at most {limits.max_timeout_s:g}")
     return float(seconds)
 
@@ -54,13 +61,17 @@ def checked_timeout(seconds: object, name: str, limits: DirectFields) -> float:
 def key_of(request: Request) -> str | None:
     """Raises Refused."""
     key = request.headers.get(KEY_HEADER)
-    if key is not None and (not 0 < len(key) <= KEY_CHARS or not key.isascii() or not key.isprintable()):
+    if key is not None and (
+        not 0 < len(key) <= KEY_CHARS or not key.isascii() or not key.isprintable()
+    ):
         raise invalid("Idempotency-Key", f"give 1 to {KEY_CHARS} printable ASCII characters")
     return key
 
 
 async def gone(request: Request) -> None:
-    """Returns when the caller has hung up; the body has been read before. Never returns where the server does not say."""
+    """Returns when the caller has hung up; the body has been read before.
+
+    Never returns where the server does not say."""
     while True:
         try:
             message = await request.receive()

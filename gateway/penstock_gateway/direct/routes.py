@@ -1,4 +1,5 @@
-"""The routes of calls that wait: OpenAI's chat completions, completions and embeddings, and several prompts in one call."""
+"""The routes of calls that wait: OpenAI's chat completions, completions and embeddings, and several
+prompts in one call."""
 
 from __future__ import annotations
 
@@ -36,7 +37,8 @@ _ERRORS: Final[dict[int | str, dict[str, Any]]] = {
 
 @router.post(CHAT, responses=_ERRORS, operation_id="create_chat_completion")
 async def chat_completions(request: Request, caller: May) -> Response:
-    """One chat completion, as OpenAI's API has it; answered by the fleet, recorded like a document of a job."""
+    """One chat completion, as OpenAI's API has it; answered by the fleet, recorded like a document
+    of a job."""
     return await _one(request, caller, CHAT)
 
 
@@ -54,7 +56,8 @@ async def embeddings(request: Request, caller: May) -> Response:
 
 @router.post("/v1/batch/sync", responses=_ERRORS, operation_id="answer_prompts")
 async def batch_sync(request: Request, caller: May) -> Response:
-    """Several prompts, answered together: outputs in their order, each with its text or its error."""
+    """Several prompts, answered together: outputs in their order, each with its text or its
+    error."""
     backend = backend_of(request)
     limits = backend.settings.gateway.direct
     given, size = await object_in(request, limits.batch_bytes)
@@ -70,9 +73,18 @@ async def batch_sync(request: Request, caller: May) -> Response:
 async def _one(request: Request, caller: Caller, endpoint: str) -> Response:
     backend = backend_of(request)
     settings = backend.settings
-    given, size = await object_in(request, min(settings.gateway.max_body_bytes, settings.max_body_bytes))
+    given, size = await object_in(
+        request, min(settings.gateway.max_body_bytes, settings.max_body_bytes)
+    )
     body = await backend.run_sized(size, checked_body, given, endpoint, settings.gateway.direct)
-    asked = Asked(caller, endpoint, [body], size, timeout_of(request, settings.gateway.direct), key_of(request))
+    asked = Asked(
+        caller,
+        endpoint,
+        [body],
+        size,
+        timeout_of(request, settings.gateway.direct),
+        key_of(request),
+    )
     told = await backend.part(Calls).answered(asked, partial(gone, request))
     outcome = told.outcomes[0]
     if isinstance(outcome, Result):

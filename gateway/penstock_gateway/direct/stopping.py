@@ -1,4 +1,5 @@
-"""What becomes of a call whose caller waits no longer: a document that no worker has begun ends there, unpaid.
+"""What becomes of a call whose caller waits no longer: a document that no worker has begun ends
+there, unpaid.
 
 One that is begun may be paid for by now. It runs to its end, and its answer is kept in its job.
 """
@@ -44,13 +45,17 @@ def stop(
     bodies: Mapping[str, bytes],
     reason: str,
 ) -> tuple[dict[str, Outcome], set[str]]:
-    """End those documents that no worker has begun; returns the outcomes that there are now, and which documents were begun.
+    """End those documents that no worker has begun; returns the outcomes that there are now, and
+    which documents were begun.
 
-    A worker that begins one in the same moment makes its call: the second of both outcomes is counted as such.
+    A worker that begins one in the same moment makes its call: the second of both outcomes is
+    counted as such.
     """
     items = [ItemKey(job.job_id, GENERATION, doc_id) for doc_id in bodies]
     try:
-        begun = {key.doc_id for key, is_begun in zip(items, hot.begun(items), strict=True) if is_begun}
+        begun = {
+            key.doc_id for key, is_begun in zip(items, hot.begun(items), strict=True) if is_begun
+        }
     except RedisError:  # unknown: they are left to run
         return store.outcomes(job.job_id, list(bodies)), set(bodies)
     ended = [key for key in items if key.doc_id not in begun]
@@ -71,12 +76,25 @@ def _end(
     now = time.time()
     letters = [
         DeadLetter(
-            key=key, reason=reason, attempts=0, calls=0, last_error=_WORDS[reason], status_code=None,
-            request=bodies[key.doc_id], response=None, created_at=now,
+            key=key,
+            reason=reason,
+            attempts=0,
+            calls=0,
+            last_error=_WORDS[reason],
+            status_code=None,
+            request=bodies[key.doc_id],
+            response=None,
+            created_at=now,
         )
         for key in ended
-    ]  # fmt: skip
+    ]
     lost = outcomes.settle([], letters)
     buckets = buckets_for(job.job)
-    with contextlib.suppress(RedisError):  # SQL has it: a message of it that is claimed again is dropped
-        hot.settle(SettleBatch(dead=[SettledDead(key, buckets, reason) for key in ended if key not in lost]))
+    with contextlib.suppress(
+        RedisError
+    ):  # SQL has it: a message of it that is claimed again is dropped
+        hot.settle(
+            SettleBatch(
+                dead=[SettledDead(key, buckets, reason) for key in ended if key not in lost]
+            )
+        )

@@ -1,4 +1,5 @@
-"""What goes on beside the calls: answers are fetched, jobs of hours that are over are closed, old keys are forgotten."""
+"""What goes on beside the calls: answers are fetched, jobs of hours that are over are closed, old
+keys are forgotten."""
 
 from __future__ import annotations
 

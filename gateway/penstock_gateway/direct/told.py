@@ -1,5 +1,5 @@
-"""What a caller is answered for an outcome: the provider's answer as it came, or its refusal, with its own status where it had
-one that is the caller's business."""
+"""What a caller is answered for an outcome: the provider's answer as it came, or its refusal, with
+its own status where it had one that is the caller's business."""
 
 from __future__ import annotations
 
@@ -20,7 +20,9 @@ __all__ = ["MAY_BE_TRIED_AGAIN", "refused_for_letter", "timed_out"]
 WORDS_CHARS: Final = 500
 RETRY_AFTER_S: Final = 5
 MAY_BE_TRIED_AGAIN: Final = frozenset({408, 409, 425, 429})
-_OURS: Final = frozenset({401, 402, 403, 407})  # about the account of this server, not about the request
+_OURS: Final = frozenset(
+    {401, 402, 403, 407}
+)  # about the account of this server, not about the request
 _THROTTLED: Final = frozenset({"rate_limited", "daily_limit", "slow_down"})
 _BY_REASON: Final[dict[str, tuple[int, str]]] = {
     TIMED_OUT: (504, "request_timeout"),
@@ -41,15 +43,20 @@ def refused_for_letter(letter: DeadLetter) -> Refused:
     if status == 504:
         headers["x-should-retry"] = "false"  # the clients of OpenAI would wait as long again, twice
     return Refused(
-        status, redact(message[:WORDS_CHARS]), code=said.get("code") or code, param=said.get("param"),
-        kind=said.get("type") or ("rate_limit_error" if status == 429 else "invalid_request_error"), headers=headers,
-    )  # fmt: skip
+        status,
+        redact(message[:WORDS_CHARS]),
+        code=said.get("code") or code,
+        param=said.get("param"),
+        kind=said.get("type") or ("rate_limit_error" if status == 429 else "invalid_request_error"),
+        headers=headers,
+    )
 
 
 def may_be_tried_again(outcomes: Iterable[Outcome]) -> bool:
     """Whether all of them failed by something that may be over by now."""
     return all(
-        isinstance(one, DeadLetter) and ((status := _status_of(one)[0]) >= 500 or status in MAY_BE_TRIED_AGAIN)
+        isinstance(one, DeadLetter)
+        and ((status := _status_of(one)[0]) >= 500 or status in MAY_BE_TRIED_AGAIN)
         for one in outcomes
     )
 
@@ -59,15 +66,26 @@ def timed_out(timeout_s: float, causes: Iterable[Cause], *, begun: bool) -> Refu
     failing = next(iter(causes), None)
     if failing is not None and failing.name in _THROTTLED:
         return Refused(
-            429, f"the provider limits this server's requests ({failing.name}), and the call had no answer in {timeout_s:g} s",
-            code="rate_limit_exceeded", kind="rate_limit_error", headers={"retry-after": str(RETRY_AFTER_S)},
-        )  # fmt: skip
+            429,
+            f"the provider limits this server's requests ({failing.name}), and the call had no "
+            f"answer in {timeout_s:g} s",
+            code="rate_limit_exceeded",
+            kind="rate_limit_error",
+            headers={"retry-after": str(RETRY_AFTER_S)},
+        )
     why = f"; lately calls fail: {failing.name}" if failing is not None else ""
-    what = "it had begun, and its answer is kept" if begun else "it had not begun, and was not paid for"
+    what = (
+        "it had begun, and its answer is kept"
+        if begun
+        else "it had not begun, and was not paid for"
+    )
     return Refused(
-        504, f"the call had no answer in {timeout_s:g} s: {what}{why}", code="request_timeout", kind="server_error",
+        504,
+        f"the call had no answer in {timeout_s:g} s: {what}{why}",
+        code="request_timeout",
+        kind="server_error",
         headers={"x-should-retry": "false"},
-    )  # fmt: skip
+    )
 
 
 def _status_of(letter: DeadLetter) -> tuple[int, str]:
@@ -88,4 +106,8 @@ def _said_by_provider(letter: DeadLetter) -> dict[str, Any]:
     error = said.get("error") if isinstance(said, dict) else None
     if not isinstance(error, dict):
         return {}
-    return {name: error[name] for name in ("message", "type", "code", "param") if isinstance(error.get(name), str)}
+    return {
+        name: error[name]
+        for name in ("message", "type", "code", "param")
+        if isinstance(error.get(name), str)
+    }

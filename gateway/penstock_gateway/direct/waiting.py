@@ -1,4 +1,5 @@
-"""How many calls wait, in all and of each tenant: what is too much is refused at once, with a time to come back after."""
+"""How many calls wait, in all and of each tenant: what is too much is refused at once, with a time
+to come back after."""
 
 from __future__ import annotations
 
@@ -32,7 +33,9 @@ class Waiting:
         if self.now + calls > self._limits.waiting:
             raise too_many(f"{self.now} calls wait at this server already", self.retry_after_s)
         if self.of_tenant[tenant] + calls > self._limits.tenant_waiting:
-            raise too_many(f"{self.of_tenant[tenant]} calls of yours wait already", self.retry_after_s)
+            raise too_many(
+                f"{self.of_tenant[tenant]} calls of yours wait already", self.retry_after_s
+            )
         self.now += calls
         self.of_tenant[tenant] += calls
         try:
@@ -55,6 +58,9 @@ class Waiting:
 
 def too_many(why: str, retry_after_s: int, code: str = "rate_limit_exceeded") -> Refused:
     return Refused(
-        429, f"{why}; try again in {retry_after_s} s", code=code, kind="rate_limit_error",
+        429,
+        f"{why}; try again in {retry_after_s} s",
+        code=code,
+        kind="rate_limit_error",
         headers={"retry-after": str(retry_after_s)},
-    )  # fmt: skip
+    )

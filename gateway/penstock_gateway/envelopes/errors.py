@@ -74,7 +74,8 @@ class Row(NamedTuple):
 _AWAY: Final = Row(503, "service_unavailable")
 _FAULT: Final = Row(500, "internal_error")  # of the server's operator
 
-# Every error that the producer and the ledger export; of others that are derived from them, the nearest counts.
+# Every error that the producer and the ledger export; of others that are derived from them, the
+# nearest counts.
 ERRORS: Final[Mapping[type[PenstockError], Row]] = {
     SpecError: Row(400, "invalid_value"),
     TemplateError: Row(400, "invalid_value"),
@@ -127,15 +128,26 @@ def refused_for(error: Exception) -> Refused:
         return error
     if isinstance(error, PenstockError):
         return _of_penstock(error)
-    if isinstance(error, DBAPIError) and trouble_of(error) is Trouble.AWAY:  # no room, or locked by others
+    if (
+        isinstance(error, DBAPIError) and trouble_of(error) is Trouble.AWAY
+    ):  # no room, or locked by others
         return _away(_AWAY.code)
     if isinstance(error, RequestValidationError):
         return _of_validation(error.errors())
-    if isinstance(error, HTTPException) and (error.status_code, error.detail) == (404, HTTPStatus.NOT_FOUND.phrase):
-        return Refused(404, "Nothing is served at this address: GET /openapi.json lists what is.", code="unknown_url")
+    if isinstance(error, HTTPException) and (error.status_code, error.detail) == (
+        404,
+        HTTPStatus.NOT_FOUND.phrase,
+    ):
+        return Refused(
+            404,
+            "Nothing is served at this address: GET /openapi.json lists what is.",
+            code="unknown_url",
+        )
     if isinstance(error, HTTPException):
         return Refused(error.status_code, str(error.detail), headers=error.headers)
-    return Refused(500, "the server has failed at this request; its log says more", code="internal_error")
+    return Refused(
+        500, "the server has failed at this request; its log says more", code="internal_error"
+    )
 
 
 def _of_penstock(error: PenstockError) -> Refused:
@@ -147,7 +159,9 @@ def _of_penstock(error: PenstockError) -> Refused:
     if isinstance(error, SpecError) and error.problems:
         first = error.problems[0]
         message = over_http(error.public_message)
-        return Refused(400, message, code=first.code, param=_dotted(first.pointer), problems=_told(error))
+        return Refused(
+            400, message, code=first.code, param=_dotted(first.pointer), problems=_told(error)
+        )
     if isinstance(error, ContentError):
         return Refused(400, over_http(error.public_message), code=error.code)
     if isinstance(error, JobNotFound):
@@ -157,16 +171,21 @@ def _of_penstock(error: PenstockError) -> Refused:
 
 def _away(code: str) -> Refused:
     headers = {"retry-after": str(RETRY_AFTER_S)}
-    return Refused(503, "a server behind this one does not answer; try again", code=code, headers=headers)
+    return Refused(
+        503, "a server behind this one does not answer; try again", code=code, headers=headers
+    )
 
 
 def _told(error: SpecError) -> list[dict[str, str]]:
-    """Each problem; without the value that was seen where that may be a prompt or a part of a document."""
+    """Each problem; without the value that was seen where that may be a prompt or a part of a
+    document."""
     return [
         {
             "code": problem.code,
             "pointer": problem.pointer,
-            "message": over_http(problem.message) if problem.public_message == str(problem) else "the value is refused",
+            "message": over_http(problem.message)
+            if problem.public_message == str(problem)
+            else "the value is refused",
             "fix": over_http(problem.fix),
         }
         for problem in error.problems[:PROBLEMS_MAX]
@@ -187,5 +206,9 @@ def _of_validation(faults: Any) -> Refused:
     code = "missing_required_parameter" if first.get("type") == "missing" else "invalid_value"
     where = f"{param}: " if param else ""
     return Refused(
-        400, f"{where}{first.get('msg', 'the request is not valid')}", code=code, param=param, kind=INVALID_REQUEST
+        400,
+        f"{where}{first.get('msg', 'the request is not valid')}",
+        code=code,
+        param=param,
+        kind=INVALID_REQUEST,
     )

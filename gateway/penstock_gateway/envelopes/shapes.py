@@ -15,12 +15,25 @@ from penstock_gateway.refused import Refused
 __all__ = ["answer_to", "is_problem_path", "openai_error"]
 
 _ANTHROPIC: Final = "/v1/messages"
-_PROBLEMS: Final = ("/v1/jobs", "/v1/webhooks", "/v1/keys", "/v1/schedules", "/v1/notifications", "/v1/limits")
+_PROBLEMS: Final = (
+    "/v1/jobs",
+    "/v1/webhooks",
+    "/v1/keys",
+    "/v1/schedules",
+    "/v1/notifications",
+    "/v1/limits",
+)
 _PAGES: Final = "/ui"
 _ANTHROPIC_TYPES: Final[Mapping[int, str]] = {
-    401: "authentication_error", 403: "permission_error", 404: "not_found_error", 413: "request_too_large",
-    429: "rate_limit_error", 500: "api_error", 503: "overloaded_error", 504: "timeout_error",
-}  # fmt: skip
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    500: "api_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+}
 _PHRASES: Final[Mapping[int, str]] = {int(status): status.phrase for status in HTTPStatus}
 
 
@@ -46,13 +59,24 @@ def _is_below(path: str, place: str) -> bool:
 
 def openai_error(refused: Refused) -> dict[str, Any]:
     kind = "server_error" if refused.status >= 500 else refused.kind
-    return {"error": {"message": refused.message, "type": kind, "param": refused.param, "code": refused.code}}
+    return {
+        "error": {
+            "message": refused.message,
+            "type": kind,
+            "param": refused.param,
+            "code": refused.code,
+        }
+    }
 
 
 def _anthropic(refused: Refused, request_id: str) -> dict[str, Any]:
     default = "invalid_request_error" if refused.status < 500 else "api_error"
     kind = _ANTHROPIC_TYPES.get(refused.status, default)
-    return {"type": "error", "error": {"type": kind, "message": refused.message}, "request_id": request_id}
+    return {
+        "type": "error",
+        "error": {"type": kind, "message": refused.message},
+        "request_id": request_id,
+    }
 
 
 def _problem(refused: Refused, request_id: str) -> dict[str, Any]:

@@ -1,4 +1,5 @@
-"""Files end by themselves: those whose time is over, and what uploads that never ended have left behind."""
+"""Files end by themselves: those whose time is over, and what uploads that never ended have left
+behind."""
 
 from __future__ import annotations
 
@@ -18,12 +19,14 @@ log = logging.getLogger("penstock.gateway")
 
 LOOK_EVERY_S: Final = 60.0
 AT_ONCE: Final = 100  # files of one step
-# An upload has ended long before; a list that goes on behind a deleted file has been read to its end.
+# An upload has ended long before; a list that goes on behind a deleted file has been read to its
+# end.
 LEFT_AFTER_S: Final = UPLOAD_MAX_S + 3600
 
 
 class FileCleaning:
-    """Any number of replicas may do this at once: a row is hidden once, and bytes that are gone stay gone."""
+    """Any number of replicas may do this at once: a row is hidden once, and bytes that are gone
+    stay gone."""
 
     async def run(self, backend: Backend) -> None:
         store = FileStore(backend.settings, backend.database)
@@ -57,6 +60,8 @@ def _remove(store: FileStore, place: str) -> bool:
     try:
         store.remove_bytes(place)
     except (SinkError, OSError) as error:
-        log.warning("the bytes of a deleted file cannot be removed now, and will be tried again: %s", error)
+        log.warning(
+            "the bytes of a deleted file cannot be removed now, and will be tried again: %s", error
+        )
         return False
     return True

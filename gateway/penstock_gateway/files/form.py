@@ -14,7 +14,14 @@ __all__ = ["BATCH", "OUTPUT", "PURPOSES", "UploadForm"]
 
 BATCH: Final = "batch"
 OUTPUT: Final = "batch_output"  # what batches write; no upload has it
-PURPOSES: Final = ("assistants", BATCH, "evals", "fine-tune", "user_data", "vision")  # OpenAI's, of uploads
+PURPOSES: Final = (
+    "assistants",
+    BATCH,
+    "evals",
+    "fine-tune",
+    "user_data",
+    "vision",
+)  # OpenAI's, of uploads
 DAY_S: Final = 86_400
 LIVES_S: Final = (3_600, 30 * DAY_S)  # what `expires_after[seconds]` may be
 BATCH_LIVES_S: Final = 30 * DAY_S  # of files for batches, where the form says nothing
@@ -36,24 +43,35 @@ class UploadForm:
     values: dict[str, bytearray] = field(default_factory=dict)
 
     def begin(self, part: FormPart) -> bool:
-        """A part begins; whether it is the file. Raises Refused for what an upload does not have, or has twice."""
+        """A part begins; whether it is the file.
+
+        Raises Refused for what an upload does not have, or has twice."""
         if part.name == FILE:
             if part.filename is None:
                 raise Refused(
-                    400, "'file' must be a file with a file name, not a text field", code="invalid_type", param=FILE
+                    400,
+                    "'file' must be a file with a file name, not a text field",
+                    code="invalid_type",
+                    param=FILE,
                 )
             if self.filename is not None:
-                raise Refused(400, "give one file; this form has several", code="invalid_value", param=FILE)
+                raise Refused(
+                    400, "give one file; this form has several", code="invalid_value", param=FILE
+                )
             self.filename = shown_name(part.filename)
             return True
         if part.name not in _FIELDS:
             known = ", ".join((FILE, *_FIELDS))
             raise Refused(
-                400, f"Unknown parameter: {part.name[:80]!r}; an upload has {known}", code="unknown_parameter",
+                400,
+                f"Unknown parameter: {part.name[:80]!r}; an upload has {known}",
+                code="unknown_parameter",
                 param=part.name[:80],
-            )  # fmt: skip
+            )
         if part.name in self.values:
-            raise Refused(400, f"{part.name!r} is given twice", code="invalid_value", param=part.name)
+            raise Refused(
+                400, f"{part.name!r} is given twice", code="invalid_value", param=part.name
+            )
         self.values[part.name] = bytearray()
         return False
 
@@ -62,7 +80,9 @@ class UploadForm:
         value = self.values[name]
         value += data
         if len(value) > VALUE_MAX:
-            raise Refused(400, f"{name!r} has more than {VALUE_MAX} bytes", code="invalid_value", param=name)
+            raise Refused(
+                400, f"{name!r} has more than {VALUE_MAX} bytes", code="invalid_value", param=name
+            )
 
     @property
     def purpose(self) -> str:
@@ -70,7 +90,10 @@ class UploadForm:
         purpose = self._text(PURPOSE)
         if purpose is None:
             raise Refused(
-                400, "Missing required parameter: 'purpose'.", code="missing_required_parameter", param=PURPOSE
+                400,
+                "Missing required parameter: 'purpose'.",
+                code="missing_required_parameter",
+                param=PURPOSE,
             )
         if purpose not in PURPOSES:
             known = ", ".join(map(repr, PURPOSES))
@@ -91,16 +114,28 @@ class UploadForm:
         if anchor != "created_at":
             raise Refused(400, f"{ANCHOR} must be 'created_at'", code="invalid_value", param=ANCHOR)
         least, most = LIVES_S
-        if seconds is None or not re.fullmatch("[0-9]{1,9}", seconds) or not least <= int(seconds) <= most:
+        if (
+            seconds is None
+            or not re.fullmatch("[0-9]{1,9}", seconds)
+            or not least <= int(seconds) <= most
+        ):
             raise Refused(
-                400, f"{SECONDS} must be a whole number from {least} to {most}", code="invalid_value", param=SECONDS
+                400,
+                f"{SECONDS} must be a whole number from {least} to {most}",
+                code="invalid_value",
+                param=SECONDS,
             )
         return float(seconds)
 
     def check(self) -> None:
         """Once all parts are there. Raises Refused."""
         if self.filename is None:
-            raise Refused(400, "Missing required parameter: 'file'.", code="missing_required_parameter", param=FILE)
+            raise Refused(
+                400,
+                "Missing required parameter: 'file'.",
+                code="missing_required_parameter",
+                param=FILE,
+            )
         _ = self.purpose, self.lives_s
 
     def _text(self, name: str) -> str | None:
@@ -109,7 +144,11 @@ class UploadForm:
 
 
 def shown_name(given: str) -> str:
-    """The last part of a name, without what no name should have. It is shown, and never becomes a path."""
+    """The last part of a name, without what no name should have.
+
+    It is shown, and never becomes a path."""
     last = re.split(r"[/\\]", given)[-1]
-    clean = "".join(one for one in last if unicodedata.category(one) not in ("Cc", "Cf", "Cs", "Zl", "Zp")).strip()
+    clean = "".join(
+        one for one in last if unicodedata.category(one) not in ("Cc", "Cf", "Cs", "Zl", "Zp")
+    ).strip()
     return clean[:FILENAME_MAX] if clean not in ("", ".", "..") else "upload"

@@ -1,7 +1,8 @@
-"""Bodies of forms with files (RFC 7578), read as they come: bytes in, parts out, nothing kept but what cannot be decided yet.
+"""Bodies of forms with files (RFC 7578), read as they come: bytes in, parts out, nothing kept but
+what cannot be decided yet.
 
-The parser does no input or output of its own. However the bytes are cut into chunks, the same parts come out, and the same
-bodies are refused. Each of its limits is a name below.
+The parser does no input or output of its own. However the bytes are cut into chunks, the same parts
+come out, and the same bodies are refused. Each of its limits is a name below.
 """
 
 from __future__ import annotations
@@ -54,7 +55,9 @@ Event = FormPart | Data | PartEnd
 
 
 def boundary_of(content_type: str) -> str | None:
-    """What separates the parts; None where the type is another. Raises MalformedForm for a form without a usable boundary."""
+    """What separates the parts; None where the type is another.
+
+    Raises MalformedForm for a form without a usable boundary."""
     header = _header("content-type", content_type)
     if header.get_content_type() != "multipart/form-data":
         return None
@@ -115,7 +118,9 @@ class MultipartParser:
         if self._parts == PARTS_MAX:
             raise MalformedForm(f"the form has more than {PARTS_MAX} parts")
         self._parts += 1
-        del self._held[:line_end]  # its line end stays: headers, also none at all, end with an empty line
+        del self._held[
+            :line_end
+        ]  # its line end stays: headers, also none at all, end with an empty line
         self._step = self._headers
         return ()
 
@@ -123,7 +128,9 @@ class MultipartParser:
         end = self._held.find(b"\r\n\r\n", 0, HEADER_MAX + 4)
         if end < 0:
             if len(self._held) >= HEADER_MAX + 4:
-                raise MalformedForm(f"the headers of a part of the form have more than {HEADER_MAX} bytes")
+                raise MalformedForm(
+                    f"the headers of a part of the form have more than {HEADER_MAX} bytes"
+                )
             return None
         part = _part_of(bytes(self._held[2:end]))
         del self._held[
@@ -160,7 +167,9 @@ class MultipartParser:
             raise MalformedForm("the form goes on after its last boundary")
 
     def _drop(self, found: int) -> int:
-        """Remove what is before a boundary and the boundary; else what cannot be a part of one. How much came before it."""
+        """Remove what is before a boundary and the boundary; else what cannot be a part of one.
+
+        How much came before it."""
         before = found if found >= 0 else self._safe()
         del self._held[: before + (len(self._delimiter) if found >= 0 else 0)]
         return before
@@ -175,14 +184,23 @@ def _part_of(block: bytes) -> FormPart:
     headers = Message()
     for line in lines:
         name, colon, value = line.partition(":")
-        if not colon or not name.isascii() or not name.strip() or any(ord(one) < 32 and one != "\t" for one in line):
+        if (
+            not colon
+            or not name.isascii()
+            or not name.strip()
+            or any(ord(one) < 32 and one != "\t" for one in line)
+        ):
             raise MalformedForm("a header of a part of the form is not `name: value`")
         headers[name.strip()] = value.strip()
     disposition = headers.get_all("content-disposition", [])
     if len(disposition) != 1 or headers.get_content_disposition() != "form-data":
-        raise MalformedForm("each part of the form needs one header `Content-Disposition: form-data; name=…`")
+        raise MalformedForm(
+            "each part of the form needs one header `Content-Disposition: form-data; name=…`"
+        )
     if str(headers.get("content-transfer-encoding", "")).strip().lower() not in _PLAIN:
-        raise MalformedForm("a part of the form has a Content-Transfer-Encoding, which forms of HTTP do not have")
+        raise MalformedForm(
+            "a part of the form has a Content-Transfer-Encoding, which forms of HTTP do not have"
+        )
     name_given = headers.get_param("name", header="content-disposition")
     if name_given is None:
         raise MalformedForm("a part of the form has no name")

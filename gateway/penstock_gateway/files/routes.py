@@ -36,7 +36,11 @@ _FORM: Final[dict[str, Any]] = {
                     "file": {"type": "string", "format": "binary"},
                     "purpose": {"type": "string"},
                     "expires_after[anchor]": {"type": "string", "enum": ["created_at"]},
-                    "expires_after[seconds]": {"type": "integer", "minimum": 3600, "maximum": 2_592_000},
+                    "expires_after[seconds]": {
+                        "type": "integer",
+                        "minimum": 3600,
+                        "maximum": 2_592_000,
+                    },
                 },
             },
         }
@@ -49,8 +53,8 @@ Writes = Annotated[Caller, Depends(caller_with("write"))]
 
 @router.post("/v1/files", operation_id="create_file", openapi_extra={"requestBody": _FORM})
 async def create_file(request: Request, caller: Writes) -> dict[str, Any]:
-    """Upload a file: a form with `file` and `purpose`, and `expires_after[anchor]` and `expires_after[seconds]` where it should
-    go by itself."""
+    """Upload a file: a form with `file` and `purpose`, and `expires_after[anchor]` and
+    `expires_after[seconds]` where it should go by itself."""
     backend = backend_of(request)
     file = await uploaded(request, backend, _store(backend), caller.tenant)
     backend.metrics.uploads.inc()
@@ -79,9 +83,18 @@ async def list_files(
         purposes=purposes,
     )
     if page is None:
-        raise Refused(400, "'after' is not the id of a file that was listed", code="invalid_value", param="after")
+        raise Refused(
+            400,
+            "'after' is not the id of a file that was listed",
+            code="invalid_value",
+            param="after",
+        )
     files = [shown(file) for file in page.files]
-    ends = {"first_id": files[0]["id"], "last_id": files[-1]["id"]} if files else {"first_id": None, "last_id": None}
+    ends = (
+        {"first_id": files[0]["id"], "last_id": files[-1]["id"]}
+        if files
+        else {"first_id": None, "last_id": None}
+    )
     return {"object": "list", "data": files, **ends, "has_more": page.has_more}
 
 
@@ -103,23 +116,32 @@ async def delete_file(request: Request, caller: Writes, file_id: str) -> dict[st
             raise not_found("File object", file_id)
         what = "Job" if reader.startswith("job_") else "Batch"
         raise Refused(
-            409, f"{what} {reader} is at work on this file; cancel it, or delete the file when it has ended.", code="file_in_use",
+            409,
+            f"{what} {reader} is at work on this file; cancel it, or delete the file when it has "
+            "ended.",
+            code="file_in_use",
             param="file_id",
-        )  # fmt: skip
+        )
     return {"id": file_id, "object": "file", "deleted": True}
 
 
-@router.head("/v1/files/{file_id}/content", response_class=Response, operation_id="measure_file_content")
-@router.get("/v1/files/{file_id}/content", response_class=Response, operation_id="read_file_content")
+@router.head(
+    "/v1/files/{file_id}/content", response_class=Response, operation_id="measure_file_content"
+)
+@router.get(
+    "/v1/files/{file_id}/content", response_class=Response, operation_id="read_file_content"
+)
 async def file_content(request: Request, caller: Reads, file_id: str) -> Response:
     """The bytes of a file, or a range of them."""
     backend = backend_of(request)
     file = await _found(backend, caller, file_id)
     etag = f'"{file.sha256}"'
     headers = {
-        "etag": etag, "accept-ranges": "bytes", "x-content-type-options": "nosniff",
+        "etag": etag,
+        "accept-ranges": "bytes",
+        "x-content-type-options": "nosniff",
         "content-disposition": f"attachment; filename*=UTF-8''{quote(file.filename, safe='')}",
-    }  # fmt: skip
+    }
     if request.headers.get("if-none-match", "").strip() == etag:
         return Response(status_code=304, headers=headers)
     span = _span(request, file, etag)
@@ -130,15 +152,22 @@ async def file_content(request: Request, caller: Reads, file_id: str) -> Respons
     if request.method == "HEAD":
         return Response(status_code=status, headers=headers, media_type="application/octet-stream")
     reader = await backend.run(_store(backend).reader, file)
-    return StreamingResponse(_pieces(backend, reader, first, after), status, headers, "application/octet-stream")
+    return StreamingResponse(
+        _pieces(backend, reader, first, after), status, headers, "application/octet-stream"
+    )
 
 
 def shown(file: DoorFile) -> dict[str, Any]:
     """A file as OpenAI's clients know it."""
     told: dict[str, Any] = {
-        "id": file.file_id, "object": "file", "bytes": file.bytes, "created_at": int(file.created_at),
-        "filename": file.filename, "purpose": file.purpose, "status": "processed",
-    }  # fmt: skip
+        "id": file.file_id,
+        "object": "file",
+        "bytes": file.bytes,
+        "created_at": int(file.created_at),
+        "filename": file.filename,
+        "purpose": file.purpose,
+        "status": "processed",
+    }
     if file.expires_at is not None:
         told["expires_at"] = int(file.expires_at)
     return told
@@ -150,12 +179,17 @@ def _span(request: Request, file: DoorFile, etag: str) -> Span | None:
         return asked_span(asked, request.headers.get("if-range"), etag, file.bytes)
     except NoSuchRange:
         raise Refused(
-            416, f"The file has {file.bytes} bytes, and none of the range that was asked for.", code="invalid_range",
-            param="Range", headers={"content-range": f"bytes */{file.bytes}"},
-        ) from None  # fmt: skip
+            416,
+            f"The file has {file.bytes} bytes, and none of the range that was asked for.",
+            code="invalid_range",
+            param="Range",
+            headers={"content-range": f"bytes */{file.bytes}"},
+        ) from None
 
 
-async def _pieces(backend: Backend, reader: FileReader, first: int, after: int) -> AsyncIterator[bytes]:
+async def _pieces(
+    backend: Backend, reader: FileReader, first: int, after: int
+) -> AsyncIterator[bytes]:
     """The next one is read when the caller has taken the last."""
     while first < after:
         piece = await backend.run(reader.read, first, min(READ_TOGETHER, after - first))

@@ -1,7 +1,8 @@
-"""The bytes of files and their rows: written whole or not at all, to a folder or below a prefix of a bucket.
+"""The bytes of files and their rows: written whole or not at all, to a folder or below a prefix of
+a bucket.
 
-All of it blocks; routes call it through ``backend.run``. Other rooms write the outputs of their jobs with ``create_from``, and
-give ``place`` to ``Producer.submit``.
+All of it blocks; routes call it through ``backend.run``. Other rooms write the outputs of their
+jobs with ``create_from``, and give ``place`` to ``Producer.submit``.
 """
 
 from __future__ import annotations
@@ -30,7 +31,9 @@ __all__ = ["FileReader", "FileStore", "FileWriting"]
 
 log = logging.getLogger("penstock.gateway")
 
-FREE_BYTES_MIN: Final = 128 * 1024 * 1024  # that stay free on the disk: the ledger of a small installation is there too
+FREE_BYTES_MIN: Final = (
+    128 * 1024 * 1024
+)  # that stay free on the disk: the ledger of a small installation is there too
 CHECKED_EVERY: Final = 64 * 1024 * 1024  # bytes of one file after which the disk is looked at again
 LINES_TOGETHER: Final = 1024 * 1024  # bytes of lines that are written at once
 DEFAULT_ENDING: Final = ".jsonl"
@@ -74,7 +77,9 @@ class FileStore:
         lives_s: float | None = None,
         job_id: str | None = None,
     ) -> DoorFile | None:
-        """A file of ``lines``, each with its line end, in flat memory. None where there is none: then there is no file either."""
+        """A file of ``lines``, each with its line end, in flat memory.
+
+        None where there is none: then there is no file either."""
         writing: FileWriting | None = None
         number, held = 0, bytearray()
         try:
@@ -124,7 +129,9 @@ class FileStore:
             for name in (place, f"{place}.part"):
                 (folder / name).unlink(missing_ok=True)
             return
-        bucket = bucket_at(self._settings.gateway.files, s3_endpoint_url=self._settings.s3_endpoint_url)
+        bucket = bucket_at(
+            self._settings.gateway.files, s3_endpoint_url=self._settings.s3_endpoint_url
+        )
         bucket.abort_uploads(place)
         bucket.delete(place)
 
@@ -142,25 +149,34 @@ class FileStore:
             raise _no_room()
 
     def room_of(self, tenant: str | None) -> int | None:
-        """Bytes that files of this tenant may still take; None for the operator's, which are bounded by the disk alone."""
+        """Bytes that files of this tenant may still take; None for the operator's, which are
+        bounded by the disk alone."""
         if tenant is None:
             return None
         return self._settings.gateway.tenant_file_bytes - self.rows.bytes_of(tenant)
 
     def writer(self, place: str) -> Writer:
         """For the bytes alone. Raises SinkError."""
-        return open_sink(self._settings.gateway.files, s3_endpoint_url=self._settings.s3_endpoint_url).create(place)
+        return open_sink(
+            self._settings.gateway.files, s3_endpoint_url=self._settings.s3_endpoint_url
+        ).create(place)
 
 
 class FileWriting:
-    """One file on its way. ``finish`` makes it appear, ``discard`` leaves no trace. What they raise is Refused (507, 503)."""
+    """One file on its way.
+
+    ``finish`` makes it appear, ``discard`` leaves no trace. What they raise is Refused (507,
+    503)."""
 
     def __init__(self, store: FileStore, file_id: str, place: str) -> None:
         self._store, self._file_id, self._place = store, file_id, place
         self._sha256 = hashlib.sha256()
         self._look_at = CHECKED_EVERY
-        self._offered = False  # whether its row may be shown by now, also where the answer of the database was lost
-        self._ending = threading.Lock()  # a caller that has gone is no reason to remove what a thread is just finishing
+        # whether its row may be shown by now, also where the answer of the database was lost
+        self._offered = False
+        self._ending = (
+            threading.Lock()
+        )  # a caller that has gone is no reason to remove what a thread is just finishing
         self.bytes = 0
         with _explained():
             self._writer = store.writer(place)
@@ -186,7 +202,9 @@ class FileWriting:
     ) -> DoorFile:
         """Durable first, then there for readers."""
         sha256 = self._sha256.hexdigest()
-        details = FileDetails(filename, purpose, self.bytes, sha256, lives_s=lives_s, job_id=job_id, lines=lines)
+        details = FileDetails(
+            filename, purpose, self.bytes, sha256, lives_s=lives_s, job_id=job_id, lines=lines
+        )
         with self._ending:
             with _explained():
                 self._writer.finish()
@@ -196,13 +214,15 @@ class FileWriting:
             self._offered = shown is not None
         if shown is None:
             raise Refused(
-                408, "the upload took so long that it was removed before its end; send it again", code="timeout"
+                408,
+                "the upload took so long that it was removed before its end; send it again",
+                code="timeout",
             )
         return shown
 
     def discard(self) -> None:
-        """Best effort: what cannot be removed now is removed by its row later, and so is what may be shown already, where it
-        is not."""
+        """Best effort: what cannot be removed now is removed by its row later, and so is what may
+        be shown already, where it is not."""
         with self._ending, contextlib.suppress(PenstockError, OSError):
             if self._offered:
                 return
@@ -212,7 +232,8 @@ class FileWriting:
 
 
 class FileReader:
-    """The bytes of a finished file, any of them, without a handle that stays open between two reads."""
+    """The bytes of a finished file, any of them, without a handle that stays open between two
+    reads."""
 
     def __init__(self, place: str, size: int, s3_endpoint_url: str | None) -> None:
         self._place, self._bucket, self._etag = place, None, ""
@@ -226,7 +247,11 @@ class FileReader:
             else:
                 there = Path(place).is_file() and Path(place).stat().st_size == size
         if not there:
-            raise Refused(500, "the bytes of this file are gone from where the server keeps them", code="file_lost")
+            raise Refused(
+                500,
+                "the bytes of this file are gone from where the server keeps them",
+                code="file_lost",
+            )
 
     def read(self, first: int, length: int) -> bytes:
         """Raises Refused where they are gone meanwhile."""
@@ -259,16 +284,22 @@ def _unwritable(error: BaseException) -> Refused:
         return _no_room()
     log.warning("files of the doors cannot be written or read: %s", error)
     return Refused(
-        503, "where the server keeps files does not answer; try again", code="service_unavailable", kind="server_error",
+        503,
+        "where the server keeps files does not answer; try again",
+        code="service_unavailable",
+        kind="server_error",
         headers={"retry-after": "5"},
-    )  # fmt: skip
+    )
 
 
 def _no_room() -> Refused:
     return Refused(
-        507, "the server has no room for this file; remove files that are not needed any more, or tell its operator",
-        code="insufficient_storage", kind="server_error",
-    )  # fmt: skip
+        507,
+        "the server has no room for this file; remove files that are not needed any more, or tell "
+        "its operator",
+        code="insufficient_storage",
+        kind="server_error",
+    )
 
 
 def _ending(filename: str) -> str:

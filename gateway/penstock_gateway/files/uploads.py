@@ -1,4 +1,5 @@
-"""A form that comes over HTTP becomes a file: read piece by piece, written in threads, a MiB in memory at a time."""
+"""A form that comes over HTTP becomes a file: read piece by piece, written in threads, a MiB in
+memory at a time."""
 
 from __future__ import annotations
 
@@ -27,11 +28,17 @@ __all__ = ["UPLOAD_MAX_S", "uploaded"]
 
 WRITTEN_TOGETHER: Final = 1024 * 1024  # bytes in memory of one upload, before a thread takes them
 FORM_BYTES_MAX: Final = 256 * 1024  # of a form besides its file: boundaries, headers, fields
-UPLOAD_MAX_S: Final = 6 * 3600  # for one upload, however large; what it leaves behind is removed later than this
+UPLOAD_MAX_S: Final = (
+    6 * 3600
+)  # for one upload, however large; what it leaves behind is removed later than this
 
 
-async def uploaded(request: Request, backend: Backend, store: FileStore, tenant: str | None) -> DoorFile:
-    """The file that the request brings. Raises Refused, and leaves nothing of a file that did not come whole."""
+async def uploaded(
+    request: Request, backend: Backend, store: FileStore, tenant: str | None
+) -> DoorFile:
+    """The file that the request brings.
+
+    Raises Refused, and leaves nothing of a file that did not come whole."""
     most = backend.settings.gateway.max_upload_bytes
     parser = MultipartParser(_boundary(request))
     _check_length(request, most)
@@ -51,19 +58,28 @@ async def _taken_in(request: Request, parser: MultipartParser, upload: _Upload) 
             parser.end()
         return await upload.finish()
     except MalformedForm as error:
-        raise Refused(400, f"The upload cannot be read: {error}.", code="invalid_multipart") from None
+        raise Refused(
+            400, f"The upload cannot be read: {error}.", code="invalid_multipart"
+        ) from None
     except TimeoutError:
-        raise Refused(408, f"The upload took longer than {UPLOAD_MAX_S // 3600} hours.", code="timeout") from None
+        raise Refused(
+            408, f"The upload took longer than {UPLOAD_MAX_S // 3600} hours.", code="timeout"
+        ) from None
     except ClientDisconnect:
-        raise Refused(400, "The connection ended before the upload was complete.", code="incomplete_upload") from None
+        raise Refused(
+            400, "The connection ended before the upload was complete.", code="incomplete_upload"
+        ) from None
     finally:
         await upload.close()
 
 
 class _Upload:
-    """The file that is being written, the fields beside it, and which of them the next bytes belong to."""
+    """The file that is being written, the fields beside it, and which of them the next bytes belong
+    to."""
 
-    def __init__(self, backend: Backend, store: FileStore, tenant: str | None, most: int, incoming: Incoming) -> None:
+    def __init__(
+        self, backend: Backend, store: FileStore, tenant: str | None, most: int, incoming: Incoming
+    ) -> None:
         self._incoming = incoming
         self._backend, self._store, self._tenant, self._most = backend, store, tenant, most
         self._form = UploadForm()
@@ -76,7 +92,9 @@ class _Upload:
         if isinstance(event, FormPart):
             self._field = event.name
             if self._form.begin(event):
-                self._writing = await self._backend.run(self._store.begin, self._tenant, self._form.filename or "")
+                self._writing = await self._backend.run(
+                    self._store.begin, self._tenant, self._form.filename or ""
+                )
         elif isinstance(event, Data):
             if self._field == FILE:
                 await self._write(event.data)
@@ -117,7 +135,9 @@ class _Upload:
 
 
 def too_large(most: int) -> Refused:
-    return Refused(413, f"File is too large: the limit is {most} bytes.", code="file_too_large", param=FILE)
+    return Refused(
+        413, f"File is too large: the limit is {most} bytes.", code="file_too_large", param=FILE
+    )
 
 
 def _boundary(request: Request) -> str:
@@ -125,11 +145,19 @@ def _boundary(request: Request) -> str:
     try:
         boundary = boundary_of(given)
     except MalformedForm as error:
-        raise Refused(400, f"The upload cannot be read: {error}.", code="invalid_multipart") from None
+        raise Refused(
+            400, f"The upload cannot be read: {error}.", code="invalid_multipart"
+        ) from None
     if boundary is None:
-        raise Refused(415, "Send the file as a form: Content-Type multipart/form-data.", code="unsupported_media_type")
+        raise Refused(
+            415,
+            "Send the file as a form: Content-Type multipart/form-data.",
+            code="unsupported_media_type",
+        )
     if request.headers.get("content-encoding", "identity").strip().lower() not in ("", "identity"):
-        raise Refused(415, "Send the form without a Content-Encoding.", code="unsupported_media_type")
+        raise Refused(
+            415, "Send the form without a Content-Encoding.", code="unsupported_media_type"
+        )
     return boundary
 
 

@@ -1,1 +1,2 @@
-"""Jobs over HTTP: all that the command line can do with them. docs/gateway-jobs.md is their page."""
+"""Jobs over HTTP: all that the command line can do with them. docs/gateway-jobs.md is their
+page."""

@@ -21,7 +21,9 @@ def encoded(*parts: float | str) -> str:
 def decoded(cursor: str, first: type[int] | type[float]) -> tuple[Any, str]:
     """A number and a text. Raises Refused for a text that is no such cursor."""
     try:
-        number, name = orjson.loads(urlsafe_b64decode(cursor[:_CHARS_MAX] + "=" * (-len(cursor) % 4)))
+        number, name = orjson.loads(
+            urlsafe_b64decode(cursor[:_CHARS_MAX] + "=" * (-len(cursor) % 4))
+        )
     except (ValueError, TypeError):
         raise _unknown() from None
     if type(number) is not first or not isinstance(name, str) or not -(2**53) < number < 2**53:
@@ -31,5 +33,8 @@ def decoded(cursor: str, first: type[int] | type[float]) -> tuple[Any, str]:
 
 def _unknown() -> Refused:
     return Refused(
-        400, "the cursor is not one that a list has returned; begin without one", code="invalid_cursor", param="cursor"
+        400,
+        "the cursor is not one that a list has returned; begin without one",
+        code="invalid_cursor",
+        param="cursor",
     )

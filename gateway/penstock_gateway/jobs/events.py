@@ -1,4 +1,5 @@
-"""Progress of a job as server-sent events, which a browser's EventSource and any HTTP client read."""
+"""Progress of a job as server-sent events, which a browser's EventSource and any HTTP client
+read."""
 
 from __future__ import annotations
 
@@ -20,7 +21,9 @@ from penstock_ledger import OutcomeStore
 router = Router()
 log = logging.getLogger("penstock.gateway")
 
-QUIET_S: Final = 15.0  # without an event; then a comment says that the connection lives, also to proxies between
+QUIET_S: Final = (
+    15.0  # without an event; then a comment says that the connection lives, also to proxies between
+)
 SLOW_S: Final = 30.0  # for which a reader may take nothing of what was sent; then it is dropped
 AGAIN_MS: Final = 2_000  # after which an EventSource that lost its connection comes back
 END: Final = "end"
@@ -28,8 +31,8 @@ END: Final = "end"
 _EXAMPLE: Final = (
     "retry: 2000\n\n"
     "id: running-1-497-3-512-0\nevent: progress\n"
-    'data: {"object":"job","id":"job_k3v7q2m4n6p8r2t4w6y2","state":"running","counts":{"total":1000,"succeeded":497,"dead":3},'
-    '"items_per_second":4.7,"eta_s":106.4}\n\n'
+    'data: {"object":"job","id":"job_k3v7q2m4n6p8r2t4w6y2","state":"running",'
+    '"counts":{"total":1000,"succeeded":497,"dead":3},"items_per_second":4.7,"eta_s":106.4}\n\n'
 )
 _EVENT: Final[dict[str, Any]] = {  # of each of them
     "type": "object",
@@ -54,12 +57,15 @@ async def events(
     request: Request,
     job: str,
     caller: Reader,
-    last_event_id: Annotated[str | None, Header(description="The id of the last event that you have.")] = None,
+    last_event_id: Annotated[
+        str | None, Header(description="The id of the last event that you have.")
+    ] = None,
 ) -> Response:
     """Follow a job as server-sent events until it ends.
 
-    An event is sent when something has changed, once a second at most. Each has all of the state, so none has to be sent again:
-    with `Last-Event-ID` the stream begins with what has changed since.
+    An event is sent when something has changed, once a second at most. Each has all of the state,
+    so none has to be sent again: with `Last-Event-ID` the stream begins with what has changed
+    since.
     """
     backend = backend_of(request)
 
@@ -70,7 +76,9 @@ async def events(
 
     job_id, is_over = await backend.run(look)
     if is_over:
-        return Response(status_code=204)  # an EventSource that comes back after the last event stays away then
+        return Response(
+            status_code=204
+        )  # an EventSource that comes back after the last event stays away then
     watches: Watches = request.app.state.watches
     return EventStream(backend, watches, job_id, last_event_id, caller.tenant)
 
@@ -81,7 +89,12 @@ class EventStream(Response):
     media_type = "text/event-stream"
 
     def __init__(
-        self, backend: Backend, watches: Watches, job_id: str, last_id: str | None, tenant: str | None
+        self,
+        backend: Backend,
+        watches: Watches,
+        job_id: str,
+        last_id: str | None,
+        tenant: str | None,
     ) -> None:
         """Raises Refused where too many listen."""
         super().__init__(headers={"cache-control": "no-store", "x-accel-buffering": "no"})
@@ -90,13 +103,21 @@ class EventStream(Response):
         self._watches = watches
         self._job_id = job_id
         self._tenant = tenant  # of the reader
-        self._listener = watches.listen(job_id, tenant)  # left where the answer is sent, which follows at once
+        self._listener = watches.listen(
+            job_id, tenant
+        )  # left where the answer is sent, which follows at once
         self._last_id = last_id
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         gone = asyncio.create_task(_until_gone(receive), name="sse reader")
         try:
-            await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+            await send(
+                {
+                    "type": "http.response.start",
+                    "status": self.status_code,
+                    "headers": self.raw_headers,
+                }
+            )
             await self._send(send, f"retry: {AGAIN_MS}\n\n".encode(), gone)
             while not gone.done() and not self._backend.closing:
                 progress = await self._next(gone)
@@ -110,7 +131,11 @@ class EventStream(Response):
             if not gone.done():
                 await send({"type": "http.response.body", "body": b"", "more_body": False})
         except TimeoutError:
-            log.warning("a reader of the events of job %s took nothing for %g s and is dropped", self._job_id, SLOW_S)
+            log.warning(
+                "a reader of the events of job %s took nothing for %g s and is dropped",
+                self._job_id,
+                SLOW_S,
+            )
         except OSError:
             pass  # it has gone while something was sent
         finally:

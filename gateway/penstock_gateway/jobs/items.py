@@ -28,7 +28,10 @@ _BODY: Final[dict[str, Any]] = {
         },
         "application/x-ndjson": {
             "schema": {"type": "string"},
-            "example": '{"id":"ticket-17","document":{"text":"…"}}\n{"id":"ticket-18","document":{"text":"…"}}\n',
+            "example": (
+                '{"id":"ticket-17","document":{"text":"…"}}\n'
+                '{"id":"ticket-18","document":{"text":"…"}}\n'
+            ),
         },
     },
 }
@@ -38,15 +41,17 @@ _BODY: Final[dict[str, Any]] = {
 async def push(request: Request, job: str, caller: Writer) -> Pushed:
     """Push one document as JSON, or up to 10,000 as lines of JSON.
 
-    The answer says what became of each line; what is not refused is durable then. The same again changes nothing.
+    The answer says what became of each line; what is not refused is durable then. The same again
+    changes nothing.
     """
     backend = backend_of(request)
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind not in ("application/json", *_LINES):
         raise Refused(
-            415, "Send one document as application/json, or lines of JSON as application/x-ndjson.",
+            415,
+            "Send one document as application/json, or lines of JSON as application/x-ndjson.",
             code="unsupported_content_type",
-        )  # fmt: skip
+        )
     body = await request.body()
     if kind == "application/json":
         body = await backend.run_sized(len(body), _one_line, await request.json())
@@ -75,13 +80,18 @@ def _push(backend: Backend, caller: Caller, name: str, lines: bytes) -> Sequence
 def _check_opened_here(backend: Backend, job_id: str) -> None:
     if backend.settings.doors.push_into == "remote" and not backend.remote.came_from_remote(job_id):
         raise Refused(
-            409, "the job was opened by a service with access to the database, and the setting doors.push_into is remote: open "
-            "a job of your own, or have the operator set it to any", code="not_opened_here",
-        )  # fmt: skip
+            409,
+            "the job was opened by a service with access to the database, and the setting "
+            "doors.push_into is remote: open a job of your own, or have the operator set it to "
+            "any",
+            code="not_opened_here",
+        )
 
 
 def _one_line(given: Any) -> bytes:
-    """A number as an id stands for its digits. Anything but an object is refused as a line, which says why."""
+    """A number as an id stands for its digits.
+
+    Anything but an object is refused as a line, which says why."""
     if isinstance(given, dict) and type(given.get("id")) is int:
         given["id"] = str(given["id"])
     return orjson.dumps(given)

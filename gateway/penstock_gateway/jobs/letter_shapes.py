@@ -1,4 +1,5 @@
-"""What requests and answers about dead letters look like, each with an example for the OpenAPI document."""
+"""What requests and answers about dead letters look like, each with an example for the OpenAPI
+document."""
 
 from __future__ import annotations
 
@@ -11,10 +12,17 @@ __all__ = ["Letter", "LetterList", "LetterShown", "Replay", "Replayed"]
 DOCS_MAX: Final = 10_000  # ids that one replay names
 
 _LETTER: Final[dict[str, Any]] = {
-    "doc_id": "ticket-17", "generation": 1, "reason": "bad_request", "attempts": 1, "calls": 1, "status_code": 400,
-    "last_error": "Invalid 'max_tokens': integer below minimum value.", "line": None, "created_at": 1763740931.4,
+    "doc_id": "ticket-17",
+    "generation": 1,
+    "reason": "bad_request",
+    "attempts": 1,
+    "calls": 1,
+    "status_code": 400,
+    "last_error": "Invalid 'max_tokens': integer below minimum value.",
+    "line": None,
+    "created_at": 1763740931.4,
     "endpoint": None,
-}  # fmt: skip
+}
 
 
 def _like(example: Any) -> ConfigDict:
@@ -38,7 +46,8 @@ class Replayed(BaseModel):
     documents: int
     generation: int
     note: str | None = Field(
-        None, description="Of a batch: what becomes of its files, and where the new outcomes are read."
+        None,
+        description="Of a batch: what becomes of its files, and where the new outcomes are read.",
     )
 
 
@@ -56,16 +65,25 @@ class LetterShown(BaseModel):
     last_error: str
     line: int | None = Field(description="Of the source, for a row that was refused at submit.")
     created_at: float | None
-    endpoint: str | None = Field(default=None, description="Of its request, where that is not the job's.")
+    endpoint: str | None = Field(
+        default=None, description="Of its request, where that is not the job's."
+    )
 
 
 class Letter(LetterShown):
     """The same with the request that was sent, and the last answer to it."""
 
-    model_config = _like(_LETTER | {
-        "request": {"model": "gpt-x", "messages": [{"role": "user", "content": "Summarise: …"}], "max_tokens": 0},
-        "response": {"error": {"message": "Invalid 'max_tokens'"}},
-    })  # fmt: skip
+    model_config = _like(
+        _LETTER
+        | {
+            "request": {
+                "model": "gpt-x",
+                "messages": [{"role": "user", "content": "Summarise: …"}],
+                "max_tokens": 0,
+            },
+            "response": {"error": {"message": "Invalid 'max_tokens'"}},
+        }
+    )
 
     request: Any = None
     response: Any = None

@@ -29,7 +29,8 @@ PAGE_MAX: Final = 200  # of one answer
 
 _EXAMPLE: Final = (
     '{"id":"batch_req_5d0f…","custom_id":"ticket-17","response":{"status_code":400,"request_id":null,'
-    '"body":{"error":{"message":"Invalid max_tokens"}}},"error":null,"penstock":{"reason":"bad_request","attempts":1},'
+    '"body":{"error":{"message":"Invalid '
+    'max_tokens"}}},"error":null,"penstock":{"reason":"bad_request","attempts":1},'
     '"cursor":"WzEsInRpY2tldC0xNyJd"}\n'
 )
 _LINES: Final[dict[int | str, dict[str, Any]]] = {
@@ -49,9 +50,14 @@ async def list_letters(
         str | None, Query(min_length=1, max_length=200, description="Only those with this reason.")
     ] = None,
     generation: Annotated[
-        int | None, Query(ge=1, le=2**31 - 1, description="Only those of this generation, replayed ones included.")
+        int | None,
+        Query(
+            ge=1, le=2**31 - 1, description="Only those of this generation, replayed ones included."
+        ),
     ] = None,
-    cursor: Annotated[str | None, Query(max_length=2_000, description="`next` of the page before.")] = None,
+    cursor: Annotated[
+        str | None, Query(max_length=2_000, description="`next` of the page before.")
+    ] = None,
     limit: Annotated[int, Query(ge=1, le=PAGE_MAX)] = 50,
 ) -> LetterList:
     """List the dead letters of a job, without their requests."""
@@ -74,38 +80,55 @@ async def list_letters(
     return await backend.run(look)
 
 
-@router.get("/{job}/dead-letter-lines", operation_id="export_dead_letters", response_class=Response, responses=_LINES)
+@router.get(
+    "/{job}/dead-letter-lines",
+    operation_id="export_dead_letters",
+    response_class=Response,
+    responses=_LINES,
+)
 async def export_letters(
     request: Request,
     job: str,
     caller: Reader,
     form: Annotated[
         Literal["errors", "requests"],
-        Query(description="errors: lines of `errors.jsonl`. requests: lines that can be submitted again."),
+        Query(
+            description=(
+                "errors: lines of `errors.jsonl`. requests: lines that can be submitted again."
+            )
+        ),
     ] = "errors",
     reason: Annotated[
         str | None, Query(min_length=1, max_length=200, description="Only those with this reason.")
     ] = None,
     after: Annotated[
-        str | None, Query(max_length=2_000, description="The cursor of the last line that you have.")
+        str | None,
+        Query(max_length=2_000, description="The cursor of the last line that you have."),
     ] = None,
-    limit: Annotated[int | None, Query(ge=1, le=10**9, description="At most this many lines.")] = None,
+    limit: Annotated[
+        int | None, Query(ge=1, le=10**9, description="At most this many lines.")
+    ] = None,
 ) -> StreamingResponse:
-    """Stream the dead letters of a job, as `errors.jsonl` has them, or as requests that can be submitted again.
+    """Stream the dead letters of a job, as `errors.jsonl` has them, or as requests that can be
+    submitted again.
 
-    They come by generation and document id, each with a `cursor`: the last one as `after` goes on there. Rows that never became
-    a request are among `errors` only.
+    They come by generation and document id, each with a `cursor`: the last one as `after` goes on
+    there. Rows that never became a request are among `errors` only.
     """
     backend = backend_of(request)
     behind = None if after is None else decoded(after, int)
 
     def begin() -> Iterator[bytes]:
         found = find_job(backend, caller, job)
-        letters = OutcomeStore(backend.database).dead_letters(found.job_id, reason=reason, after=behind)
+        letters = OutcomeStore(backend.database).dead_letters(
+            found.job_id, reason=reason, after=behind
+        )
         if form == "requests":
             letters = (letter for letter in letters if letter.request)
         endpoint = str(found.spec["endpoint"])
-        return (_exported(found, letter, endpoint if form == "requests" else None) for letter in letters)
+        return (
+            _exported(found, letter, endpoint if form == "requests" else None) for letter in letters
+        )
 
     return await streamed(backend, begin, limit)
 
@@ -125,7 +148,9 @@ def _letter(backend: Backend, job: Job, doc_id: str) -> Letter:
     found = OutcomeStore(backend.database).get(job.job_id, doc_id)
     if not isinstance(found, DeadLetter):
         raise not_found("dead letter", doc_id)
-    return Letter(**_fields(job, found), request=_readable(found.request), response=_readable(found.response))
+    return Letter(
+        **_fields(job, found), request=_readable(found.request), response=_readable(found.response)
+    )
 
 
 def _exported(job: Job, letter: DeadLetter, endpoint: str | None) -> bytes:
@@ -139,15 +164,23 @@ def _exported(job: Job, letter: DeadLetter, endpoint: str | None) -> bytes:
 
 def _fields(job: Job, letter: DeadLetter) -> dict[str, Any]:
     return {
-        "doc_id": letter.key.doc_id, "generation": letter.key.generation, "reason": letter.reason,
-        "attempts": letter.attempts, "calls": letter.calls, "status_code": letter.status_code,
-        "last_error": told_of(job, letter.last_error), "line": letter.line, "created_at": letter.created_at,
+        "doc_id": letter.key.doc_id,
+        "generation": letter.key.generation,
+        "reason": letter.reason,
+        "attempts": letter.attempts,
+        "calls": letter.calls,
+        "status_code": letter.status_code,
+        "last_error": told_of(job, letter.last_error),
+        "line": letter.line,
+        "created_at": letter.created_at,
         "endpoint": letter.endpoint,
-    }  # fmt: skip
+    }
 
 
 def _readable(body: bytes | None) -> Any:
-    """JSON as JSON, anything else as text, nothing as null. JSON too deep to be written again is text as well."""
+    """JSON as JSON, anything else as text, nothing as null.
+
+    JSON too deep to be written again is text as well."""
     if not body:
         return None
     try:

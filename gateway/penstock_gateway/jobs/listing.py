@@ -26,8 +26,12 @@ async def list_jobs(
     request: Request,
     caller: Reader,
     state: Annotated[list[JobState] | None, Query(description="Only jobs in these states.")] = None,
-    search: Annotated[str, Query(max_length=200, description="Part of a key or id, in capitals or not.")] = "",
-    cursor: Annotated[str | None, Query(max_length=500, description="`next` or `previous` of another page.")] = None,
+    search: Annotated[
+        str, Query(max_length=200, description="Part of a key or id, in capitals or not.")
+    ] = "",
+    cursor: Annotated[
+        str | None, Query(max_length=500, description="`next` or `previous` of another page.")
+    ] = None,
     limit: Annotated[int, Query(ge=1, le=PAGE_MAX)] = 50,
 ) -> JobList:
     """List jobs, newest first."""
@@ -47,7 +51,12 @@ async def show(request: Request, job: str, caller: Reader) -> JobDetails:
 
 
 def _page(
-    backend: Backend, caller: Caller, states: list[JobState] | None, search: str, cursor: str | None, limit: int
+    backend: Backend,
+    caller: Caller,
+    states: list[JobState] | None,
+    search: str,
+    cursor: str | None,
+    limit: int,
 ) -> JobList:
     side, _, place = (cursor or "").partition(".")
     where = JobPlace(*decoded(place, float)) if cursor is not None else None

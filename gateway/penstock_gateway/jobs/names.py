@@ -1,7 +1,7 @@
 """How jobs are named from outside: by id, or by the key that their submitter gave them.
 
-Keys are stored with the tenant before them, so that those of two tenants never meet; the producer takes such a key for a job of
-this tenant only, so that no other door can give it to another job.
+Keys are stored with the tenant before them, so that those of two tenants never meet; the producer
+takes such a key for a job of this tenant only, so that no other door can give it to another job.
 """
 
 from __future__ import annotations
@@ -43,7 +43,11 @@ def stored_key(tenant: str | None, key: str) -> str:
 
 def shown_key(job: Job) -> str | None:
     """As its submitter gave it; None for a job without one."""
-    return None if job.job_key == job.job_id else job.job_key.removeprefix(stored_key(tenant_of(job), ""))
+    return (
+        None
+        if job.job_key == job.job_id
+        else job.job_key.removeprefix(stored_key(tenant_of(job), ""))
+    )
 
 
 def find_job(backend: Backend, caller: Caller, name: str) -> Job:

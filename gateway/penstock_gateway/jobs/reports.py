@@ -1,4 +1,5 @@
-"""The report of a job, in the forms of `penstock report`: JSON, text, Markdown, or one page of HTML."""
+"""The report of a job, in the forms of `penstock report`: JSON, text, Markdown, or one page of
+HTML."""
 
 from __future__ import annotations
 
@@ -27,42 +28,67 @@ router = Router()
 Form = Literal["json", "text", "markdown", "html"]
 
 _TYPES: Final[dict[Form, str]] = {
-    "json": "application/json", "text": "text/plain", "markdown": "text/markdown", "html": "text/html",
-}  # fmt: skip
+    "json": "application/json",
+    "text": "text/plain",
+    "markdown": "text/markdown",
+    "html": "text/html",
+}
 _READ_ALL: Final[tuple[Form, ...]] = ("markdown", "html")  # every row of a job, for its course
 _EXAMPLE: Final[dict[str, Any]] = {
-    "job": "tickets-2026-11-21", "state": "completed", "total": 1000, "succeeded": 994, "dead": 6, "cost_usd": 0.046864,
-    "seconds": 212.6, "dead_by_reason": {"bad_request": 6},
-}  # fmt: skip
+    "job": "tickets-2026-11-21",
+    "state": "completed",
+    "total": 1000,
+    "succeeded": 994,
+    "dead": 6,
+    "cost_usd": 0.046864,
+    "seconds": 212.6,
+    "dead_by_reason": {"bad_request": 6},
+}
 _TEXT: Final = "99.4 % succeeded, 1.2 % after retry, 0.6 % dead  (994 + 6 of 1,000 documents)\n"
 _ANSWERS: Final[dict[int | str, dict[str, Any]]] = {
     200: {
-        "description": "The account of the job, as `report.json` has it, or in the form that was asked for.",
+        "description": (
+            "The account of the job, as `report.json` has it, or in the form that was asked for."
+        ),
         "content": {
             "application/json": {"schema": {"type": "object"}, "example": _EXAMPLE},
             "text/plain": {"schema": {"type": "string"}, "example": _TEXT},
-            "text/markdown": {"schema": {"type": "string"}, "example": "# Report of job tickets-2026-11-21\n"},
+            "text/markdown": {
+                "schema": {"type": "string"},
+                "example": "# Report of job tickets-2026-11-21\n",
+            },
             "text/html": {"schema": {"type": "string"}, "example": "<!doctype html>\n"},
         },
     }
 }
-# The page has a policy of its own, too, which allows its one style sheet. It is foreign text on the address of the doors.
+# The page has a policy of its own, too, which allows its one style sheet. It is foreign text on the
+# address of the doors.
 _HEADERS: Final = {
-    "content-security-policy": "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'; sandbox",
+    "content-security-policy": (
+        "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'; "
+        "sandbox"
+    ),
     "x-content-type-options": "nosniff",
     "vary": "accept",
 }
 
 
-@router.get("/{job}/report", operation_id="read_job_report", response_class=Response, responses=_ANSWERS)
+@router.get(
+    "/{job}/report", operation_id="read_job_report", response_class=Response, responses=_ANSWERS
+)
 async def report(
     request: Request,
     job: str,
     caller: Reader,
-    form: Annotated[Form | None, Query(alias="format", description="Counts before the header Accept.")] = None,
-    accept: Annotated[str, Header(description="A type of the answers; JSON where it names none.")] = "",
+    form: Annotated[
+        Form | None, Query(alias="format", description="Counts before the header Accept.")
+    ] = None,
+    accept: Annotated[
+        str, Header(description="A type of the answers; JSON where it names none.")
+    ] = "",
 ) -> Response:
-    """The account of a job: what came of its documents, what it cost, by lane, and what was saved."""
+    """The account of a job: what came of its documents, what it cost, by lane, and what was
+    saved."""
     backend, asked = backend_of(request), form or _accepted(accept)
 
     def look() -> bytes:
@@ -77,13 +103,19 @@ async def report(
 
 
 def _written(backend: Backend, job: Job, form: Form) -> bytes:
-    found, command = report_of(backend, job, sizes=form in _READ_ALL), f"penstock dlq list {job.job_id}"
+    found, command = (
+        report_of(backend, job, sizes=form in _READ_ALL),
+        f"penstock dlq list {job.job_id}",
+    )
     if form == "json":
         return orjson.dumps(found.to_json())
     if form == "text":
         text = plain_text(found, dlq_command=command)
     else:
-        course, write = course_of(OutcomeStore(backend.database), job), markdown if form == "markdown" else page
+        course, write = (
+            course_of(OutcomeStore(backend.database), job),
+            markdown if form == "markdown" else page,
+        )
         text = write(found, course, dlq_command=command, now=time.time())
     return replace_surrogates(text).encode()
 

@@ -1,4 +1,5 @@
-"""Results as a stream, in the order in which they were stored: JSON lines, each of which says where to go on, or a table."""
+"""Results as a stream, in the order in which they were stored: JSON lines, each of which says where
+to go on, or a table."""
 
 from __future__ import annotations
 
@@ -30,7 +31,10 @@ from penstock_producer.tables.write import TableFormat, table_pieces
 
 router = Router()
 
-TABLES: Final = {"csv": "text/csv; charset=utf-8; header=present", "parquet": "application/vnd.apache.parquet"}
+TABLES: Final = {
+    "csv": "text/csv; charset=utf-8; header=present",
+    "parquet": "application/vnd.apache.parquet",
+}
 STATE: Final = "x-penstock-job-state"
 LINES_TOGETHER: Final = 100  # read in one turn of a thread, and no more than the next line beyond
 BYTES_TOGETHER: Final = 256 * 1024
@@ -39,7 +43,8 @@ NDJSON: Final = "application/x-ndjson"
 _CSV_EXAMPLE: Final = "id,status,…\r\nticket-17,succeeded,…\r\n"
 _EXAMPLE: Final = (
     '{"id":"batch_req_5d0f…","custom_id":"ticket-17","response":{"status_code":200,"request_id":"req_1",'
-    '"body":{"choices":[{"message":{"content":"A parcel is late."}}]}},"error":null,"cursor":"WzEsImpvYl9…"}\n'
+    '"body":{"choices":[{"message":{"content":"A parcel is '
+    'late."}}]}},"error":null,"cursor":"WzEsImpvYl9…"}\n'
 )
 
 
@@ -52,10 +57,15 @@ _EXAMPLE: Final = (
             "content": {
                 NDJSON: {"schema": {"type": "string"}, "example": _EXAMPLE},
                 TABLES["csv"]: {"schema": {"type": "string"}, "example": _CSV_EXAMPLE},
-                TABLES["parquet"]: {"schema": {"type": "string", "format": "binary"}, "example": "PAR1…PAR1"},
+                TABLES["parquet"]: {
+                    "schema": {"type": "string", "format": "binary"},
+                    "example": "PAR1…PAR1",
+                },
             },
         },
-        501: {"description": "Parquet is asked for, and pyarrow is not installed where the door runs."},
+        501: {
+            "description": "Parquet is asked for, and pyarrow is not installed where the door runs."
+        },
     },
     operation_id="read_job_results",
 )
@@ -64,10 +74,13 @@ async def results(
     job: str,
     caller: Reader,
     after: Annotated[
-        str | None, Query(max_length=2_000, description="The cursor of the last line that you have.")
+        str | None,
+        Query(max_length=2_000, description="The cursor of the last line that you have."),
     ] = None,
     dead_letters: Annotated[bool, Query(description="Whether dead letters come, too.")] = True,
-    limit: Annotated[int | None, Query(ge=1, le=10**9, description="At most this many lines.")] = None,
+    limit: Annotated[
+        int | None, Query(ge=1, le=10**9, description="At most this many lines.")
+    ] = None,
     form: Annotated[
         Literal["jsonl", "csv", "parquet"],
         Query(description="Tables have a row for each outcome, dead letters as well."),
@@ -78,18 +91,27 @@ async def results(
 ) -> StreamingResponse:
     """Stream what a job has stored, also while it runs.
 
-    The stream ends with what was there when it began; `x-penstock-job-state` says whether the job had ended by then. Keep the
-    `cursor` of the last line and give it as `after` to get only what is new. A table has no cursors: it is read whole.
+    The stream ends with what was there when it began; `x-penstock-job-state` says whether the job
+    had ended by then. Keep the `cursor` of the last line and give it as `after` to get only what is
+    new. A table has no cursors: it is read whole.
     """
     backend = backend_of(request)
     if form != "jsonl":
         if after is not None or limit is not None or not dead_letters:
             raise Refused(
-                400, f"after, limit and dead_letters go with form=jsonl: leave them out, a table as {form} is whole",
-                code="invalid_value", param="form",
-            )  # fmt: skip
+                400,
+                "after, limit and dead_letters go with form=jsonl: leave them out, a table as "
+                f"{form} is whole",
+                code="invalid_value",
+                param="form",
+            )
         if escape_formulas and form != "csv":
-            raise Refused(400, "escape_formulas goes with form=csv", code="invalid_value", param="escape_formulas")
+            raise Refused(
+                400,
+                "escape_formulas goes with form=csv",
+                code="invalid_value",
+                param="escape_formulas",
+            )
         return await _table(backend, caller, job, form, escape_formulas=escape_formulas)
     state = ""
 
@@ -108,7 +130,9 @@ async def results(
 async def _table(
     backend: Backend, caller: Caller, job: str, form: TableFormat, *, escape_formulas: bool
 ) -> StreamingResponse:
-    """As `penstock results` writes it. A batch of rows is in memory, so that each takes one of the readings of its tenant."""
+    """As `penstock results` writes it.
+
+    A batch of rows is in memory, so that each takes one of the readings of its tenant."""
 
     def begin() -> tuple[Job, Iterator[bytes]]:
         found = find_job(backend, caller, job)
@@ -124,7 +148,10 @@ async def _table(
         found, pieces = await backend.run(begin)
         kept = stack.pop_all()
     name = quote(f"{shown_key(found) or found.job_id}.{form}", safe="")
-    headers = {"content-disposition": f"attachment; filename*=UTF-8''{name}", STATE: str(found.state)}
+    headers = {
+        "content-disposition": f"attachment; filename*=UTF-8''{name}",
+        STATE: str(found.state),
+    }
     return _Whole(_pieces(backend, pieces), media_type=TABLES[form], headers=headers, held=kept)
 
 
@@ -140,9 +167,11 @@ class _Whole(StreamingResponse):
             await super().__call__(scope, receive, send)
 
 
-async def streamed(backend: Backend, begin: Callable[[], Iterator[bytes]], limit: int | None) -> StreamingResponse:
-    """The lines of ``begin``, which looks for the job first: its errors, and those of the first line, are said before the
-    stream begins."""
+async def streamed(
+    backend: Backend, begin: Callable[[], Iterator[bytes]], limit: int | None
+) -> StreamingResponse:
+    """The lines of ``begin``, which looks for the job first: its errors, and those of the first
+    line, are said before the stream begins."""
 
     def first() -> Iterator[bytes]:
         lines = begin()
@@ -174,5 +203,9 @@ def _next_piece(lines: Iterator[bytes]) -> bytes:
 
 def _line(job: Job, committed: Committed) -> bytes:
     outcome = committed.outcome
-    line = output_line(outcome) if isinstance(outcome, Result) else error_line(told_letter(job, outcome))
+    line = (
+        output_line(outcome)
+        if isinstance(outcome, Result)
+        else error_line(told_letter(job, outcome))
+    )
     return with_cursor(line, committed.cursor)

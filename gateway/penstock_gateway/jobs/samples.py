@@ -1,6 +1,7 @@
 """A job over a random sample of a source, and what it says of all documents.
 
-The drawn documents are a file of the tenant, as if it had uploaded them; how many they were drawn from is kept with the job.
+The drawn documents are a file of the tenant, as if it had uploaded them; how many they were drawn
+from is kept with the job.
 """
 
 from __future__ import annotations
@@ -37,24 +38,39 @@ _MICRO: Final = 1e6
 
 
 def submit_sample(
-    backend: Backend, caller: Caller, named: str, options: Mapping[str, Any], number: int, job_key: str | None
+    backend: Backend,
+    caller: Caller,
+    named: str,
+    options: Mapping[str, Any],
+    number: int,
+    job_key: str | None,
 ) -> Job:
     """Blocks. Raises as a submit."""
     source = source_of(backend, caller, named)
     timeout_s = backend.settings.doors.submit_timeout_s
-    sample = backend.remote.sample(source.where, options, number, timeout_s=timeout_s, uploaded=source.uploaded)
+    sample = backend.remote.sample(
+        source.where, options, number, timeout_s=timeout_s, uploaded=source.uploaded
+    )
     tenant = options.get("tenant")
     store = FileStore(backend.settings, backend.database)
     file = store.create_from(
-        sample.lines, tenant=None if tenant is None else str(tenant), filename=f"{sample.name}.jsonl", purpose=BATCH,
+        sample.lines,
+        tenant=None if tenant is None else str(tenant),
+        filename=f"{sample.name}.jsonl",
+        purpose=BATCH,
         lives_s=FILE_LIVES_S,
-    )  # fmt: skip
+    )
     assert file is not None, "a sample has a document"
     whole = {"documents": sample.documents, "size": sample.size}
     is_read = False
     try:
         job = backend.remote.submit(
-            store.place(file), sample.spec, job_key=job_key, timeout_s=timeout_s, uploaded=True, sample_of=whole
+            store.place(file),
+            sample.spec,
+            job_key=job_key,
+            timeout_s=timeout_s,
+            uploaded=True,
+            sample_of=whole,
         )
         is_read = file.file_id in str(job.source.get("uri"))
     finally:
@@ -65,7 +81,9 @@ def submit_sample(
 
 @router.get("/{job}/extrapolation", operation_id="read_job_extrapolation")
 async def extrapolation(request: Request, job: str, caller: Reader) -> Extrapolation:
-    """What a sample says of all documents: tokens and cost, each with an interval. Also while it runs, of what has ended."""
+    """What a sample says of all documents: tokens and cost, each with an interval.
+
+    Also while it runs, of what has ended."""
     backend = backend_of(request)
 
     def look() -> Extrapolation:
@@ -82,7 +100,9 @@ def _said(backend: Backend, job: Job) -> Extrapolation:
     sizes = _sizes(backend, job)
     spent = OutcomeStore(backend.database).spent(job.job_id, LOOKED_AT)
     some = [one for one in spent if one.doc_id in sizes]
-    sums = extrapolated([sizes[one.doc_id] for one in some], _measured(some), whole["documents"], whole["size"])
+    sums = extrapolated(
+        [sizes[one.doc_id] for one in some], _measured(some), whole["documents"], whole["size"]
+    )
     is_priced = report_of(backend, job).cost_usd is not None and not has_own_model(job.lane)
     return Extrapolation(
         job=job.job_id,
@@ -100,7 +120,11 @@ def _said(backend: Backend, job: Job) -> Extrapolation:
 def _sizes(backend: Backend, job: Job) -> dict[str, float]:
     """Of the request of each drawn document. Raises SourceError where their file is gone."""
     opened = open_source(job.source, JobSpec.accepted(job.spec), backend.settings)
-    return {row.doc_id: float(len(row.body)) for row in opened.documents({}) if isinstance(row, Document)}
+    return {
+        row.doc_id: float(len(row.body))
+        for row in opened.documents({})
+        if isinstance(row, Document)
+    }
 
 
 def _measured(some: Sequence[Spent]) -> dict[str, list[float]]:

@@ -1,4 +1,5 @@
-"""What requests and answers about schedules look like, each with an example for the OpenAPI document."""
+"""What requests and answers about schedules look like, each with an example for the OpenAPI
+document."""
 
 from __future__ import annotations
 
@@ -6,19 +7,39 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictStr
 
-__all__ = ["FiringShown", "NewSchedule", "Noticed", "Removed", "ScheduleDetails", "ScheduleList", "ScheduleShown"]
+__all__ = [
+    "FiringShown",
+    "NewSchedule",
+    "Noticed",
+    "Removed",
+    "ScheduleDetails",
+    "ScheduleList",
+    "ScheduleShown",
+]
 
 CONDITIONS_MAX: Final = 20  # on outcomes
 
 _SCHEDULE: Final[dict[str, Any]] = {
-    "object": "schedule", "id": "sched_5f0c2a9be7d14c3388f1", "name": "nightly", "cron": "0 2 * * *", "timezone": "Europe/Berlin",
-    "catch_up": "once", "overlap": False, "paused": False, "next_at": 1763773200.0, "waits_for": None,
-    "source": {"source": "s3://corpora/tickets.jsonl"}, "tenant": "shop",
-}  # fmt: skip
+    "object": "schedule",
+    "id": "sched_5f0c2a9be7d14c3388f1",
+    "name": "nightly",
+    "cron": "0 2 * * *",
+    "timezone": "Europe/Berlin",
+    "catch_up": "once",
+    "overlap": False,
+    "paused": False,
+    "next_at": 1763773200.0,
+    "waits_for": None,
+    "source": {"source": "s3://corpora/tickets.jsonl"},
+    "tenant": "shop",
+}
 _FIRING: Final[dict[str, Any]] = {
-    "planned_at": 1763686800.0, "outcome": "started", "job_id": "job_k3v7q2m4n6p8r2t4w6y2", "job_state": "completed",
+    "planned_at": 1763686800.0,
+    "outcome": "started",
+    "job_id": "job_k3v7q2m4n6p8r2t4w6y2",
+    "job_state": "completed",
     "reason": None,
-}  # fmt: skip
+}
 
 
 def _like(example: Any, extra: Literal["allow", "forbid"] = "forbid") -> ConfigDict:
@@ -26,12 +47,20 @@ def _like(example: Any, extra: Literal["allow", "forbid"] = "forbid") -> ConfigD
 
 
 class NewSchedule(BaseModel):
-    """When jobs start, over what, and the job options as a job spec file has them (docs/job-options.md)."""
+    """When jobs start, over what, and the job options as a job spec file has them
+    (docs/job-options.md)."""
 
-    model_config = _like({
-        "name": "nightly", "cron": "0 2 * * *", "timezone": "Europe/Berlin", "source": "s3://corpora/tickets.jsonl",
-        "model": "gpt-x", "prompt": "Summarise: {text}",
-    }, "allow")  # fmt: skip
+    model_config = _like(
+        {
+            "name": "nightly",
+            "cron": "0 2 * * *",
+            "timezone": "Europe/Berlin",
+            "source": "s3://corpora/tickets.jsonl",
+            "model": "gpt-x",
+            "prompt": "Summarise: {text}",
+        },
+        "allow",
+    )
 
     name: Annotated[StrictStr, Field(min_length=1, max_length=64)] = Field(
         description="Of the schedule. Its jobs have the keys NAME@TIME."
@@ -40,15 +69,28 @@ class NewSchedule(BaseModel):
         description="Minute, hour, day of month, month, day of week."
     )
     timezone: Annotated[StrictStr, Field(min_length=1, max_length=100)] = "UTC"
-    catch_up: Literal["once", "skip", "all"] = Field("once", description="What is done about times that were missed.")
-    overlap: StrictBool = Field(False, description="Start a job although an earlier one has not ended.")
+    catch_up: Literal["once", "skip", "all"] = Field(
+        "once", description="What is done about times that were missed."
+    )
+    overlap: StrictBool = Field(
+        False, description="Start a job although an earlier one has not ended."
+    )
     source: StrictStr | None = Field(
         None,
-        description="A path or s3:// URI inside source_roots, which is read at each time and need not be there yet.",
+        description=(
+            "A path or s3:// URI inside source_roots, which is read at each time and need not be "
+            "there yet."
+        ),
     )
-    from_job: StrictStr | None = Field(None, description="In the place of a source: the outcomes of this job.")
+    from_job: StrictStr | None = Field(
+        None, description="In the place of a source: the outcomes of this job."
+    )
     from_schedule: StrictStr | None = Field(
-        None, description="In the place of a source: the outcomes of the newest job of this schedule that has ended."
+        None,
+        description=(
+            "In the place of a source: the outcomes of the newest job of this schedule that has "
+            "ended."
+        ),
     )
     where: list[StrictStr] = Field(
         default_factory=list,
@@ -67,7 +109,9 @@ class FiringShown(BaseModel):
     planned_at: float
     outcome: Literal["started", "skipped", "failed", "nothing_new"]
     job_id: str | None
-    job_state: str | None = Field(description="Of its job now; null where there is none, or it was purged.")
+    job_state: str | None = Field(
+        description="Of its job now; null where there is none, or it was purged."
+    )
     reason: str | None = Field(description="Why there is no job.")
 
 
@@ -93,7 +137,10 @@ class ScheduleShown(BaseModel):
 class ScheduleDetails(ScheduleShown):
     """The same with its options, and what came of its latest times."""
 
-    model_config = _like(_SCHEDULE | {"spec": {"model": "gpt-x", "prompt": "Summarise: {text}"}, "firings": [_FIRING]})
+    model_config = _like(
+        _SCHEDULE
+        | {"spec": {"model": "gpt-x", "prompt": "Summarise: {text}"}, "firings": [_FIRING]}
+    )
 
     spec: dict[str, Any]
     firings: list[FiringShown] = Field(description="Newest first.")
@@ -109,7 +156,14 @@ class ScheduleList(BaseModel):
 class Removed(BaseModel):
     """It starts no more jobs; those that it has started stay."""
 
-    model_config = _like({"object": "schedule", "id": "sched_5f0c2a9be7d14c3388f1", "name": "nightly", "deleted": True})
+    model_config = _like(
+        {
+            "object": "schedule",
+            "id": "sched_5f0c2a9be7d14c3388f1",
+            "name": "nightly",
+            "deleted": True,
+        }
+    )
 
     object: Literal["schedule"] = "schedule"
     id: str

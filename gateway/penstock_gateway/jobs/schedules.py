@@ -1,7 +1,8 @@
 """Schedules, and notifications of buckets for those that take them over HTTP (docs/schedules.md).
 
-A schedule of a tenant is kept with the tenant before its name, as the keys of its jobs are, so that those of two tenants never
-meet. One that was added by the command line may be a tenant's by its job option alone, and is found by its plain name.
+A schedule of a tenant is kept with the tenant before its name, as the keys of its jobs are, so that
+those of two tenants never meet. One that was added by the command line may be a tenant's by its job
+option alone, and is found by its plain name.
 """
 
 from __future__ import annotations
@@ -40,8 +41,12 @@ from penstock_producer.job.spec import JobSpec
 router = Router()
 
 NAME_MAX: Final = 300  # characters: a name has 64, and a tenant may stand before it
-OF_TENANT_MAX: Final = 100  # schedules of one tenant that are added here; a fleet has room for 1,000
-OF_TENANT_CHARS_MAX: Final = 4_000_000  # of their options together: control processes read those that are due as often
+OF_TENANT_MAX: Final = (
+    100  # schedules of one tenant that are added here; a fleet has room for 1,000
+)
+OF_TENANT_CHARS_MAX: Final = (
+    4_000_000  # of their options together: control processes read those that are due as often
+)
 FIRINGS_SHOWN: Final = 20
 _ID: Final = re.compile(r"sched_[0-9a-f]{20}")
 _BODY: Final[dict[str, Any]] = {
@@ -53,7 +58,10 @@ _BODY: Final[dict[str, Any]] = {
                 "Records": [
                     {
                         "eventName": "s3:ObjectCreated:Put",
-                        "s3": {"bucket": {"name": "corpora"}, "object": {"key": "in/tickets.jsonl"}},
+                        "s3": {
+                            "bucket": {"name": "corpora"},
+                            "object": {"key": "in/tickets.jsonl"},
+                        },
                     }
                 ]
             },
@@ -63,10 +71,14 @@ _BODY: Final[dict[str, Any]] = {
 
 
 @router.post("/v1/schedules", operation_id="create_schedule", status_code=201)
-async def add_schedule(request: Request, response: Response, given: NewSchedule, caller: Writer) -> ScheduleDetails:
-    """Submit a source, or the outcomes of other jobs, again and again at the times of a cron expression.
+async def add_schedule(
+    request: Request, response: Response, given: NewSchedule, caller: Writer
+) -> ScheduleDetails:
+    """Submit a source, or the outcomes of other jobs, again and again at the times of a cron
+    expression.
 
-    The fleet's control processes read the source then; it need not be there yet. A name is given once.
+    The fleet's control processes read the source then; it need not be there yet. A name is given
+    once.
     """
     backend = backend_of(request)
     shown = await backend.run(_added, backend, caller, given)
@@ -102,7 +114,9 @@ async def pause_schedule(request: Request, schedule: str, caller: Writer) -> Sch
 
 @router.post("/v1/schedules/{schedule}/resume", operation_id="resume_schedule")
 async def resume_schedule(request: Request, schedule: str, caller: Writer) -> ScheduleDetails:
-    """Go on with the next time from now; those that passed meanwhile do not count as missed. Safe to repeat."""
+    """Go on with the next time from now; those that passed meanwhile do not count as missed.
+
+    Safe to repeat."""
     backend = backend_of(request)
     return await backend.run(_changed, backend, caller, schedule, backend.producer.schedules.resume)
 
@@ -120,18 +134,28 @@ async def remove_schedule(request: Request, schedule: str, caller: Writer) -> Re
     return await backend.run(remove)
 
 
-@router.post("/v1/notifications/{schedule}", operation_id="notify_schedule", openapi_extra={"requestBody": _BODY})
+@router.post(
+    "/v1/notifications/{schedule}",
+    operation_id="notify_schedule",
+    openapi_extra={"requestBody": _BODY},
+)
 async def notify(request: Request, schedule: str, caller: Writer) -> Noticed:
     """Take a notification of a bucket for a schedule that was added with events `webhook`.
 
-    Read are events of S3, as MinIO and Ceph send them, too, alone or in a message of SNS, and those of EventBridge. New objects
-    wait for the schedule's next job; the same notification again changes nothing. 503 means: as many wait as may, send it again.
+    Read are events of S3, as MinIO and Ceph send them, too, alone or in a message of SNS, and those
+    of EventBridge. New objects wait for the schedule's next job; the same notification again
+    changes nothing. 503 means: as many wait as may, send it again.
     """
     backend = backend_of(request)
     counts = await backend.run(_noticed, backend, caller, schedule, await request.body())
     if counts.get("no_room"):
-        raise Refused(503, "as many objects wait for the schedule's next job as may; send the notification again later",
-                      code="no_room", headers={"retry-after": "60"})  # fmt: skip
+        raise Refused(
+            503,
+            "as many objects wait for the schedule's next job as may; send the notification again "
+            "later",
+            code="no_room",
+            headers={"retry-after": "60"},
+        )
     return Noticed(outcomes=counts)
 
 
@@ -140,18 +164,28 @@ def _added(backend: Backend, caller: Caller, given: NewSchedule) -> ScheduleDeta
     tenant = options.get("tenant")
     owned_by = "" if tenant is None else stored_key(str(tenant), "")
     _check_room(backend, None if tenant is None else str(tenant), options)
-    when: dict[str, Any] = {"timezone": given.timezone, "catch_up": given.catch_up, "overlap": given.overlap}
+    when: dict[str, Any] = {
+        "timezone": given.timezone,
+        "catch_up": given.catch_up,
+        "overlap": given.overlap,
+    }
     over = _outcomes_of(backend, caller, given)
     if over is None:
         source = str(given.source)
-        added = backend.remote.schedules.add(given.name, given.cron, source, options, owned_by=owned_by, **when)
+        added = backend.remote.schedules.add(
+            given.name, given.cron, source, options, owned_by=owned_by, **when
+        )
     else:
         backend.borders.check(JobSpec.from_json(options))
-        added = backend.producer.schedules.add(given.name, given.cron, over, options, owned_by=owned_by, **when)
+        added = backend.producer.schedules.add(
+            given.name, given.cron, over, options, owned_by=owned_by, **when
+        )
     return _detailed(backend, added)
 
 
-def _changed(backend: Backend, caller: Caller, named: str, change: Callable[[str], bool]) -> ScheduleDetails:
+def _changed(
+    backend: Backend, caller: Caller, named: str, change: Callable[[str], bool]
+) -> ScheduleDetails:
     """The schedule as it is after ``change``, which takes its name."""
     found = _find(backend, caller, named)
     change(found.name)
@@ -159,14 +193,25 @@ def _changed(backend: Backend, caller: Caller, named: str, change: Callable[[str
 
 
 def _outcomes_of(backend: Backend, caller: Caller, given: NewSchedule) -> OutcomesOf | None:
-    """Whose outcomes are read, which has to be there for this caller; None for a source. Raises SpecError and Refused."""
+    """Whose outcomes are read, which has to be there for this caller; None for a source.
+
+    Raises SpecError and Refused."""
     named = [name for name in ("source", "from_job", "from_schedule") if getattr(given, name)]
     if len(named) > 1:
         raise SpecError(
-            [Problem("invalid_value", f"/{named[1]}", f"{' and '.join(named)} are given", "give one of them")]
+            [
+                Problem(
+                    "invalid_value",
+                    f"/{named[1]}",
+                    f"{' and '.join(named)} are given",
+                    "give one of them",
+                )
+            ]
         )
     if not named:
-        fix = "give source, a path or an s3:// URI inside source_roots, or from_job, or from_schedule"
+        fix = (
+            "give source, a path or an s3:// URI inside source_roots, or from_job, or from_schedule"
+        )
         raise SpecError([Problem("missing_field", "/source", "there are no documents", fix)])
     if named == ["source"]:
         if given.where:
@@ -176,12 +221,20 @@ def _outcomes_of(backend: Backend, caller: Caller, given: NewSchedule) -> Outcom
     if given.from_job is not None:
         return OutcomesOf(find_job(backend, caller, given.from_job).job_id, None, given.where)
     behind = _find(backend, caller, str(given.from_schedule))
-    # It is read by its name at each time: one of the command line may be removed, and its name given to another tenant's.
+    # It is read by its name at each time: one of the command line may be removed, and its name
+    # given to another tenant's.
     if caller.tenant is not None and not behind.name.startswith(stored_key(caller.tenant, "")):
         fix = "name one that was added over HTTP"
-        raise SpecError([
-            Problem("not_allowed", "/from_schedule", f"{seen(given.from_schedule)} was added by the operator", fix)
-        ])  # fmt: skip
+        raise SpecError(
+            [
+                Problem(
+                    "not_allowed",
+                    "/from_schedule",
+                    f"{seen(given.from_schedule)} was added by the operator",
+                    fix,
+                )
+            ]
+        )
     return OutcomesOf(None, behind.name, given.where)
 
 
@@ -194,7 +247,10 @@ def _check_room(backend: Backend, tenant: str | None, options: Mapping[str, Any]
         raise Refused(409, message, code="too_many_schedules")
     size = _chars(options) + sum(_chars(one.spec) for one in own)
     if size > OF_TENANT_CHARS_MAX:
-        message = f"the options of this tenant's schedules would have {size:,} characters together, and may have "
+        message = (
+            f"the options of this tenant's schedules would have {size:,} characters together, and "
+            "may have "
+        )
         message += f"{OF_TENANT_CHARS_MAX:,}; write a shorter prompt, or remove a schedule"
         raise Refused(409, message, code="too_many_schedules")
 
@@ -204,11 +260,15 @@ def _chars(options: Mapping[str, Any]) -> int:
 
 
 def _find(backend: Backend, caller: Caller, name: str) -> Schedule:
-    """By its id, its name, or the name with its tenant before it. Raises ScheduleNotFound, alike for those of another tenant."""
+    """By its id, its name, or the name with its tenant before it.
+
+    Raises ScheduleNotFound, alike for those of another tenant."""
     if len(name) > NAME_MAX or not name.isprintable():
         raise ScheduleNotFound(name[:NAME_MAX])
     store = ScheduleStore(backend.database)
-    by_name = [partial(store.get, one) for one in dict.fromkeys((stored_key(caller.tenant, name), name))]
+    by_name = [
+        partial(store.get, one) for one in dict.fromkeys((stored_key(caller.tenant, name), name))
+    ]
     for look in [partial(store.of_id, name)] if _ID.fullmatch(name) else by_name:
         with contextlib.suppress(ScheduleNotFound):
             found = look()
@@ -219,7 +279,10 @@ def _find(backend: Backend, caller: Caller, name: str) -> Schedule:
 
 def _noticed(backend: Backend, caller: Caller, name: str, body: bytes) -> dict[str, int]:
     found = _find(backend, caller, name)
-    return {str(outcome): number for outcome, number in backend.producer.schedules.notify(found.name, body).items()}
+    return {
+        str(outcome): number
+        for outcome, number in backend.producer.schedules.notify(found.name, body).items()
+    }
 
 
 def _tenant(schedule: Schedule) -> str | None:
@@ -233,10 +296,18 @@ def _shown_name(one: Schedule) -> str:
 
 def _fields(one: Schedule) -> dict[str, Any]:
     return {
-        "id": one.schedule_id, "name": _shown_name(one), "cron": one.cron, "timezone": one.timezone,
-        "catch_up": str(one.catch_up), "overlap": one.overlap, "paused": one.paused, "next_at": one.next_at,
-        "waits_for": one.waits_for, "source": one.source, "tenant": _tenant(one),
-    }  # fmt: skip
+        "id": one.schedule_id,
+        "name": _shown_name(one),
+        "cron": one.cron,
+        "timezone": one.timezone,
+        "catch_up": str(one.catch_up),
+        "overlap": one.overlap,
+        "paused": one.paused,
+        "next_at": one.next_at,
+        "waits_for": one.waits_for,
+        "source": one.source,
+        "tenant": _tenant(one),
+    }
 
 
 def _detailed(backend: Backend, one: Schedule) -> ScheduleDetails:
@@ -246,9 +317,12 @@ def _detailed(backend: Backend, one: Schedule) -> ScheduleDetails:
         spec={name: value for name, value in one.spec.items() if value is not None},
         firings=[
             FiringShown(
-                planned_at=firing.planned_at, outcome=firing.outcome.value, job_id=firing.job_id, reason=firing.reason,
+                planned_at=firing.planned_at,
+                outcome=firing.outcome.value,
+                job_id=firing.job_id,
+                reason=firing.reason,
                 job_state=None if firing.job_state is None else str(firing.job_state),
             )
             for firing in firings
         ],
-    )  # fmt: skip
+    )

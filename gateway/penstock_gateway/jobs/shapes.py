@@ -1,4 +1,5 @@
-"""What requests and answers of the jobs API look like, each with an example for the OpenAPI document."""
+"""What requests and answers of the jobs API look like, each with an example for the OpenAPI
+document."""
 
 from __future__ import annotations
 
@@ -34,14 +35,36 @@ WHERE_MAX: Final = 20  # conditions on outcomes
 SAMPLE_MAX: Final = 10_000  # documents: an interval from more is hardly narrower
 
 _COUNTS: Final = {
-    "total": 1000, "succeeded": 994, "succeeded_after_retry": 12, "dead": 6, "remaining": 0, "dead_by_reason": {"bad_request": 6},
-}  # fmt: skip
-_USAGE: Final = {"calls": 1012, "prompt_tokens": 120345, "completion_tokens": 48021, "cost_usd": 0.046864}
+    "total": 1000,
+    "succeeded": 994,
+    "succeeded_after_retry": 12,
+    "dead": 6,
+    "remaining": 0,
+    "dead_by_reason": {"bad_request": 6},
+}
+_USAGE: Final = {
+    "calls": 1012,
+    "prompt_tokens": 120345,
+    "completion_tokens": 48021,
+    "cost_usd": 0.046864,
+}
 _JOB: Final[dict[str, Any]] = {
-    "object": "job", "id": "job_k3v7q2m4n6p8r2t4w6y2", "job": "tickets-2026-11-21", "tenant": "shop", "state": "completed",
-    "reason": None, "pause": None, "resume_at": None, "generation": 1, "lane": "api", "open": False, "created_at": 1763740800.2,
-    "finished_at": 1763741012.8, "counts": _COUNTS, "usage": _USAGE,
-}  # fmt: skip
+    "object": "job",
+    "id": "job_k3v7q2m4n6p8r2t4w6y2",
+    "job": "tickets-2026-11-21",
+    "tenant": "shop",
+    "state": "completed",
+    "reason": None,
+    "pause": None,
+    "resume_at": None,
+    "generation": 1,
+    "lane": "api",
+    "open": False,
+    "created_at": 1763740800.2,
+    "finished_at": 1763741012.8,
+    "counts": _COUNTS,
+    "usage": _USAGE,
+}
 
 
 def _like(example: Any) -> ConfigDict:
@@ -49,7 +72,8 @@ def _like(example: Any) -> ConfigDict:
 
 
 class NewJob(BaseModel):
-    """A job: its documents, and the job options as a job spec file has them (docs/job-options.md)."""
+    """A job: its documents, and the job options as a job spec file has them
+    (docs/job-options.md)."""
 
     model_config = ConfigDict(
         extra="allow",
@@ -62,24 +86,43 @@ class NewJob(BaseModel):
                     "prompt": "Summarise: {text}",
                     "params": {"max_tokens": 64},
                 },
-                {"job": "tickets-live", "open": True, "model": "gpt-x", "prompt": "Summarise: {text}"},
+                {
+                    "job": "tickets-live",
+                    "open": True,
+                    "model": "gpt-x",
+                    "prompt": "Summarise: {text}",
+                },
             ]
         },
     )
 
-    job: StrictStr | None = Field(None, description="A key of your own: submitting the same again gives the same job.")
+    job: StrictStr | None = Field(
+        None, description="A key of your own: submitting the same again gives the same job."
+    )
     source: StrictStr | None = Field(
-        None, description="The documents: the id of an uploaded file, or a path or s3:// URI inside source_roots."
+        None,
+        description=(
+            "The documents: the id of an uploaded file, or a path or s3:// URI inside source_roots."
+        ),
     )
-    from_job: StrictStr | None = Field(None, description="In the place of a source: the outcomes of this job.")
+    from_job: StrictStr | None = Field(
+        None, description="In the place of a source: the outcomes of this job."
+    )
     where: list[StrictStr] = Field(
-        default_factory=list, max_length=WHERE_MAX, description="Beside from_job: conditions, such as status=dead."
+        default_factory=list,
+        max_length=WHERE_MAX,
+        description="Beside from_job: conditions, such as status=dead.",
     )
-    open: StrictBool = Field(False, description="No source: documents are pushed until the job is sealed.")
+    open: StrictBool = Field(
+        False, description="No source: documents are pushed until the job is sealed."
+    )
 
     sample: Annotated[StrictInt, Field(ge=1, le=SAMPLE_MAX)] | None = Field(
         None,
-        description="With a source: so many documents, drawn at random, as a job of their own; see its extrapolation.",
+        description=(
+            "With a source: so many documents, drawn at random, as a job of their own; see its "
+            "extrapolation."
+        ),
     )
 
     @property
@@ -101,8 +144,9 @@ class Usage(BaseModel):
     prompt_tokens: int
     completion_tokens: int
     cost_usd: float | None = Field(
-        description="What the job has spent, over all generations and lanes, whatever became of the documents. null where of "
-        "some of it no price is known; the report has the known part (known_usd)."
+        description="What the job has spent, over all generations and lanes, whatever became of "
+        "the documents. null where of some of it no price is known; the report has the "
+        "known part (known_usd)."
     )
 
 
@@ -110,15 +154,21 @@ class AdviceShown(BaseModel):
     """Something to do about a pause."""
 
     text: str
-    change: dict[str, Any] | None = Field(description="What to send to PATCH /v1/jobs/{job} before the job is resumed.")
+    change: dict[str, Any] | None = Field(
+        description="What to send to PATCH /v1/jobs/{job} before the job is resumed."
+    )
 
 
 class PauseShown(BaseModel):
     """Why a job is paused."""
 
-    code: str = Field(description="Such as stop_dead, stop_missed and stop_usd_per_doc, which a stop-loss has.")
+    code: str = Field(
+        description="Such as stop_dead, stop_missed and stop_usd_per_doc, which a stop-loss has."
+    )
     by: str = Field(description="person, control, budget, provider, lane or stop_loss.")
-    params: dict[str, Any] = Field(description="What belongs to the code: shares, examples, the commonest cause.")
+    params: dict[str, Any] = Field(
+        description="What belongs to the code: shares, examples, the commonest cause."
+    )
     message: str = Field(description="The same as a sentence.")
     advice: list[AdviceShown]
 
@@ -135,7 +185,10 @@ class JobShown(BaseModel):
     state: str
     reason: str | None = Field(description="Why it is paused or has failed.")
     pause: PauseShown | None = Field(
-        description="Why it is paused, as data; null where it is not paused, and for pauses that have a reason in words only."
+        description=(
+            "Why it is paused, as data; null where it is not paused, and for pauses that have a "
+            "reason in words only."
+        )
     )
     resume_at: float | None = Field(description="When a paused job goes on by itself.")
     generation: int
@@ -153,7 +206,9 @@ class BatchTroubleShown(BaseModel):
     provider: str
     batches: int = Field(description="That wait for the same.")
     call: str = Field(description="upload, create, look, answers or delete.")
-    name: str = Field(description="Of the failure, as `server_error`, `forbidden` or `answers_missing`.")
+    name: str = Field(
+        description="Of the failure, as `server_error`, `forbidden` or `answers_missing`."
+    )
     said: str = Field(description="The provider's words about one of them.")
     status: int | None = Field(description="Of its HTTP answer.")
     since: float
@@ -165,7 +220,9 @@ class UnreadShown(BaseModel):
     """Answers of provider batches that were paid for and could not be read."""
 
     answers: int
-    cost_usd: float | None = Field(description="At most, as estimated; null where no price is known.")
+    cost_usd: float | None = Field(
+        description="At most, as estimated; null where no price is known."
+    )
 
 
 class JobDetails(JobShown):
@@ -174,24 +231,36 @@ class JobDetails(JobShown):
     model_config = _like(
         _JOB
         | {
-            "waits_for": None, "batch_troubles": [], "unread": None,
-            "items_per_second": 4.7, "eta_s": None, "retries": 12, "rate_limited": 3, "retried_by_reason": {"http_429": 12},
-            "lanes": [], "started_by": None, "source": {"kind": "s3", "uri": "s3://corpora/tickets.jsonl"},
+            "waits_for": None,
+            "batch_troubles": [],
+            "unread": None,
+            "items_per_second": 4.7,
+            "eta_s": None,
+            "retries": 12,
+            "rate_limited": 3,
+            "retried_by_reason": {"http_429": 12},
+            "lanes": [],
+            "started_by": None,
+            "source": {"kind": "s3", "uri": "s3://corpora/tickets.jsonl"},
             "spec": {"model": "gpt-x", "prompt": "Summarise: {text}"},
         }
-    )  # fmt: skip
+    )
 
     waits_for: str | None = Field(
         description="Why calls of a running job wait: the budget of its tenant for the month."
     )
-    batch_troubles: list[BatchTroubleShown] = Field(description="What its open provider batches wait for.")
+    batch_troubles: list[BatchTroubleShown] = Field(
+        description="What its open provider batches wait for."
+    )
     unread: UnreadShown | None
     items_per_second: float
     eta_s: float | None = Field(description="At the rate so far; null where it is not known.")
     retries: int
     rate_limited: int
     retried_by_reason: dict[str, int]
-    lanes: list[dict[str, Any]] = Field(description="Each choice and change of its lane, with its reason.")
+    lanes: list[dict[str, Any]] = Field(
+        description="Each choice and change of its lane, with its reason."
+    )
     started_by: dict[str, Any] | None = Field(description="The schedule that started it.")
     source: dict[str, Any]
     spec: dict[str, Any]
@@ -211,10 +280,18 @@ class JobList(BaseModel):
 class Estimate(BaseModel):
     """What a job would be. Nothing was accepted and nothing was called."""
 
-    model_config = _like({
-        "object": "estimate", "documents": 994, "unusable": 6, "tokens_in": 120345, "tokens_out": 63616,
-        "tokens_out_capped": True, "tokens_by": "characters", "cost_usd": 0.0562,
-    })  # fmt: skip
+    model_config = _like(
+        {
+            "object": "estimate",
+            "documents": 994,
+            "unusable": 6,
+            "tokens_in": 120345,
+            "tokens_out": 63616,
+            "tokens_out_capped": True,
+            "tokens_by": "characters",
+            "cost_usd": 0.0562,
+        }
+    )
 
     object: Literal["estimate"] = "estimate"
     documents: int
@@ -252,18 +329,39 @@ class RequestShown(BaseModel):
 class Preview(BaseModel):
     """The first rows of a source. Nothing was accepted and nothing was called."""
 
-    model_config = _like({
-        "object": "preview", "rows": 2, "more": True, "tokens_by": "characters",
-        "requests": [{
-            "doc_id": "ticket-17", "line": 1, "url": "/v1/chat/completions", "tokens_in": 14, "tokens_out": 64,
-            "body": {"model": "gpt-x", "messages": [{"role": "user", "content": "Summarise: …"}], "max_tokens": 64},
-            "tokens_out_capped": True,
-        }],
-        "problems": [{
-            "line": 2, "doc_id": None, "code": "invalid_json_line", "field": None, "message": "The line is no JSON.",
-            "fix": "one JSON object per line",
-        }],
-    })  # fmt: skip
+    model_config = _like(
+        {
+            "object": "preview",
+            "rows": 2,
+            "more": True,
+            "tokens_by": "characters",
+            "requests": [
+                {
+                    "doc_id": "ticket-17",
+                    "line": 1,
+                    "url": "/v1/chat/completions",
+                    "tokens_in": 14,
+                    "tokens_out": 64,
+                    "body": {
+                        "model": "gpt-x",
+                        "messages": [{"role": "user", "content": "Summarise: …"}],
+                        "max_tokens": 64,
+                    },
+                    "tokens_out_capped": True,
+                }
+            ],
+            "problems": [
+                {
+                    "line": 2,
+                    "doc_id": None,
+                    "code": "invalid_json_line",
+                    "field": None,
+                    "message": "The line is no JSON.",
+                    "fix": "one JSON object per line",
+                }
+            ],
+        }
+    )
 
     object: Literal["preview"] = "preview"
     rows: int = Field(description="That were looked at.")
@@ -284,23 +382,35 @@ class Between(BaseModel):
 class Extrapolation(BaseModel):
     """What a sample says of all documents."""
 
-    model_config = _like({
-        "object": "extrapolation", "job": _JOB["id"], "tenant": "shop", "documents": 100000, "sampled": 200, "dead": 1,
-        "confidence": 0.9, "tokens_in": {"low": 11800000.0, "middle": 12034500.0, "high": 12310000.0},
-        "tokens_out": {"low": 4500000.0, "middle": 4802100.0, "high": 5110000.0},
-        "cost_usd": {"low": 4.47, "middle": 4.69, "high": 4.91},
-    })  # fmt: skip
+    model_config = _like(
+        {
+            "object": "extrapolation",
+            "job": _JOB["id"],
+            "tenant": "shop",
+            "documents": 100000,
+            "sampled": 200,
+            "dead": 1,
+            "confidence": 0.9,
+            "tokens_in": {"low": 11800000.0, "middle": 12034500.0, "high": 12310000.0},
+            "tokens_out": {"low": 4500000.0, "middle": 4802100.0, "high": 5110000.0},
+            "cost_usd": {"low": 4.47, "middle": 4.69, "high": 4.91},
+        }
+    )
 
     object: Literal["extrapolation"] = "extrapolation"
     job: str
     tenant: str | None
     documents: int = Field(description="Of the whole source that can be used.")
-    sampled: int = Field(description="Documents of the sample that have ended; fewer than 30 say little.")
+    sampled: int = Field(
+        description="Documents of the sample that have ended; fewer than 30 say little."
+    )
     dead: int = Field(description="Those of them that are dead letters.")
     confidence: float = Field(description="How many of such intervals hold the true sum.")
     tokens_in: Between | None = Field(description="null before the first has ended.")
     tokens_out: Between | None
-    cost_usd: Between | None = Field(description="null where a price is missing, and for lanes that host a model.")
+    cost_usd: Between | None = Field(
+        description="null where a price is missing, and for lanes that host a model."
+    )
 
 
 class CancelOrPause(BaseModel):
@@ -321,20 +431,32 @@ class Limits(BaseModel):
 
     model_config = _like({"budget_usd": 25.0})
 
-    budget_usd: Annotated[StrictFloat | StrictInt, Field(gt=0, le=MAX_BUDGET_USD, allow_inf_nan=False)] | None = None
-    deadline_s: Annotated[StrictFloat | StrictInt, Field(gt=0, le=MAX_SPAN_S, allow_inf_nan=False)] | None = None
+    budget_usd: (
+        Annotated[StrictFloat | StrictInt, Field(gt=0, le=MAX_BUDGET_USD, allow_inf_nan=False)]
+        | None
+    ) = None
+    deadline_s: (
+        Annotated[StrictFloat | StrictInt, Field(gt=0, le=MAX_SPAN_S, allow_inf_nan=False)] | None
+    ) = None
     stop_at_dead: Annotated[StrictStr, Field(max_length=16)] | None = None
     stop_at_usd_per_doc: (
-        Annotated[StrictFloat | StrictInt, Field(gt=0, le=MAX_BUDGET_USD, allow_inf_nan=False)] | None
+        Annotated[StrictFloat | StrictInt, Field(gt=0, le=MAX_BUDGET_USD, allow_inf_nan=False)]
+        | None
     ) = None
 
 
 class Purged(BaseModel):
     """It is forgotten: its id is unknown from now on."""
 
-    model_config = _like({
-        "object": "job", "id": _JOB["id"], "job": _JOB["job"], "deleted": True, "outcomes": 1000,
-    })  # fmt: skip
+    model_config = _like(
+        {
+            "object": "job",
+            "id": _JOB["id"],
+            "job": _JOB["job"],
+            "deleted": True,
+            "outcomes": 1000,
+        }
+    )
 
     object: Literal["job"] = "job"
     id: str
@@ -363,10 +485,17 @@ class PushedLine(BaseModel):
 class Pushed(BaseModel):
     """What became of each document. Those that are not refused are durable."""
 
-    model_config = _like({
-        "object": "items", "accepted": 1, "duplicates": 0, "refused": 0,
-        "items": [{"line": 1, "id": "ticket-17", "outcome": "accepted", "code": None, "message": None}],
-    })  # fmt: skip
+    model_config = _like(
+        {
+            "object": "items",
+            "accepted": 1,
+            "duplicates": 0,
+            "refused": 0,
+            "items": [
+                {"line": 1, "id": "ticket-17", "outcome": "accepted", "code": None, "message": None}
+            ],
+        }
+    )
 
     object: Literal["items"] = "items"
     accepted: int

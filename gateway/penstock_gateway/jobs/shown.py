@@ -67,7 +67,9 @@ def detailed(backend: Backend, job: Job) -> shapes.JobDetails:
 def _batch_troubles(job: Job, batches: Sequence[BatchSum]) -> list[shapes.BatchTroubleShown]:
     return [
         shapes.BatchTroubleShown(
-            provider=one.provider, batches=number, **trouble._replace(said=told_of(job, trouble.said))._asdict()
+            provider=one.provider,
+            batches=number,
+            **trouble._replace(said=told_of(job, trouble.said))._asdict(),
         )
         for one in batches
         for number, trouble in one.troubles
@@ -118,16 +120,30 @@ def _waits_for(backend: Backend, job: Job) -> str | None:
 def _fields(job: Job, counts: Counts) -> dict[str, Any]:
     pause = pause_shown(job)
     return {
-        "id": job.job_id, "job": shown_key(job), "tenant": tenant_of(job), "state": str(job.state),
-        "reason": (told_of(job, job.reason) or None) if pause is None else pause["message"], "pause": pause,
-        "resume_at": job.resume_at, "generation": job.generation, "lane": job.lane,
-        "open": job.total is None and not job.state.final, "created_at": job.created_at, "finished_at": job.finished_at,
+        "id": job.job_id,
+        "job": shown_key(job),
+        "tenant": tenant_of(job),
+        "state": str(job.state),
+        "reason": (told_of(job, job.reason) or None) if pause is None else pause["message"],
+        "pause": pause,
+        "resume_at": job.resume_at,
+        "generation": job.generation,
+        "lane": job.lane,
+        "open": job.total is None and not job.state.final,
+        "created_at": job.created_at,
+        "finished_at": job.finished_at,
         "counts": {
-            "total": job.total, "succeeded": counts.succeeded, "succeeded_after_retry": counts.succeeded_after_retry,
-            "dead": counts.dead, "remaining": remaining(job, counts), "dead_by_reason": counts.dead_by_reason,
+            "total": job.total,
+            "succeeded": counts.succeeded,
+            "succeeded_after_retry": counts.succeeded_after_retry,
+            "dead": counts.dead,
+            "remaining": remaining(job, counts),
+            "dead_by_reason": counts.dead_by_reason,
         },
         "usage": {
-            "calls": counts.calls, "prompt_tokens": counts.prompt_tokens, "completion_tokens": counts.completion_tokens,
+            "calls": counts.calls,
+            "prompt_tokens": counts.prompt_tokens,
+            "completion_tokens": counts.completion_tokens,
             "cost_usd": money_of(counts).usd,
         },
-    }  # fmt: skip
+    }

@@ -27,11 +27,15 @@ _FILE: Final = "file-"
 
 @asynccontextmanager
 async def reading(backend: Backend, caller: Caller) -> AsyncIterator[None]:
-    """Work that takes long has half of the threads, so that status is shown while large sources are read; and of one tenant
-    no more than its share. Raises Refused (429, 503)."""
+    """Work that takes long has half of the threads, so that status is shown while large sources are
+    read; and of one tenant no more than its share. Raises Refused (429, 503)."""
     if backend.reading.locked():
-        raise Refused(503, "as many jobs are being read or purged now as may be at once; try again", code="overloaded",
-                      headers={"retry-after": "5"})  # fmt: skip
+        raise Refused(
+            503,
+            "as many jobs are being read or purged now as may be at once; try again",
+            code="overloaded",
+            headers={"retry-after": "5"},
+        )
     with backend.part(Shares).held("reads", caller.tenant):
         async with backend.reading:
             yield
@@ -56,22 +60,29 @@ def source_of(backend: Backend, caller: Caller, named: str) -> Source:
 
 def options_of(given: NewJob, caller: Caller, backend: Backend) -> dict[str, Any]:
     """The job options, with the tenant whose job it is, and the lane. Raises SpecError."""
-    named = with_tenant(given.options, caller, own=given.__class__.model_fields, problems=_sources(given))
+    named = with_tenant(
+        given.options, caller, own=given.__class__.model_fields, problems=_sources(given)
+    )
     return with_lane(named, backend)
 
 
 def with_lane(options: dict[str, Any], backend: Backend) -> dict[str, Any]:
-    """Job options that name no lane go where batches go that name none: there may be workers of that lane alone."""
+    """Job options that name no lane go where batches go that name none: there may be workers of
+    that lane alone."""
     usual = backend.settings.gateway.batches.lane
     told = options.get("lane") is not None or options.get("lanes")
     return options if told or usual == DEFAULT_LANE else options | {"lane": usual}
 
 
 def with_tenant(
-    options: dict[str, Any], caller: Caller, *, own: Collection[str], problems: Sequence[Problem] = ()
+    options: dict[str, Any],
+    caller: Caller,
+    *,
+    own: Collection[str],
+    problems: Sequence[Problem] = (),
 ) -> dict[str, Any]:
-    """Job options with the tenant whose job it is; ``own`` are the other names that the request may have. Raises SpecError, also
-    for the ``problems`` that its caller has found."""
+    """Job options with the tenant whose job it is; ``own`` are the other names that the request may
+    have. Raises SpecError, also for the ``problems`` that its caller has found."""
     found = [*_near_misses(options, own), *problems, *_tenant_problems(options, caller)]
     if found:
         raise SpecError(found)
@@ -79,7 +90,8 @@ def with_tenant(
 
 
 def _near_misses(options: Mapping[str, Any], own: Collection[str]) -> list[Problem]:
-    """Names that are nearer to a field of this door than to an option, about which the spec says more."""
+    """Names that are nearer to a field of this door than to an option, about which the spec says
+    more."""
     unknown = [name for name in options if name not in JobSpec.model_fields]
     bulk = too_many_unknown(unknown)
     if bulk is not None:
@@ -90,7 +102,10 @@ def _near_misses(options: Mapping[str, Any], own: Collection[str]) -> list[Probl
         if close is not None and close in own:
             found.append(
                 Problem(
-                    "unknown_field", pointer_to(name), f"there is no field {seen(name)}", f"did you mean {close!r}?"
+                    "unknown_field",
+                    pointer_to(name),
+                    f"there is no field {seen(name)}",
+                    f"did you mean {close!r}?",
                 )
             )
     return found
@@ -103,7 +118,14 @@ def _sources(given: NewJob) -> list[Problem]:
         why, fix = "only of a source a sample is drawn", "leave it out, or give source"
         return [Problem("invalid_value", "/sample", why, fix)] if alone else []
     if named:
-        return [Problem("invalid_value", f"/{named[1]}", f"{' and '.join(named)} are given", "give one of them")]
+        return [
+            Problem(
+                "invalid_value",
+                f"/{named[1]}",
+                f"{' and '.join(named)} are given",
+                "give one of them",
+            )
+        ]
     fix = "give source, the id of an uploaded file or an s3:// URI, or from_job, or open: true"
     return [Problem("missing_field", "/source", "there are no documents", fix)]
 
@@ -112,4 +134,11 @@ def _tenant_problems(options: Mapping[str, Any], caller: Caller) -> list[Problem
     tenant = options.get("tenant")
     if tenant is None or tenant == caller.tenant or "admin" in caller.scopes:
         return []
-    return [Problem("not_allowed", "/tenant", f"{seen(tenant)} is not the tenant of this key", "leave it out")]
+    return [
+        Problem(
+            "not_allowed",
+            "/tenant",
+            f"{seen(tenant)} is not the tenant of this key",
+            "leave it out",
+        )
+    ]

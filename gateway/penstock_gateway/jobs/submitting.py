@@ -43,12 +43,15 @@ async def submit(
     response: Response,
     given: NewJob,
     caller: Writer,
-    idempotency_key: Annotated[str | None, Header(description="The job's key, where the body names none.")] = None,
+    idempotency_key: Annotated[
+        str | None, Header(description="The job's key, where the body names none.")
+    ] = None,
 ) -> JobShown:
     """Submit a job.
 
-    The source is read whole and checked before anything is accepted; the answer comes once the job is durable. With a key,
-    submitting the same again answers 200 with the same job, and other content or options under the key 409.
+    The source is read whole and checked before anything is accepted; the answer comes once the job
+    is durable. With a key, submitting the same again answers 200 with the same job, and other
+    content or options under the key 409.
     """
     backend = backend_of(request)
     key = given.job if given.job is not None else idempotency_key
@@ -64,7 +67,8 @@ async def submit(
 async def estimate(request: Request, given: NewJob, caller: Writer) -> Estimate:
     """Say what a job would be.
 
-    Reads the whole source, as a submit does, and guesses tokens and cost from its first documents. Nothing is accepted.
+    Reads the whole source, as a submit does, and guesses tokens and cost from its first documents.
+    Nothing is accepted.
     """
     backend = backend_of(request)
     options = options_of(given, caller, backend)
@@ -80,7 +84,9 @@ async def preview(
     request: Request,
     given: NewJob,
     caller: Writer,
-    requests: Annotated[int, Query(ge=1, le=REQUESTS_MAX, description="How many requests to show.")] = 3,
+    requests: Annotated[
+        int, Query(ge=1, le=REQUESTS_MAX, description="How many requests to show.")
+    ] = 3,
 ) -> Preview:
     """Show the first requests of a job as they would be sent, and what is wrong with other rows.
 
@@ -90,7 +96,9 @@ async def preview(
     options = options_of(given, caller, backend)
     if given.open:
         fix = "give source or from_job"
-        raise SpecError([Problem("missing_field", "/source", "an open job has no documents yet", fix)])
+        raise SpecError(
+            [Problem("missing_field", "/source", "an open job has no documents yet", fix)]
+        )
     async with reading(backend, caller):
         return await backend.run(_previewed, backend, caller, given, options, requests)
 
@@ -99,31 +107,45 @@ def _submitted(
     backend: Backend, caller: Caller, given: NewJob, options: dict[str, object], key: str | None
 ) -> tuple[Job, bool]:
     tenant = options.get("tenant")
-    job_key = None if key is None else stored_key(None if tenant is None else str(tenant), _checked(key))
+    job_key = (
+        None if key is None else stored_key(None if tenant is None else str(tenant), _checked(key))
+    )
     is_new = job_key is None or not _is_known(backend, job_key)
     if given.open:
         return backend.remote.open_job(options, job_key=job_key).job, is_new
     if given.from_job is not None:
         behind = find_job(backend, caller, given.from_job)
         backend.borders.check(JobSpec.from_json(options))
-        return backend.producer.submit_from(behind.job_id, options, where=given.where, job_key=job_key), is_new
+        return backend.producer.submit_from(
+            behind.job_id, options, where=given.where, job_key=job_key
+        ), is_new
     if given.sample is not None:
-        return submit_sample(backend, caller, str(given.source), options, given.sample, job_key), is_new
+        return submit_sample(
+            backend, caller, str(given.source), options, given.sample, job_key
+        ), is_new
     source = source_of(backend, caller, str(given.source))
     timeout_s = backend.settings.doors.submit_timeout_s
-    job = backend.remote.submit(source.where, options, job_key=job_key, timeout_s=timeout_s, uploaded=source.uploaded)
+    job = backend.remote.submit(
+        source.where, options, job_key=job_key, timeout_s=timeout_s, uploaded=source.uploaded
+    )
     return job, is_new
 
 
-def _estimated(backend: Backend, caller: Caller, named: str, options: dict[str, object]) -> Estimate:
+def _estimated(
+    backend: Backend, caller: Caller, named: str, options: dict[str, object]
+) -> Estimate:
     source = source_of(backend, caller, named)
     timeout_s = backend.settings.doors.submit_timeout_s
-    found = backend.remote.estimate(source.where, options, timeout_s=timeout_s, uploaded=source.uploaded)
+    found = backend.remote.estimate(
+        source.where, options, timeout_s=timeout_s, uploaded=source.uploaded
+    )
     fields = found._asdict()
     return Estimate(cost_usd=fields.pop("usd"), **fields)
 
 
-def _previewed(backend: Backend, caller: Caller, given: NewJob, options: dict[str, object], number: int) -> Preview:
+def _previewed(
+    backend: Backend, caller: Caller, given: NewJob, options: dict[str, object], number: int
+) -> Preview:
     spec = JobSpec.from_json(options)
     if given.from_job is not None:
         behind = find_job(backend, caller, given.from_job)
@@ -133,28 +155,45 @@ def _previewed(backend: Backend, caller: Caller, given: NewJob, options: dict[st
     else:
         source = source_of(backend, caller, str(given.source))
         timeout_s = backend.settings.doors.submit_timeout_s
-        found = backend.remote.first_rows(source.where, spec, LOOKED_AT, timeout_s=timeout_s, uploaded=source.uploaded)
+        found = backend.remote.first_rows(
+            source.where, spec, LOOKED_AT, timeout_s=timeout_s, uploaded=source.uploaded
+        )
     meter = meter_of(spec.model)
     return Preview(
-        rows=len(found.documents) + len(found.refused), more=found.more, tokens_by=meter.by,
+        rows=len(found.documents) + len(found.refused),
+        more=found.more,
+        tokens_by=meter.by,
         requests=[_request_shown(document, spec, meter) for document in found.documents[:number]],
         problems=[
-            RowShown(line=row.shown_line, doc_id=row.doc_id, code=row.code, field=row.field, message=row.message, fix=row.fix)
+            RowShown(
+                line=row.shown_line,
+                doc_id=row.doc_id,
+                code=row.code,
+                field=row.field,
+                message=row.message,
+                fix=row.fix,
+            )
             for row in found.refused
         ],
-    )  # fmt: skip
+    )
 
 
 def _request_shown(document: Document, spec: JobSpec, meter: TokenMeter) -> RequestShown:
     guess = Measure.taken([document.body], meter).of(1)
     return RequestShown(
-        doc_id=document.doc_id, line=document.line, url=spec.endpoint, body=orjson.loads(document.body),
-        tokens_in=guess.tokens_in, tokens_out=guess.tokens_out, tokens_out_capped=guess.capped,
-    )  # fmt: skip
+        doc_id=document.doc_id,
+        line=document.line,
+        url=spec.endpoint,
+        body=orjson.loads(document.body),
+        tokens_in=guess.tokens_in,
+        tokens_out=guess.tokens_out,
+        tokens_out_capped=guess.capped,
+    )
 
 
 def _checked(key: str) -> str:
-    """The producer refuses what cannot be stored; a key that looks like an id would hide behind its tenant."""
+    """The producer refuses what cannot be stored; a key that looks like an id would hide behind its
+    tenant."""
     if not key or key.startswith("job_"):
         fix = "give a key of your own, which does not begin with job_"
         raise SpecError([Problem("invalid_value", "/job", "it cannot be the key of a job", fix)])

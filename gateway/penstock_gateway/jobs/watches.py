@@ -1,4 +1,5 @@
-"""Progress of jobs for those who listen: the stores are asked once a second and job, however many listen to it here."""
+"""Progress of jobs for those who listen: the stores are asked once a second and job, however many
+listen to it here."""
 
 from __future__ import annotations
 
@@ -24,7 +25,9 @@ log = logging.getLogger("penstock.gateway")
 
 LOOK_S: Final = 1.0  # between two looks at a job
 RATE_S: Final = 15.0  # over which items per second are counted
-LISTENERS_MAX: Final = 1_000  # of one process, over all jobs; the next one is refused, and may try another replica
+LISTENERS_MAX: Final = (
+    1_000  # of one process, over all jobs; the next one is refused, and may try another replica
+)
 
 
 class Progress(NamedTuple):
@@ -63,7 +66,9 @@ class Watches:
         self.listeners = 0
 
     def listen(self, job_id: str, tenant: str | None) -> Listener:
-        """For ``tenant``, until ``leave``. Raises Refused: 429 where its share is used up, 503 where too many listen."""
+        """For ``tenant``, until ``leave``.
+
+        Raises Refused: 429 where its share is used up, 503 where too many listen."""
         self._shares.take("streams", tenant)
         try:
             return self._listen(job_id)
@@ -74,9 +79,12 @@ class Watches:
     def _listen(self, job_id: str) -> Listener:
         if self.listeners >= LISTENERS_MAX:
             raise Refused(
-                503, f"{LISTENERS_MAX} connections follow jobs here already; try again later, or ask for the job itself",
-                code="overloaded", headers={"retry-after": "30"},
-            )  # fmt: skip
+                503,
+                f"{LISTENERS_MAX} connections follow jobs here already; try again later, or ask "
+                "for the job itself",
+                code="overloaded",
+                headers={"retry-after": "30"},
+            )
         watch = self._jobs.get(job_id)
         if watch is None:
             watch = self._jobs[job_id] = _Watch(self._backend, job_id)
@@ -125,10 +133,20 @@ class _Watch:
                     self._tell(await self._backend.run(self._look))
                     away = False
                 except JobNotFound:  # purged
-                    self._tell(Progress("gone", orjson.dumps({"id": self._job_id, "state": "purged"}), ended=True))
+                    self._tell(
+                        Progress(
+                            "gone",
+                            orjson.dumps({"id": self._job_id, "state": "purged"}),
+                            ended=True,
+                        )
+                    )
                 except PenstockError as error:
                     if not away:
-                        log.warning("job %s cannot be looked at for those who follow it: %s", self._job_id, error)
+                        log.warning(
+                            "job %s cannot be looked at for those who follow it: %s",
+                            self._job_id,
+                            error,
+                        )
                     away = True
             await asyncio.sleep(LOOK_S)
 
@@ -142,7 +160,9 @@ class _Watch:
     def _look(self) -> Progress:
         job = JobStore(self._backend.database).get(self._job_id)
         counts = OutcomeStore(self._backend.database).counts(job.job_id)
-        return Progress(event_id(job, counts), orjson.dumps(self._shown(job, counts)), job.state.final)
+        return Progress(
+            event_id(job, counts), orjson.dumps(self._shown(job, counts)), job.state.final
+        )
 
     def _shown(self, job: Job, counts: Counts) -> dict[str, Any]:
         now, finished = time.monotonic(), counts.succeeded + counts.dead

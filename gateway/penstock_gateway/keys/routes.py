@@ -1,4 +1,5 @@
-"""`/v1/keys`: make, look at and revoke keys, as `penstock keys` does, within what the caller's own key may give."""
+"""`/v1/keys`: make, look at and revoke keys, as `penstock keys` does, within what the caller's own
+key may give."""
 
 from __future__ import annotations
 
@@ -12,7 +13,13 @@ from starlette.responses import Response
 from penstock_gateway.backend import backend_of
 from penstock_gateway.callers.caller import Caller, caller_with
 from penstock_gateway.jobs.cursors import decoded, encoded
-from penstock_gateway.keys.giving import giver_of, keys_of_caller, new_key, refuse_to_revoke, tenant_of
+from penstock_gateway.keys.giving import (
+    giver_of,
+    keys_of_caller,
+    new_key,
+    refuse_to_revoke,
+    tenant_of,
+)
 from penstock_gateway.keys.shapes import KeyList, KeyShown, MadeKey, NewKey, key_fields
 from penstock_gateway.refused import Refused, not_found
 from penstock_gateway.routing import Router
@@ -31,8 +38,8 @@ ID_MAX: Final = 64  # characters; an id has 28
 async def create_key(request: Request, response: Response, given: NewKey, caller: Keys) -> MadeKey:
     """Make a key. Its secret is in this answer and in no other.
 
-    Nothing is given that the key that asks has not itself: no further scope, no other tenant, no larger limit, no later end, and
-    no larger budget than its tenant has now.
+    Nothing is given that the key that asks has not itself: no further scope, no other tenant, no
+    larger limit, no later end, and no larger budget than its tenant has now.
     Sent again, it makes another key.
     """
     backend = backend_of(request)
@@ -41,11 +48,15 @@ async def create_key(request: Request, response: Response, given: NewKey, caller
         store = ApiKeyStore(backend.database)
 
         def give(keys_now: LockedKeys) -> tuple[str, str]:
-            made = keys_now.create(new_key(given, giver_of(keys_now, caller), keys_now.budget_usd()))
+            made = keys_now.create(
+                new_key(given, giver_of(keys_now, caller), keys_now.budget_usd())
+            )
             if made is None:
                 fix = "revoke those that are not needed"
                 raise Refused(
-                    409, f"this tenant has {KEYS_MAX} valid keys, as many as one may: {fix}", code="too_many_keys"
+                    409,
+                    f"this tenant has {KEYS_MAX} valid keys, as many as one may: {fix}",
+                    code="too_many_keys",
                 )
             return made
 
@@ -65,10 +76,13 @@ async def create_key(request: Request, response: Response, given: NewKey, caller
 async def list_keys(
     request: Request,
     caller: Keys,
-    cursor: Annotated[str | None, Query(max_length=500, description="`next` of the page before.")] = None,
+    cursor: Annotated[
+        str | None, Query(max_length=500, description="`next` of the page before.")
+    ] = None,
     limit: Annotated[int, Query(ge=1, le=PAGE_MAX)] = 50,
 ) -> KeyList:
-    """List keys, newest first: those of the caller's tenant, all of them for the operator's administrators."""
+    """List keys, newest first: those of the caller's tenant, all of them for the operator's
+    administrators."""
     backend = backend_of(request)
     after = None if cursor is None else decoded(cursor, float)
 
@@ -100,7 +114,8 @@ async def retrieve_key(request: Request, key_id: str, caller: Keys) -> KeyShown:
 async def revoke_key(request: Request, key_id: str, caller: Keys) -> KeyShown:
     """End a key. Doors refuse it within two seconds. Safe to repeat.
 
-    A key with a scope that the key that asks has not is not revoked by it, nor one without which its tenant could spend more.
+    A key with a scope that the key that asks has not is not revoked by it, nor one without which
+    its tenant could spend more.
     """
     backend = backend_of(request)
 
@@ -129,8 +144,15 @@ def _found(store: ApiKeyStore, caller: Caller, key_id: str) -> ApiKey:
 
 
 def _shown(store: ApiKeyStore, caller: Caller, keys: Sequence[ApiKey]) -> list[KeyShown]:
-    """Return keys as this caller may see them: of whose key made one it learns within its own tenant only."""
+    """Return keys as this caller may see them: of whose key made one it learns within its own
+    tenant only."""
     makers = {key.made_by for key in keys if key.made_by is not None}
     whose = keys_of_caller(caller)
-    seen = makers if whose.every else {maker for maker, of in store.tenants_of(makers).items() if of == whose.tenant}
-    return [KeyShown(**key_fields(key, key.made_by if key.made_by in seen else None)) for key in keys]
+    seen = (
+        makers
+        if whose.every
+        else {maker for maker, of in store.tenants_of(makers).items() if of == whose.tenant}
+    )
+    return [
+        KeyShown(**key_fields(key, key.made_by if key.made_by in seen else None)) for key in keys
+    ]

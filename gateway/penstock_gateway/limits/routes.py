@@ -1,8 +1,9 @@
 """`GET /v1/limits`: what `penstock limits` shows, as far as its caller may know it.
 
-A quota is a provider's account, which all tenants share. A key of a tenant learns whether requests may start now, and how long
-not, of the providers that its jobs may name. How the account is used, the provider's words about it and the failures of other
-tenants' jobs are for the operator: a key without a tenant, or with the scope `admin`.
+A quota is a provider's account, which all tenants share. A key of a tenant learns whether requests
+may start now, and how long not, of the providers that its jobs may name. How the account is used,
+the provider's words about it and the failures of other tenants' jobs are for the operator: a key
+without a tenant, or with the scope `admin`.
 """
 
 from __future__ import annotations
@@ -36,26 +37,49 @@ async def list_limits(request: Request, caller: Reader) -> QuotaList:
 def _seen(backend: Backend, caller: Caller) -> QuotaList:
     allowed = None if caller.is_operator else backend.settings.doors.providers
     try:
-        found = [one for one in quotas_seen(backend.blocking_redis) if allowed is None or one.quota_id in allowed]
-        causes = {one.quota_id: backend.fleet.failing.of(one.quota_id) for one in found} if caller.is_operator else {}
+        found = [
+            one
+            for one in quotas_seen(backend.blocking_redis)
+            if allowed is None or one.quota_id in allowed
+        ]
+        causes = (
+            {one.quota_id: backend.fleet.failing.of(one.quota_id) for one in found}
+            if caller.is_operator
+            else {}
+        )
     except redis.RedisError:
         raise Refused(
-            503, "Redis, which has the quotas, does not answer; try again", code="service_unavailable",
+            503,
+            "Redis, which has the quotas, does not answer; try again",
+            code="service_unavailable",
             headers={"retry-after": "5"},
-        ) from None  # fmt: skip
-    return QuotaList(data=[_shown(one, causes.get(one.quota_id) if caller.is_operator else None) for one in found])
+        ) from None
+    return QuotaList(
+        data=[
+            _shown(one, causes.get(one.quota_id) if caller.is_operator else None) for one in found
+        ]
+    )
 
 
 def _shown(one: QuotaSeen, causes: Sequence[Cause] | None) -> QuotaShown:
     return QuotaShown(
-        id=one.quota_id, state=one.state, held_s=one.held_s if one.hold else None, wait_s=max(one.pause_left_s, one.open_left_s),
+        id=one.quota_id,
+        state=one.state,
+        held_s=one.held_s if one.hold else None,
+        wait_s=max(one.pause_left_s, one.open_left_s),
         account=None if causes is None else _account(one, causes),
-    )  # fmt: skip
+    )
 
 
 def _account(one: QuotaSeen, causes: Sequence[Cause]) -> QuotaAccount:
     return QuotaAccount(
-        limits_per_s=dict(one.limits), granted=one.granted,
-        throttled=one.throttled, failures=one.failures, hold=one.hold or None,
-        last_failures=[FailureShown(**{name: getattr(cause, name) for name in FailureShown.model_fields}) for cause in causes],
-    )  # fmt: skip
+        limits_per_s=dict(one.limits),
+        granted=one.granted,
+        throttled=one.throttled,
+        failures=one.failures,
+        hold=one.hold or None,
+        last_failures=[
+            FailureShown(**{name: getattr(cause, name) for name in FailureShown.model_fields})
+            for cause in causes
+        ],
+    )

@@ -11,16 +11,29 @@ from penstock_ledger import COUNTED
 __all__ = ["FailureShown", "QuotaAccount", "QuotaList", "QuotaShown"]
 
 _FAILURE: Final[dict[str, Any]] = {
-    "job_id": "job_k3v7q2m4n6p8r2t4w6y2", "name": "out_of_money", "text": "You exceeded your current quota.", "count": 3,
-    "since": 1763740900.5, "last": 1763740931.4,
-}  # fmt: skip
+    "job_id": "job_k3v7q2m4n6p8r2t4w6y2",
+    "name": "out_of_money",
+    "text": "You exceeded your current quota.",
+    "count": 3,
+    "since": 1763740900.5,
+    "last": 1763740931.4,
+}
 _ACCOUNT: Final[dict[str, Any]] = {
-    "limits_per_s": {"requests": 8.33, "tokens": 3333.3}, "granted": 1012, "throttled": 2, "failures": 0,
-    "hold": "out_of_money", "last_failures": [_FAILURE],
-}  # fmt: skip
+    "limits_per_s": {"requests": 8.33, "tokens": 3333.3},
+    "granted": 1012,
+    "throttled": 2,
+    "failures": 0,
+    "hold": "out_of_money",
+    "last_failures": [_FAILURE],
+}
 _QUOTA: Final[dict[str, Any]] = {
-    "object": "quota", "id": "openai", "state": "held", "held_s": 72.5, "wait_s": 0.0, "account": _ACCOUNT,
-}  # fmt: skip
+    "object": "quota",
+    "id": "openai",
+    "state": "held",
+    "held_s": 72.5,
+    "wait_s": 0.0,
+    "account": _ACCOUNT,
+}
 
 
 def _like(example: Any) -> ConfigDict:
@@ -45,13 +58,22 @@ class QuotaAccount(BaseModel):
 
     model_config = _like(_ACCOUNT)
 
-    limits_per_s: dict[str, float] = Field(description="What the provider allows, in units per second.")
+    limits_per_s: dict[str, float] = Field(
+        description="What the provider allows, in units per second."
+    )
     granted: int = Field(
-        description=f"{COUNTED['granted'].capitalize()}, repeats included, since Redis has known the provider."
+        description=(
+            f"{COUNTED['granted'].capitalize()}, repeats included, since Redis has known the "
+            "provider."
+        )
     )
     throttled: int = Field(description=f"Calls {COUNTED['throttled']}, likewise.")
-    failures: int = Field(description=f"Calls that {COUNTED['failures']}: 5xx, overload, timeouts, lost connections.")
-    hold: str | None = Field(description="Why the account is held: `penstock limits --lift` ends that.")
+    failures: int = Field(
+        description=f"Calls that {COUNTED['failures']}: 5xx, overload, timeouts, lost connections."
+    )
+    hold: str | None = Field(
+        description="Why the account is held: `penstock limits --lift` ends that."
+    )
     last_failures: list[FailureShown]
 
 
@@ -63,7 +85,9 @@ class QuotaShown(BaseModel):
     object: Literal["quota"] = "quota"
     id: str = Field(description="The provider's name.")
     state: Literal["open", "held", "failing", "waiting"]
-    held_s: float | None = Field(description="Since when the account is held, in seconds; null: it is not.")
+    held_s: float | None = Field(
+        description="Since when the account is held, in seconds; null: it is not."
+    )
     wait_s: float = Field(description="Seconds for which nothing starts, as far as that is known.")
     account: QuotaAccount | None = Field(description="Null for keys of a tenant.")
 

@@ -1,1 +1,2 @@
-"""Connections: how many there are, for how long one may say nothing, and how long a request's head may be."""
+"""Connections: how many there are, for how long one may say nothing, and how long a request's head
+may be."""

@@ -1,6 +1,8 @@
-"""All open connections of a process: never more than its limit, never more of one address, and who keeps it waiting goes first.
+"""All open connections of a process: never more than its limit, never more of one address, and who
+keeps it waiting goes first.
 
-Thousands of connections that say nothing, or that never end what they began, cannot keep others out: they drop one another.
+Thousands of connections that say nothing, or that never end what they began, cannot keep others
+out: they drop one another.
 """
 
 from __future__ import annotations
@@ -14,7 +16,8 @@ from penstock_gateway.metrics import DoorMetrics
 __all__ = ["PROBE_PLACES", "Connection", "ConnectionBook", "Waiting"]
 
 PROBE_PLACES: Final = 16
-"""Beside the limit, for those who ask whether the door is healthy while all places hold work. Other requests on these are 503."""
+"""Beside the limit, for those who ask whether the door is healthy while all places hold work. Other
+requests on these are 503."""
 
 
 class Connection(Protocol):
@@ -50,8 +53,9 @@ class _Order:
 
 
 class ConnectionBook:
-    """``most`` in all, and ``of_address`` of one address, where that is known: what comes over a balancer that is trusted has the
-    balancer's address, and is counted by request, under the address that the balancer names."""
+    """``most`` in all, and ``of_address`` of one address, where that is known: what comes over a
+    balancer that is trusted has the balancer's address, and is counted by request, under the
+    address that the balancer names."""
 
     def __init__(self, most: int, metrics: DoorMetrics, *, of_address: int) -> None:
         self._most = most
@@ -80,8 +84,9 @@ class ConnectionBook:
         self.waits(connection, Waiting.FOR_A_REQUEST)
 
     def waits(self, connection: Connection, kind: Waiting | None, *, again: bool = True) -> None:
-        """Note what a connection waits for; None: the door itself is at work. ``again``: with the same kind as before it goes
-        to the end of the line."""
+        """Note what a connection waits for; None: the door itself is at work.
+
+        ``again``: with the same kind as before it goes to the end of the line."""
         if connection not in self._open or (not again and self._kinds.get(connection) == kind):
             return
         self._kinds[connection] = kind
@@ -89,7 +94,8 @@ class ConnectionBook:
             order.put(connection, kind)
 
     def begin(self, connection: Connection, address: str) -> bool:
-        """Count a request that came over a balancer; False where its address has too many under way."""
+        """Count a request that came over a balancer; False where its address has too many under
+        way."""
         self.end(connection)
         if self._requests[address] >= self._of_address:
             return False
@@ -129,8 +135,8 @@ class ConnectionBook:
         self._metrics.connections.set(len(self._open))
 
     def _has_place(self, address: str | None, more: int = 0) -> bool:
-        """Return whether there is one for a newcomer, also by dropping another connection: of its own address where that has too
-        many. ``more``: beside the limits."""
+        """Return whether there is one for a newcomer, also by dropping another connection: of its
+        own address where that has too many. ``more``: beside the limits."""
         if self._number_of(address) >= self._of_address + more and not self._make_room(
             self._by_address.get(address or "")
         ):
@@ -154,4 +160,8 @@ class ConnectionBook:
         connection.drop()
 
     def _orders(self, address: str | None) -> tuple[_Order, ...]:
-        return (self._all,) if address is None else (self._all, self._by_address.setdefault(address, _Order()))
+        return (
+            (self._all,)
+            if address is None
+            else (self._all, self._by_address.setdefault(address, _Order()))
+        )

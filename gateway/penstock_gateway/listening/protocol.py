@@ -1,8 +1,9 @@
-"""uvicorn's HTTP protocol with the limits that it does not have: on heads, on silence in either direction, on connections.
+"""uvicorn's HTTP protocol with the limits that it does not have: on heads, on silence in either
+direction, on connections.
 
-uvicorn waits for the head of a request for as long as it takes, takes heads of any size, waits for ever for a client that does
-not read its answer, and counts idle connections as work. In front of a proxy that has these limits none of this is needed; the
-doors do not rely on one.
+uvicorn waits for the head of a request for as long as it takes, takes heads of any size, waits for
+ever for a client that does not read its answer, and counts idle connections as work. In front of a
+proxy that has these limits none of this is needed; the doors do not rely on one.
 """
 
 from __future__ import annotations
@@ -23,12 +24,17 @@ from penstock_gateway.settings import GatewayFields
 __all__ = ["BoundedHttp", "bounded_http"]
 
 HEADERS_MAX: Final = 200  # fields in one head; clients send about twenty
-CHUNK_BYTES: Final = (
-    64  # of the frame of a chunk: its size and two line ends are about eight; the rest may be an extension
+# of the frame of a chunk: its size and two line ends are about eight; the rest may be an extension
+CHUNK_BYTES: Final = 64
+PIPELINE_MAX: Final = (
+    20  # requests that wait on one connection for the one before them; hardly a client sends any
 )
-PIPELINE_MAX: Final = 20  # requests that wait on one connection for the one before them; hardly a client sends any
-LINGER_S: Final = 5.0  # for which the rest of a refused body is read and dropped, so that its sender can read why
-UNREAD_S: Final = 60.0  # for which an answer may wait for its reader; 48 KiB have to go within that time
+LINGER_S: Final = (
+    5.0  # for which the rest of a refused body is read and dropped, so that its sender can read why
+)
+UNREAD_S: Final = (
+    60.0  # for which an answer may wait for its reader; 48 KiB have to go within that time
+)
 AGAIN_S: Final = 5  # for which a client waits where there is no place for it
 PROBES: Final = (b"/health", b"/livez")
 # What is read once must be there once: of two, the next server might take the other one.
@@ -53,7 +59,9 @@ class BoundedHttp(HttpToolsProtocol):
     _head_bytes = 0
     _fields = 0  # of the head that comes, or of the trailers behind a body
     _field_bytes = 0
-    _frame_bytes = 0  # that came since the head and are no body: sizes and extensions of chunks, trailers
+    _frame_bytes = (
+        0  # that came since the head and are no body: sizes and extensions of chunks, trailers
+    )
     _queued_fields = 0  # of heads that wait for their turn
     _queued_bytes = 0
     _body_there = True  # whether the body of the last request has come whole
@@ -106,7 +114,9 @@ class BoundedHttp(HttpToolsProtocol):
         if self._fields > HEADERS_MAX or self._field_bytes > self.limits.max_header_bytes:
             (self._refuse_head if self._in_head else self._refuse_frames)()
             raise _Stop
-        if self._in_head:  # what comes behind a body is no header: it was not there when the request was let in
+        if (
+            self._in_head
+        ):  # what comes behind a body is no header: it was not there when the request was let in
             super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
@@ -166,7 +176,8 @@ class BoundedHttp(HttpToolsProtocol):
         self._say(400, msg, "invalid_request")
 
     def _await_head(self) -> None:
-        """From the first moment, and again from the first byte after a request, until the head is there whole."""
+        """From the first moment, and again from the first byte after a request, until the head is
+        there whole."""
         if self._head_timer is None and not self._at_work:
             self._head_timer = self.loop.call_later(self.limits.header_timeout_s, self._late_head)
 
@@ -186,7 +197,9 @@ class BoundedHttp(HttpToolsProtocol):
             raise _Stop
         names = [name for name, _ in self.headers if name in SINGLE]
         if len(names) > len(set(names)):
-            self._say(400, "A header that may be there once only was sent twice.", "duplicate_header")
+            self._say(
+                400, "A header that may be there once only was sent twice.", "duplicate_header"
+            )
             raise _Stop
         if self._at_work:
             self._check_queue(size)
@@ -194,8 +207,8 @@ class BoundedHttp(HttpToolsProtocol):
             raise _Stop
 
     def _check_queue(self, size: int) -> None:
-        """Take a request that has not waited for the answer before it, or answer those that were taken and end then, as HTTP
-        allows: its client asks again for what has no answer."""
+        """Take a request that has not waited for the answer before it, or answer those that were
+        taken and end then, as HTTP allows: its client asks again for what has no answer."""
         if not self.pipeline:
             self._queued_fields = self._queued_bytes = 0
         self._queued_fields += len(self.headers)
@@ -210,15 +223,22 @@ class BoundedHttp(HttpToolsProtocol):
     def _has_place(self) -> bool:
         """Return whether this request has one; it was answered where it has not."""
         if self.book.is_spare(self) and self.url.partition(b"?")[0] not in PROBES:
-            self._say(503, "The server has as many connections as it may have; try again.", "overloaded")
+            self._say(
+                503, "The server has as many connections as it may have; try again.", "overloaded"
+            )
             return False
         if not self._is_proxied or self.client is None:
             return True
-        named = [value.decode("latin-1") for name, value in self.headers if name == FORWARDED.encode()]
+        named = [
+            value.decode("latin-1") for name, value in self.headers if name == FORWARDED.encode()
+        ]
         if self.book.begin(self, self.proxies.asked_by(self.client[0], named)):
             return True
         most = self.limits.connections_of_address
-        told = f"{most} requests of this address are under way, as many as one may have (gateway.address_connections)."
+        told = (
+            f"{most} requests of this address are under way, as many as one may have "
+            "(gateway.address_connections)."
+        )
         self._say(429, told, "too_many_at_once")
         return False
 
@@ -238,20 +258,28 @@ class BoundedHttp(HttpToolsProtocol):
 
     def _refuse_head(self) -> None:
         most = self.limits.max_header_bytes
-        self._say(431, f"The head of a request has at most {most} bytes and {HEADERS_MAX} fields.", "headers_too_large")
+        self._say(
+            431,
+            f"The head of a request has at most {most} bytes and {HEADERS_MAX} fields.",
+            "headers_too_large",
+        )
 
     def _refuse_frames(self) -> None:
         most = self.limits.max_header_bytes
-        told = f"Behind its head a chunked request has at most {most} bytes and {HEADERS_MAX} fields that are no body."
+        told = (
+            f"Behind its head a chunked request has at most {most} bytes and {HEADERS_MAX} fields "
+            "that are no body."
+        )
         self._say(431, told, "headers_too_large")
 
     def _say(self, status: int, message: str, code: str) -> None:
-        """An answer to what is no request, or no longer one; the route of a request that was broken off finds its client gone."""
+        """An answer to what is no request, or no longer one; the route of a request that was broken
+        off finds its client gone."""
         if self._deaf or self.transport.is_closing():
             return
         if self._at_work and self._in_head:
-            # It is about a request behind those that are under way: they are answered, and it is not, for an answer out of turn
-            # would be read as that of another.
+            # It is about a request behind those that are under way: they are answered, and it is
+            # not, for an answer out of turn would be read as that of another.
             self._deaf = True
             self.cycle.keep_alive = False
             return
@@ -263,15 +291,19 @@ class BoundedHttp(HttpToolsProtocol):
                 return
         body = orjson.dumps(openai_error(Refused(status, message, code=code)))
         again = b"retry-after: %d\r\n" % AGAIN_S if status in (429, 503) else b""
-        head = b"content-type: application/json\r\nconnection: close\r\n%bcontent-length: %d\r\n\r\n" % (
-            again,
-            len(body),
+        head = (
+            b"content-type: application/json\r\nconnection: close\r\n%bcontent-length: %d\r\n\r\n"
+            % (
+                again,
+                len(body),
+            )
         )
         self.transport.write(STATUS_LINE[status] + head + body)
         self._linger()
 
     def _linger(self) -> None:
-        """Stop listening, and end a little later: a connection that is closed on unread data loses the answer, too."""
+        """Stop listening, and end a little later: a connection that is closed on unread data loses
+        the answer, too."""
         self._deaf = True
         self._note_wait()
         self._unset_keepalive_if_required()
@@ -284,7 +316,8 @@ class BoundedHttp(HttpToolsProtocol):
             self._end_timer = self.loop.call_later(within_s, self.drop)
 
     def close_when_read(self) -> None:
-        """End it behind its answer; a client that does not read it has no longer than for any other."""
+        """End it behind its answer; a client that does not read it has no longer than for any
+        other."""
         self.transport.close()
         self._end_soon(UNREAD_S)
 
@@ -294,8 +327,9 @@ class BoundedHttp(HttpToolsProtocol):
 
 
 class _Answering:
-    """The connection as the answer to one request has it. uvicorn closes it behind an answer where the client has asked for
-    that; while the body still comes, the answer would be lost then, and `BoundedHttp` ends it a little later."""
+    """The connection as the answer to one request has it. uvicorn closes it behind an answer where
+    the client has asked for that; while the body still comes, the answer would be lost then, and
+    `BoundedHttp` ends it a little later."""
 
     def __init__(self, protocol: BoundedHttp) -> None:
         self._protocol = protocol

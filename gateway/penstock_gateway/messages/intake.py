@@ -1,4 +1,5 @@
-"""The body of `POST /v1/messages/batches`, from the connection into a file: memory holds a piece of it."""
+"""The body of `POST /v1/messages/batches`, from the connection into a file: memory holds a piece of
+it."""
 
 from __future__ import annotations
 
@@ -20,7 +21,9 @@ PURPOSE: Final = "message_batch"  # of the file; no upload has it
 PIECE: Final = 1024 * 1024  # bytes that are looked at together
 
 
-async def taken_in(backend: Backend, body: AsyncIterator[bytes], tenant: str | None, name: str) -> tuple[DoorFile, int]:
+async def taken_in(
+    backend: Backend, body: AsyncIterator[bytes], tenant: str | None, name: str
+) -> tuple[DoorFile, int]:
     """The file, and how many requests it has. Raises Refused; nothing stays then."""
     room = await backend.run(FileStore(backend.settings, backend.database).room_of, tenant)
     with backend.part(Shares).upload(tenant, room) as incoming:
@@ -44,7 +47,9 @@ async def _written(
         async for chunk in body:
             size += len(chunk)
             if size > door.messages_max_bytes:
-                told = f"Request exceeds the maximum size of {door.messages_max_bytes / 1024**2:g} MB."
+                told = (
+                    f"Request exceeds the maximum size of {door.messages_max_bytes / 1024**2:g} MB."
+                )
                 raise Refused(413, told, code="request_too_large")
             incoming.grow_to(size)
             held += chunk

@@ -1,4 +1,5 @@
-"""The requests of one body, one by one while it arrives: memory holds the one that is not complete, and no more."""
+"""The requests of one body, one by one while it arrives: memory holds the one that is not complete,
+and no more."""
 
 from __future__ import annotations
 
@@ -16,8 +17,8 @@ __all__ = ["RequestReader"]
 
 _BLANKS: Final = b" \t\r\n"
 _QUOTE: Final = ord('"')
-# A whole text, a bracket, or the quote of a text whose end has not arrived. Possessive: else each escape of a text would be kept
-# as a place to go back to, in memory.
+# A whole text, a bracket, or the quote of a text whose end has not arrived. Possessive: else each
+# escape of a text would be kept as a place to go back to, in memory.
 _TOKEN: Final = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"|["{}\[\]]', re.DOTALL)
 _IN_TEXT: Final = re.compile(rb'[^"\\]*+(?:\\.[^"\\]*+)*+', re.DOTALL)
 _SOME_BLANKS: Final = re.compile(rb"[ \t\r\n]*+")
@@ -27,7 +28,9 @@ _HEAD_MAX: Final = 4096  # bytes before the first request
 
 
 class RequestReader:
-    """``feed`` it the body; what it returns are lines of a job's source. Raises Refused for a body that is no batch."""
+    """``feed`` it the body; what it returns are lines of a job's source.
+
+    Raises Refused for a body that is no batch."""
 
     def __init__(self, max_requests: int, max_request_bytes: int) -> None:
         self.requests = 0
@@ -45,14 +48,19 @@ class RequestReader:
             return []
         lines = [self._line(one) for one in self._complete()]
         if len(self._held) > self._most_bytes:
-            told = f"requests.{self.requests}: a request has at most {self._most_bytes} bytes (setting max_body_bytes)"
+            told = (
+                f"requests.{self.requests}: a request has at most {self._most_bytes} bytes "
+                "(setting max_body_bytes)"
+            )
             raise Refused(413, told, code="request_too_large")
         return lines
 
     def finish(self) -> int:
         """How many requests there were."""
         if not self._ended or self._held.strip(_BLANKS) != b"}":
-            raise _invalid('expected one object, {"requests": [...]}, and the body ends differently')
+            raise _invalid(
+                'expected one object, {"requests": [...]}, and the body ends differently'
+            )
         if self.requests == 0:
             raise _invalid("requests: List should have at least 1 item")
         return self.requests
@@ -81,7 +89,8 @@ class RequestReader:
                     break
                 if mark != (b"," if self._behind_one else b"{"):
                     raise _invalid(
-                        f"requests.{self.requests}: expected {'a comma' if self._behind_one else 'an object'}"
+                        f"requests.{self.requests}: expected "
+                        f"{'a comma' if self._behind_one else 'an object'}"
                     )
                 if self._behind_one:
                     self._behind_one, start = False, start + 1
@@ -96,7 +105,9 @@ class RequestReader:
         self._scanned -= start
 
     def _end_of_request(self) -> int | None:
-        """Where it is; None where it has not arrived. No byte is looked at again when more of them come."""
+        """Where it is; None where it has not arrived.
+
+        No byte is looked at again when more of them come."""
         if self._in_text and not self._behind_text():
             return None
         for token in _TOKEN.finditer(self._held, self._scanned):
@@ -112,7 +123,9 @@ class RequestReader:
                 return self._scanned
             self._opened += first in b"{["
             if self._opened > MAX_VALUES:
-                raise _invalid(f"requests.{self.requests}: the request has more than {MAX_VALUES:,} values")
+                raise _invalid(
+                    f"requests.{self.requests}: the request has more than {MAX_VALUES:,} values"
+                )
         if self._in_text:
             self._behind_text()
         return None

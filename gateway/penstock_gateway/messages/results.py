@@ -1,4 +1,5 @@
-"""The results of a message batch, a line for each request: from the ledger, or from what was sent where no job came of it."""
+"""The results of a message batch, a line for each request: from the ledger, or from what was sent
+where no job came of it."""
 
 from __future__ import annotations
 
@@ -32,15 +33,25 @@ def result_lines(backend: Backend, batch: DoorBatch) -> Iterator[bytes]:
     try:
         job = JobStore(backend.database).get(batch.job_id)
     except JobNotFound:
-        raise Refused(404, f"{batch.batch_id} has no available results.", code="not_found") from None
+        raise Refused(
+            404, f"{batch.batch_id} has no available results.", code="not_found"
+        ) from None
     # As they were when it ended, whatever was replayed since.
-    outcomes = OutcomeStore(backend.database).as_of(job.job_id, batch.counts.get("generation", job.generation))
+    outcomes = OutcomeStore(backend.database).as_of(
+        job.job_id, batch.counts.get("generation", job.generation)
+    )
     lines = (_line(batch, job, outcome) for outcome in outcomes)
-    return chain(lines, _not_reached(backend, batch, job)) if batch.state is DoorBatchState.FAILED else lines
+    return (
+        chain(lines, _not_reached(backend, batch, job))
+        if batch.state is DoorBatchState.FAILED
+        else lines
+    )
 
 
 def _not_reached(backend: Backend, batch: DoorBatch, job: Job) -> Iterator[bytes]:
-    """Of a job that failed as a whole. A job that was made to run again since has no more of them."""
+    """Of a job that failed as a whole.
+
+    A job that was made to run again since has no more of them."""
     if job.state is not JobState.FAILED:
         return
     result = _errored(why_failed(job))
@@ -51,7 +62,8 @@ def _not_reached(backend: Backend, batch: DoorBatch, job: Job) -> Iterator[bytes
 def _line(batch: DoorBatch, job: Job, outcome: Result | DeadLetter) -> bytes:
     if isinstance(outcome, Result):
         return _written(
-            outcome.key.doc_id, {"type": "succeeded", "message": orjson.Fragment(on_one_line(outcome.body))}
+            outcome.key.doc_id,
+            {"type": "succeeded", "message": orjson.Fragment(on_one_line(outcome.body))},
         )
     if outcome.reason in (CANCELLED, DEADLINE):
         late = DoorBatchState.CANCELLING not in batch.times and ended_by_deadline(job)
@@ -60,17 +72,32 @@ def _line(batch: DoorBatch, job: Job, outcome: Result | DeadLetter) -> bytes:
 
 
 def _error(job: Job, letter: DeadLetter) -> Any:
-    """The provider's own error where it gave one; of a refused request its line, without the place where the file lies here."""
+    """The provider's own error where it gave one; of a refused request its line, without the place
+    where the file lies here."""
     with contextlib.suppress(
         orjson.JSONDecodeError, orjson.JSONEncodeError
     ):  # the latter: too deep to be written again
         given = orjson.loads(letter.response or b"")
-        if isinstance(given, dict) and given.get("type") == "error" and isinstance(given.get("error"), dict):
-            theirs = {"type": "error", "error": given["error"], "request_id": given.get("request_id")}
+        if (
+            isinstance(given, dict)
+            and given.get("type") == "error"
+            and isinstance(given.get("error"), dict)
+        ):
+            theirs = {
+                "type": "error",
+                "error": given["error"],
+                "request_id": given.get("request_id"),
+            }
             return orjson.Fragment(orjson.dumps(theirs))
     code = letter.status_code
     is_theirs = letter.line is not None or (code is not None and 400 <= code < 500)
-    kind = "invalid_request_error" if is_theirs else "timeout_error" if letter.reason == "timeout" else "api_error"
+    kind = (
+        "invalid_request_error"
+        if is_theirs
+        else "timeout_error"
+        if letter.reason == "timeout"
+        else "api_error"
+    )
     message = letter.last_error.removeprefix(f"{job.source.get('uri')} ")
     return {"type": "error", "error": {"type": kind, "message": message}, "request_id": None}
 
@@ -90,4 +117,6 @@ def _errored(message: str) -> dict[str, Any]:
 
 
 def _written(custom_id: str, result: dict[str, Any]) -> bytes:
-    return orjson.dumps({"custom_id": custom_id, "result": result}, option=orjson.OPT_APPEND_NEWLINE)
+    return orjson.dumps(
+        {"custom_id": custom_id, "result": result}, option=orjson.OPT_APPEND_NEWLINE
+    )

@@ -38,15 +38,21 @@ Edge = Annotated[str | None, Query(max_length=100)]
 
 @router.post(PATH, operation_id="create_message_batch")
 async def create(request: Request, caller: Writer) -> JSONResponse:
-    """Its shape is checked at once; what is wrong with a request itself is that request's result."""
+    """Its shape is checked at once; what is wrong with a request itself is that request's
+    result."""
     backend, batch_id = backend_of(request), new_id("msgbatch")
     window_s = backend.settings.gateway.batches.messages_window_s
     _check_provider(backend, caller, window_s)
     file, requests = await taken_in(backend, request.stream(), caller.tenant, batch_id)
     new = NewDoorBatch(
-        batch_id=batch_id, kind=ANTHROPIC, tenant=caller.tenant, endpoint=MESSAGES, input_file_id=file.file_id,
-        window_s=window_s, counts={"total": requests},
-    )  # fmt: skip
+        batch_id=batch_id,
+        kind=ANTHROPIC,
+        tenant=caller.tenant,
+        endpoint=MESSAGES,
+        input_file_id=file.file_id,
+        window_s=window_s,
+        counts={"total": requests},
+    )
     batch, _ = await backend.run(DoorBatchStore(backend.database).add, new)
     backend.batch_made.set()
     return JSONResponse(shown(batch, batch.counts, _origin(request)))
@@ -62,11 +68,20 @@ async def page(
 ) -> JSONResponse:
     """The newest first."""
     if after_id is not None and before_id is not None:
-        raise Refused(400, "Only one of before_id and after_id may be given.", code="invalid_value", param="before_id")
+        raise Refused(
+            400,
+            "Only one of before_id and after_id may be given.",
+            code="invalid_value",
+            param="before_id",
+        )
     backend = backend_of(request)
     wanted = BatchesAsked(ANTHROPIC, limit, whose(caller), after=after_id, before=before_id)
     data, has_more = await backend.run(_page, backend, wanted, _origin(request))
-    ends = {"first_id": data[0]["id"], "last_id": data[-1]["id"]} if data else {"first_id": None, "last_id": None}
+    ends = (
+        {"first_id": data[0]["id"], "last_id": data[-1]["id"]}
+        if data
+        else {"first_id": None, "last_id": None}
+    )
     return JSONResponse({"data": data, **ends, "has_more": has_more})
 
 
@@ -104,9 +119,13 @@ def _check_provider(backend: Backend, caller: Caller, window_s: float) -> None:
     """Before a body of some hundred megabytes is read."""
     try:
         spec_of(
-            backend.settings, kind=ANTHROPIC, tenant=caller.tenant, endpoint=MESSAGES, metadata=None,
+            backend.settings,
+            kind=ANTHROPIC,
+            tenant=caller.tenant,
+            endpoint=MESSAGES,
+            metadata=None,
             deadline_s=window_s,
-        )  # fmt: skip
+        )
     except SpecError as error:
         raise Refused(400, error.public_message, code="unsupported") from None
 
@@ -126,7 +145,9 @@ def _page(backend: Backend, wanted: BatchesAsked, origin: str) -> tuple[list[dic
         edge = wanted.after or wanted.before or ""
         raise Refused(400, f"No such batch: {edge[:80]!r}", code="invalid_value", param="after_id")
     counts = with_live_counts(store, found.batches)
-    return [shown(batch, one, origin) for batch, one in zip(found.batches, counts, strict=True)], found.has_more
+    return [
+        shown(batch, one, origin) for batch, one in zip(found.batches, counts, strict=True)
+    ], found.has_more
 
 
 def _looked_at(backend: Backend, batch_id: str, caller: Caller) -> tuple[DoorBatch, dict[str, int]]:
@@ -139,7 +160,9 @@ def _cancelled(backend: Backend, batch_id: str, caller: Caller) -> tuple[DoorBat
     before = batch_for(store, ANTHROPIC, batch_id, caller)
     batch = store.cancel(batch_id) or before
     if batch.state.final:
-        raise Refused(400, f"Batch {batch_id} has already ended and cannot be canceled.", code="invalid_state")
+        raise Refused(
+            400, f"Batch {batch_id} has already ended and cannot be canceled.", code="invalid_state"
+        )
     return _figures(store, batch)
 
 
@@ -161,5 +184,7 @@ def _deleted(backend: Backend, batch_id: str, caller: Caller) -> None:
 def _results(backend: Backend, batch_id: str, caller: Caller) -> Any:
     batch = batch_for(DoorBatchStore(backend.database), ANTHROPIC, batch_id, caller)
     if not batch.state.final:
-        raise Refused(404, f"{batch_id} has no available results: it is in progress.", code="not_found")
+        raise Refused(
+            404, f"{batch_id} has no available results: it is in progress.", code="not_found"
+        )
     return result_lines(backend, batch)

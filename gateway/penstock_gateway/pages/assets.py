@@ -1,4 +1,5 @@
-"""The style, the script and the icon: read once, named by their content, so that browsers keep them for ever."""
+"""The style, the script and the icon: read once, named by their content, so that browsers keep them
+for ever."""
 
 from __future__ import annotations
 
@@ -17,7 +18,11 @@ __all__ = ["asset_path", "router"]
 
 router = Router(include_in_schema=False)
 
-_TYPES: Final = {"css": "text/css; charset=utf-8", "js": "text/javascript; charset=utf-8", "svg": "image/svg+xml"}
+_TYPES: Final = {
+    "css": "text/css; charset=utf-8",
+    "js": "text/javascript; charset=utf-8",
+    "svg": "image/svg+xml",
+}
 _PLACE: Final = "/ui/static"
 
 
@@ -32,7 +37,10 @@ async def asset(name: str) -> Response:
     found = _by_name().get(name)
     if found is None:
         raise not_found("file", name)
-    headers = {"cache-control": "public, max-age=31536000, immutable", "x-content-type-options": "nosniff"}
+    headers = {
+        "cache-control": "public, max-age=31536000, immutable",
+        "x-content-type-options": "nosniff",
+    }
     return Response(found.content, media_type=found.media_type, headers=headers)
 
 
@@ -44,7 +52,10 @@ def asset_path(file: str) -> str:
 @cache
 def _by_name() -> Mapping[str, Asset]:
     folder = files("penstock_gateway.pages") / "static"
-    return {_names()[file]: Asset((folder / file).read_bytes(), _TYPES[file.rpartition(".")[2]]) for file in _names()}
+    return {
+        _names()[file]: Asset((folder / file).read_bytes(), _TYPES[file.rpartition(".")[2]])
+        for file in _names()
+    }
 
 
 @cache
@@ -54,5 +65,7 @@ def _names() -> Mapping[str, str]:
     for file in sorted(entry.name for entry in folder.iterdir()):
         stem, _, ending = file.rpartition(".")
         if ending in _TYPES:
-            found[file] = f"{stem}-{hashlib.sha256((folder / file).read_bytes()).hexdigest()[:12]}.{ending}"
+            found[file] = (
+                f"{stem}-{hashlib.sha256((folder / file).read_bytes()).hexdigest()[:12]}.{ending}"
+            )
     return found

@@ -29,7 +29,9 @@ class Chart(NamedTuple):
     most: str  # in words, as the next
     seconds: str
     title: str
-    rows: Sequence[tuple[str, str, str]]  # until when, documents per second, those of them that failed
+    rows: Sequence[
+        tuple[str, str, str]
+    ]  # until when, documents per second, those of them that failed
 
 
 class Part(NamedTuple):
@@ -42,7 +44,11 @@ class Part(NamedTuple):
 
 def parts(numbers: Sequence[tuple[str, int]], whole: int) -> list[Part]:
     """The pieces of a bar whose whole is ``whole``; one that is there at all can be seen."""
-    widths = {kind: max(LEAST, WIDE * number / whole) for kind, number in numbers if number > 0 and whole > 0}
+    widths = {
+        kind: max(LEAST, WIDE * number / whole)
+        for kind, number in numbers
+        if number > 0 and whole > 0
+    }
     if widths:
         widest = max(widths, key=lambda kind: widths[kind])
         widths[widest] -= max(0.0, sum(widths.values()) - WIDE)
@@ -65,11 +71,14 @@ def rate_chart(stretches: Sequence[Stretch]) -> Chart | None:
     dead = _steps([(since, until, failed) for since, until, _, failed in corners], whole_s, most)
     mean = stretches[-1].finished / whole_s
     title = (
-        f"Documents per second over {duration(whole_s)}: {rate(mean)} on average, {rate(most)} at most; "
-        f"{count(stretches[-1].dead)} of {count(stretches[-1].finished)} failed"
+        f"Documents per second over {duration(whole_s)}: {rate(mean)} on average, {rate(most)} at "
+        f"most; {count(stretches[-1].dead)} of {count(stretches[-1].finished)} failed"
     )
     each = max(1, len(speeds) // ROWS)
-    rows = [(duration(until), rate(done), rate(failed)) for _, until, done, failed in speeds[each - 1 :: each]]
+    rows = [
+        (duration(until), rate(done), rate(failed))
+        for _, until, done, failed in speeds[each - 1 :: each]
+    ]
     any_dead = stretches[-1].dead > 0
     return Chart(
         WIDTH,

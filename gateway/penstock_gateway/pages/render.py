@@ -1,4 +1,5 @@
-"""Templates, filled in, with headers that let a browser run and load nothing but the dashboard's own files."""
+"""Templates, filled in, with headers that let a browser run and load nothing but the dashboard's
+own files."""
 
 from __future__ import annotations
 
@@ -17,8 +18,8 @@ __all__ = ["HEADERS", "error_page", "plain_page", "rendered"]
 
 HEADERS: Final = {
     "content-security-policy": (
-        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
-        "form-action 'self'; frame-ancestors 'none'; base-uri 'none'"
+        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
+        "connect-src 'self'; form-action 'self'; frame-ancestors 'none'; base-uri 'none'"
     ),
     "cache-control": "no-store",
     "referrer-policy": "same-origin",
@@ -34,15 +35,32 @@ def plain_page(
 ) -> Response:
     """For those who are not signed in."""
     text = rendered(
-        template, theme="auto", token="", nav=(), here="", signed_in=False, who="", can_write=False, **values
+        template,
+        theme="auto",
+        token="",
+        nav=(),
+        here="",
+        signed_in=False,
+        who="",
+        can_write=False,
+        **values,
     )
     return HTMLResponse(text, status, HEADERS | dict(headers or {}))
 
 
-def error_page(status: int, message: str, request_id: str, headers: Mapping[str, str] | None = None) -> Response:
+def error_page(
+    status: int, message: str, request_id: str, headers: Mapping[str, str] | None = None
+) -> Response:
     phrase = HTTPStatus(status).phrase if status in set(HTTPStatus) else "Error"
-    return plain_page("error.html.jinja", status=status, headers=headers, title=phrase, number=status, message=message,
-                      request_id=request_id)  # fmt: skip
+    return plain_page(
+        "error.html.jinja",
+        status=status,
+        headers=headers,
+        title=phrase,
+        number=status,
+        message=message,
+        request_id=request_id,
+    )
 
 
 def rendered(template: str, **values: Any) -> str:
@@ -60,5 +78,11 @@ def _environment() -> Environment:
         auto_reload=False,
     )
     made.globals["asset"] = asset_path
-    made.filters |= {"count": count, "duration": duration, "line": one_line, "percent": percent, "usd": usd}
+    made.filters |= {
+        "count": count,
+        "duration": duration,
+        "line": one_line,
+        "percent": percent,
+        "usd": usd,
+    }
     return made

@@ -1,7 +1,9 @@
-"""Where a webhook may go: not to this machine, not into its network, not to the metadata service of its cloud.
+"""Where a webhook may go: not to this machine, not into its network, not to the metadata service of
+its cloud.
 
-A URL is checked by its looks when it is given, and the addresses of its host at each try: what the resolver answers is what is
-connected to, so that a name cannot mean one address for the check and another for the connection.
+A URL is checked by its looks when it is given, and the addresses of its host at each try: what the
+resolver answers is what is connected to, so that a name cannot mean one address for the check and
+another for the connection.
 """
 
 from __future__ import annotations
@@ -29,7 +31,8 @@ _HOST: Final = re.compile(
 _NUMBER: Final = re.compile(
     r"(?:0x[0-9a-f]*|[0-9]+)"
 )  # as the last part of a name it makes an address: 127.1, 0x7f000001
-# What Python calls public, in one of its versions or in all, and what is none of the public internet's receivers.
+# What Python calls public, in one of its versions or in all, and what is none of the public
+# internet's receivers.
 _NOT_PUBLIC: Final = tuple(
     ipaddress.ip_network(network)
     for network in (
@@ -39,7 +42,8 @@ _NOT_PUBLIC: Final = tuple(
         "192.52.193.0/24",  # multicast relays
         "192.88.99.0/24",  # 6to4 relays
         "192.175.48.0/24",  # AS112
-        "64:ff9b:1::/48",  # NAT64 of a network's own: to IPv4 addresses that cannot be read out of it
+        # NAT64 of a network's own: to IPv4 addresses that cannot be read out of it
+        "64:ff9b:1::/48",
         "100::/64",  # nowhere
         "100:0:0:1::/64",
         "2001::/23",  # protocols: Teredo, benchmarks, ORCHID
@@ -50,15 +54,17 @@ _NOT_PUBLIC: Final = tuple(
         "5f00::/16",  # segment routing
     )
 )
-_NAT64: Final = ipaddress.IPv6Network("64:ff9b::/96")  # the last 32 bits are the IPv4 address that is reached
+_NAT64: Final = ipaddress.IPv6Network(
+    "64:ff9b::/96"
+)  # the last 32 bits are the IPv4 address that is reached
 _ISATAP: Final = frozenset(
     {0x0000_5EFE, 0x0200_5EFE}
 )  # before an IPv4 address of the inner network, in any IPv6 network
 
 
 UNREACHABLE: Final = "cannot be reached"
-"""All that a caller sees of a host without an answer: in the operator's network it is not its business whether a name, an
-address or a port is there. The log says more."""
+"""All that a caller sees of a host without an answer: in the operator's network it is not its
+business whether a name, an address or a port is there. The log says more."""
 
 
 class NotAllowed(OSError):
@@ -70,13 +76,22 @@ class NotAllowed(OSError):
 
 
 def check_url(url: str, allowed_hosts: Collection[str]) -> SplitResult:
-    """Of a URL by its looks. ``allowed_hosts`` are named by the operator: http, any port and any address are right for them.
+    """Of a URL by its looks.
+
+    ``allowed_hosts`` are named by the operator: http, any port and any address are right for them.
 
     Raises NotAllowed.
     """
-    if len(url) > URL_MAX or not url.isascii() or not url.isprintable() or " " in url or "\\" in url:
+    if (
+        len(url) > URL_MAX
+        or not url.isascii()
+        or not url.isprintable()
+        or " " in url
+        or "\\" in url
+    ):
         raise NotAllowed(
-            f"write the URL in printable ASCII, without blanks and backslashes, in at most {URL_MAX} characters"
+            "write the URL in printable ASCII, without blanks and backslashes, in at most "
+            f"{URL_MAX} characters"
         )
     try:
         parts = urlsplit(url)
@@ -90,7 +105,10 @@ def check_url(url: str, allowed_hosts: Collection[str]) -> SplitResult:
             raise NotAllowed("begin the URL with https:// or http://")
         return parts
     if parts.scheme != "https":
-        raise NotAllowed("begin the URL with https://; http is for hosts that the setting gateway.webhook_hosts names")
+        raise NotAllowed(
+            "begin the URL with https://; http is for hosts that the setting gateway.webhook_hosts "
+            "names"
+        )
     if (443 if port is None else port) not in PORTS:
         raise NotAllowed(f"webhooks are sent to the ports {' and '.join(map(str, PORTS))} only")
     _check_name(host)
@@ -123,7 +141,8 @@ def is_public(address: str) -> bool:
 
 
 class GuardedResolver(AbstractResolver):
-    """The addresses of a host, all of which have to be public; the connection is made to one of these and no other."""
+    """The addresses of a host, all of which have to be public; the connection is made to one of
+    these and no other."""
 
     def __init__(self, allowed_hosts: Collection[str]) -> None:
         self._allowed = allowed_hosts
@@ -131,14 +150,20 @@ class GuardedResolver(AbstractResolver):
     async def resolve(
         self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_INET
     ) -> list[ResolveResult]:
-        found = await (_addresses if host in self._allowed else _public_addresses)(host, port, family)
+        found = await (_addresses if host in self._allowed else _public_addresses)(
+            host, port, family
+        )
         return [
             ResolveResult(
-                hostname=host, host=address, port=port, family=kind, proto=socket.IPPROTO_TCP,
+                hostname=host,
+                host=address,
+                port=port,
+                family=kind,
+                proto=socket.IPPROTO_TCP,
                 flags=socket.AI_NUMERICHOST | socket.AI_NUMERICSERV,
             )
             for kind, address in found
-        ]  # fmt: skip
+        ]
 
     async def close(self) -> None:
         return
@@ -149,7 +174,9 @@ def _check_name(host: str) -> None:
         if not is_public(host):
             raise NotAllowed(f"{host} is not an address of the public internet")
         return
-    if not _HOST.fullmatch(host.rstrip(".")) or _NUMBER.fullmatch(host.rstrip(".").rpartition(".")[2]):
+    if not _HOST.fullmatch(host.rstrip(".")) or _NUMBER.fullmatch(
+        host.rstrip(".").rpartition(".")[2]
+    ):
         raise NotAllowed("the URL names no host; write https://host/path")
 
 

@@ -22,9 +22,15 @@ from penstock_ledger import EVERY_EVENT, Delivery, Endpoint, NewEndpoint, Webhoo
 router = Router(prefix="/v1/webhooks", tags=["webhooks"])
 
 EventType = Literal[
-    "batch.cancelled", "batch.completed", "batch.expired", "batch.failed", "job.cancelled", "job.completed", "job.failed",
+    "batch.cancelled",
+    "batch.completed",
+    "batch.expired",
+    "batch.failed",
+    "job.cancelled",
+    "job.completed",
+    "job.failed",
     "job.paused",
-]  # fmt: skip
+]
 SECRET_BYTES: Final = 32
 OVERLAP_S: Final = 86_400.0  # for which the secret before signs as well
 
@@ -35,7 +41,9 @@ Writes = Annotated[Caller, Depends(caller_with("write"))]
 class NewWebhook(BaseModel):
     """Where events go, and which; all of them where none is named."""
 
-    model_config = ConfigDict(extra="forbid", json_schema_extra={"example": {"url": "https://example.com/hooks"}})
+    model_config = ConfigDict(
+        extra="forbid", json_schema_extra={"example": {"url": "https://example.com/hooks"}}
+    )
 
     url: Annotated[str, Field(min_length=1, max_length=URL_MAX)]
     events: Annotated[list[EventType], Field(min_length=1, max_length=64)] | None = None
@@ -52,9 +60,13 @@ async def create_webhook(request: Request, caller: Writes, new: NewWebhook) -> d
         raise Refused(400, f"url: {error}", code="url_not_allowed", param="url") from None
     secret = new_secret()
     events = [EVERY_EVENT] if new.events is None else sorted(set(new.events))
-    made = await backend.run(_store(backend).add, NewEndpoint(new_id("we"), caller.tenant, new.url, secret, events))
+    made = await backend.run(
+        _store(backend).add, NewEndpoint(new_id("we"), caller.tenant, new.url, secret, events)
+    )
     if made is None:
-        raise Refused(409, "there are as many webhooks as one may have; remove one", code="too_many_webhooks")
+        raise Refused(
+            409, "there are as many webhooks as one may have; remove one", code="too_many_webhooks"
+        )
     return {**shown(made), "secret": secret}
 
 
@@ -69,10 +81,16 @@ async def list_webhooks(
     backend = backend_of(request)
     page = await backend.run(_store(backend).page, whose(caller), limit=limit, after=after)
     if page is None:
-        raise Refused(400, "'after' is not the id of a webhook", code="invalid_value", param="after")
+        raise Refused(
+            400, "'after' is not the id of a webhook", code="invalid_value", param="after"
+        )
     endpoints, has_more = page
     data = [shown(endpoint) for endpoint in endpoints]
-    ends = {"first_id": data[0]["id"], "last_id": data[-1]["id"]} if data else {"first_id": None, "last_id": None}
+    ends = (
+        {"first_id": data[0]["id"], "last_id": data[-1]["id"]}
+        if data
+        else {"first_id": None, "last_id": None}
+    )
     return {"object": "list", "data": data, **ends, "has_more": has_more}
 
 
@@ -93,11 +111,15 @@ async def delete_webhook(request: Request, caller: Writes, webhook_id: str) -> d
 
 @router.post("/{webhook_id}/rotate", operation_id="rotate_webhook_secret")
 async def rotate_secret(request: Request, caller: Writes, webhook_id: str) -> dict[str, Any]:
-    """A new secret, in this answer only. For a day, deliveries are signed by the one before as well."""
+    """A new secret, in this answer only.
+
+    For a day, deliveries are signed by the one before as well."""
     backend = backend_of(request)
     endpoint = await _found(backend, caller, webhook_id)
     secret = new_secret()
-    await backend.run(_store(backend).rotate, webhook_id, whose(caller), secret, overlap_s=OVERLAP_S)
+    await backend.run(
+        _store(backend).rotate, webhook_id, whose(caller), secret, overlap_s=OVERLAP_S
+    )
     return {**shown(endpoint), "secret": secret}
 
 
@@ -126,7 +148,10 @@ async def send_test_event(request: Request, caller: Writes, webhook_id: str) -> 
 
 @router.get("/{webhook_id}/deliveries", operation_id="list_webhook_deliveries")
 async def list_deliveries(
-    request: Request, caller: Reads, webhook_id: str, limit: Annotated[int, Query(ge=1, le=1_000)] = 100
+    request: Request,
+    caller: Reads,
+    webhook_id: str,
+    limit: Annotated[int, Query(ge=1, le=1_000)] = 100,
 ) -> dict[str, Any]:
     """The latest deliveries to an endpoint, newest first, with the last error of each."""
     backend = backend_of(request)
@@ -135,14 +160,23 @@ async def list_deliveries(
     return {"object": "list", "data": [shown_delivery(delivery) for delivery in deliveries]}
 
 
-@router.post("/{webhook_id}/deliveries/{event_id}/retry", status_code=202, operation_id="retry_webhook_delivery")
-async def retry_delivery(request: Request, caller: Writes, webhook_id: str, event_id: str) -> dict[str, Any]:
-    """Send an event once more now, with the same `webhook-id`, also one that has arrived or was given up."""
+@router.post(
+    "/{webhook_id}/deliveries/{event_id}/retry",
+    status_code=202,
+    operation_id="retry_webhook_delivery",
+)
+async def retry_delivery(
+    request: Request, caller: Writes, webhook_id: str, event_id: str
+) -> dict[str, Any]:
+    """Send an event once more now, with the same `webhook-id`, also one that has arrived or was
+    given up."""
     backend = backend_of(request)
     endpoint = await _found(backend, caller, webhook_id)
     if endpoint.disabled_at is not None:
         raise Refused(409, "this webhook is disabled; enable it first", code="webhook_disabled")
-    if not is_id("evt", event_id) or not await backend.run(_store(backend).again, event_id, webhook_id):
+    if not is_id("evt", event_id) or not await backend.run(
+        _store(backend).again, event_id, webhook_id
+    ):
         raise not_found("event", event_id)
     return {"id": event_id, "object": "event"}
 
@@ -154,22 +188,33 @@ def new_secret() -> str:
 def shown(endpoint: Endpoint) -> dict[str, Any]:
     """Without its secret."""
     return {
-        "id": endpoint.endpoint_id, "object": "webhook_endpoint", "url": endpoint.url, "events": list(endpoint.events),
-        "created_at": int(endpoint.created_at), "status": "enabled" if endpoint.disabled_at is None else "disabled",
+        "id": endpoint.endpoint_id,
+        "object": "webhook_endpoint",
+        "url": endpoint.url,
+        "events": list(endpoint.events),
+        "created_at": int(endpoint.created_at),
+        "status": "enabled" if endpoint.disabled_at is None else "disabled",
         "failing_since": _seconds(endpoint.failing_since),
-        "disabled_at": None if endpoint.disabled_at is None else int(endpoint.disabled_at), "disabled_because": endpoint.why,
-    }  # fmt: skip
+        "disabled_at": None if endpoint.disabled_at is None else int(endpoint.disabled_at),
+        "disabled_because": endpoint.why,
+    }
 
 
 def shown_delivery(delivery: Delivery) -> dict[str, Any]:
     next_at = None if delivery.next_at is None else max(delivery.next_at, delivery.created_at)
     state = "delivered" if delivery.delivered_at else "failed" if delivery.gave_up_at else "waiting"
     return {
-        "id": delivery.event_id, "object": "webhook_delivery", "type": delivery.type, "status": state, "tries": delivery.tries,
-        "created_at": int(delivery.created_at), "next_try_at": _seconds(next_at),
-        "delivered_at": _seconds(delivery.delivered_at), "gave_up_at": _seconds(delivery.gave_up_at),
+        "id": delivery.event_id,
+        "object": "webhook_delivery",
+        "type": delivery.type,
+        "status": state,
+        "tries": delivery.tries,
+        "created_at": int(delivery.created_at),
+        "next_try_at": _seconds(next_at),
+        "delivered_at": _seconds(delivery.delivered_at),
+        "gave_up_at": _seconds(delivery.gave_up_at),
         "last_error": delivery.last_error,
-    }  # fmt: skip
+    }
 
 
 def _seconds(moment: float | None) -> int | None:
@@ -177,7 +222,11 @@ def _seconds(moment: float | None) -> int | None:
 
 
 async def _found(backend: Backend, caller: Caller, webhook_id: str) -> Endpoint:
-    found = await backend.run(_store(backend).get, webhook_id, whose(caller)) if is_id("we", webhook_id) else None
+    found = (
+        await backend.run(_store(backend).get, webhook_id, whose(caller))
+        if is_id("we", webhook_id)
+        else None
+    )
     if found is None:
         raise not_found("webhook", webhook_id)
     return found

@@ -1,4 +1,5 @@
-"""Deliveries go out: at most so many at once, fair over endpoints, again and again over a day until they arrive."""
+"""Deliveries go out: at most so many at once, fair over endpoints, again and again over a day until
+they arrive."""
 
 from __future__ import annotations
 
@@ -70,7 +71,9 @@ class WebhookSending:
                 await self._clean(backend, store)
                 backend.round_done(self)
                 if self._under_way:
-                    await asyncio.wait(self._under_way, timeout=LOOK_EVERY_S, return_when=asyncio.FIRST_COMPLETED)
+                    await asyncio.wait(
+                        self._under_way, timeout=LOOK_EVERY_S, return_when=asyncio.FIRST_COMPLETED
+                    )
                 else:
                     await asyncio.sleep(LOOK_EVERY_S)
         finally:
@@ -81,8 +84,14 @@ class WebhookSending:
         room = AT_ONCE - len(self._under_way)
         if room <= 0 or not await backend.run(store.any_due):
             return
-        busy = [name for name, number in Counter(self._under_way.values()).items() if number >= PER_ENDPOINT]
-        due = await backend.run(store.claim, self._owner, LEASE_S, most=room, per_endpoint=PER_ENDPOINT, without=busy)
+        busy = [
+            name
+            for name, number in Counter(self._under_way.values()).items()
+            if number >= PER_ENDPOINT
+        ]
+        due = await backend.run(
+            store.claim, self._owner, LEASE_S, most=room, per_endpoint=PER_ENDPOINT, without=busy
+        )
         for delivery in due:
             task = asyncio.create_task(self._deliver(backend, store, delivery))
             self._under_way[task] = delivery.endpoint_id
@@ -90,7 +99,9 @@ class WebhookSending:
 
     def _done(self, task: asyncio.Task[None]) -> None:
         self._under_way.pop(task)
-        if not task.cancelled() and (error := task.exception()) is not None:  # its lease ends, and it is tried again
+        if (
+            not task.cancelled() and (error := task.exception()) is not None
+        ):  # its lease ends, and it is tried again
             log.warning("the end of a webhook's try could not be written: %s", error)
 
     async def _deliver(self, backend: Backend, store: WebhookStore, delivery: DueDelivery) -> None:
@@ -101,10 +112,14 @@ class WebhookSending:
             backend.metrics.webhook_tries.labels("delivered").inc()
             await backend.run(store.delivered, event, endpoint, self._owner)
             return
-        log.info("webhook %s to %s: try %d failed: %s", event, endpoint, delivery.tries + 1, sent.why)
+        log.info(
+            "webhook %s to %s: try %d failed: %s", event, endpoint, delivery.tries + 1, sent.why
+        )
         pause_s = None if sent.status == GONE else pause_after(delivery.tries)
         backend.metrics.webhook_tries.labels("gave_up" if pause_s is None else "failed").inc()
-        disabled = await backend.run(store.failed, event, endpoint, self._owner, sent.error, pause_s)
+        disabled = await backend.run(
+            store.failed, event, endpoint, self._owner, sent.error, pause_s
+        )
         if disabled:
             log.warning("webhook %s is disabled: nothing has arrived there for days", endpoint)
         elif sent.status == GONE:
@@ -128,14 +143,18 @@ def pause_after(tries_before: int) -> float | None:
 
 @cache
 def trusted(ca_file: Path | None) -> ssl.SSLContext:
-    """Whose certificates receivers may have: the system's authorities, and those of the file. Raises OSError."""
+    """Whose certificates receivers may have: the system's authorities, and those of the file.
+
+    Raises OSError."""
     context = ssl.create_default_context()
     if ca_file is not None:
         context.load_verify_locations(ca_file)
     return context
 
 
-async def send(delivery: DueDelivery, allowed_hosts: Collection[str], trust: ssl.SSLContext) -> Sent:
+async def send(
+    delivery: DueDelivery, allowed_hosts: Collection[str], trust: ssl.SSLContext
+) -> Sent:
     """One try. Never raises for what the other side does."""
     try:
         url = _as_connected(delivery.url, allowed_hosts)
@@ -155,12 +174,17 @@ async def send(delivery: DueDelivery, allowed_hosts: Collection[str], trust: ssl
     if 200 <= status < 300:
         return Sent(status, None)
     if 300 <= status < 400:
-        return Sent(status, f"it answered {status}; redirects are not followed: register the URL where it leads")
+        return Sent(
+            status,
+            f"it answered {status}; redirects are not followed: register the URL where it leads",
+        )
     return Sent(status, f"it answered {status}")
 
 
 def _as_connected(text: str, allowed_hosts: Collection[str]) -> yarl.URL:
-    """Checked, and read by the library that connects. Raises NotAllowed where the two readings differ."""
+    """Checked, and read by the library that connects.
+
+    Raises NotAllowed where the two readings differ."""
     parts = check_url(text, allowed_hosts)
     url = yarl.URL(text)
     if (url.scheme, url.host) != (parts.scheme, parts.hostname):
@@ -168,19 +192,34 @@ def _as_connected(text: str, allowed_hosts: Collection[str]) -> yarl.URL:
     return url
 
 
-async def _post(url: yarl.URL, delivery: DueDelivery, allowed_hosts: Collection[str], trust: ssl.SSLContext) -> int:
-    """A connection of its own for each try, so that its address is looked up and checked each time."""
+async def _post(
+    url: yarl.URL, delivery: DueDelivery, allowed_hosts: Collection[str], trust: ssl.SSLContext
+) -> int:
+    """A connection of its own for each try, so that its address is looked up and checked each
+    time."""
     connector = aiohttp.TCPConnector(
-        resolver=GuardedResolver(allowed_hosts), use_dns_cache=False, force_close=True, limit=1, ssl=trust
+        resolver=GuardedResolver(allowed_hosts),
+        use_dns_cache=False,
+        force_close=True,
+        limit=1,
+        ssl=trust,
     )
     patience = aiohttp.ClientTimeout(total=ANSWER_S, sock_connect=CONNECT_S)
     async with (
         aiohttp.ClientSession(
-            connector=connector, timeout=patience, trust_env=False, auto_decompress=False, cookie_jar=aiohttp.DummyCookieJar(),
-            max_line_size=HEADERS_MAX, max_field_size=HEADERS_MAX, read_bufsize=ANSWER_MAX,
+            connector=connector,
+            timeout=patience,
+            trust_env=False,
+            auto_decompress=False,
+            cookie_jar=aiohttp.DummyCookieJar(),
+            max_line_size=HEADERS_MAX,
+            max_field_size=HEADERS_MAX,
+            read_bufsize=ANSWER_MAX,
         ) as session,
-        session.post(url, data=delivery.payload.encode(), headers=signed(delivery), allow_redirects=False) as answer,
-    ):  # fmt: skip
+        session.post(
+            url, data=delivery.payload.encode(), headers=signed(delivery), allow_redirects=False
+        ) as answer,
+    ):
         await answer.content.read(ANSWER_MAX)
         return answer.status
 
@@ -188,7 +227,10 @@ async def _post(url: yarl.URL, delivery: DueDelivery, allowed_hosts: Collection[
 def signed(delivery: DueDelivery) -> dict[str, str]:
     """The headers of Standard Webhooks; the time is that of this try."""
     now = datetime.now(UTC)
-    signatures = [Webhook(secret).sign(delivery.event_id, now, delivery.payload) for secret in delivery.secrets]
+    signatures = [
+        Webhook(secret).sign(delivery.event_id, now, delivery.payload)
+        for secret in delivery.secrets
+    ]
     return {
         "webhook-id": delivery.event_id,
         "webhook-timestamp": str(int(now.timestamp())),

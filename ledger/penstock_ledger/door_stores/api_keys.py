@@ -1,4 +1,6 @@
-"""Keys of the HTTP doors. A secret is shown once, when its key is made; what is kept is its SHA-256."""
+"""Keys of the HTTP doors.
+
+A secret is shown once, when its key is made; what is kept is its SHA-256."""
 
 from __future__ import annotations
 
@@ -12,7 +14,18 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Final, Literal, TypeVar
 
 import orjson
-from sqlalchemy import ColumnElement, Connection, Row, and_, delete, func, insert, or_, select, update
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    Row,
+    and_,
+    delete,
+    func,
+    insert,
+    or_,
+    select,
+    update,
+)
 
 from penstock_ledger.door_stores.ended_sessions import forget_sessions_of
 from penstock_ledger.door_stores.whose import Whose
@@ -33,7 +46,7 @@ __all__ = [
     "digest_of_key",
     "is_tenant_of_key",
     "looks_like_key",
-]  # fmt: skip
+]
 
 T = TypeVar("T")
 
@@ -48,11 +61,11 @@ SECRET_BYTES: Final = 32
 _SECRET_SHAPE: Final = re.compile(re.escape(SECRET_PREFIX) + r"[A-Za-z0-9_-]{43}")
 
 KEYS_MAX: Final = 10_000
-"""That are shown at once, and that one tenant may have over HTTP; more than any hands out. Of those that have ended the oldest
-makes room for a new one: who changes its keys each hour would have none left after a year."""
-USED_EVERY_S: Final = (
-    60.0  # how often the last use of a key is written: a write per request would cost more than the request
-)
+"""That are shown at once, and that one tenant may have over HTTP; more than any hands out. Of those
+that have ended the oldest makes room for a new one: who changes its keys each hour would have none
+left after a year."""
+# how often the last use of a key is written: a write per request would cost more than the request
+USED_EVERY_S: Final = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +85,9 @@ class NewApiKey:
     expires_at: float | None = None
     limits: KeyLimits = field(default_factory=KeyLimits)
     made_by: str | None = None  # the id of the key that makes it; None: the command line does
-    counted_as: str | None = None  # the id of the key whose requests count with its own, where it has no tenant
+    counted_as: str | None = (
+        None  # the id of the key whose requests count with its own, where it has no tenant
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,8 +117,9 @@ class ApiKeyStore:
         return self._db.write(lambda connection: _create(connection, key))
 
     def under_lock(self, work: Callable[[LockedKeys], T], tenant: str | None) -> T:
-        """Look at keys and change them in one transaction, while no other does for this tenant. ``work`` may run again, and uses
-        what it is given only."""
+        """Look at keys and change them in one transaction, while no other does for this tenant.
+
+        ``work`` may run again, and uses what it is given only."""
 
         def locked(connection: Connection) -> T:
             self._db.lock(connection, f"api_keys:{tenant or ''}")
@@ -130,21 +146,34 @@ class ApiKeyStore:
 
     def list(self, tenants: Collection[str] | None = None) -> list[ApiKey]:
         """Newest first, of these tenants or of all."""
-        query = select(api_keys).order_by(api_keys.c.created_at.desc(), api_keys.c.key_id).limit(KEYS_MAX)
+        query = (
+            select(api_keys)
+            .order_by(api_keys.c.created_at.desc(), api_keys.c.key_id)
+            .limit(KEYS_MAX)
+        )
         if tenants is not None:
             query = query.where(api_keys.c.tenant.in_(tenants))
         return self._db.read(lambda connection: [_key_of(row) for row in connection.execute(query)])
 
-    def page(self, whose: Whose, *, limit: int, after: tuple[float, str] | None = None) -> Sequence[ApiKey]:
-        """Newest first, those behind the key that was made at ``after[0]`` with the id ``after[1]``."""
+    def page(
+        self, whose: Whose, *, limit: int, after: tuple[float, str] | None = None
+    ) -> Sequence[ApiKey]:
+        """Newest first, those behind the key that was made at ``after[0]`` with the id
+        ``after[1]``."""
         made, name = api_keys.c.created_at, api_keys.c.key_id
-        query = select(api_keys).where(whose.holds(api_keys.c.tenant)).order_by(made.desc(), name).limit(limit)
+        query = (
+            select(api_keys)
+            .where(whose.holds(api_keys.c.tenant))
+            .order_by(made.desc(), name)
+            .limit(limit)
+        )
         if after is not None:
             query = query.where(or_(made < after[0], and_(made == after[0], name > after[1])))
         return self._db.read(lambda connection: [_key_of(row) for row in connection.execute(query)])
 
     def any_made(self) -> bool:
-        """Whether there ever was a key: revoking the last one closes the doors, and does not open them."""
+        """Whether there ever was a key: revoking the last one closes the doors, and does not open
+        them."""
         query = select(func.count()).select_from(select(api_keys.c.key_id).limit(1).subquery())
         return self._db.read(lambda connection: connection.execute(query).scalar_one()) > 0
 
@@ -157,8 +186,12 @@ class ApiKeyStore:
 
         def note(connection: Connection) -> None:
             now = self._db.now(connection)
-            stale = or_(api_keys.c.last_used_at.is_(None), api_keys.c.last_used_at < now - USED_EVERY_S)
-            connection.execute(update(api_keys).where(api_keys.c.key_id == key_id, stale).values(last_used_at=now))
+            stale = or_(
+                api_keys.c.last_used_at.is_(None), api_keys.c.last_used_at < now - USED_EVERY_S
+            )
+            connection.execute(
+                update(api_keys).where(api_keys.c.key_id == key_id, stale).values(last_used_at=now)
+            )
 
         self._db.write(note)
 
@@ -180,11 +213,16 @@ class LockedKeys:
         return self._connection.execute(select(api_keys.c.key_id).limit(1)).first() is not None
 
     def budget_usd(self, *, without: str | None = None) -> float | None:
-        """What the keys say that the tenant may spend in a month; ``without``: as if this one were revoked."""
-        return next(iter(budget_of_keys(self._connection, self._its, without=without).values()), None)
+        """What the keys say that the tenant may spend in a month; ``without``: as if this one were
+        revoked."""
+        return next(
+            iter(budget_of_keys(self._connection, self._its, without=without).values()), None
+        )
 
     def create(self, key: NewApiKey) -> tuple[str, str] | None:
-        """Its id and its secret. None where the tenant has KEYS_MAX keys, and all of them are valid."""
+        """Its id and its secret.
+
+        None where the tenant has KEYS_MAX keys, and all of them are valid."""
         return _create(self._connection, key) if self._make_room() else None
 
     def revoke(self, key_id: str) -> bool:
@@ -197,10 +235,16 @@ class LockedKeys:
         columns = api_keys.c
         ended = self._its, or_(columns.revoked_at.is_not(None), columns.expires_at <= time.time())
         newest_first = columns.created_at.desc(), columns.key_id.desc()
-        with_budget = select(columns.key_id).where(*ended, names_budget()).order_by(*newest_first).limit(1)
-        says_budget = self._connection.execute(with_budget).scalar()  # it may say what the tenant may spend
+        with_budget = (
+            select(columns.key_id).where(*ended, names_budget()).order_by(*newest_first).limit(1)
+        )
+        says_budget = self._connection.execute(
+            with_budget
+        ).scalar()  # it may say what the tenant may spend
         oldest = select(columns.key_id).where(*ended, columns.key_id != (says_budget or ""))
-        found = self._connection.execute(oldest.order_by(columns.created_at, columns.key_id).limit(1)).scalar()
+        found = self._connection.execute(
+            oldest.order_by(columns.created_at, columns.key_id).limit(1)
+        ).scalar()
         if found is None:
             return False
         self._connection.execute(delete(api_keys).where(columns.key_id == found))
@@ -215,23 +259,30 @@ def names_budget() -> ColumnElement[bool]:
 def budget_of_keys(
     connection: Connection, which: ColumnElement[bool], *, without: str | None = None
 ) -> dict[str, float]:
-    """US dollars a month, by tenant: those of its newest valid key that names a budget; where none is valid any more, of the last
-    one that was made. ``without``: as if this key were revoked."""
+    """US dollars a month, by tenant: those of its newest valid key that names a budget; where none
+    is valid any more, of the last one that was made. ``without``: as if this key were revoked."""
     columns = api_keys.c
     query = (
-        select(columns.tenant, columns.key_id, columns.limits, columns.expires_at, columns.revoked_at)
+        select(
+            columns.tenant, columns.key_id, columns.limits, columns.expires_at, columns.revoked_at
+        )
         .where(which, columns.tenant.is_not(None), names_budget())
         .order_by(columns.created_at, columns.key_id)
     )
     found: dict[bool, dict[str, float]] = {False: {}, True: {}}  # by whether the key is valid
     for row in connection.execute(query):
-        is_valid = row.revoked_at is None and (row.expires_at is None or time.time() < row.expires_at)
-        found[is_valid and row.key_id != without][row.tenant] = float(orjson.loads(row.limits)["budget_usd"])
+        is_valid = row.revoked_at is None and (
+            row.expires_at is None or time.time() < row.expires_at
+        )
+        found[is_valid and row.key_id != without][row.tenant] = float(
+            orjson.loads(row.limits)["budget_usd"]
+        )
     return {**found[False], **found[True]}
 
 
 def is_tenant_of_key(text: str) -> bool:
-    """Whether a key may have this tenant: 1 to 64 letters, digits and . : @ _ -, not beginning with job_."""
+    """Whether a key may have this tenant: 1 to 64 letters, digits and . : @ _ -, not beginning with
+    job_."""
     return _TENANT.fullmatch(text) is not None
 
 
@@ -241,17 +292,29 @@ def looks_like_key(text: str) -> bool:
 
 
 def digest_of_key(secret: str) -> bytes:
-    """Return what is kept of a secret. Those have 32 random bytes, so that a plain hash of one cannot be searched for."""
+    """Return what is kept of a secret.
+
+    Those have 32 random bytes, so that a plain hash of one cannot be searched for."""
     return hashlib.sha256(secret.encode("utf-8", "surrogatepass")).digest()
 
 
 def _create(connection: Connection, key: NewApiKey) -> tuple[str, str]:
-    key_id, secret = f"key_{secrets.token_hex(12)}", SECRET_PREFIX + secrets.token_urlsafe(SECRET_BYTES)
+    key_id, secret = (
+        f"key_{secrets.token_hex(12)}",
+        SECRET_PREFIX + secrets.token_urlsafe(SECRET_BYTES),
+    )
     values = {
-        "key_id": key_id, "tenant": key.tenant, "name": key.name, "digest": digest_of_key(secret),
-        "scopes": ",".join(sorted(key.scopes)), "limits": json_text(asdict(key.limits)), "made_by": key.made_by,
-        "counted_as": key.counted_as, "created_at": time.time(), "expires_at": key.expires_at,
-    }  # fmt: skip
+        "key_id": key_id,
+        "tenant": key.tenant,
+        "name": key.name,
+        "digest": digest_of_key(secret),
+        "scopes": ",".join(sorted(key.scopes)),
+        "limits": json_text(asdict(key.limits)),
+        "made_by": key.made_by,
+        "counted_as": key.counted_as,
+        "created_at": time.time(),
+        "expires_at": key.expires_at,
+    }
     connection.execute(insert(api_keys).values(values))
     return key_id, secret
 

@@ -1,7 +1,8 @@
 """Batches of the HTTP doors: one row each, moved by compare-and-set.
 
-Its caller creates and cancels a batch. Everything else is a step, done by one process at a time under a lease on the
-database's clock; each lease has a fence of its own, so that a process which was frozen in a step cannot write afterwards.
+Its caller creates and cancels a batch. Everything else is a step, done by one process at a time
+under a lease on the database's clock; each lease has a fence of its own, so that a process which
+was frozen in a step cannot write afterwards.
 """
 
 from __future__ import annotations
@@ -58,11 +59,20 @@ class DoorBatchStore:
         def insert(connection: Connection) -> tuple[DoorBatch, bool]:
             now = self._db.now(connection)
             values = {
-                "batch_id": new.batch_id, "kind": new.kind, "tenant": new.tenant, "endpoint": new.endpoint,
-                "input_file_id": new.input_file_id, "window_s": new.window_s, "metadata": _text(new.metadata),
-                "output_expires_s": new.output_expires_s, "state": str(DoorBatchState.VALIDATING),
-                "counts": _text(dict(new.counts)), "created_at": now, "expires_at": now + new.window_s, "fence": 0,
-            }  # fmt: skip
+                "batch_id": new.batch_id,
+                "kind": new.kind,
+                "tenant": new.tenant,
+                "endpoint": new.endpoint,
+                "input_file_id": new.input_file_id,
+                "window_s": new.window_s,
+                "metadata": _text(new.metadata),
+                "output_expires_s": new.output_expires_s,
+                "state": str(DoorBatchState.VALIDATING),
+                "counts": _text(dict(new.counts)),
+                "created_at": now,
+                "expires_at": now + new.window_s,
+                "fence": 0,
+            }
             statement = self._db.insert(door_batches).values(values).on_conflict_do_nothing()
             is_new = connection.execute(statement).rowcount == 1
             row = connection.execute(_of(new.batch_id)).one()
@@ -79,7 +89,11 @@ class DoorBatchStore:
         edge = asked.after or asked.before
         place = tuple_(door_batches.c.created_at, door_batches.c.batch_id)
         theirs = asked.whose.holds(door_batches.c.tenant)
-        query = select(door_batches).where(door_batches.c.kind == asked.kind, theirs).limit(asked.limit + 1)
+        query = (
+            select(door_batches)
+            .where(door_batches.c.kind == asked.kind, theirs)
+            .limit(asked.limit + 1)
+        )
 
         def look(connection: Connection) -> Sequence[Row[Any]] | None:
             wanted = query
@@ -91,7 +105,9 @@ class DoorBatchStore:
                 wanted = wanted.where(place < there if asked.after else place > there)
             order = (door_batches.c.created_at, door_batches.c.batch_id)
             backwards = asked.after is None and asked.before is not None
-            return connection.execute(wanted.order_by(*(one if backwards else one.desc() for one in order))).all()
+            return connection.execute(
+                wanted.order_by(*(one if backwards else one.desc() for one in order))
+            ).all()
 
         rows = self._db.read(look)
         if rows is None:
@@ -102,13 +118,20 @@ class DoorBatchStore:
         return BatchPage(batches, len(rows) > asked.limit)
 
     def cancel(self, batch_id: str) -> DoorBatch | None:
-        """Ask for it; the batch as it is then. One that has ended, or is being written, stays as it is."""
+        """Ask for it; the batch as it is then.
+
+        One that has ended, or is being written, stays as it is."""
 
         def ask(connection: Connection) -> Row[Any] | None:
             statement = (
                 update(door_batches)
-                .where(door_batches.c.batch_id == batch_id, door_batches.c.state.in_(map(str, _MAY_CANCEL)))
-                .values(state=str(DoorBatchState.CANCELLING), cancelling_at=self._db.now(connection))
+                .where(
+                    door_batches.c.batch_id == batch_id,
+                    door_batches.c.state.in_(map(str, _MAY_CANCEL)),
+                )
+                .values(
+                    state=str(DoorBatchState.CANCELLING), cancelling_at=self._db.now(connection)
+                )
             )
             connection.execute(statement)
             return connection.execute(_of(batch_id)).one_or_none()
@@ -120,15 +143,23 @@ class DoorBatchStore:
         """What was shown of a batch that is live."""
         statement = (
             update(door_batches)
-            .where(door_batches.c.batch_id == batch.batch_id, door_batches.c.state == str(batch.state))
+            .where(
+                door_batches.c.batch_id == batch.batch_id, door_batches.c.state == str(batch.state)
+            )
             .values(counts=_text(dict(counts)))
         )
         self._db.write(lambda connection: connection.execute(statement))
 
     def tallied(self, job_ids: Collection[str]) -> dict[str, Counter[tuple[str, str]]]:
-        """How many visible outcomes jobs have, by kind and reason: one statement for a page of batches."""
+        """How many visible outcomes jobs have, by kind and reason: one statement for a page of
+        batches."""
         query = (
-            select(tallies.c.job_id, tallies.c.kind, tallies.c.reason, func.sum(tallies.c.number).label("number"))
+            select(
+                tallies.c.job_id,
+                tallies.c.kind,
+                tallies.c.reason,
+                func.sum(tallies.c.number).label("number"),
+            )
             .where(tallies.c.job_id.in_(job_ids))
             .group_by(tallies.c.job_id, tallies.c.kind, tallies.c.reason)
         )
@@ -144,11 +175,12 @@ class DoorBatchStore:
         )
         return self._db.write(lambda connection: connection.execute(statement).rowcount) == 1
 
-    # -- steps, under a lease ----------------------------------------------------------------------------------------
+    # -- steps, under a lease ----------------------------------------------------------------------
 
     def due(self, limit: int) -> list[str]:
-        """Batches with a step to do and without a lease, tenants in turn: first of those for whom no step is under way, and of
-        each the oldest. So the batches of one tenant wait for one of another's, not for all."""
+        """Batches with a step to do and without a lease, tenants in turn: first of those for whom
+        no step is under way, and of each the oldest. So the batches of one tenant wait for one of
+        another's, not for all."""
         columns, of_tenant = door_batches.c, func.coalesce(door_batches.c.tenant, "")
 
         def look(connection: Connection) -> list[str]:
@@ -160,17 +192,22 @@ class DoorBatchStore:
                 .group_by(of_tenant)
                 .subquery()
             )
-            nth = func.row_number().over(partition_by=of_tenant, order_by=(columns.created_at, columns.batch_id))
+            nth = func.row_number().over(
+                partition_by=of_tenant, order_by=(columns.created_at, columns.batch_id)
+            )
             query = (
                 select(columns.batch_id)
                 .select_from(
-                    door_batches.outerjoin(jobs, columns.job_id == jobs.c.job_id)
-                    .outerjoin(held, held.c.tenant == of_tenant)
+                    door_batches.outerjoin(jobs, columns.job_id == jobs.c.job_id).outerjoin(
+                        held, held.c.tenant == of_tenant
+                    )
                 )
                 .where(is_live, _has_step(now), _is_free(now))
-                .order_by(nth + func.coalesce(held.c.number, 0), columns.created_at, columns.batch_id)
+                .order_by(
+                    nth + func.coalesce(held.c.number, 0), columns.created_at, columns.batch_id
+                )
                 .limit(limit)
-            )  # fmt: skip
+            )
             return list(connection.execute(query).scalars())
 
         return self._db.read(look)
@@ -189,7 +226,9 @@ class DoorBatchStore:
                 return None
             fence = row.fence + 1
             taken = {"owner": owner, "lease_until": now + ttl_s, "fence": fence}
-            connection.execute(update(door_batches).where(door_batches.c.batch_id == batch_id).values(taken))
+            connection.execute(
+                update(door_batches).where(door_batches.c.batch_id == batch_id).values(taken)
+            )
             return LeasedBatch(_batch_of(row), fence)
 
         return self._db.write(take)
@@ -202,7 +241,8 @@ class DoorBatchStore:
         self._hold(leased, self._db.clock() + pause_s)
 
     def move(self, leased: LeasedBatch, to: DoorBatchState, **values: Any) -> DoorBatch | None:
-        """Into another state, or with other ``values`` in the same; None when its caller or another process moved it first.
+        """Into another state, or with other ``values`` in the same; None when its caller or another
+        process moved it first.
 
         The event that webhooks tell of a final state goes into the same transaction.
         """
@@ -212,7 +252,9 @@ class DoorBatchStore:
         def write(connection: Connection) -> DoorBatch | None:
             if to is not batch.state:
                 given[f"{to}_at"] = self._db.now(connection)
-            statement = update(door_batches).where(*_held(leased), door_batches.c.state == str(batch.state))
+            statement = update(door_batches).where(
+                *_held(leased), door_batches.c.state == str(batch.state)
+            )
             if connection.execute(statement.values(state=str(to), **given)).rowcount != 1:
                 return None
             if to.final:
@@ -245,7 +287,10 @@ def _has_step(now: float) -> ColumnElement[bool]:
     return or_(
         state.in_((str(DoorBatchState.VALIDATING), str(DoorBatchState.FINALIZING))),
         and_(state == str(DoorBatchState.CANCELLING), or_(over, runs)),
-        and_(state == str(DoorBatchState.IN_PROGRESS), or_(over, and_(runs, door_batches.c.expires_at <= now))),
+        and_(
+            state == str(DoorBatchState.IN_PROGRESS),
+            or_(over, and_(runs, door_batches.c.expires_at <= now)),
+        ),
     )
 
 
@@ -254,7 +299,10 @@ def _text(value: Any) -> str | None:
 
 
 def _batch_of(row: Row[Any]) -> DoorBatch:
-    read = {name: None if getattr(row, name) is None else orjson.loads(getattr(row, name)) for name in _JSON}
+    read = {
+        name: None if getattr(row, name) is None else orjson.loads(getattr(row, name))
+        for name in _JSON
+    }
     times = {state: getattr(row, f"{state}_at", None) for state in DoorBatchState}
     return DoorBatch(
         batch_id=row.batch_id,

@@ -1,4 +1,5 @@
-"""The nouns of batches at the HTTP doors: states, a batch as it is asked for, its row, and one that a process leads."""
+"""The nouns of batches at the HTTP doors: states, a batch as it is asked for, its row, and one that
+a process leads."""
 
 from __future__ import annotations
 
@@ -9,7 +10,15 @@ from typing import Any, Final
 
 from penstock_ledger.door_stores.whose import Whose
 
-__all__ = ["LIVE", "BatchPage", "BatchesAsked", "DoorBatch", "DoorBatchState", "LeasedBatch", "NewDoorBatch"]
+__all__ = [
+    "LIVE",
+    "BatchPage",
+    "BatchesAsked",
+    "DoorBatch",
+    "DoorBatchState",
+    "LeasedBatch",
+    "NewDoorBatch",
+]
 
 
 class DoorBatchState(StrEnum):

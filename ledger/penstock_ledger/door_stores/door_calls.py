@@ -1,7 +1,8 @@
-"""Calls of the synchronous doors: documents of open jobs whose callers wait, and what Idempotency-Keys stand for.
+"""Calls of the synchronous doors: documents of open jobs whose callers wait, and what
+Idempotency-Keys stand for.
 
-The claim of a key and the document that it stands for are written in one transaction: where there is a claim, there is a
-document, which will have its outcome whatever becomes of the door.
+The claim of a key and the document that it stands for are written in one transaction: where there
+is a claim, there is a document, which will have its outcome whatever becomes of the door.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ OPEN_MAX: Final = 1_000  # open jobs of doors that are looked at at once
 NO_TENANT: Final = ""
 GIVEN: Final = "given"
 
-# Built once: putting a statement together costs more than what the database does with it, and these run for each call.
+# Built once: putting a statement together costs more than what the database does with it, and these
+# run for each call.
 _OUTCOMES: Final = select(outcomes).where(
     outcomes.c.job_id == bindparam("job"),
     outcomes.c.superseded_by.is_(None),
@@ -72,9 +74,11 @@ class DoorCallStore:
         self._db = db
 
     def push(self, job_id: str, calls: Sequence[PushedCall]) -> list[dict[str, int]]:
-        """Store the documents of several calls in one transaction; returns for each call the numbers of its rows, by document.
+        """Store the documents of several calls in one transaction; returns for each call the
+        numbers of its rows, by document.
 
-        A call whose key is taken by now stores nothing and has no rows. Raises JobNotFound and JobClosed.
+        A call whose key is taken by now stores nothing and has no rows. Raises JobNotFound and
+        JobClosed.
         """
         return self._db.write(lambda connection: self._push(connection, job_id, calls))
 
@@ -95,27 +99,34 @@ class DoorCallStore:
             found: dict[str, Result | DeadLetter] = {}
             for start in range(0, len(doc_ids), STATEMENT_MAX):
                 some = {"job": job_id, "docs": doc_ids[start : start + STATEMENT_MAX]}
-                found |= {row.doc_id: outcome_from(row) for row in connection.execute(_OUTCOMES, some)}
+                found |= {
+                    row.doc_id: outcome_from(row) for row in connection.execute(_OUTCOMES, some)
+                }
             return found
 
         return self._db.read(read)
 
     def forget_expired(self) -> int:
         """Delete claims that are kept no longer, a bounded number; returns how many there were."""
-        old = select(door_calls.c.tenant, door_calls.c.idem_key).where(door_calls.c.expires_at <= time.time())
+        old = select(door_calls.c.tenant, door_calls.c.idem_key).where(
+            door_calls.c.expires_at <= time.time()
+        )
 
         def forget(connection: Connection) -> int:
             rows = connection.execute(old.limit(FORGET_MAX)).all()
             for tenant, key in rows:
                 connection.execute(
-                    delete(door_calls).where(door_calls.c.tenant == tenant, door_calls.c.idem_key == key)
+                    delete(door_calls).where(
+                        door_calls.c.tenant == tenant, door_calls.c.idem_key == key
+                    )
                 )
             return len(rows)
 
         return self._db.write(forget)
 
     def open_jobs(self, key_prefix: str) -> list[tuple[str, str, float]]:
-        """Id, key and time of creation of live jobs with such keys that are not closed, oldest first."""
+        """Id, key and time of creation of live jobs with such keys that are not closed, oldest
+        first."""
         query = (
             select(jobs.c.job_id, jobs.c.job_key, jobs.c.created_at)
             .where(jobs.c.state.in_([str(state) for state in LIVE]), jobs.c.total.is_(None))
@@ -123,13 +134,18 @@ class DoorCallStore:
             .order_by(jobs.c.created_at)
             .limit(OPEN_MAX)
         )
-        return self._db.read(lambda connection: [(row[0], row[1], row[2]) for row in connection.execute(query)])
+        return self._db.read(
+            lambda connection: [(row[0], row[1], row[2]) for row in connection.execute(query)]
+        )
 
-    def _push(self, connection: Connection, job_id: str, calls: Sequence[PushedCall]) -> list[dict[str, int]]:
+    def _push(
+        self, connection: Connection, job_id: str, calls: Sequence[PushedCall]
+    ) -> list[dict[str, int]]:
         given = [doc_id for call in calls for doc_id, _ in call.documents]
         check_open(connection, job_id, given)
         taken = [
-            call.claim is not None and not self._claimed(connection, job_id, call.name, call.claim) for call in calls
+            call.claim is not None and not self._claimed(connection, job_id, call.name, call.claim)
+            for call in calls
         ]
         rows = [
             {"job_id": job_id, "doc_id": doc_id, "body": body, "fed": False}
@@ -150,9 +166,13 @@ class DoorCallStore:
         now = time.time()
         tenant = claim.tenant or NO_TENANT
         values: dict[str, Any] = {
-            "request_digest": claim.request_digest, "job_id": job_id, "doc_id": name, "state": GIVEN,
-            "created_at": now, "expires_at": now + claim.keep_s,
-        }  # fmt: skip
+            "request_digest": claim.request_digest,
+            "job_id": job_id,
+            "doc_id": name,
+            "state": GIVEN,
+            "created_at": now,
+            "expires_at": now + claim.keep_s,
+        }
         its_row = (door_calls.c.tenant == tenant) & (door_calls.c.idem_key == claim.key)
         over = door_calls.c.expires_at <= now
         if claim.instead_of is not None:
@@ -160,13 +180,20 @@ class DoorCallStore:
         if connection.execute(update(door_calls).where(its_row, over).values(values)).rowcount:
             return True
         row = {"tenant": tenant, "idem_key": claim.key, **values}
-        return connection.execute(self._db.insert(door_calls).values(row).on_conflict_do_nothing()).rowcount == 1
+        return (
+            connection.execute(
+                self._db.insert(door_calls).values(row).on_conflict_do_nothing()
+            ).rowcount
+            == 1
+        )
 
 
 def _numbers(connection: Connection, job_id: str, doc_ids: Sequence[str]) -> Mapping[str, int]:
     numbers: dict[str, int] = {}
     for start in range(0, len(doc_ids), STATEMENT_MAX):
-        rows = connection.execute(_NUMBERS, {"job": job_id, "docs": doc_ids[start : start + STATEMENT_MAX]})
+        rows = connection.execute(
+            _NUMBERS, {"job": job_id, "docs": doc_ids[start : start + STATEMENT_MAX]}
+        )
         numbers.update((row.doc_id, row.seq) for row in rows)
     return numbers
 

@@ -1,4 +1,5 @@
-"""What callers of the HTTP doors want to hear of: written with the change itself, or not at all, and sent later.
+"""What callers of the HTTP doors want to hear of: written with the change itself, or not at all,
+and sent later.
 
 Each event is a row per endpoint that wants it, with one id for all of them and for every try.
 """
@@ -15,29 +16,52 @@ from sqlalchemy import Connection, insert, select
 from penstock_ledger.sql.tables import webhook_deliveries, webhook_endpoints
 from penstock_ledger.stored_values import json_text
 
-__all__ = ["AT_ONCE", "ENDPOINTS_MAX", "EVENT_TYPES", "EVERY_EVENT", "TEST_EVENT", "new_event", "note_event"]
+__all__ = [
+    "AT_ONCE",
+    "ENDPOINTS_MAX",
+    "EVENT_TYPES",
+    "EVERY_EVENT",
+    "TEST_EVENT",
+    "new_event",
+    "note_event",
+]
 
 EVENT_TYPES: Final = (
-    "batch.cancelled", "batch.completed", "batch.expired", "batch.failed", "job.cancelled", "job.completed", "job.failed",
+    "batch.cancelled",
+    "batch.completed",
+    "batch.expired",
+    "batch.failed",
+    "job.cancelled",
+    "job.completed",
+    "job.failed",
     "job.paused",
-)  # fmt: skip
+)
 TEST_EVENT: Final = "webhook.test"  # sent where it is asked for
-EVERY_EVENT: Final = "*"  # what an endpoint has that wants all of them, also those of later releases
+EVERY_EVENT: Final = (
+    "*"  # what an endpoint has that wants all of them, also those of later releases
+)
 ENDPOINTS_MAX: Final = 20  # of one tenant: each event is a row for each of them
 AT_ONCE: Final = 0.0  # the next try of a delivery that nothing has to wait for, on any clock
 _LETTERS: Final = string.digits + string.ascii_letters
 
 
 def note_event(connection: Connection, tenant: str | None, type_: str, object_id: str) -> int:
-    """Send ``type_`` of a batch or job to the endpoints of its tenant, if the transaction of ``connection`` commits.
+    """Send ``type_`` of a batch or job to the endpoints of its tenant, if the transaction of
+    ``connection`` commits.
 
     Returns how many there are. Costs one look at a small table where there are none.
     """
     columns = webhook_endpoints.c
     owner = columns.tenant.is_(None) if tenant is None else columns.tenant == tenant
-    query = select(columns.endpoint_id, columns.events).where(owner, columns.disabled_at.is_(None)).limit(ENDPOINTS_MAX)
+    query = (
+        select(columns.endpoint_id, columns.events)
+        .where(owner, columns.disabled_at.is_(None))
+        .limit(ENDPOINTS_MAX)
+    )
     wanting = [
-        row.endpoint_id for row in connection.execute(query) if {type_, EVERY_EVENT} & set(row.events.split(","))
+        row.endpoint_id
+        for row in connection.execute(query)
+        if {type_, EVERY_EVENT} & set(row.events.split(","))
     ]
     new_event(connection, wanting, type_, object_id)
     return len(wanting)
@@ -47,14 +71,25 @@ def new_event(connection: Connection, endpoint_ids: list[str], type_: str, objec
     """One event on its way to these endpoints; its id."""
     now = time.time()
     event_id = "evt_" + "".join(secrets.choice(_LETTERS) for _ in range(27))
-    told = {"object": "event", "id": event_id, "type": type_, "created_at": int(now), "data": {"id": object_id}}
+    told = {
+        "object": "event",
+        "id": event_id,
+        "type": type_,
+        "created_at": int(now),
+        "data": {"id": object_id},
+    }
     rows = [
         {
-            "event_id": event_id, "endpoint_id": endpoint_id, "type": type_, "payload": json_text(told), "created_at": now,
-            "tries": 0, "next_at": AT_ONCE,
+            "event_id": event_id,
+            "endpoint_id": endpoint_id,
+            "type": type_,
+            "payload": json_text(told),
+            "created_at": now,
+            "tries": 0,
+            "next_at": AT_ONCE,
         }
         for endpoint_id in endpoint_ids
-    ]  # fmt: skip
+    ]
     if rows:
         connection.execute(insert(webhook_deliveries), rows)
     return event_id

@@ -1,7 +1,8 @@
 """Files of the HTTP doors: a row each. The bytes lie below gateway.files.
 
-A row is written before the first byte, as one that is deleted already; it appears when the bytes are complete and durable. So
-no reader finds half a file, and what a crash leaves behind has a row by which it is found and removed.
+A row is written before the first byte, as one that is deleted already; it appears when the bytes
+are complete and durable. So no reader finds half a file, and what a crash leaves behind has a row
+by which it is found and removed.
 """
 
 from __future__ import annotations
@@ -11,7 +12,19 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from sqlalchemy import ColumnElement, Connection, Row, and_, delete, exists, func, insert, or_, select, update
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    Row,
+    and_,
+    delete,
+    exists,
+    func,
+    insert,
+    or_,
+    select,
+    update,
+)
 
 from penstock_ledger.door_stores.whose import EVERYONE, Whose
 from penstock_ledger.model import JobState
@@ -20,8 +33,15 @@ from penstock_ledger.sql.tables import door_batches, door_files, jobs
 
 __all__ = ["BATCHES_AT_WORK", "DoorFile", "DoorFiles", "FileDetails", "FilePage"]
 
-BATCHES_AT_WORK: Final = ("validating", "in_progress", "finalizing", "cancelling")  # they may read their input again
-_JOBS_AT_WORK: Final = tuple(str(state) for state in JobState if not state.final)  # likewise, each row of it
+BATCHES_AT_WORK: Final = (
+    "validating",
+    "in_progress",
+    "finalizing",
+    "cancelling",
+)  # they may read their input again
+_JOBS_AT_WORK: Final = tuple(
+    str(state) for state in JobState if not state.final
+)  # likewise, each row of it
 _UNFINISHED: Final = ""  # the sha256 of a row whose bytes are not complete
 _TOGETHER: Final = 500  # rows that one statement names
 
@@ -70,31 +90,47 @@ class DoorFiles:
         """Note where bytes will be written, before the first of them."""
         now = time.time()
         values = {
-            "file_id": file_id, "tenant": tenant, "filename": "", "purpose": "", "bytes": 0, "sha256": _UNFINISHED,
-            "place": place, "created_at": now, "deleted_at": now,
-        }  # fmt: skip
+            "file_id": file_id,
+            "tenant": tenant,
+            "filename": "",
+            "purpose": "",
+            "bytes": 0,
+            "sha256": _UNFINISHED,
+            "place": place,
+            "created_at": now,
+            "deleted_at": now,
+        }
         self._db.write(lambda connection: connection.execute(insert(door_files).values(values)))
 
     def finish(self, file_id: str, details: FileDetails) -> DoorFile | None:
         """Show the file. None where its upload took so long that cleaning has removed it."""
         now = time.time()
         values = {
-            "filename": details.filename, "purpose": details.purpose, "bytes": details.bytes, "sha256": details.sha256,
-            "created_at": now, "expires_at": None if details.lives_s is None else now + details.lives_s,
-            "job_id": details.job_id, "lines": details.lines, "deleted_at": None,
-        }  # fmt: skip
+            "filename": details.filename,
+            "purpose": details.purpose,
+            "bytes": details.bytes,
+            "sha256": details.sha256,
+            "created_at": now,
+            "expires_at": None if details.lives_s is None else now + details.lives_s,
+            "job_id": details.job_id,
+            "lines": details.lines,
+            "deleted_at": None,
+        }
         begun = and_(door_files.c.file_id == file_id, door_files.c.sha256 == _UNFINISHED)
 
         def show(connection: Connection) -> Row[Any] | None:
             if connection.execute(update(door_files).where(begun).values(values)).rowcount != 1:
                 return None
-            return connection.execute(select(door_files).where(door_files.c.file_id == file_id)).one()
+            return connection.execute(
+                select(door_files).where(door_files.c.file_id == file_id)
+            ).one()
 
         row = self._db.write(show)
         return None if row is None else _file_of(row)
 
     def get(self, file_id: str, whose: Whose) -> DoorFile | None:
-        """None for one that is not there, is another tenant's, was deleted, or has expired and is no longer read."""
+        """None for one that is not there, is another tenant's, was deleted, or has expired and is
+        no longer read."""
         query = select(door_files).where(door_files.c.file_id == file_id, *_there(whose))
         row = self._db.read(lambda connection: connection.execute(query).one_or_none())
         return None if row is None else _file_of(row)
@@ -102,7 +138,9 @@ class DoorFiles:
     def written(self, job_id: str, filename: str) -> DoorFile | None:
         """What was written of a job's answers under this name already."""
         there = _there(EVERYONE)
-        query = select(door_files).where(door_files.c.job_id == job_id, door_files.c.filename == filename, *there)
+        query = select(door_files).where(
+            door_files.c.job_id == job_id, door_files.c.filename == filename, *there
+        )
         row = self._db.read(lambda connection: connection.execute(query.limit(1)).one_or_none())
         return None if row is None else _file_of(row)
 
@@ -115,10 +153,13 @@ class DoorFiles:
         newest_first: bool = True,
         purposes: Collection[str] | None = None,
     ) -> FilePage | None:
-        """``after`` is the last id of the page before, also where that file was deleted meanwhile; None when it is unknown."""
+        """``after`` is the last id of the page before, also where that file was deleted meanwhile;
+        None when it is unknown."""
         made, name = door_files.c.created_at, door_files.c.file_id
         query = select(door_files).where(*_there(whose)).limit(limit + 1)
-        query = query.order_by(made.desc(), name.desc()) if newest_first else query.order_by(made, name)
+        query = (
+            query.order_by(made.desc(), name.desc()) if newest_first else query.order_by(made, name)
+        )
         if purposes is not None:
             query = query.where(door_files.c.purpose.in_(purposes))
 
@@ -153,7 +194,8 @@ class DoorFiles:
         return self._db.read(look)
 
     def delete(self, file_id: str, whose: Whose) -> bool:
-        """Hide it from all readers; False when it was not there, or work that has not ended reads it (see ``in_use``)."""
+        """Hide it from all readers; False when it was not there, or work that has not ended reads
+        it (see ``in_use``)."""
         query = (
             update(door_files)
             .where(door_files.c.file_id == file_id, *_there(whose), *_unread(file_id))
@@ -162,7 +204,8 @@ class DoorFiles:
         return self._db.write(lambda connection: connection.execute(query).rowcount) == 1
 
     def expire(self, most: int) -> Sequence[DoorFile]:
-        """Delete files whose time is over and that nothing at work reads; returns those whose bytes are to be removed."""
+        """Delete files whose time is over and that nothing at work reads; returns those whose bytes
+        are to be removed."""
         over = (
             select(door_files)
             .where(
@@ -178,16 +221,26 @@ class DoorFiles:
             for start in range(0, len(found), _TOGETHER):
                 ids = [file.file_id for file in found[start : start + _TOGETHER]]
                 connection.execute(
-                    update(door_files).where(door_files.c.file_id.in_(ids)).values(deleted_at=time.time())
+                    update(door_files)
+                    .where(door_files.c.file_id.in_(ids))
+                    .values(deleted_at=time.time())
                 )
             return found
 
         return self._db.write(hide)
 
     def deleted_before(self, when: float, most: int) -> Sequence[DoorFile]:
-        """Rows of files that were deleted, or begun and never finished, before a Unix time: their bytes can go."""
-        query = select(door_files).where(door_files.c.deleted_at < when).order_by(door_files.c.deleted_at).limit(most)
-        return self._db.read(lambda connection: [_file_of(row) for row in connection.execute(query)])
+        """Rows of files that were deleted, or begun and never finished, before a Unix time: their
+        bytes can go."""
+        query = (
+            select(door_files)
+            .where(door_files.c.deleted_at < when)
+            .order_by(door_files.c.deleted_at)
+            .limit(most)
+        )
+        return self._db.read(
+            lambda connection: [_file_of(row) for row in connection.execute(query)]
+        )
 
     def forget(self, file_ids: Sequence[str]) -> None:
         """The rows of deleted files whose bytes are gone."""
@@ -196,8 +249,12 @@ class DoorFiles:
 
 
 def _there(whose: Whose) -> tuple[ColumnElement[bool], ...]:
-    """Work that has not ended finds its file behind ``expires_at`` as well: it may come to read it only then."""
-    read = exists().where(_batch_reads(door_files.c.file_id)), exists().where(_job_reads(door_files.c.file_id))
+    """Work that has not ended finds its file behind ``expires_at`` as well: it may come to read it
+    only then."""
+    read = (
+        exists().where(_batch_reads(door_files.c.file_id)),
+        exists().where(_job_reads(door_files.c.file_id)),
+    )
     alive = or_(door_files.c.expires_at.is_(None), door_files.c.expires_at > time.time(), *read)
     return whose.holds(door_files.c.tenant), door_files.c.deleted_at.is_(None), alive
 
@@ -218,7 +275,8 @@ def _batch_reads(file_id: Any) -> ColumnElement[bool]:
 
 
 def _job_reads(file_id: Any) -> ColumnElement[bool]:
-    """The name of an uploaded file is its id, which is in the place that its job's source is read from."""
+    """The name of an uploaded file is its id, which is in the place that its job's source is read
+    from."""
     return and_(jobs.c.state.in_(_JOBS_AT_WORK), jobs.c.source.contains(file_id))
 
 

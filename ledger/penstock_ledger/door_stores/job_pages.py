@@ -1,7 +1,8 @@
 """Pages of jobs, newest first, with their counts: what a list of ten thousand jobs is shown from.
 
-A page begins behind a job, not at a number: it stays where it is while jobs are submitted. A page is three statements,
-whatever its jobs have: the jobs, their tallies, and the rest of their accounts.
+A page begins behind a job, not at a number: it stays where it is while jobs are submitted. A page
+is three statements, whatever its jobs have: the jobs, their tallies, and the rest of their
+accounts.
 """
 
 from __future__ import annotations
@@ -64,16 +65,21 @@ class JobPages:
         after: JobPlace | None = None,
         limit: int = 50,
     ) -> JobPage:
-        """At most ``limit`` jobs that are older than ``before``, or the next ones that are newer than ``after``; with neither
-        the newest.
+        """At most ``limit`` jobs that are older than ``before``, or the next ones that are newer
+        than ``after``; with neither the newest.
 
-        ``tenants`` None means all; in it None stands for jobs without a tenant. ``search`` is found anywhere in key or id, in
-        capitals or not.
+        ``tenants`` None means all; in it None stands for jobs without a tenant. ``search`` is found
+        anywhere in key or id, in capitals or not.
         """
         chosen = [*_of_tenants(tenants), *_in_states(states), *_found_by(search)]
         most = max(1, min(limit, JOBS_MAX))
         newer_first = after is None
-        query = select(jobs).where(*chosen).limit(most + 1).order_by(*(_NEWER_FIRST if newer_first else _OLDER_FIRST))
+        query = (
+            select(jobs)
+            .where(*chosen)
+            .limit(most + 1)
+            .order_by(*(_NEWER_FIRST if newer_first else _OLDER_FIRST))
+        )
         if after is not None:
             query = query.where(_place > tuple_(*after))
         elif before is not None:
@@ -83,7 +89,10 @@ class JobPages:
             found = list(connection.execute(query))
             more, rows = len(found) > most, found[:most]
             if newer_first:
-                newer, older = before is not None and _is_any(connection, chosen, rows, before, ahead=True), more
+                newer, older = (
+                    before is not None and _is_any(connection, chosen, rows, before, ahead=True),
+                    more,
+                )
             else:
                 newer, older = more, _is_any(connection, chosen, rows[::-1], after, ahead=False)
                 rows.reverse()
@@ -93,7 +102,9 @@ class JobPages:
 
     def states(self, tenants: Collection[str | None] | None = None) -> dict[JobState, int]:
         """How many jobs are in each state; those that none is in are left out."""
-        query = select(jobs.c.state, func.count()).where(*_of_tenants(tenants)).group_by(jobs.c.state)
+        query = (
+            select(jobs.c.state, func.count()).where(*_of_tenants(tenants)).group_by(jobs.c.state)
+        )
         rows = self._db.read(lambda connection: connection.execute(query).all())
         return {JobState(state): int(number) for state, number in rows}
 
@@ -124,7 +135,10 @@ def _found_by(search: str) -> Iterable[ColumnElement[bool]]:
     if text and not text.isprintable():  # no key has such a character
         yield false()
     elif text:
-        yield or_(jobs.c.job_key.icontains(text, autoescape=True), jobs.c.job_id.icontains(text, autoescape=True))
+        yield or_(
+            jobs.c.job_key.icontains(text, autoescape=True),
+            jobs.c.job_id.icontains(text, autoescape=True),
+        )
 
 
 def _is_any(
@@ -135,8 +149,8 @@ def _is_any(
     *,
     ahead: bool,
 ) -> bool:
-    """Whether a job is newer than the first of ``rows`` (``ahead``) or older than the last one; without rows, than that place
-    or the same."""
+    """Whether a job is newer than the first of ``rows`` (``ahead``) or older than the last one;
+    without rows, than that place or the same."""
     if rows:
         edge = rows[0] if ahead else rows[-1]
         place = tuple_(edge.created_at, edge.job_id)

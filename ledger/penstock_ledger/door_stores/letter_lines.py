@@ -12,7 +12,9 @@ from penstock_ledger.sql.tables import outcomes
 __all__ = ["LetterLine", "letter_lines"]
 
 ERROR_CHARS: Final = 600  # of what went wrong: more than a line of a table has room for
-_IS_DEAD: Final[ColumnElement[bool]] = literal_column("kind = 'dead'")  # literal, so that the partial index is used
+_IS_DEAD: Final[ColumnElement[bool]] = literal_column(
+    "kind = 'dead'"
+)  # literal, so that the partial index is used
 
 
 class LetterLine(NamedTuple):

@@ -13,8 +13,8 @@ __all__ = ["needed_by"]
 
 
 def needed_by(database: Database, job_id: str) -> str | None:
-    """The id of a job that has not ended and reads the outcomes of this one, or else of a batch of the HTTP doors that has not
-    ended and is written from them."""
+    """The id of a job that has not ended and reads the outcomes of this one, or else of a batch of
+    the HTTP doors that has not ended and is written from them."""
     live = jobs.c.state.in_(map(str, LIVE))
     reads = jobs.c.source.contains(job_id, autoescape=True), jobs.c.job_id != job_id
     readers = select(jobs.c.job_id).where(live, *reads).limit(1)

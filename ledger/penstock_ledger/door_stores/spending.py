@@ -1,4 +1,5 @@
-"""What the jobs of a time have spent, by tenant or by lane: from their accounts, so no outcome is read.
+"""What the jobs of a time have spent, by tenant or by lane: from their accounts, so no outcome is
+read.
 
 Those that were purged since are in the sums of money, calls and tokens, and not among the jobs.
 """
@@ -44,12 +45,16 @@ class Spending(NamedTuple):
     unpriced: int = 0  # answers of which no price is known
 
     def plus(self, other: Sequence[int], sign: int = 1) -> Spending:
-        return Spending(self.name, *(mine + sign * its for mine, its in zip(self[1:], other, strict=True)))
+        return Spending(
+            self.name, *(mine + sign * its for mine, its in zip(self[1:], other, strict=True))
+        )
 
 
 class SpendingStore:
-    """Only reads. ``since``: jobs that were submitted at that Unix time, or later. ``tenants`` None means all; in it None stands
-    for jobs without a tenant."""
+    """Only reads.
+
+    ``since``: jobs that were submitted at that Unix time, or later. ``tenants`` None means all; in
+    it None stands for jobs without a tenant."""
 
     def __init__(self, db: Database) -> None:
         self._db = db
@@ -65,10 +70,15 @@ class SpendingStore:
         found = {
             row.tenant: Spending(row.tenant, row.jobs, *_NONE)
             for row in self._rows(
-                select(jobs.c.tenant, func.count().label("jobs")).where(*chosen).group_by(jobs.c.tenant)
+                select(jobs.c.tenant, func.count().label("jobs"))
+                .where(*chosen)
+                .group_by(jobs.c.tenant)
             )
         }
-        parts = [_outcomes(chosen), *(_besides(table, chosen) for table in (paid_beside, batch_remainders))]
+        parts = [
+            _outcomes(chosen),
+            *(_besides(table, chosen) for table in (paid_beside, batch_remainders)),
+        ]
         parts += [_kept(since, tenants), _purged_before(since, tenants)]
         for query in parts:
             for row in self._rows(query):  # a job may have come meanwhile
@@ -77,13 +87,16 @@ class SpendingStore:
         return list(found.values())
 
     def by_lane(self, since: float, tenants: Tenants = None) -> list[Spending]:
-        """Of a document: the lane that answered it at last; of money, the lane that was paid. The rest, of which no lane is
-        known, is last."""
+        """Of a document: the lane that answered it at last; of money, the lane that was paid.
+
+        The rest, of which no lane is known, is last."""
         query = (
             select(
                 lane_tallies.c.lane,
                 func.count(lane_tallies.c.job_id.distinct()).label("jobs"),
-                (func.sum(lane_tallies.c.number) - func.sum(lane_tallies.c.dead)).label("succeeded"),
+                (func.sum(lane_tallies.c.number) - func.sum(lane_tallies.c.dead)).label(
+                    "succeeded"
+                ),
                 func.sum(lane_tallies.c.dead).label("dead"),
                 *(func.sum(lane_tallies.c[name]).label(name) for name in _PAID),
             )
@@ -91,9 +104,13 @@ class SpendingStore:
             .where(*_chosen(since, tenants))
             .group_by(lane_tallies.c.lane)
         )
-        lanes = {row.lane: Spending(row.lane, int(row.jobs), *_figures(row)) for row in self._rows(query)}
+        lanes = {
+            row.lane: Spending(row.lane, int(row.jobs), *_figures(row)) for row in self._rows(query)
+        }
         for row in self._rows(_kept(since, tenants, spending.c.lane).where(spending.c.lane != "")):
-            lanes[row.lane] = lanes.get(row.lane, Spending(row.lane, 0, *_NONE)).plus((0, *_figures(row)))
+            lanes[row.lane] = lanes.get(row.lane, Spending(row.lane, 0, *_NONE)).plus(
+                (0, *_figures(row))
+            )
         found = list(lanes.values())
         rest = Spending(None, 0, *_NONE)
         for one in self.by_tenant(since, tenants):
@@ -132,7 +149,10 @@ def _outcomes(chosen: Conditions) -> Any:
     asked = or_(dead, tallies.c.reason == "")
     tokens = {"prompt_tokens", "completion_tokens"}
     paid = {
-        name: func.sum(tallies.c[name]).filter(asked) if name in tokens else func.sum(tallies.c[name]) for name in _PAID
+        name: func.sum(tallies.c[name]).filter(asked)
+        if name in tokens
+        else func.sum(tallies.c[name])
+        for name in _PAID
     }
     succeeded, died = (func.sum(tallies.c.number).filter(which) for which in (~dead, dead))
     return _of_jobs(chosen, tallies, {"succeeded": succeeded, "dead": died, **paid})
@@ -153,11 +173,16 @@ def _of_jobs(chosen: Conditions, table: Table, figures: Mapping[str, Any]) -> An
 def _kept(since: float, tenants: Tenants, of: Any = spending.c.tenant) -> Any:
     """What is in accounts besides what goes with its job."""
     sums = (func.sum(spending.c[name]).label(name) for name in _PAID)
-    return select(of, *sums).where(*_chosen(since, tenants, spending.c.accepted_at, spending.c.tenant)).group_by(of)
+    return (
+        select(of, *sums)
+        .where(*_chosen(since, tenants, spending.c.accepted_at, spending.c.tenant))
+        .group_by(of)
+    )
 
 
 def _purged_before(since: float, tenants: Tenants) -> Any:
-    """What releases before have kept of purged jobs: money alone, by the month in which they were accepted."""
+    """What releases before have kept of purged jobs: money alone, by the month in which they were
+    accepted."""
     cost = func.sum(purged_costs.c.cost_microusd).label("cost_microusd")
     first = month_of(min(since, LAST_YEAR)).name if since > 0 else ""
     chosen = [purged_costs.c.month > first, *_of_tenants(tenants, purged_costs.c.tenant)]
@@ -165,5 +190,6 @@ def _purged_before(since: float, tenants: Tenants) -> Any:
 
 
 def _figures(row: Row[Any]) -> tuple[int, ...]:
-    """PostgreSQL sums are decimals, and a sum of nothing is NULL; what was paid besides outcomes has no documents."""
+    """PostgreSQL sums are decimals, and a sum of nothing is NULL; what was paid besides outcomes
+    has no documents."""
     return tuple(int(row._mapping.get(name) or 0) for name in Spending._fields[2:])

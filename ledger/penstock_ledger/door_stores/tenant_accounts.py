@@ -1,6 +1,8 @@
-"""Accounts of jobs whose tenant has a budget: what SQL knows of the tenant's month is brought to Redis, where calls reserve.
+"""Accounts of jobs whose tenant has a budget: what SQL knows of the tenant's month is brought to
+Redis, where calls reserve.
 
-A job that has not ended counts in Redis by what it has spent and reserved; all others of the month count by their costs in SQL.
+A job that has not ended counts in Redis by what it has spent and reserved; all others of the month
+count by their costs in SQL.
 """
 
 from __future__ import annotations
@@ -22,7 +24,8 @@ __all__ = ["TenantAccounts", "tenant_of_job"]
 
 MICRO: Final = 1_000_000
 BUDGETS_S: Final = 5.0  # for which the budgets of tenants are remembered
-BASE_S: Final = 30.0  # after which the costs of a tenant's other jobs are read again: purges, and corrections by hand
+# after which the costs of a tenant's other jobs are read again: purges, and corrections by hand
+BASE_S: Final = 30.0
 TRIES: Final = 5  # other processes may bring a job of the same tenant meanwhile
 
 
@@ -33,7 +36,9 @@ class TenantAccounts:
         self._budgets, self._costs, self._book = TenantBudgets(db), TenantCosts(db), book
         self._known: dict[str, float] = {}
         self._known_until = 0.0  # monotonic
-        self._read_at: dict[str, float] = {}  # monotonic times of the latest looks into SQL, by account
+        self._read_at: dict[
+            str, float
+        ] = {}  # monotonic times of the latest looks into SQL, by account
 
     def budget_of(self, job: Job) -> float | None:
         """US dollars that the tenant of this job may spend in a month; None for no bound."""
@@ -53,7 +58,8 @@ class TenantAccounts:
         spent: int | None = None,
         batches: Mapping[str, int] | None = None,
     ) -> Account:
-        """``BudgetBook.look`` at a job whose tenant may spend ``tenant_usd`` in the month of the job. Raises redis.RedisError."""
+        """``BudgetBook.look`` at a job whose tenant may spend ``tenant_usd`` in the month of the
+        job. Raises redis.RedisError."""
         tenant, month = tenant_of_job(job), month_of(job.created_at)
         assert tenant is not None, "only tenants have budgets"
         name, now = keys.tenant_month(tenant, month.name), time.monotonic()
@@ -63,11 +69,18 @@ class TenantAccounts:
                 seen = self._seen(job, tenant, month, name)
                 self._read_at[name] = now
             account = self._book.look_with_tenant(
-                job.job_id, budget, (name, round(tenant_usd * MICRO)), seen, spent=spent, batches=batches
+                job.job_id,
+                budget,
+                (name, round(tenant_usd * MICRO)),
+                seen,
+                spent=spent,
+                batches=batches,
             )
             if account is not None:
                 return account
-        raise redis.ConnectionError(f"the account of a tenant changes faster than it is read: {name}")
+        raise redis.ConnectionError(
+            f"the account of a tenant changes faster than it is read: {name}"
+        )
 
     def _seen(self, job: Job, tenant: str, month: Month, name: str) -> TenantSeen:
         turn, known = self._book.jobs_of_tenant(name)

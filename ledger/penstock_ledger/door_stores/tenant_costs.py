@@ -1,6 +1,8 @@
-"""What a tenant's jobs have cost, out of sums that are kept with their outcomes, and what they may cost in a month.
+"""What a tenant's jobs have cost, out of sums that are kept with their outcomes, and what they may
+cost in a month.
 
-A job belongs to the calendar month (UTC) in which it was accepted, however long it runs: so bills have it, and `penstock costs`.
+A job belongs to the calendar month (UTC) in which it was accepted, however long it runs: so bills
+have it, and `penstock costs`.
 """
 
 from __future__ import annotations
@@ -24,8 +26,10 @@ CHUNK: Final = 500  # job ids in one query
 
 
 class TenantBudgets:
-    """US dollars that a tenant's jobs of a month may cost. The newest valid key of the tenant that names a budget says so, for
-    all of its keys; where none is valid any more, the last one that was made does."""
+    """US dollars that a tenant's jobs of a month may cost.
+
+    The newest valid key of the tenant that names a budget says so, for all of its keys; where none
+    is valid any more, the last one that was made does."""
 
     def __init__(self, db: Database) -> None:
         self._db = db
@@ -53,8 +57,9 @@ class TenantCosts:
     def besides(
         self, tenant: str, month: Month, known: Collection[str], *, most: int | None = None
     ) -> tuple[int, list[str]]:
-        """Those of ``known`` (job ids) that have ended, or were purged, ``most`` at a time; and what the jobs of the month have
-        cost, in millionths of a dollar, without the others of ``known``. Never less than it was when it was asked for."""
+        """Those of ``known`` (job ids) that have ended, or were purged, ``most`` at a time; and
+        what the jobs of the month have cost, in millionths of a dollar, without the others of
+        ``known``. Never less than it was when it was asked for."""
 
         def look(connection: Connection) -> tuple[int, list[str]]:
             names = sorted(known)

@@ -1,7 +1,8 @@
-"""Endpoints that want events, and what is on its way to each: tried by one process at a time, under a lease, until it arrives.
+"""Endpoints that want events, and what is on its way to each: tried by one process at a time, under
+a lease, until it arrives.
 
-Leases run on the database's clock. A process that dies while it sends leaves its lease to end; the delivery is then tried again,
-with the same event id.
+Leases run on the database's clock. A process that dies while it sends leaves its lease to end; the
+delivery is then tried again, with the same event id.
 """
 
 from __future__ import annotations
@@ -11,7 +12,20 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
-from sqlalchemy import ColumnElement, Connection, Row, and_, case, delete, func, insert, literal, or_, select, update
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    Row,
+    and_,
+    case,
+    delete,
+    func,
+    insert,
+    literal,
+    or_,
+    select,
+    update,
+)
 
 from penstock_ledger.door_stores.events import AT_ONCE, ENDPOINTS_MAX, TEST_EVENT, new_event
 from penstock_ledger.door_stores.whose import Whose
@@ -88,9 +102,13 @@ class WebhookStore:
     def add(self, new: NewEndpoint) -> Endpoint | None:
         """None where the tenant has as many as one may have."""
         values = {
-            "endpoint_id": new.endpoint_id, "tenant": new.tenant, "url": new.url, "secret": new.secret,
-            "events": ",".join(sorted(new.events)), "created_at": time.time(),
-        }  # fmt: skip
+            "endpoint_id": new.endpoint_id,
+            "tenant": new.tenant,
+            "url": new.url,
+            "secret": new.secret,
+            "events": ",".join(sorted(new.events)),
+            "created_at": time.time(),
+        }
         own = Whose(new.tenant).holds(_END.tenant)
 
         def insert_one(connection: Connection) -> Row[Any] | None:
@@ -100,7 +118,9 @@ class WebhookStore:
             if connection.execute(select(func.count()).where(own)).scalar_one() >= ENDPOINTS_MAX:
                 return None
             connection.execute(insert(webhook_endpoints).values(values))
-            return connection.execute(select(webhook_endpoints).where(_END.endpoint_id == new.endpoint_id)).one()
+            return connection.execute(
+                select(webhook_endpoints).where(_END.endpoint_id == new.endpoint_id)
+            ).one()
 
         row = self._db.write(insert_one)
         return None if row is None else _endpoint_of(row)
@@ -110,7 +130,9 @@ class WebhookStore:
         row = self._db.read(lambda connection: connection.execute(query).one_or_none())
         return None if row is None else _endpoint_of(row)
 
-    def page(self, whose: Whose, *, limit: int, after: str | None = None) -> tuple[list[Endpoint], bool] | None:
+    def page(
+        self, whose: Whose, *, limit: int, after: str | None = None
+    ) -> tuple[list[Endpoint], bool] | None:
         """Newest first, and whether there are more; None where ``after`` is unknown."""
         query = select(webhook_endpoints).where(whose.holds(_END.tenant))
         query = query.order_by(_END.created_at.desc(), _END.endpoint_id.desc()).limit(limit + 1)
@@ -118,7 +140,9 @@ class WebhookStore:
         def look(connection: Connection) -> tuple[list[Endpoint], bool] | None:
             chosen = query
             if after is not None:
-                made = connection.execute(select(_END.created_at).where(*_one(after, whose))).scalar_one_or_none()
+                made = connection.execute(
+                    select(_END.created_at).where(*_one(after, whose))
+                ).scalar_one_or_none()
                 if made is None:
                     return None
                 same = and_(_END.created_at == made, _END.endpoint_id < after)
@@ -132,7 +156,12 @@ class WebhookStore:
         """With all that is on its way there."""
 
         def forget(connection: Connection) -> bool:
-            if connection.execute(delete(webhook_endpoints).where(*_one(endpoint_id, whose))).rowcount != 1:
+            if (
+                connection.execute(
+                    delete(webhook_endpoints).where(*_one(endpoint_id, whose))
+                ).rowcount
+                != 1
+            ):
                 return False
             connection.execute(delete(webhook_deliveries).where(_DEL.endpoint_id == endpoint_id))
             return True
@@ -163,7 +192,9 @@ class WebhookStore:
         self._db.write(lambda connection: _disable(connection, endpoint_id, why))
 
     def test(self, endpoint_id: str) -> str | None:
-        """An event for this endpoint alone; its id. None where TESTS_MAX of them wait to be sent."""
+        """An event for this endpoint alone; its id.
+
+        None where TESTS_MAX of them wait to be sent."""
         waiting = select(_DEL.event_id).where(
             _DEL.endpoint_id == endpoint_id, _DEL.type == TEST_EVENT, _DEL.next_at.is_not(None)
         )
@@ -183,10 +214,14 @@ class WebhookStore:
             .order_by(_DEL.created_at.desc(), _DEL.event_id.desc())
             .limit(limit)
         )
-        return self._db.read(lambda connection: [_delivery_of(row) for row in connection.execute(query)])
+        return self._db.read(
+            lambda connection: [_delivery_of(row) for row in connection.execute(query)]
+        )
 
     def again(self, event_id: str, endpoint_id: str) -> bool:
-        """Try a delivery now, also one that arrived or was given up; with the same event id. False where there is none."""
+        """Try a delivery now, also one that arrived or was given up; with the same event id.
+
+        False where there is none."""
         query = (
             update(webhook_deliveries)
             .where(_DEL.event_id == event_id, _DEL.endpoint_id == endpoint_id)
@@ -204,15 +239,24 @@ class WebhookStore:
         return self._db.read(look)
 
     def claim(
-        self, owner: str, ttl_s: float, *, most: int, per_endpoint: int, without: Collection[str] = ()
+        self,
+        owner: str,
+        ttl_s: float,
+        *,
+        most: int,
+        per_endpoint: int,
+        without: Collection[str] = (),
     ) -> list[DueDelivery]:
-        """Deliveries whose time has come, a few of each endpoint, so that none waits behind another's many. Endpoints of tenants
-        for whom ``owner`` does less come first: one whose receivers never answer fills no more than is left over."""
+        """Deliveries whose time has come, a few of each endpoint, so that none waits behind
+        another's many. Endpoints of tenants for whom ``owner`` does less come first: one whose
+        receivers never answer fills no more than is left over."""
 
         def take(connection: Connection) -> list[DueDelivery]:
             now = self._db.now(connection)
             first = func.min(_DEL.next_at)
-            nth = func.row_number().over(partition_by=_END.tenant, order_by=first)  # of its tenant's endpoints
+            nth = func.row_number().over(
+                partition_by=_END.tenant, order_by=first
+            )  # of its tenant's endpoints
             waiting = (
                 select(_DEL.endpoint_id)
                 .outerjoin(webhook_endpoints, _OF_ENDPOINT)
@@ -224,7 +268,9 @@ class WebhookStore:
             lease = _Lease(owner, now, now + ttl_s)
             taken: list[DueDelivery] = []
             for endpoint_id in connection.execute(waiting).scalars().all():
-                taken += _taken(connection, endpoint_id, lease, min(per_endpoint, most - len(taken)))
+                taken += _taken(
+                    connection, endpoint_id, lease, min(per_endpoint, most - len(taken))
+                )
             return taken
 
         return self._db.write(take)
@@ -236,35 +282,59 @@ class WebhookStore:
             values = {"next_at": None, "delivered_at": time.time(), "last_error": None}
             if _settled(connection, event_id, endpoint_id, owner, values):
                 failing = _END.endpoint_id == endpoint_id, _END.failing_since.is_not(None)
-                connection.execute(update(webhook_endpoints).where(*failing).values(failing_since=None))
+                connection.execute(
+                    update(webhook_endpoints).where(*failing).values(failing_since=None)
+                )
 
         self._db.write(note)
 
-    def failed(self, event_id: str, endpoint_id: str, owner: str, why: str, pause_s: float | None) -> bool:
-        """Try again after a pause; None: not any more. An endpoint where nothing has arrived for ``FAILING_MAX_S`` is disabled
-        when a delivery is given up; whether that was so."""
+    def failed(
+        self, event_id: str, endpoint_id: str, owner: str, why: str, pause_s: float | None
+    ) -> bool:
+        """Try again after a pause; None: not any more.
+
+        An endpoint where nothing has arrived for ``FAILING_MAX_S`` is disabled when a delivery is
+        given up; whether that was so."""
 
         def note(connection: Connection) -> bool:
             now = self._db.now(connection)
-            over = {"next_at": None, "gave_up_at": now} if pause_s is None else {"next_at": now + pause_s}
-            if not _settled(connection, event_id, endpoint_id, owner, {"last_error": why[:ERROR_MAX], **over}):
+            over = (
+                {"next_at": None, "gave_up_at": now}
+                if pause_s is None
+                else {"next_at": now + pause_s}
+            )
+            if not _settled(
+                connection, event_id, endpoint_id, owner, {"last_error": why[:ERROR_MAX], **over}
+            ):
                 return False
             named = _END.endpoint_id == endpoint_id, _END.disabled_at.is_(None)
             connection.execute(
-                update(webhook_endpoints).where(*named, _END.failing_since.is_(None)).values(failing_since=now)
+                update(webhook_endpoints)
+                .where(*named, _END.failing_since.is_(None))
+                .values(failing_since=now)
             )
-            since = connection.execute(select(_END.failing_since).where(*named)).scalar_one_or_none()
+            since = connection.execute(
+                select(_END.failing_since).where(*named)
+            ).scalar_one_or_none()
             if pause_s is not None or since is None or now - since < FAILING_MAX_S:
                 return False
             days = FAILING_MAX_S / 86_400
-            _disable(connection, endpoint_id, f"nothing has arrived there for {days:g} days; the last try: {why}")
+            _disable(
+                connection,
+                endpoint_id,
+                f"nothing has arrived there for {days:g} days; the last try: {why}",
+            )
             return True
 
         return self._db.write(note)
 
     def forget_before(self, when: float) -> int:
-        """Remove deliveries that have arrived or were given up, made before a Unix time. At most some at once; how many."""
-        old = select(_DEL.event_id, _DEL.endpoint_id).where(_DEL.created_at < when, _DEL.next_at.is_(None))
+        """Remove deliveries that have arrived or were given up, made before a Unix time.
+
+        At most some at once; how many."""
+        old = select(_DEL.event_id, _DEL.endpoint_id).where(
+            _DEL.created_at < when, _DEL.next_at.is_(None)
+        )
 
         def forget(connection: Connection) -> int:
             rows = connection.execute(old.limit(_FORGOTTEN_AT_ONCE)).all()
@@ -284,38 +354,65 @@ class _Lease(NamedTuple):
 
 def _under_way(connection: Connection, owner: str, now: float) -> ColumnElement[int]:
     """How many deliveries ``owner`` holds of the tenant of an endpoint."""
-    held = select(_END.tenant, func.count()).join(webhook_deliveries, _OF_ENDPOINT).group_by(_END.tenant)
+    held = (
+        select(_END.tenant, func.count())
+        .join(webhook_deliveries, _OF_ENDPOINT)
+        .group_by(_END.tenant)
+    )
     held = held.where(_DEL.next_at <= now, _DEL.owner == owner, _DEL.lease_until > now)
-    each = [(_END.tenant.is_not_distinct_from(tenant), number) for tenant, number in connection.execute(held).all()]
+    each = [
+        (_END.tenant.is_not_distinct_from(tenant), number)
+        for tenant, number in connection.execute(held).all()
+    ]
     return case(*each, else_=0) if each else literal(0)
 
 
-def _settled(connection: Connection, event_id: str, endpoint_id: str, owner: str, values: dict[str, Any]) -> bool:
+def _settled(
+    connection: Connection, event_id: str, endpoint_id: str, owner: str, values: dict[str, Any]
+) -> bool:
     """Whether this process still held it."""
     named = and_(_DEL.event_id == event_id, _DEL.endpoint_id == endpoint_id, _DEL.owner == owner)
     query = update(webhook_deliveries).where(named)
-    return connection.execute(query.values(tries=_DEL.tries + 1, owner=None, lease_until=None, **values)).rowcount == 1
+    return (
+        connection.execute(
+            query.values(tries=_DEL.tries + 1, owner=None, lease_until=None, **values)
+        ).rowcount
+        == 1
+    )
 
 
 def _disable(connection: Connection, endpoint_id: str, why: str) -> None:
     now = time.time()
-    named = update(webhook_endpoints).where(_END.endpoint_id == endpoint_id, _END.disabled_at.is_(None))
+    named = update(webhook_endpoints).where(
+        _END.endpoint_id == endpoint_id, _END.disabled_at.is_(None)
+    )
     connection.execute(named.values(disabled_at=now, why=why[:ERROR_MAX]))
-    waiting = update(webhook_deliveries).where(_DEL.endpoint_id == endpoint_id, _DEL.next_at.is_not(None))
+    waiting = update(webhook_deliveries).where(
+        _DEL.endpoint_id == endpoint_id, _DEL.next_at.is_not(None)
+    )
     connection.execute(waiting.values(next_at=None, gave_up_at=now))
 
 
 def _taken(connection: Connection, endpoint_id: str, lease: _Lease, most: int) -> list[DueDelivery]:
-    found = select(webhook_endpoints).where(_END.endpoint_id == endpoint_id, _END.disabled_at.is_(None))
+    found = select(webhook_endpoints).where(
+        _END.endpoint_id == endpoint_id, _END.disabled_at.is_(None)
+    )
     endpoint = connection.execute(found).one_or_none()
     due = and_(_DEL.endpoint_id == endpoint_id, _due(lease.now))
     if endpoint is None:  # removed or disabled between an event and its delivery
-        connection.execute(update(webhook_deliveries).where(due).values(next_at=None, gave_up_at=lease.now))
+        connection.execute(
+            update(webhook_deliveries).where(due).values(next_at=None, gave_up_at=lease.now)
+        )
         return []
     taken = []
-    for row in connection.execute(select(webhook_deliveries).where(due).order_by(_DEL.next_at).limit(most)).all():
+    for row in connection.execute(
+        select(webhook_deliveries).where(due).order_by(_DEL.next_at).limit(most)
+    ).all():
         held = update(webhook_deliveries).where(due, _DEL.event_id == row.event_id)
-        if connection.execute(held.values(owner=lease.owner, lease_until=lease.until)).rowcount == 1:
+        if (
+            connection.execute(held.values(owner=lease.owner, lease_until=lease.until)).rowcount
+            == 1
+        ):
             taken.append(_due_of(row, endpoint, lease.now))
     return taken
 

@@ -1,4 +1,5 @@
-"""Of whom rows are asked for: a condition of every query of the doors, so that none forgets the tenant."""
+"""Of whom rows are asked for: a condition of every query of the doors, so that none forgets the
+tenant."""
 
 from __future__ import annotations
 
@@ -12,7 +13,9 @@ __all__ = ["EVERYONE", "Whose"]
 
 @dataclass(frozen=True, slots=True)
 class Whose:
-    """The rows of one tenant, or of all of them. ``tenant`` None is the operator's own, which has no tenant."""
+    """The rows of one tenant, or of all of them.
+
+    ``tenant`` None is the operator's own, which has no tenant."""
 
     tenant: str | None
     every: bool = False
@@ -21,7 +24,9 @@ class Whose:
         """The condition on the column that names the tenant."""
         if self.every:
             return true()
-        owned: ColumnElement[bool] = column.is_(None) if self.tenant is None else column == self.tenant
+        owned: ColumnElement[bool] = (
+            column.is_(None) if self.tenant is None else column == self.tenant
+        )
         return owned
 
 

@@ -1,7 +1,8 @@
 """Which requests are answered, and which are on their way: so that equal ones are sent once.
 
-A book is a hash, of one job or of a tenant, by the digests of requests. It holds no answers: those are results in SQL, and an
-entry says whose. All of it may be lost at any time, which costs calls and nothing else.
+A book is a hash, of one job or of a tenant, by the digests of requests. It holds no answers: those
+are results in SQL, and an entry says whose. All of it may be lost at any time, which costs calls
+and nothing else.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ from penstock_ledger.keys import ANSWERS_MAX
 from penstock_ledger.model import ItemKey
 
 LEASE_S: Final = 60.0
-"""How long a claim lasts after its owner last asked: an equal request waits so long for an owner that died."""
+"""How long a claim lasts after its owner last asked: an equal request waits so long for an owner
+that died."""
 
 
 class RequestName(NamedTuple):
@@ -45,13 +47,18 @@ class InFlight(NamedTuple):
 class AnswerBook:
     """``client`` answers in bytes. Raises redis.RedisError."""
 
-    def __init__(self, client: redis.Redis, owner: str, *, most: int = ANSWERS_MAX, lease_s: float = LEASE_S) -> None:
+    def __init__(
+        self, client: redis.Redis, owner: str, *, most: int = ANSWERS_MAX, lease_s: float = LEASE_S
+    ) -> None:
         self._scripts = Scripts(client)
         self._owner, self._most, self.lease_s = owner, most, lease_s
 
-    def ask(self, asked: Sequence[Asked], released: Sequence[RequestName] = ()) -> list[ItemKey | InFlight | None]:
-        """For each: whose result answers it, or who else is at it; None: the owner sends it, and has the claim for
-        ``lease_s`` seconds. Asking again keeps a claim. ``released`` claims end."""
+    def ask(
+        self, asked: Sequence[Asked], released: Sequence[RequestName] = ()
+    ) -> list[ItemKey | InFlight | None]:
+        """For each: whose result answers it, or who else is at it; None: the owner sends it, and
+        has the claim for ``lease_s`` seconds. Asking again keeps a claim. ``released`` claims
+        end."""
         answers: list[bytes | int] = []
         for at in range(0, len(released), BATCH_MAX):
             self._lead((), released[at : at + BATCH_MAX])
@@ -64,7 +71,11 @@ class AnswerBook:
         for number, ((book, _), _, idle_s) in enumerate(asked):
             by_book.setdefault((book, idle_s), []).append(number)
         asks = [
-            (*book, [asked[number].name.digest for number in numbers], [asked[number].oldest_s for number in numbers])
+            (
+                *book,
+                [asked[number].name.digest for number in numbers],
+                [asked[number].oldest_s for number in numbers],
+            )
             for book, numbers in by_book.items()
         ]
         answers = self._scripts.lead(self._owner, self.lease_s, self._most, asks, released)

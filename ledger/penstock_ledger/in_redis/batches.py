@@ -29,10 +29,12 @@ class PublishReport(NamedTuple):
 
 
 class MayCost(NamedTuple):
-    """What the next call of an item may cost, in millionths of a dollar: reserved in the budget of its job before it is sent."""
+    """What the next call of an item may cost, in millionths of a dollar: reserved in the budget of
+    its job before it is sent."""
 
     estimate: int = 0  # 0: nothing is sent
-    is_most: bool = True  # False where nothing bounds the answer: the costliest call of the job so far says more
+    # False where nothing bounds the answer: the costliest call of the job so far says more
+    is_most: bool = True
     paid: int = 0  # by earlier calls of this attempt, which are not counted as spent yet
     owner: str = "?"  # who makes it, and says that it lives, see BudgetBook.renew
 
@@ -53,7 +55,9 @@ class BeginReply(IntEnum):
     PAUSED = 2
     CANCELLED = 3
     UNKNOWN = 4  # no feed has put it into the window: nothing was counted
-    UNKNOWN_SINCE_REBUILT = 5  # the same, but Redis was rebuilt lately and its windows are not full again yet
+    UNKNOWN_SINCE_REBUILT = (
+        5  # the same, but Redis was rebuilt lately and its windows are not full again yet
+    )
     ELSEWHERE = 6  # its job goes on in another lane than the worker's: nothing was counted
     NO_ROOM = 7  # the rest of its job's budget does not pay for it beside what is under way
     BUDGET_CHANGED = 8  # the job has a budget by now, or has none any more: look at the job again
@@ -63,11 +67,14 @@ class Begun(NamedTuple):
     """The answer for one item."""
 
     reply: BeginReply
-    crashes: int  # earlier starts that ended without any conclusion: the worker died, or lost its lease
+    crashes: (
+        int  # earlier starts that ended without any conclusion: the worker died, or lost its lease
+    )
 
 
 class Keep(NamedTuple):
-    """Where the result of an item answers equal requests: in the place of the claim that let it be sent, if that is there."""
+    """Where the result of an item answers equal requests: in the place of the claim that let it be
+    sent, if that is there."""
 
     book: str
     digest: str
@@ -83,10 +90,13 @@ class SettledDone(NamedTuple):
     prompt_tokens: int = 0
     completion_tokens: int = 0
     cost_microusd: int = 0
-    calls: int = 1  # requests sent in this attempt; those of earlier attempts were counted with their retries
+    # requests sent in this attempt; those of earlier attempts were counted with their retries
+    calls: int = 1
     keep: Keep | None = None
     reused: str | None = None  # the result's reason, where no call was made
-    has_budget: bool = False  # its job has, and this was its call: nothing is reserved for it any more
+    has_budget: bool = (
+        False  # its job has, and this was its call: nothing is reserved for it any more
+    )
 
 
 class SettledDead(NamedTuple):
@@ -99,9 +109,8 @@ class SettledDead(NamedTuple):
     completion_tokens: int = 0
     cost_microusd: int = 0
     calls: int = 0  # requests sent in this attempt
-    refused_first: bool = (
-        False  # the first answer to its document, which was paid for and refused by the job's own checks
-    )
+    # the first answer to its document, which was paid for and refused by the job's own checks
+    refused_first: bool = False
     has_budget: bool = False
 
 
@@ -142,7 +151,8 @@ class AskedAgain(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class SettleBatch:
-    """What became of many items: one atomic step for those that are finished, and one for the others."""
+    """What became of many items: one atomic step for those that are finished, and one for the
+    others."""
 
     done: Sequence[SettledDone] = ()
     dead: Sequence[SettledDead] = ()
@@ -153,11 +163,14 @@ class SettleBatch:
     )  # of those of jobs with a budget: by earlier calls, not yet spent
     crashed: Sequence[SettledCrash] = ()
     asked_again: Sequence[AskedAgain] = ()
-    tried_again: Sequence[SettledCrash] = ()  # items of which SQL knows that there will be another try
+    tried_again: Sequence[
+        SettledCrash
+    ] = ()  # items of which SQL knows that there will be another try
 
 
 class Lately(NamedTuple):
-    """What became of the latest 500 to 1,000 documents of a feed; of all of them while there are fewer."""
+    """What became of the latest 500 to 1,000 documents of a feed; of all of them while there are
+    fewer."""
 
     ended: int = 0  # documents with an outcome
     dead: int = 0  # of these, dead letters
@@ -173,8 +186,19 @@ def lately_of(*stretches: Mapping[bytes, bytes]) -> Lately:
     for stretch in stretches:
         for name, value in stretch.items():
             sums[name.decode()] += int(value)
-    reasons = {name.removeprefix("why:"): number for name, number in sums.items() if name.startswith("why:")}
-    return Lately(sums["ended"], sums["dead"], sums["answered"], sums["missed"], sums["cost_microusd"], reasons)
+    reasons = {
+        name.removeprefix("why:"): number
+        for name, number in sums.items()
+        if name.startswith("why:")
+    }
+    return Lately(
+        sums["ended"],
+        sums["dead"],
+        sums["answered"],
+        sums["missed"],
+        sums["cost_microusd"],
+        reasons,
+    )
 
 
 class SettleReport(NamedTuple):
@@ -182,11 +206,15 @@ class SettleReport(NamedTuple):
 
     new: int  # items that entered the completed set now
     delayed: int  # retries that entered the delayed set now
-    lately: Mapping[tuple[str, int], Lately]  # of the feeds that have changed, by job and generation
+    lately: Mapping[
+        tuple[str, int], Lately
+    ]  # of the feeds that have changed, by job and generation
 
 
 class Depth(NamedTuple):
-    """How much waits where. ``unacked`` are with workers, but for ``relayed`` ones of them, which lie in RabbitMQ."""
+    """How much waits where.
+
+    ``unacked`` are with workers, but for ``relayed`` ones of them, which lie in RabbitMQ."""
 
     queued: int
     unacked: int
@@ -234,7 +262,9 @@ class JobSeen(NamedTuple):
     is_current: bool  # workers see the job in the state, and in the lane, that SQL has
     is_paused: bool  # workers see it as paused
     parked: int  # messages that wait for it to be resumed
-    outstanding: tuple[int, ...]  # documents that were fed and are not finished, by generation, the first one first
+    outstanding: tuple[
+        int, ...
+    ]  # documents that were fed and are not finished, by generation, the first one first
 
 
 class WorkerSeen(NamedTuple):

@@ -1,7 +1,9 @@
-"""The budgets of jobs: what is spent, and what is reserved for calls and provider batches under way, by all workers together.
+"""The budgets of jobs: what is spent, and what is reserved for calls and provider batches under
+way, by all workers together.
 
-Calls reserve in the round trip that counts their start (begin.lua), and settling exchanges that for what they cost. What is here
-is for control processes, and for workers of provider batches. SQL has what is spent: a lost Redis learns it again.
+Calls reserve in the round trip that counts their start (begin.lua), and settling exchanges that for
+what they cost. What is here is for control processes, and for workers of provider batches. SQL has
+what is spent: a lost Redis learns it again.
 """
 
 from __future__ import annotations
@@ -23,13 +25,15 @@ _BATCH: Final = "batch:"
 
 
 BOUNDLESS: Final = 9_000_000_000_000_000
-"""The budget of a job that has none of its own and whose tenant has one: more than all jobs of the world cost."""
+"""The budget of a job that has none of its own and whose tenant has one: more than all jobs of the
+world cost."""
 ENDED_MAX: Final = 500
 """Jobs that leave the account of their tenant in one call."""
 
 
 class TenantAccount(NamedTuple):
-    """Of a tenant with a budget, over its jobs that were accepted in one month; in millionths of a dollar."""
+    """Of a tenant with a budget, over its jobs that were accepted in one month; in millionths of a
+    dollar."""
 
     budget: int
     committed: int  # spent, and reserved by what is under way
@@ -45,7 +49,9 @@ class TenantSeen(NamedTuple):
 
     turn: str  # of the account, as that has shown it
     base: int  # spent by the tenant's other jobs, and by those that have ended
-    ended: Sequence[str]  # of those named: they are in ``base``; at most ENDED_MAX, and no others are
+    ended: Sequence[
+        str
+    ]  # of those named: they are in ``base``; at most ENDED_MAX, and no others are
 
 
 class Account(NamedTuple):
@@ -69,14 +75,22 @@ class BudgetBook:
         self._scripts = Scripts(client)
 
     def is_known(self, job_id: str) -> bool:
-        """False for a job whose first look this is, or whose Redis was lost: ``look`` brings what SQL knows."""
+        """False for a job whose first look this is, or whose Redis was lost: ``look`` brings what
+        SQL knows."""
         return bool(self._client.exists(_name(job_id, "budget")))
 
     def look(
-        self, job_id: str, budget: int, *, spent: int | None = None, batches: Mapping[str, int] | None = None
+        self,
+        job_id: str,
+        budget: int,
+        *,
+        spent: int | None = None,
+        batches: Mapping[str, int] | None = None,
     ) -> Account:
-        """The account as it is; ``budget`` is what workers have from now on. ``spent`` is what SQL counts, and ``batches`` are
-        those under way, by their tags with what they may cost: what Redis does not know of that is reserved."""
+        """The account as it is; ``budget`` is what workers have from now on.
+
+        ``spent`` is what SQL counts, and ``batches`` are those under way, by their tags with what
+        they may cost: what Redis does not know of that is reserved."""
         found = self._scripts.budget(job_id, "look", budget, _number(spent), 0, *_pairs(batches))
         assert isinstance(found, list), "look makes it known"
         return _account(found)
@@ -91,12 +105,19 @@ class BudgetBook:
         spent: int | None = None,
         batches: Mapping[str, int] | None = None,
     ) -> Account | None:
-        """``look`` at a job whose tenant has a budget: ``tenant`` is the key of its account (``keys.tenant_month``), and that
-        budget. None where ``seen`` is missing and has to be brought, or other jobs have come into the account since."""
+        """``look`` at a job whose tenant has a budget: ``tenant`` is the key of its account
+        (``keys.tenant_month``), and that budget. None where ``seen`` is missing and has to be
+        brought, or other jobs have come into the account since."""
         name, limit = tenant
         of_tenant: list[str | int] = [name, limit, "", ""]
         if seen is not None:
-            of_tenant = [name, limit, seen.base, seen.turn, *map(keys.job_scope, seen.ended[:ENDED_MAX])]
+            of_tenant = [
+                name,
+                limit,
+                seen.base,
+                seen.turn,
+                *map(keys.job_scope, seen.ended[:ENDED_MAX]),
+            ]
         given = (budget, _number(spent), len(of_tenant), *of_tenant, *_pairs(batches))
         found = self._scripts.budget(job_id, "look", *given)
         return _account(found) if isinstance(found, list) else None
@@ -107,13 +128,16 @@ class BudgetBook:
             pipe.hget(name, "turn")
             pipe.hkeys(f"{name}:jobs")
             turn, scopes = pipe.execute()
-        return (turn or b"0").decode(), frozenset(scope.decode().removeprefix(keys.job_scope("")) for scope in scopes)
+        return (turn or b"0").decode(), frozenset(
+            scope.decode().removeprefix(keys.job_scope("")) for scope in scopes
+        )
 
     def reserve_batch(
         self, job_id: str, budget: int, tag: str, amount: int, *, spent: int
     ) -> tuple[bool, Account] | None:
-        """Reserve for a provider batch before it is created, in place of what is reserved for it already; False and nothing where
-        there is no room. None where Redis knows nothing of the job's budget: ``look`` comes first."""
+        """Reserve for a provider batch before it is created, in place of what is reserved for it
+        already; False and nothing where there is no room. None where Redis knows nothing of the
+        job's budget: ``look`` comes first."""
         found = self._scripts.budget(job_id, "reserve", budget, spent, f"{_BATCH}{tag}", amount)
         return (found[3] == b"1", _account(found)) if isinstance(found, list) else None
 
@@ -135,7 +159,9 @@ class BudgetBook:
         self._client.delete(*(_name(job_id, part) for part in ("budget", "account", "reserved")))
 
     def relearn(self, job_id: str) -> None:
-        """Redis may have lost a part: the next ``look`` brings what SQL knows. Calls under way keep what is reserved for them."""
+        """Redis may have lost a part: the next ``look`` brings what SQL knows.
+
+        Calls under way keep what is reserved for them."""
         self._scripts.budget(job_id, "relearn")
 
     def renew(self, owner: str) -> None:
@@ -152,11 +178,15 @@ class BudgetBook:
         return found
 
     def end_calls(self, job_id: str, calls: Mapping[ItemKey, str]) -> None:
-        """Nothing is reserved any more for these documents, where it still stands as ``calls`` found it."""
-        self.give_back(job_id, {f"{key.generation}:{key.doc_id}": entry for key, entry in calls.items()})
+        """Nothing is reserved any more for these documents, where it still stands as ``calls``
+        found it."""
+        self.give_back(
+            job_id, {f"{key.generation}:{key.doc_id}": entry for key, entry in calls.items()}
+        )
 
     def stray(self, job_id: str, open_batches: Iterable[str]) -> dict[str, str]:
-        """Reservations of workers that are dead, and of batches that are not open: by their names, as they stand."""
+        """Reservations of workers that are dead, and of batches that are not open: by their names,
+        as they stand."""
         tags, found = set(open_batches), dict[str, str]()
         entries = self._client.hscan_iter(_name(job_id, "reserved"), count=SCAN_STEP)
         for chunk in chunks(entries, SCAN_STEP):
@@ -177,7 +207,9 @@ class BudgetBook:
         """Those that still stand as they were found; returns their sum."""
         before = self.seen(job_id)
         for chunk in chunks(reservations.items()):
-            self._scripts.budget(job_id, "give_back", "", *(part for pair in chunk for part in pair))
+            self._scripts.budget(
+                job_id, "give_back", "", *(part for pair in chunk for part in pair)
+            )
         after = self.seen(job_id)
         return 0 if before is None or after is None else max(0, before.reserved - after.reserved)
 

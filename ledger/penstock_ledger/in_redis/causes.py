@@ -1,4 +1,5 @@
-"""Why calls fail lately: one line per provider, job and class of failure, in Redis, for all commands that show a job.
+"""Why calls fail lately: one line per provider, job and class of failure, in Redis, for all
+commands that show a job.
 
 Nothing depends on it: it is lost with Redis, and expires an hour after the last failure.
 """
@@ -19,7 +20,8 @@ from penstock_ledger.stored_values import storable
 KEEP_S: Final = 3600
 """After the last failure of a provider."""
 GAP_S: Final = 300.0
-"""A failure that comes longer than this after the one before begins a new count, and a new "since"."""
+"""A failure that comes longer than this after the one before begins a new count, and a new
+"since"."""
 FIELDS_MAX: Final = 200
 """Jobs times classes kept per provider: a few dozen kilobytes."""
 TEXT_CHARS: Final = 300
@@ -53,13 +55,21 @@ class CauseBook:
             by_provider.setdefault(cause.provider, []).append(cause)
         for provider, some in by_provider.items():
             entries = [
-                (f"{one.job_id}|{one.name}", one.count, one.since, one.last, storable(one.text[:TEXT_CHARS]))
+                (
+                    f"{one.job_id}|{one.name}",
+                    one.count,
+                    one.since,
+                    one.last,
+                    storable(one.text[:TEXT_CHARS]),
+                )
                 for one in some
             ]
             self._scripts.causes(provider, entries, keep_s=KEEP_S, gap_s=GAP_S, most=FIELDS_MAX)
 
     def of(self, provider: str, job_id: str | None = None) -> list[Cause]:
-        """What fails at a provider, of one job or of all, the latest first. What cannot be read is left out."""
+        """What fails at a provider, of one job or of all, the latest first.
+
+        What cannot be read is left out."""
         found = []
         for field, text in self._client.hgetall(keys.failing(provider)).items():
             job, _, name = _text(field).partition("|")
@@ -67,7 +77,9 @@ class CauseBook:
                 continue
             try:
                 count, since, last, said = json.loads(text)
-                found.append(Cause(provider, job, name, str(said), int(count), float(since), float(last)))
+                found.append(
+                    Cause(provider, job, name, str(said), int(count), float(since), float(last))
+                )
             except (ValueError, TypeError):
                 continue
         return sorted(found, key=lambda cause: -cause.last)

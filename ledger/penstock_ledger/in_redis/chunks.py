@@ -1,4 +1,5 @@
-"""Cutting long batches into calls of bounded size: Redis serves all other clients between two of them."""
+"""Cutting long batches into calls of bounded size: Redis serves all other clients between two of
+them."""
 
 from __future__ import annotations
 
@@ -9,7 +10,9 @@ from typing import Final, TypeVar
 from penstock_ledger.in_redis.batches import Publish
 from penstock_ledger.in_redis.redis_scripts import BATCH_MAX
 
-PUBLISH_BYTES_MAX: Final = 4 * 1024 * 1024  # of messages per call: Redis copies them while all other clients wait
+PUBLISH_BYTES_MAX: Final = (
+    4 * 1024 * 1024
+)  # of messages per call: Redis copies them while all other clients wait
 
 T = TypeVar("T")
 
@@ -25,7 +28,9 @@ def feed_chunks(docs: Iterable[Publish]) -> Iterator[tuple[tuple[str, int], list
     feed, chunk, size = ("", 0), list[Publish](), 0
     for doc in docs:
         its_feed = (doc.key.job_id, doc.key.generation)
-        if chunk and (its_feed != feed or len(chunk) == BATCH_MAX or size + len(doc.raw) > PUBLISH_BYTES_MAX):
+        if chunk and (
+            its_feed != feed or len(chunk) == BATCH_MAX or size + len(doc.raw) > PUBLISH_BYTES_MAX
+        ):
             yield feed, chunk
             chunk, size = [], 0
         feed = its_feed
@@ -36,7 +41,8 @@ def feed_chunks(docs: Iterable[Publish]) -> Iterator[tuple[tuple[str, int], list
 
 
 def until_short(limit: int, step: Callable[[int], int]) -> int:
-    """Repeat ``step`` with at most BATCH_MAX until ``limit`` is reached or less than asked for was moved."""
+    """Repeat ``step`` with at most BATCH_MAX until ``limit`` is reached or less than asked for was
+    moved."""
     moved = 0
     while moved < limit:
         asked = min(BATCH_MAX, limit - moved)

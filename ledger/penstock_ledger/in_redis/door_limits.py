@@ -1,4 +1,5 @@
-"""How many requests tenants have had at the HTTP doors, in the last minute and at this moment, over all processes."""
+"""How many requests tenants have had at the HTTP doors, in the last minute and at this moment, over
+all processes."""
 
 from __future__ import annotations
 
@@ -34,12 +35,19 @@ class DoorLimits:
 
     def __init__(self, client: redis.asyncio.Redis) -> None:
         self._client = client
-        self._admit = client.register_script((files("penstock_ledger") / "scripts" / "admit.lua").read_text("utf-8"))
+        self._admit = client.register_script(
+            (files("penstock_ledger") / "scripts" / "admit.lua").read_text("utf-8")
+        )
 
-    async def admit(self, who: str, request: str, *, per_minute: int | None, at_once: int | None) -> Admitted:
-        """Count ``request`` of ``who``, a tenant or a key; without ``at_once`` it need not be ended."""
+    async def admit(
+        self, who: str, request: str, *, per_minute: int | None, at_once: int | None
+    ) -> Admitted:
+        """Count ``request`` of ``who``, a tenant or a key; without ``at_once`` it need not be
+        ended."""
         arguments: list[str | float] = [per_minute or 0, at_once or 0, request, COUNTED_S]
-        answer, wait_ms = await self._admit([keys.callers_minute(who), keys.callers_now(who)], arguments)
+        answer, wait_ms = await self._admit(
+            [keys.callers_minute(who), keys.callers_now(who)], arguments
+        )
         return Admitted(Admission(answer), wait_ms / 1000)
 
     async def renew(self, requests: Sequence[tuple[str, str]]) -> None:

@@ -9,7 +9,12 @@ from typing import Any, Final
 from penstock_ledger import keys
 from penstock_ledger.in_redis.batches import AskedAgain, Lately, SettledCrash, lately_of
 
-FOREIGN_TO_SQL: Final = ("skipped", "rate_limited", "repairs", "fallbacks")  # only Redis has them: a reset keeps them
+FOREIGN_TO_SQL: Final = (
+    "skipped",
+    "rate_limited",
+    "repairs",
+    "fallbacks",
+)  # only Redis has them: a reset keeps them
 
 
 def stats(client: Any, job_id: str) -> dict[str, int]:
@@ -27,9 +32,15 @@ def finished_of(client: Any, job_ids: Collection[str]) -> list[int]:
 
 
 def purged(client: Any, job_ids: Collection[str]) -> set[str]:
-    """Return those of them that were purged lately: no key of theirs is written any more. Scripts ask likewise (purged.lua)."""
+    """Return those of them that were purged lately: no key of theirs is written any more.
+
+    Scripts ask likewise (purged.lua)."""
     states = client.mget([keys.job_state(job_id) for job_id in job_ids]) if job_ids else []
-    return {job_id for job_id, state in zip(job_ids, states, strict=True) if state == keys.PURGED.encode()}
+    return {
+        job_id
+        for job_id, state in zip(job_ids, states, strict=True)
+        if state == keys.PURGED.encode()
+    }
 
 
 def reset(client: Any, job_id: str, known: Mapping[str, int]) -> None:
@@ -61,14 +72,18 @@ def count_asked_again(client: Any, asked: Sequence[AskedAgain]) -> None:
 def count_tried_again(client: Any, tried: Sequence[SettledCrash]) -> dict[tuple[str, int], Lately]:
     """Count these tries; what they used up is counted with the outcome.
 
-    Returns the latest documents of feeds of which first answers were refused, as lately.lua has them.
+    Returns the latest documents of feeds of which first answers were refused, as lately.lua has
+    them.
     """
     counts: Counter[tuple[str, str]] = Counter()
     refused: Counter[tuple[str, int, str]] = Counter()
     for key, reason, refused_first in tried:
         counts[key.job_id, f"{keys.RETRIED}{reason}"] += 1
         if refused_first:
-            refused.update((key.job_id, key.generation, field) for field in ("answered", "missed", f"why:{reason}"))
+            refused.update(
+                (key.job_id, key.generation, field)
+                for field in ("answered", "missed", f"why:{reason}")
+            )
     _add(client, counts)
     gone = purged(client, {job_id for job_id, _, _ in refused})
     feeds = dict[tuple[str, int], str]()

@@ -1,7 +1,8 @@
 """Which fed documents have no message: not in any place where one can be.
 
-Places are read in the direction in which messages move, queue -> unacked -> delayed -> parked, so that one that moves
-during the look is seen at its next place. A message that goes back to the queue meanwhile can still be missed.
+Places are read in the direction in which messages move, queue -> unacked -> delayed -> parked, so
+that one that moves during the look is seen at its next place. A message that goes back to the queue
+meanwhile can still be missed.
 """
 
 from __future__ import annotations
@@ -15,13 +16,19 @@ from penstock_ledger.in_redis.redis_scripts import TAGS_MAX, Scripts
 from penstock_ledger.model import ItemKey
 
 
-def find_missing(client: Any, scripts: Scripts, queues: Sequence[str], wanted: dict[str, ItemKey]) -> list[ItemKey]:
-    """The items among ``wanted`` (by tag) without a message. ``queues`` are all of their lane. Time grows with the window and
-    the queues."""
+def find_missing(
+    client: Any, scripts: Scripts, queues: Sequence[str], wanted: dict[str, ItemKey]
+) -> list[ItemKey]:
+    """The items among ``wanted`` (by tag) without a message.
+
+    ``queues`` are all of their lane. Time grows with the window and the queues."""
     lost = dict(wanted)
     for queue in queues:
         _drop(lost, _listed_tags(scripts, queue))
-    held = [*map(keys.unacked, queues), keys.OLDER_UNACKED]  # workers of before the last upgrade may hold some
+    held = [
+        *map(keys.unacked, queues),
+        keys.OLDER_UNACKED,
+    ]  # workers of before the last upgrade may hold some
     for unacked in held:
         _drop(lost, _held(client, unacked, list(lost)))
     for queue in queues:
@@ -32,8 +39,10 @@ def find_missing(client: Any, scripts: Scripts, queues: Sequence[str], wanted: d
 
 
 def held_by(client: Any, queues: Sequence[str], wanted: dict[str, ItemKey]) -> set[ItemKey]:
-    """Those of ``wanted`` (by tag) whose messages are with workers of these queues. There may be one for each of many models:
-    where workers hold fewer messages than are asked for, their tags are read instead of asking for each."""
+    """Those of ``wanted`` (by tag) whose messages are with workers of these queues.
+
+    There may be one for each of many models: where workers hold fewer messages than are asked for,
+    their tags are read instead of asking for each."""
     names = [*map(keys.unacked, queues)]
     with client.pipeline(transaction=False) as pipe:
         for name in names:
@@ -54,9 +63,11 @@ def _drop(lost: dict[str, ItemKey], found: Iterable[str]) -> None:
 
 
 def _listed_tags(scripts: Scripts, name: str) -> Iterator[str]:
-    """Tags of a list that grows at its left while it is read: messages shift towards the reader, so none is passed over.
+    """Tags of a list that grows at its left while it is read: messages shift towards the reader, so
+    none is passed over.
 
-    The end is where it was when the walk began or later; kombu consumes there, and then the walk ends earlier.
+    The end is where it was when the walk began or later; kombu consumes there, and then the walk
+    ends earlier.
     """
     first = 0
     while True:

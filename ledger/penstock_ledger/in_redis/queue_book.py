@@ -1,8 +1,8 @@
 """Which queues a lane has: its own, and one for each model that jobs name or workers serve.
 
-Which models there are is not known beforehand (a batch line may name any), so each queue is noted in Redis by what puts
-messages into it and by the workers that take them out. What a stranger writes there is passed over unless it is a queue of
-the lane.
+Which models there are is not known beforehand (a batch line may name any), so each queue is noted
+in Redis by what puts messages into it and by the workers that take them out. What a stranger writes
+there is passed over unless it is a queue of the lane.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from penstock_ledger import keys
 from penstock_ledger.in_redis.redis_scripts import Scripts
 
 QUEUES_MAX: Final = 256
-"""Queues of models in one lane that feeds may open. Documents of further models wait in the lane's own queue."""
+"""Queues of models in one lane that feeds may open. Documents of further models wait in the lane's
+own queue."""
 WORKER_QUEUES_MAX: Final = 1_024
 """The same for workers, whose models must be found whatever feeds have noted before them."""
 IDLE_S: Final = 3_600
@@ -28,7 +29,8 @@ NO_ROOM_WAIT_S: Final = 30.0
 
 
 FOUND_SHOWN_MAX: Final = 10_000
-"""Messages that an autoscaler is shown for the adapters of one model: more pods than there are cards, a few bytes for each."""
+"""Messages that an autoscaler is shown for the adapters of one model: more pods than there are
+cards, a few bytes for each."""
 FOUND_BELIEVED_S: Final = 600
 """It is shown so long after it was last counted: beyond that no control loop runs."""
 
@@ -40,12 +42,16 @@ class QueueBook:
         self._client: Any = client
         self._scripts = Scripts(client)
 
-    def note(self, lane: str, queues: Collection[str], *, by_worker: bool = False) -> frozenset[str]:
+    def note(
+        self, lane: str, queues: Collection[str], *, by_worker: bool = False
+    ) -> frozenset[str]:
         """Note queues that are in use; returns those for which the lane has no room."""
         named = sorted(queue for queue in queues if queue != lane)
         if not named:
             return frozenset()
-        return self._scripts.note_queues(lane, WORKER_QUEUES_MAX if by_worker else QUEUES_MAX, named)
+        return self._scripts.note_queues(
+            lane, WORKER_QUEUES_MAX if by_worker else QUEUES_MAX, named
+        )
 
     def of(self, lane: str) -> list[str]:
         """All queues of a lane, its own first."""
@@ -62,7 +68,8 @@ class QueueBook:
         return self._scripts.forget_queues(lane, IDLE_S, LOOKED_AT)
 
     def note_found(self, lane: str, home: str, queues: Collection[str]) -> None:
-        """Note the queues of adapters that workers of a model have found, in place of those before; kept when they end.
+        """Note the queues of adapters that workers of a model have found, in place of those before;
+        kept when they end.
 
         ``home`` is the queue under whose name those workers keep what they hold.
         """
@@ -71,13 +78,24 @@ class QueueBook:
     def found(self, lane: str) -> Mapping[str, str]:
         """The queues of adapters that workers have found, each with the queue of their model."""
         noted = self._client.hgetall(keys.found(lane))
-        read = {name.decode("utf-8", "replace"): home.decode("utf-8", "replace") for name, home in noted.items()}
-        return {name: home for name, home in read.items() if self.is_of(lane, name) and self.is_of(lane, home)}
+        read = {
+            name.decode("utf-8", "replace"): home.decode("utf-8", "replace")
+            for name, home in noted.items()
+        }
+        return {
+            name: home
+            for name, home in read.items()
+            if self.is_of(lane, name) and self.is_of(lane, home)
+        }
 
     def show_found(self, home: str, waiting: int) -> None:
-        """Show an autoscaler how many messages wait for adapters that workers of this model have found."""
+        """Show an autoscaler how many messages wait for adapters that workers of this model have
+        found."""
         self._scripts.show_found(home, min(waiting, FOUND_SHOWN_MAX), FOUND_BELIEVED_S)
 
     def move(self, queue: str, messages: Sequence[tuple[str, bytes]]) -> int:
-        """Send (tag, message) pairs to another queue of their lane, as soon as their holder has acknowledged them."""
-        return self._scripts.move(keys.lane_queue(queue), queue, messages, most=QUEUES_MAX, wait_s=NO_ROOM_WAIT_S)
+        """Send (tag, message) pairs to another queue of their lane, as soon as their holder has
+        acknowledged them."""
+        return self._scripts.move(
+            keys.lane_queue(queue), queue, messages, most=QUEUES_MAX, wait_s=NO_ROOM_WAIT_S
+        )

@@ -1,7 +1,9 @@
-"""What stops a provider's quota now, for those who look at it from outside: the few fields of its Redis hash that say so.
+"""What stops a provider's quota now, for those who look at it from outside: the few fields of its
+Redis hash that say so.
 
-The hash is the rate limiter's own (`ratelimit/`, store/scripts/reserve.lua lists its fields), which reads all of it in
-``penstock_ratelimit.read_quotas``; tests/contract/test_quotas_seen.py holds the two together. What cannot be read is left out.
+The hash is the rate limiter's own (`ratelimit/`, store/scripts/reserve.lua lists its fields), which
+reads all of it in ``penstock_ratelimit.read_quotas``; tests/contract/test_quotas_seen.py holds the
+two together. What cannot be read is left out.
 """
 
 from __future__ import annotations
@@ -19,11 +21,22 @@ QUOTAS_READ: Final = 256  # a fleet has a few; more than this is one quota per c
 TEXT_CHARS: Final = 500  # of why it is held
 LIMITS_READ: Final = 32  # of one quota
 _IDS: Final = "penstock:quotas"
-_FIELDS: Final = ("config", "hold", "hat", "bs", "bu", "nb", "n", "x:throttled", "x:ramp", "x:failed")
+_FIELDS: Final = (
+    "config",
+    "hold",
+    "hat",
+    "bs",
+    "bu",
+    "nb",
+    "n",
+    "x:throttled",
+    "x:ramp",
+    "x:failed",
+)
 
 
-# What the counters of a quota count, in the words of every screen. All of them begin when Redis first knows the quota, go on from
-# job to job, and begin anew where Redis has lost its data.
+# What the counters of a quota count, in the words of every screen. All of them begin when Redis
+# first knows the quota, go on from job to job, and begin anew where Redis has lost its data.
 COUNTED: Final[Mapping[str, str]] = {
     "granted": "calls started",
     "throttled": "answered 429",
@@ -49,7 +62,8 @@ class QuotaSeen(NamedTuple):
 
     @property
     def state(self) -> QuotaState:
-        """What keeps requests from starting: the account is held, the provider fails, it said wait; or nothing."""
+        """What keeps requests from starting: the account is held, the provider fails, it said wait;
+        or nothing."""
         if self.hold:
             return "held"
         if self.open_left_s > 0 or self.probing:
@@ -73,7 +87,8 @@ def quotas_seen(client: redis.Redis, clock_us: Callable[[], int] | None = None) 
         (seconds, micros), *rows = pipe.execute()
     now_us = seconds * 1_000_000 + micros if clock_us is None else clock_us()
     return [
-        _seen(quota_id, dict(zip(_FIELDS, row, strict=True)), now_us) for quota_id, row in zip(ids, rows, strict=True)
+        _seen(quota_id, dict(zip(_FIELDS, row, strict=True)), now_us)
+        for quota_id, row in zip(ids, rows, strict=True)
     ]
 
 

@@ -4,12 +4,13 @@
     rediss://…?ssl_ca_certs=/ca.pem                        the same over TLS; certificates are checked by default
     unix:///run/redis.sock?db=0                            a unix socket
     sentinel://[user:password@]host[:26379][,host2[:port]…][/db]?service=mymaster
-                                                           whichever server these Sentinels call the master
+                                                           whichever server these Sentinels call the
+                                                           master
     sentinels://…                                          the same, with TLS to Sentinels and servers
 
-User and password are those of Redis; Sentinels may have their own (``sentinel_username``, ``sentinel_password``). Other
-options in the query are redis-py's: ``ssl_ca_certs``, ``ssl_certfile``, ``ssl_keyfile``, ``ssl_cert_reqs``,
-``ssl_check_hostname``, ``max_connections``, …
+User and password are those of Redis; Sentinels may have their own (``sentinel_username``,
+``sentinel_password``). Other options in the query are redis-py's: ``ssl_ca_certs``,
+``ssl_certfile``, ``ssl_keyfile``, ``ssl_cert_reqs``, ``ssl_check_hostname``, ``max_connections``, …
 """
 
 from __future__ import annotations
@@ -31,8 +32,9 @@ from penstock_ledger.redaction import is_secret_option
 SERVER_SCHEMES: Final = ("redis", "rediss", "unix")
 SENTINEL_SCHEMES: Final = ("sentinel", "sentinels")
 REDIS_TIMEOUT_S: Final = 15.0
-"""A call that waits longer for Redis is an error that its caller repeats: no script of Penstock takes as long, and without a
-limit a server that is gone, and never says so, blocks its caller for ever."""
+"""A call that waits longer for Redis is an error that its caller repeats: no script of Penstock
+takes as long, and without a limit a server that is gone, and never says so, blocks its caller for
+ever."""
 REDIS_CONNECT_TIMEOUT_S: Final = 5.0
 """The same for a new connection, which a server that is there accepts in milliseconds."""
 SENTINEL_PORT: Final = 26379
@@ -58,7 +60,8 @@ class RedisAddress:
         if "cluster" in scheme:
             raise ValueError(
                 "Redis Cluster is not supported, because one step touches keys of several slots: "
-                "give one server (redis://), or Sentinels (sentinel://host:26379,host2:26379/0?service=NAME)"
+                "give one server (redis://), or Sentinels "
+                "(sentinel://host:26379,host2:26379/0?service=NAME)"
             )
         if scheme not in SERVER_SCHEMES or "://" not in url:
             known = " or ".join(f"{known}://" for known in (*SERVER_SCHEMES, *SENTINEL_SCHEMES))
@@ -72,22 +75,43 @@ class RedisAddress:
         login, _, hosts = parts.netloc.rpartition("@")
         query = dict(parse_qsl(parts.query))
         if not query.get("service"):
-            raise ValueError("name the service that the Sentinels watch: sentinel://host:26379/0?service=mymaster")
+            raise ValueError(
+                "name the service that the Sentinels watch: "
+                "sentinel://host:26379/0?service=mymaster"
+            )
         sentinels = tuple(_host_and_port(host) for host in hosts.split(",") if host)
         if not sentinels:
-            raise ValueError("name at least one Sentinel: sentinel://host:26379,host2:26379/0?service=mymaster")
+            raise ValueError(
+                "name at least one Sentinel: sentinel://host:26379,host2:26379/0?service=mymaster"
+            )
         host, port = sentinels[0]
         rest = urlencode({name: value for name, value in query.items() if name not in _OWN_OPTIONS})
-        netloc = (f"{login}@" if login else "") + (f"[{host}]:{port}" if ":" in host else f"{host}:{port}")
-        server = urlunsplit(("rediss" if parts.scheme == "sentinels" else "redis", netloc, parts.path, rest, ""))
+        netloc = (f"{login}@" if login else "") + (
+            f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        )
+        server = urlunsplit(
+            ("rediss" if parts.scheme == "sentinels" else "redis", netloc, parts.path, rest, "")
+        )
         _read(server)
-        named = {"username": query.get("sentinel_username"), "password": query.get("sentinel_password")}
-        return cls(server, sentinels, query["service"], {name: value for name, value in named.items() if value})
+        named = {
+            "username": query.get("sentinel_username"),
+            "password": query.get("sentinel_password"),
+        }
+        return cls(
+            server,
+            sentinels,
+            query["service"],
+            {name: value for name, value in named.items() if value},
+        )
 
     @cached_property
     def parameters(self) -> dict[str, Any]:
-        """Of a connection to a server, as redis-py names them. With Sentinels, host and port are theirs to tell."""
-        defaults: dict[str, Any] = {} if self.url.startswith("unix:") else {"host": "127.0.0.1", "port": 6379}
+        """Of a connection to a server, as redis-py names them.
+
+        With Sentinels, host and port are theirs to tell."""
+        defaults: dict[str, Any] = (
+            {} if self.url.startswith("unix:") else {"host": "127.0.0.1", "port": 6379}
+        )
         if self.over_tls:
             defaults["ssl_cert_reqs"] = "required"
         parameters = {"db": 0, **defaults, **_read(self.url)}
@@ -105,7 +129,8 @@ class RedisAddress:
         return self.url.startswith("rediss:")
 
     def connect(self, **options: Any) -> redis.Redis:
-        """A client that finds its server when it is first used, and the new master after a failover.
+        """A client that finds its server when it is first used, and the new master after a
+        failover.
 
         ``options`` are redis-py's.
         """
@@ -121,11 +146,18 @@ class RedisAddress:
         if not self.sentinels:
             return redis.asyncio.Redis.from_url(self.url, **self._fitting(options))
         client: redis.asyncio.Redis = self._manager(async_sentinel).master_for(
-            self.service, redis.asyncio.Redis, AsyncSentinelPool, **self.parameters, **options, ssl=self.over_tls
+            self.service,
+            redis.asyncio.Redis,
+            AsyncSentinelPool,
+            **self.parameters,
+            **options,
+            ssl=self.over_tls,
         )
         return client
 
-    def pool(self, connection_class: type[Any], parameters: Mapping[str, Any]) -> redis.ConnectionPool:
+    def pool(
+        self, connection_class: type[Any], parameters: Mapping[str, Any]
+    ) -> redis.ConnectionPool:
         """For a client that builds its own connections, as kombu does."""
         if not self.sentinels:
             return redis.ConnectionPool(connection_class=connection_class, **parameters)
@@ -177,10 +209,14 @@ def without_secrets(url: str) -> str:
     user, colon, _ = login.partition(":")
     query = parts.query
     if any(is_secret_option(name) for name, _ in parse_qsl(query)):
-        query = "&".join(f"{name}={'…' if is_secret_option(name) else value}" for name, value in parse_qsl(query))
+        query = "&".join(
+            f"{name}={'…' if is_secret_option(name) else value}" for name, value in parse_qsl(query)
+        )
     if not parts.netloc:  # a file: urlunsplit would drop two of the slashes of sqlite:////srv/p.db
         return url.replace(parts.query, query) if parts.query else url
-    return urlunsplit(parts._replace(netloc=f"{user}{colon}{'…' if colon else ''}{at}{hosts}", query=query))
+    return urlunsplit(
+        parts._replace(netloc=f"{user}{colon}{'…' if colon else ''}{at}{hosts}", query=query)
+    )
 
 
 def _read(url: str) -> dict[str, Any]:

@@ -1,7 +1,9 @@
-"""The hot half of the ledger: what is finished, fed, started and delayed, in Redis. All of it can be rebuilt from SQL.
+"""The hot half of the ledger: what is finished, fed, started and delayed, in Redis.
 
-Every change is one atomic script call of at most 500 items; longer batches are cut, so a batch as a whole is
-not atomic. Reads that walk over large keys do so in bounded steps.
+All of it can be rebuilt from SQL.
+
+Every change is one atomic script call of at most 500 items; longer batches are cut, so a batch as a
+whole is not atomic. Reads that walk over large keys do so in bounded steps.
 """
 
 from __future__ import annotations
@@ -44,7 +46,9 @@ SCAN_STEP: Final = 1_000  # keys or fields per step of a scan
 LONGEST_DELAY_S: Final = 90_000.0  # of a retry, as a default: no setting allows more than a day
 HELD_S: Final = 1.0  # how much longer a due retry waits while its last delivery is not acknowledged
 PURGED_S: Final = 604_800  # a worker that was frozen for longer than a week is not expected back
-REBUILT_S: Final = 300  # workers lose what they held from before within a visibility timeout, a minute by default
+REBUILT_S: Final = (
+    300  # workers lose what they held from before within a visibility timeout, a minute by default
+)
 
 _STATES: Final = {
     JobState.PAUSED: b"paused",
@@ -55,14 +59,19 @@ _STATES: Final = {
 
 
 class RedisLedger:
-    """``client`` answers in bytes (``decode_responses=False``). Safe to share between threads, as the client is.
+    """``client`` answers in bytes (``decode_responses=False``).
 
-    A lane may have queues per model (``queues``): where a call takes the name of a lane's own queue, it looks at all of them.
-    Besides RedisForgot and RedisUnfit, calls raise redis.RedisError.
+    Safe to share between threads, as the client is.
+
+    A lane may have queues per model (``queues``): where a call takes the name of a lane's own
+    queue, it looks at all of them. Besides RedisForgot and RedisUnfit, calls raise
+    redis.RedisError.
     """
 
     def __init__(self, client: redis.Redis, epoch: str) -> None:
-        self._client: Any = client  # redis-py types the sync and async client as one: each answer would need a cast
+        self._client: Any = (
+            client  # redis-py types the sync and async client as one: each answer would need a cast
+        )
         self._redis = client
         self._epoch = epoch
         self._scripts = Scripts(client)
@@ -71,17 +80,24 @@ class RedisLedger:
         self.budgets = BudgetBook(client)
         self._run_seen: str | None = None  # written by check_epoch, read by install_epoch
 
-    # -- the life of an item -------------------------------------------------------------------------------------------
+    # -- the life of an item -----------------------------------------------------------------------
 
     def publish(
-        self, queue: str, docs: Iterable[Publish], buckets: int, *, urgent: bool = False, again: bool = False
+        self,
+        queue: str,
+        docs: Iterable[Publish],
+        buckets: int,
+        *,
+        urgent: bool = False,
+        again: bool = False,
     ) -> PublishReport:
-        """Queue documents that are neither finished nor in the window, in calls of at most BATCH_MAX documents and
-        PUBLISH_BYTES_MAX bytes.
+        """Queue documents that are neither finished nor in the window, in calls of at most
+        BATCH_MAX documents and PUBLISH_BYTES_MAX bytes.
 
-        ``urgent`` ones, whose messages must say so, go behind earlier urgent ones at the consuming end. ``again`` is for
-        documents in the window whose message is lost: they are queued again and stay in the window all the while.
-        Raises RedisForgot when the sentinel is missing or another; earlier calls have been published then.
+        ``urgent`` ones, whose messages must say so, go behind earlier urgent ones at the consuming
+        end. ``again`` is for documents in the window whose message is lost: they are queued again
+        and stay in the window all the while. Raises RedisForgot when the sentinel is missing or
+        another; earlier calls have been published then.
         """
         published = done = in_window = 0
         for feed, chunk in feed_chunks(docs):
@@ -94,12 +110,19 @@ class RedisLedger:
         return PublishReport(published, done, in_window)
 
     def begin(self, items: Sequence[Begin], lane: str = "") -> list[Begun]:
-        """Count the starts of items, in their order, unless they are finished, paused, cancelled, in no window or beyond the
-        budget of their job, or it has moved to another lane than the caller's."""
-        return [begun for chunk in chunks(items) for begun in self._scripts.begin(chunk, self._epoch, lane)]
+        """Count the starts of items, in their order, unless they are finished, paused, cancelled,
+        in no window or beyond the budget of their job, or it has moved to another lane than the
+        caller's."""
+        return [
+            begun
+            for chunk in chunks(items)
+            for begun in self._scripts.begin(chunk, self._epoch, lane)
+        ]
 
     def settle(self, batch: SettleBatch) -> SettleReport:
-        """Conclude items, then put others off. Works in a full Redis too, because it is what frees memory."""
+        """Conclude items, then put others off.
+
+        Works in a full Redis too, because it is what frees memory."""
         new = delayed = 0
         lately = dict[tuple[str, int], Lately]()
         for chunk in settle_chunks(batch, BATCH_MAX):
@@ -114,10 +137,14 @@ class RedisLedger:
         lately |= job_counters.count_tried_again(self._client, batch.tried_again)
         return SettleReport(new, delayed, lately)
 
-    def promote(self, queue: str, limit: int = BATCH_MAX, *, longest_s: float = LONGEST_DELAY_S) -> int:
-        """Queue up to ``limit`` messages of each queue of a lane whose time has come; returns how many moved.
+    def promote(
+        self, queue: str, limit: int = BATCH_MAX, *, longest_s: float = LONGEST_DELAY_S
+    ) -> int:
+        """Queue up to ``limit`` messages of each queue of a lane whose time has come; returns how
+        many moved.
 
-        None waits longer than ``longest_s`` seconds from now: a server's clock may have stepped back since it was delayed.
+        None waits longer than ``longest_s`` seconds from now: a server's clock may have stepped
+        back since it was delayed.
         """
         queues = self.queues.of(queue)
         moved = 0
@@ -127,8 +154,12 @@ class RedisLedger:
         return moved
 
     def tell_answered(self, items: Iterable[ItemKey]) -> None:
-        """Tell those who wait for them that these items have outcomes. A message that is lost costs time only."""
-        self._client.publish(keys.ANSWERED, "\n".join(f"{job_id} {doc_id}" for job_id, _, doc_id in items))
+        """Tell those who wait for them that these items have outcomes.
+
+        A message that is lost costs time only."""
+        self._client.publish(
+            keys.ANSWERED, "\n".join(f"{job_id} {doc_id}" for job_id, _, doc_id in items)
+        )
 
     def park(self, job_id: str, raws: Sequence[bytes]) -> None:
         """Keep messages of a paused job outside the queue."""
@@ -138,13 +169,15 @@ class RedisLedger:
             self._client.rpush(f"{keys.job_scope(job_id)}:parked", *chunk)
 
     def unpark(self, job_id: str, queue: str, limit: int = BATCH_MAX) -> int:
-        """Return up to ``limit`` parked messages to their queues, of the lane with this one; returns how many moved. Call it
-        for every running job now and then: a worker may park a message just after the job was resumed."""
+        """Return up to ``limit`` parked messages to their queues, of the lane with this one;
+        returns how many moved. Call it for every running job now and then: a worker may park a
+        message just after the job was resumed."""
         queues = self.queues.of(queue)
         return until_short(limit, lambda step: self._scripts.unpark(job_id, queue, queues, step))
 
     def bind(self, job_id: str, queue: str) -> str:
-        """Bind a job that names no model to the queue of one; returns the queue that it is bound to, by whichever came first."""
+        """Bind a job that names no model to the queue of one; returns the queue that it is bound
+        to, by whichever came first."""
         if not job_counters.purged(self._client, [job_id]):
             self._client.set(keys.bound_queue(job_id), queue, nx=True)
         return self.bound(job_id) or queue
@@ -154,7 +187,7 @@ class RedisLedger:
         found = self._client.get(keys.bound_queue(job_id))
         return None if found is None else found.decode("utf-8", "replace")
 
-    # -- the window ----------------------------------------------------------------------------------------------------
+    # -- the window --------------------------------------------------------------------------------
 
     def outstanding(self, job_id: str, generation: int) -> int:
         """Documents that were fed and are not finished."""
@@ -168,11 +201,14 @@ class RedisLedger:
             return [int(length) for length in pipe.execute()]
 
     def window(self, job_id: str, generation: int) -> Iterator[tuple[str, str]]:
-        """(document id, position) of all that were fed and are not finished; one may come twice while it changes."""
+        """(document id, position) of all that were fed and are not finished; one may come twice
+        while it changes."""
         for doc, position in self._client.hscan_iter(_window(job_id, generation), count=SCAN_STEP):
             yield doc.decode(), position.decode()
 
-    def held(self, queue: str, items: Iterable[ItemKey], tag_of: Callable[[ItemKey], str]) -> set[ItemKey]:
+    def held(
+        self, queue: str, items: Iterable[ItemKey], tag_of: Callable[[ItemKey], str]
+    ) -> set[ItemKey]:
         """Those of ``items`` that workers of the lane with this queue hold."""
         tags = {tag_of(key): key for key in items}
         return held_by(self._client, self.queues.of(queue), tags)
@@ -186,22 +222,36 @@ class RedisLedger:
         *,
         besides: Iterable[str] = (),
     ) -> list[tuple[str, str]]:
-        """(document id, position) of those in the window that are neither queued nor unacked, delayed or parked.
+        """(document id, position) of those in the window that are neither queued nor unacked,
+        delayed or parked.
 
-        ``besides``: queues of lanes that the job has left; what their workers hold still is not missing.
-        A document that moves between two places during the look may be named by mistake: act on those that are named twice.
+        ``besides``: queues of lanes that the job has left; what their workers hold still is not
+        missing.
+        A document that moves between two places during the look may be named by mistake: act on
+        those that are named twice.
         """
-        window = {ItemKey(job_id, generation, doc): position for doc, position in self.window(job_id, generation)}
-        lost = find_missing(self._client, self._scripts, self.queues.of(queue), {tag_of(key): key for key in window})
+        window = {
+            ItemKey(job_id, generation, doc): position
+            for doc, position in self.window(job_id, generation)
+        }
+        lost = find_missing(
+            self._client, self._scripts, self.queues.of(queue), {tag_of(key): key for key in window}
+        )
         for left in besides:
             lost = sorted(set(lost) - self.held(left, lost, tag_of))
         still = self._still_in_window(job_id, generation, [key.doc_id for key in lost])
         return [(key.doc_id, window[key]) for key in lost if key.doc_id in still]
 
     def under_way(
-        self, queue: str, job_id: str, generation: int, tag_of: Callable[[ItemKey], str], lease_s: float
+        self,
+        queue: str,
+        job_id: str,
+        generation: int,
+        tag_of: Callable[[ItemKey], str],
+        lease_s: float,
     ) -> int:
-        """Items that were begun, and whose worker lives: its lease is younger than ``lease_s`` seconds."""
+        """Items that were begun, and whose worker lives: its lease is younger than ``lease_s``
+        seconds."""
         begun = self._client.hkeys(f"{keys.feed_scope(job_id, generation)}:starts")
         tags = [tag_of(ItemKey(job_id, generation, doc.decode())) for doc in begun]
         now = self._now()
@@ -217,27 +267,31 @@ class RedisLedger:
         )  # later: in RabbitMQ, or of a clock that stepped back
 
     def begun(self, items: Sequence[ItemKey]) -> list[bool]:
-        """Whether a worker has begun each of them and not concluded it: its call may be on its way."""
+        """Whether a worker has begun each of them and not concluded it: its call may be on its
+        way."""
         with self._client.pipeline(transaction=False) as pipe:
             for job_id, generation, doc_id in items:
                 pipe.hexists(f"{keys.feed_scope(job_id, generation)}:starts", doc_id)
             return [bool(is_there) for is_there in pipe.execute()]
 
     def drop_from_window(self, items: Iterable[ItemKey]) -> None:
-        """Forget that items were fed, so that they may be published again (or because they are finished)."""
+        """Forget that items were fed, so that they may be published again (or because they are
+        finished)."""
         with self._client.pipeline(transaction=False) as pipe:
             for job_id, generation, doc_id in items:
                 pipe.hdel(_window(job_id, generation), doc_id)
             pipe.execute()
 
-    # -- figures -------------------------------------------------------------------------------------------------------
+    # -- figures -----------------------------------------------------------------------------------
 
     def depth(self, queue: str) -> Depth:
         """Of all queues of a lane together."""
         return Depth(*map(sum, zip(*self.depths(queue).values(), strict=True)))
 
     def depths(self, queue: str) -> dict[str, Depth]:
-        """Of each queue of a lane, its own first. What a worker holds counts for the queue of the model that it hosts."""
+        """Of each queue of a lane, its own first.
+
+        What a worker holds counts for the queue of the model that it hosts."""
         names = self.queues.of(queue)
         with self._client.pipeline(transaction=False) as pipe:
             for name in names:
@@ -246,10 +300,14 @@ class RedisLedger:
                 pipe.zcard(keys.delayed(name))
                 pipe.zcard(keys.relayed(name))
             counts = iter(pipe.execute())
-        return {name: Depth(next(counts), next(counts), next(counts), next(counts)) for name in names}
+        return {
+            name: Depth(next(counts), next(counts), next(counts), next(counts)) for name in names
+        }
 
     def stats(self, job_id: str) -> dict[str, int]:
-        """Counters since the job started, as far as Redis remembers. They are for people; what decides is counted in SQL."""
+        """Counters since the job started, as far as Redis remembers.
+
+        They are for people; what decides is counted in SQL."""
         return job_counters.stats(self._client, job_id)
 
     def finished_of(self, job_ids: Collection[str]) -> list[int]:
@@ -261,7 +319,8 @@ class RedisLedger:
         job_counters.reset(self._client, job_id, stats)
 
     def next_of(self, job_id: str, queue: str) -> int:
-        """How many messages of a job are among the next in line of one queue, a few hundred at most."""
+        """How many messages of a job are among the next in line of one queue, a few hundred at
+        most."""
         _, tags = self._scripts.tags(queue, -TAGS_MAX, -1)
         return sum(tag.startswith(f"{job_id}:".encode()) for tag in tags)
 
@@ -300,22 +359,26 @@ class RedisLedger:
         return workers_seen.workers(self._client, self._now())
 
     def controls(self, name: str, forget_s: float) -> int:
-        """Say that the control process ``name`` turns; returns how many have said so in the last ``forget_s`` seconds."""
+        """Say that the control process ``name`` turns; returns how many have said so in the last
+        ``forget_s`` seconds."""
         return self._scripts.present(name, forget_s)
 
     def control_left(self, name: str) -> None:
         """The control process ``name`` turns no more."""
         self._client.zrem(keys.CONTROLS, name)
 
-    # -- whether Redis lost what it held ------------------------------------------------------------------------------
+    # -- whether Redis lost what it held -----------------------------------------------------------
 
     def preflight(self) -> None:
         """Raises RedisUnfit, with the fix, for a Redis that would lose work."""
         redis_health.check(self._redis)
 
     def check_epoch(self) -> bool:
-        """Whether Redis still holds this database's epoch and has not restarted since that was written."""
-        with self._client.pipeline(transaction=False) as pipe:  # one round trip: every round of each control loop asks
+        """Whether Redis still holds this database's epoch and has not restarted since that was
+        written."""
+        with self._client.pipeline(
+            transaction=False
+        ) as pipe:  # one round trip: every round of each control loop asks
             pipe.info("server")
             pipe.mget(keys.EPOCH, keys.EPOCH_RUN)
             server, (epoch, run) = pipe.execute()
@@ -323,18 +386,26 @@ class RedisLedger:
         return bool(epoch == self._epoch.encode() and run == self._run_seen.encode())
 
     def install_epoch(self) -> None:
-        """Declare Redis rebuilt, as of the server that ``check_epoch`` saw: a restart since then is found next time."""
+        """Declare Redis rebuilt, as of the server that ``check_epoch`` saw: a restart since then is
+        found next time."""
         run = self._run_seen or redis_health.run_id(self._redis)
-        self._client.set(keys.EPOCH_REBUILT, "1", ex=REBUILT_S)  # first: until then, windows may not be complete
+        self._client.set(
+            keys.EPOCH_REBUILT, "1", ex=REBUILT_S
+        )  # first: until then, windows may not be complete
         self._client.mset({keys.EPOCH: self._epoch, keys.EPOCH_RUN: run})
 
-    def rehydrate(self, job_id: str, generation: int, docs: Iterable[tuple[str, bool]], buckets: int) -> int:
-        """Write (document id, is dead) into the completed set; returns how many were missing there."""
+    def rehydrate(
+        self, job_id: str, generation: int, docs: Iterable[tuple[str, bool]], buckets: int
+    ) -> int:
+        """Write (document id, is dead) into the completed set; returns how many were missing
+        there."""
         feed = (job_id, generation)
         return sum(self._scripts.rehydrate(feed, chunk, buckets) for chunk in chunks(docs))
 
     def set_job_state(self, job_id: str, state: JobState) -> None:
-        """Write the state that workers see at begin. A job in a state that is nothing to them has no key."""
+        """Write the state that workers see at begin.
+
+        A job in a state that is nothing to them has no key."""
         seen_as = _STATES.get(state)
         if job_counters.purged(self._client, [job_id]):
             return
@@ -357,11 +428,15 @@ class RedisLedger:
         return seen
 
     def forget(self, job_id: str) -> None:
-        """Delete all keys of a job but one, which keeps late workers from writing others and expires. Walks over the whole key
-        space in small steps: for jobs that are over."""
+        """Delete all keys of a job but one, which keeps late workers from writing others and
+        expires. Walks over the whole key space in small steps: for jobs that are over."""
         state = keys.job_state(job_id)
-        self._client.set(state, keys.PURGED, ex=PURGED_S)  # first: what is deleted after it does not come back
-        names = self._client.scan_iter(match=f"{_no_glob(keys.job_scope(job_id))}:*", count=SCAN_STEP)
+        self._client.set(
+            state, keys.PURGED, ex=PURGED_S
+        )  # first: what is deleted after it does not come back
+        names = self._client.scan_iter(
+            match=f"{_no_glob(keys.job_scope(job_id))}:*", count=SCAN_STEP
+        )
         for chunk in chunks((name for name in names if name != state.encode()), SCAN_STEP):
             self._client.unlink(*chunk)
 
@@ -369,13 +444,17 @@ class RedisLedger:
         with self._client.pipeline(transaction=False) as pipe:
             for queue in queues:
                 pipe.exists(keys.delayed(queue))
-            return [queue for queue, is_there in zip(queues, pipe.execute(), strict=True) if is_there]
+            return [
+                queue for queue, is_there in zip(queues, pipe.execute(), strict=True) if is_there
+            ]
 
     def _still_in_window(self, job_id: str, generation: int, docs: Sequence[str]) -> set[str]:
         found: set[str] = set()
         for chunk in chunks(docs, SCAN_STEP):
             positions = self._client.hmget(_window(job_id, generation), chunk)
-            found.update(doc for doc, position in zip(chunk, positions, strict=True) if position is not None)
+            found.update(
+                doc for doc, position in zip(chunk, positions, strict=True) if position is not None
+            )
         return found
 
     def _now(self) -> float:
@@ -386,7 +465,9 @@ class RedisLedger:
 def _job_seen(job: Job, answers: Iterator[Any]) -> JobSeen:
     seen_as, lane, parked = next(answers) or None, next(answers), next(answers)
     outstanding = tuple(int(length) for length in islice(answers, job.generation))
-    is_current = seen_as == _STATES.get(job.state) and lane == (job.lane.encode() if job.moves else b"")
+    is_current = seen_as == _STATES.get(job.state) and lane == (
+        job.lane.encode() if job.moves else b""
+    )
     return JobSeen(is_current, seen_as == _STATES[JobState.PAUSED], int(parked), outstanding)
 
 

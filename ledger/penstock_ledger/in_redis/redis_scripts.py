@@ -1,4 +1,6 @@
-"""A typed stub per Lua script: arguments in, values out. The steps themselves are explained on top of each script."""
+"""A typed stub per Lua script: arguments in, values out.
+
+The steps themselves are explained on top of each script."""
 
 from __future__ import annotations
 
@@ -28,13 +30,19 @@ from penstock_ledger.in_redis.batches import (
 )
 from penstock_ledger.model import ItemKey
 
-BATCH_MAX: Final = 500  # items per call: other clients wait a few milliseconds at most; Lua's stack ends near 8,000
+# items per call: other clients wait a few milliseconds at most; Lua's stack ends near 8,000
+BATCH_MAX: Final = 500
 # What is put before a script: functions that several have.
 SHARED: Final = {
-    "begin": ("table", "account"), "publish": ("purged", "urgent"), "promote": ("urgent",), "unpark": ("urgent",),
-    "settle": ("purged", "sums", "lately", "account", "keep"), "put_off": ("purged", "sums", "lately", "account"),
-    "budget": ("purged", "account"), "rehydrate": ("purged",),
-}  # fmt: skip
+    "begin": ("table", "account"),
+    "publish": ("purged", "urgent"),
+    "promote": ("urgent",),
+    "unpark": ("urgent",),
+    "settle": ("purged", "sums", "lately", "account", "keep"),
+    "put_off": ("purged", "sums", "lately", "account"),
+    "budget": ("purged", "account"),
+    "rehydrate": ("purged",),
+}
 TAGS_MAX: Final = 250  # raw messages looked at per call; each may hold 16 KiB
 
 _REPLIES: Final = tuple(BeginReply)  # by their numbers
@@ -80,10 +88,13 @@ class Scripts:
         """One feed's documents. Returns the epoch found instead when it is not ``epoch``."""
         scope = keys.feed_scope(*feed)
         fields = _Fields(before=5 + len(docs))
-        entries = [(key.doc_id, position, *fields.place(key.doc_id, buckets)) for key, position, _ in docs]
+        entries = [
+            (key.doc_id, position, *fields.place(key.doc_id, buckets)) for key, position, _ in docs
+        ]
         arguments = [epoch, f"{scope}:done:", int(urgent), int(again), _packed(entries)]
         answer = self._publish(
-            [keys.EPOCH, queue, f"{scope}:window"], [*arguments, *(doc.raw for doc in docs), *fields.arguments]
+            [keys.EPOCH, queue, f"{scope}:window"],
+            [*arguments, *(doc.raw for doc in docs), *fields.arguments],
         )
         return answer if isinstance(answer, bytes) else PublishReport(*answer)
 
@@ -94,24 +105,40 @@ class Scripts:
         feeds, fields = list[tuple[Any, ...]](), _Fields(before=3)
         for feed, numbers in by_feed.items():
             docs = [items[number].key.doc_id for number in numbers]
-            places = [fields.place(doc_id, items[number].buckets) for number, doc_id in zip(numbers, docs, strict=True)]
+            places = [
+                fields.place(doc_id, items[number].buckets)
+                for number, doc_id in zip(numbers, docs, strict=True)
+            ]
             calls = [_call(items[number].may_cost) for number in numbers]
-            feeds.append((*_scopes(feed), docs, *zip(*places, strict=True), *([calls] if any(calls) else [])))
-        answer = self._begin([keys.EPOCH, keys.EPOCH_REBUILT], [epoch, _packed(feeds), lane, *fields.arguments])
-        found = sorted(zip(chain.from_iterable(by_feed.values()), answer[::2], answer[1::2], strict=True))
+            feeds.append(
+                (*_scopes(feed), docs, *zip(*places, strict=True), *([calls] if any(calls) else []))
+            )
+        answer = self._begin(
+            [keys.EPOCH, keys.EPOCH_REBUILT], [epoch, _packed(feeds), lane, *fields.arguments]
+        )
+        found = sorted(
+            zip(chain.from_iterable(by_feed.values()), answer[::2], answer[1::2], strict=True)
+        )
         return [Begun(_REPLIES[reply], crashes) for _, reply, crashes in found]
 
     def settle(
         self, done: Sequence[SettledDone], dead: Sequence[SettledDead]
     ) -> tuple[int, dict[tuple[str, int], Lately]]:
-        """Returns how many are new in the completed set, and the latest documents of each feed that has new ones."""
+        """Returns how many are new in the completed set, and the latest documents of each feed that
+        has new ones."""
         by_feed: dict[tuple[str, int, bool], tuple[list[str], list[tuple[Any, ...]]]] = {}
         fields = _Fields(before=1)
         finished: Iterable[tuple[Any, ...]] = chain(done, dead)
         for key, buckets, why, *figures, has_budget in finished:
             docs, items = by_feed.setdefault((key.job_id, key.generation, has_budget), ([], []))
             docs.append(key.doc_id)
-            items.append((*fields.place(key.doc_id, buckets), why if isinstance(why, str) else int(why), *figures))
+            items.append(
+                (
+                    *fields.place(key.doc_id, buckets),
+                    why if isinstance(why, str) else int(why),
+                    *figures,
+                )
+            )
         feeds = [
             (*_scopes((job_id, generation)), docs, items, *([True] if has_budget else []))
             for (job_id, generation, has_budget), (docs, items) in by_feed.items()
@@ -120,19 +147,32 @@ class Scripts:
         return int(new), _lately({(job_id, generation) for job_id, generation, _ in by_feed}, shown)
 
     def put_off(
-        self, retries: Sequence[SettledRetry], released: Sequence[ItemKey], paid: Mapping[ItemKey, int]
+        self,
+        retries: Sequence[SettledRetry],
+        released: Sequence[ItemKey],
+        paid: Mapping[ItemKey, int],
     ) -> tuple[int, dict[tuple[str, int], Lately]]:
-        """Returns how many are new in the delayed set, and the latest documents of each feed that has new ones."""
+        """Returns how many are new in the delayed set, and the latest documents of each feed that
+        has new ones."""
         arguments: list[Argument] = [len(retries), len(released)]
         for retry in retries:
             arguments += _retry(retry)
         for key in released:
             job = keys.job_scope(key.job_id) if key in paid else ""
-            arguments += (keys.feed_scope(key.job_id, key.generation), key.doc_id, job, paid.get(key, 0))
+            arguments += (
+                keys.feed_scope(key.job_id, key.generation),
+                key.doc_id,
+                job,
+                paid.get(key, 0),
+            )
         delayed, *shown = self._put_off([keys.EPOCH], arguments)
-        return int(delayed), _lately({(retry.key.job_id, retry.key.generation) for retry in retries}, shown)
+        return int(delayed), _lately(
+            {(retry.key.job_id, retry.key.generation) for retry in retries}, shown
+        )
 
-    def promote(self, queue: str, queues: Sequence[str], limit: int, held_s: float, longest_s: float) -> int:
+    def promote(
+        self, queue: str, queues: Sequence[str], limit: int, held_s: float, longest_s: float
+    ) -> int:
         """``queues`` are those whose workers may hold the messages, here and below."""
         names = [keys.delayed(queue), keys.delayed_raw(queue), queue, keys.delayed_clock(queue)]
         return int(self._promote([*names, *map(keys.unacked, queues)], [limit, held_s, longest_s]))
@@ -146,16 +186,24 @@ class Scripts:
         seen, *tags = self._tags([name], [first, last])
         return int(seen), tags
 
-    def rehydrate(self, feed: tuple[str, int], docs: Iterable[tuple[str, bool]], buckets: int) -> int:
+    def rehydrate(
+        self, feed: tuple[str, int], docs: Iterable[tuple[str, bool]], buckets: int
+    ) -> int:
         scope = keys.feed_scope(*feed)
         arguments: list[Argument] = [f"{scope}:done:"]
         for doc_id, dead in docs:
             field = keys.done_field(doc_id)
-            arguments += (keys.done_bucket(field, buckets), field, doc_id, keys.DEAD if dead else keys.DONE)
+            arguments += (
+                keys.done_bucket(field, buckets),
+                field,
+                doc_id,
+                keys.DEAD if dead else keys.DONE,
+            )
         return int(self._rehydrate([f"{scope}:window", f"{scope}:starts"], arguments))
 
     def see(self, jobs: Sequence[tuple[str, int]]) -> list[Any]:
-        """State, lane, messages parked and sizes of the windows of each job (and newest generation), one after the other."""
+        """State, lane, messages parked and sizes of the windows of each job (and newest
+        generation), one after the other."""
         arguments: list[Argument] = []
         for job_id, generation in jobs:
             arguments += (keys.job_scope(job_id), generation)
@@ -179,7 +227,12 @@ class Scripts:
         most: int,
     ) -> int:
         """Entries: field, count, since, last, text. Returns how many are kept."""
-        arguments: list[Argument] = [keep_s, gap_s, most, *(value for entry in entries for value in entry)]
+        arguments: list[Argument] = [
+            keep_s,
+            gap_s,
+            most,
+            *(value for entry in entries for value in entry),
+        ]
         kept: int = self._causes([keys.failing(provider)], arguments)
         return kept
 
@@ -198,10 +251,22 @@ class Scripts:
     def show_found(self, home: str, waiting: int, believed_s: int) -> None:
         self._show_found([keys.found_waiting(home)], [waiting, believed_s])
 
-    def move(self, lane: str, queue: str, messages: Sequence[tuple[str, bytes]], *, most: int, wait_s: float) -> int:
+    def move(
+        self,
+        lane: str,
+        queue: str,
+        messages: Sequence[tuple[str, bytes]],
+        *,
+        most: int,
+        wait_s: float,
+    ) -> int:
         names = [
-            keys.queues(lane), keys.delayed(queue), keys.delayed_raw(queue), keys.delayed(lane), keys.delayed_raw(lane)
-        ]  # fmt: skip
+            keys.queues(lane),
+            keys.delayed(queue),
+            keys.delayed_raw(queue),
+            keys.delayed(lane),
+            keys.delayed_raw(lane),
+        ]
         moved = 0
         for at in range(0, len(messages), BATCH_MAX):
             pairs = [part for message in messages[at : at + BATCH_MAX] for part in message]
@@ -209,15 +274,24 @@ class Scripts:
         return moved
 
     def lead(
-        self, owner: str, lease_s: float, most: int, asked: Sequence[Sequence[Any]], released: Sequence[Sequence[str]]
+        self,
+        owner: str,
+        lease_s: float,
+        most: int,
+        asked: Sequence[Sequence[Any]],
+        released: Sequence[Sequence[str]],
     ) -> list[bytes | int]:
-        """``asked``: book, its idle time, digests, and the oldest answer to each, in seconds; ``released``: book and digest."""
-        found: list[bytes | int] = self._lead([], [owner, lease_s, most, _packed((asked, released))])
+        """``asked``: book, its idle time, digests, and the oldest answer to each, in seconds;
+        ``released``: book and digest."""
+        found: list[bytes | int] = self._lead(
+            [], [owner, lease_s, most, _packed((asked, released))]
+        )
         return found
 
     def budget(self, job_id: str, asked: str, *arguments: Argument) -> list[bytes] | int:
-        """Spent, reserved, the least that was refused, whether it was reserved, and three figures of a tenant with a budget; a
-        number where no budget is known, or what is known of the tenant has to be brought."""
+        """Spent, reserved, the least that was refused, whether it was reserved, and three figures
+        of a tenant with a budget; a number where no budget is known, or what is known of the tenant
+        has to be brought."""
         found: list[bytes] | int = self._budget([], [keys.job_scope(job_id), asked, *arguments])
         return found
 
@@ -226,15 +300,18 @@ class Scripts:
 
 
 class _Fields:
-    """Where documents stand in the completed set. Fields that are not text travel as arguments behind ``before`` others:
-    Redis's msgpack does not read binary."""
+    """Where documents stand in the completed set.
+
+    Fields that are not text travel as arguments behind ``before`` others: Redis's msgpack does not
+    read binary."""
 
     def __init__(self, before: int) -> None:
         self.arguments: list[bytes] = []
         self._before = before
 
     def place(self, doc_id: str, buckets: int) -> tuple[int, int | bool]:
-        """Its bucket, and its field as the scripts take it: false for the id itself, else the argument's index."""
+        """Its bucket, and its field as the scripts take it: false for the id itself, else the
+        argument's index."""
         raw = doc_id.encode()
         if len(raw) <= keys.MAX_FIELD_BYTES:
             return keys.done_bucket(raw, buckets), False
@@ -254,7 +331,12 @@ _packed = msgspec.msgpack.Encoder().encode
 def _place(key: ItemKey, buckets: int) -> tuple[Argument, ...]:
     """Job prefix, feed prefix, bucket, field, document id."""
     field = keys.done_field(key.doc_id)
-    return *_scopes((key.job_id, key.generation)), keys.done_bucket(field, buckets), field, key.doc_id
+    return (
+        *_scopes((key.job_id, key.generation)),
+        keys.done_bucket(field, buckets),
+        field,
+        key.doc_id,
+    )
 
 
 def _retry(retry: SettledRetry) -> tuple[Argument, ...]:
@@ -275,7 +357,9 @@ def _retry(retry: SettledRetry) -> tuple[Argument, ...]:
     )
 
 
-def _lately(feeds: Collection[tuple[str, int]], shown: Sequence[Any]) -> dict[tuple[str, int], Lately]:
+def _lately(
+    feeds: Collection[tuple[str, int]], shown: Sequence[Any]
+) -> dict[tuple[str, int], Lately]:
     """Read what lately.lua shows: a prefix, and two lists of fields and values, for each feed."""
     by_scope = {keys.feed_scope(*feed).encode(): feed for feed in feeds}
     return {

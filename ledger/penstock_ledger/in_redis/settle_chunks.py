@@ -1,4 +1,6 @@
-"""Cutting a settlement into calls of bounded size, in its order: finished, retried, released. The rest is only counted."""
+"""Cutting a settlement into calls of bounded size, in its order: finished, retried, released.
+
+The rest is only counted."""
 
 from __future__ import annotations
 

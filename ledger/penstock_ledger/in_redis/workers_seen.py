@@ -15,7 +15,9 @@ WORKER_FORGOTTEN_S: Final = 60  # a worker without a heartbeat for so long is no
 def workers(client: Any, now: float) -> list[WorkerSeen]:
     """Workers heard of in the last minute, by name."""
     oldest, newest = now - WORKER_FORGOTTEN_S, now + WORKER_FORGOTTEN_S
-    seen = client.zrangebyscore(keys.WORKERS, oldest, newest, start=0, num=WORKERS_READ, withscores=True)
+    seen = client.zrangebyscore(
+        keys.WORKERS, oldest, newest, start=0, num=WORKERS_READ, withscores=True
+    )
     names = [name.decode("utf-8", "replace") for name, _ in seen]
     with client.pipeline(transaction=False) as pipe:
         for name in names:
@@ -42,7 +44,9 @@ def drains(client: Any, lane: str) -> Drains:
 
 
 def _info(found: Any) -> dict[str, str]:
-    """What a worker said of itself. Anyone who reaches Redis may write there: what makes no sense is left out."""
+    """What a worker said of itself.
+
+    Anyone who reaches Redis may write there: what makes no sense is left out."""
     if not isinstance(found, dict):
         return {}
     return {

@@ -1,4 +1,6 @@
-"""Alembic runs this file for every command. The connection and its transaction belong to the caller."""
+"""Alembic runs this file for every command.
+
+The connection and its transaction belong to the caller."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""PostgreSQL array literals of whole columns: psycopg adapts lists element by element in Python, ten times as slowly."""
+"""PostgreSQL array literals of whole columns: psycopg adapts lists element by element in Python,
+ten times as slowly."""
 
 from __future__ import annotations
 
@@ -39,4 +40,6 @@ def array_literal(column_type: str, values: Iterable[Any]) -> str:
 def array_literals(column_types: Sequence[str], rows: Sequence[tuple[Any, ...]]) -> tuple[str, ...]:
     """All columns of ``rows``, which must not be empty."""
     columns = zip(*rows, strict=True)
-    return tuple(array_literal(kind, column) for kind, column in zip(column_types, columns, strict=True))
+    return tuple(
+        array_literal(kind, column) for kind, column in zip(column_types, columns, strict=True)
+    )

@@ -1,7 +1,9 @@
-"""One database handle for SQLite (embedded) and PostgreSQL (production): transactions, their retries, the schema check.
+"""One database handle for SQLite (embedded) and PostgreSQL (production): transactions, their
+retries, the schema check.
 
-Writes on SQLite take the write lock when they begin: a transaction that reads first and upgrades later fails with BUSY
-whatever the timeout is. Commits are durable (synchronous=FULL): an outcome that was reported is on disk.
+Writes on SQLite take the write lock when they begin: a transaction that reads first and upgrades
+later fails with BUSY whatever the timeout is. Commits are durable (synchronous=FULL): an outcome
+that was reported is on disk.
 """
 
 from __future__ import annotations
@@ -33,9 +35,21 @@ from sqlalchemy import (
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.exc import ArgumentError, DBAPIError
 
-from penstock_ledger.errors import DatabaseUnavailable, DatabaseUnusable, SchemaMissing, SchemaTooNew, TablesInUse
+from penstock_ledger.errors import (
+    DatabaseUnavailable,
+    DatabaseUnusable,
+    SchemaMissing,
+    SchemaTooNew,
+    TablesInUse,
+)
 from penstock_ledger.sql import fresh
-from penstock_ledger.sql.driver_errors import LOCK_NOT_AVAILABLE, is_away, is_missing_table, sqlstate, worth_repeating
+from penstock_ledger.sql.driver_errors import (
+    LOCK_NOT_AVAILABLE,
+    is_away,
+    is_missing_table,
+    sqlstate,
+    worth_repeating,
+)
 from penstock_ledger.sql.postgres import (
     COUNT_CONNECTIONS,
     MIGRATION_LOCK_S,
@@ -52,7 +66,9 @@ from penstock_ledger.sql.tables import HEAD, metadata
 T = TypeVar("T")
 
 WRITE_ATTEMPTS: Final = 5  # of one transaction that lost a deadlock or the wait for the lock
-RETRY_BASE_S: Final = 0.02  # doubles with each attempt, with full jitter: deadlock partners must not meet again
+RETRY_BASE_S: Final = (
+    0.02  # doubles with each attempt, with full jitter: deadlock partners must not meet again
+)
 _POSTGRES_PORT: Final = 5432
 
 
@@ -61,8 +77,9 @@ def open_database(
 ) -> Database:
     """Prepare a handle; nothing is connected or created yet.
 
-    ``url`` is ``sqlite:///path/to/file`` or ``postgresql://…`` (``postgresql+psycopg://…``). ``pool_size`` bounds the
-    connections that this handle opens; ``waits`` and ``role``, which names them, are for PostgreSQL.
+    ``url`` is ``sqlite:///path/to/file`` or ``postgresql://…`` (``postgresql+psycopg://…``).
+    ``pool_size`` bounds the connections that this handle opens; ``waits`` and ``role``, which names
+    them, are for PostgreSQL.
     Raises DatabaseUnusable.
     """
     parsed = _parsed(url)
@@ -74,21 +91,26 @@ def open_database(
 
 
 class Database:
-    """Connections and transactions. Safe to share between threads; a fork's child opens connections of its own."""
+    """Connections and transactions.
+
+    Safe to share between threads; a fork's child opens connections of its own."""
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
         self.where = _place(engine.url)
         self.is_sqlite = engine.dialect.name == "sqlite"
-        # preserve_rowcount: SQLAlchemy answers -1 for inserts on PostgreSQL otherwise, and we count on the number.
+        # preserve_rowcount: SQLAlchemy answers -1 for inserts on PostgreSQL otherwise, and we count
+        # on the number.
         self._writer = engine.execution_options(preserve_rowcount=True, **{WRITES: True})
         self._schema_ok = False
         self._of_thread = threading.local()  # `connection`: of the thread's `one_read`
         _OPEN.add(self)
 
     def write(self, work: Callable[[Connection], T]) -> T:
-        """Run ``work`` in one transaction and commit it. It runs again after a lost deadlock, so it must only use the
-        connection. Raises SchemaError, DatabaseUnavailable, and SQLAlchemy's errors for what the database refuses."""
+        """Run ``work`` in one transaction and commit it.
+
+        It runs again after a lost deadlock, so it must only use the connection. Raises SchemaError,
+        DatabaseUnavailable, and SQLAlchemy's errors for what the database refuses."""
         assert self._shared() is None, "a write inside one_read would wait for a second connection"
         self._check_schema()
         return self.write_unchecked(work)
@@ -104,8 +126,8 @@ class Database:
 
     @contextlib.contextmanager
     def one_read(self) -> Iterator[None]:
-        """Reads of this thread in the block are one transaction, which costs less than one each; on SQLite they see the same
-        moment. Nothing may be written in it. Raises as ``read`` does."""
+        """Reads of this thread in the block are one transaction, which costs less than one each; on
+        SQLite they see the same moment. Nothing may be written in it. Raises as ``read`` does."""
         if self._shared() is not None:
             yield
             return
@@ -133,8 +155,10 @@ class Database:
         raise AssertionError("unreachable: the last attempt returns or raises")
 
     def migrate(self, *, lock_s: float = MIGRATION_LOCK_S) -> None:
-        """Create or upgrade the tables. Safe when several processes do it at once. ``lock_s`` is how long one of the tries
-        waits for a table of PostgreSQL that is in use. Raises SchemaTooNew and TablesInUse."""
+        """Create or upgrade the tables.
+
+        Safe when several processes do it at once. ``lock_s`` is how long one of the tries waits for
+        a table of PostgreSQL that is in use. Raises SchemaTooNew and TablesInUse."""
         if self.revision() != HEAD and not (self.is_sqlite and self.write_unchecked(fresh.create)):
             try:
                 self.write_unchecked(partial(upgrade, lock_s=lock_s))
@@ -142,7 +166,9 @@ class Database:
                 if sqlstate(error) != LOCK_NOT_AVAILABLE:
                     raise
                 with self._explained(), self.engine.connect() as connection:
-                    raise TablesInUse(self.where, WRITE_ATTEMPTS, lock_s, holders(connection)) from error
+                    raise TablesInUse(
+                        self.where, WRITE_ATTEMPTS, lock_s, holders(connection)
+                    ) from error
         self._schema_ok = True
 
     def revision(self) -> str | None:
@@ -162,24 +188,31 @@ class Database:
         return None if found is None else str(found)
 
     def lock(self, connection: Connection, name: str) -> None:
-        """Wait until no other transaction has locked ``name``; the lock goes when this one ends. A writer on SQLite has the
-        whole file."""
+        """Wait until no other transaction has locked ``name``; the lock goes when this one ends.
+
+        A writer on SQLite has the whole file."""
         if not self.is_sqlite:
-            connection.execute(text("SELECT pg_advisory_xact_lock(hashtextextended(:name, 0))"), {"name": name})
+            connection.execute(
+                text("SELECT pg_advisory_xact_lock(hashtextextended(:name, 0))"), {"name": name}
+            )
 
     def insert(self, table: Table) -> sqlite.Insert | postgresql.Insert:
-        """An INSERT that may say what becomes of rows that are there already: both databases have it, SQL's standard has not."""
+        """An INSERT that may say what becomes of rows that are there already: both databases have
+        it, SQL's standard has not."""
         return sqlite.insert(table) if self.is_sqlite else postgresql.insert(table)
 
     def clock(self) -> ColumnElement[float]:
         """The database server's clock as part of a statement, Unix seconds."""
         seconds = (
-            "(julianday('now') - 2440587.5) * 86400.0" if self.is_sqlite else "extract(epoch FROM clock_timestamp())"
+            "(julianday('now') - 2440587.5) * 86400.0"
+            if self.is_sqlite
+            else "extract(epoch FROM clock_timestamp())"
         )
         return cast(literal_column(seconds), Double)  # one of two constants
 
     def now(self, connection: Connection) -> float:
-        """The database server's clock, Unix seconds: leases are never measured by a client's clock."""
+        """The database server's clock, Unix seconds: leases are never measured by a client's
+        clock."""
         return float(connection.execute(select(self.clock())).scalar_one())
 
     def connections(self) -> Connections | None:
@@ -193,7 +226,8 @@ class Database:
         self.engine.dispose()
 
     def after_fork(self) -> None:
-        """In a child: leave the parent's connections alone, neither used nor closed, and start with none."""
+        """In a child: leave the parent's connections alone, neither used nor closed, and start with
+        none."""
         _LEFT_TO_PARENT.append(self.engine.pool)
         self.engine.dispose(close=False)
 
@@ -204,7 +238,9 @@ class Database:
         except DBAPIError as error:
             if not is_away(error):
                 raise
-            raise DatabaseUnavailable(self.where, str(error.orig).strip().partition("\n")[0]) from error
+            raise DatabaseUnavailable(
+                self.where, str(error.orig).strip().partition("\n")[0]
+            ) from error
 
     def _check_schema(self) -> None:
         if self._schema_ok:
@@ -227,9 +263,11 @@ def upgrade(connection: Connection, lock_s: float = MIGRATION_LOCK_S) -> None:
     migrations.upgrade(connection, metadata)
 
 
-# Every handle of this process, for the child of a fork: two processes on one socket would read each other's answers.
+# Every handle of this process, for the child of a fork: two processes on one socket would read each
+# other's answers.
 _OPEN: Final[weakref.WeakSet[Database]] = weakref.WeakSet()
-# The parent's pools, kept so that nothing closes them here: one for each handle that came through a fork.
+# The parent's pools, kept so that nothing closes them here: one for each handle that came through a
+# fork.
 _LEFT_TO_PARENT: Final[list[object]] = []
 
 
@@ -257,11 +295,17 @@ def _parsed(url: str) -> URL:
             f"database URL {url[:80]!r} is not a URL: use sqlite:///file or postgresql://…"
         ) from error
     if parsed.port is not None and not 0 < parsed.port < 65536:
-        raise DatabaseUnusable(f"the database URL names port {parsed.port}; write one from 1 to 65535")
+        raise DatabaseUnusable(
+            f"the database URL names port {parsed.port}; write one from 1 to 65535"
+        )
     if parsed.drivername in ("sqlite", "sqlite+pysqlite"):
         return checked_sqlite(parsed)
     if parsed.drivername in ("postgresql", "postgres", "postgresql+psycopg"):
         if util.find_spec("psycopg") is None:
-            raise DatabaseUnusable(f"{parsed.drivername}:// needs psycopg: pip install 'penstock[postgres]'")
+            raise DatabaseUnusable(
+                f"{parsed.drivername}:// needs psycopg: pip install 'penstock[postgres]'"
+            )
         return parsed.set(drivername="postgresql+psycopg")
-    raise DatabaseUnusable(f"database URL starts with {parsed.drivername}://; use sqlite:///file or postgresql://…")
+    raise DatabaseUnusable(
+        f"database URL starts with {parsed.drivername}://; use sqlite:///file or postgresql://…"
+    )

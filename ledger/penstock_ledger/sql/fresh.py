@@ -1,6 +1,7 @@
 """The schema of an empty SQLite file, made at once: what all migrations together would make of it.
 
-Alembic takes a tenth of the start of a `penstock run`, and most of those start with an empty ledger.
+Alembic takes a tenth of the start of a `penstock run`, and most of those start with an empty
+ledger.
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ from penstock_ledger.sql.tables import HEAD, metadata
 
 KNOWN_COST: Final = """CASE WHEN unpriced > 0 OR (unpriced IS NULL AND calls > 0 AND cost_microusd = 0)
             THEN NULL ELSE cost_microusd END AS cost_microusd"""
-"""Of an outcome: NULL where no price is known of one of its answers; a release before this did not say so."""
+"""Of an outcome: NULL where no price is known of one of its answers; a release before this did not
+say so."""
 
 VIEWS: Final = (
     f"""
@@ -40,11 +42,14 @@ CREATE TABLE alembic_version (
 
 
 def create(connection: Connection) -> bool:
-    """Make tables and views in the transaction of ``connection``; False when the file is not empty, or no longer."""
+    """Make tables and views in the transaction of ``connection``; False when the file is not empty,
+    or no longer."""
     if inspect(connection).get_table_names():
         return False
     metadata.create_all(connection, checkfirst=False)
     for statement in (*VIEWS, VERSION):
         connection.execute(text(statement))
-    connection.execute(text("INSERT INTO alembic_version (version_num) VALUES (:head)"), {"head": HEAD})
+    connection.execute(
+        text("INSERT INTO alembic_version (version_num) VALUES (:head)"), {"head": HEAD}
+    )
     return True

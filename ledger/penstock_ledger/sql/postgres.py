@@ -1,7 +1,9 @@
-"""How PostgreSQL is connected to: bounded waits, connections with names, and nothing that needs a session of its own.
+"""How PostgreSQL is connected to: bounded waits, connections with names, and nothing that needs a
+session of its own.
 
-Behind PgBouncer in transaction mode each transaction may have another server connection. So nothing is prepared, no SET
-outlives its transaction, locks are the transaction's, and start-up parameters are only those that PgBouncer knows.
+Behind PgBouncer in transaction mode each transaction may have another server connection. So nothing
+is prepared, no SET outlives its transaction, locks are the transaction's, and start-up parameters
+are only those that PgBouncer knows.
 """
 
 from __future__ import annotations
@@ -15,37 +17,63 @@ from sqlalchemy import URL, Connection, Engine, create_engine, event, text
 from sqlalchemy.engine import ExceptionContext
 
 __all__ = [
-    "COUNT_CONNECTIONS", "MIGRATION_LOCK_S", "POOL_SIZE", "Connections", "Waits", "application_name", "holders", "open_engine",
-    "wait_for_other_migrations", "wait_longer",
-]  # fmt: skip
+    "COUNT_CONNECTIONS",
+    "MIGRATION_LOCK_S",
+    "POOL_SIZE",
+    "Connections",
+    "Waits",
+    "application_name",
+    "holders",
+    "open_engine",
+    "wait_for_other_migrations",
+    "wait_longer",
+]
 
 APPLICATION: Final = "penstock"  # what our connections' names start with, in pg_stat_activity
-POOL_SIZE: Final = 4  # two threads that settle and begin, and two reads of large documents beside them
+POOL_SIZE: Final = (
+    4  # two threads that settle and begin, and two reads of large documents beside them
+)
 POOL_WAIT_S: Final = 30.0  # for a connection of this process's pool to come free
 CONNECT_TIMEOUT_S: Final = 10
-IDLE_IN_TRANSACTION_S: Final = 60.0  # a process that was frozen in a transaction loses its locks after this
-# A server that vanished without a word is noticed within half a minute, not after the two hours of most systems.
-KEEPALIVES: Final = {"keepalives_idle": 10, "keepalives_interval": 5, "keepalives_count": 4, "tcp_user_timeout": 30_000}
-# Serialises migrations of several processes; any number that no other program uses ("penstock" on a keypad).
+IDLE_IN_TRANSACTION_S: Final = (
+    60.0  # a process that was frozen in a transaction loses its locks after this
+)
+# A server that vanished without a word is noticed within half a minute, not after the two hours of
+# most systems.
+KEEPALIVES: Final = {
+    "keepalives_idle": 10,
+    "keepalives_interval": 5,
+    "keepalives_count": 4,
+    "tcp_user_timeout": 30_000,
+}
+# Serialises migrations of several processes; any number that no other program uses ("penstock" on a
+# keypad).
 MIGRATION_LOCK: Final = 73678625
-# For a table that is in use: all other statements on it queue up behind the migration, so it steps back soon and tries again.
+# For a table that is in use: all other statements on it queue up behind the migration, so it steps
+# back soon and tries again.
 MIGRATION_LOCK_S: Final = 2.0
-OTHERS_S: Final = 600.0  # that another process may take to migrate; an index over millions of rows takes minutes
+OTHERS_S: Final = (
+    600.0  # that another process may take to migrate; an index over millions of rows takes minutes
+)
 _NAME_BYTES: Final = 63  # PostgreSQL cuts longer ones
-_ERROR_CHARS: Final = 500  # of an error's first line: it may quote a value ("invalid input syntax for …")
+_ERROR_CHARS: Final = (
+    500  # of an error's first line: it may quote a value ("invalid input syntax for …")
+)
 
 COUNT_CONNECTIONS: Final = (
-    "SELECT count(*), count(*) FILTER (WHERE application_name LIKE 'penstock-%'),"
-    " current_setting('max_connections')::int - current_setting('superuser_reserved_connections')::int"
-    " FROM pg_stat_activity WHERE backend_type = 'client backend'"
+    "SELECT count(*), count(*) FILTER (WHERE application_name LIKE 'penstock-%'), "
+    "current_setting('max_connections')::int - "
+    "current_setting('superuser_reserved_connections')::int FROM pg_stat_activity WHERE "
+    "backend_type = 'client backend'"
 )
 
 HOLDERS_SHOWN: Final = 3
 _HOLDERS: Final = (
-    "SELECT pid, application_name AS name, extract(epoch FROM clock_timestamp() - xact_start) AS age FROM pg_stat_activity"
-    " WHERE datname = current_database() AND pid <> pg_backend_pid() AND pid IN (SELECT held.pid FROM pg_locks AS held"
-    " JOIN pg_class ON pg_class.oid = held.relation WHERE held.granted AND relkind = 'r'"
-    " AND relnamespace = current_schema()::regnamespace) ORDER BY xact_start LIMIT :most"
+    "SELECT pid, application_name AS name, extract(epoch FROM clock_timestamp() - xact_start) AS "
+    "age FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid() AND "
+    "pid IN (SELECT held.pid FROM pg_locks AS held JOIN pg_class ON pg_class.oid = held.relation "
+    "WHERE held.granted AND relkind = 'r' AND relnamespace = current_schema()::regnamespace) ORDER "
+    "BY xact_start LIMIT :most"
 )
 
 
@@ -59,10 +87,13 @@ class Connections(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Waits:
-    """How long the server may spend on one statement, and in it on one lock, in seconds; 0 is without end."""
+    """How long the server may spend on one statement, and in it on one lock, in seconds; 0 is
+    without end."""
 
     statement_s: float = 60.0
-    lock_s: float = 10.0  # a lock that is not had by then fails the transaction, which is tried again
+    lock_s: float = (
+        10.0  # a lock that is not had by then fails the transaction, which is tried again
+    )
 
 
 def open_engine(url: URL, *, pool_size: int, waits: Waits, role: str) -> Engine:
@@ -78,11 +109,14 @@ def open_engine(url: URL, *, pool_size: int, waits: Waits, role: str) -> Engine:
         pool_size=pool_size,
         max_overflow=0,
         pool_timeout=POOL_WAIT_S,
-        pool_use_lifo=True,  # those beyond what is needed stay idle, and a pooler or firewall may end them
+        # those beyond what is needed stay idle, and a pooler or firewall may end them
+        pool_use_lifo=True,
         pool_pre_ping=True,  # one that a restart has ended is replaced before it is used
         hide_parameters=True,  # errors reach logs, and parameters are documents
         connect_args={name: value for name, value in arguments.items() if name not in url.query}
-        | {"prepare_threshold": None},  # psycopg prepares on one server connection what PgBouncer sends to another
+        | {
+            "prepare_threshold": None
+        },  # psycopg prepares on one server connection what PgBouncer sends to another
     )
     event.listen(engine, "begin", _bounded_by(waits))
     event.listen(engine, "handle_error", _leave_out_the_row)
@@ -90,7 +124,8 @@ def open_engine(url: URL, *, pool_size: int, waits: Waits, role: str) -> Engine:
 
 
 def _leave_out_the_row(context: ExceptionContext) -> None:
-    """PostgreSQL quotes what it refused ("Failing row contains …") below its first line, and errors reach logs."""
+    """PostgreSQL quotes what it refused ("Failing row contains …") below its first line, and errors
+    reach logs."""
     for error in (context.original_exception, context.sqlalchemy_exception):
         if error is not None and error.args and isinstance(error.args[0], str):
             error.args = (error.args[0].partition("\n")[0][:_ERROR_CHARS], *error.args[1:])
@@ -107,7 +142,9 @@ def wait_longer(connection: Connection, statement_s: float, lock_s: float) -> No
 
 
 def wait_for_other_migrations(connection: Connection, lock_s: float) -> None:
-    """Take the lock of migrations; it is the transaction's, as a pooler wants it. ``lock_s`` is the limit for tables then."""
+    """Take the lock of migrations; it is the transaction's, as a pooler wants it.
+
+    ``lock_s`` is the limit for tables then."""
     wait_longer(connection, statement_s=0, lock_s=OTHERS_S)
     connection.execute(text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": MIGRATION_LOCK})
     wait_longer(connection, statement_s=0, lock_s=lock_s)
@@ -117,7 +154,9 @@ def holders(connection: Connection) -> list[str]:
     """The oldest transactions that hold our tables, for people to read."""
     rows = connection.execute(text(_HOLDERS), {"most": HOLDERS_SHOWN})
     return [
-        f"PID {row.pid}{f' ({row.name})' if row.name else ''}{'' if row.age is None else f' for {row.age:.0f} s'}"
+        f"PID {row.pid}"
+        + (f" ({row.name})" if row.name else "")
+        + ("" if row.age is None else f" for {row.age:.0f} s")
         for row in rows
     ]
 
@@ -132,10 +171,14 @@ def _bounded_by(waits: Waits) -> Any:
 
 
 def _limits(statement_s: float, lock_s: float) -> str:
-    """One round trip. SET LOCAL ends with the transaction: a pooler gives the connection to another client then."""
+    """One round trip.
+
+    SET LOCAL ends with the transaction: a pooler gives the connection to another client then."""
     limits = {
         "statement_timeout": statement_s,
         "lock_timeout": lock_s,
         "idle_in_transaction_session_timeout": IDLE_IN_TRANSACTION_S,
     }
-    return "; ".join(f"SET LOCAL {name} = {round(seconds * 1000)}" for name, seconds in limits.items())
+    return "; ".join(
+        f"SET LOCAL {name} = {round(seconds * 1000)}" for name, seconds in limits.items()
+    )

@@ -1,4 +1,5 @@
-"""A SQLite file as an engine of SQLAlchemy: durable commits in a write-ahead log; writers take their lock as they begin."""
+"""A SQLite file as an engine of SQLAlchemy: durable commits in a write-ahead log; writers take
+their lock as they begin."""
 
 from __future__ import annotations
 
@@ -15,9 +16,14 @@ from sqlalchemy import URL, Connection, Engine, create_engine, event
 from penstock_ledger.errors import DatabaseUnusable
 from penstock_ledger.sql.sqlite_lock import WriteLock, is_busy
 
-WRITES: Final = "penstock_writes"  # the option of connections whose transaction takes the write lock as it begins
-CACHE_KIB: Final = 32 * 1024  # per connection, so that the index pages of a million rows stay in memory
-CHECKPOINT_PAGES: Final = 8_000  # 32 MiB of log: pages that many commits touch are written back once, not each time
+# the option of connections whose transaction takes the write lock as it begins
+WRITES: Final = "penstock_writes"
+CACHE_KIB: Final = (
+    32 * 1024
+)  # per connection, so that the index pages of a million rows stay in memory
+CHECKPOINT_PAGES: Final = (
+    8_000  # 32 MiB of log: pages that many commits touch are written back once, not each time
+)
 WAL_ATTEMPTS: Final = 50  # switching to WAL needs the file alone and does not wait for it by itself
 WAL_PAUSE_S: Final = 0.02
 
@@ -26,11 +32,14 @@ def checked_sqlite(url: URL) -> URL:
     """``url``, where a file can be there. Raises DatabaseUnusable."""
     if not url.database or url.database == ":memory:":
         raise DatabaseUnusable(
-            "sqlite without a file loses everything at the end of the process and cannot be shared: use sqlite:///file"
+            "sqlite without a file loses everything at the end of the process and cannot be "
+            "shared: use sqlite:///file"
         )
     folder = Path(url.database).absolute().parent
     if not folder.is_dir():
-        raise DatabaseUnusable(f"the folder {folder} of the database does not exist: create it first")
+        raise DatabaseUnusable(
+            f"the folder {folder} of the database does not exist: create it first"
+        )
     return url
 
 
@@ -58,15 +67,20 @@ def open_sqlite(url: URL, pool_size: int) -> Engine:
 
 
 def _make_private(url: URL, *_: object) -> None:
-    """Make the file, where there is none, for its owner only: documents, answers and digests of keys are in it. SQLite gives
-    the files beside it the same mode. One that is there keeps the mode that it has."""
+    """Make the file, where there is none, for its owner only: documents, answers and digests of
+    keys are in it. SQLite gives the files beside it the same mode. One that is there keeps the mode
+    that it has."""
     if "uri" not in url.query:
-        with contextlib.suppress(OSError):  # it is there; or it cannot be made, which SQLite says better
+        with contextlib.suppress(
+            OSError
+        ):  # it is there; or it cannot be made, which SQLite says better
             os.close(os.open(str(url.database), os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
 
 
 def _prepare_sqlite(busy_timeout_ms: int, connection: Any, _record: object) -> None:
-    connection.isolation_level = None  # SQLAlchemy's recipe: pysqlite must not open transactions by itself
+    connection.isolation_level = (
+        None  # SQLAlchemy's recipe: pysqlite must not open transactions by itself
+    )
     cursor = connection.cursor()
     cursor.execute(f"PRAGMA busy_timeout = {busy_timeout_ms}")
     _switch_to_wal(cursor)
@@ -86,5 +100,7 @@ def _switch_to_wal(cursor: sqlite3.Cursor) -> None:
             time.sleep(WAL_PAUSE_S)
             continue
         if mode != "wal":
-            raise DatabaseUnusable(f"sqlite keeps journal_mode={mode}: its folder must be on a local disk")
+            raise DatabaseUnusable(
+                f"sqlite keeps journal_mode={mode}: its folder must be on a local disk"
+            )
         return

@@ -1,7 +1,9 @@
-"""The write lock of an SQLite file: taken when a transaction begins, and logged when it does not come.
+"""The write lock of an SQLite file: taken when a transaction begins, and logged when it does not
+come.
 
-Each holder keeps it for milliseconds, so a wait of seconds has a cause that a person may want to know: a backup, a shell
-that left a transaction open, a process that was stopped in the middle of one.
+Each holder keeps it for milliseconds, so a wait of seconds has a cause that a person may want to
+know: a backup, a shell that left a transaction open, a process that was stopped in the middle of
+one.
 """
 
 from __future__ import annotations
@@ -16,10 +18,13 @@ from sqlalchemy import Connection
 
 log = logging.getLogger(__name__)
 
-LOCK_WAIT_S: Final = 30.0  # one writer at a time, each holds the lock for milliseconds; half a minute is a hang
+LOCK_WAIT_S: Final = (
+    30.0  # one writer at a time, each holds the lock for milliseconds; half a minute is a hang
+)
 LOOK_S: Final = 5.0  # SQLite's own wait; after each we look how long it has been
-# SQLite looks again after 1, 2 and 5 ms, and then after ever longer, up to 100: a holder is gone after some milliseconds, and who
-# has just slept finds the next one. So waits are short at first, and begin anew.
+# SQLite looks again after 1, 2 and 5 ms, and then after ever longer, up to 100: a holder is gone
+# after some milliseconds, and who has just slept finds the next one. So waits are short at first,
+# and begin anew.
 SHORT_LOOK_S: Final = 0.008
 SHORT_FOR_S: Final = 0.5
 SAID_EACH_S: Final = 10.0  # by all threads of this process together
@@ -37,16 +42,21 @@ class WriteLock:
         self._said_at = float("-inf")
 
     def begin(self, connection: Connection) -> None:
-        """BEGIN IMMEDIATE. Raises SQLAlchemy's OperationalError when the lock does not come within ``wait_s``."""
+        """BEGIN IMMEDIATE.
+
+        Raises SQLAlchemy's OperationalError when the lock does not come within ``wait_s``."""
         raw: Any = connection.connection.driver_connection
         if self._begins(raw, SHORT_LOOK_S, min(SHORT_FOR_S, self._wait_s)):
             return
         if self._begins(raw, self._look_s, self._wait_s):
             return
-        connection.exec_driver_sql("BEGIN IMMEDIATE")  # once more, so that a failure is SQLAlchemy's
+        connection.exec_driver_sql(
+            "BEGIN IMMEDIATE"
+        )  # once more, so that a failure is SQLAlchemy's
 
     def _begins(self, raw: Any, look_s: float, wait_s: float) -> bool:
-        """Whether the lock came within ``wait_s``, looking in waits of ``look_s``; False for other failures, too."""
+        """Whether the lock came within ``wait_s``, looking in waits of ``look_s``; False for other
+        failures, too."""
         began = time.monotonic()
         raw.execute(f"PRAGMA busy_timeout = {round(look_s * 1000)}")
         try:
@@ -73,10 +83,13 @@ class WriteLock:
                 return
             self._said_at = now
         log.warning(
-            "waiting for the write lock of %s for %.0f s already: another process writes to the file, or was stopped in the "
-            "middle of it (`fuser %s` names those that have it open); work goes on as soon as the lock is free",
-            self._path, waited_s, self._path,
-        )  # fmt: skip
+            "waiting for the write lock of %s for %.0f s already: another process writes to the "
+            "file, or was stopped in the middle of it (`fuser %s` names those that have it open); "
+            "work goes on as soon as the lock is free",
+            self._path,
+            waited_s,
+            self._path,
+        )
 
 
 def is_busy(error: BaseException | None) -> bool:

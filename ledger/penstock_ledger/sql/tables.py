@@ -1,7 +1,7 @@
 """The SQL tables, as queries see them. The migrations create them; a test holds both equal.
 
-Times are Unix seconds (UTC) as doubles. JSON travels as text: it is never searched. Ids compare byte by byte in both
-databases, so that sort orders agree with Python's.
+Times are Unix seconds (UTC) as doubles. JSON travels as text: it is never searched. Ids compare
+byte by byte in both databases, so that sort orders agree with Python's.
 """
 
 from __future__ import annotations
@@ -30,7 +30,9 @@ HEAD: Final = "0017"  # the newest migration; revisions sort by their number
 metadata = MetaData()
 
 Id = Words().with_variant(Words(collation="C"), "postgresql")
-Serial = BigInteger().with_variant(Integer(), "sqlite")  # SQLite numbers only INTEGER keys by itself
+Serial = BigInteger().with_variant(
+    Integer(), "sqlite"
+)  # SQLite numbers only INTEGER keys by itself
 
 jobs = Table(
     "jobs",
@@ -52,8 +54,12 @@ jobs = Table(
         "moves", Integer, nullable=False, server_default=text("0")
     ),  # how often that was decided: rows of lane_moves
     Column("tenant", Id),  # as its spec says: what the HTTP doors search by
-    Column("pause", Words),  # JSON: why it is paused, see pause.py; NULL: the reason is all there is
-    Column("stop_accepted", Words),  # JSON: what a person has accepted of a job that a stop-loss had paused
+    Column(
+        "pause", Words
+    ),  # JSON: why it is paused, see pause.py; NULL: the reason is all there is
+    Column(
+        "stop_accepted", Words
+    ),  # JSON: what a person has accepted of a job that a stop-loss had paused
     UniqueConstraint("job_key", name="jobs_job_key"),
     Index("jobs_created", "created_at", "job_id"),
     Index("jobs_state", "state"),
@@ -76,7 +82,8 @@ feeds = Table(
     PrimaryKeyConstraint("job_id", "generation", name="feeds_pkey"),
 )
 
-# Parts of a source that several processes read at once. The feed's own row then has a leader, too, who reads nothing of it.
+# Parts of a source that several processes read at once. The feed's own row then has a leader, too,
+# who reads nothing of it.
 shards = Table(
     "shards",
     metadata,
@@ -93,8 +100,9 @@ shards = Table(
     PrimaryKeyConstraint("job_id", "generation", "shard", name="shards_pkey"),
 )
 
-# One row per item that has ended: the primary key is what makes "one terminal state" true. In PostgreSQL there is a column
-# `seq` more, which the database fills, with an index: see stores/commit_order.py, which alone reads it.
+# One row per item that has ended: the primary key is what makes "one terminal state" true. In
+# PostgreSQL there is a column `seq` more, which the database fills, with an index: see
+# stores/commit_order.py, which alone reads it.
 outcomes = Table(
     "outcomes",
     metadata,
@@ -102,7 +110,9 @@ outcomes = Table(
     Column("generation", Integer, nullable=False),
     Column("doc_id", Id, nullable=False),
     Column("kind", Words, nullable=False),  # 'result' or 'dead'
-    Column("superseded_by", Integer),  # the generation that replays this dead letter; NULL = visible
+    Column(
+        "superseded_by", Integer
+    ),  # the generation that replays this dead letter; NULL = visible
     Column("reason", Words),  # of a result: `dedup` or `cache` where no call was made for it
     Column("attempts", Integer, nullable=False),
     Column("calls", Integer, nullable=False),
@@ -119,7 +129,9 @@ outcomes = Table(
     Column("created_at", Double, nullable=False),
     Column("request", LargeBinary),  # dead letters only
     Column("body", LargeBinary),  # a result's response, or the excerpt that a dead letter keeps
-    Column("lane", Words),  # that answered; NULL: nothing was asked, or a release wrote it that did not say
+    Column(
+        "lane", Words
+    ),  # that answered; NULL: nothing was asked, or a release wrote it that did not say
     Column("endpoint", Words),  # the path of its request; NULL: the job's
     Column(
         "unpriced", Integer
@@ -157,11 +169,14 @@ tallies = Table(
     Column("prompt_tokens", BigInteger, nullable=False),
     Column("completion_tokens", BigInteger, nullable=False),
     Column("cost_microusd", BigInteger, nullable=False),
-    Column("unpriced", BigInteger, nullable=False, server_default=text("0")),  # answers of which no price is known
+    Column(
+        "unpriced", BigInteger, nullable=False, server_default=text("0")
+    ),  # answers of which no price is known
     PrimaryKeyConstraint("job_id", "shard", "kind", "reason", name="tallies_pkey"),
 )
 
-# The same by the lane that answered, since a job may change its lane while it runs. What has no lane is not in here.
+# The same by the lane that answered, since a job may change its lane while it runs. What has no
+# lane is not in here.
 lane_tallies = Table(
     "lane_tallies",
     metadata,
@@ -174,7 +189,9 @@ lane_tallies = Table(
     Column("prompt_tokens", BigInteger, nullable=False),
     Column("completion_tokens", BigInteger, nullable=False),
     Column("cost_microusd", BigInteger, nullable=False),
-    Column("unpriced", BigInteger, nullable=False, server_default=text("0")),  # answers of which no price is known
+    Column(
+        "unpriced", BigInteger, nullable=False, server_default=text("0")
+    ),  # answers of which no price is known
     PrimaryKeyConstraint("job_id", "shard", "lane", name="lane_tallies_pkey"),
 )
 
@@ -187,10 +204,17 @@ spool = Table(
     Column("body", LargeBinary, nullable=False),
     Column("fed", Boolean, nullable=False),
     UniqueConstraint("job_id", "doc_id", name="spool_doc"),
-    Index("spool_unfed", "job_id", "seq", sqlite_where=text("fed = 0"), postgresql_where=text("NOT fed")),
+    Index(
+        "spool_unfed",
+        "job_id",
+        "seq",
+        sqlite_where=text("fed = 0"),
+        postgresql_where=text("NOT fed"),
+    ),
 )
 
-# Which rows of a table in a database a job has: their keys as they were at submit, in pages. See stores/source_keys.py.
+# Which rows of a table in a database a job has: their keys as they were at submit, in pages. See
+# stores/source_keys.py.
 source_keys = Table(
     "source_keys",
     metadata,
@@ -200,8 +224,9 @@ source_keys = Table(
     PrimaryKeyConstraint("job_id", "page", name="source_keys_pkey"),
 )
 
-# Nothing writes or reads it any more. Processes of the release before, which go on through an upgrade, do both, so the table
-# is dropped one release later; until then purging a job empties it of what they wrote.
+# Nothing writes or reads it any more. Processes of the release before, which go on through an
+# upgrade, do both, so the table is dropped one release later; until then purging a job empties it
+# of what they wrote.
 outbox = Table(
     "outbox",
     metadata,
@@ -211,7 +236,12 @@ outbox = Table(
     Column("payload", Words, nullable=False),
     Column("created_at", Double, nullable=False),
     Column("sent_at", Double),
-    Index("outbox_pending", "id", sqlite_where=text("sent_at IS NULL"), postgresql_where=text("sent_at IS NULL")),
+    Index(
+        "outbox_pending",
+        "id",
+        sqlite_where=text("sent_at IS NULL"),
+        postgresql_where=text("sent_at IS NULL"),
+    ),
 )
 
 meta = Table(
@@ -221,7 +251,8 @@ meta = Table(
     Column("value", Words, nullable=False),
 )
 
-# Jobs that start themselves. The control process that starts a job holds the row by a lease, as with feeds.
+# Jobs that start themselves. The control process that starts a job holds the row by a lease, as
+# with feeds.
 schedules = Table(
     "schedules",
     metadata,
@@ -244,7 +275,8 @@ schedules = Table(
     UniqueConstraint("name", name="schedules_name"),
 )
 
-# One row per planned time that was decided. The job is not in a column `job_id`: what a purge deletes by that name.
+# One row per planned time that was decided. The job is not in a column `job_id`: what a purge
+# deletes by that name.
 firings = Table(
     "firings",
     metadata,
@@ -257,7 +289,8 @@ firings = Table(
     PrimaryKeyConstraint("schedule_id", "planned_at", name="firings_pkey"),
 )
 
-# Files of a watched folder that jobs of a schedule have: 16 bytes for the place and version of each.
+# Files of a watched folder that jobs of a schedule have: 16 bytes for the place and version of
+# each.
 taken_files = Table(
     "taken_files",
     metadata,
@@ -266,8 +299,8 @@ taken_files = Table(
     PrimaryKeyConstraint("schedule_id", "file", name="taken_files_pkey"),
 )
 
-# One batch at a provider, of the `batch` lane: its journal. Rows with a cursor were packed from the source between two cursors
-# of it, of one model; those without were packed from batch_remainders.
+# One batch at a provider, of the `batch` lane: its journal. Rows with a cursor were packed from the
+# source between two cursors of it, of one model; those without were packed from batch_remainders.
 provider_batches = Table(
     "provider_batches",
     metadata,
@@ -284,7 +317,9 @@ provider_batches = Table(
     Column("requests", BigInteger, nullable=False),
     Column("size", BigInteger, nullable=False),  # bytes of the packed file
     Column("tokens", BigInteger, nullable=False),  # of its prompts, as estimated
-    Column("may_cost_microusd", BigInteger, nullable=False),  # all of it, as estimated; 0 where no price is known
+    Column(
+        "may_cost_microusd", BigInteger, nullable=False
+    ),  # all of it, as estimated; 0 where no price is known
     Column("file_id", Words),
     Column("remote_id", Words),  # the provider's own name of it
     Column("status", Words),  # in the provider's words
@@ -302,18 +337,25 @@ provider_batches = Table(
     Column("fence", BigInteger, nullable=False),
     Column("owner", Words),
     Column("lease_until", Double),  # on the database server's clock
-    Column("handed_at", Double),  # when all its documents went on to another lane, whatever the provider still answers
+    Column(
+        "handed_at", Double
+    ),  # when all its documents went on to another lane, whatever the provider still answers
     Column("trouble", Words),  # why its step does not get on, as JSON (BatchTrouble); NULL: it does
-    Column("missing", Words),  # since when the provider does not show it or its answers, as JSON (Missing)
-    Column("answers_read", BigInteger),  # good ones of its outputs, the most that a reading has brought
+    Column(
+        "missing", Words
+    ),  # since when the provider does not show it or its answers, as JSON (Missing)
+    Column(
+        "answers_read", BigInteger
+    ),  # good ones of its outputs, the most that a reading has brought
     Column("unread", BigInteger),  # answers that were paid for and could not be read
     Column("unread_microusd", BigInteger),  # their estimated cost; NULL: no price is known
     Index("provider_batches_state", "state"),
     Index("provider_batches_job", "job_id", "packed_at"),
 )
 
-# Documents that a provider batch has left without an outcome: they go into a later one. `tag` names the batch that has them
-# now, NULL where they wait. A row goes in the transaction that writes the document's outcome.
+# Documents that a provider batch has left without an outcome: they go into a later one. `tag` names
+# the batch that has them now, NULL where they wait. A row goes in the transaction that writes the
+# document's outcome.
 batch_remainders = Table(
     "batch_remainders",
     metadata,
@@ -330,13 +372,16 @@ batch_remainders = Table(
     Column("reason", Words, nullable=False),
     Column("since", Double, nullable=False),
     Column("most", Integer),  # documents in its next batch; NULL: as many as in any other
-    Column("unpriced", BigInteger, nullable=False, server_default=text("0")),  # answers of which no price is known
+    Column(
+        "unpriced", BigInteger, nullable=False, server_default=text("0")
+    ),  # answers of which no price is known
     PrimaryKeyConstraint("job_id", "generation", "doc_id", name="batch_remainders_pkey"),
     Index("batch_remainders_tag", "tag"),
 )
 
-# Which documents a provider batch has, until it is settled, so that its answers find them where its files and its source are
-# gone: one compressed text, see the worker's packing. A table of its own, since batches are read every second.
+# Which documents a provider batch has, until it is settled, so that its answers find them where its
+# files and its source are gone: one compressed text, see the worker's packing. A table of its own,
+# since batches are read every second.
 provider_batch_ids = Table(
     "provider_batch_ids",
     metadata,
@@ -346,7 +391,8 @@ provider_batch_ids = Table(
     Index("provider_batch_ids_job", "job_id"),
 )
 
-# Files that notifications have named, until a job takes them: 16 bytes of a hash of the name, which may be long.
+# Files that notifications have named, until a job takes them: 16 bytes of a hash of the name, which
+# may be long.
 noticed_files = Table(
     "noticed_files",
     metadata,
@@ -369,7 +415,9 @@ lane_moves = Table(
     Column("reason", Words, nullable=False),
     Column("why", Words, nullable=False),
     Column("figures", Words, nullable=False),
-    Column("left_at", Double),  # when the lane before held nothing more that has to go on; NULL: it may
+    Column(
+        "left_at", Double
+    ),  # when the lane before held nothing more that has to go on; NULL: it may
     PrimaryKeyConstraint("job_id", "number", name="lane_moves_pkey"),
 )
 
@@ -387,12 +435,15 @@ paid_beside = Table(
     Column("completion_tokens", BigInteger, nullable=False),
     Column("cost_microusd", BigInteger, nullable=False),
     Column("at", Double, nullable=False),
-    Column("unpriced", BigInteger, nullable=False, server_default=text("0")),  # answers of which no price is known
+    Column(
+        "unpriced", BigInteger, nullable=False, server_default=text("0")
+    ),  # answers of which no price is known
     PrimaryKeyConstraint("job_id", "generation", "doc_id", "answer", name="paid_beside_pkey"),
 )
 
-# What a job has spent that its visible outcomes do not say. Together with them, `paid_beside` and `batch_remainders` it is the
-# job's account, which only grows and stays when the job is purged. See stores/account.py.
+# What a job has spent that its visible outcomes do not say. Together with them, `paid_beside` and
+# `batch_remainders` it is the job's account, which only grows and stays when the job is purged. See
+# stores/account.py.
 spending = Table(
     "spending",
     metadata,
@@ -400,7 +451,9 @@ spending = Table(
     Column(
         "generation", Integer, nullable=False
     ),  # for which it was spent; of dead letters that were replayed: the one that did
-    Column("kind", Id, nullable=False),  # how it came here: 'superseded', 'unread', 'forgotten', 'purged'
+    Column(
+        "kind", Id, nullable=False
+    ),  # how it came here: 'superseded', 'unread', 'forgotten', 'purged'
     Column("lane", Id, nullable=False),  # that was paid; "" where it is not known
     Column("shard", Integer, nullable=False),
     Column("tenant", Id),  # of the job, which may be gone, as when it was accepted
@@ -415,7 +468,8 @@ spending = Table(
     Index("spending_accepted", "tenant", "accepted_at"),
 )
 
-# What jobs of tenants have cost that releases before have purged: their jobs are not known any more.
+# What jobs of tenants have cost that releases before have purged: their jobs are not known any
+# more.
 purged_costs = Table(
     "purged_costs",
     metadata,
@@ -425,7 +479,8 @@ purged_costs = Table(
     PrimaryKeyConstraint("tenant", "month", name="purged_costs_pkey"),
 )
 
-# Who may come through the HTTP doors. Of a key only the SHA-256 is here: it is shown once, when it is made.
+# Who may come through the HTTP doors. Of a key only the SHA-256 is here: it is shown once, when it
+# is made.
 api_keys = Table(
     "api_keys",
     metadata,
@@ -444,7 +499,8 @@ api_keys = Table(
     UniqueConstraint("digest", name="api_keys_digest"),
 )
 
-# Files of the HTTP doors: what was uploaded, and what batches have written. The bytes lie at `place`, below gateway.files.
+# Files of the HTTP doors: what was uploaded, and what batches have written. The bytes lie at
+# `place`, below gateway.files.
 door_files = Table(
     "door_files",
     metadata,
@@ -502,7 +558,8 @@ door_batches = Table(
     Index("door_batches_state", "state"),
 )
 
-# Calls of the synchronous doors that came with an Idempotency-Key. The answer itself is the outcome of the document.
+# Calls of the synchronous doors that came with an Idempotency-Key. The answer itself is the outcome
+# of the document.
 door_calls = Table(
     "door_calls",
     metadata,
@@ -526,7 +583,9 @@ webhook_endpoints = Table(
     Column("endpoint_id", Id, primary_key=True),
     Column("tenant", Id),
     Column("url", Words, nullable=False),
-    Column("secret", Words, nullable=False),  # what deliveries are signed with, so it cannot be a digest
+    Column(
+        "secret", Words, nullable=False
+    ),  # what deliveries are signed with, so it cannot be a digest
     Column("old_secret", Words),  # which signs as well until old_until
     Column("old_until", Double),
     Column("events", Words, nullable=False),  # names with commas between

@@ -1,15 +1,20 @@
 """The account of a job: what it has spent over all generations and lanes, which only grows.
 
-It is the sum of four parts, and no step takes from one what it does not add to another in the same transaction:
+It is the sum of four parts, and no step takes from one what it does not add to another in the same
+transaction:
 
-- ``tallies``: its visible outcomes. Settling adds here, so that an account costs it no statement more.
-- ``paid_beside``: payments that no outcome says, a row for each, so that the same one is never added twice.
+- ``tallies``: its visible outcomes. Settling adds here, so that an account costs it no statement
+  more.
+- ``paid_beside``: payments that no outcome says, a row for each, so that the same one is never
+  added twice.
 - ``batch_remainders``: documents that a provider batch has left, until they have an outcome.
-- ``spending``: the rest. A replay moves what its dead letters cost from the tallies to here, and a purge moves all of it.
+- ``spending``: the rest. A replay moves what its dead letters cost from the tallies to here, and a
+  purge moves all of it.
 
-What an outcome costs is all that was paid for its document, as far as its message tells of earlier attempts. Those that were paid
-for are in ``paid_beside`` or ``batch_remainders`` meanwhile, since a lost Redis forgets messages; the outcome's transaction takes
-them out, and what the message did not tell of goes to ``spending``.
+What an outcome costs is all that was paid for its document, as far as its message tells of earlier
+attempts. Those that were paid for are in ``paid_beside`` or ``batch_remainders`` meanwhile, since a
+lost Redis forgets messages; the outcome's transaction takes them out, and what the message did not
+tell of goes to ``spending``.
 """
 
 from __future__ import annotations
@@ -63,8 +68,12 @@ PURGED: Final = "purged"  # all that a job has spent that was purged
 # And in `paid_beside`.
 SECOND_ANSWER: Final = "second_answer"  # it lost to an outcome that was there before
 LANE_LEFT: Final = "lane_left"  # an attempt in a lane that the job has left
-RETRIED: Final = "retried"  # an attempt after which there is another one, until that has come to an outcome
-WAITED: Final = "waited-"  # so begin the names of what batches cost for documents that went on to another lane
+RETRIED: Final = (
+    "retried"  # an attempt after which there is another one, until that has come to an outcome
+)
+WAITED: Final = (
+    "waited-"  # so begin the names of what batches cost for documents that went on to another lane
+)
 # And in `batch_remainders`.
 WAITING: Final = "waiting"
 
@@ -90,46 +99,68 @@ def add_spent(
     cost_microusd: int = 0,
     unpriced: int = 0,
 ) -> None:
-    """Add what was paid to a job's account, in the transaction of ``connection``. Called again it adds again: the caller's own
-    row has to say that it was done. ``unpriced`` is of how many answers no price is known."""
+    """Add what was paid to a job's account, in the transaction of ``connection``.
+
+    Called again it adds again: the caller's own row has to say that it was done. ``unpriced`` is of
+    how many answers no price is known."""
     figures = [documents, calls, prompt_tokens, completion_tokens, cost_microusd, unpriced]
     _add(connection, job_id, {(job_id, generation, kind, lane or ""): figures})
 
 
-def add_superseded(connection: Connection, job_id: str, generation: int, of_lanes: Mapping[str, Sequence[int]]) -> None:
-    """Add what dead letters cost that ``generation`` replays, by the lane that they ended in: documents, then as ``Paid``."""
-    rows = {(job_id, generation, SUPERSEDED, lane): list(figures) for lane, figures in of_lanes.items()}
+def add_superseded(
+    connection: Connection, job_id: str, generation: int, of_lanes: Mapping[str, Sequence[int]]
+) -> None:
+    """Add what dead letters cost that ``generation`` replays, by the lane that they ended in:
+    documents, then as ``Paid``."""
+    rows = {
+        (job_id, generation, SUPERSEDED, lane): list(figures) for lane, figures in of_lanes.items()
+    }
     _add(connection, job_id, rows)
 
 
 def mend_replays(connection: Connection, job_id: str) -> None:
-    """Add what replays have left out that a process of the release before has made, which knows of no account."""
-    known = select(spending.c.generation).where(spending.c.job_id == job_id, spending.c.kind == SUPERSEDED)
+    """Add what replays have left out that a process of the release before has made, which knows of
+    no account."""
+    known = select(spending.c.generation).where(
+        spending.c.job_id == job_id, spending.c.kind == SUPERSEDED
+    )
     replays = select(feeds.c.generation).where(
         feeds.c.job_id == job_id, feeds.c.kind == "replay", feeds.c.generation.not_in(known)
     )
     for generation in connection.execute(replays).scalars().all():
-        add_superseded(connection, job_id, generation, superseded_by(connection, job_id, generation))
+        add_superseded(
+            connection, job_id, generation, superseded_by(connection, job_id, generation)
+        )
 
 
 def superseded_by(connection: Connection, job_id: str, generation: int) -> dict[str, list[int]]:
-    """Return what the dead letters cost that a generation replays, by lane: documents, then as ``Paid``."""
+    """Return what the dead letters cost that a generation replays, by lane: documents, then as
+    ``Paid``."""
     lane = func.coalesce(outcomes.c.lane, "")
     query = (
         select(lane.label("lane"), func.count().label("documents"), *_sums(outcomes))
         .where(outcomes.c.job_id == job_id, outcomes.c.superseded_by == generation)
         .group_by(lane)
     )
-    return {row.lane: [int(getattr(row, name)) for name in _FIGURES] for row in connection.execute(query)}
+    return {
+        row.lane: [int(getattr(row, name)) for name in _FIGURES]
+        for row in connection.execute(query)
+    }
 
 
-# -- what messages say of earlier attempts -----------------------------------------------------------------------------
+# -- what messages say of earlier attempts ---------------------------------------------------------
 
 
-def take_out_earlier(connection: Connection, earlier: Mapping[ItemKey, Paid], *, remainders: bool = False) -> None:
-    """Take out what was noted of earlier attempts at documents that have their outcomes now. ``earlier`` is how much of it those
-    outcomes say; what was noted beyond that is kept as forgotten. ``remainders``: what batches have left of them goes, too."""
-    notes = or_(paid_beside.c.why == RETRIED, paid_beside.c.answer.startswith(WAITED, autoescape=True))
+def take_out_earlier(
+    connection: Connection, earlier: Mapping[ItemKey, Paid], *, remainders: bool = False
+) -> None:
+    """Take out what was noted of earlier attempts at documents that have their outcomes now.
+
+    ``earlier`` is how much of it those outcomes say; what was noted beyond that is kept as
+    forgotten. ``remainders``: what batches have left of them goes, too."""
+    notes = or_(
+        paid_beside.c.why == RETRIED, paid_beside.c.answer.startswith(WAITED, autoescape=True)
+    )
     with_money = [key for key, paid in earlier.items() if any(paid)]
     noted: dict[ItemKey, Paid] = {}
     gone = list(_taken(connection, paid_beside, with_money, notes))
@@ -141,7 +172,12 @@ def take_out_earlier(connection: Connection, earlier: Mapping[ItemKey, Paid], *,
         beyond = paid.beyond(earlier[key])
         if any(beyond[1:]):
             add_spent(
-                connection, key.job_id, generation=key.generation, kind=FORGOTTEN, documents=1, **beyond._asdict()
+                connection,
+                key.job_id,
+                generation=key.generation,
+                kind=FORGOTTEN,
+                documents=1,
+                **beyond._asdict(),
             )
 
 
@@ -150,10 +186,14 @@ def _taken(
 ) -> Iterator[tuple[ItemKey, Paid]]:
     """Delete rows of documents, and return what they say."""
     for (job_id, generation), docs in by_feed(keys).items():
-        rows = delete(table).where(table.c.job_id == job_id, table.c.generation == generation, *conditions)
+        rows = delete(table).where(
+            table.c.job_id == job_id, table.c.generation == generation, *conditions
+        )
         for start in range(0, len(docs), KEYS_MAX):
             some = rows.where(table.c.doc_id.in_(docs[start : start + KEYS_MAX]))
-            for doc_id, *paid in connection.execute(some.returning(table.c.doc_id, *(table.c[name] for name in _PAID))):
+            for doc_id, *paid in connection.execute(
+                some.returning(table.c.doc_id, *(table.c[name] for name in _PAID))
+            ):
                 yield ItemKey(job_id, generation, doc_id), Paid(*map(int, paid))
 
 
@@ -165,22 +205,36 @@ def by_feed(keys: Iterable[ItemKey]) -> dict[tuple[str, int], list[str]]:
     return found
 
 
-# -- purging --------------------------------------------------------------------------------------------------------------
+# -- purging ---------------------------------------------------------------------------------------
 
 
 def keep_account(connection: Connection, job_id: str) -> None:
-    """Move what a job's outcomes cost from its tallies to where its account stays. Done again, it moves what came since."""
-    visible = [_asked_of(row) for row in connection.execute(_gone(tallies, job_id, "kind", "reason", "number"))]
+    """Move what a job's outcomes cost from its tallies to where its account stays.
+
+    Done again, it moves what came since."""
+    visible = [
+        _asked_of(row)
+        for row in connection.execute(_gone(tallies, job_id, "kind", "reason", "number"))
+    ]
     in_lanes: defaultdict[str, list[int]] = defaultdict(lambda: [0] * len(_FIGURES))
     for row in connection.execute(_gone(lane_tallies, job_id, "lane", "number")):
         lane = in_lanes[row.lane]
-        lane[:] = [one + int(getattr(row, name)) for one, name in zip(lane, ("number", *_PAID), strict=True)]
+        lane[:] = [
+            one + int(getattr(row, name))
+            for one, name in zip(lane, ("number", *_PAID), strict=True)
+        ]
     whole = [sum(column) for column in zip(*visible, strict=True)] or [0] * len(_FIGURES)
     rest = [one - sum(lane[place] for lane in in_lanes.values()) for place, one in enumerate(whole)]
-    is_there = connection.execute(select(jobs.c.job_id).where(jobs.c.job_id == job_id)).first() is not None
+    is_there = (
+        connection.execute(select(jobs.c.job_id).where(jobs.c.job_id == job_id)).first() is not None
+    )
     # A row of nothing says whose the job was, for what a frozen worker may still bring.
     if is_there or any(whole):
-        _add(connection, job_id, {(job_id, 1, PURGED, lane): sums for lane, sums in (*in_lanes.items(), ("", rest))})
+        _add(
+            connection,
+            job_id,
+            {(job_id, 1, PURGED, lane): sums for lane, sums in (*in_lanes.items(), ("", rest))},
+        )
 
 
 def kept_step(connection: Connection, table: Table, job_id: str, most: int) -> int:
@@ -190,28 +244,40 @@ def kept_step(connection: Connection, table: Table, job_id: str, most: int) -> i
     gone = delete(table).where(tuple_(*key).in_(some)).returning(*(table.c[name] for name in _PAID))
     rows = [tuple(map(int, row)) for row in connection.execute(gone)]
     if rows:
-        _add(connection, job_id, {(job_id, 1, PURGED, ""): [0, *(sum(column) for column in zip(*rows, strict=True))]})
+        _add(
+            connection,
+            job_id,
+            {(job_id, 1, PURGED, ""): [0, *(sum(column) for column in zip(*rows, strict=True))]},
+        )
     return len(rows)
 
 
 def _gone(table: Table, job_id: str, *names: str) -> Any:
-    return delete(table).where(table.c.job_id == job_id).returning(*(table.c[name] for name in (*names, *_PAID)))
+    return (
+        delete(table)
+        .where(table.c.job_id == job_id)
+        .returning(*(table.c[name] for name in (*names, *_PAID)))
+    )
 
 
 def _asked_of(row: Row[Any]) -> list[int]:
-    """Documents, then as ``Paid``. Results that were reused show the tokens of another's call: they count without them."""
+    """Documents, then as ``Paid``.
+
+    Results that were reused show the tokens of another's call: they count without them."""
     figures = [int(getattr(row, name)) for name in ("number", *_PAID)]
     if row.kind != DEAD and row.reason:
         figures[2] = figures[3] = 0
     return figures
 
 
-# -- reading --------------------------------------------------------------------------------------------------------------
+# -- reading ---------------------------------------------------------------------------------------
 
 
 @cache
 def rest_of_job() -> Any:
-    """All of one ``job``'s account but its visible outcomes, by why. Built once: building it costs more than running it."""
+    """All of one ``job``'s account but its visible outcomes, by why.
+
+    Built once: building it costs more than running it."""
     return _rest(lambda table: [table.c.job_id == bindparam("job")])
 
 
@@ -236,7 +302,12 @@ def _rest(of: Callable[[Table], Conditions], *, by_job: bool = False) -> Any:
 
     def part(table: Table, why: Any, documents: Any, is_of_lane: Any) -> Query:
         job = [table.c.job_id] if by_job else []
-        columns = (why.label("why"), is_of_lane.label("of_lane"), documents.label("number"), *_sums(table))
+        columns = (
+            why.label("why"),
+            is_of_lane.label("of_lane"),
+            documents.label("number"),
+            *_sums(table),
+        )
         groups = [column for column in (why, is_of_lane) if column is not _NO]
         return select(*job, *columns).where(*of(table)).group_by(*job, *groups)
 
@@ -258,11 +329,17 @@ def cost_of_jobs(connection: Connection, job_ids: Sequence[str]) -> int:
 
 
 def cost_of_tenant(connection: Connection, tenant: str, began: float, ends: float) -> int:
-    """The same of the jobs of a tenant that were accepted in this time, those that were purged since among them."""
+    """The same of the jobs of a tenant that were accepted in this time, those that were purged
+    since among them."""
     which = (jobs.c.tenant == tenant, jobs.c.created_at >= began, jobs.c.created_at < ends)
     accepted = spending.c.accepted_at
-    parts = [_cost(table).join_from(table, jobs, and_(jobs.c.job_id == table.c.job_id, *which)) for table in _OF_JOBS]
-    parts.append(_cost(spending).where(spending.c.tenant == tenant, accepted >= began, accepted < ends))
+    parts = [
+        _cost(table).join_from(table, jobs, and_(jobs.c.job_id == table.c.job_id, *which))
+        for table in _OF_JOBS
+    ]
+    parts.append(
+        _cost(spending).where(spending.c.tenant == tenant, accepted >= began, accepted < ends)
+    )
     return _together(connection, parts)
 
 
@@ -274,7 +351,8 @@ def _cost(table: Table) -> Query:
 
 
 def _together(connection: Connection, parts: Sequence[Query]) -> int:
-    """In one statement, which sees one moment: what moves from one part to another is counted once."""
+    """In one statement, which sees one moment: what moves from one part to another is counted
+    once."""
     return int(sum(connection.execute(union_all(*parts)).scalars()))
 
 
@@ -282,19 +360,34 @@ def _sums(table: Table) -> Iterator[Any]:
     return (func.coalesce(func.sum(table.c[name]), 0).label(name) for name in _PAID)
 
 
-# -- writing --------------------------------------------------------------------------------------------------------------
+# -- writing ---------------------------------------------------------------------------------------
 
 
-def _add(connection: Connection, job_id: str, sums: Mapping[tuple[str, int, str, str], list[int]]) -> None:
+def _add(
+    connection: Connection, job_id: str, sums: Mapping[tuple[str, int, str, str], list[int]]
+) -> None:
     if sums:
         tenant, accepted_at = _whose(connection, job_id)
-        grow(connection, spending, _OF, _FIGURES, sums, {"tenant": tenant, "accepted_at": accepted_at})
+        grow(
+            connection,
+            spending,
+            _OF,
+            _FIGURES,
+            sums,
+            {"tenant": tenant, "accepted_at": accepted_at},
+        )
 
 
 def _whose(connection: Connection, job_id: str) -> tuple[str | None, float]:
-    """Return the tenant of a job and when it was accepted. One that was purged has left both in its account."""
+    """Return the tenant of a job and when it was accepted.
+
+    One that was purged has left both in its account."""
     known = select(jobs.c.tenant, jobs.c.created_at).where(jobs.c.job_id == job_id)
-    kept = select(spending.c.tenant, spending.c.accepted_at).where(spending.c.job_id == job_id).limit(1)
+    kept = (
+        select(spending.c.tenant, spending.c.accepted_at)
+        .where(spending.c.job_id == job_id)
+        .limit(1)
+    )
     row = connection.execute(known).first() or connection.execute(kept).first()
     return (None, 0.0) if row is None else (row[0], row[1])
 
@@ -307,13 +400,20 @@ def grow(
     sums: Mapping[Any, list[int]],
     fixed: Mapping[str, Any] | None = None,
 ) -> None:
-    """Add ``figures`` to the rows of ``table`` that ``of`` names, in the shard of this process. A new row has ``fixed``, too."""
+    """Add ``figures`` to the rows of ``table`` that ``of`` names, in the shard of this process.
+
+    A new row has ``fixed``, too."""
     if not sums:
         return
     on_sqlite = connection.dialect.name == "sqlite"
     shard = 0 if on_sqlite else os.getpid() % SHARDS
     rows = [
-        {"shard": shard, **(fixed or {}), **dict(zip(of, which, strict=True)), **dict(zip(figures, more, strict=True))}
+        {
+            "shard": shard,
+            **(fixed or {}),
+            **dict(zip(of, which, strict=True)),
+            **dict(zip(figures, more, strict=True)),
+        }
         for which, more in sorted(sums.items())
     ]
     connection.execute(_growing(on_sqlite, table, of, figures), rows)
@@ -324,5 +424,6 @@ def _growing(on_sqlite: bool, table: Table, of: tuple[str, ...], figures: tuple[
     """The statement, built once: building it costs more than running it."""
     new = (sqlite if on_sqlite else postgresql).insert(table)
     return new.on_conflict_do_update(
-        index_elements=["shard", *of], set_={name: table.c[name] + new.excluded[name] for name in figures}
+        index_elements=["shard", *of],
+        set_={name: table.c[name] + new.excluded[name] for name in figures},
     )

@@ -1,9 +1,11 @@
-"""Outcomes in the order in which they were stored, with a place after each: readers go on there while the job still runs.
+"""Outcomes in the order in which they were stored, with a place after each: readers go on there
+while the job still runs.
 
-Every outcome is read once. SQLite has one writer at a time, so its row numbers grow with the commits. PostgreSQL gives
-`outcomes.seq` out while transactions run side by side, and the later number may be committed first. So a reader takes the
-highest number that it sees, and then waits for those transactions to end that write outcomes at that moment: what they
-have below that number is there then, or never will be.
+Every outcome is read once. SQLite has one writer at a time, so its row numbers grow with the
+commits. PostgreSQL gives `outcomes.seq` out while transactions run side by side, and the later
+number may be committed first. So a reader takes the highest number that it sees, and then waits for
+those transactions to end that write outcomes at that moment: what they have below that number is
+there then, or never will be.
 """
 
 from __future__ import annotations
@@ -31,7 +33,12 @@ from penstock_ledger.errors import OutcomesHeldBack, PlaceLost
 from penstock_ledger.model import DeadLetter, Result
 from penstock_ledger.sql.database import Database
 from penstock_ledger.sql.tables import outcomes
-from penstock_ledger.stores.outcome_rows import RESULT, letter_from, outcome_from, stored_result_from
+from penstock_ledger.stores.outcome_rows import (
+    RESULT,
+    letter_from,
+    outcome_from,
+    stored_result_from,
+)
 
 PAGE: Final = 1_000  # rows read at a time
 WRITERS_WAIT_S: Final = 5.0  # a group commit takes milliseconds
@@ -46,14 +53,16 @@ _JOB_IN_SQLITE: Final = literal_column("+outcomes.job_id", Text)
 _OLD: Final = 0  # `seq` of rows from before there was one
 # An insert has this lock from before it gets numbers until its transaction ends.
 _WRITERS: Final = text(
-    "SELECT virtualtransaction FROM pg_locks WHERE locktype = 'relation' AND relation = 'outcomes'::regclass"
-    " AND database = (SELECT oid FROM pg_database WHERE datname = current_database())"
-    " AND mode = 'RowExclusiveLock' AND granted"
+    "SELECT virtualtransaction FROM pg_locks WHERE locktype = 'relation' AND relation = "
+    "'outcomes'::regclass AND database = (SELECT oid FROM pg_database WHERE datname = "
+    "current_database()) AND mode = 'RowExclusiveLock' AND granted"
 )
 
 
 class Place(NamedTuple):
-    """After one outcome. It is named as well: numbers alone mean other rows in a database that was copied."""
+    """After one outcome.
+
+    It is named as well: numbers alone mean other rows in a database that was copied."""
 
     number: int
     generation: int
@@ -78,10 +87,13 @@ class CommitOrder:
         whole: bool = False,
         page: int = PAGE,
     ) -> Iterator[tuple[Place, Result | DeadLetter]]:
-        """All that was stored before the call and lies after ``after``. Raises PlaceLost when that is no place of the job.
+        """All that was stored before the call and lies after ``after``.
 
-        ``letters`` is whether dead letters are wanted; ``as_stored`` leaves embeddings as vectors.py packs them.
-        While a transaction may still commit earlier outcomes nothing is read; ``whole`` raises OutcomesHeldBack then.
+        Raises PlaceLost when that is no place of the job.
+
+        ``letters`` is whether dead letters are wanted; ``as_stored`` leaves embeddings as
+        vectors.py packs them. While a transaction may still commit earlier outcomes nothing is
+        read; ``whole`` raises OutcomesHeldBack then.
         """
         if after is not None:
             self._check(job_id, after)
@@ -95,8 +107,15 @@ class CommitOrder:
         if end is None:
             return
         make = _as_stored if as_stored else outcome_from
-        conditions = (outcomes.c.superseded_by.is_(None), *(() if letters else (outcomes.c.kind == RESULT,)))
-        query = select(outcomes, self._number.label("number")).where(self._job == job_id, *conditions).limit(page)
+        conditions = (
+            outcomes.c.superseded_by.is_(None),
+            *(() if letters else (outcomes.c.kind == RESULT,)),
+        )
+        query = (
+            select(outcomes, self._number.label("number"))
+            .where(self._job == job_id, *conditions)
+            .limit(page)
+        )
         number = self._lowest(job_id) - 1 if after is None else after.number
         if number <= _OLD:
             number = _OLD
@@ -105,7 +124,9 @@ class CommitOrder:
         rows = self._rows(query.where(self._number > number))
         while rows:
             yield from ((_place(row), make(row)) for row in rows)
-            rows = self._rows(query.where(self._number > rows[-1].number)) if len(rows) == page else []
+            rows = (
+                self._rows(query.where(self._number > rows[-1].number)) if len(rows) == page else []
+            )
 
     def _old(
         self,
@@ -127,7 +148,9 @@ class CommitOrder:
 
     def _lowest(self, job_id: str) -> int:
         """Where the job begins: what lies before it in SQLite's table need not be read."""
-        lowest = select(func.min(self._number)).select_from(outcomes).where(outcomes.c.job_id == job_id)
+        lowest = (
+            select(func.min(self._number)).select_from(outcomes).where(outcomes.c.job_id == job_id)
+        )
         return int(self._rows(lowest)[0][0] or _OLD)
 
     def _check(self, job_id: str, place: Place) -> None:
@@ -145,12 +168,17 @@ class CommitOrder:
             raise PlaceLost(job_id)
 
     def _end(self, job_id: str) -> int | None:
-        """The highest number below which no further row of the job will appear; None when there is none at all.
+        """The highest number below which no further row of the job will appear; None when there is
+        none at all.
 
         Raises OutcomesHeldBack.
         """
         highest = (
-            select(self._number).select_from(outcomes).where(self._job == job_id).order_by(self._number.desc()).limit(1)
+            select(self._number)
+            .select_from(outcomes)
+            .where(self._job == job_id)
+            .order_by(self._number.desc())
+            .limit(1)
         )
         rows = self._rows(highest)
         if not rows or self._db.is_sqlite:

@@ -1,7 +1,8 @@
 """Feeds: the durable reading position of each generation of a job, and who may move it.
 
-The source of a large job may be split: then each shard has a position and a leader of its own, and the feed's leader reads
-nothing, but sees to what was fed and ends the job. The transaction that ends the last shard ends the feed.
+The source of a large job may be split: then each shard has a position and a leader of its own, and
+the feed's leader reads nothing, but sees to what was fed and ends the job. The transaction that
+ends the last shard ends the feed.
 """
 
 from __future__ import annotations
@@ -23,16 +24,24 @@ _FEEDS: Final = Leases(feeds)
 _SHARDS: Final = Leases(shards)
 
 # Built once: putting a statement together costs more than what the database does with it.
-_OF_JOB: Final = select(feeds).where(feeds.c.job_id == bindparam("job")).order_by(feeds.c.generation)
+_OF_JOB: Final = (
+    select(feeds).where(feeds.c.job_id == bindparam("job")).order_by(feeds.c.generation)
+)
 _SHARDS_OF_JOB: Final = (
-    select(shards).where(shards.c.job_id == bindparam("job")).order_by(shards.c.generation, shards.c.shard)
+    select(shards)
+    .where(shards.c.job_id == bindparam("job"))
+    .order_by(shards.c.generation, shards.c.shard)
 )
 _LED: Final = exists().where(feeds.c.job_id == bindparam("job"))
 _THE_FEED: Final = (feeds.c.job_id == bindparam("job"), feeds.c.generation == bindparam("nth"))
 _LOCK_FEED: Final = select(feeds.c.fence).where(*_THE_FEED).with_for_update()
 _END_FEED: Final = update(feeds).where(*_THE_FEED).values(exhausted=True)
 _UNREAD: Final = select(
-    exists().where(shards.c.job_id == bindparam("job"), shards.c.generation == bindparam("nth"), ~shards.c.exhausted)
+    exists().where(
+        shards.c.job_id == bindparam("job"),
+        shards.c.generation == bindparam("nth"),
+        ~shards.c.exhausted,
+    )
 )
 
 
@@ -45,13 +54,19 @@ class FeedStore:
     def feeds(self, job_id: str) -> list[Feed]:
         """All feeds of a job, oldest generation first."""
         of_job = {"job": job_id}
-        return self._db.read(lambda connection: [feed_of(row) for row in connection.execute(_OF_JOB, of_job)])
+        return self._db.read(
+            lambda connection: [feed_of(row) for row in connection.execute(_OF_JOB, of_job)]
+        )
 
     def shards(self, job_id: str) -> list[tuple[Feed, str | None]]:
-        """The shards of its source, in the source's order, and who reads each or did last; none where it is not split."""
+        """The shards of its source, in the source's order, and who reads each or did last; none
+        where it is not split."""
 
         def read(connection: Connection) -> list[tuple[Feed, str | None]]:
-            return [(shard_of(row), row.owner) for row in connection.execute(_SHARDS_OF_JOB, {"job": job_id})]
+            return [
+                (shard_of(row), row.owner)
+                for row in connection.execute(_SHARDS_OF_JOB, {"job": job_id})
+            ]
 
         return self._db.read(read)
 
@@ -65,13 +80,16 @@ class FeedStore:
         return self._db.read(read)
 
     def lease_feed(self, job_id: str, generation: int, owner: str, ttl_s: float) -> Feed | None:
-        """``lease_feeds`` of one feed; None when another process leads it, or there is no such feed."""
+        """``lease_feeds`` of one feed; None when another process leads it, or there is no such
+        feed."""
         return next(iter(self.lease_feeds([(job_id, generation)], owner, ttl_s)), None)
 
     def lease_feeds(self, names: Sequence[tuple[str, int]], owner: str, ttl_s: float) -> list[Feed]:
-        """Become or stay the leader for ``ttl_s`` seconds, in one transaction; returns the feeds that ``owner`` leads now.
+        """Become or stay the leader for ``ttl_s`` seconds, in one transaction; returns the feeds
+        that ``owner`` leads now.
 
-        ``names`` are jobs and generations; feeds that another process leads, or that do not exist, are left out.
+        ``names`` are jobs and generations; feeds that another process leads, or that do not exist,
+        are left out.
         """
 
         def lease(connection: Connection) -> list[Feed]:
@@ -80,7 +98,9 @@ class FeedStore:
 
         return self._db.write(lease) if names else []
 
-    def lease_shards(self, names: Sequence[tuple[str, int, int]], owner: str, ttl_s: float) -> list[Feed]:
+    def lease_shards(
+        self, names: Sequence[tuple[str, int, int]], owner: str, ttl_s: float
+    ) -> list[Feed]:
         """``lease_feeds`` of shards, by job, generation and number."""
 
         def lease(connection: Connection) -> list[Feed]:
@@ -90,7 +110,8 @@ class FeedStore:
         return self._db.write(lease) if names else []
 
     def renew_feeds(self, owner: str, ttl_s: float, *, shards: bool = True) -> None:
-        """Stay the leader of what ``owner`` leads in jobs that run or are cancelled, for ``ttl_s`` seconds.
+        """Stay the leader of what ``owner`` leads in jobs that run or are cancelled, for ``ttl_s``
+        seconds.
 
         ``shards``: False for one that leads none, which saves a statement.
         """
@@ -115,7 +136,9 @@ class FeedStore:
         exhausted: bool,
         also: Callable[[Connection], None] | None = None,
     ) -> None:
-        """Make the reading position durable. Raises FeedLost when another feeder took over, or the feed was rewound.
+        """Make the reading position durable.
+
+        Raises FeedLost when another feeder took over, or the feed was rewound.
 
         ``also`` writes what belongs to it, in the same transaction.
         """
@@ -126,7 +149,9 @@ class FeedStore:
             ends_feed = exhausted and feed.shard > 0
             its_feed = {"job": feed.job_id, "nth": feed.generation}
             if ends_feed:
-                connection.execute(_LOCK_FEED, its_feed)  # of two shards that end at once, the second sees both
+                connection.execute(
+                    _LOCK_FEED, its_feed
+                )  # of two shards that end at once, the second sees both
             if not leases.advance(connection, name, to):
                 return False
             if also is not None:
@@ -139,7 +164,8 @@ class FeedStore:
             raise FeedLost(feed.job_id, feed.generation, feed.fence)
 
     def rewind_feeds(self, job_id: str) -> None:
-        """Read everything of the job again from the start; the leader of a feed must lease it anew."""
+        """Read everything of the job again from the start; the leader of a feed must lease it
+        anew."""
         unfed = update(spool).where(spool.c.job_id == job_id, spool.c.fed)
 
         def rewind(connection: Connection) -> None:
@@ -160,23 +186,36 @@ def add_feed(
     overrides: dict[str, Any] | None = None,
     parts: Sequence[Shard] = (),
 ) -> Feed:
-    """Insert a feed at its start, as part of a larger transaction. ``parts``: those of its source, where it is split."""
+    """Insert a feed at its start, as part of a larger transaction.
+
+    ``parts``: those of its source, where it is split."""
     chosen = {SHARDS: len(parts)} if parts else selection or {}
     feed = Feed(job_id, generation, kind, {}, False, 0, chosen, overrides or {})
     connection.execute(
         insert(feeds).values(
-            job_id=job_id, generation=generation, kind=str(kind), cursor="{}", exhausted=False, fence=0,
-            selection=json_text(feed.selection), overrides=json_text(feed.overrides),
+            job_id=job_id,
+            generation=generation,
+            kind=str(kind),
+            cursor="{}",
+            exhausted=False,
+            fence=0,
+            selection=json_text(feed.selection),
+            overrides=json_text(feed.overrides),
         )
-    )  # fmt: skip
+    )
     rows = [
         {
-            "job_id": job_id, "generation": generation, "shard": number, "starts_at": json_text(part.starts_at),
+            "job_id": job_id,
+            "generation": generation,
+            "shard": number,
+            "starts_at": json_text(part.starts_at),
             "ends_at": None if part.ends_at is None else json_text(part.ends_at),
-            "cursor": json_text(part.starts_at), "exhausted": False, "fence": 0,
+            "cursor": json_text(part.starts_at),
+            "exhausted": False,
+            "fence": 0,
         }
         for number, part in enumerate(parts, start=1)
-    ]  # fmt: skip
+    ]
     if rows:
         connection.execute(insert(shards), rows)
     return feed
@@ -201,7 +240,8 @@ def feed_of(row: Row[Any], *, fence: int | None = None) -> Feed:
 
 
 def shard_of(row: Row[Any], *, fence: int | None = None) -> Feed:
-    """Only sources are split: a replay's documents are few, and an open job's come one after the other."""
+    """Only sources are split: a replay's documents are few, and an open job's come one after the
+    other."""
     return Feed(
         job_id=row.job_id,
         generation=row.generation,

@@ -1,4 +1,5 @@
-"""Jobs: accepted once per key, moved between states by compare-and-set, replayed as new generations."""
+"""Jobs: accepted once per key, moved between states by compare-and-set, replayed as new
+generations."""
 
 from __future__ import annotations
 
@@ -7,13 +8,39 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, Final
 
 import orjson
-from sqlalchemy import ColumnElement, Connection, Row, bindparam, func, insert, literal_column, or_, select, update
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    Row,
+    bindparam,
+    func,
+    insert,
+    literal_column,
+    or_,
+    select,
+    update,
+)
 from sqlalchemy.exc import IntegrityError
 
 from penstock_ledger.door_stores.events import note_event
-from penstock_ledger.errors import FilesTaken, JobClosed, JobConflict, JobNotFound, JobNotReplayable, NothingToReplay
+from penstock_ledger.errors import (
+    FilesTaken,
+    JobClosed,
+    JobConflict,
+    JobNotFound,
+    JobNotReplayable,
+    NothingToReplay,
+)
 from penstock_ledger.model import DeadLetter, Feed, FeedKind, Job, JobState, NewJob, TakenFiles
-from penstock_ledger.pause import Accepted, Pause, accepted_with, explain, read_accepted, read_pause, stored_pause
+from penstock_ledger.pause import (
+    Accepted,
+    Pause,
+    accepted_with,
+    explain,
+    read_accepted,
+    read_pause,
+    stored_pause,
+)
 from penstock_ledger.sql.tables import jobs, outcomes, spool, taken_files
 from penstock_ledger.stored_values import json_text
 from penstock_ledger.stores.account import mend_replays
@@ -23,7 +50,9 @@ from penstock_ledger.stores.outcome_rows import letter_row
 from penstock_ledger.stores.source_keys import insert_pages
 from penstock_ledger.stores.tallies import supersede
 
-STATEMENT_MAX: Final = 500  # rows or ids per SQL statement: far below every driver's limit on parameters
+STATEMENT_MAX: Final = (
+    500  # rows or ids per SQL statement: far below every driver's limit on parameters
+)
 SHOWN_CHARS: Final = 60  # of a value in a message
 _AGAIN: Final = (JobState.RUNNING, JobState.PAUSED)
 LIVE: Final = (JobState.RUNNING, JobState.PAUSED, JobState.CANCELLING)
@@ -35,35 +64,49 @@ _MOVE: Final = (
     update(jobs)
     .where(jobs.c.job_id == bindparam("job"), jobs.c.state.in_(bindparam("from", expanding=True)))
     .values(
-        state=bindparam("to"), reason=bindparam("why"), finished_at=bindparam("ended"), resume_at=bindparam("until"),
+        state=bindparam("to"),
+        reason=bindparam("why"),
+        finished_at=bindparam("ended"),
+        resume_at=bindparam("until"),
         pause=bindparam("pause"),
     )
-)  # fmt: skip
-_PAUSED: Final = select(jobs.c.pause, jobs.c.stop_accepted).where(
-    jobs.c.job_id == bindparam("job"), jobs.c.state == str(JobState.PAUSED), jobs.c.pause.is_not(None)
 )
-_NAMED: Final = select(jobs).where(or_(jobs.c.job_id == bindparam("name"), jobs.c.job_key == bindparam("name")))
+_PAUSED: Final = select(jobs.c.pause, jobs.c.stop_accepted).where(
+    jobs.c.job_id == bindparam("job"),
+    jobs.c.state == str(JobState.PAUSED),
+    jobs.c.pause.is_not(None),
+)
+_NAMED: Final = select(jobs).where(
+    or_(jobs.c.job_id == bindparam("name"), jobs.c.job_key == bindparam("name"))
+)
 
 
 class JobStore(FeedStore):
     """The jobs table and, inherited, the feeds."""
 
-    def create(self, job: NewJob, refused: Iterable[DeadLetter] = (), keys: Iterable[bytes] = ()) -> tuple[Job, bool]:
+    def create(
+        self, job: NewJob, refused: Iterable[DeadLetter] = (), keys: Iterable[bytes] = ()
+    ) -> tuple[Job, bool]:
         """Accept a job, its first feed, and its refused rows in one transaction.
 
-        ``keys`` are the pages of the rows' keys, where the source is a table; they may be read twice.
-        Returns the job and whether it is new: the same key again returns the job that has it.
+        ``keys`` are the pages of the rows' keys, where the source is a table; they may be read
+        twice. Returns the job and whether it is new: the same key again returns the job that has
+        it.
         Raises JobConflict when the key is taken by a job with another digest, and FilesTaken.
         """
         letters = list(refused)  # the transaction may be repeated
-        created, row = self._db.write(lambda connection: self._create(connection, job, letters, keys))
+        created, row = self._db.write(
+            lambda connection: self._create(connection, job, letters, keys)
+        )
         if row.digest != job.digest:
             raise JobConflict(job.job_key, row.job_id, _differences(job_of(row), job))
         return job_of(row), created
 
     def get(self, job_id_or_key: str) -> Job:
         """Raises JobNotFound. An id is preferred to an equal key."""
-        rows = self._db.read(lambda connection: connection.execute(_NAMED, {"name": job_id_or_key}).all())
+        rows = self._db.read(
+            lambda connection: connection.execute(_NAMED, {"name": job_id_or_key}).all()
+        )
         if not rows:
             raise JobNotFound(job_id_or_key)
         return job_of(next((row for row in rows if row.job_id == job_id_or_key), rows[0]))
@@ -85,21 +128,28 @@ class JobStore(FeedStore):
         resume_at: float | None = None,
         pause: Pause | None = None,
     ) -> bool:
-        """Move a job to ``to`` if it is in one of ``expect``; False when it is not (or there is no such job).
+        """Move a job to ``to`` if it is in one of ``expect``; False when it is not (or there is no
+        such job).
 
-        ``resume_at`` (Unix seconds) is when a pause ends by itself: the control loop resumes the job then. ``pause`` says why as
-        data, and then gives the reason. Letting a job go on that a stop-loss has
+        ``resume_at`` (Unix seconds) is when a pause ends by itself: the control loop resumes the
+        job then. ``pause`` says why as data, and then gives the reason. Letting a job go on that a
+        stop-loss has
         paused, or pausing it by hand, accepts what it was paused for.
         """
         moved = {
-            "job": job_id, "from": [str(state) for state in expect], "to": str(to),
+            "job": job_id,
+            "from": [str(state) for state in expect],
+            "to": str(to),
             "why": reason if pause is None else explain(pause),
             "pause": None if pause is None else stored_pause(pause),
-            "ended": time.time() if to.final else None, "until": resume_at,
-        }  # fmt: skip
+            "ended": time.time() if to.final else None,
+            "until": resume_at,
+        }
 
         def move(connection: Connection) -> bool:
-            before = connection.execute(_PAUSED, {"job": job_id}).one_or_none() if to in _AGAIN else None
+            before = (
+                connection.execute(_PAUSED, {"job": job_id}).one_or_none() if to in _AGAIN else None
+            )
             if connection.execute(_MOVE, moved).rowcount != 1:
                 return False
             if before is not None:
@@ -111,7 +161,8 @@ class JobStore(FeedStore):
         return self._db.write(move)
 
     def amend(self, job_id: str, spec: Mapping[str, Any], digest: str, *, expect: str) -> bool:
-        """Replace the spec of a job whose digest still is ``expect``; False when another process was first.
+        """Replace the spec of a job whose digest still is ``expect``; False when another process
+        was first.
 
         For limits of the job as a whole only: workers keep what they have read of a spec.
         """
@@ -125,7 +176,8 @@ class JobStore(FeedStore):
     def close(self, job_id: str, total: int | None = None) -> int:
         """Seal an open job with ``total`` documents; None counts its spool in the same transaction.
 
-        Returns the total. Closing again with the same total changes nothing. Raises JobNotFound and JobClosed.
+        Returns the total. Closing again with the same total changes nothing. Raises JobNotFound and
+        JobClosed.
         """
         return self._db.write(lambda connection: _close(connection, job_id, total))
 
@@ -137,24 +189,43 @@ class JobStore(FeedStore):
         doc_ids: Sequence[str] | None = None,
         overrides: Mapping[str, Any] | None = None,
     ) -> tuple[Feed, int]:
-        """Send visible dead letters again, as the next generation; returns its feed and how many there are.
+        """Send visible dead letters again, as the next generation; returns its feed and how many
+        there are.
 
         Rows that never parsed have no request and stay as they are. A completed job runs again.
         Raises JobNotFound, JobNotReplayable and NothingToReplay.
         """
         chosen = dict(overrides or {})
-        return self._db.write(lambda connection: _replay(connection, job_id, reason, doc_ids, chosen))
+        return self._db.write(
+            lambda connection: _replay(connection, job_id, reason, doc_ids, chosen)
+        )
 
     def _create(
-        self, connection: Connection, job: NewJob, refused: Iterable[DeadLetter], keys: Iterable[bytes]
+        self,
+        connection: Connection,
+        job: NewJob,
+        refused: Iterable[DeadLetter],
+        keys: Iterable[bytes],
     ) -> tuple[bool, Row[Any]]:
         values = {
-            "job_id": job.job_id, "job_key": job.job_key, "spec": json_text(job.spec),
-            "source": json_text(job.source), "digest": job.digest, "state": str(JobState.RUNNING),
-            "generation": 1, "total": job.total, "created_at": time.time(), "lane": job.lane or job.spec.get("lane"),
+            "job_id": job.job_id,
+            "job_key": job.job_key,
+            "spec": json_text(job.spec),
+            "source": json_text(job.source),
+            "digest": job.digest,
+            "state": str(JobState.RUNNING),
+            "generation": 1,
+            "total": job.total,
+            "created_at": time.time(),
+            "lane": job.lane or job.spec.get("lane"),
             "tenant": job.spec.get("tenant"),
-        }  # fmt: skip
-        created = connection.execute(self._db.insert(jobs).values(values).on_conflict_do_nothing()).rowcount == 1
+        }
+        created = (
+            connection.execute(
+                self._db.insert(jobs).values(values).on_conflict_do_nothing()
+            ).rowcount
+            == 1
+        )
         if created:
             add_feed(connection, job.job_id, 1, job.feed_kind, parts=job.shards)
             _insert_refused(connection, refused)
@@ -168,18 +239,22 @@ def _accept(connection: Connection, job_id: str, pause: str, before: str | None)
     accepted = accepted_with(pause, read_accepted(before))
     if accepted is not None:
         connection.execute(
-            update(jobs).where(jobs.c.job_id == job_id).values(stop_accepted=json_text(accepted.to_json()))
+            update(jobs)
+            .where(jobs.c.job_id == job_id)
+            .values(stop_accepted=json_text(accepted.to_json()))
         )
 
 
 def _note(connection: Connection, job_id: str, to: JobState) -> None:
-    """For the webhooks of its tenant: in the transaction of the change, so that there is an event for it, and none without it."""
+    """For the webhooks of its tenant: in the transaction of the change, so that there is an event
+    for it, and none without it."""
     tenant = connection.execute(select(jobs.c.tenant).where(jobs.c.job_id == job_id)).scalar_one()
     note_event(connection, tenant, f"job.{to}", job_id)
 
 
 def _take(connection: Connection, taken: TakenFiles) -> None:
-    """With the job, or not at all: no process that dies in between leaves a file without its job, or with two."""
+    """With the job, or not at all: no process that dies in between leaves a file without its job,
+    or with two."""
     rows = [{"schedule_id": taken.schedule_id, "file": file} for file in taken.files]
     try:
         connection.execute(insert(taken_files), rows)
@@ -188,7 +263,8 @@ def _take(connection: Connection, taken: TakenFiles) -> None:
 
 
 def _differences(known: Job, new: NewJob) -> list[str]:
-    """In what a submit differs from the job that has its key: each field with both values, cut to some characters."""
+    """In what a submit differs from the job that has its key: each field with both values, cut to
+    some characters."""
     differences = [
         f"{name} was {_shown(known.spec.get(name))}, is now {_shown(new.spec.get(name))}"
         for name in sorted(known.spec.keys() | new.spec.keys())
@@ -197,7 +273,10 @@ def _differences(known: Job, new: NewJob) -> list[str]:
     places = [str(source.get("uri", source.get("kind"))) for source in (known.source, new.source)]
     if places[0] != places[1]:
         differences.append(f"source was {places[0]}, is now {places[1]}")
-    elif any(known.source.get(name) != new.source.get(name) for name in ("sha256", "etag", "size", "keys_sha256")):
+    elif any(
+        known.source.get(name) != new.source.get(name)
+        for name in ("sha256", "etag", "size", "keys_sha256")
+    ):
         differences.append(f"the content of {places[0]} has changed")
     return differences
 
@@ -215,7 +294,9 @@ def _insert_refused(connection: Connection, refused: Iterable[DeadLetter]) -> No
 def _close(connection: Connection, job_id: str, total: int | None) -> int:
     row = _locked(connection, job_id)
     if total is None:
-        total = connection.execute(select(func.count()).where(spool.c.job_id == job_id)).scalar_one()
+        total = connection.execute(
+            select(func.count()).where(spool.c.job_id == job_id)
+        ).scalar_one()
     if row.total is None:
         connection.execute(update(jobs).where(jobs.c.job_id == job_id).values(total=total))
     elif row.total != total:
@@ -224,7 +305,11 @@ def _close(connection: Connection, job_id: str, total: int | None) -> int:
 
 
 def _replay(
-    connection: Connection, job_id: str, reason: str | None, doc_ids: Sequence[str] | None, overrides: dict[str, Any]
+    connection: Connection,
+    job_id: str,
+    reason: str | None,
+    doc_ids: Sequence[str] | None,
+    overrides: dict[str, Any],
 ) -> tuple[Feed, int]:
     row = _locked(connection, job_id)
     if row.state not in REPLAYABLE:
@@ -237,16 +322,25 @@ def _replay(
     again: dict[str, Any] = {}
     if row.state == JobState.COMPLETED:
         again = {"state": str(JobState.RUNNING), "reason": None, "pause": None, "finished_at": None}
-    connection.execute(update(jobs).where(jobs.c.job_id == job_id).values(generation=generation, **again))
+    connection.execute(
+        update(jobs).where(jobs.c.job_id == job_id).values(generation=generation, **again)
+    )
     selection = {"reason": reason, "from_generation": row.generation, "documents": replayed}
-    feed = add_feed(connection, job_id, generation, FeedKind.REPLAY, selection=selection, overrides=overrides)
+    feed = add_feed(
+        connection, job_id, generation, FeedKind.REPLAY, selection=selection, overrides=overrides
+    )
     return feed, replayed
 
 
 def _supersede(
-    connection: Connection, job_id: str, generation: int, reason: str | None, doc_ids: Sequence[str] | None
+    connection: Connection,
+    job_id: str,
+    generation: int,
+    reason: str | None,
+    doc_ids: Sequence[str] | None,
 ) -> int:
-    """Mark the chosen dead letters, take them out of what is visible, and return how many they are."""
+    """Mark the chosen dead letters, take them out of what is visible, and return how many they
+    are."""
     wanted: list[ColumnElement[bool]] = [
         outcomes.c.job_id == job_id,
         literal_column("kind = 'dead'"),  # literal, so that the partial index is used
@@ -259,12 +353,16 @@ def _supersede(
     if doc_ids is None:
         connection.execute(mark)
     for start in range(0, len(doc_ids or ()), STATEMENT_MAX):
-        connection.execute(mark.where(outcomes.c.doc_id.in_((doc_ids or ())[start : start + STATEMENT_MAX])))
+        connection.execute(
+            mark.where(outcomes.c.doc_id.in_((doc_ids or ())[start : start + STATEMENT_MAX]))
+        )
     return supersede(connection, job_id, generation)
 
 
 def _locked(connection: Connection, job_id: str) -> Row[Any]:
-    row = connection.execute(select(jobs).where(jobs.c.job_id == job_id).with_for_update()).one_or_none()
+    row = connection.execute(
+        select(jobs).where(jobs.c.job_id == job_id).with_for_update()
+    ).one_or_none()
     if row is None:
         raise JobNotFound(job_id)
     return row
@@ -292,7 +390,8 @@ def job_of(row: Row[Any]) -> Job:
 
 
 def _accepted(row: Row[Any]) -> Accepted | None:
-    """Return what was accepted of the job; a process of a release without these columns that let it go on has left its pause."""
+    """Return what was accepted of the job; a process of a release without these columns that let it
+    go on has left its pause."""
     known = read_accepted(row.stop_accepted)
     if row.pause is None or row.state != JobState.RUNNING:
         return known

@@ -1,7 +1,7 @@
 """Moves of jobs between lanes: of two processes that decide at once, one wins.
 
-A move is one transaction: the job's lane, and the row that says why. All that follows from it is done again and again by
-each process that works on the job, until nothing is left where it was.
+A move is one transaction: the job's lane, and the row that says why. All that follows from it is
+done again and again by each process that works on the job, until nothing is left where it was.
 """
 
 from __future__ import annotations
@@ -21,7 +21,9 @@ from penstock_ledger.stores.jobs import job_of
 
 MOVES_MAX: Final = 10_000  # of one job: one each ten minutes for two months
 
-_OF_JOB: Final = select(lane_moves).where(lane_moves.c.job_id == bindparam("job")).order_by(lane_moves.c.number)
+_OF_JOB: Final = (
+    select(lane_moves).where(lane_moves.c.job_id == bindparam("job")).order_by(lane_moves.c.number)
+)
 _LOCKED: Final = select(jobs).where(jobs.c.job_id == bindparam("job")).with_for_update()
 
 _RUNS: Final = {"state": str(JobState.RUNNING), "reason": None, "pause": None, "resume_at": None}
@@ -45,9 +47,10 @@ class LaneMoves:
         now: float,
         paused_for: str | None = None,
     ) -> LaneMove | None:
-        """Change the lane of a running job from ``before`` to ``lane``; None where another process was first, or the job does
-        not run. ``before`` is None for the first choice, which notes why the job is where it is. With ``paused_for`` the job
-        is one that is paused with this reason, and runs from then on."""
+        """Change the lane of a running job from ``before`` to ``lane``; None where another process
+        was first, or the job does not run. ``before`` is None for the first choice, which notes why
+        the job is where it is. With ``paused_for`` the job is one that is paused with this reason,
+        and runs from then on."""
         if reason not in MOVE_REASONS:
             raise ValueError(f"a move's reason is one of {', '.join(MOVE_REASONS)}, not {reason!r}")
 
@@ -60,7 +63,9 @@ class LaneMoves:
             moved = LaneMove(job_id, row.moves + 1, now, before, lane, reason, why, dict(figures))
             runs = {} if paused_for is None else _RUNS
             connection.execute(
-                update(jobs).where(jobs.c.job_id == job_id).values(lane=lane, moves=moved.number, **runs)
+                update(jobs)
+                .where(jobs.c.job_id == job_id)
+                .values(lane=lane, moves=moved.number, **runs)
             )
             connection.execute(insert(lane_moves).values(_values(moved)))
             return moved
@@ -68,13 +73,26 @@ class LaneMoves:
         return self._db.write(write)
 
     def note_left(self, move: LaneMove, now: float) -> None:
-        """Nothing of the job waits in the lane before any more; what is in flight there may still end there."""
-        this = (lane_moves.c.job_id == move.job_id, lane_moves.c.number == move.number, lane_moves.c.left_at.is_(None))
-        self._db.write(lambda connection: connection.execute(update(lane_moves).where(*this).values(left_at=now)))
+        """Nothing of the job waits in the lane before any more; what is in flight there may still
+        end there."""
+        this = (
+            lane_moves.c.job_id == move.job_id,
+            lane_moves.c.number == move.number,
+            lane_moves.c.left_at.is_(None),
+        )
+        self._db.write(
+            lambda connection: connection.execute(
+                update(lane_moves).where(*this).values(left_at=now)
+            )
+        )
 
     def of(self, job_id: str) -> list[LaneMove]:
         """The moves of a job, the first one first."""
-        return self._db.read(lambda connection: [_move_of(row) for row in connection.execute(_OF_JOB, {"job": job_id})])
+        return self._db.read(
+            lambda connection: [
+                _move_of(row) for row in connection.execute(_OF_JOB, {"job": job_id})
+            ]
+        )
 
 
 def _may_move(row: Row[Any], paused_for: str | None) -> bool:

@@ -1,7 +1,7 @@
 """Rows that have a cursor and one leader at a time: feeds, and the shards of feeds that are split.
 
-A lease runs on the database's clock. The fence grows with every change of owner and with every rewind, so a feeder that
-was frozen in between cannot move the cursor afterwards.
+A lease runs on the database's clock. The fence grows with every change of owner and with every
+rewind, so a feeder that was frozen in between cannot move the cursor afterwards.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ class Moved(NamedTuple):
 
 
 class Leases:
-    """The statements for one table, built once: putting one together costs more than what the database does with it."""
+    """The statements for one table, built once: putting one together costs more than what the
+    database does with it."""
 
     def __init__(self, table: Table) -> None:
         self._table = table
@@ -39,16 +40,26 @@ class Leases:
         self._lease = (
             update(table)
             .where(*its)
-            .values(owner=bindparam("by"), lease_until=bindparam("to"), fence=bindparam("new_fence"))
+            .values(
+                owner=bindparam("by"), lease_until=bindparam("to"), fence=bindparam("new_fence")
+            )
         )
-        self._advance = update(table).where(*led).values(cursor=bindparam("to"), exhausted=bindparam("read"))
+        self._advance = (
+            update(table).where(*led).values(cursor=bindparam("to"), exhausted=bindparam("read"))
+        )
         self._release = update(table).where(*led).values(owner=None, lease_until=None)
 
     def lease(
-        self, connection: Connection, database: Database, names: Sequence[Name], owner: str, ttl_s: float
+        self,
+        connection: Connection,
+        database: Database,
+        names: Sequence[Name],
+        owner: str,
+        ttl_s: float,
     ) -> Iterator[tuple[Row[Any], int]]:
-        """Become or stay the leader; the rows as they were, and their fences from now on. Rows that another process leads,
-        or that do not exist, are left out."""
+        """Become or stay the leader; the rows as they were, and their fences from now on.
+
+        Rows that another process leads, or that do not exist, are left out."""
         for name in sorted(names):  # in one order, so that two processes do not wait for each other
             row = connection.execute(self._locked, self._its(name)).one_or_none()
             if row is None:
@@ -57,13 +68,17 @@ class Leases:
             if row.owner not in (None, owner) and row.lease_until > now:
                 continue
             fence = row.fence if row.owner == owner else row.fence + 1
-            connection.execute(self._lease, self._its(name) | {"by": owner, "to": now + ttl_s, "new_fence": fence})
+            connection.execute(
+                self._lease, self._its(name) | {"by": owner, "to": now + ttl_s, "new_fence": fence}
+            )
             yield row, fence
 
     def renew(self, connection: Connection, database: Database, owner: str, ttl_s: float) -> None:
         """Stay the leader of what ``owner`` leads in jobs that run or are cancelled."""
         now, columns = database.clock(), self._table.c
-        of_live = select(jobs.c.job_id).where(jobs.c.state.in_((JobState.RUNNING, JobState.CANCELLING)))
+        of_live = select(jobs.c.job_id).where(
+            jobs.c.state.in_((JobState.RUNNING, JobState.CANCELLING))
+        )
         connection.execute(
             update(self._table)
             .where(columns.job_id.in_(of_live))
@@ -81,9 +96,16 @@ class Leases:
         return connection.execute(self._advance, self._its(name) | values).rowcount == 1
 
     def rewind(self, connection: Connection, job_id: str, cursor: Any) -> None:
-        """All rows of a job start at ``cursor`` again (a text or a column), and their leaders must lease them anew."""
+        """All rows of a job start at ``cursor`` again (a text or a column), and their leaders must
+        lease them anew."""
         columns = self._table.c
-        back = {"exhausted": False, "owner": None, "lease_until": None, "fence": columns.fence + 1, "cursor": cursor}
+        back = {
+            "exhausted": False,
+            "owner": None,
+            "lease_until": None,
+            "fence": columns.fence + 1,
+            "cursor": cursor,
+        }
         connection.execute(update(self._table).where(columns.job_id == job_id).values(back))
 
     def _its(self, name: Name) -> dict[str, Any]:

@@ -1,6 +1,8 @@
-"""What a control loop looks at in each round: every live job with its feeds and their leases, in one read transaction.
+"""What a control loop looks at in each round: every live job with its feeds and their leases, in
+one read transaction.
 
-Jobs change seldom and are looked at several times a second, so a row is parsed only when it is not the one of the last look.
+Jobs change seldom and are looked at several times a second, so a row is parsed only when it is not
+the one of the last look.
 """
 
 from __future__ import annotations
@@ -24,8 +26,12 @@ class LiveFeed(NamedTuple):
 
     feed: Feed
     owner: str | None
-    lease_s: float  # how long the owner's lease still lasts; 0 and less: it is over, or there is none
-    shards: tuple[LiveFeed, ...] = ()  # of a feed that is split: those that are not read to their end
+    lease_s: (
+        float  # how long the owner's lease still lasts; 0 and less: it is over, or there is none
+    )
+    shards: tuple[
+        LiveFeed, ...
+    ] = ()  # of a feed that is split: those that are not read to their end
 
     def led_by(self, owner: str) -> bool:
         return self.owner == owner and self.lease_s > 0
@@ -51,7 +57,9 @@ class LiveJobs:
         of_live = feeds.c.job_id.in_(select(jobs.c.job_id).where(is_live))
         self._live_jobs = select(jobs).where(is_live).order_by(jobs.c.created_at, jobs.c.job_id)
         self._live_feeds = (
-            select(feeds, database.clock().label("now")).where(of_live).order_by(feeds.c.job_id, feeds.c.generation)
+            select(feeds, database.clock().label("now"))
+            .where(of_live)
+            .order_by(feeds.c.job_id, feeds.c.generation)
         )
         unread = shards.c.job_id.in_(select(jobs.c.job_id).where(is_live)) & ~shards.c.exhausted
         self._unread_shards = (
@@ -64,14 +72,20 @@ class LiveJobs:
         self._shards = _Parsed(lambda row: (row.job_id, row.generation, row.shard), shard_of)
 
     def look(self) -> list[LiveJob]:
-        """Every job that is not over, oldest first. One statement where there is none, and at most three."""
+        """Every job that is not over, oldest first.
+
+        One statement where there is none, and at most three."""
         return self._db.read(self._look)
 
     def _look(self, connection: Connection) -> list[LiveJob]:
         found = self._jobs.of(list(connection.execute(self._live_jobs)))
         rows = list(connection.execute(self._live_feeds)) if found else []
         feeds_found = self._feeds.of(rows)
-        split = self._split(connection) if any(feed.shards and not feed.exhausted for feed in feeds_found) else {}
+        split = (
+            self._split(connection)
+            if any(feed.shards and not feed.exhausted for feed in feeds_found)
+            else {}
+        )
         by_job = defaultdict[str, list[LiveFeed]](list)
         for feed, row in zip(feeds_found, rows, strict=True):
             its_shards = tuple(split.get((feed.job_id, feed.generation), ()))
@@ -95,7 +109,9 @@ T = TypeVar("T")
 
 
 class _Parsed(Generic[T]):
-    """What rows of one table were parsed into at the last look, by their key. What a lease changes counts as no change."""
+    """What rows of one table were parsed into at the last look, by their key.
+
+    What a lease changes counts as no change."""
 
     def __init__(self, key: Callable[[Row[Any]], object], parse: Callable[[Row[Any]], T]) -> None:
         self._key = key
@@ -110,7 +126,9 @@ class _Parsed(Generic[T]):
                 values_of = _values_of(row)  # the same columns in each row
             key, values = self._key(row), values_of(row)
             known = self._known.get(key)
-            found[key] = known if known is not None and known[0] == values else (values, self._parse(row))
+            found[key] = (
+                known if known is not None and known[0] == values else (values, self._parse(row))
+            )
         self._known = found
         return [parsed for _, parsed in found.values()]
 
@@ -119,4 +137,6 @@ _OF_THE_LEASE = frozenset({"owner", "lease_until", "now"})
 
 
 def _values_of(row: Row[Any]) -> Callable[[Row[Any]], tuple[object, ...]]:
-    return itemgetter(*(place for place, name in enumerate(row._fields) if name not in _OF_THE_LEASE))
+    return itemgetter(
+        *(place for place, name in enumerate(row._fields) if name not in _OF_THE_LEASE)
+    )

@@ -15,7 +15,8 @@ _SESSION_SECRET = "session_secret"  # noqa: S105  # the name of a row
 
 
 class Meta:
-    """The epoch is the sentinel that Redis holds for this database: a Redis without it has lost what it held."""
+    """The epoch is the sentinel that Redis holds for this database: a Redis without it has lost
+    what it held."""
 
     def __init__(self, db: Database) -> None:
         self._db = db
@@ -29,12 +30,16 @@ class Meta:
         return self._made_once(_SESSION_SECRET, secrets.token_urlsafe(32))
 
     def _made_once(self, name: str, new: str) -> str:
-        return self._read(name) or self._db.write(lambda connection: self._create(connection, name, new))
+        return self._read(name) or self._db.write(
+            lambda connection: self._create(connection, name, new)
+        )
 
     def _read(self, name: str) -> str | None:
         query = select(meta.c.value).where(meta.c.name == name)
         return self._db.read(lambda connection: connection.execute(query).scalar_one_or_none())
 
     def _create(self, connection: Connection, name: str, value: str) -> str:
-        connection.execute(self._db.insert(meta).values(name=name, value=value).on_conflict_do_nothing())
+        connection.execute(
+            self._db.insert(meta).values(name=name, value=value).on_conflict_do_nothing()
+        )
         return str(connection.execute(select(meta.c.value).where(meta.c.name == name)).scalar_one())

@@ -1,4 +1,5 @@
-"""The calendar month (UTC) in which a job was accepted: what it costs belongs to that one, however long it runs."""
+"""The calendar month (UTC) in which a job was accepted: what it costs belongs to that one, however
+long it runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Files that notifications have named, until a job of their schedule takes them: each once, however often it is named."""
+"""Files that notifications have named, until a job of their schedule takes them: each once, however
+often it is named."""
 
 from __future__ import annotations
 
@@ -38,7 +39,8 @@ class NoticedStore:
         self._db = db
 
     def note(self, schedule_id: str, names: Sequence[str]) -> Noted:
-        """Keep names until ``forget``; beyond ``NOTICED_MAX`` those that do not wait yet are left out."""
+        """Keep names until ``forget``; beyond ``NOTICED_MAX`` those that do not wait yet are left
+        out."""
         return self._db.write(lambda connection: self._note(connection, schedule_id, names))
 
     def has_room(self, schedule_id: str) -> bool:
@@ -52,7 +54,9 @@ class NoticedStore:
             .order_by(noticed_files.c.noticed_at, noticed_files.c.name)
             .limit(most)
         )
-        return self._db.read(lambda connection: [NoticedFile(*row) for row in connection.execute(query)])
+        return self._db.read(
+            lambda connection: [NoticedFile(*row) for row in connection.execute(query)]
+        )
 
     def forget(self, schedule_id: str, files: Sequence[NoticedFile]) -> None:
         """A job has them, or they are gone. One that was named again since then stays."""
@@ -84,7 +88,9 @@ class NoticedStore:
                 query = self._db.insert(noticed_files)
                 same = [noticed_files.c.schedule_id, noticed_files.c.file]
                 latest = {"noticed_at": query.excluded.noticed_at}
-                connection.execute(query.on_conflict_do_update(index_elements=same, set_=latest), rows)
+                connection.execute(
+                    query.on_conflict_do_update(index_elements=same, set_=latest), rows
+                )
             noted.new.extend(some[key] for key in kept)
             noted.repeated.extend(some[key] for key in known)
             noted.no_room.extend(some[key] for key in left_out)
@@ -99,7 +105,11 @@ def _known(connection: Connection, schedule_id: str, keys: Sequence[bytes]) -> s
 
 
 def _waiting(connection: Connection, schedule_id: str) -> int:
-    some = select(noticed_files.c.file).where(noticed_files.c.schedule_id == schedule_id).limit(NOTICED_MAX)
+    some = (
+        select(noticed_files.c.file)
+        .where(noticed_files.c.schedule_id == schedule_id)
+        .limit(NOTICED_MAX)
+    )
     return int(connection.execute(select(func.count()).select_from(some.subquery())).scalar_one())
 
 

@@ -1,7 +1,8 @@
-"""The group commit's insert: first writer wins, hundreds of rows per statement, and which rows lost.
+"""The group commit's insert: first writer wins, hundreds of rows per statement, and which rows
+lost.
 
-The statements are compiled once and handed to the driver with flat tuples: SQLAlchemy's per-row work would cost more
-than the database does.
+The statements are compiled once and handed to the driver with flat tuples: SQLAlchemy's per-row
+work would cost more than the database does.
 """
 
 from __future__ import annotations
@@ -22,19 +23,23 @@ from penstock_ledger.stores.tallies import add_rows
 
 KEYS_MAX: Final = 500  # ids per look-up
 ROWS_MAX: Final = 1_000  # rows per PostgreSQL statement
-BYTES_MAX: Final = 16 * 1024 * 1024  # of bodies per statement, which takes some copies of them, here and there
+BYTES_MAX: Final = (
+    16 * 1024 * 1024
+)  # of bodies per statement, which takes some copies of them, here and there
 
 _REQUEST: Final = COLUMNS.index("request")
 _BODY: Final = COLUMNS.index("body")
 
-# Rows per SQLite statement. Python's driver lets go of the interpreter for each statement that it runs, so one per row is
-# fought over with every other thread. There is one text for each number of rows: the driver keeps the last 128 prepared.
+# Rows per SQLite statement. Python's driver lets go of the interpreter for each statement that it
+# runs, so one per row is fought over with every other thread. There is one text for each number of
+# rows: the driver keeps the last 128 prepared.
 SQLITE_ROWS: Final = 64
 
 
 @cache
 def _sqlite_insert(rows: int) -> str:
-    """A worker that was frozen may come back with outcomes of a job that has been purged meanwhile: its rows go nowhere."""
+    """A worker that was frozen may come back with outcomes of a job that has been purged meanwhile:
+    its rows go nowhere."""
     row = f"({', '.join('?' * len(COLUMNS))})"
     return (
         f"INSERT INTO outcomes ({', '.join(COLUMNS)})"  # noqa: S608  # made of column names
@@ -44,9 +49,11 @@ def _sqlite_insert(rows: int) -> str:
 
 
 def insert_outcomes(connection: Connection, rows: Sequence[OutcomeRow]) -> set[ItemKey]:
-    """Insert rows that have different keys; returns the keys that had an outcome already, or whose job is no more.
+    """Insert rows that have different keys; returns the keys that had an outcome already, or whose
+    job is no more.
 
-    ``rows`` should be sorted by key: two transactions that insert equal keys in unequal order deadlock on PostgreSQL.
+    ``rows`` should be sorted by key: two transactions that insert equal keys in unequal order
+    deadlock on PostgreSQL.
     """
     if not rows:
         return set()
@@ -56,29 +63,40 @@ def insert_outcomes(connection: Connection, rows: Sequence[OutcomeRow]) -> set[I
     return losers
 
 
-def terminal_keys(connection: Connection, keys: Iterable[ItemKey], *conditions: ColumnElement[bool]) -> set[ItemKey]:
+def terminal_keys(
+    connection: Connection, keys: Iterable[ItemKey], *conditions: ColumnElement[bool]
+) -> set[ItemKey]:
     """Those of ``keys`` that have an outcome, superseded or not, which fulfils ``conditions``."""
     feeds: dict[tuple[str, int], list[str]] = {}
     for job_id, generation, doc_id in keys:
         feeds.setdefault((job_id, generation), []).append(doc_id)
     found: set[ItemKey] = set()
     for (job_id, generation), docs in feeds.items():
-        query = select(outcomes.c.doc_id).where(outcomes.c.job_id == job_id, outcomes.c.generation == generation)
+        query = select(outcomes.c.doc_id).where(
+            outcomes.c.job_id == job_id, outcomes.c.generation == generation
+        )
         for start in range(0, len(docs), KEYS_MAX):
             some = query.where(outcomes.c.doc_id.in_(docs[start : start + KEYS_MAX]), *conditions)
-            found.update(ItemKey(job_id, generation, doc_id) for doc_id in connection.execute(some).scalars())
+            found.update(
+                ItemKey(job_id, generation, doc_id) for doc_id in connection.execute(some).scalars()
+            )
     return found
 
 
 def _insert_sqlite(connection: Connection, rows: Sequence[OutcomeRow]) -> set[ItemKey]:
-    """The transaction holds the write lock, so rows above the highest rowid so far are its own: the others lost.
+    """The transaction holds the write lock, so rows above the highest rowid so far are its own: the
+    others lost.
 
     A savepoint to undo and look first would cost a copy of every page that the rows touch.
     """
-    highest = connection.exec_driver_sql("SELECT coalesce(max(rowid), 0) FROM outcomes").scalar_one()
+    highest = connection.exec_driver_sql(
+        "SELECT coalesce(max(rowid), 0) FROM outcomes"
+    ).scalar_one()
     won = 0
     for chunk in _statements(rows, SQLITE_ROWS):
-        won += connection.exec_driver_sql(_sqlite_insert(len(chunk)), tuple(chain.from_iterable(chunk))).rowcount
+        won += connection.exec_driver_sql(
+            _sqlite_insert(len(chunk)), tuple(chain.from_iterable(chunk))
+        ).rowcount
     if won == len(rows):
         return set()
     keys = {key_of(row) for row in rows}
@@ -116,10 +134,14 @@ _COLUMN_TYPES: Final = tuple(
     type(kind.impl_instance if isinstance(kind, Words) else kind).__name__
     for kind in (column.type for column in outcomes.columns)
 )
-# One statement of constant text and one array per column, whatever the number of rows: nothing is parsed anew.
+# One statement of constant text and one array per column, whatever the number of rows: nothing is
+# parsed anew.
 _POSTGRESQL_INSERT: Final = (
-    f"INSERT INTO outcomes ({', '.join(COLUMNS)}) SELECT new.* FROM unnest("  # noqa: S608  # made of column names
+    (f"INSERT INTO outcomes ({', '.join(COLUMNS)}) SELECT new.* FROM unnest(")  # noqa: S608  # made of column names
     + ", ".join(f"%s::{ARRAY_TYPES[kind][0]}" for kind in _COLUMN_TYPES)
-    + f") AS new ({', '.join(COLUMNS)}) WHERE EXISTS (SELECT FROM jobs WHERE jobs.job_id = new.job_id)"
+    + (
+        f") AS new ({', '.join(COLUMNS)}) WHERE EXISTS (SELECT FROM jobs WHERE jobs.job_id = "
+        "new.job_id)"
+    )
     + " ON CONFLICT DO NOTHING RETURNING job_id, generation, doc_id"
 )

@@ -16,9 +16,11 @@ OutcomeRow = tuple[Any, ...]
 COLUMNS: Final = tuple(column.name for column in outcomes.columns)
 # What a result is read from: its key, then its fields in their order.
 RESULT_COLUMNS: Final = (
-    outcomes.c.job_id, outcomes.c.generation, outcomes.c.doc_id,
+    outcomes.c.job_id,
+    outcomes.c.generation,
+    outcomes.c.doc_id,
     *(outcomes.c[name] for name in Result.__struct_fields__[1:]),
-)  # fmt: skip
+)
 KEY_COLUMNS: Final = 3  # the first columns are the key: job_id, generation, doc_id
 RESULT: Final = "result"
 DEAD: Final = "dead"
@@ -90,7 +92,8 @@ def outcome_from(row: Row[Any]) -> Result | DeadLetter:
 
 
 def result_from(values: Sequence[Any]) -> Result:
-    """Of ``RESULT_COLUMNS``, by place: looking each up by its name costs more than reading the row did."""
+    """Of ``RESULT_COLUMNS``, by place: looking each up by its name costs more than reading the row
+    did."""
     job_id, generation, doc_id, status_code, body, *rest = values
     return Result(ItemKey(job_id, generation, doc_id), status_code, as_json(body), *rest)
 

@@ -1,4 +1,6 @@
-"""Results and dead letters: the system of record. The first outcome written for a key stays; later ones lose."""
+"""Results and dead letters: the system of record.
+
+The first outcome written for a key stays; later ones lose."""
 
 from __future__ import annotations
 
@@ -22,10 +24,24 @@ from sqlalchemy import (
     tuple_,
 )
 
-from penstock_ledger.model import Counts, DeadLetter, ItemKey, LaneCounts, Paid, PaidBeside, Result, Spent
+from penstock_ledger.model import (
+    Counts,
+    DeadLetter,
+    ItemKey,
+    LaneCounts,
+    Paid,
+    PaidBeside,
+    Result,
+    Spent,
+)
 from penstock_ledger.sql.database import Database
 from penstock_ledger.sql.tables import feeds, outcomes
-from penstock_ledger.stores.account import mend_replays, rest_of_generation, rest_of_job, take_out_earlier
+from penstock_ledger.stores.account import (
+    mend_replays,
+    rest_of_generation,
+    rest_of_job,
+    take_out_earlier,
+)
 from penstock_ledger.stores.outcome_insert import KEYS_MAX, insert_outcomes, terminal_keys
 from penstock_ledger.stores.outcome_rows import (
     KEY_COLUMNS,
@@ -52,18 +68,25 @@ from penstock_ledger.stores.tallies import (
 from penstock_ledger.vectors import MAGIC, Vectors, unpack
 
 STRETCHES: Final = 1_000  # of time that a job is shown in
-LATENCIES: Final = 20_000  # different ones; they are rounded, so that a day of milliseconds has fewer
+LATENCIES: Final = (
+    20_000  # different ones; they are rounded, so that a day of milliseconds has fewer
+)
 PROMPT_BOUNDS: Final = tuple(2**power for power in range(4, 22))  # tokens: 16 to 2 million
 BEYOND_BOUNDS: Final = 2**62
 LARGEST_PROMPTS: Final = 5
 PAGE: Final = 1_000  # rows read at a time: with bodies of some kilobytes a page is some megabytes
 
 _IS_RESULT: Final[ColumnElement[bool]] = literal_column("kind = 'result'")
-_IS_DEAD: Final[ColumnElement[bool]] = literal_column("kind = 'dead'")  # literal, so that the partial index is used
+_IS_DEAD: Final[ColumnElement[bool]] = literal_column(
+    "kind = 'dead'"
+)  # literal, so that the partial index is used
 _VISIBLE: Final = outcomes.c.superseded_by.is_(None)
 
 _REFUSED_LINES: Final = select(outcomes.c.line).where(
-    outcomes.c.job_id == bindparam("job"), outcomes.c.generation == 1, _IS_DEAD, outcomes.c.line.is_not(None)
+    outcomes.c.job_id == bindparam("job"),
+    outcomes.c.generation == 1,
+    _IS_DEAD,
+    outcomes.c.line.is_not(None),
 )
 
 NOTHING_EARLIER: Final[Mapping[ItemKey, Paid]] = {}
@@ -78,11 +101,15 @@ class PromptSizes(NamedTuple):
     histogram: Sequence[
         tuple[int | None, int]
     ]  # at most so many tokens (None: more than the last bound), and how many documents
-    largest: Sequence[tuple[str, int]]  # documents with the longest prompts, and their tokens; the longest first
+    largest: Sequence[
+        tuple[str, int]
+    ]  # documents with the longest prompts, and their tokens; the longest first
 
 
 class OutcomeStore:
-    """Everything here reads in pages: memory stays flat however large a job is. ``lane``: of the process that settles."""
+    """Everything here reads in pages: memory stays flat however large a job is.
+
+    ``lane``: of the process that settles."""
 
     def __init__(self, db: Database, lane: str | None = None) -> None:
         self._db = db
@@ -99,15 +126,18 @@ class OutcomeStore:
         from_batches: bool = False,
         also: Callable[[Connection], None] | None = None,
     ) -> set[ItemKey]:
-        """Make outcomes durable in one transaction; returns the keys that were settled before (the losers).
+        """Make outcomes durable in one transaction; returns the keys that were settled before (the
+        losers).
 
-        When one key comes twice in a call, the first one counts, and results come before letters. ``also`` writes what
-        belongs to them, in the same transaction and after them. A loser that was paid for and is another answer than the
-        outcome that is there is noted as such, see ``Counts.answered_twice``.
+        When one key comes twice in a call, the first one counts, and results come before letters.
+        ``also`` writes what belongs to them, in the same transaction and after them. A loser that
+        was paid for and is another answer than the outcome that is there is noted as such, see
+        ``Counts.answered_twice``.
 
-        ``earlier`` is what outcomes say of earlier attempts that were paid for. ``retried`` are attempts that were paid for and
-        came to none, each by a name of its own; ``left`` are those whose messages end since their job has left the lane.
-        Noting the same again changes nothing. ``from_batches``: what batches have left of the documents goes with it.
+        ``earlier`` is what outcomes say of earlier attempts that were paid for. ``retried`` are
+        attempts that were paid for and came to none, each by a name of its own; ``left`` are those
+        whose messages end since their job has left the lane. Noting the same again changes nothing.
+        ``from_batches``: what batches have left of the documents goes with it.
         """
         now = time.time()
         rows: dict[ItemKey, OutcomeRow] = {}
@@ -121,9 +151,13 @@ class OutcomeStore:
         def write(connection: Connection) -> set[ItemKey]:
             losers = insert_outcomes(connection, ordered)
             if losers:
-                add_second_answers(connection, (row for row in ordered if key_of(row) in losers), earlier)
+                add_second_answers(
+                    connection, (row for row in ordered if key_of(row) in losers), earlier
+                )
             if earlier or from_batches:
-                noted = {key: earlier.get(key, Paid()) for key in (rows if from_batches else earlier)}
+                noted = {
+                    key: earlier.get(key, Paid()) for key in (rows if from_batches else earlier)
+                }
                 take_out_earlier(
                     connection,
                     {key: Paid() if key in losers else paid for key, paid in noted.items()},
@@ -140,17 +174,20 @@ class OutcomeStore:
         return self._db.write(write)
 
     def mend_replays(self, job_id: str) -> None:
-        """Bring into the job's account what replays by processes of the release before have left out of it."""
+        """Bring into the job's account what replays by processes of the release before have left
+        out of it."""
         self._db.write(lambda connection: mend_replays(connection, job_id))
 
     def terminal(self, keys: Iterable[ItemKey]) -> set[ItemKey]:
         """Those of ``keys`` that have an outcome, visible or superseded."""
         wanted = list(keys)
-        return self._db.read(lambda connection: terminal_keys(connection, wanted)) if wanted else set()
+        return (
+            self._db.read(lambda connection: terminal_keys(connection, wanted)) if wanted else set()
+        )
 
     def counts(self, job_id: str) -> Counts:
-        """Visible outcomes of a job and its account, as its transactions have tallied them: as cheap for a million rows as for
-        ten."""
+        """Visible outcomes of a job and its account, as its transactions have tallied them: as
+        cheap for a million rows as for ten."""
         return self._counts(tallied(), job_id)
 
     def by_lane(self, job_id: str) -> list[LaneCounts]:
@@ -167,27 +204,39 @@ class OutcomeStore:
         return self._counts(grouped(outcomes.c.job_id == bindparam("job"), _VISIBLE), job_id)
 
     def _counts(self, visible: Query, job_id: str) -> Counts:
-        """From one transaction, so that what moves from one part of the account to another is counted once."""
+        """From one transaction, so that what moves from one part of the account to another is
+        counted once."""
         both = (visible, rest_of_job())
         return counts_from(
-            *self._db.read(lambda connection: [connection.execute(one, {"job": job_id}).all() for one in both])
+            *self._db.read(
+                lambda connection: [connection.execute(one, {"job": job_id}).all() for one in both]
+            )
         )
 
     def get(self, job_id: str, doc_id: str) -> Result | DeadLetter | None:
-        """The visible outcome of a document; None while it has none (not finished, or being replayed)."""
+        """The visible outcome of a document; None while it has none (not finished, or being
+        replayed)."""
         generations = select(feeds.c.generation).where(feeds.c.job_id == job_id)
         query = (
             select(outcomes)
-            .where(outcomes.c.job_id == job_id, outcomes.c.generation.in_(generations), outcomes.c.doc_id == doc_id)
+            .where(
+                outcomes.c.job_id == job_id,
+                outcomes.c.generation.in_(generations),
+                outcomes.c.doc_id == doc_id,
+            )
             .where(_VISIBLE)
         )
         row = self._db.read(lambda connection: connection.execute(query).first())
         return None if row is None else outcome_from(row)
 
-    def of_generation(self, job_id: str, generation: int, doc_id: str) -> Result | DeadLetter | None:
+    def of_generation(
+        self, job_id: str, generation: int, doc_id: str
+    ) -> Result | DeadLetter | None:
         """The outcome of a document in one generation, visible or superseded."""
         query = select(outcomes).where(
-            outcomes.c.job_id == job_id, outcomes.c.generation == generation, outcomes.c.doc_id == doc_id
+            outcomes.c.job_id == job_id,
+            outcomes.c.generation == generation,
+            outcomes.c.doc_id == doc_id,
         )
         row = self._db.read(lambda connection: connection.execute(query).first())
         return None if row is None else outcome_from(row)
@@ -200,10 +249,15 @@ class OutcomeStore:
         found: list[Result] = []
         for (job_id, generation), docs in feeds.items():
             query = select(*RESULT_COLUMNS).where(
-                outcomes.c.job_id == job_id, outcomes.c.generation == generation, _IS_RESULT, _VISIBLE
+                outcomes.c.job_id == job_id,
+                outcomes.c.generation == generation,
+                _IS_RESULT,
+                _VISIBLE,
             )
             for start in range(0, len(docs), KEYS_MAX):
-                rows = self._rows(query.where(outcomes.c.doc_id.in_(docs[start : start + KEYS_MAX])))
+                rows = self._rows(
+                    query.where(outcomes.c.doc_id.in_(docs[start : start + KEYS_MAX]))
+                )
                 found += map(stored_result_from, rows)
         return {result.key: result for result in found}
 
@@ -214,11 +268,14 @@ class OutcomeStore:
 
     def timed_results(self, job_id: str, page: int = PAGE) -> Iterator[tuple[Result, float]]:
         """The same, each with the Unix time at which it was stored."""
-        query = select(*RESULT_COLUMNS, outcomes.c.created_at).where(outcomes.c.job_id == job_id, _VISIBLE, _IS_RESULT)
+        query = select(*RESULT_COLUMNS, outcomes.c.created_at).where(
+            outcomes.c.job_id == job_id, _VISIBLE, _IS_RESULT
+        )
         return self._paged(query, page, _timed_result)
 
     def vectors(self, job_id: str, page: int = PAGE) -> Iterator[tuple[ItemKey, Vectors]]:
-        """Visible results that are kept as vectors, in the order of ``results``, without the way over JSON."""
+        """Visible results that are kept as vectors, in the order of ``results``, without the way
+        over JSON."""
         query = select(*RESULT_COLUMNS[:KEY_COLUMNS], outcomes.c.body).where(
             outcomes.c.job_id == job_id, _VISIBLE, _IS_RESULT
         )
@@ -227,7 +284,8 @@ class OutcomeStore:
                 yield key, unpack(body)
 
     def spent(self, job_id: str, limit: int) -> list[Spent]:
-        """What the first ``limit`` documents took, by generation and document id; no bodies are read."""
+        """What the first ``limit`` documents took, by generation and document id; no bodies are
+        read."""
         took = (
             outcomes.c.doc_id,
             outcomes.c.latency_ms,
@@ -253,12 +311,15 @@ class OutcomeStore:
         after: tuple[int, str] | None = None,
         page: int = PAGE,
     ) -> Iterator[DeadLetter]:
-        """Dead letters by generation and document id, those after ``after``; superseded ones have been replayed since.
+        """Dead letters by generation and document id, those after ``after``; superseded ones have
+        been replayed since.
 
         ``generation`` chooses one of them, with all that it left, superseded or not.
         """
         every = include_superseded or generation is not None
-        query = (select(outcomes).where(outcomes.c.job_id == job_id) if every else _visible(job_id)).where(_IS_DEAD)
+        query = (
+            select(outcomes).where(outcomes.c.job_id == job_id) if every else _visible(job_id)
+        ).where(_IS_DEAD)
         if generation is not None:
             query = query.where(outcomes.c.generation == generation)
         if reason is not None:
@@ -270,11 +331,14 @@ class OutcomeStore:
     def replayable(
         self, job_id: str, generation: int, *, after: str | None = None, page: int = PAGE
     ) -> Iterator[DeadLetter]:
-        """The dead letters that generation ``generation`` sends again, by document id, those after ``after``."""
+        """The dead letters that generation ``generation`` sends again, by document id, those after
+        ``after``."""
         query = (
             select(outcomes)
             .where(outcomes.c.job_id == job_id, outcomes.c.superseded_by == generation)
-            .where(outcomes.c.superseded_by.is_not(None))  # spelt out, so that the partial index is used
+            .where(
+                outcomes.c.superseded_by.is_not(None)
+            )  # spelt out, so that the partial index is used
             .order_by(outcomes.c.doc_id)
             .limit(page)
         )
@@ -286,14 +350,22 @@ class OutcomeStore:
             after = rows[-1].doc_id
 
     def as_of(
-        self, job_id: str, generation: int, *, after: tuple[int, str] | None = None, status: str | None = None
+        self,
+        job_id: str,
+        generation: int,
+        *,
+        after: tuple[int, str] | None = None,
+        status: str | None = None,
     ) -> Iterator[Result | DeadLetter]:
-        """The outcomes that were visible when ``generation`` had ended, by generation and document id, those after ``after``.
+        """The outcomes that were visible when ``generation`` had ended, by generation and document
+        id, those after ``after``.
 
         Later replays change nothing in them. ``status`` `done` or `dead` leaves the others out.
         """
         superseded = or_(_VISIBLE, outcomes.c.superseded_by > generation)
-        query = select(outcomes).where(outcomes.c.job_id == job_id, outcomes.c.generation <= generation, superseded)
+        query = select(outcomes).where(
+            outcomes.c.job_id == job_id, outcomes.c.generation <= generation, superseded
+        )
         if status is not None:
             query = query.where(_IS_DEAD if status == "dead" else _IS_RESULT)
         if after is not None:
@@ -301,8 +373,8 @@ class OutcomeStore:
         return self._paged(query, PAGE, outcome_from)
 
     def ended_in(self, job_id: str, since: float, each_s: int) -> list[tuple[int, int, int]]:
-        """Of each stretch of ``each_s`` seconds in which documents ended: its number, how many succeeded and how many are
-        dead. Reads every row of the job, without its body."""
+        """Of each stretch of ``each_s`` seconds in which documents ended: its number, how many
+        succeeded and how many are dead. Reads every row of the job, without its body."""
         stretch = (cast(outcomes.c.created_at, BigInteger) - int(since)) // each_s
         query = (
             select(
@@ -318,15 +390,22 @@ class OutcomeStore:
         return [(int(row.number), int(row.done), int(row.dead)) for row in self._rows(query)]
 
     def latencies(self, job_id: str) -> list[tuple[int, int]]:
-        """Milliseconds that answers took, to one part in a hundred, and how many took so long; the shortest first. Reads every
-        row of the job, without its body."""
+        """Milliseconds that answers took, to one part in a hundred, and how many took so long; the
+        shortest first. Reads every row of the job, without its body."""
         took = outcomes.c.latency_ms
         rounded = case(
-            *((took < 1_000 * size, took // size * size) for size in (1, 10, 100)), else_=took // 1_000 * 1_000
+            *((took < 1_000 * size, took // size * size) for size in (1, 10, 100)),
+            else_=took // 1_000 * 1_000,
         )
         query = (
             select(rounded.label("milliseconds"), func.count().label("number"))
-            .where(outcomes.c.job_id == job_id, _VISIBLE, _IS_RESULT, outcomes.c.reason.is_(None), took > 0)
+            .where(
+                outcomes.c.job_id == job_id,
+                _VISIBLE,
+                _IS_RESULT,
+                outcomes.c.reason.is_(None),
+                took > 0,
+            )
             .group_by(rounded)
             .order_by(rounded)
             .limit(LATENCIES)
@@ -334,16 +413,33 @@ class OutcomeStore:
         return [(int(row.milliseconds), int(row.number)) for row in self._rows(query)]
 
     def prompt_sizes(self, job_id: str) -> PromptSizes:
-        """How long the prompts of a job's documents were, for each call; of none that took another's answer. Reads every row of
-        the job, without its body."""
+        """How long the prompts of a job's documents were, for each call; of none that took
+        another's answer. Reads every row of the job, without its body."""
         tokens = outcomes.c.prompt_tokens // outcomes.c.calls
-        asked = (outcomes.c.job_id == job_id, _VISIBLE, outcomes.c.calls > 0, outcomes.c.prompt_tokens > 0)
-        up_to = case(*((tokens <= bound, bound) for bound in PROMPT_BOUNDS), else_=BEYOND_BOUNDS).label("up_to")
-        found = self._rows(select(up_to, func.count().label("number")).where(*asked).group_by(up_to).order_by(up_to))
+        asked = (
+            outcomes.c.job_id == job_id,
+            _VISIBLE,
+            outcomes.c.calls > 0,
+            outcomes.c.prompt_tokens > 0,
+        )
+        up_to = case(
+            *((tokens <= bound, bound) for bound in PROMPT_BOUNDS), else_=BEYOND_BOUNDS
+        ).label("up_to")
+        found = self._rows(
+            select(up_to, func.count().label("number"))
+            .where(*asked)
+            .group_by(up_to)
+            .order_by(up_to)
+        )
         named = select(outcomes.c.doc_id, tokens.label("tokens")).where(*asked)
-        largest = self._rows(named.order_by(tokens.desc(), outcomes.c.doc_id).limit(LARGEST_PROMPTS))
+        largest = self._rows(
+            named.order_by(tokens.desc(), outcomes.c.doc_id).limit(LARGEST_PROMPTS)
+        )
         return PromptSizes(
-            [(None if row.up_to == BEYOND_BOUNDS else int(row.up_to), int(row.number)) for row in found],
+            [
+                (None if row.up_to == BEYOND_BOUNDS else int(row.up_to), int(row.number))
+                for row in found
+            ],
             [(row.doc_id, int(row.tokens)) for row in largest],
         )
 
@@ -351,8 +447,11 @@ class OutcomeStore:
         """The lines of a job's source whose rows were refused when it was submitted."""
         return frozenset(row.line for row in self._rows(_REFUSED_LINES, job=job_id))
 
-    def terminal_docs(self, job_id: str, generation: int, page: int = PAGE) -> Iterator[list[tuple[str, bool]]]:
-        """Pages of (document id, is dead) of one generation: what the completed set is rebuilt from.
+    def terminal_docs(
+        self, job_id: str, generation: int, page: int = PAGE
+    ) -> Iterator[list[tuple[str, bool]]]:
+        """Pages of (document id, is dead) of one generation: what the completed set is rebuilt
+        from.
 
         Reads two indexes and no rows, so that the bodies of a whole job are not read to rebuild it.
         """
@@ -362,7 +461,12 @@ class OutcomeStore:
         rows = self._rows(docs)
         while rows:
             first, last = rows[0].doc_id, rows[-1].doc_id
-            died = {row.doc_id for row in self._rows(dead.where(outcomes.c.doc_id >= first, outcomes.c.doc_id <= last))}
+            died = {
+                row.doc_id
+                for row in self._rows(
+                    dead.where(outcomes.c.doc_id >= first, outcomes.c.doc_id <= last)
+                )
+            }
             yield [(row.doc_id, row.doc_id in died) for row in rows]
             rows = self._rows(docs.where(outcomes.c.doc_id > last)) if len(rows) == page else []
 

@@ -1,9 +1,10 @@
 """What the results of a job were made with: releases, engines, providers and prices, by generation.
 
-The same for thousands of rows, so nothing of it lies in a row: each combination is one entry of the table `meta`, written
-before the first result that was made with it, and a second one with when it was last in use, written once a minute. Of one
-result the row has the model as answered and its time, which choose among the entries of its generation: one, unless the fleet
-was being changed at that moment.
+The same for thousands of rows, so nothing of it lies in a row: each combination is one entry of the
+table `meta`, written before the first result that was made with it, and a second one with when it
+was last in use, written once a minute. Of one result the row has the model as answered and its
+time, which choose among the entries of its generation: one, unless the fleet was being changed at
+that moment.
 """
 
 from __future__ import annotations
@@ -21,13 +22,16 @@ from sqlalchemy import Connection, Row, Select, and_, bindparam, delete, func, s
 from penstock_ledger.sql.database import Database
 from penstock_ledger.sql.tables import meta
 
-ENTRIES_READ: Final = 1_000  # of one job; a combination more is a change of release or price while it ran
+ENTRIES_READ: Final = (
+    1_000  # of one job; a combination more is a change of release or price while it ran
+)
 MADE: Final = "made:"  # before the job's id in the names of entries
 LAST: Final = "made_last:"
 RENOTED_S: Final = 60.0  # between two notes that a combination is in use
 SKEW_S: Final = 5.0  # that the clocks of workers may be apart
-# Of one kind and job. The range is for the index: what they begin with alone would read the entries of all jobs, and a range
-# alone would have others, too, in a database that sorts without colons. What follows are hexadecimal digits.
+# Of one kind and job. The range is for the index: what they begin with alone would read the entries
+# of all jobs, and a range alone would have others, too, in a database that sorts without colons.
+# What follows are hexadecimal digits.
 _IS_OF: Final = and_(
     meta.c.name > bindparam("first"),
     meta.c.name < bindparam("behind"),
@@ -43,18 +47,24 @@ class MadeWith(NamedTuple):
     lane: str
     provider: str
     penstock: str  # the worker's release
-    engine: str  # name and version of what computes in the worker, or where its server is; empty for a provider
-    usd_per_mtok_in: float | None = None  # None: no price is known; releases before wrote 0 for that
+    # name and version of what computes in the worker, or where its server is; empty for a provider
+    engine: str
+    usd_per_mtok_in: float | None = (
+        None  # None: no price is known; releases before wrote 0 for that
+    )
     usd_per_mtok_out: float | None = None
     usd_per_hour: float = 0.0  # of a worker that hosts a model
-    model: str | None = None  # as answered; None in entries of earlier releases, and beyond some models of one job
+    model: str | None = (
+        None  # as answered; None in entries of earlier releases, and beyond some models of one job
+    )
     batch_discount: float | None = (
         None  # of what came in batches: 0.5 is half the price; None: unknown, or none came so
     )
 
 
 class InUse(NamedTuple):
-    """A combination, and its first and last note in Unix time; None for a last one that earlier releases did not write."""
+    """A combination, and its first and last note in Unix time; None for a last one that earlier
+    releases did not write."""
 
     made: MadeWith
     since: float
@@ -78,7 +88,9 @@ class Provenance:
         rows.sort(key=itemgetter("name"))  # two workers lock the same rows in the same order
         insert = self._db.insert(meta)
         newer = insert.on_conflict_do_update(
-            index_elements=[meta.c.name], set_={"value": insert.excluded.value}, where=meta.c.name.startswith(LAST)
+            index_elements=[meta.c.name],
+            set_={"value": insert.excluded.value},
+            where=meta.c.name.startswith(LAST),
         )
         if rows:
             self._db.write(lambda connection: connection.execute(newer, rows))
@@ -89,7 +101,9 @@ class Provenance:
 
     def of_all(self) -> Iterator[tuple[str, MadeWith]]:
         """(job, combination) of every job, a page at a time."""
-        some = select(meta.c.name, meta.c.value).where(meta.c.name.startswith(MADE, autoescape=True))
+        some = select(meta.c.name, meta.c.value).where(
+            meta.c.name.startswith(MADE, autoescape=True)
+        )
         every = some.order_by(meta.c.name).limit(ENTRIES_READ)
         behind = ""
         while True:
@@ -125,8 +139,11 @@ class Provenance:
         return {name.removeprefix(places["first"]): value for name, value in rows}
 
 
-def made_by(entries: Sequence[InUse], generation: int, model: str | None, at: float) -> list[MadeWith]:
-    """What a result of that generation, model and time was made with; more than one where the fleet was changed just then."""
+def made_by(
+    entries: Sequence[InUse], generation: int, model: str | None, at: float
+) -> list[MadeWith]:
+    """What a result of that generation, model and time was made with; more than one where the fleet
+    was changed just then."""
     own = [one for one in entries if one.made.generation == generation]
     alike = [one for one in own if one.made.model in (None, model)] or own
     return [one.made for one in alike if one.may_have_made(at)] or [one.made for one in alike]

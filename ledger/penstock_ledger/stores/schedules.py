@@ -1,7 +1,9 @@
-"""Schedules: kept by name, held by one control process while it starts a job, and moved on once per planned time.
+"""Schedules: kept by name, held by one control process while it starts a job, and moved on once per
+planned time.
 
-``next_at`` is what makes a planned time count once: a decision is written together with the next time, only where
-``next_at`` still is the time that was decided, and the next time is always later. A clock that steps back changes nothing.
+``next_at`` is what makes a planned time count once: a decision is written together with the next
+time, only where ``next_at`` still is the time that was decided, and the next time is always later.
+A clock that steps back changes nothing.
 """
 
 from __future__ import annotations
@@ -30,14 +32,17 @@ from penstock_ledger.sql.database import Database
 from penstock_ledger.sql.tables import firings, jobs, noticed_files, schedules, taken_files
 from penstock_ledger.stored_values import json_text
 
-SCHEDULES_MAX: Final = 1_000  # the control loop reads the due ones every few seconds, `schedule list` all of them
+SCHEDULES_MAX: Final = (
+    1_000  # the control loop reads the due ones every few seconds, `schedule list` all of them
+)
 FIRINGS_KEPT: Final = 100  # of one schedule, the latest: three months of nights
 FORGOTTEN_AT_ONCE: Final = 500
 _LIVE: Final = tuple(str(state) for state in JobState if not state.final)
 
 
 class ScheduleStore:
-    """``clock`` is for tests that play the time; else leases and planned times go by the database server's."""
+    """``clock`` is for tests that play the time; else leases and planned times go by the database
+    server's."""
 
     def __init__(self, db: Database, *, clock: Callable[[], float] | None = None) -> None:
         self._db = db
@@ -57,7 +62,9 @@ class ScheduleStore:
 
     def get(self, name: str) -> Schedule:
         """Raises ScheduleNotFound."""
-        found = self._db.read(lambda one: one.execute(select(schedules).where(schedules.c.name == name)).one_or_none())
+        found = self._db.read(
+            lambda one: one.execute(select(schedules).where(schedules.c.name == name)).one_or_none()
+        )
         if found is None:
             raise ScheduleNotFound(name)
         return schedule_of(found)
@@ -79,7 +86,9 @@ class ScheduleStore:
             .order_by(firings.c.planned_at.desc())
             .limit(limit)
         )
-        return self._db.read(lambda connection: [_firing_of(row) for row in connection.execute(query)])
+        return self._db.read(
+            lambda connection: [_firing_of(row) for row in connection.execute(query)]
+        )
 
     def running(self, schedule_id: str) -> str | None:
         """The latest job of this schedule that has not ended; None when all have."""
@@ -97,19 +106,27 @@ class ScheduleStore:
         return self._change(name, schedules.c.paused.is_(False), paused=True, waits_for=None)
 
     def resume(self, name: str, next_at: float) -> bool:
-        """Go on with ``next_at``, or with what is planned already where that is later: no time is decided twice.
+        """Go on with ``next_at``, or with what is planned already where that is later: no time is
+        decided twice.
 
         False when it is not paused. Raises ScheduleNotFound.
         """
         later = func.max if self._db.is_sqlite else func.greatest
-        fresh = {"next_at": later(schedules.c.next_at, next_at), "tries": 0, "retry_at": None, "waits_for": None}
+        fresh = {
+            "next_at": later(schedules.c.next_at, next_at),
+            "tries": 0,
+            "retry_at": None,
+            "waits_for": None,
+        }
         return self._change(name, schedules.c.paused.is_(True), paused=False, **fresh)
 
     def remove(self, name: str) -> None:
         """Its jobs stay. Raises ScheduleNotFound."""
 
         def forget(connection: Connection) -> int:
-            found = connection.execute(select(schedules.c.schedule_id).where(schedules.c.name == name)).scalar()
+            found = connection.execute(
+                select(schedules.c.schedule_id).where(schedules.c.name == name)
+            ).scalar()
             connection.execute(delete(firings).where(firings.c.schedule_id == found))
             for files in (taken_files, noticed_files):
                 connection.execute(delete(files).where(files.c.schedule_id == found))
@@ -119,7 +136,8 @@ class ScheduleStore:
             raise ScheduleNotFound(name)
 
     def due(self) -> tuple[float, Sequence[Schedule]]:
-        """The time, and the schedules with a planned time that is not decided, the longest due first."""
+        """The time, and the schedules with a planned time that is not decided, the longest due
+        first."""
 
         def look(connection: Connection) -> tuple[float, Sequence[Schedule]]:
             now = self._now(connection)
@@ -134,26 +152,37 @@ class ScheduleStore:
         return self._db.read(look)
 
     def states(self, late_s: float) -> Mapping[ScheduleState, int]:
-        """How many schedules there are; one whose planned time came more than ``late_s`` seconds ago is late."""
+        """How many schedules there are; one whose planned time came more than ``late_s`` seconds
+        ago is late."""
 
         def count(connection: Connection) -> Mapping[ScheduleState, int]:
             paused, come = schedules.c.paused, schedules.c.next_at < self._now(connection) - late_s
             query = select(
-                func.count().label("number"), func.count().filter(paused).label("paused"),
+                func.count().label("number"),
+                func.count().filter(paused).label("paused"),
                 func.count().filter(come, paused.is_(False)).label("late"),
-            ).select_from(schedules)  # fmt: skip
+            ).select_from(schedules)
             found = connection.execute(query).one()
             active = found.number - found.paused - found.late
-            return {ScheduleState.ACTIVE: active, ScheduleState.LATE: found.late, ScheduleState.PAUSED: found.paused}
+            return {
+                ScheduleState.ACTIVE: active,
+                ScheduleState.LATE: found.late,
+                ScheduleState.PAUSED: found.paused,
+            }
 
         return self._db.read(count)
 
     def hold(self, schedule: Schedule, owner: str, ttl_s: float) -> bool:
-        """Become or stay the one process that decides ``next_at``; False when another one does, or it is decided."""
+        """Become or stay the one process that decides ``next_at``; False when another one does, or
+        it is decided."""
 
         def lease(connection: Connection) -> bool:
             now = self._now(connection)
-            free = or_(schedules.c.owner.is_(None), schedules.c.owner == owner, schedules.c.lease_until <= now)
+            free = or_(
+                schedules.c.owner.is_(None),
+                schedules.c.owner == owner,
+                schedules.c.lease_until <= now,
+            )
             query = (
                 update(schedules)
                 .where(*_undecided(schedule), schedules.c.paused.is_(False), free)
@@ -165,11 +194,16 @@ class ScheduleStore:
 
     def release(self, owner: str) -> None:
         """Let others decide at once what ``owner`` holds."""
-        query = update(schedules).where(schedules.c.owner == owner).values(owner=None, lease_until=None)
+        query = (
+            update(schedules).where(schedules.c.owner == owner).values(owner=None, lease_until=None)
+        )
         self._db.write(lambda connection: connection.execute(query))
 
-    def wait(self, schedule: Schedule, owner: str, why: str, *, retry_at: float, tried: bool = False) -> None:
-        """Say why the job of ``next_at`` has not started, and give the schedule up until ``retry_at``."""
+    def wait(
+        self, schedule: Schedule, owner: str, why: str, *, retry_at: float, tried: bool = False
+    ) -> None:
+        """Say why the job of ``next_at`` has not started, and give the schedule up until
+        ``retry_at``."""
         told = {"waits_for": why, "retry_at": retry_at, "owner": None, "lease_until": None}
         query = (
             update(schedules)
@@ -179,11 +213,14 @@ class ScheduleStore:
         self._db.write(lambda connection: connection.execute(query))
 
     def decide(self, schedule: Schedule, decision: Decision) -> bool:
-        """Write what came of a planned time, and plan the next; False when that was decided meanwhile."""
+        """Write what came of a planned time, and plan the next; False when that was decided
+        meanwhile."""
         return self._db.write(lambda connection: self._decide(connection, schedule, decision))
 
     def taken(self, schedule: Schedule, files: Sequence[bytes]) -> set[bytes]:
-        """Those of some files (or outcomes of other jobs) that jobs of this schedule have. At most some hundred at a time."""
+        """Those of some files (or outcomes of other jobs) that jobs of this schedule have.
+
+        At most some hundred at a time."""
         query = select(taken_files.c.file).where(
             taken_files.c.schedule_id == schedule.schedule_id, taken_files.c.file.in_(files)
         )
@@ -191,13 +228,22 @@ class ScheduleStore:
 
     def has_taken(self, schedule_id: str) -> int:
         """How many files jobs of this schedule have, counted up to ``TAKEN_MAX``."""
-        some = select(taken_files.c.file).where(taken_files.c.schedule_id == schedule_id).limit(TAKEN_MAX)
+        some = (
+            select(taken_files.c.file)
+            .where(taken_files.c.schedule_id == schedule_id)
+            .limit(TAKEN_MAX)
+        )
         query = select(func.count()).select_from(some.subquery())
         return self._db.read(lambda connection: int(connection.execute(query).scalar_one()))
 
-    def taken_between(self, schedule_id: str, first: bytes, before: bytes | None) -> Sequence[bytes]:
-        """The keys of taken files from ``first`` up to ``before``; a 256th of them for two bytes that follow one another."""
-        query = select(taken_files.c.file).where(taken_files.c.schedule_id == schedule_id, taken_files.c.file >= first)
+    def taken_between(
+        self, schedule_id: str, first: bytes, before: bytes | None
+    ) -> Sequence[bytes]:
+        """The keys of taken files from ``first`` up to ``before``; a 256th of them for two bytes
+        that follow one another."""
+        query = select(taken_files.c.file).where(
+            taken_files.c.schedule_id == schedule_id, taken_files.c.file >= first
+        )
         if before is not None:
             query = query.where(taken_files.c.file < before)
         return self._db.read(lambda connection: connection.execute(query).scalars().all())
@@ -214,8 +260,14 @@ class ScheduleStore:
         self._db.write(forget)
 
     def list(self, wanted: Callable[[Schedule], bool] | None = None) -> list[Schedule]:
-        """By name, those that are ``wanted``; of the others one is held at a time, for their options may be large."""
-        query = select(schedules).order_by(schedules.c.name).limit(SCHEDULES_MAX).execution_options(yield_per=1)
+        """By name, those that are ``wanted``; of the others one is held at a time, for their
+        options may be large."""
+        query = (
+            select(schedules)
+            .order_by(schedules.c.name)
+            .limit(SCHEDULES_MAX)
+            .execution_options(yield_per=1)
+        )
 
         def look(connection: Connection) -> list[Schedule]:
             every = map(schedule_of, connection.execute(query))
@@ -227,19 +279,34 @@ class ScheduleStore:
         moved = (
             update(schedules)
             .where(*_undecided(schedule), schedules.c.next_at < decision.next_at)
-            .values(next_at=decision.next_at, tries=0, retry_at=None, waits_for=None, owner=None, lease_until=None)
+            .values(
+                next_at=decision.next_at,
+                tries=0,
+                retry_at=None,
+                waits_for=None,
+                owner=None,
+                lease_until=None,
+            )
         )
         if connection.execute(moved).rowcount != 1:
             return False
         of_it = firings.c.schedule_id == schedule.schedule_id
-        if decision.outcome is FiringOutcome.NOTHING_NEW:  # the latest of them is enough, beside the jobs
-            connection.execute(delete(firings).where(of_it, firings.c.outcome == str(decision.outcome)))
+        if (
+            decision.outcome is FiringOutcome.NOTHING_NEW
+        ):  # the latest of them is enough, beside the jobs
+            connection.execute(
+                delete(firings).where(of_it, firings.c.outcome == str(decision.outcome))
+            )
         connection.execute(
             insert(firings).values(
-                schedule_id=schedule.schedule_id, planned_at=decision.planned_at, outcome=str(decision.outcome),
-                started_job=decision.job_id, reason=decision.reason, noted_at=time.time(),
+                schedule_id=schedule.schedule_id,
+                planned_at=decision.planned_at,
+                outcome=str(decision.outcome),
+                started_job=decision.job_id,
+                reason=decision.reason,
+                noted_at=time.time(),
             )
-        )  # fmt: skip
+        )
         if decision.taken is not None:
             row = {"schedule_id": schedule.schedule_id, "file": decision.taken}
             connection.execute(self._db.insert(taken_files).values(row).on_conflict_do_nothing())
@@ -250,19 +317,33 @@ class ScheduleStore:
             .offset(FIRINGS_KEPT - 1)
             .limit(1)
         )
-        connection.execute(delete(firings).where(of_it, firings.c.planned_at < oldest_kept.scalar_subquery()))
+        connection.execute(
+            delete(firings).where(of_it, firings.c.planned_at < oldest_kept.scalar_subquery())
+        )
         return True
 
     def _add(self, connection: Connection, new: NewSchedule) -> None:
-        if connection.execute(select(func.count()).select_from(schedules)).scalar_one() >= SCHEDULES_MAX:
+        if (
+            connection.execute(select(func.count()).select_from(schedules)).scalar_one()
+            >= SCHEDULES_MAX
+        ):
             raise TooManySchedules(SCHEDULES_MAX)
         connection.execute(
             insert(schedules).values(
-                schedule_id=new.schedule_id, name=new.name, cron=new.cron, timezone=new.timezone,
-                spec=json_text(new.spec), source=json_text(new.source), catch_up=str(new.catch_up), overlap=new.overlap,
-                paused=False, created_at=self._now(connection), next_at=new.next_at, tries=0,
+                schedule_id=new.schedule_id,
+                name=new.name,
+                cron=new.cron,
+                timezone=new.timezone,
+                spec=json_text(new.spec),
+                source=json_text(new.source),
+                catch_up=str(new.catch_up),
+                overlap=new.overlap,
+                paused=False,
+                created_at=self._now(connection),
+                next_at=new.next_at,
+                tries=0,
             )
-        )  # fmt: skip
+        )
 
     def _change(self, name: str, only_if: Any, **values: Any) -> bool:
         query = update(schedules).where(schedules.c.name == name, only_if).values(**values)

@@ -1,6 +1,8 @@
-"""The keys of the rows that a job reads from a table in a database, as they were when it was submitted.
+"""The keys of the rows that a job reads from a table in a database, as they were when it was
+submitted.
 
-A table changes while its job runs. So which rows a job has is kept here, in pages that the producer packs and unpacks.
+A table changes while its job runs. So which rows a job has is kept here, in pages that the producer
+packs and unpacks.
 """
 
 from __future__ import annotations
@@ -27,7 +29,9 @@ class SourceKeys:
 
     def page(self, job_id: str, number: int) -> bytes | None:
         """None where there is none."""
-        query = select(source_keys.c.packed).where(source_keys.c.job_id == job_id, source_keys.c.page == number)
+        query = select(source_keys.c.packed).where(
+            source_keys.c.job_id == job_id, source_keys.c.page == number
+        )
         found: bytes | None = self._db.read(lambda connection: connection.execute(query).scalar())
         return found
 

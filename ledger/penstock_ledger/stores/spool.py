@@ -12,10 +12,14 @@ from penstock_ledger.errors import JobClosed, JobNotFound, SpoolConflict
 from penstock_ledger.sql.database import Database
 from penstock_ledger.sql.tables import jobs, spool
 
-STATEMENT_MAX: Final = 500  # rows or ids per SQL statement: far below every driver's limit on parameters
+STATEMENT_MAX: Final = (
+    500  # rows or ids per SQL statement: far below every driver's limit on parameters
+)
 
 # Built once: calls that wait ask it one by one. The row stays share-locked until the commit.
-_TOTAL: Final = select(jobs.c.total).where(jobs.c.job_id == bindparam("job")).with_for_update(read=True)
+_TOTAL: Final = (
+    select(jobs.c.total).where(jobs.c.job_id == bindparam("job")).with_for_update(read=True)
+)
 
 
 class SpoolRow(NamedTuple):
@@ -27,16 +31,19 @@ class SpoolRow(NamedTuple):
 
 
 class Spool:
-    """Rows are taken by flag, not by position: on PostgreSQL a lower number may become visible after a higher one."""
+    """Rows are taken by flag, not by position: on PostgreSQL a lower number may become visible
+    after a higher one."""
 
     def __init__(self, db: Database) -> None:
         self._db = db
 
     def append(self, job_id: str, docs: Sequence[tuple[str, bytes]]) -> int:
-        """Store documents in one transaction; returns how many are new. Pushing the same one again changes nothing.
+        """Store documents in one transaction; returns how many are new.
 
-        Raises JobNotFound, JobClosed after ``close``, and SpoolConflict when an id comes with another body: the first
-        one stays, and all other documents of the call are stored.
+        Pushing the same one again changes nothing.
+
+        Raises JobNotFound, JobClosed after ``close``, and SpoolConflict when an id comes with
+        another body: the first one stays, and all other documents of the call are stored.
         """
         wanted, conflicts = _distinct(docs)
         new, different = self._db.write(lambda connection: self._append(connection, job_id, wanted))
@@ -71,20 +78,31 @@ class Spool:
 
     def bodies(self, job_id: str, doc_ids: Sequence[str]) -> dict[str, bytes]:
         """What is stored of some documents."""
-        return self._db.read(lambda connection: _bodies(connection, job_id, doc_ids)) if doc_ids else {}
+        return (
+            self._db.read(lambda connection: _bodies(connection, job_id, doc_ids))
+            if doc_ids
+            else {}
+        )
 
     def count(self, job_id: str) -> int:
         """All documents of the job, fed or not."""
         query = select(func.count()).where(spool.c.job_id == job_id)
         return self._db.read(lambda connection: connection.execute(query).scalar_one())
 
-    def _append(self, connection: Connection, job_id: str, docs: dict[str, bytes]) -> tuple[int, list[str]]:
+    def _append(
+        self, connection: Connection, job_id: str, docs: dict[str, bytes]
+    ) -> tuple[int, list[str]]:
         """How many are new, and the ids that were there with another body."""
         check_open(connection, job_id, docs)
-        rows = [{"job_id": job_id, "doc_id": doc_id, "body": docs[doc_id], "fed": False} for doc_id in sorted(docs)]
+        rows = [
+            {"job_id": job_id, "doc_id": doc_id, "body": docs[doc_id], "fed": False}
+            for doc_id in sorted(docs)
+        ]
         if not rows:
             return 0, []
-        new: int = connection.execute(self._db.insert(spool).on_conflict_do_nothing(), rows).rowcount
+        new: int = connection.execute(
+            self._db.insert(spool).on_conflict_do_nothing(), rows
+        ).rowcount
         return new, _different(connection, job_id, docs) if new < len(rows) else []
 
 
@@ -110,7 +128,8 @@ def _distinct(docs: Sequence[tuple[str, bytes]]) -> tuple[dict[str, bytes], dict
 
 
 def check_open(connection: Connection, job_id: str, docs: Iterable[str]) -> None:
-    """The row stays share-locked until the commit, so that a concurrent close counts these documents too."""
+    """The row stays share-locked until the commit, so that a concurrent close counts these
+    documents too."""
     row = connection.execute(_TOTAL, {"job": job_id}).one_or_none()
     if row is None:
         raise JobNotFound(job_id)
@@ -128,7 +147,9 @@ def _bodies(connection: Connection, job_id: str, doc_ids: Sequence[str]) -> dict
     stored: dict[str, bytes] = {}
     for start in range(0, len(doc_ids), STATEMENT_MAX):
         query = select(spool.c.doc_id, spool.c.body).where(spool.c.job_id == job_id)
-        rows = connection.execute(query.where(spool.c.doc_id.in_(doc_ids[start : start + STATEMENT_MAX])))
+        rows = connection.execute(
+            query.where(spool.c.doc_id.in_(doc_ids[start : start + STATEMENT_MAX]))
+        )
         stored.update((row.doc_id, row.body) for row in rows)
     return stored
 

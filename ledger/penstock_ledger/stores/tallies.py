@@ -1,9 +1,12 @@
-"""Figures of a job, kept in the transaction that writes or replays its outcomes: counting must not read a million rows.
+"""Figures of a job, kept in the transaction that writes or replays its outcomes: counting must not
+read a million rows.
 
-A tally is the sum of its shards. On PostgreSQL each process adds to one shard, so that group commits of several processes
-do not wait for one another's row lock; a shard may be negative, their sum is not. ``OutcomeStore.recount`` counts rows.
+A tally is the sum of its shards. On PostgreSQL each process adds to one shard, so that group
+commits of several processes do not wait for one another's row lock; a shard may be negative, their
+sum is not. ``OutcomeStore.recount`` counts rows.
 
-What was paid for besides outcomes has a row for each payment, so that the same one is never added twice.
+What was paid for besides outcomes has a row for each payment, so that the same one is never added
+twice.
 """
 
 from __future__ import annotations
@@ -51,7 +54,10 @@ _STORED: Final = select(outcomes).where(
 
 _NOTED: Final = select(*(func.coalesce(func.sum(paid_beside.c[name]), 0) for name in _PAID)).where(
     paid_beside.c.why == RETRIED,
-    *(paid_beside.c[name] == bindparam(f"its_{name}") for name in ("job_id", "generation", "doc_id")),
+    *(
+        paid_beside.c[name] == bindparam(f"its_{name}")
+        for name in ("job_id", "generation", "doc_id")
+    ),
 )
 
 Which = tuple[str, ...]  # job, kind, reason ("" for results that were asked for); or job, lane
@@ -67,22 +73,40 @@ def add_rows(connection: Connection, rows: Iterable[OutcomeRow]) -> None:
         job_id, lane = _LANE_OF_ROW(row)
         if lane is not None:
             of_lane.setdefault((job_id, lane), []).append(row)
-    _add(connection, {(job_id, kind, reason or ""): _sums(same) for (job_id, kind, reason), same in alike.items()})
+    _add(
+        connection,
+        {
+            (job_id, kind, reason or ""): _sums(same)
+            for (job_id, kind, reason), same in alike.items()
+        },
+    )
     _add_to_lanes(connection, {which: _lane_sums(same) for which, same in of_lane.items()})
 
 
-def add_second_answers(connection: Connection, rows: Iterable[OutcomeRow], earlier: Mapping[ItemKey, Paid]) -> None:
-    """Note those of ``rows``, which lost to outcomes that were there before, that were paid for and say something else: the
-    same outcome written again is no other answer. ``earlier``: what they say of earlier attempts, which is noted elsewhere."""
+def add_second_answers(
+    connection: Connection, rows: Iterable[OutcomeRow], earlier: Mapping[ItemKey, Paid]
+) -> None:
+    """Note those of ``rows``, which lost to outcomes that were there before, that were paid for and
+    say something else: the same outcome written again is no other answer. ``earlier``: what they
+    say of earlier attempts, which is noted elsewhere."""
     found = list[dict[str, Any]]()
     for row in rows:
         if not row[_CALLS]:
             continue
         key = ItemKey(*row[:KEY_COLUMNS])
-        stored = connection.execute(_STORED, {f"its_{name}": value for name, value in key._asdict().items()}).first()
+        stored = connection.execute(
+            _STORED, {f"its_{name}": value for name, value in key._asdict().items()}
+        ).first()
         own = Paid(*(row[place] or 0 for place in _SUMMED)).beyond(earlier.get(key, Paid()))
         if stored is None:  # its job was purged
-            add_spent(connection, key.job_id, generation=key.generation, kind=PURGED, documents=1, **own._asdict())
+            add_spent(
+                connection,
+                key.job_id,
+                generation=key.generation,
+                kind=PURGED,
+                documents=1,
+                **own._asdict(),
+            )
         elif _said(stored) != _said(row):
             answer = sha256(repr(_said(row)).encode()).hexdigest()[:32]
             found.append(_beside(PaidBeside(key, *own), answer, SECOND_ANSWER))
@@ -95,8 +119,9 @@ def add_retried(connection: Connection, spent: Iterable[tuple[str, PaidBeside]])
 
 
 def add_left(connection: Connection, spent: Iterable[PaidBeside]) -> None:
-    """Note what attempts in a lane used up that its job has left before they came to an outcome, beyond what is noted. Where
-    their document has an outcome by now, that took in what was noted."""
+    """Note what attempts in a lane used up that its job has left before they came to an outcome,
+    beyond what is noted. Where their document has an outcome by now, that took in what was
+    noted."""
     rows = list[dict[str, Any]]()
     for one in spent:
         key = {f"its_{name}": value for name, value in one.key._asdict().items()}
@@ -109,12 +134,15 @@ def add_left(connection: Connection, spent: Iterable[PaidBeside]) -> None:
 
 
 def add_beside(connection: Connection, spent: Iterable[PaidBeside], answer: str) -> None:
-    """The same of provider batches. ``answer`` names it among all that was paid for its document."""
+    """The same of provider batches.
+
+    ``answer`` names it among all that was paid for its document."""
     _insert_beside(connection, [_beside(one, answer, LANE_LEFT) for one in spent])
 
 
 def _said(row: Sequence[Any]) -> tuple[Any, ...]:
-    """All that makes an answer this one: not when it was stored, and not what came of the document later."""
+    """All that makes an answer this one: not when it was stored, and not what came of the document
+    later."""
     return tuple(
         bytes(value) if isinstance(value, bytes | memoryview) else value
         for place, value in enumerate(row)
@@ -124,30 +152,42 @@ def _said(row: Sequence[Any]) -> tuple[Any, ...]:
 
 def _beside(spent: PaidBeside, answer: str, why: str) -> dict[str, Any]:
     return {
-        **spent.key._asdict(), "answer": answer, "why": why, "calls": bounded_count(spent.calls),
-        "prompt_tokens": bounded_figure(spent.prompt_tokens), "completion_tokens": bounded_figure(spent.completion_tokens),
-        "cost_microusd": bounded_figure(spent.cost_microusd), "unpriced": bounded_count(spent.unpriced), "at": time.time(),
-    }  # fmt: skip
+        **spent.key._asdict(),
+        "answer": answer,
+        "why": why,
+        "calls": bounded_count(spent.calls),
+        "prompt_tokens": bounded_figure(spent.prompt_tokens),
+        "completion_tokens": bounded_figure(spent.completion_tokens),
+        "cost_microusd": bounded_figure(spent.cost_microusd),
+        "unpriced": bounded_count(spent.unpriced),
+        "at": time.time(),
+    }
 
 
 def _insert_beside(connection: Connection, rows: list[dict[str, Any]]) -> None:
     dialect = sqlite if connection.dialect.name == "sqlite" else postgresql
     if rows:
-        rows.sort(key=_WHICH_BESIDE)  # two processes that note the same wait for one another in the same order
+        rows.sort(
+            key=_WHICH_BESIDE
+        )  # two processes that note the same wait for one another in the same order
         connection.execute(dialect.insert(paid_beside).on_conflict_do_nothing(), rows)
 
 
 def supersede(connection: Connection, job_id: str, generation: int) -> int:
-    """Take dead letters that ``generation`` replays out of the tallies, as they are no longer visible, and keep what they cost in
-    the job's account; returns how many they are."""
+    """Take dead letters that ``generation`` replays out of the tallies, as they are no longer
+    visible, and keep what they cost in the job's account; returns how many they are."""
     conditions = (outcomes.c.superseded_by == generation,)
     counted = connection.execute(grouped(outcomes.c.job_id == job_id, *conditions)).all()
     sums: dict[Which, list[int]] = {
-        (job_id, row.kind, row.reason or ""): [-int(getattr(row, name)) for name in _FIGURES] for row in counted
+        (job_id, row.kind, row.reason or ""): [-int(getattr(row, name)) for name in _FIGURES]
+        for row in counted
     }
     _add(connection, sums)
     in_lanes = connection.execute(_grouped_by_lane(outcomes.c.job_id == job_id, *conditions)).all()
-    _add_to_lanes(connection, {(job_id, row.lane): [-int(getattr(row, name)) for name in _OF_LANE] for row in in_lanes})
+    _add_to_lanes(
+        connection,
+        {(job_id, row.lane): [-int(getattr(row, name)) for name in _OF_LANE] for row in in_lanes},
+    )
     add_superseded(connection, job_id, generation, superseded_by(connection, job_id, generation))
     return sum(int(row.number) for row in counted)
 
@@ -169,7 +209,9 @@ def grouped(*conditions: Any) -> Query:
 
 @cache
 def tallied() -> Query:
-    """The same of one ``job``, from the tallies. Built once: building it costs more than running it."""
+    """The same of one ``job``, from the tallies.
+
+    Built once: building it costs more than running it."""
     return (
         select(tallies.c.kind, tallies.c.reason, *(_total(tallies.c[name]) for name in _FIGURES))
         .where(tallies.c.job_id == bindparam("job"))
@@ -180,7 +222,12 @@ def tallied() -> Query:
 def tallied_of(job_ids: Sequence[str]) -> Query:
     """The same of several jobs, with `job_id`."""
     return (
-        select(tallies.c.job_id, tallies.c.kind, tallies.c.reason, *(_total(tallies.c[name]) for name in _FIGURES))
+        select(
+            tallies.c.job_id,
+            tallies.c.kind,
+            tallies.c.reason,
+            *(_total(tallies.c[name]) for name in _FIGURES),
+        )
         .where(tallies.c.job_id.in_(job_ids))
         .group_by(tallies.c.job_id, tallies.c.kind, tallies.c.reason)
     )
@@ -188,7 +235,8 @@ def tallied_of(job_ids: Sequence[str]) -> Query:
 
 @cache
 def tallied_by_lane() -> Any:
-    """Of one ``job``: its visible outcomes by the lane that answered, and what it has spent there besides."""
+    """Of one ``job``: its visible outcomes by the lane that answered, and what it has spent there
+    besides."""
     of_job: Any = bindparam("job")
     visible = (lane_tallies.c[name].label(name) for name in ("lane", *_OF_LANE))
     besides = (spending.c[name].label(name) for name in _PAID)
@@ -219,10 +267,14 @@ def counts_from(rows: Sequence[Row[Any]], rest: Sequence[Row[Any]] = ()) -> Coun
     """``rest``: what is in the account besides, as ``account.rest_of_job`` finds it."""
     dead = {row.reason: int(row.number) for row in rows if row.kind == DEAD and row.number}
     results = [row for row in rows if row.kind != DEAD]
-    asked = [row for row in rows if row.kind == DEAD or not row.reason]  # the others show the tokens of another's call
+    asked = [
+        row for row in rows if row.kind == DEAD or not row.reason
+    ]  # the others show the tokens of another's call
     reused = [row for row in results if row.reason and row.number]
     tokens = _added(asked)
-    visible = _added(rows)._replace(prompt_tokens=tokens.prompt_tokens, completion_tokens=tokens.completion_tokens)
+    visible = _added(rows)._replace(
+        prompt_tokens=tokens.prompt_tokens, completion_tokens=tokens.completion_tokens
+    )
     whole = visible.plus(_added(rest))
     second = [row for row in rest if row.why == SECOND_ANSWER]
     return Counts(
@@ -233,9 +285,14 @@ def counts_from(rows: Sequence[Row[Any]], rest: Sequence[Row[Any]] = ()) -> Coun
         **whole._asdict(),
         visible=visible,
         beside=_added([row for row in rest if not row.of_lane]),
-        by_kind={why: _added([row for row in rest if row.why == why]) for why in {row.why for row in rest}},
+        by_kind={
+            why: _added([row for row in rest if row.why == why])
+            for why in {row.why for row in rest}
+        },
         reused={row.reason: int(row.number) for row in reused},
-        reused_tokens={row.reason: (int(row.prompt_tokens), int(row.completion_tokens)) for row in reused},
+        reused_tokens={
+            row.reason: (int(row.prompt_tokens), int(row.completion_tokens)) for row in reused
+        },
         answered_twice=sum(int(row.number) for row in second),
         twice_microusd=sum(int(row.cost_microusd) for row in second),
     )
@@ -264,7 +321,9 @@ def _lane_sums(rows: Sequence[OutcomeRow]) -> list[int]:
     asked = [row for row in rows if row[_KIND] == DEAD or not row[_REASON]]
     dead = len([row for row in asked if row[_KIND] == DEAD])
     columns = list(zip(*asked, strict=True))
-    sums = [sum(filter(None, columns[place])) for place in _SUMMED] if columns else [0] * len(_SUMMED)
+    sums = (
+        [sum(filter(None, columns[place])) for place in _SUMMED] if columns else [0] * len(_SUMMED)
+    )
     return [len(rows), dead, *sums]
 
 
@@ -277,7 +336,10 @@ def _grouped_by_lane(*conditions: Any) -> Query:
             outcomes.c.lane,
             func.count().label("number"),
             func.count().filter(is_dead).label("dead"),
-            *(func.coalesce(func.sum(outcomes.c[name]).filter(asked), 0).label(name) for name in _PAID),
+            *(
+                func.coalesce(func.sum(outcomes.c[name]).filter(asked), 0).label(name)
+                for name in _PAID
+            ),
         )
         .where(*conditions, outcomes.c.lane.is_not(None))
         .group_by(outcomes.c.lane)

@@ -9,24 +9,42 @@ import logging
 
 from penstock_producer.accepting.estimates import Estimate
 from penstock_producer.errors import Problem, SpecError
-from penstock_producer.job.lanes import BATCH_LANE, DEFAULT_LANE, LANES, can_answer, has_own_model, packs
+from penstock_producer.job.lanes import (
+    BATCH_LANE,
+    DEFAULT_LANE,
+    LANES,
+    can_answer,
+    has_own_model,
+    packs,
+)
 from penstock_producer.job.options import OPTIONS
 from penstock_producer.job.provider_facts import ProviderFacts
 from penstock_producer.job.spec import JobSpec
 from penstock_producer.settings import ProducerSettings
 
-__all__ = ["beyond_budget", "check_acceptable", "check_estimate", "check_other_lane", "estimated_usd"]
+__all__ = [
+    "beyond_budget",
+    "check_acceptable",
+    "check_estimate",
+    "check_other_lane",
+    "estimated_usd",
+]
 
 log = logging.getLogger(__name__)
 
 
 def check_acceptable(spec: JobSpec, provider: ProviderFacts) -> None:
-    """``provider`` is the job's. Raises SpecError for a job that would wait for ever, or whose budget would never hold."""
+    """``provider`` is the job's.
+
+    Raises SpecError for a job that would wait for ever, or whose budget would never hold."""
     _check_batch_options(spec)
     _check_several(spec)
     loose = [lane for lane in spec.permitted_lanes if not LANES[lane].makes_vectors]
     if spec.embedding_dtype is not None and loose:
-        fix = "leave it out; a provider may have a parameter of its own, such as --param output_dtype=int8"
+        fix = (
+            "leave it out; a provider may have a parameter of its own, such as --param "
+            "output_dtype=int8"
+        )
         why = f"lane {loose[0]} stores vectors as they come"
         raise SpecError([Problem("invalid_value", "/embedding_dtype", why, fix)])
     if spec.budget_usd is not None:
@@ -34,7 +52,8 @@ def check_acceptable(spec: JobSpec, provider: ProviderFacts) -> None:
 
 
 def check_other_lane(spec: JobSpec, lane: str, settings: ProducerSettings) -> None:
-    """Raises SpecError where an accepted job asks for what ``lane``, to which it is to go, cannot do."""
+    """Raises SpecError where an accepted job asks for what ``lane``, to which it is to go, cannot
+    do."""
     both = spec.model_copy(update={"lane": spec.first_lane, "lanes": [*spec.permitted_lanes, lane]})
     _check_batch_options(both)
     _check_several(both)
@@ -44,28 +63,35 @@ def check_other_lane(spec: JobSpec, lane: str, settings: ProducerSettings) -> No
     if spec.model is None and spec.takes_records and not has_own_model(lane):
         refusal = f"lane {lane} asks a provider, and the job names no model"
     if spec.budget_usd is not None and has_own_model(lane):
-        refusal = f"the job has a budget of {spec.budget_usd:g} USD, and {_NOTHING_RESERVED.format(lane)}"
+        refusal = (
+            f"the job has a budget of {spec.budget_usd:g} USD, and {_NOTHING_RESERVED.format(lane)}"
+        )
     if refusal is not None:
         raise SpecError([Problem("invalid_value", "/lane", refusal, "")])
 
 
 def estimated_usd(spec: JobSpec, guess: Estimate, provider: ProviderFacts) -> float | None:
-    """By the price of batches where the job can go nowhere else; by the full one where it may. None where it is unknown."""
+    """By the price of batches where the job can go nowhere else; by the full one where it may.
+
+    None where it is unknown."""
     return guess.usd(provider.prices_of(spec.model), in_batch=all(map(packs, spec.permitted_lanes)))
 
 
 def beyond_budget(budget_usd: float | None, estimated_usd: float | None) -> str | None:
-    """What to say where a job may cost more than its budget; None where it may not. An unknown cost says nothing."""
+    """What to say where a job may cost more than its budget; None where it may not.
+
+    An unknown cost says nothing."""
     if budget_usd is None or estimated_usd is None or estimated_usd <= budget_usd:
         return None
     return (
-        f"the job may cost about {estimated_usd:.2g} USD, as its first documents say, and its budget is {budget_usd:g} USD: it "
-        "would be paused on the way"
+        f"the job may cost about {estimated_usd:.2g} USD, as its first documents say, and its "
+        f"budget is {budget_usd:g} USD: it would be paused on the way"
     )
 
 
 def check_estimate(spec: JobSpec, estimated_usd: float | None) -> None:
-    """Raises SpecError for a job that may cost more than its budget, where it asks for that; else warns in the log."""
+    """Raises SpecError for a job that may cost more than its budget, where it asks for that; else
+    warns in the log."""
     words = beyond_budget(spec.budget_usd, estimated_usd)
     if words is None:
         return
@@ -77,36 +103,50 @@ def check_estimate(spec: JobSpec, estimated_usd: float | None) -> None:
 
 
 _NOTHING_RESERVED = (
-    "lane {} reserves nothing of it: it runs a model of its own, whose hours are paid and known only afterwards"
+    "lane {} reserves nothing of it: it runs a model of its own, whose hours are paid and known "
+    "only afterwards"
 )
 
 
 def _check_budget(spec: JobSpec, provider: ProviderFacts) -> None:
     problem = f"{spec.budget_usd:g} USD would never be reached"
     if not spec.asks_a_provider:
-        why = f"{problem}: lane {spec.first_lane} runs a model of its own, which costs no money per token"
-        raise SpecError([Problem("invalid_value", "/budget_usd", why, "leave it out, or give a deadline")])
+        why = (
+            f"{problem}: lane {spec.first_lane} runs a model of its own, which costs no money per "
+            "token"
+        )
+        raise SpecError(
+            [Problem("invalid_value", "/budget_usd", why, "leave it out, or give a deadline")]
+        )
     hosting = next(filter(has_own_model, spec.permitted_lanes), None)
     if hosting is not None:
         fix = f"leave the budget out, or leave {hosting} out of lanes"
-        raise SpecError([Problem("invalid_value", "/budget_usd", _NOTHING_RESERVED.format(hosting), fix)])
+        raise SpecError(
+            [Problem("invalid_value", "/budget_usd", _NOTHING_RESERVED.format(hosting), fix)]
+        )
     if provider.prices_of(spec.model) is not None:
         return
     place = f"providers.{spec.provider}"
     variable = f"PENSTOCK_PROVIDERS__{spec.provider.upper()}__USD_PER_MTOK_IN"
     model = spec.model or "MODEL"
-    raise SpecError([
-        Problem(
-            "invalid_value",
-            "/budget_usd",
-            f"{problem}: no price of {f'model {spec.model!r} of ' if spec.model else ''}provider {spec.provider!r} is known "
-            "here, so that every answer would count as free",
-            f"set {place}.usd_per_mtok_in and usd_per_mtok_out, in US dollars per million tokens, here and for the workers: in "
-            f"penstock.toml [{place}] usd_per_mtok_in = 0.15, usd_per_mtok_out = 0.60, or {variable}=0.15, or for one model "
-            f'[{place}.prices."{model}"] input = 0.15, output = 0.60, or --usd-per-mtok-in 0.15 --usd-per-mtok-out 0.60 of '
-            "`penstock run`",
-        )
-    ])  # fmt: skip
+    raise SpecError(
+        [
+            Problem(
+                "invalid_value",
+                "/budget_usd",
+                f"{problem}: no price of "
+                f"{f'model {spec.model!r} of ' if spec.model else ''}provider {spec.provider!r} is "
+                "known here, so that every answer would count as free",
+                f"set {place}.usd_per_mtok_in and usd_per_mtok_out, in US dollars per million "
+                "tokens, here and for the workers: in "
+                f"penstock.toml [{place}] usd_per_mtok_in = 0.15, usd_per_mtok_out = 0.60, or "
+                f"{variable}=0.15, or for one model "
+                f'[{place}.prices."{model}"] input = 0.15, output = 0.60, or --usd-per-mtok-in '
+                "0.15 --usd-per-mtok-out 0.60 of "
+                "`penstock run`",
+            )
+        ]
+    )
 
 
 _NOT_IN_BATCHES = {
@@ -125,31 +165,48 @@ def _check_batch_options(spec: JobSpec) -> None:
     packing = next(filter(packs, spec.permitted_lanes), None)
     if packing is not None:
         given = [name for name in _NOT_IN_BATCHES if getattr(spec, name) != OPTIONS[name].default]
-        fix = f'leave it out, or use lane "{DEFAULT_LANE}"' if packing == spec.lane else _LEFT_OUT.format(packing)
+        fix = (
+            f'leave it out, or use lane "{DEFAULT_LANE}"'
+            if packing == spec.lane
+            else _LEFT_OUT.format(packing)
+        )
         problems = [
-            Problem("invalid_value", f"/{name}", f"lane {packing}: {_NOT_IN_BATCHES[name]}", fix) for name in given
+            Problem("invalid_value", f"/{name}", f"lane {packing}: {_NOT_IN_BATCHES[name]}", fix)
+            for name in given
         ]
     else:
         given = [name for name in _ONLY_IN_BATCHES if getattr(spec, name) != OPTIONS[name].default]
-        why, fix = f"lane {spec.lane} makes no batches at a provider", f'leave it out, or use lane "{BATCH_LANE}"'
+        why, fix = (
+            f"lane {spec.lane} makes no batches at a provider",
+            f'leave it out, or use lane "{BATCH_LANE}"',
+        )
         problems = [Problem("invalid_value", f"/{name}", why, fix) for name in given]
     if problems:
         raise SpecError(problems)
 
 
 def _check_several(spec: JobSpec) -> None:
-    """Raises SpecError for a lane among several that cannot do what the job asks. A job of one lane finds that out there, as
-    ever."""
+    """Raises SpecError for a lane among several that cannot do what the job asks.
+
+    A job of one lane finds that out there, as ever."""
     if len(spec.permitted_lanes) == 1:
         return
     problems = [
-        Problem("invalid_value", "/lanes", f"lane {lane} does not answer {spec.endpoint}", f"leave {lane} out of them")
+        Problem(
+            "invalid_value",
+            "/lanes",
+            f"lane {lane} does not answer {spec.endpoint}",
+            f"leave {lane} out of them",
+        )
         for lane in spec.permitted_lanes
         if not can_answer(lane, spec.endpoint)
     ]
     hosting = [lane for lane in spec.permitted_lanes if has_own_model(lane)]
     if spec.fallback and spec.asks_a_provider and hosting:
-        why = f"lane {hosting[0]} hosts its models, and the models of fallback are a provider's in other lanes"
+        why = (
+            f"lane {hosting[0]} hosts its models, and the models of fallback are a provider's in "
+            "other lanes"
+        )
         problems.append(Problem("invalid_value", "/fallback", why, _LEFT_OUT.format(hosting[0])))
     if problems:
         raise SpecError(problems)

@@ -1,7 +1,9 @@
-"""What a job from a remote door may ask for: the operator's caps, each refused with the setting that says so.
+"""What a job from a remote door may ask for: the operator's caps, each refused with the setting
+that says so.
 
-Trusted doors (the command line, and `Producer` with credentials of the database) have no borders: whatever can write into
-the database can write any job. Where submitters choose the tenant themselves it is a label, and caps hold for all of them alike.
+Trusted doors (the command line, and `Producer` with credentials of the database) have no borders:
+whatever can write into the database can write any job. Where submitters choose the tenant
+themselves it is a label, and caps hold for all of them alike.
 """
 
 from __future__ import annotations
@@ -24,26 +26,42 @@ ANY = "*"  # in `doors.tenants` and `doors.urgent_tenants`: whatever tenant a jo
 
 
 class DoorSettings(BaseModel):
-    """The settings `doors.*` of processes that serve remote doors, as PENSTOCK_DOORS__MAX_WEIGHT=5."""
+    """The settings `doors.*` of processes that serve remote doors, as
+    PENSTOCK_DOORS__MAX_WEIGHT=5."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
 
-    providers: tuple[str, ...] | None = None  # that remote jobs may name; None = all that are configured
-    # Whose budgets and shares clients may name who have no API key (Celery's). None = all while there are no keys, and none
-    # from the first key on; "*" = all.
+    providers: tuple[str, ...] | None = (
+        None  # that remote jobs may name; None = all that are configured
+    )
+    # Whose budgets and shares clients may name who have no API key (Celery's). None = all while
+    # there are no keys, and none from the first key on; "*" = all.
     tenants: tuple[str, ...] | None = None
-    urgent_tenants: tuple[str, ...] = ()  # whose jobs may be urgent, and so go before all others; "*" = all
-    max_weight: Annotated[float, Field(gt=0, le=100)] = 10.0  # only the operator gives a job a larger part of the fleet
-    max_timeout_s: Annotated[float, Field(gt=0)] = 900.0  # a slot is taken for as long as a request may last
+    urgent_tenants: tuple[
+        str, ...
+    ] = ()  # whose jobs may be urgent, and so go before all others; "*" = all
+    max_weight: Annotated[float, Field(gt=0, le=100)] = (
+        10.0  # only the operator gives a job a larger part of the fleet
+    )
+    max_timeout_s: Annotated[float, Field(gt=0)] = (
+        900.0  # a slot is taken for as long as a request may last
+    )
     max_attempts: Annotated[int, Field(ge=1, le=100)] = 10  # each may be paid for
     into: tuple[
         str, ...
-    ] = ()  # databases that remote jobs may name in `into`, written alike: their rows go in with our rights
-    # Of their sources. Parquet and Arrow are read by a large native library, in control processes and workers as well, which a
-    # hostile file may be made for: the operator says whether files in `source_roots` can be trusted that far.
+        # databases that remote jobs may name in `into`, written alike: their rows go in with our
+        # rights
+    ] = ()
+    # Of their sources. Parquet and Arrow are read by a large native library, in control processes
+    # and workers as well, which a hostile file may be made for: the operator says whether files in
+    # `source_roots` can be trusted that far.
     formats: tuple[Format, ...] = ("jsonl", "csv", "tsv")
-    push_into: Literal["remote", "any"] = "remote"  # open jobs that documents may be pushed into: opened here, or any
-    submit_timeout_s: Annotated[float, Field(gt=0, le=86_400)] = 900.0  # for one task: reading and checking its source
+    push_into: Literal["remote", "any"] = (
+        "remote"  # open jobs that documents may be pushed into: opened here, or any
+    )
+    submit_timeout_s: Annotated[float, Field(gt=0, le=86_400)] = (
+        900.0  # for one task: reading and checking its source
+    )
     max_crashes: Annotated[int, Field(ge=1, le=100)] = (
         3  # processes that may die while they handle one task; then the task is set aside
     )
@@ -55,7 +73,9 @@ class Borders:
 
     doors: DoorSettings = field(default_factory=DoorSettings)
     hook_modules: Sequence[str] = ()
-    names_tenants: bool = True  # who asks says whose the job is; False where the door knows it, as by an API key
+    names_tenants: bool = (
+        True  # who asks says whose the job is; False where the door knows it, as by an API key
+    )
 
     def check(self, spec: JobSpec, keys_made: Callable[[], bool] = lambda: False) -> None:
         """Raises SpecError, which names each field, its value, and the setting that refuses it.
@@ -72,14 +92,23 @@ class Borders:
         if problems:
             raise SpecError(problems)
 
-    def _tenant_problems(self, tenant: str | None, keys_made: Callable[[], bool]) -> Iterable[Problem]:
+    def _tenant_problems(
+        self, tenant: str | None, keys_made: Callable[[], bool]
+    ) -> Iterable[Problem]:
         allowed = self.doors.tenants
         if tenant is None or not self.names_tenants:
             return
         if allowed is None:
             if keys_made():
-                why = "there are API keys, which say whose a job is: submit it over HTTP with a key of the tenant, or have "
-                yield _problem("tenant", tenant, why + "the operator name the tenant in the setting doors.tenants")
+                why = (
+                    "there are API keys, which say whose a job is: submit it over HTTP with a key "
+                    "of the tenant, or have "
+                )
+                yield _problem(
+                    "tenant",
+                    tenant,
+                    why + "the operator name the tenant in the setting doors.tenants",
+                )
         elif not {ANY, tenant} & set(allowed):
             yield _problem("tenant", tenant, f"the setting doors.tenants allows {_listed(allowed)}")
 
@@ -97,27 +126,42 @@ class Borders:
         if spec.priority == "urgent" and not {ANY, spec.tenant} & set(doors.urgent_tenants):
             allowed = ", ".join(doors.urgent_tenants) or "none"
             yield _problem(
-                "priority", spec.priority, f"the setting doors.urgent_tenants names tenants that may: {allowed}"
+                "priority",
+                spec.priority,
+                f"the setting doors.urgent_tenants names tenants that may: {allowed}",
             )
         if doors.providers is not None and spec.provider not in doors.providers:
-            yield _problem("provider", spec.provider, f"the setting doors.providers allows {_listed(doors.providers)}")
+            yield _problem(
+                "provider",
+                spec.provider,
+                f"the setting doors.providers allows {_listed(doors.providers)}",
+            )
         if doors.providers is not None and spec.asks_a_provider:
             yield from _fallback_problems(spec.fallback or (), doors.providers)
         if spec.into is not None and spec.into not in doors.into:
-            yield _problem("into", spec.into, f"the setting doors.into allows {_listed(doors.into)}")
+            yield _problem(
+                "into", spec.into, f"the setting doors.into allows {_listed(doors.into)}"
+            )
         if spec.tokenizer is not None:
             yield _problem(
-                "tokenizer", spec.tokenizer, "leave it out: jobs of remote doors name no files of this machine"
+                "tokenizer",
+                spec.tokenizer,
+                "leave it out: jobs of remote doors name no files of this machine",
             )
         for name, path in (("preprocess", spec.preprocess), ("postprocess", spec.postprocess)):
             if path is not None and not is_allowed(path, self.hook_modules):
-                yield _problem(name, path, f"the setting hook_modules allows {_listed(self.hook_modules)}")
+                yield _problem(
+                    name, path, f"the setting hook_modules allows {_listed(self.hook_modules)}"
+                )
 
 
 def _fallback_problems(models: Sequence[str], providers: Sequence[str]) -> Iterable[Problem]:
     for model in models:
         if may_name_a_provider(model) and provider_and_model(model, providers)[0] is None:
-            why = f"the setting doors.providers allows {_listed(providers)}; a model whose name has a slash stands behind one"
+            why = (
+                f"the setting doors.providers allows {_listed(providers)}; a model whose name has "
+                "a slash stands behind one"
+            )
             yield _problem("fallback", model, why)
 
 

@@ -1,4 +1,5 @@
-"""What a job may come to, guessed from its first documents: for people before they spend, and for its budget."""
+"""What a job may come to, guessed from its first documents: for people before they spend, and for
+its budget."""
 
 from __future__ import annotations
 
@@ -12,9 +13,19 @@ from penstock_producer.accepting.token_meter import MEDIA, TokenMeter
 from penstock_producer.prices.token_prices import ModelPrices, TokensUsed
 from penstock_producer.prompts.script_tokens import CALIBRATED
 
-__all__ = ["CHARS_PER_TOKEN", "DEFAULT_OUTPUT_TOKENS", "MTOK", "Estimate", "Measure", "answers_asked", "output_asked"]
+__all__ = [
+    "CHARS_PER_TOKEN",
+    "DEFAULT_OUTPUT_TOKENS",
+    "MTOK",
+    "Estimate",
+    "Measure",
+    "answers_asked",
+    "output_asked",
+]
 
-CHARS_PER_TOKEN: Final = 4.0  # what budgets of batches and the rate limiter begin with; a test holds the two together
+CHARS_PER_TOKEN: Final = (
+    4.0  # what budgets of batches and the rate limiter begin with; a test holds the two together
+)
 DEFAULT_OUTPUT_TOKENS: Final = 256  # the same
 MEASURED: Final = 1_000  # documents that an estimate is taken from
 MEASURED_BYTES: Final = 64 * 1024 * 1024  # of them: large documents are alike sooner
@@ -22,7 +33,12 @@ MTOK: Final = 1_000_000
 OUTPUT_MAX: Final = 10**9  # tokens of one answer that are believed; no model comes near
 ANSWERS_MAX: Final = 1_000  # of one request; providers take 128 at most
 TOKENS_MAX: Final = 2**53  # of a whole job: what JSON, SQL and Redis hold
-_OUTPUT_FIELDS: Final = ("max_completion_tokens", "max_tokens", "max_output_tokens", "maxOutputTokens")
+_OUTPUT_FIELDS: Final = (
+    "max_completion_tokens",
+    "max_tokens",
+    "max_output_tokens",
+    "maxOutputTokens",
+)
 
 
 class Estimate(NamedTuple):
@@ -30,12 +46,15 @@ class Estimate(NamedTuple):
 
     tokens_in: int
     tokens_out: int
-    capped: bool  # whether every request says how long its answer may be, so that ``tokens_out`` is the most
+    # whether every request says how long its answer may be, so that ``tokens_out`` is the most
+    capped: bool
     by: str = CALIBRATED  # what prompts were counted by, for people
     model: str | None = None  # that the first request names, for prices where the job names none
 
     def usd(self, prices: ModelPrices | None, *, in_batch: bool = False) -> float | None:
-        """None where the price is unknown. A long request is not known from the sum: all count as short ones."""
+        """None where the price is unknown.
+
+        A long request is not known from the sum: all count as short ones."""
         if prices is None:
             return None
         short = prices.model_copy(update={"long": None})
@@ -62,7 +81,11 @@ class Measure:
     def add(self, body: bytes) -> None:
         request = orjson.loads(body)
         most, choices = output_asked(request), answers_asked(request)
-        if not self.documents and isinstance(request, dict) and isinstance(request.get("model"), str):
+        if (
+            not self.documents
+            and isinstance(request, dict)
+            and isinstance(request.get("model"), str)
+        ):
             self.model = request["model"]
         self.documents += 1
         self.size += len(body)
@@ -72,8 +95,9 @@ class Measure:
         self.only_text = self.only_text and MEDIA.search(body.decode("utf-8", "replace")) is None
 
     def of(self, total: int, size: int | None = None) -> Estimate:
-        """For ``total`` documents like those; prompts by the ``size`` of all requests, where that is known and all is text:
-        the first documents of a source that is sorted say little of the others."""
+        """For ``total`` documents like those; prompts by the ``size`` of all requests, where that
+        is known and all is text: the first documents of a source that is sorted say little of the
+        others."""
         if not self.documents:
             return Estimate(0, 0, True, self.meter.by)
         share = total / self.documents
@@ -92,18 +116,26 @@ class Measure:
 
 
 def output_asked(body: Any) -> int | None:
-    """The most tokens that a request lets its answer have; None where it does not say, or says what no answer can have.
+    """The most tokens that a request lets its answer have; None where it does not say, or says what
+    no answer can have.
 
-    Of several fields that say it the largest: each API reads its own, and some pass over those that they do not know."""
+    Of several fields that say it the largest: each API reads its own, and some pass over those that
+    they do not know."""
     if not isinstance(body, dict):
         return None
     config = body.get("generationConfig")  # where requests to Gemini say it
-    found = [fields.get(name) for fields in (body, config) if isinstance(fields, dict) for name in _OUTPUT_FIELDS]
+    found = [
+        fields.get(name)
+        for fields in (body, config)
+        if isinstance(fields, dict)
+        for name in _OUTPUT_FIELDS
+    ]
     return max((min(most, OUTPUT_MAX) for most in found if _is_number(most)), default=None)
 
 
 def answers_asked(body: Any) -> int:
-    """How many answers a request asks for, and pays: `best_of` are written, of which `n` are shown, to each of its prompts."""
+    """How many answers a request asks for, and pays: `best_of` are written, of which `n` are shown,
+    to each of its prompts."""
     if not isinstance(body, dict):
         return 1
     config = body.get("generationConfig")

@@ -1,4 +1,6 @@
-"""The first rows of a source as requests, for those who look before they submit. Nothing is accepted or called."""
+"""The first rows of a source as requests, for those who look before they submit.
+
+Nothing is accepted or called."""
 
 from __future__ import annotations
 
@@ -43,4 +45,14 @@ def first_rows(opened: FileSource, most: int) -> FirstRows:
 
 def _duplicate(uri: str, row: Document, first: int) -> BadRow:
     message = f"the id {row.doc_id!r} is that of line {first}, too."
-    return BadRow(uri, row.line, DUPLICATE, None, message, "", "give every row an id of its own", row.doc_id, {})
+    return BadRow(
+        uri,
+        row.line,
+        DUPLICATE,
+        None,
+        message,
+        "",
+        "give every row an id of its own",
+        row.doc_id,
+        {},
+    )

@@ -8,6 +8,7 @@ __all__ = ["is_allowed"]
 
 
 def is_allowed(path: str, modules: Sequence[str]) -> bool:
-    """Whether the hook `package.module:function` comes from one of ``modules`` or from inside one."""
+    """Whether the hook `package.module:function` comes from one of ``modules`` or from inside
+    one."""
     module = path.partition(":")[0]
     return any(module == one or module.startswith(f"{one}.") for one in modules)

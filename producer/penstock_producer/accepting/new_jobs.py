@@ -31,7 +31,13 @@ _JOB_ID_CHARS: Final = 20
 class NewJobs:
     """Checks specs, and makes the jobs of one door; ``borders`` are those of a remote one."""
 
-    def __init__(self, database: Database, jobs: JobStore, settings: ProducerSettings, borders: Borders | None) -> None:
+    def __init__(
+        self,
+        database: Database,
+        jobs: JobStore,
+        settings: ProducerSettings,
+        borders: Borders | None,
+    ) -> None:
         self._one_machine = database.is_sqlite
         self._jobs = jobs
         self._settings = settings
@@ -44,9 +50,14 @@ class NewJobs:
         self._check_endpoint(spec)
         check_acceptable(spec, self._settings.prices(spec.provider))
         if spec.output_format in ("csv", "parquet") and self._settings.results_url is None:
-            fix = "set results_url (PENSTOCK_RESULTS_URL) here and for the control processes, or leave it out: "
+            fix = (
+                "set results_url (PENSTOCK_RESULTS_URL) here and for the control processes, or "
+                "leave it out: "
+            )
             fix += "`penstock results` writes tables at any time"
-            why = f"{spec.output_format} is written where results_url says, and that is not set here"
+            why = (
+                f"{spec.output_format} is written where results_url says, and that is not set here"
+            )
             raise SpecError([Problem("invalid_value", "/output_format", why, fix)])
         if self._borders is not None:
             self._borders.check(spec, self._keys.any_made)
@@ -58,8 +69,12 @@ class NewJobs:
             self._borders.check_tenant(tenant, self._keys.any_made)
 
     def _check_endpoint(self, spec: JobSpec) -> None:
-        """A fallback at a provider of another kind would be sent what it does not take. Raises SpecError."""
-        fallbacks = [provider_and_model(name, self._settings.providers)[0] for name in spec.fallback or ()]
+        """A fallback at a provider of another kind would be sent what it does not take.
+
+        Raises SpecError."""
+        fallbacks = [
+            provider_and_model(name, self._settings.providers)[0] for name in spec.fallback or ()
+        ]
         for provider in dict.fromkeys((spec.provider, *filter(None, fallbacks))):
             for lane in spec.permitted_lanes:
                 refusal = self._settings.refused_endpoint(provider, spec.endpoint, lane)
@@ -89,15 +104,28 @@ class NewJobs:
         door: str = REMOTE,
         sample_of: Mapping[str, int] | None = None,
     ) -> Job:
-        """Of a source that was read whole. Raises SpecError before anything is spent, JobConflict and FilesTaken."""
-        check_estimate(spec, estimated_usd(spec, found.estimate, self._settings.prices(spec.provider)))
+        """Of a source that was read whole.
+
+        Raises SpecError before anything is spent, JobConflict and FilesTaken."""
+        check_estimate(
+            spec, estimated_usd(spec, found.estimate, self._settings.prices(spec.provider))
+        )
         refusals = [(refusal.doc_id, refusal.row) for refusal in found.refused]
         plan = plan_feeders(spec, found.total, found.size, found.pin, one_machine=self._one_machine)
         shards = found.split_points.split(found.total, plan.feeders)
         return self.create(
-            spec, found.pin | _estimate(spec, found), found.total, job_key, refusals,
-            started_by=started_by, shards=shards, keys=keys, taken=taken, door=door, sample_of=sample_of,
-        )  # fmt: skip
+            spec,
+            found.pin | _estimate(spec, found),
+            found.total,
+            job_key,
+            refusals,
+            started_by=started_by,
+            shards=shards,
+            keys=keys,
+            taken=taken,
+            door=door,
+            sample_of=sample_of,
+        )
 
     def create(
         self,
@@ -114,8 +142,8 @@ class NewJobs:
         door: str = REMOTE,
         sample_of: Mapping[str, int] | None = None,
     ) -> Job:
-        """The job of ``job_key`` where it is the same one; ``door`` is noted of jobs that came through a remote one. Raises
-        SpecError, JobConflict and FilesTaken."""
+        """The job of ``job_key`` where it is the same one; ``door`` is noted of jobs that came
+        through a remote one. Raises SpecError, JobConflict and FilesTaken."""
         if job_key is not None:
             _check_key(job_key)
             check_tenant_key(job_key, spec.tenant)
@@ -152,7 +180,8 @@ class NewJobs:
 
 
 def _estimate(spec: JobSpec, found: Survey) -> dict[str, Any]:
-    """What lanes are compared by, and with a deadline, until there are answers; kept with the source."""
+    """What lanes are compared by, and with a deadline, until there are answers; kept with the
+    source."""
     if len(spec.permitted_lanes) == 1 and spec.deadline_s is None:
         return {}
     documents = found.total - len(found.refused)
@@ -160,13 +189,22 @@ def _estimate(spec: JobSpec, found: Survey) -> dict[str, Any]:
 
 
 def _new_job_id() -> str:
-    return "job_" + base64.b32encode(secrets.token_bytes(_JOB_ID_BYTES)).decode()[:_JOB_ID_CHARS].lower()
+    return (
+        "job_"
+        + base64.b32encode(secrets.token_bytes(_JOB_ID_BYTES)).decode()[:_JOB_ID_CHARS].lower()
+    )
 
 
 def _check_key(job_key: object) -> None:
-    if not isinstance(job_key, str) or not 0 < len(job_key) <= MAX_JOB_KEY_CHARS or not job_key.isprintable():
+    if (
+        not isinstance(job_key, str)
+        or not 0 < len(job_key) <= MAX_JOB_KEY_CHARS
+        or not job_key.isprintable()
+    ):
         fix = f"give 1 to {MAX_JOB_KEY_CHARS} printable characters"
         raise SpecError([Problem("invalid_value", "/job_key", f"{seen(job_key)} is refused", fix)])
     if job_key.startswith("job_"):
         fix = "choose a key of your own: ids of jobs start like that"
-        raise SpecError([Problem("invalid_value", "/job_key", f"{seen(job_key)} looks like a job id", fix)])
+        raise SpecError(
+            [Problem("invalid_value", "/job_key", f"{seen(job_key)} looks like a job id", fix)]
+        )

@@ -1,8 +1,10 @@
-"""Whether a job's results can be written where the settings and the job say, tried before the job is accepted.
+"""Whether a job's results can be written where the settings and the job say, tried before the job
+is accepted.
 
-Buckets are tried from every machine, folders and files of SQLite only where the ledger is SQLite as well: then the control
-processes run on this machine. A database behind a variable that is not set here is the control processes' alone to try.
-Nothing stays where it was tried: the job may still be refused for something else.
+Buckets are tried from every machine, folders and files of SQLite only where the ledger is SQLite as
+well: then the control processes run on this machine. A database behind a variable that is not set
+here is the control processes' alone to try. Nothing stays where it was tried: the job may still be
+refused for something else.
 """
 
 from __future__ import annotations
@@ -46,15 +48,22 @@ class ResultsProbe:
         self._good_until = 0.0  # monotonic: of results_url
 
     def check(self, spec: JobSpec) -> None:
-        """Raises SinkError, which names the place, what is wrong there and what to do; SinkUnfit where only a change helps."""
+        """Raises SinkError, which names the place, what is wrong there and what to do; SinkUnfit
+        where only a change helps."""
         if not self._settings.results_probe_s:
             return
         place = self._settings.results_url
-        if place is not None and ("://" in place or self._one_machine) and time.monotonic() >= self._good_until:
+        if (
+            place is not None
+            and ("://" in place or self._one_machine)
+            and time.monotonic() >= self._good_until
+        ):
             self._try("the setting results_url", lambda: self._place(place))
             self._good_until = time.monotonic() + GOOD_S
         if spec.into is not None:
-            self._try(f"the table {spec.into_table} of the job's option into", lambda: self._table(spec))
+            self._try(
+                f"the table {spec.into_table} of the job's option into", lambda: self._table(spec)
+            )
 
     def _place(self, place: str) -> None:
         endpoint = self._settings.s3_endpoint_url
@@ -73,7 +82,9 @@ class ResultsProbe:
         from penstock_producer.tables.database import TableSink
 
         with _place_for_trial(url) as tried:
-            sink = TableSink(tried, spec.into_table or "", Table(spec.to_json()), id_column=spec.into_id)
+            sink = TableSink(
+                tried, spec.into_table or "", Table(spec.to_json()), id_column=spec.into_id
+            )
             try:
                 sink.try_out()
             finally:
@@ -87,22 +98,28 @@ class ResultsProbe:
                 raise type(error)(f"{what}, tried before the job is accepted: {error}") from error
             log.warning("a job from a remote door was refused: %s: %s", what, error)
             raise type(error)(
-                f"{what} cannot be written from here: the log of this process says why; try again later"
+                f"{what} cannot be written from here: the log of this process says why; try again "
+                "later"
             ) from None
 
     def _within(self, what: str, work: Callable[[], None]) -> None:
         """Whatever a driver or a client waits for: not longer than the setting says."""
         limit_s = self._settings.results_probe_s
         if not self._room.acquire(timeout=limit_s):
-            raise SinkError(f"{AT_ONCE} earlier tries of such places still hang; look at the store or the network")
+            raise SinkError(
+                f"{AT_ONCE} earlier tries of such places still hang; look at the store or the "
+                "network"
+            )
         done: Future[None] = Future()
-        threading.Thread(target=self._run, args=(work, done), name="results-probe", daemon=True).start()
+        threading.Thread(
+            target=self._run, args=(work, done), name="results-probe", daemon=True
+        ).start()
         try:
             done.result(limit_s)
         except TimeoutError:
             raise SinkError(
-                f"no answer within {limit_s:g} s: look at the store or the network, or raise the setting results_probe_s "
-                "(PENSTOCK_RESULTS_PROBE_S; 0 tries nothing)"
+                f"no answer within {limit_s:g} s: look at the store or the network, or raise the "
+                "setting results_probe_s (PENSTOCK_RESULTS_PROBE_S; 0 tries nothing)"
             ) from None
 
     def _run(self, work: Callable[[], None], done: Future[Any]) -> None:
@@ -110,7 +127,11 @@ class ResultsProbe:
             work()
             done.set_result(None)
         except BaseException as error:
-            done.set_exception(error if isinstance(error, SinkError) else SinkError(f"{type(error).__name__}: {error}"))
+            done.set_exception(
+                error
+                if isinstance(error, SinkError)
+                else SinkError(f"{type(error).__name__}: {error}")
+            )
         finally:
             self._room.release()
 
@@ -130,8 +151,8 @@ def _file_of(url: str) -> Path:
 
 @contextmanager
 def _place_for_trial(url: str) -> Iterator[str]:
-    """The database itself, or for a file of SQLite that is not there yet another one in the same folder, which goes again:
-    SQLite makes the file at the first look."""
+    """The database itself, or for a file of SQLite that is not there yet another one in the same
+    folder, which goes again: SQLite makes the file at the first look."""
     file = _file_of(url)
     if not _is_sqlite(url) or file.exists():
         yield url
@@ -141,5 +162,6 @@ def _place_for_trial(url: str) -> Iterator[str]:
             yield url.replace(str(file), str(Path(folder) / file.name), 1)
     except OSError as error:
         raise SinkError(
-            f"a database cannot be made in {file.parent}: {error.strerror}; create the folder, and let this process write there"
+            f"a database cannot be made in {file.parent}: {error.strerror}; create the folder, and "
+            "let this process write there"
         ) from error

@@ -1,4 +1,5 @@
-"""A random sample of a source, as lines of input: a job of its own, whose requests are those of the whole job."""
+"""A random sample of a source, as lines of input: a job of its own, whose requests are those of the
+whole job."""
 
 from __future__ import annotations
 
@@ -20,9 +21,23 @@ __all__ = ["FOR_ALL", "SAID_BY_LINES", "Sample", "drawn", "input_line", "sample_
 
 # Options that a line of input says itself, once requests are made: its job has none of them.
 SAID_BY_LINES: Final = (
-    "prompt", "template", "system", "messages_field", "examples", "truncate", "tokenizer", "compress_prompt", "image_fields",
-    "audio_fields", "params", "param_fields", "format", "encoding", "table", "query",
-)  # fmt: skip
+    "prompt",
+    "template",
+    "system",
+    "messages_field",
+    "examples",
+    "truncate",
+    "tokenizer",
+    "compress_prompt",
+    "image_fields",
+    "audio_fields",
+    "params",
+    "param_fields",
+    "format",
+    "encoding",
+    "table",
+    "query",
+)
 FOR_ALL: Final = ("into", "into_table", "into_id")  # a trial is not for others' table
 
 
@@ -37,18 +52,24 @@ class Sample(NamedTuple):
 
 
 def sample_of(open_it: Callable[[], FileSource], spec: JobSpec, number: int) -> Sample:
-    """``number`` documents, or all where there are fewer. The same source, options and number draw the same ones.
+    """``number`` documents, or all where there are fewer.
 
-    ``open_it`` is called twice: all of the source is read to count it, and again for the lines. Raises what reading raises, and
-    SourceError for a source without a usable document.
+    The same source, options and number draw the same ones.
+
+    ``open_it`` is called twice: all of the source is read to count it, and again for the lines.
+    Raises what reading raises, and SourceError for a source without a usable document.
     """
     opened = open_it()
     found = survey(opened, spec)
     documents = found.total - len(found.refused)
     if documents == 0:
-        raise SourceError("empty_source", f"{opened.uri} holds no usable document to take a sample of")
+        raise SourceError(
+            "empty_source", f"{opened.uri} holds no usable document to take a sample of"
+        )
     options = spec.to_json()
-    given = orjson.dumps([options, content_of(found.pin), number], option=orjson.OPT_SORT_KEYS, default=str)
+    given = orjson.dumps(
+        [options, content_of(found.pin), number], option=orjson.OPT_SORT_KEYS, default=str
+    )
     digest = hashlib.sha256(given).hexdigest()
     lines = (
         input_line(one.doc_id, one.body, one.endpoint or spec.endpoint)
@@ -60,17 +81,25 @@ def sample_of(open_it: Callable[[], FileSource], spec: JobSpec, number: int) -> 
 
 
 def drawn(opened: FileSource, found: Survey, number: int, *, seed: str) -> Iterator[Document]:
-    """``number`` documents, each as likely as the others, or all when there are fewer; in the order of the source."""
+    """``number`` documents, each as likely as the others, or all when there are fewer; in the order
+    of the source."""
     refused = {refusal.row.line for refusal in found.refused}
     usable = found.total - len(refused)
     wanted = frozenset(random.Random(seed).sample(range(usable), min(number, usable)))
     rows = (row for row in opened.documents({}) if row.line not in refused)
-    documents: Any = (row for index, row in enumerate(itertools.islice(rows, usable)) if index in wanted)
+    documents: Any = (
+        row for index, row in enumerate(itertools.islice(rows, usable)) if index in wanted
+    )
     return iter(documents)
 
 
 def input_line(doc_id: str, body: bytes, endpoint: str) -> bytes:
     """An OpenAI Batch line, its end included."""
-    line: Mapping[str, Any] = {"custom_id": doc_id, "method": "POST", "url": endpoint, "body": orjson.Fragment(body)}
+    line: Mapping[str, Any] = {
+        "custom_id": doc_id,
+        "method": "POST",
+        "url": endpoint,
+        "body": orjson.Fragment(body),
+    }
     # A body may have line ends between its tokens, where a blank does as well.
     return orjson.dumps(line).replace(b"\n", b" ").replace(b"\r", b" ") + b"\n"

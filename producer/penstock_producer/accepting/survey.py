@@ -1,4 +1,5 @@
-"""One streaming pass over a source before anything is accepted: count, pin, bad rows, duplicates."""
+"""One streaming pass over a source before anything is accepted: count, pin, bad rows,
+duplicates."""
 
 from __future__ import annotations
 
@@ -19,7 +20,8 @@ from penstock_producer.tally import Tally
 
 __all__ = ["Check", "Survey", "survey"]
 
-# Refused rows become dead letters in the transaction that creates the job, so they are held in memory until then.
+# Refused rows become dead letters in the transaction that creates the job, so they are held in
+# memory until then.
 MAX_BAD_ROWS_HELD = 100_000
 FIRST_ROWS = 100  # when all of these lack the same column, the prompt is wrong, not the rows
 NOTHING = Estimate(0, 0, True)
@@ -72,14 +74,20 @@ def survey(
     meter: TokenMeter | None = None,
     check: Check | None = None,
 ) -> Survey:
-    """Read the whole source once, in flat memory. ``progress`` is called now and then with the number of rows read;
-    ``meter`` counts the tokens of its first documents, the job's own where none is given. ``check`` says of a document why
-    it is refused all the same, None where it is not.
+    """Read the whole source once, in flat memory.
 
-    Raises TooManyBadRows beyond the spec's ``max_bad_rows``, SourceError `empty_source` when there is no row at all,
-    and whatever reading raises.
+    ``progress`` is called now and then with the number of rows read; ``meter`` counts the tokens of
+    its first documents, the job's own where none is given. ``check`` says of a document why it is
+    refused all the same, None where it is not.
+
+    Raises TooManyBadRows beyond the spec's ``max_bad_rows``, SourceError `empty_source` when there
+    is no row at all, and whatever reading raises.
     """
-    most = min(spec.max_bad_rows, MAX_BAD_ROWS_HELD) if isinstance(spec.max_bad_rows, int) else MAX_BAD_ROWS_HELD
+    most = (
+        min(spec.max_bad_rows, MAX_BAD_ROWS_HELD)
+        if isinstance(spec.max_bad_rows, int)
+        else MAX_BAD_ROWS_HELD
+    )
     bad: list[BadRow] = []
     split_points = SplitPoints()
     total = size = 0
@@ -105,7 +113,9 @@ def survey(
             if total == FIRST_ROWS and len(bad) == FIRST_ROWS > spec.bad_rows_allowed(FIRST_ROWS):
                 _refuse_column(bad)
         if total == 0:
-            raise SourceError("empty_source", f"{source.uri} holds no document; give a file with at least one row")
+            raise SourceError(
+                "empty_source", f"{source.uri} holds no document; give a file with at least one row"
+            )
         for duplicate in ids.duplicates():
             _keep(bad, _duplicate(duplicate, source), most, source.uri)
         allowed = min(spec.bad_rows_allowed(total), MAX_BAD_ROWS_HELD)
@@ -115,14 +125,18 @@ def survey(
         tally = source.tally
         prepared = {PREPARED: tally.to_json()} if tally.cut or tally.saved_chars else {}
         estimate = measure.of(total - len(bad), size)
-        return Survey(total, _named(bad, ids), source.pin() | prepared, estimate, size, split_points)
+        return Survey(
+            total, _named(bad, ids), source.pin() | prepared, estimate, size, split_points
+        )
 
 
 def _meter(spec: JobSpec) -> TokenMeter:
     try:
         return meter_of(spec.model, spec.tokenizer)
     except ValueError:
-        return TokenMeter()  # another machine has the job's tokenizer; reading the source says so where it matters
+        return (
+            TokenMeter()
+        )  # another machine has the job's tokenizer; reading the source says so where it matters
 
 
 def _keep(bad: list[BadRow], row: BadRow, most: int, uri: str) -> None:
@@ -132,13 +146,17 @@ def _keep(bad: list[BadRow], row: BadRow, most: int, uri: str) -> None:
 
 
 def _refuse_column(rows: list[BadRow]) -> None:
-    """Raises SourceError when the rows lack the same column of the prompt: the rest need not be read."""
+    """Raises SourceError when the rows lack the same column of the prompt: the rest need not be
+    read."""
     first = rows[0]
     if all((row.code, row.field) == (MISSING_FIELD, first.field) for row in rows):
         raise SourceError(
             "missing_column",
-            f"none of the first {len(rows)} rows has the column {first.field!r} of the prompt. {first}",
-            public=f"none of the first {len(rows)} rows has the column {first.field!r} of the prompt",
+            f"none of the first {len(rows)} rows has the column {first.field!r} of the prompt. "
+            f"{first}",
+            public=(
+                f"none of the first {len(rows)} rows has the column {first.field!r} of the prompt"
+            ),
         )
 
 
@@ -166,7 +184,8 @@ def _duplicate(duplicate: Duplicate, source: Surveyed) -> BadRow:
 
 
 def _named(bad: list[BadRow], ids: SeenIds) -> list[RefusedRow]:
-    """Give each refused row an id that no document has: its own when it is free, else `line-<n>` (`row-<n>`, `file-<n>`)."""
+    """Give each refused row an id that no document has: its own when it is free, else `line-<n>`
+    (`row-<n>`, `file-<n>`)."""
     taken: set[str] = set()
     refusals = []
     for row in bad:

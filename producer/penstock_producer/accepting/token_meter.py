@@ -1,8 +1,9 @@
-"""How many tokens a request has: by the tokenizer of its model where one is at hand on this machine, else by its characters.
+"""How many tokens a request has: by the tokenizer of its model where one is at hand on this
+machine, else by its characters.
 
-Nothing is ever fetched. A tokenizer is at hand as the `tokenizer.json` that is named, as the one in the folder that is the job's
-model, or, for OpenAI's models, as tiktoken's own file in its cache. Large samples are counted in part, and the rest by the ratio
-that was found.
+Nothing is ever fetched. A tokenizer is at hand as the `tokenizer.json` that is named, as the one in
+the folder that is the job's model, or, for OpenAI's models, as tiktoken's own file in its cache.
+Large samples are counted in part, and the rest by the ratio that was found.
 """
 
 from __future__ import annotations
@@ -23,16 +24,32 @@ from penstock_producer.prompts.tokens import FILE, encoder_of, pinned
 
 __all__ = ["TokenMeter", "meter_of"]
 
-COUNTED_CHARS: Final = 1024 * 1024  # of all texts: what is counted before the ratio that was found is believed
-PIECE_CHARS: Final = 20_000  # given to a tokenizer at once: some take quadratic time on a text without blanks
+COUNTED_CHARS: Final = (
+    1024 * 1024
+)  # of all texts: what is counted before the ratio that was found is believed
+PIECE_CHARS: Final = (
+    20_000  # given to a tokenizer at once: some take quadratic time on a text without blanks
+)
 MESSAGE_TOKENS: Final = 4  # around each chat message: its role and its marks
 MEDIA: Final = re.compile(
     r"(?:data:[\w/+.-]{1,60};base64,)?(?<![A-Za-z0-9+/])[A-Za-z0-9+/]{1000,}={0,2}"
-)  # no text, and no tokens of one; looked for only where a run begins, so that many runs that are too short cost little
+    # no text, and no tokens of one; looked for only where a run begins, so that many runs that are
+    # too
+    # short cost little
+)
 _TEXTS: Final = (
-    "messages", "system", "prompt", "input", "instructions", "contents", "systemInstruction", "query", "documents", "text_1",
+    "messages",
+    "system",
+    "prompt",
+    "input",
+    "instructions",
+    "contents",
+    "systemInstruction",
+    "query",
+    "documents",
+    "text_1",
     "text_2",
-)  # fmt: skip
+)
 _AS_JSON: Final = ("tools", "functions", "response_format")
 _MARKS: Final = frozenset(
     {"role", "type", "detail", "url", "data", "mime_type", "mimeType", "media_type", "format", "id"}
@@ -61,11 +78,14 @@ class TokenMeter:
             return 0.0
         tokens = sum(self.text(text) for text in _texts(body))
         messages = body.get("messages")
-        tokens += sum(len(found) for found in _lists(body) if all(isinstance(one, int) for one in found))
+        tokens += sum(
+            len(found) for found in _lists(body) if all(isinstance(one, int) for one in found)
+        )
         return tokens + (MESSAGE_TOKENS * (len(messages) + 1) if isinstance(messages, list) else 0)
 
     def text(self, text: str) -> float:
-        """Of one text; of a sample of some size from its characters, at the ratio of those before."""
+        """Of one text; of a sample of some size from its characters, at the ratio of those
+        before."""
         if self._chars >= COUNTED_CHARS:
             return len(text) * self._tokens / self._chars
         pieces = range(0, len(text), PIECE_CHARS)
@@ -75,7 +95,9 @@ class TokenMeter:
 
 
 def meter_of(model: str | None, tokenizer: str | None = None) -> TokenMeter:
-    """For the requests of one job. Raises ValueError for a ``tokenizer`` that was named and cannot be used."""
+    """For the requests of one job.
+
+    Raises ValueError for a ``tokenizer`` that was named and cannot be used."""
     if tokenizer is not None:
         place = pinned(tokenizer)
         return TokenMeter(encoder_of(place), f"the tokenizer {place.partition('#')[0]}")
@@ -99,7 +121,8 @@ def _beside_model(model: str | None) -> TokenMeter | None:
 
 @lru_cache(maxsize=4)
 def _tiktoken(model: str) -> tuple[Encoder, str] | None:
-    """Where tiktoken is installed, knows the model, and has its file already: it would fetch another one."""
+    """Where tiktoken is installed, knows the model, and has its file already: it would fetch
+    another one."""
     try:
         import tiktoken  # pyright: ignore[reportMissingImports]
     except ImportError:
@@ -119,7 +142,9 @@ def _is_cached(name: str) -> bool:
     place = Path(tempfile.gettempdir(), "data-gym-cache") if folder is None else Path(folder)
     address = _TIKTOKEN_PLACE.format(name)
     try:
-        data = (place / hashlib.sha1(address.encode(), usedforsecurity=False).hexdigest()).read_bytes()
+        data = (
+            place / hashlib.sha1(address.encode(), usedforsecurity=False).hexdigest()
+        ).read_bytes()
     except OSError:
         return False
     return bool(folder != "") and hashlib.sha256(data).hexdigest() == _TIKTOKEN_FILES[name]

@@ -1,4 +1,5 @@
-"""One place in a bucket of S3: requests with bounded patience, and what their failures mean for who chose the place."""
+"""One place in a bucket of S3: requests with bounded patience, and what their failures mean for who
+chose the place."""
 
 from __future__ import annotations
 
@@ -16,7 +17,11 @@ TRIES: Final = 5  # per request, boto3's own, with backoff
 CHUNK_BYTES: Final = 1024 * 1024  # of an object that is read
 SMALL_BYTES: Final = 16 * 1024 * 1024  # of an object that is read whole
 _MISSING: Final = frozenset({"NoSuchKey", "404", "NotFound", "NoSuchUpload"})
-_RIGHTS: Final = {"write": "s3:PutObject", "read": "s3:GetObject and s3:ListBucket", "delete": "s3:DeleteObject"}
+_RIGHTS: Final = {
+    "write": "s3:PutObject",
+    "read": "s3:GetObject and s3:ListBucket",
+    "delete": "s3:DeleteObject",
+}
 _TAKEN: Final = frozenset({"PreconditionFailed", "412", "ConditionalRequestConflict", "409"})
 
 
@@ -38,9 +43,13 @@ class Bucket(Place):
         return {"Bucket": self._bucket, "Key": self._key(name)}
 
     def ask(self, name: str, request: str, *, verb: str = "write", **more: Any) -> Any:
-        """One request about one object. Raises SinkError, NotThere, and SinkTaken where a condition does not hold."""
+        """One request about one object.
+
+        Raises SinkError, NotThere, and SinkTaken where a condition does not hold."""
         asked = getattr(self._client, request)
-        return self._tried(name, lambda: asked(Bucket=self._bucket, Key=self._key(name), **more), verb)
+        return self._tried(
+            name, lambda: asked(Bucket=self._bucket, Key=self._key(name), **more), verb
+        )
 
     def head(self, name: str) -> Head | None:
         try:
@@ -54,7 +63,9 @@ class Bucket(Place):
             found = self.ask(name, "get_object", verb="read")
         except NotThere:
             return None
-        return bytes(self._tried(name, lambda: found["Body"].read(SMALL_BYTES), "read")), str(found["ETag"])
+        return bytes(self._tried(name, lambda: found["Body"].read(SMALL_BYTES), "read")), str(
+            found["ETag"]
+        )
 
     def chunks(self, name: str, etag: str, first: int, after: int) -> Iterator[bytes]:
         span = f"bytes={first}-{after - 1}"
@@ -77,9 +88,15 @@ class Bucket(Place):
         """Best effort: no reader sees them, and it needs a right that nothing else does."""
         ended = 0
         with contextlib.suppress(SinkError):
-            listed = self._listed("list_multipart_uploads", {"Bucket": self._bucket, "Prefix": self._key(begin)})
+            listed = self._listed(
+                "list_multipart_uploads", {"Bucket": self._bucket, "Prefix": self._key(begin)}
+            )
             for upload in listed.get("Uploads") or ():
-                self.ask(self._name(str(upload["Key"])), "abort_multipart_upload", UploadId=upload["UploadId"])
+                self.ask(
+                    self._name(str(upload["Key"])),
+                    "abort_multipart_upload",
+                    UploadId=upload["UploadId"],
+                )
                 ended += 1
         return ended
 
@@ -88,7 +105,12 @@ class Bucket(Place):
         return self._tried("", lambda: asked(**where), "read")
 
     def put(
-        self, name: str, body: bytes, *, condition: Condition | None = None, metadata: Mapping[str, str] | None = None
+        self,
+        name: str,
+        body: bytes,
+        *,
+        condition: Condition | None = None,
+        metadata: Mapping[str, str] | None = None,
     ) -> str:
         more: dict[str, Any] = {} if metadata is None else {"Metadata": dict(metadata)}
         return str(self.ask(name, "put_object", Body=body, **more, **(condition or {}))["ETag"])
@@ -107,13 +129,23 @@ class Bucket(Place):
             if code in _MISSING or (verb == "read" and code in _TAKEN):
                 raise NotThere(f"{self.uri(name)} is not there, or has other content") from error
             if code in _TAKEN:
-                raise SinkTaken(f"{self.uri(name)} was written by another process at this moment") from error
+                raise SinkTaken(
+                    f"{self.uri(name)} was written by another process at this moment"
+                ) from error
             raise SinkError(_explain(verb, self.uri(name), self._bucket, code, error)) from error
-        except RecursionError as error:  # botocore asks a store that redirects for the region, and is redirected again
-            elsewhere = f"cannot {verb} {self.uri(name)}: the store sends each request elsewhere and does not say where"
+        except (
+            RecursionError
+        ) as error:  # botocore asks a store that redirects for the region, and is redirected again
+            elsewhere = (
+                f"cannot {verb} {self.uri(name)}: the store sends each request elsewhere and does "
+                "not say where"
+            )
             raise SinkError(f"{elsewhere}; check the endpoint and the region") from error
         except (BotoCoreError, OSError) as error:
-            message = f"cannot {verb} {self.uri(name)}: {error}; check the endpoint, the region and the credentials"
+            message = (
+                f"cannot {verb} {self.uri(name)}: {error}; check the endpoint, the region and the "
+                "credentials"
+            )
             raise SinkError(message) from error
 
 
@@ -135,7 +167,13 @@ def _explain(verb: str, uri: str, bucket: str, code: str, error: Exception) -> s
             return f"{begin}: the credentials may not; grant {_RIGHTS[verb]} on it"
         case "InvalidAccessKeyId" | "SignatureDoesNotMatch" | "ExpiredToken":
             return f"{begin}: the credentials are refused ({code}); renew or replace them"
-        case "PermanentRedirect" | "AuthorizationHeaderMalformed" | "IllegalLocationConstraintException":
-            return f"{begin}: the bucket is in another region ({code}); set AWS_REGION to its region"
+        case (
+            "PermanentRedirect"
+            | "AuthorizationHeaderMalformed"
+            | "IllegalLocationConstraintException"
+        ):
+            return (
+                f"{begin}: the bucket is in another region ({code}); set AWS_REGION to its region"
+            )
         case _:
             return f"{begin}: {error}"

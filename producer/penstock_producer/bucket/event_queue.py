@@ -19,11 +19,20 @@ TRIES: Final = 3  # of one request, boto3's own, with backoff
 MESSAGES_AT_ONCE: Final = 10  # the most that SQS gives
 LOOK_S: Final = 1  # that it waits for a message: at 0 it would ask some of its servers only
 KEPT_S: Final = 60  # a message that was received and not removed comes again after this
-_REGION: Final = re.compile(r"sqs[.-](?:fips\.)?([a-z]{2}(?:-[a-z]+)+-\d)\.|([a-z]{2}(?:-[a-z]+)+-\d)\.queue\.")
-_LASTING: Final = frozenset({
-    "AWS.SimpleQueueService.NonExistentQueue", "QueueDoesNotExist", "AccessDenied", "AccessDeniedException",
-    "InvalidAddress", "InvalidClientTokenId", "SignatureDoesNotMatch",
-})  # fmt: skip
+_REGION: Final = re.compile(
+    r"sqs[.-](?:fips\.)?([a-z]{2}(?:-[a-z]+)+-\d)\.|([a-z]{2}(?:-[a-z]+)+-\d)\.queue\."
+)
+_LASTING: Final = frozenset(
+    {
+        "AWS.SimpleQueueService.NonExistentQueue",
+        "QueueDoesNotExist",
+        "AccessDenied",
+        "AccessDeniedException",
+        "InvalidAddress",
+        "InvalidClientTokenId",
+        "SignatureDoesNotMatch",
+    }
+)
 
 
 class Message(NamedTuple):
@@ -32,7 +41,10 @@ class Message(NamedTuple):
 
 
 class EventQueue:
-    """One queue. Raises SourceUnavailable where it does not answer, SourceError for what only an edit corrects."""
+    """One queue.
+
+    Raises SourceUnavailable where it does not answer, SourceError for what only an edit
+    corrects."""
 
     def __init__(self, url: str) -> None:
         self._url = url
@@ -40,12 +52,16 @@ class EventQueue:
         found = _REGION.search(parts.hostname or "")
         region = None if found is None else found[1] or found[2]
         try:
-            self._client = connected(f"{parts.scheme}://{parts.netloc}", tries=TRIES, service="sqs", region=region)
+            self._client = connected(
+                f"{parts.scheme}://{parts.netloc}", tries=TRIES, service="sqs", region=region
+            )
         except ImportError as error:
             why = "reading a queue of SQS needs boto3 on this machine; `pip install penstock[s3]`"
             raise SourceUnavailable(why) from error
         except ValueError as error:  # botocore's: it cannot use the URL
-            raise SourceError("events_refused", f"the queue {url}: {error}; correct its URL") from error
+            raise SourceError(
+                "events_refused", f"the queue {url}: {error}; correct its URL"
+            ) from error
 
     def receive(self) -> list[Message]:
         """Some of those that wait; none when the queue is empty."""
@@ -57,13 +73,20 @@ class EventQueue:
                 VisibilityTimeout=KEPT_S,
             )
         )
-        return [Message(str(one.get("Body", "")), str(one["ReceiptHandle"])) for one in answer.get("Messages", ())]
+        return [
+            Message(str(one.get("Body", "")), str(one["ReceiptHandle"]))
+            for one in answer.get("Messages", ())
+        ]
 
     def remove(self, messages: Sequence[Message]) -> None:
         """They are dealt with. One that the queue keeps comes again, which changes nothing."""
         if messages:
-            entries = [{"Id": str(nth), "ReceiptHandle": one.receipt} for nth, one in enumerate(messages)]
-            self._tried(lambda: self._client.delete_message_batch(QueueUrl=self._url, Entries=entries))
+            entries = [
+                {"Id": str(nth), "ReceiptHandle": one.receipt} for nth, one in enumerate(messages)
+            ]
+            self._tried(
+                lambda: self._client.delete_message_batch(QueueUrl=self._url, Entries=entries)
+            )
 
     def _tried(self, request: Callable[[], Any]) -> Any:
         from botocore.exceptions import BotoCoreError, ClientError
@@ -78,14 +101,22 @@ class EventQueue:
                 raise SourceError("events_refused", f"{said}; {fix}") from error
             raise SourceUnavailable(f"{said} ({error})") from error
         except (BotoCoreError, OSError) as error:
-            raise SourceUnavailable(f"the queue {self._url}: {error}; check its URL, and credentials") from error
+            raise SourceUnavailable(
+                f"the queue {self._url}: {error}; check its URL, and credentials"
+            ) from error
 
 
 def is_queue_url(text: str) -> bool:
-    """Whether this may be the URL of a queue; one with a password is refused, since schedules are shown."""
+    """Whether this may be the URL of a queue; one with a password is refused, since schedules are
+    shown."""
     try:
         parts = urlsplit(text)
     except ValueError:
         return False
     has_password = parts.username is not None or parts.password is not None
-    return parts.scheme in ("http", "https") and bool(parts.hostname) and len(parts.path) > 1 and not has_password
+    return (
+        parts.scheme in ("http", "https")
+        and bool(parts.hostname)
+        and len(parts.path) > 1
+        and not has_password
+    )

@@ -1,4 +1,5 @@
-"""A prefix of a bucket that results are written below, whichever service keeps it: what those who write may ask."""
+"""A prefix of a bucket that results are written below, whichever service keeps it: what those who
+write may ask."""
 
 from __future__ import annotations
 
@@ -15,7 +16,8 @@ __all__ = ["ABSENT", "PROBE_NAME", "Condition", "Head", "NotThere", "Place", "Pl
 PROBE_NAME: Final = "penstock-probe"
 
 Condition = Mapping[str, str]
-"""What has to hold when an object appears: `IfMatch` with an ETag, `IfNoneMatch` with `*`, or nothing."""
+"""What has to hold when an object appears: `IfMatch` with an ETag, `IfNoneMatch` with `*`, or
+nothing."""
 
 ABSENT: Final[Condition] = {"IfNoneMatch": "*"}
 
@@ -38,7 +40,9 @@ class PlaceWriter(Protocol):
     def write(self, data: builtins.bytes) -> None: ...
 
     def append(self, name: str, etag: str, size: int) -> None:
-        """All bytes of another object below the same place. Raises NotThere when it is not the one with that ETag any more."""
+        """All bytes of another object below the same place.
+
+        Raises NotThere when it is not the one with that ETag any more."""
         ...
 
     def finish(self) -> None: ...
@@ -85,9 +89,16 @@ class Place(ABC):
 
     @abstractmethod
     def put(
-        self, name: str, body: bytes, *, condition: Condition | None = None, metadata: Mapping[str, str] | None = None
+        self,
+        name: str,
+        body: bytes,
+        *,
+        condition: Condition | None = None,
+        metadata: Mapping[str, str] | None = None,
     ) -> str:
-        """One small object; returns its ETag. Raises SinkTaken where the condition does not hold."""
+        """One small object; returns its ETag.
+
+        Raises SinkTaken where the condition does not hold."""
 
     @abstractmethod
     def delete(self, name: str) -> None:
@@ -95,10 +106,12 @@ class Place(ABC):
 
     @abstractmethod
     def abort_uploads(self, begin: str) -> int:
-        """End the uploads of objects whose names begin so, which a process has left unfinished; returns how many."""
+        """End the uploads of objects whose names begin so, which a process has left unfinished;
+        returns how many."""
 
     def takes_conditions(self) -> bool:
-        """Whether the store refuses to replace an object that must not be there; some do not know the header."""
+        """Whether the store refuses to replace an object that must not be there; some do not know
+        the header."""
         name = f".{PROBE_NAME}-{secrets.token_hex(8)}"
         try:
             self.put(name, b"", condition=ABSENT)

@@ -1,4 +1,5 @@
-"""One object of Google Cloud Storage or Azure being written: small ones by one request, larger ones in parts, by obstore."""
+"""One object of Google Cloud Storage or Azure being written: small ones by one request, larger ones
+in parts, by obstore."""
 
 from __future__ import annotations
 
@@ -14,7 +15,9 @@ __all__ = ["StoreWriter"]
 
 PART_BYTES: Final = 16 * 1024 * 1024
 PARTS_AT_ONCE: Final = 2  # being sent while a third is filled; all of them are in memory
-PARTS_MAX: Final = 10_000  # that Google takes of one object, which then has 156 GiB; Azure takes 50,000
+PARTS_MAX: Final = (
+    10_000  # that Google takes of one object, which then has 156 GiB; Azure takes 50,000
+)
 SENT_BYTES: Final = 1024 * 1024  # handed over at a time
 
 
@@ -56,7 +59,8 @@ class StoreWriter:
             self._send()
 
     def publish(self) -> str:
-        """A condition holds at one request, and is looked at before the last one of an object in parts."""
+        """A condition holds at one request, and is looked at before the last one of an object in
+        parts."""
         if self._upload is None:
             self.etag = self._place.put(
                 self._name, bytes(self._buffer), condition=self._condition, metadata=self._metadata
@@ -83,8 +87,9 @@ class StoreWriter:
     def _send(self) -> None:
         if self.bytes > PART_BYTES * PARTS_MAX:
             raise SinkError(
-                f"{self._place.uri(self._name)} would have more than {PARTS_MAX:,} parts of {PART_BYTES} bytes, which no store "
-                "takes: write Parquet, which is smaller, or several jobs"
+                f"{self._place.uri(self._name)} would have more than {PARTS_MAX:,} parts of "
+                f"{PART_BYTES} bytes, which no store takes: write Parquet, which is smaller, or "
+                "several jobs"
             )
         if self._upload is None:
             self._upload = self._place.upload(self._name, self._metadata, PART_BYTES, PARTS_AT_ONCE)
@@ -97,4 +102,6 @@ class StoreWriter:
             return
         there = self._place.head(self._name)
         if ("" if there is None else there.etag) != self._condition.get("IfMatch", ""):
-            raise SinkTaken(f"{self._place.uri(self._name)} was written by another process at this moment")
+            raise SinkTaken(
+                f"{self._place.uri(self._name)} was written by another process at this moment"
+            )

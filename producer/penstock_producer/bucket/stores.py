@@ -1,6 +1,8 @@
-"""One place in Google Cloud Storage (`gs://`) or Azure (`az://`) for results, by obstore, as client.py is one in S3.
+"""One place in Google Cloud Storage (`gs://`) or Azure (`az://`) for results, by obstore, as
+client.py is one in S3.
 
-An object is known by what its store compares at a conditional write: the generation at Google, the ETag at Azure.
+An object is known by what its store compares at a conditional write: the generation at Google, the
+ETag at Azure.
 """
 
 from __future__ import annotations
@@ -16,7 +18,9 @@ from penstock_producer.errors import SinkError, SinkTaken
 __all__ = ["StoreBucket", "open_place"]
 
 TRIES: Final = 5  # per request, obstore's own, with backoff
-CHUNK_BYTES: Final = 8 * 1024 * 1024  # of one ranged request: the patience of READ_TIMEOUT_S is for a whole request
+CHUNK_BYTES: Final = (
+    8 * 1024 * 1024
+)  # of one ranged request: the patience of READ_TIMEOUT_S is for a whole request
 SMALL_BYTES: Final = 16 * 1024 * 1024  # of an object that is read whole
 REASON_CHARS: Final = 300  # of what a store said
 _RIGHTS: Final = {
@@ -27,7 +31,9 @@ _NO_BUCKET: Final = ("NoSuchBucket", "ContainerNotFound", "The specified bucket 
 
 
 def open_place(scheme: str, bucket: str, prefix: str) -> StoreBucket:
-    """Nothing is asked yet. Raises SinkError without obstore, and where the environment has no account."""
+    """Nothing is asked yet.
+
+    Raises SinkError without obstore, and where the environment has no account."""
     try:
         from obstore.exceptions import BaseError
 
@@ -35,10 +41,13 @@ def open_place(scheme: str, bucket: str, prefix: str) -> StoreBucket:
             return StoreBucket(scheme, bucket, prefix, store_at(scheme, bucket, tries=TRIES))
         except BaseError as error:
             raise SinkError(
-                f"cannot write {scheme}://{bucket}: {_reason(error)}; check the account and the credentials in the environment"
+                f"cannot write {scheme}://{bucket}: {_reason(error)}; check the account and the "
+                "credentials in the environment"
             ) from error
     except ImportError as error:
-        raise SinkError(f"writing to {scheme}:// needs obstore; `pip install penstock[stores]`") from error
+        raise SinkError(
+            f"writing to {scheme}:// needs obstore; `pip install penstock[stores]`"
+        ) from error
 
 
 class StoreBucket(Place):
@@ -59,7 +68,9 @@ class StoreBucket(Place):
 
         options: Any = {"head": True}
         try:
-            found = self.tried(name, lambda: obstore.get(self._store, self._key(name), options=options), "read")
+            found = self.tried(
+                name, lambda: obstore.get(self._store, self._key(name), options=options), "read"
+            )
         except NotThere:
             return None
         kept = {str(key).replace("_", "-"): str(value) for key, value in found.attributes.items()}
@@ -71,7 +82,10 @@ class StoreBucket(Place):
         try:
             found = self.tried(name, lambda: obstore.get(self._store, self._key(name)), "read")
             if found.meta["size"] > SMALL_BYTES:
-                raise SinkError(f"{self.uri(name)} has {found.meta['size']} bytes, and at most {SMALL_BYTES} are read")
+                raise SinkError(
+                    f"{self.uri(name)} has {found.meta['size']} bytes, and at most {SMALL_BYTES} "
+                    "are read"
+                )
             return bytes(self.tried(name, found.bytes, "read")), self._tag(found.meta)
         except NotThere:
             return None
@@ -90,7 +104,12 @@ class StoreBucket(Place):
                 yield self._name(str(meta["path"]))
 
     def put(
-        self, name: str, body: bytes, *, condition: Condition | None = None, metadata: Mapping[str, str] | None = None
+        self,
+        name: str,
+        body: bytes,
+        *,
+        condition: Condition | None = None,
+        metadata: Mapping[str, str] | None = None,
     ) -> str:
         import obstore
 
@@ -104,12 +123,16 @@ class StoreBucket(Place):
         key = self._key(name)
         answer = self.tried(
             name,
-            lambda: obstore.put(self._store, key, body, mode=mode, attributes=kept, use_multipart=False),
+            lambda: obstore.put(
+                self._store, key, body, mode=mode, attributes=kept, use_multipart=False
+            ),
             "write",
         )
         return self._tag(answer)
 
-    def upload(self, name: str, metadata: Mapping[str, str] | None, part_bytes: int, at_once: int) -> Any:
+    def upload(
+        self, name: str, metadata: Mapping[str, str] | None, part_bytes: int, at_once: int
+    ) -> Any:
         """A writer of an object in parts, which appears when it is closed. Nothing is sent yet."""
         import obstore
 
@@ -130,7 +153,9 @@ class StoreBucket(Place):
             return
 
     def abort_uploads(self, begin: str) -> int:
-        """None: obstore does not show them. Azure forgets unfinished blocks after a week, Google by a rule of the bucket."""
+        """None: obstore does not show them.
+
+        Azure forgets unfinished blocks after a week, Google by a rule of the bucket."""
         return 0
 
     def tried(self, name: str, request: Callable[[], Any], verb: str) -> Any:
@@ -143,20 +168,25 @@ class StoreBucket(Place):
         except (exceptions.AlreadyExistsError, exceptions.PreconditionError) as error:
             if verb == "read":
                 raise NotThere(f"{self.uri(name)} has other content") from error
-            raise SinkTaken(f"{self.uri(name)} was written by another process at this moment") from error
+            raise SinkTaken(
+                f"{self.uri(name)} was written by another process at this moment"
+            ) from error
         except (FileNotFoundError, exceptions.NotFoundError) as error:
             if verb == "write" or any(said in str(error) for said in _NO_BUCKET):
                 raise SinkError(
-                    f"cannot {verb} {self.uri(name)}: there is no bucket {self._bucket!r}; create it, or name another"
+                    f"cannot {verb} {self.uri(name)}: there is no bucket {self._bucket!r}; create "
+                    "it, or name another"
                 ) from error
             raise NotThere(f"{self.uri(name)} is not there") from error
         except exceptions.PermissionDeniedError as error:
             raise SinkError(
-                f"cannot {verb} {self.uri(name)}: the credentials may not; grant {_RIGHTS[self._scheme]} on it"
+                f"cannot {verb} {self.uri(name)}: the credentials may not; grant "
+                f"{_RIGHTS[self._scheme]} on it"
             ) from error
         except (exceptions.BaseError, OSError) as error:
             raise SinkError(
-                f"cannot {verb} {self.uri(name)}: {_reason(error)}; check the endpoint, the account and the credentials"
+                f"cannot {verb} {self.uri(name)}: {_reason(error)}; check the endpoint, the "
+                "account and the credentials"
             ) from error
 
     def _range(self, name: str, etag: str, first: int, after: int) -> bytes:
@@ -164,7 +194,9 @@ class StoreBucket(Place):
         import obstore
 
         options: Any = {"range": (first, after)}
-        found = self.tried(name, lambda: obstore.get(self._store, self._key(name), options=options), "read")
+        found = self.tried(
+            name, lambda: obstore.get(self._store, self._key(name), options=options), "read"
+        )
         if self._tag(found.meta) != etag:
             raise NotThere(f"{self.uri(name)} has other content")
         return bytes(self.tried(name, found.bytes, "read"))

@@ -1,4 +1,5 @@
-"""One object of S3 being written: in parts of a few MiB, one of them in memory, or by the store from other objects of it."""
+"""One object of S3 being written: in parts of a few MiB, one of them in memory, or by the store
+from other objects of it."""
 
 from __future__ import annotations
 
@@ -14,8 +15,8 @@ __all__ = ["PART_BYTES", "ObjectWriter"]
 
 # S3 takes parts of 5 MiB to 5 GiB and at most 10,000 of them; a writer holds one in memory.
 PART_BYTES: Final = 8 * 1024 * 1024
-# From then on parts are larger, so that 10,000 of them make 430 GiB and not 78. A constant size until there suits
-# servers that want all parts equal.
+# From then on parts are larger, so that 10,000 of them make 430 GiB and not 78. A constant size
+# until there suits servers that want all parts equal.
 PARTS_PER_SIZE: Final = 1_000
 COPIED_BYTES_MIN: Final = 5 * 1024 * 1024  # of a part that is not the last
 COPIED_BYTES: Final = 1024 * 1024 * 1024  # of one copy; stores take some seconds for it
@@ -24,7 +25,8 @@ COPIED_BYTES: Final = 1024 * 1024 * 1024  # of one copy; stores take some second
 class ObjectWriter:
     """A multipart upload, begun with the first full part; small and empty objects are one PUT.
 
-    S3 shows nothing of an upload before ``publish``, and keeps the object that was there until then.
+    S3 shows nothing of an upload before ``publish``, and keeps the object that was there until
+    then.
     """
 
     def __init__(
@@ -71,7 +73,9 @@ class ObjectWriter:
         if self._buffer:
             self._send_part()
         while first < size:
-            after = first + COPIED_BYTES if size - first >= COPIED_BYTES + COPIED_BYTES_MIN else size
+            after = (
+                first + COPIED_BYTES if size - first >= COPIED_BYTES + COPIED_BYTES_MIN else size
+            )
             self._copy(name, etag, first, after)
             first = after
 
@@ -84,11 +88,16 @@ class ObjectWriter:
         if self._upload is not None:
             parts = {"Parts": self._parts}
             answer = self._ask(
-                "complete_multipart_upload", UploadId=self._upload, MultipartUpload=parts, **self._condition
+                "complete_multipart_upload",
+                UploadId=self._upload,
+                MultipartUpload=parts,
+                **self._condition,
             )
             self._upload = None
         else:
-            answer = self._ask("put_object", Body=bytes(self._buffer), **self._metadata, **self._condition)
+            answer = self._ask(
+                "put_object", Body=bytes(self._buffer), **self._metadata, **self._condition
+            )
         self.etag = str(answer["ETag"])
         return self._bucket.uri(self._name)
 
@@ -110,10 +119,16 @@ class ObjectWriter:
 
     def _copy(self, name: str, etag: str, first: int, after: int) -> None:
         answer = self._ask(
-            "upload_part_copy", UploadId=self.begin(), PartNumber=len(self._parts) + 1,
-            CopySource=self._bucket.source(name), CopySourceIfMatch=etag, CopySourceRange=f"bytes={first}-{after - 1}",
-        )  # fmt: skip
-        self._parts.append({"ETag": answer["CopyPartResult"]["ETag"], "PartNumber": len(self._parts) + 1})
+            "upload_part_copy",
+            UploadId=self.begin(),
+            PartNumber=len(self._parts) + 1,
+            CopySource=self._bucket.source(name),
+            CopySourceIfMatch=etag,
+            CopySourceRange=f"bytes={first}-{after - 1}",
+        )
+        self._parts.append(
+            {"ETag": answer["CopyPartResult"]["ETag"], "PartNumber": len(self._parts) + 1}
+        )
         self.bytes += after - first
 
     def _send_part(self) -> None:

@@ -14,7 +14,11 @@ __all__ = ["writer_of"]
 
 
 def writer_of(
-    place: Place, name: str, *, metadata: Mapping[str, str] | None = None, condition: Condition | None = None
+    place: Place,
+    name: str,
+    *,
+    metadata: Mapping[str, str] | None = None,
+    condition: Condition | None = None,
 ) -> PlaceWriter:
     """``condition`` has to hold when the object appears."""
     if isinstance(place, StoreBucket):

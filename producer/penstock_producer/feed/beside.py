@@ -1,8 +1,8 @@
 """Documents of an open job that go into the queue at once, beside the job's feeder.
 
-For callers who wait: the way over the spool and a feeder costs them a round of a control loop. The documents are in the
-spool all the same. The feeder finds them in the window, or finished, and goes on; a document whose process died before it was
-queued here, it queues.
+For callers who wait: the way over the spool and a feeder costs them a round of a control loop. The
+documents are in the spool all the same. The feeder finds them in the window, or finished, and goes
+on; a document whose process died before it was queued here, it queues.
 """
 
 from __future__ import annotations
@@ -41,13 +41,23 @@ class FeedBeside:
         self._routes = Routes(spec, job.lane, feed, hot)
 
     def publish(self, documents: Sequence[Spooled]) -> None:
-        """Queue them, as urgent ones, unless they are in the window or finished. Raises RedisForgot and redis.RedisError."""
-        rows = [Document(one.doc_id, one.body, str(one.number), one.number, {}) for one in documents]
+        """Queue them, as urgent ones, unless they are in the window or finished.
+
+        Raises RedisForgot and redis.RedisError."""
+        rows = [
+            Document(one.doc_id, one.body, str(one.number), one.number, {}) for one in documents
+        ]
         for queue, some in self._routes.sorted(rows):
-            self._hot.publish(queue, [self._encoded(row, queue) for row in some], self._buckets, urgent=True)
+            self._hot.publish(
+                queue, [self._encoded(row, queue) for row in some], self._buckets, urgent=True
+            )
 
     def _encoded(self, row: Document, queue: str) -> Publish:
         key = ItemKey(self._job_id, GENERATION, row.doc_id)
         is_inline = len(row.body) <= MAX_INLINE_BODY_BYTES
         body, ref = (row.body, None) if is_inline else (None, row.position)
-        return Publish(key, row.position, encode_item(key, queue=queue, body=body, ref=ref, urgent=True, fed=fed_now()))
+        return Publish(
+            key,
+            row.position,
+            encode_item(key, queue=queue, body=body, ref=ref, urgent=True, fed=fed_now()),
+        )

@@ -1,7 +1,8 @@
 """The feeder: moves documents from a source into the queue, a bounded step at a time.
 
-A step reads rows, encodes them as messages, publishes them, and then moves the durable cursor behind them. Where a feeder
-dies in between, the next one publishes the same documents again, and the ledger drops those that are in the window already.
+A step reads rows, encodes them as messages, publishes them, and then moves the durable cursor
+behind them. Where a feeder dies in between, the next one publishes the same documents again, and
+the ledger drops those that are in the window already.
 """
 
 from __future__ import annotations
@@ -23,14 +24,22 @@ from penstock_producer.rows import BadRow, Cursor, Document, Source
 
 __all__ = ["Feeder"]
 
-ROWS_READ: Final = 5_000  # held in memory, and sorted together in prefix order; the ledger cuts them into calls
-BYTES_READ: Final = 16 * 1024 * 1024  # of request bodies; the sort keys of a job in prefix order are as much again
+ROWS_READ: Final = (
+    5_000  # held in memory, and sorted together in prefix order; the ledger cuts them into calls
+)
+BYTES_READ: Final = (
+    16 * 1024 * 1024
+)  # of request bodies; the sort keys of a job in prefix order are as much again
 
-Handler = Callable[[Sequence[Document]], tuple[int, int]]  # takes documents; how many were published, how many skipped
+Handler = Callable[
+    [Sequence[Document]], tuple[int, int]
+]  # takes documents; how many were published, how many skipped
 
 
 class Feeder:
-    """Feeds one generation of one job, as long as ``owner`` leads its feed. Not thread-safe; no thread of its own."""
+    """Feeds one generation of one job, as long as ``owner`` leads its feed.
+
+    Not thread-safe; no thread of its own."""
 
     def __init__(
         self,
@@ -46,14 +55,19 @@ class Feeder:
         spans: SendSpans | None = None,
     ) -> None:
         self.feed = feed
-        self.urgent = False  # set by the control loop: whether documents go to the consuming end of the queue
+        self.urgent = (
+            False  # set by the control loop: whether documents go to the consuming end of the queue
+        )
         self.source = source
         self.stores = stores
         self.buckets = buckets_for(job)
         self._routes = routes
         self._owner = owner
-        self._refused_lines = refused_lines  # the survey's: rows there are read less strictly than by the survey
-        self._ordered_for = ordered_for  # the endpoint whose bodies are put into prefix order; None keeps the source's
+        self._refused_lines = (
+            refused_lines  # the survey's: rows there are read less strictly than by the survey
+        )
+        # the endpoint whose bodies are put into prefix order; None keeps the source's
+        self._ordered_for = ordered_for
         self._spans = spans  # None: no item is traced
         self._rows: Iterator[Document | BadRow] | None = None
         self._ahead: Document | BadRow | None = None  # read already; the next step begins with it
@@ -66,18 +80,23 @@ class Feeder:
         return self._ordered_for is not None
 
     def lead(self, feed: Feed) -> None:
-        """Take over the feed as the renewed lease returned it; a cursor that was moved meanwhile is followed."""
+        """Take over the feed as the renewed lease returned it; a cursor that was moved meanwhile is
+        followed."""
         if feed.cursor != self._cursor or feed.fence != self.feed.fence:
             self._forget_position(feed.cursor)
         self.feed = feed
 
     def step(self, limit: int) -> FeedStep:
-        """Publish up to ``limit`` rows and move the durable cursor behind them. Raises SourceChanged, SourceUnavailable,
-        FeedLost, RedisForgot and errors of the servers, and then the cursor stays."""
+        """Publish up to ``limit`` rows and move the durable cursor behind them.
+
+        Raises SourceChanged, SourceUnavailable, FeedLost, RedisForgot and errors of the servers,
+        and then the cursor stays."""
         return self.advance(limit, self._publish_new)
 
     def advance(self, limit: int, handle: Handler) -> FeedStep:
-        """Give up to ``limit`` rows to ``handle`` and move the durable cursor behind them. Raises as ``step`` does."""
+        """Give up to ``limit`` rows to ``handle`` and move the durable cursor behind them.
+
+        Raises as ``step`` does."""
         if self.feed.exhausted:
             return FeedStep(exhausted=True)
         try:
@@ -94,16 +113,23 @@ class Feeder:
             self._forget_position(self.feed.cursor)
             raise
 
-    def publish(self, documents: Iterable[Document], *, again: bool = False, tried: Tried = UNTRIED) -> PublishReport:
-        """Queue documents not finished and, but for lost messages (``again``), not in the window; ``tried``: before, by id."""
+    def publish(
+        self, documents: Iterable[Document], *, again: bool = False, tried: Tried = UNTRIED
+    ) -> PublishReport:
+        """Queue documents not finished and, but for lost messages (``again``), not in the window;
+        ``tried``: before, by id."""
         self._tried = tried
-        reports = [self._publish_to(queue, some, again) for queue, some in self._routes.sorted(documents)]
+        reports = [
+            self._publish_to(queue, some, again) for queue, some in self._routes.sorted(documents)
+        ]
         return PublishReport(*map(sum, zip((0, 0, 0), *reports, strict=True)))
 
     def _publish_to(self, queue: str, documents: Iterable[Document], again: bool) -> PublishReport:
         began_ns, fed, keys = time.time_ns(), fed_now(), list[ItemKey]()
         items = (self._encode(document, queue, fed, keys) for document in documents)
-        report = self.stores.hot.publish(queue, items, self.buckets, urgent=self.urgent, again=again)
+        report = self.stores.hot.publish(
+            queue, items, self.buckets, urgent=self.urgent, again=again
+        )
         if self._spans is not None and report.published:
             self._spans.sent(keys, queue, began_ns, again=again)
         return report
@@ -136,10 +162,14 @@ class Feeder:
         ahead, self._ahead = self._ahead, None
         return ahead or next(self._rows, None)
 
-    def _handle(self, rows: Sequence[Document | BadRow], handle: Handler, exhausted: bool) -> FeedStep:
+    def _handle(
+        self, rows: Sequence[Document | BadRow], handle: Handler, exhausted: bool
+    ) -> FeedStep:
         if not rows:
             return FeedStep(exhausted=exhausted)
-        documents = [row for row in rows if isinstance(row, Document) and row.line not in self._refused_lines]
+        documents = [
+            row for row in rows if isinstance(row, Document) and row.line not in self._refused_lines
+        ]
         if bad := [row for row in rows if isinstance(row, BadRow)]:
             self._settle_bad(bad)
         published, skipped = handle(documents) if documents else (0, 0)
@@ -161,19 +191,32 @@ class Feeder:
         trace = None if self._spans is None else self._spans.header(key)
         tried = self._tried.get(document.doc_id, NEVER_TRIED)
         raw = encode_item(
-            key, queue=queue, body=body, ref=ref, urgent=self.urgent, fed=fed, trace=trace, endpoint=document.endpoint, **tried
-        )  # fmt: skip
+            key,
+            queue=queue,
+            body=body,
+            ref=ref,
+            urgent=self.urgent,
+            fed=fed,
+            trace=trace,
+            endpoint=document.endpoint,
+            **tried,
+        )
         return Publish(key, document.position, raw)
 
     def _settle_bad(self, rows: Sequence[BadRow]) -> None:
-        """Those of a file were settled at submit; those of a replay, and rows that changed since, or the job never ends."""
+        """Those of a file were settled at submit; those of a replay, and rows that changed since,
+        or the job never ends."""
         if self.feed.kind is FeedKind.SOURCE:
             rows = changed_since(rows, self._refused_lines)
-        if letters := [refused(row, self.key(row.doc_id)) for row in rows if row.doc_id is not None]:
+        if letters := [
+            refused(row, self.key(row.doc_id)) for row in rows if row.doc_id is not None
+        ]:
             self.stores.outcomes.settle([], letters)
 
     def _move_cursor(self, exhausted: bool) -> None:
-        self.stores.jobs.advance_feed(self.feed, self._owner, cursor=self._cursor, exhausted=exhausted)
+        self.stores.jobs.advance_feed(
+            self.feed, self._owner, cursor=self._cursor, exhausted=exhausted
+        )
         self.feed = replace(self.feed, cursor=dict(self._cursor), exhausted=exhausted)
 
     def _forget_position(self, cursor: Cursor) -> None:

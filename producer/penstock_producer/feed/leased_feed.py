@@ -40,7 +40,9 @@ def open_feeder(
         FeedStores(JobStore(database), outcomes, redis_ledger),
         routes=Routes(spec, job.lane, feed, redis_ledger),
         owner=owner,
-        refused_lines=outcomes.refused_lines(job.job_id) if feed.kind is FeedKind.SOURCE else frozenset(),
+        refused_lines=outcomes.refused_lines(job.job_id)
+        if feed.kind is FeedKind.SOURCE
+        else frozenset(),
         ordered_for=spec.endpoint if wants_order(spec) else None,
         spans=spans,
     )

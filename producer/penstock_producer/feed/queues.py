@@ -1,8 +1,9 @@
-"""The names of queues: one per lane, and in lanes whose workers host a model one more for each model.
+"""The names of queues: one per lane, and in lanes whose workers host a model one more for each
+model.
 
-Models are named by paths, hub ids or `s3://` addresses, in files that come from strangers. A queue's name is made of safe
-characters only, is bounded, and differs for different models. The chart makes the same names (templates/_queues.tpl): the
-autoscaler counts these queues.
+Models are named by paths, hub ids or `s3://` addresses, in files that come from strangers. A
+queue's name is made of safe characters only, is bounded, and differs for different models. The
+chart makes the same names (templates/_queues.tpl): the autoscaler counts these queues.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ from penstock_producer.job.lanes import has_own_model
 __all__ = ["model_queues", "queue_name"]
 
 SAFE: Final = re.compile(r"[A-Za-z0-9._-]{1,64}", re.ASCII)
-"""Models of such a name are written as they are. A `~` is in none of them, so no such name looks like a digest."""
+"""Models of such a name are written as they are. A `~` is in none of them, so no such name looks
+like a digest."""
 SHOWN_CHARS: Final = 40
 """The last characters of any other name that are shown before its digest."""
 DIGEST_CHARS: Final = 16
@@ -29,7 +31,9 @@ NAMES_KEPT: Final = 256
 
 
 def queue_name(lane: str, model: str | None = None) -> str:
-    """The queue of a lane, or of a model in it. Lanes without models of their own have one queue for all."""
+    """The queue of a lane, or of a model in it.
+
+    Lanes without models of their own have one queue for all."""
     if model is None or not has_own_model(lane):
         return f"{QUEUE_PREFIX}{lane}"
     return f"{QUEUE_PREFIX}{lane}.{_safe(model)}"

@@ -1,5 +1,5 @@
-"""What is done to a feed besides its steps: lost messages are published again, what another lane has left over goes into the
-queue, and a cancelled job's rest is written off."""
+"""What is done to a feed besides its steps: lost messages are published again, what another lane
+has left over goes into the queue, and a cancelled job's rest is written off."""
 
 from __future__ import annotations
 
@@ -28,7 +28,9 @@ FETCHES_AT_ONCE: Final = 8
 
 
 def republish(feeder: Feeder, missing: Sequence[tuple[str, str]]) -> int:
-    """Publish (document id, position) pairs again that are in the window and have no message. Returns how many.
+    """Publish (document id, position) pairs again that are in the window and have no message.
+
+    Returns how many.
 
     Rows of a table that have changed meanwhile become dead letters.
     """
@@ -50,11 +52,13 @@ def republish(feeder: Feeder, missing: Sequence[tuple[str, str]]) -> int:
 def publish_waiting(
     feeder: Feeder, waiting: Sequence[Remainder], *, within_s: float
 ) -> tuple[int, Sequence[Remainder]]:
-    """Publish documents that another lane of their job has left without an outcome; returns how many, and which were looked
-    at: as many as could be read ``within_s`` seconds, ``FETCHES_AT_ONCE`` side by side, and those at least.
+    """Publish documents that another lane of their job has left without an outcome; returns how
+    many, and which were looked at: as many as could be read ``within_s`` seconds,
+    ``FETCHES_AT_ONCE`` side by side, and those at least.
 
-    Those that have an outcome by now, or are in the window, are left alone. Rows of a table that have changed become dead
-    letters. A message says how often its document was tried; what that has cost is the caller's to note.
+    Those that have an outcome by now, or are in the window, are left alone. Rows of a table that
+    have changed become dead letters. A message says how often its document was tried; what that has
+    cost is the caller's to note.
     """
     changed: list[DeadLetter] = []
     looked: list[Remainder] = []
@@ -80,14 +84,17 @@ def publish_waiting(
 
 
 def write_off(feeder: Feeder, limit: int) -> FeedStep:
-    """As ``Feeder.step``, for a job that is being cancelled: documents become dead letters `cancelled`, not messages.
+    """As ``Feeder.step``, for a job that is being cancelled: documents become dead letters
+    `cancelled`, not messages.
 
     An open job is closed first, or its end would never come.
     """
     feed, stores = feeder.feed, feeder.stores
 
     def settle(documents: Sequence[Document]) -> tuple[int, int]:
-        _settle(feeder, [written_off(document, feeder.key(document.doc_id)) for document in documents])
+        _settle(
+            feeder, [written_off(document, feeder.key(document.doc_id)) for document in documents]
+        )
         return 0, 0
 
     if feed.kind is FeedKind.SPOOL:
@@ -98,8 +105,9 @@ def write_off(feeder: Feeder, limit: int) -> FeedStep:
 def _read_again(
     source: Source, places: Sequence[T], position_of: Callable[[T], str], until: float = math.inf
 ) -> Iterator[tuple[T, Document | RowChanged]]:
-    """Each of ``places`` with its document, in their order, until the monotonic time ``until``. A row of a table that has
-    changed comes as its error; other errors of the source are raised."""
+    """Each of ``places`` with its document, in their order, until the monotonic time ``until``.
+
+    A row of a table that has changed comes as its error; other errors of the source are raised."""
 
     def read(place: T) -> Document | RowChanged:
         try:
@@ -119,4 +127,6 @@ def _settle(feeder: Feeder, letters: Sequence[DeadLetter]) -> None:
     feed, stores = feeder.feed, feeder.stores
     finished = stores.outcomes.settle([], letters)
     marks = [(letter.key.doc_id, letter.key not in finished) for letter in letters]
-    stores.hot.rehydrate(feed.job_id, feed.generation, marks, feeder.buckets)  # this takes them out of the window, too
+    stores.hot.rehydrate(
+        feed.job_id, feed.generation, marks, feeder.buckets
+    )  # this takes them out of the window, too

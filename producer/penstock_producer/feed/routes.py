@@ -18,7 +18,8 @@ from penstock_producer.rows import Document
 __all__ = ["Routes", "model_of"]
 
 NOTE_EACH_S: Final = 15.0
-"""A queue is noted again in Redis after this: Redis may have lost it, and forgets it an hour after its last use."""
+"""A queue is noted again in Redis after this: Redis may have lost it, and forgets it an hour after
+its last use."""
 GROUP_MAX: Final = 5_000
 """Documents that are sorted together."""
 GROUP_BYTES: Final = 16 * 1024 * 1024
@@ -26,10 +27,18 @@ GROUP_BYTES: Final = 16 * 1024 * 1024
 
 
 class Routes:
-    """Of one feed. Only documents whose models may differ are parsed: batch lines, and replays that change the request."""
+    """Of one feed.
+
+    Only documents whose models may differ are parsed: batch lines, and replays that change the
+    request."""
 
     def __init__(
-        self, spec: JobSpec, lane: str, feed: Feed, hot: RedisLedger, clock: Callable[[], float] = time.monotonic
+        self,
+        spec: JobSpec,
+        lane: str,
+        feed: Feed,
+        hot: RedisLedger,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """``lane``: where the job is now."""
         self._lane = lane
@@ -41,11 +50,14 @@ class Routes:
         self._is_one_model = spec.takes_records and feed.kind is not FeedKind.REPLAY
         self._model = spec.model
         self._noted = set[str]()  # forgotten together, as is the next
-        self._full: frozenset[str] = frozenset()  # queues for which the lane had no room at the last look
+        self._full: frozenset[str] = (
+            frozenset()
+        )  # queues for which the lane had no room at the last look
         self._note_again_at = 0.0
 
     def sorted(self, documents: Iterable[Document]) -> Iterator[tuple[str, Iterable[Document]]]:
-        """The documents by their queues, each in its order; of many, a bounded group after the other.
+        """The documents by their queues, each in its order; of many, a bounded group after the
+        other.
 
         Raises redis.RedisError.
         """
@@ -64,18 +76,25 @@ class Routes:
     def _by_queue(self, group: Iterable[Document]) -> Iterator[tuple[str, Iterable[Document]]]:
         found: dict[str | None, list[Document]] = {}
         for document in group:
-            found.setdefault(self._model if self._is_one_model else model_of(document.body), []).append(document)
+            found.setdefault(
+                self._model if self._is_one_model else model_of(document.body), []
+            ).append(document)
         queues: dict[str, list[Document]] = {}
         for model, some in found.items():
             queues.setdefault(self._queue(model), []).extend(some)
         yield from queues.items()
 
     def _queue(self, model: str | None) -> str:
-        """Documents without a model follow the one that the job is bound to; those without room wait in the lane's queue."""
+        """Documents without a model follow the one that the job is bound to; those without room
+        wait in the lane's queue."""
         queue = queue_name(self._lane, model)
         if model is None:
             bound = self._hot.bound(self._job_id)
-            queue = bound if bound is not None and self._hot.queues.is_of(self._own, bound) else self._own
+            queue = (
+                bound
+                if bound is not None and self._hot.queues.is_of(self._own, bound)
+                else self._own
+            )
         return self._own if queue in self._without_room(queue) else queue
 
     def _without_room(self, queue: str) -> frozenset[str]:

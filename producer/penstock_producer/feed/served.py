@@ -1,7 +1,7 @@
 """What a worker says of the model that it serves, in its heartbeat, and what others read there.
 
-Anyone who reaches Redis may write there, and a worker of another release may say other things: what makes no sense is left
-out, and a heartbeat that cannot be read serves nothing.
+Anyone who reaches Redis may write there, and a worker of another release may say other things: what
+makes no sense is left out, and a heartbeat that cannot be read serves nothing.
 """
 
 from __future__ import annotations
@@ -18,18 +18,31 @@ if TYPE_CHECKING:
     from penstock_ledger import WorkerSeen
 
 __all__ = [
-    "ALIVE_S", "HOME", "LOADS", "NAMES_MAX", "PROVIDERS", "SERVES", "Served", "Serving", "missing_model", "missing_provider",
-    "providers_text", "serving_of", "unserved_queues",
-]  # fmt: skip
+    "ALIVE_S",
+    "HOME",
+    "LOADS",
+    "NAMES_MAX",
+    "PROVIDERS",
+    "SERVES",
+    "Served",
+    "Serving",
+    "missing_model",
+    "missing_provider",
+    "providers_text",
+    "serving_of",
+    "unserved_queues",
+]
 
 SERVES: Final = "serves"
 """The field of a heartbeat."""
 LOADS: Final = "loads"
-"""The field while the model loads, in place of these two: what the worker will serve, as far as its settings say."""
+"""The field while the model loads, in place of these two: what the worker will serve, as far as its
+settings say."""
 HOME: Final = "home"
 """The field with the queue under whose name a worker keeps what it holds."""
 PROVIDERS: Final = "providers"
-"""The field of a worker that packs documents: the providers that it has settings of, with commas between them."""
+"""The field of a worker that packs documents: the providers that it has settings of, with commas
+between them."""
 NAMES_MAX: Final = 256
 """Names of one worker, adapters included: each is a queue that it looks into at every claim."""
 NAME_CHARS: Final = 512
@@ -44,7 +57,9 @@ ALIVE_S: Final = 15.0
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """One worker's model. ``names`` are all that requests may call it, adapters apart; the first is what it hosts."""
+    """One worker's model.
+
+    ``names`` are all that requests may call it, adapters apart; the first is what it hosts."""
 
     names: tuple[str, ...]
     adapters: tuple[str, ...] = ()
@@ -63,7 +78,8 @@ class Served:
         return min(self.names, key=lambda name: (len(name), name), default="")
 
     def home(self, lane: str) -> str:
-        """The queue under whose name a worker keeps what it holds, whichever of its queues that was in."""
+        """The queue under whose name a worker keeps what it holds, whichever of its queues that was
+        in."""
         return queue_name(lane, self.names[0] if self.names else None)
 
     def queues(self, lane: str) -> list[str]:
@@ -101,7 +117,8 @@ class Served:
 
 @dataclass(frozen=True, slots=True)
 class Serving:
-    """What the living workers of one lane serve, and what will be served by those whose model loads."""
+    """What the living workers of one lane serve, and what will be served by those whose model
+    loads."""
 
     lane: str
     workers: tuple[Served, ...]
@@ -134,7 +151,9 @@ class Serving:
 def serving_of(workers: Iterable[WorkerSeen], lane: str) -> Serving:
     """By their heartbeats."""
     infos: list[Mapping[str, str]] = [
-        seen.info for seen in workers if seen.seconds_ago < ALIVE_S and seen.info.get("lane") == lane
+        seen.info
+        for seen in workers
+        if seen.seconds_ago < ALIVE_S and seen.info.get("lane") == lane
     ]
     return Serving(lane, _read_all(infos, SERVES), _read_all(infos, LOADS))
 
@@ -145,8 +164,13 @@ def providers_text(names: Iterable[str]) -> str:
 
 
 def missing_provider(workers: Iterable[WorkerSeen], lane: str, provider: str) -> str | None:
-    """That no living worker of a lane has the settings of a provider; None where one has, none lives, or one does not say."""
-    living = [seen.info for seen in workers if seen.seconds_ago < ALIVE_S and seen.info.get("lane") == lane]
+    """That no living worker of a lane has the settings of a provider; None where one has, none
+    lives, or one does not say."""
+    living = [
+        seen.info
+        for seen in workers
+        if seen.seconds_ago < ALIVE_S and seen.info.get("lane") == lane
+    ]
     said = [info.get(PROVIDERS) for info in living]
     if not said or any(one is None or provider in one.split(",") for one in said):
         return None
@@ -154,7 +178,8 @@ def missing_provider(workers: Iterable[WorkerSeen], lane: str, provider: str) ->
 
 
 def missing_model(serving: Serving, model: str | None, bound: str | None = None) -> str | None:
-    """That a job waits for a worker which serves its model; None where it need not, or no worker says what it serves.
+    """That a job waits for a worker which serves its model; None where it need not, or no worker
+    says what it serves.
 
     ``bound`` is the queue of the model that answers a job without one.
     """
@@ -163,7 +188,9 @@ def missing_model(serving: Serving, model: str | None, bound: str | None = None)
     if model is not None:
         is_served, name = serving.serves(model), model
     else:
-        is_served = bound is None or any(bound in served.queues(serving.lane) for served in serving.workers)
+        is_served = bound is None or any(
+            bound in served.queues(serving.lane) for served in serving.workers
+        )
         name = f"the model that began to answer this job (queue {bound})"
     if is_served:
         return None
@@ -172,10 +199,15 @@ def missing_model(serving: Serving, model: str | None, bound: str | None = None)
 
 
 def unserved_queues(serving: Serving, waiting: Mapping[str, int]) -> list[str]:
-    """Of the queues of models in which messages wait (queue to number), those that no worker takes any from."""
+    """Of the queues of models in which messages wait (queue to number), those that no worker takes
+    any from."""
     served = {queue for worker in serving.workers for queue in worker.queues(serving.lane)}
     own = queue_name(serving.lane)
-    return sorted(queue for queue, number in waiting.items() if number and queue != own and queue not in served)
+    return sorted(
+        queue
+        for queue, number in waiting.items()
+        if number and queue != own and queue not in served
+    )
 
 
 def _read_all(infos: Iterable[Mapping[str, str]], field: str) -> tuple[Served, ...]:

@@ -1,8 +1,11 @@
-"""One item is one trace: its ids, whether it is traced, and the header that says so. Nothing here needs OpenTelemetry.
+"""One item is one trace: its ids, whether it is traced, and the header that says so.
 
-The ids are a digest of the item's key. So every process knows them without asking, and a message that is fed again,
-given back, retried or taken over by another worker stays in its trace. Whether an item is traced follows from its trace id,
-as with OpenTelemetry's TraceIdRatioBased, and travels in the W3C header of the message.
+Nothing here needs OpenTelemetry.
+
+The ids are a digest of the item's key. So every process knows them without asking, and a message
+that is fed again, given back, retried or taken over by another worker stays in its trace. Whether
+an item is traced follows from its trace id, as with OpenTelemetry's TraceIdRatioBased, and travels
+in the W3C header of the message.
 """
 
 from __future__ import annotations
@@ -26,7 +29,9 @@ __all__ = [
 ]
 
 TRACEPARENT_HEADER = "traceparent"  # https://www.w3.org/TR/trace-context/
-_TRACES_KEPT = 5_000  # digests of the documents that a feeder publishes at a time; each is asked for twice
+_TRACES_KEPT = (
+    5_000  # digests of the documents that a feeder publishes at a time; each is asked for twice
+)
 _LOWER_64 = (1 << 64) - 1
 _SAMPLED = 0x01
 _TRACEPARENT = re.compile(r"00-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})")
@@ -46,7 +51,9 @@ class SendSpans(Protocol):
         """The item's ``traceparent``; None when it is not traced."""
         ...
 
-    def sent(self, keys: Sequence[ItemKey], queue: str, began_ns: int, *, again: bool = False) -> None:
+    def sent(
+        self, keys: Sequence[ItemKey], queue: str, began_ns: int, *, again: bool = False
+    ) -> None:
         """These were published, in one call that began then. ``again``: they had been lost."""
 
 
@@ -54,13 +61,17 @@ class SendSpans(Protocol):
 def trace_of(key: ItemKey) -> SpanContext:
     """The trace of an item, and the span that is its root: that of its publishing."""
     job_id, generation, doc_id = key
-    digest = hashlib.blake2b(f"{job_id}\0{generation}\0{doc_id}".encode(), digest_size=24, person=b"penstock-trace")
+    digest = hashlib.blake2b(
+        f"{job_id}\0{generation}\0{doc_id}".encode(), digest_size=24, person=b"penstock-trace"
+    )
     drawn = digest.digest()
     return SpanContext(int.from_bytes(drawn[:16], "big"), int.from_bytes(drawn[16:], "big"))
 
 
 class Sampler:
-    """Which traces are taken. Processes with the same share take the same ones, and a larger share takes those and more."""
+    """Which traces are taken.
+
+    Processes with the same share take the same ones, and a larger share takes those and more."""
 
     def __init__(self, share: float) -> None:
         self._bound = round(share * (_LOWER_64 + 1))
@@ -84,8 +95,11 @@ def parse_traceparent(header: object) -> tuple[SpanContext, bool] | None:
 
 
 def callers_span() -> str | None:
-    """The ``traceparent`` of the span in which this is called, if the program uses OpenTelemetry and has one open."""
-    loaded: Any = sys.modules.get("opentelemetry.trace")  # a program with an open span has imported it
+    """The ``traceparent`` of the span in which this is called, if the program uses OpenTelemetry
+    and has one open."""
+    loaded: Any = sys.modules.get(
+        "opentelemetry.trace"
+    )  # a program with an open span has imported it
     if loaded is None:
         return None
     context = loaded.get_current_span().get_span_context()

@@ -1,9 +1,10 @@
 """The item message: a Celery protocol-2 JSON task message in kombu's Redis envelope, hand-built.
 
-What differs from `apply_async`, on purpose: headers that would be null are left out, the body is JSON text instead of
-base64, the repr headers never hold a prompt, and the delivery tag is the task id. The last one makes the tag of an item
-the same wherever its message is built, so a republished duplicate can be recognised before it is claimed twice.
-A contract test compares every field with what the installed Celery sends.
+What differs from `apply_async`, on purpose: headers that would be null are left out, the body is
+JSON text instead of base64, the repr headers never hold a prompt, and the delivery tag is the task
+id. The last one makes the tag of an item the same wherever its message is built, so a republished
+duplicate can be recognised before it is claimed twice. A contract test compares every field with
+what the installed Celery sends.
 """
 
 from __future__ import annotations
@@ -28,17 +29,26 @@ from penstock_producer.feed.wire_frame import (
     TASK_NAME,
     URGENT_HEADER,
     frame_of,
-)  # fmt: skip
+)
 
 __all__ = [
-    "CALLS_HEADER", "FED_HEADER", "SPENT_HEADER", "TASK_NAME", "URGENT_HEADER", "ItemMessage", "decode_item", "encode_item",
-    "item_tag", "queue_name",
-]  # fmt: skip
+    "CALLS_HEADER",
+    "FED_HEADER",
+    "SPENT_HEADER",
+    "TASK_NAME",
+    "URGENT_HEADER",
+    "ItemMessage",
+    "decode_item",
+    "encode_item",
+    "item_tag",
+    "queue_name",
+]
 
-SPENT_HEADER = "x-penstock-spent"  # what earlier attempts used up: the fields of `Spent`, in workers' item/spent.py
+# what earlier attempts used up: the fields of `Spent`, in workers' item/spent.py
+SPENT_HEADER = "x-penstock-spent"
 RETRIES_HEADER = "retries"  # Celery's own: attempts that counted
-# Above this a message carries the document's position instead of its body: a window of 20,000 messages then stays
-# below 320 MB of Redis whatever the documents are.
+# Above this a message carries the document's position instead of its body: a window of 20,000
+# messages then stays below 320 MB of Redis whatever the documents are.
 MAX_INLINE_BODY_BYTES = 16 * 1024
 _MAX_REPR_DOC_CHARS = 64  # what Flower shows of a document id
 
@@ -62,7 +72,8 @@ class ItemMessage(NamedTuple):
 
 
 def item_tag(key: ItemKey) -> str:
-    """The Celery task id and kombu delivery tag of an item: readable when the id is safe, a digest otherwise."""
+    """The Celery task id and kombu delivery tag of an item: readable when the id is safe, a digest
+    otherwise."""
     job_id, generation, doc_id = key
     if wire_checks.SAFE_ID.fullmatch(doc_id) is None or doc_id.startswith("sha256-"):
         doc_id = "sha256-" + hashlib.sha256(doc_id.encode()).hexdigest()
@@ -84,11 +95,14 @@ def encode_item(
     spent: Sequence[int] | None = None,
     endpoint: str | None = None,
 ) -> bytes:
-    """The raw message to LPUSH. ``body`` must be valid JSON: it is embedded as it is, not parsed again.
+    """The raw message to LPUSH.
 
-    ``retries`` are attempts that counted, ``calls`` all requests that were sent; ``fed`` as ``fed_now`` gives it; ``trace``
-    is the `traceparent` of an item that is traced; ``spent`` is what answers cost that the job refused, for ``SPENT_HEADER``;
-    ``endpoint`` is the path of an item that is not for the job's.
+    ``body`` must be valid JSON: it is embedded as it is, not parsed again.
+
+    ``retries`` are attempts that counted, ``calls`` all requests that were sent; ``fed`` as
+    ``fed_now`` gives it; ``trace`` is the `traceparent` of an item that is traced; ``spent`` is
+    what answers cost that the job refused, for ``SPENT_HEADER``; ``endpoint`` is the path of an
+    item that is not for the job's.
 
     Raises ValueError unless exactly one of ``body`` and ``ref`` is given.
     """
@@ -103,11 +117,22 @@ def encode_item(
     more = b"" if trace is None else _TRACEPARENT % orjson.dumps(trace)
     if spent is not None and any(spent):
         more += _SPENT % orjson.dumps([*spent])
-    return b"".join((
-        b'{"body":', orjson.dumps(text.decode()), frame.before_id, quoted_tag, more,
-        frame.before_repr, orjson.dumps(f"<{job_id} {doc_id[:_MAX_REPR_DOC_CHARS]}>"),
-        frame.before_correlation, quoted_tag, frame.before_tag, quoted_tag, b"}}",
-    ))  # fmt: skip
+    return b"".join(
+        (
+            b'{"body":',
+            orjson.dumps(text.decode()),
+            frame.before_id,
+            quoted_tag,
+            more,
+            frame.before_repr,
+            orjson.dumps(f"<{job_id} {doc_id[:_MAX_REPR_DOC_CHARS]}>"),
+            frame.before_correlation,
+            quoted_tag,
+            frame.before_tag,
+            quoted_tag,
+            b"}}",
+        )
+    )
 
 
 def fed_now() -> int:
@@ -118,14 +143,18 @@ def fed_now() -> int:
 def decode_item(kwargs: Any, headers: Mapping[str, Any]) -> ItemMessage:
     """The item named by a task message that Celery has parsed, of any shape.
 
-    Raises UnknownMessageVersion for another version and BadMessage for anything else that is not of the promised shape:
-    ids that no database takes, numbers beyond what is possible, a body that is not a JSON object.
+    Raises UnknownMessageVersion for another version and BadMessage for anything else that is not of
+    the promised shape: ids that no database takes, numbers beyond what is possible, a body that is
+    not a JSON object.
     """
     if not isinstance(kwargs, dict):
         raise BadMessage(f"kwargs is {seen(kwargs)}; it must be a JSON object")
     version = kwargs.get("v")
     if version is None:
-        raise BadMessage(f"kwargs without a version `v`: {seen(list(kwargs))}; send items through penstock_producer")
+        raise BadMessage(
+            f"kwargs without a version `v`: {seen(list(kwargs))}; send items through "
+            "penstock_producer"
+        )
     if isinstance(version, bool) or version not in (MESSAGE_VERSION, AIMED_VERSION):
         raise UnknownMessageVersion(version)
     endpoint = wire_checks.endpoint(kwargs.get("endpoint")) if version == AIMED_VERSION else None
@@ -141,5 +170,8 @@ def decode_item(kwargs: Any, headers: Mapping[str, Any]) -> ItemMessage:
     if ref is not None and body is None:
         return ItemMessage(key, None, wire_checks.ref(ref), endpoint)
     if ref is not None or not isinstance(body, dict):
-        raise BadMessage(f"item {key}: body={seen(body)}, ref={seen(ref)}; a message holds a JSON object or a ref")
+        raise BadMessage(
+            f"item {key}: body={seen(body)}, ref={seen(ref)}; a message holds a JSON object or a "
+            "ref"
+        )
     return ItemMessage(key, wire_checks.body(body), None, endpoint)

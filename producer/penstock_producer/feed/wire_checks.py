@@ -1,4 +1,5 @@
-"""What a message may hold: each check returns the value, or raises BadMessage with what it is and must be."""
+"""What a message may hold: each check returns the value, or raises BadMessage with what it is and
+must be."""
 
 from __future__ import annotations
 
@@ -19,12 +20,18 @@ SAFE_ID = re.compile(r"[A-Za-z0-9_.@-]{1,128}", re.ASCII)
 
 def job(value: Any) -> str:
     if not isinstance(value, str) or SAFE_ID.fullmatch(value) is None:
-        raise BadMessage(f"kwargs.job is {seen(value)}; it must be the id of a job, such as job_2f5k7c3q")
+        raise BadMessage(
+            f"kwargs.job is {seen(value)}; it must be the id of a job, such as job_2f5k7c3q"
+        )
     return value
 
 
 def doc(value: Any) -> str:
-    fault = id_fault(value) if isinstance(value, str) else (f"It is {type(value).__name__}, not text.", "")
+    fault = (
+        id_fault(value)
+        if isinstance(value, str)
+        else (f"It is {type(value).__name__}, not text.", "")
+    )
     if fault is not None:
         raise BadMessage(f"kwargs.doc is {seen(value)}, which is not a document id. {fault[0]}")
     return str(value)
@@ -33,7 +40,8 @@ def doc(value: Any) -> str:
 def ref(value: Any) -> str:
     if not isinstance(value, str) or not 0 < len(value) <= MAX_REF_CHARS or not value.isprintable():
         raise BadMessage(
-            f"kwargs.ref is {seen(value)}; it must be a position, 1 to {MAX_REF_CHARS} printable characters"
+            f"kwargs.ref is {seen(value)}; it must be a position, 1 to {MAX_REF_CHARS} printable "
+            "characters"
         )
     return value
 
@@ -59,4 +67,6 @@ def body(body: dict[str, Any]) -> bytes:
     try:
         return json.dumps(body, separators=(",", ":"), allow_nan=False).encode()
     except (TypeError, ValueError, RecursionError) as error:
-        raise BadMessage(f"kwargs.body is not a JSON object: {type(error).__name__}: {error}") from error
+        raise BadMessage(
+            f"kwargs.body is not a JSON object: {type(error).__name__}: {error}"
+        ) from error

@@ -1,4 +1,5 @@
-"""The parts of item messages that are equal for many documents, built once: names of the task and its headers, versions."""
+"""The parts of item messages that are equal for many documents, built once: names of the task and
+its headers, versions."""
 
 from __future__ import annotations
 
@@ -8,16 +9,29 @@ from typing import NamedTuple
 import orjson
 
 __all__ = [
-    "AIMED_VERSION", "CALLS_HEADER", "FED_HEADER", "MESSAGE_VERSION", "TASK_NAME", "URGENT_HEADER", "Frame", "frame_of",
-]  # fmt: skip
+    "AIMED_VERSION",
+    "CALLS_HEADER",
+    "FED_HEADER",
+    "MESSAGE_VERSION",
+    "TASK_NAME",
+    "URGENT_HEADER",
+    "Frame",
+    "frame_of",
+]
 
 TASK_NAME = "penstock.item"
 MESSAGE_VERSION = 1
 GENERATION_HEADER = "x-penstock-gen"
-AIMED_VERSION = 2  # of a message with an `endpoint`, which workers of earlier releases do not know: they park it
-CALLS_HEADER = "x-penstock-calls"  # requests sent for the item in earlier attempts; absent in a message that is new
-URGENT_HEADER = "x-penstock-urgent"  # true in messages that wait at the consuming end; absent in all others
-FED_HEADER = "x-penstock-fed"  # Unix seconds, rounded down to 10, when the item first came into a queue
+# of a message with an `endpoint`, which workers of earlier releases do not know: they park it
+AIMED_VERSION = 2
+# requests sent for the item in earlier attempts; absent in a message that is new
+CALLS_HEADER = "x-penstock-calls"
+URGENT_HEADER = (
+    "x-penstock-urgent"  # true in messages that wait at the consuming end; absent in all others
+)
+FED_HEADER = (
+    "x-penstock-fed"  # Unix seconds, rounded down to 10, when the item first came into a queue
+)
 ORIGIN = "penstock"
 _FRAMES_KEPT = 256  # (job, generation, queue, retries, calls, urgent, fed, endpoint) combinations
 

@@ -1,1 +1,3 @@
-"""Jobs as steps of other orchestrators. Each module needs a package that Penstock does not install."""
+"""Jobs as steps of other orchestrators.
+
+Each module needs a package that Penstock does not install."""

@@ -1,11 +1,12 @@
 """A Penstock job as a task of Apache Airflow 3: submitted once, awaited without a worker's slot.
 
-    PenstockJobOperator(task_id="label", source="s3://corpora/tickets.jsonl", spec={"prompt": "Sum up: {text}", "model": "m"})
+    PenstockJobOperator(task_id="label", source="s3://corpora/tickets.jsonl", spec={"prompt": "Sum
+    up: {text}", "model": "m"})
 
-The job's key is made of DAG, task, map index and run, so a task that is retried finds its job and goes on waiting. The task
-defers to the triggerer, which reads the job's state from the ledger; settings (database_url and the rest) are those of the
-processes of Airflow: PENSTOCK_DATABASE_URL or penstock.toml, in workers and triggerers alike. Nothing secret is in the
-trigger's row.
+The job's key is made of DAG, task, map index and run, so a task that is retried finds its job and
+goes on waiting. The task defers to the triggerer, which reads the job's state from the ledger;
+settings (database_url and the rest) are those of the processes of Airflow: PENSTOCK_DATABASE_URL or
+penstock.toml, in workers and triggerers alike. Nothing secret is in the trigger's row.
 """
 
 # pyright: reportMissingImports=false
@@ -49,7 +50,9 @@ class PenstockJobTrigger(BaseTrigger):
         return f"{type(self).__module__}.{type(self).__qualname__}", own
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
-        """A database that is away is asked again: the job goes on meanwhile. Airflow's own timeout bounds the wait."""
+        """A database that is away is asked again: the job goes on meanwhile.
+
+        Airflow's own timeout bounds the wait."""
         async with AsyncProducer() as producer:
             while True:
                 try:
@@ -66,17 +69,20 @@ class PenstockJobTrigger(BaseTrigger):
                 await asyncio.sleep(self.poll_s)
 
     async def on_kill(self) -> None:
-        """A person marked or cleared the deferred task (Airflow 3.3 and later); not a restart of the triggerer."""
+        """A person marked or cleared the deferred task (Airflow 3.3 and later); not a restart of
+        the triggerer."""
         if self.cancel_on_kill:
             async with AsyncProducer() as producer:
                 await producer.cancel(self.job_id)
 
 
 class PenstockJobOperator(BaseOperator):
-    """Submits a job, waits for its end, and returns its summary (to XCom): counts, tokens and cost, no document's text.
+    """Submits a job, waits for its end, and returns its summary (to XCom): counts, tokens and cost,
+    no document's text.
 
-    ``max_dead`` is the share of documents that may end as dead letters (default: any number). ``wait`` false returns once
-    the job is accepted. A task that is killed by a person cancels its job unless ``cancel_on_kill`` is false.
+    ``max_dead`` is the share of documents that may end as dead letters (default: any number).
+    ``wait`` false returns once the job is accepted. A task that is killed by a person cancels its
+    job unless ``cancel_on_kill`` is false.
     """
 
     template_fields: Sequence[str] = ("source", "spec", "job_key")
@@ -107,10 +113,13 @@ class PenstockJobOperator(BaseOperator):
         self._job_id: str | None = None
 
     def execute(self, context: Context) -> dict[str, Any]:
-        """Raises AirflowFailException for a job that no retry can make acceptable; other errors are retried by Airflow."""
+        """Raises AirflowFailException for a job that no retry can make acceptable; other errors are
+        retried by Airflow."""
         with Producer() as producer:
             try:
-                job = producer.submit(self.source, self.spec, job_key=self.job_key[-MAX_JOB_KEY_CHARS:])
+                job = producer.submit(
+                    self.source, self.spec, job_key=self.job_key[-MAX_JOB_KEY_CHARS:]
+                )
             except (SourceUnavailable, DatabaseUnavailable) as error:
                 raise AirflowException(str(error)) from error
             except PenstockError as error:
@@ -119,7 +128,9 @@ class PenstockJobOperator(BaseOperator):
             self.log.info("job %s (%s): %s documents", job.job_id, job.job_key, job.total)
             summary = summary_of(producer.status(job.job_id))
         if self.wait and not job.state.final:
-            trigger = PenstockJobTrigger(job.job_id, self.poll_s, cancel_on_kill=self.cancel_on_kill)
+            trigger = PenstockJobTrigger(
+                job.job_id, self.poll_s, cancel_on_kill=self.cancel_on_kill
+            )
             self.defer(trigger=trigger, method_name="resumed", timeout=self.timeout)
         return self._ended(summary) if self.wait else summary
 

@@ -17,11 +17,18 @@ def summary_of(status: JobStatus) -> dict[str, Any]:
     """JSON of a bounded size: no document's text is in it."""
     counts = status.counts
     return {
-        "job_id": status.job.job_id, "job_key": status.job.job_key, "state": str(status.job.state),
-        "reason": status.job.reason, "total": status.job.total, "succeeded": counts.succeeded, "dead": counts.dead,
-        "dead_by_reason": dict(counts.dead_by_reason), "prompt_tokens": counts.prompt_tokens,
-        "completion_tokens": counts.completion_tokens, "cost_usd": money_of(counts).usd,
-    }  # fmt: skip
+        "job_id": status.job.job_id,
+        "job_key": status.job.job_key,
+        "state": str(status.job.state),
+        "reason": status.job.reason,
+        "total": status.job.total,
+        "succeeded": counts.succeeded,
+        "dead": counts.dead,
+        "dead_by_reason": dict(counts.dead_by_reason),
+        "prompt_tokens": counts.prompt_tokens,
+        "completion_tokens": counts.completion_tokens,
+        "cost_usd": money_of(counts).usd,
+    }
 
 
 def failure_of(summary: dict[str, Any], max_dead: float) -> str | None:
@@ -34,9 +41,12 @@ def failure_of(summary: dict[str, Any], max_dead: float) -> str | None:
         return f"{name} is {summary['state']}: {summary['reason'] or 'no reason was given'}"
     finished = summary["succeeded"] + summary["dead"]
     if finished and summary["dead"] / finished > max_dead:
-        reasons = ", ".join(f"{number} {reason}" for reason, number in sorted(summary["dead_by_reason"].items()))
+        reasons = ", ".join(
+            f"{number} {reason}" for reason, number in sorted(summary["dead_by_reason"].items())
+        )
         return (
-            f"{name}: {summary['dead']} of {finished} documents are dead letters ({reasons}), and max_dead is {max_dead:g}; "
-            f"look at them with `penstock dlq list {summary['job_key']}`, and replay them before this step is tried again"
+            f"{name}: {summary['dead']} of {finished} documents are dead letters ({reasons}), and "
+            f"max_dead is {max_dead:g}; look at them with `penstock dlq list "
+            f"{summary['job_key']}`, and replay them before this step is tried again"
         )
     return None

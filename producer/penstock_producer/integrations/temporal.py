@@ -4,12 +4,13 @@
     Worker(client, task_queue="batches", workflows=[…], activities=[activities.run_job])
 
     await workflow.execute_activity(
-        "penstock_run_job", JobRequest(source="s3://corpora/tickets.jsonl", spec={"prompt": "Sum up: {text}", "model": "m"}),
-        start_to_close_timeout=timedelta(days=1), heartbeat_timeout=timedelta(minutes=2),
+        "penstock_run_job", JobRequest(source="s3://corpora/tickets.jsonl", spec={"prompt": "Sum up:
+        {text}", "model": "m"}), start_to_close_timeout=timedelta(days=1),
+        heartbeat_timeout=timedelta(minutes=2),
     )
 
-The job's key is made of workflow, run and activity, so an attempt that follows a worker's death finds the job and goes on
-waiting. A workflow that cancels the activity cancels the job.
+The job's key is made of workflow, run and activity, so an attempt that follows a worker's death
+finds the job and goes on waiting. A workflow that cancels the activity cancels the job.
 """
 
 from __future__ import annotations
@@ -60,7 +61,8 @@ class PenstockActivities:
                 return await self._ended(producer, await asyncio.shield(submitted), request)
             except asyncio.CancelledError:
                 if activity.is_worker_shutdown():
-                    submitted.cancel()  # another worker submits again, which finds the job, and goes on waiting
+                    # another worker submits again, which finds the job, and goes on waiting
+                    submitted.cancel()
                 else:
                     await asyncio.shield(_cancel(producer, submitted))
                 raise
@@ -76,16 +78,22 @@ class PenstockActivities:
         except (SourceUnavailable, DatabaseUnavailable) as error:
             raise ApplicationError(str(error), type=type(error).__name__) from error
         except PenstockError as error:
-            raise ApplicationError(str(error), type=type(error).__name__, non_retryable=True) from error
+            raise ApplicationError(
+                str(error), type=type(error).__name__, non_retryable=True
+            ) from error
         finally:
             beating.cancel()
         return job.job_id
 
-    async def _ended(self, producer: AsyncProducer, job_id: str, request: JobRequest) -> dict[str, Any]:
+    async def _ended(
+        self, producer: AsyncProducer, job_id: str, request: JobRequest
+    ) -> dict[str, Any]:
         while True:
             try:
                 status = await producer.status(job_id)
-            except DatabaseUnavailable as error:  # the job goes on; Temporal's timeouts bound the wait
+            except (
+                DatabaseUnavailable
+            ) as error:  # the job goes on; Temporal's timeouts bound the wait
                 activity.logger.warning("job %s cannot be looked at: %s", job_id, error)
                 activity.heartbeat({"job_id": job_id})
             else:

@@ -1,4 +1,5 @@
-"""A request body of OpenAI's chat as one of Anthropic's Messages: everything in it has an equal there, or it is refused."""
+"""A request body of OpenAI's chat as one of Anthropic's Messages: everything in it has an equal
+there, or it is refused."""
 
 from __future__ import annotations
 
@@ -39,7 +40,9 @@ def translated(chat: Mapping[str, Any]) -> dict[str, Any]:
         elif name in _SAME:
             body[name] = value
         elif value not in _MEANINGLESS.get(name, ()):
-            raise BadMessages(name, NO_EQUAL, "leave it out, or send the request to a provider that has it", value)
+            raise BadMessages(
+                name, NO_EQUAL, "leave it out, or send the request to a provider that has it", value
+            )
     return body
 
 
@@ -83,11 +86,23 @@ def _tools(value: Any, _given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _tool(tool: Any, place: str) -> dict[str, Any]:
-    function = tool.get("function") if isinstance(tool, Mapping) and tool.get("type") == "function" else None
-    if not isinstance(function, Mapping) or not isinstance(function.get("name"), str) or function.get("strict"):
+    function = (
+        tool.get("function")
+        if isinstance(tool, Mapping) and tool.get("type") == "function"
+        else None
+    )
+    if (
+        not isinstance(function, Mapping)
+        or not isinstance(function.get("name"), str)
+        or function.get("strict")
+    ):
         raise BadMessages(place, NO_EQUAL, "give functions that are not strict", tool)
     about = {"description": function["description"]} if function.get("description") else {}
-    return {"name": function["name"], **about, "input_schema": function.get("parameters") or {"type": "object"}}
+    return {
+        "name": function["name"],
+        **about,
+        "input_schema": function.get("parameters") or {"type": "object"},
+    }
 
 
 def _choice(value: Any, given: Mapping[str, Any]) -> dict[str, Any]:
@@ -96,7 +111,9 @@ def _choice(value: Any, given: Mapping[str, Any]) -> dict[str, Any]:
     value = given.get("tool_choice", "auto")
     choice = _CHOICES.get(value) if isinstance(value, str) else _named(value)
     if choice is None or not isinstance(together, bool):
-        raise BadMessages("tool_choice", NO_EQUAL, f"write {', '.join(_CHOICES)}, or one function", value)
+        raise BadMessages(
+            "tool_choice", NO_EQUAL, f"write {', '.join(_CHOICES)}, or one function", value
+        )
     alone = {"disable_parallel_tool_use": True} if not together and choice["type"] != "none" else {}
     return {"tool_choice": {**choice, **alone}}
 

@@ -1,4 +1,5 @@
-"""Which paths of a provider jobs may ask: inference, by the dialect that the provider speaks, and nothing else.
+"""Which paths of a provider jobs may ask: inference, by the dialect that the provider speaks, and
+nothing else.
 
 Each request carries the fleet's key, so a submitter may not choose any path.
 """
@@ -11,24 +12,45 @@ from typing import Final, Literal
 
 from penstock_producer.errors import seen
 
-__all__ = ["BASE_URLS", "CHAT", "EMBEDDINGS", "GENERATE", "MESSAGES", "OPENAI", "SCORING", "Kind", "generate_path"]
+__all__ = [
+    "BASE_URLS",
+    "CHAT",
+    "EMBEDDINGS",
+    "GENERATE",
+    "MESSAGES",
+    "OPENAI",
+    "SCORING",
+    "Kind",
+    "generate_path",
+]
 
-OPENAI: Final = frozenset({
-    "/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/moderations", "/v1/responses",
-})  # fmt: skip
-SCORING: Final = frozenset({"/v1/rerank", "/v2/rerank", "/rerank", "/v1/score", "/score", "/classify"})
-"""As vLLM's server names them. Lanes that host a model answer on them; a provider where its setting `endpoints` says so."""
-_PATH = re.compile(r"(?:/[A-Za-z0-9_-][A-Za-z0-9_.-]*){1,16}", re.ASCII)  # no empty name, none that begins with a dot
+OPENAI: Final = frozenset(
+    {
+        "/v1/chat/completions",
+        "/v1/completions",
+        "/v1/embeddings",
+        "/v1/moderations",
+        "/v1/responses",
+    }
+)
+SCORING: Final = frozenset(
+    {"/v1/rerank", "/v2/rerank", "/rerank", "/v1/score", "/score", "/classify"}
+)
+"""As vLLM's server names them. Lanes that host a model answer on them; a provider where its setting
+`endpoints` says so."""
+_PATH = re.compile(
+    r"(?:/[A-Za-z0-9_-][A-Za-z0-9_.-]*){1,16}", re.ASCII
+)  # no empty name, none that begins with a dot
 _GEMINI = re.compile(r"(?:(?:models|tunedModels)/)?[A-Za-z0-9_][A-Za-z0-9_.-]{0,199}", re.ASCII)
 CHAT = "/v1/chat/completions"
 MESSAGES = "/v1/messages"  # Anthropic's
-GENERATE = (
-    "/v1beta/generateContent"  # Gemini's: where it is asked, `models/`, the model's name and a colon stand in between
-)
+# Gemini's: where it is asked, `models/`, the model's name and a colon stand in between
+GENERATE = "/v1beta/generateContent"
 EMBEDDINGS = "/v1/embeddings"
 MAX_PATH_CHARS = 200
 Kind = Literal["openai", "anthropic", "gemini"]
-"""The API that a provider speaks. OpenAI-compatible servers, which nearly all are, have the first."""
+"""The API that a provider speaks. OpenAI-compatible servers, which nearly all are, have the
+first."""
 BASE_URLS: Final[Mapping[str, str]] = {
     "openai": "https://api.openai.com/v1",
     "anthropic": "https://api.anthropic.com",
@@ -36,8 +58,10 @@ BASE_URLS: Final[Mapping[str, str]] = {
 }
 """Where each kind of provider is, unless its setting `base_url` says another place."""
 _BY_KIND: Final[Mapping[Kind, frozenset[str]]] = {
-    "openai": OPENAI, "anthropic": frozenset({MESSAGES}), "gemini": frozenset({GENERATE}),
-}  # fmt: skip
+    "openai": OPENAI,
+    "anthropic": frozenset({MESSAGES}),
+    "gemini": frozenset({GENERATE}),
+}
 _HINTS: Final[Mapping[Kind, str]] = {
     "openai": "",
     "anthropic": " (kind anthropic: --api anthropic sends what it takes)",
@@ -48,23 +72,31 @@ _HINTS: Final[Mapping[Kind, str]] = {
 def check_path(path: str) -> str:
     """``path`` when it is one of plain names between single slashes. Raises ValueError.
 
-    So nothing in it can mean another place, a query, a port, another host or an encoded form of these.
+    So nothing in it can mean another place, a query, a port, another host or an encoded form of
+    these.
     """
     if len(path) > MAX_PATH_CHARS or _PATH.fullmatch(path) is None:
-        raise ValueError("write a plain path such as /v1/chat/completions: letters, digits, _ . - between slashes")
+        raise ValueError(
+            "write a plain path such as /v1/chat/completions: letters, digits, _ . - between "
+            "slashes"
+        )
     return path
 
 
 def generate_path(model: object) -> str | None:
-    """Where Gemini's generateContent of a model is; None for what is no name of one, which could mean another place."""
+    """Where Gemini's generateContent of a model is; None for what is no name of one, which could
+    mean another place."""
     if not isinstance(model, str) or _GEMINI.fullmatch(model) is None:
         return None
     named = model if "/" in model else f"models/{model}"
     return f"/v1beta/{named}:generateContent"
 
 
-def refusal(endpoint: str, provider: str, extra: Collection[str], kind: Kind = "openai") -> str | None:
-    """Why jobs may not send to ``endpoint`` of ``provider``, whose setting `endpoints` is ``extra``; None when they may."""
+def refusal(
+    endpoint: str, provider: str, extra: Collection[str], kind: Kind = "openai"
+) -> str | None:
+    """Why jobs may not send to ``endpoint`` of ``provider``, whose setting `endpoints` is
+    ``extra``; None when they may."""
     own = _BY_KIND[kind]
     if endpoint in own or endpoint in extra:
         return None
@@ -73,6 +105,7 @@ def refusal(endpoint: str, provider: str, extra: Collection[str], kind: Kind = "
     kinds = f'providers.{provider}.kind = "{others[0]}"' if others else ""
     hint = f", or say here and for the workers that it is of another kind: {kinds}" if kinds else ""
     return (
-        f"endpoint {seen(endpoint)} is not one of those that provider {provider}{_HINTS[kind]} answers jobs on: {allowed}; "
-        f"use one of them, or have the operator list it in providers.{provider}.endpoints{hint}"
+        f"endpoint {seen(endpoint)} is not one of those that provider {provider}{_HINTS[kind]} "
+        f"answers jobs on: {allowed}; use one of them, or have the operator list it in "
+        f"providers.{provider}.endpoints{hint}"
     )

@@ -16,26 +16,50 @@ __all__ = [
     "provider_and_model",
 ]
 
-MAX_FALLBACKS: Final = 4  # each is paid for; more than five models for one document is a search, not a job
+MAX_FALLBACKS: Final = (
+    4  # each is paid for; more than five models for one document is a search, not a job
+)
 MODEL_CHARS: Final = 512
 
 FallbackModel = Annotated[str, Field(min_length=1, max_length=MODEL_CHARS)]
 FallbackReason = Literal[
-    "answer_cut", "answer_too_large", "bad_request", "content_filter", "context_overflow", "empty_answer", "error_in_answer",
-    "invalid_answer", "invalid_result", "request_too_large", "schema_mismatch", "server_error", "timeout", "unprocessable",
-]  # fmt: skip
-"""What another model may do better. A 404, a 403 or a refused key is the job's own fault, and pauses it."""
-USUAL_REASONS: Final = frozenset({
-    "answer_cut", "content_filter", "context_overflow", "invalid_result", "schema_mismatch",
-})  # fmt: skip
+    "answer_cut",
+    "answer_too_large",
+    "bad_request",
+    "content_filter",
+    "context_overflow",
+    "empty_answer",
+    "error_in_answer",
+    "invalid_answer",
+    "invalid_result",
+    "request_too_large",
+    "schema_mismatch",
+    "server_error",
+    "timeout",
+    "unprocessable",
+]
+"""What another model may do better. A 404, a 403 or a refused key is the job's own fault, and
+pauses it."""
+USUAL_REASONS: Final = frozenset(
+    {
+        "answer_cut",
+        "content_filter",
+        "context_overflow",
+        "invalid_result",
+        "schema_mismatch",
+    }
+)
 
 
 def may_name_a_provider(name: str) -> bool:
-    """Whether a worker with a provider of that name would ask it: the door that accepts a job need not know them all."""
+    """Whether a worker with a provider of that name would ask it: the door that accepts a job need
+    not know them all."""
     return "/" in name
 
 
 def provider_and_model(name: str, providers: Collection[str]) -> tuple[str | None, str]:
-    """The provider that a fallback names, and its model. Names of models hold slashes too: only a configured provider counts."""
+    """The provider that a fallback names, and its model.
+
+    Names of models hold slashes too: only a configured provider counts."""
     provider, slash, model = name.partition("/")
     return (provider, model) if slash and model and provider in providers else (None, name)

@@ -18,11 +18,18 @@ COLUMNAR: Final = frozenset({PARQUET, ARROW})  # entered by row group, not read 
 
 UTF_8: Final = "utf-8"
 _ASCII: Final = bytes(range(128))
-_STATEFUL: Final = ("iso2022", "idna", "unicode", "raw")  # what a byte means depends on those before it
+_STATEFUL: Final = (
+    "iso2022",
+    "idna",
+    "unicode",
+    "raw",
+)  # what a byte means depends on those before it
 
 
 def check_encoding(name: str) -> str:
-    """The codec's own name. Raises ValueError for one that is unknown, or in which a newline may be another byte."""
+    """The codec's own name.
+
+    Raises ValueError for one that is unknown, or in which a newline may be another byte."""
     try:
         codec = codecs.lookup(name).name
         usable = _ASCII.decode(codec) == _ASCII.decode() and not codec.startswith(_STATEFUL)
@@ -30,7 +37,7 @@ def check_encoding(name: str) -> str:
         codec, usable = name, False
     if not usable:
         raise ValueError(
-            "write an encoding in which ASCII is one byte each, such as utf-8, latin-1, cp1252, shift_jis or gb18030; "
-            "convert others: iconv -f UTF-16 -t UTF-8"
+            "write an encoding in which ASCII is one byte each, such as utf-8, latin-1, cp1252, "
+            "shift_jis or gb18030; convert others: iconv -f UTF-16 -t UTF-8"
         )
     return codec

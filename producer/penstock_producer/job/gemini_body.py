@@ -1,5 +1,7 @@
-"""A request body of Gemini: parameters stand together in one field, and the system text in another. One of OpenAI's chat
-becomes such a body where everything in it has an equal there, and is refused otherwise."""
+"""A request body of Gemini: parameters stand together in one field, and the system text in another.
+
+One of OpenAI's chat becomes such a body where everything in it has an equal there, and is refused
+otherwise."""
 
 from __future__ import annotations
 
@@ -16,15 +18,26 @@ __all__ = ["GeminiBodies", "translated", "with_defaults"]
 
 # Names in generationConfig of what OpenAI's chat has beside its messages.
 _CONFIG: Final[Mapping[str, str]] = {
-    "max_tokens": "maxOutputTokens", "max_completion_tokens": "maxOutputTokens", "temperature": "temperature",
-    "top_p": "topP", "top_k": "topK", "n": "candidateCount", "seed": "seed", "presence_penalty": "presencePenalty",
+    "max_tokens": "maxOutputTokens",
+    "max_completion_tokens": "maxOutputTokens",
+    "temperature": "temperature",
+    "top_p": "topP",
+    "top_k": "topK",
+    "n": "candidateCount",
+    "seed": "seed",
+    "presence_penalty": "presencePenalty",
     "frequency_penalty": "frequencyPenalty",
-}  # fmt: skip
+}
 # Values that say what generateContent does anyway.
 _MEANINGLESS: Final[Mapping[str, tuple[object, ...]]] = {
-    "stream": (False,), "logprobs": (False,), "store": (False,), "modalities": (["text"],), "logit_bias": ({},),
-    "parallel_tool_calls": (True,), "service_tier": ("auto", "default"),
-}  # fmt: skip
+    "stream": (False,),
+    "logprobs": (False,),
+    "store": (False,),
+    "modalities": (["text"],),
+    "logit_bias": ({},),
+    "parallel_tool_calls": (True,),
+    "service_tier": ("auto", "default"),
+}
 _MODES: Final = {"auto": "AUTO", "none": "NONE", "required": "ANY"}
 
 
@@ -32,23 +45,33 @@ class GeminiBodies:
     """Builds the body for one rendered text."""
 
     def __init__(self, spec: JobSpec) -> None:
-        system = {} if spec.system is None else {"systemInstruction": {"parts": [{"text": spec.system}]}}
+        system = (
+            {} if spec.system is None else {"systemInstruction": {"parts": [{"text": spec.system}]}}
+        )
         head = orjson.dumps({"model": spec.model} | system)
         self._head = head[:-1] + b',"contents":[{"role":"user","parts":[{"text":'
         self._params = spec.sent_params()
         self._end = _end(self._params)
 
-    def __call__(self, content: str | list[dict[str, Any]], params: Mapping[str, Any] | None = None) -> bytes:
+    def __call__(
+        self, content: str | list[dict[str, Any]], params: Mapping[str, Any] | None = None
+    ) -> bytes:
         """``content`` is a text. ``params`` are the document's own, as they are sent."""
         end = _end({**self._params, **params}) if params else self._end
         return b"".join((self._head, orjson.dumps(content), b"}]}]", end))
 
 
-def with_defaults(given: dict[str, Any], model: str | None, params: Mapping[str, Any]) -> dict[str, Any]:
+def with_defaults(
+    given: dict[str, Any], model: str | None, params: Mapping[str, Any]
+) -> dict[str, Any]:
     """A body with what the job says where the body does not."""
     filled = {**({} if model is None else {"model": model}), **given}
     own = given.get("generationConfig", {})
-    return filled | {"generationConfig": {**params, **own}} if params and isinstance(own, dict) else filled
+    return (
+        filled | {"generationConfig": {**params, **own}}
+        if params and isinstance(own, dict)
+        else filled
+    )
 
 
 def translated(chat: Mapping[str, Any]) -> dict[str, Any]:
@@ -65,7 +88,9 @@ def translated(chat: Mapping[str, Any]) -> dict[str, Any]:
         elif name in _WRITERS and value is not None:
             body |= _WRITERS[name](value)
         elif value is not None and value not in _MEANINGLESS.get(name, ()):
-            raise BadMessages(name, NO_EQUAL, "leave it out, or send the request to a provider that has it", value)
+            raise BadMessages(
+                name, NO_EQUAL, "leave it out, or send the request to a provider that has it", value
+            )
     return body | ({"generationConfig": config} if config else {})
 
 
@@ -75,7 +100,9 @@ def _messages(value: Any) -> dict[str, Any]:
     except BadMessages as error:
         error.place = f"messages{error.place}"
         raise
-    return {"contents": contents} | ({} if system is None else {"systemInstruction": {"parts": [{"text": system}]}})
+    return {"contents": contents} | (
+        {} if system is None else {"systemInstruction": {"parts": [{"text": system}]}}
+    )
 
 
 def _stop(value: Any) -> dict[str, Any]:
@@ -92,19 +119,40 @@ def _form(value: Any) -> dict[str, Any]:
     told = value.get("json_schema") if kind == "json_schema" else None
     schema = told.get("schema") if isinstance(told, Mapping) else None
     if not isinstance(schema, Mapping):
-        raise BadMessages("response_format", NO_EQUAL, "give text, json_object, or json_schema with its schema", value)
+        raise BadMessages(
+            "response_format",
+            NO_EQUAL,
+            "give text, json_object, or json_schema with its schema",
+            value,
+        )
     return {"responseMimeType": "application/json", "responseJsonSchema": schema}
 
 
 def _tools(value: Any) -> dict[str, Any]:
     if not isinstance(value, list):
         raise BadMessages("tools", "Tools are a list.", "write a list", value)
-    return {"tools": [{"functionDeclarations": [_tool(tool, f"tools[{index}]") for index, tool in enumerate(value)]}]}
+    return {
+        "tools": [
+            {
+                "functionDeclarations": [
+                    _tool(tool, f"tools[{index}]") for index, tool in enumerate(value)
+                ]
+            }
+        ]
+    }
 
 
 def _tool(tool: Any, place: str) -> dict[str, Any]:
-    function = tool.get("function") if isinstance(tool, Mapping) and tool.get("type") == "function" else None
-    if not isinstance(function, Mapping) or not isinstance(function.get("name"), str) or function.get("strict"):
+    function = (
+        tool.get("function")
+        if isinstance(tool, Mapping) and tool.get("type") == "function"
+        else None
+    )
+    if (
+        not isinstance(function, Mapping)
+        or not isinstance(function.get("name"), str)
+        or function.get("strict")
+    ):
         raise BadMessages(place, NO_EQUAL, "give functions that are not strict", tool)
     about = {"description": function["description"]} if function.get("description") else {}
     takes = {"parametersJsonSchema": function["parameters"]} if function.get("parameters") else {}
@@ -115,14 +163,21 @@ def _choice(value: Any) -> dict[str, Any]:
     function = value.get("function") if isinstance(value, Mapping) else None
     name = function.get("name") if isinstance(function, Mapping) else None
     if isinstance(name, str):
-        return {"toolConfig": {"functionCallingConfig": {"mode": "ANY", "allowedFunctionNames": [name]}}}
+        return {
+            "toolConfig": {"functionCallingConfig": {"mode": "ANY", "allowedFunctionNames": [name]}}
+        }
     mode = _MODES.get(value) if isinstance(value, str) else None
     if mode is None:
-        raise BadMessages("tool_choice", NO_EQUAL, f"write {', '.join(_MODES)}, or one function", value)
+        raise BadMessages(
+            "tool_choice", NO_EQUAL, f"write {', '.join(_MODES)}, or one function", value
+        )
     return {"toolConfig": {"functionCallingConfig": {"mode": mode}}}
 
 
-_IN_CONFIG: Final[Mapping[str, Callable[[Any], dict[str, Any]]]] = {"stop": _stop, "response_format": _form}
+_IN_CONFIG: Final[Mapping[str, Callable[[Any], dict[str, Any]]]] = {
+    "stop": _stop,
+    "response_format": _form,
+}
 _WRITERS: Final[Mapping[str, Callable[[Any], dict[str, Any]]]] = {
     "messages": _messages,
     "tools": _tools,

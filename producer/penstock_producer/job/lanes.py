@@ -1,7 +1,9 @@
-"""The lanes by name, and what accepting and feeding a job must know of each: the only such table of this package.
+"""The lanes by name, and what accepting and feeding a job must know of each: the only such table of
+this package.
 
-Workers have a registry with everything else (penstock_workers/lanes/registry.py); tests/contract/test_lanes.py holds the
-two equal. Light to import, as command lines need the names before anything else.
+Workers have a registry with everything else (penstock_workers/lanes/registry.py);
+tests/contract/test_lanes.py holds the two equal. Light to import, as command lines need the names
+before anything else.
 """
 
 from __future__ import annotations
@@ -13,45 +15,69 @@ from typing import Final, Literal
 from penstock_producer.job.endpoints import EMBEDDINGS, OPENAI, SCORING
 
 __all__ = [
-    "AUTO", "AUTO_LANES", "BATCH_LANE", "DEFAULT_LANE", "LANES", "Lane", "LaneAsked", "LaneFacts", "can_answer",
-    "has_own_model", "lanes_in_words", "packs", "permitted", "served_lanes",
-]  # fmt: skip
+    "AUTO",
+    "AUTO_LANES",
+    "BATCH_LANE",
+    "DEFAULT_LANE",
+    "LANES",
+    "Lane",
+    "LaneAsked",
+    "LaneFacts",
+    "can_answer",
+    "has_own_model",
+    "lanes_in_words",
+    "packs",
+    "permitted",
+    "served_lanes",
+]
 
 Lane = Literal["api", "gpu", "embed", "batch"]
 LaneAsked = Literal[Lane, "auto"]
 DEFAULT_LANE: Final = "api"
 BATCH_LANE: Final = "batch"
-AUTO: Final = (
-    "auto"  # in the place of a lane's name: control chooses one of those that the job permits, and may change it
-)
+# in the place of a lane's name: control chooses one of those that the job permits, and may change
+# it
+AUTO: Final = "auto"
 
 
 @dataclass(frozen=True, slots=True)
 class LaneFacts:
     """One lane, as far as it concerns those that send work to it."""
 
-    has_own_model: bool = False  # its workers host one model: requests need not name it, and cost no provider's tokens
-    orders_prompts: bool = False  # documents made from a prompt go in the order of their prompts; see prefix_order.py
-    endpoint: str | None = None  # what the command line takes for a job that names none; None = the spec's default
+    # its workers host one model: requests need not name it, and cost no provider's tokens
+    has_own_model: bool = False
+    orders_prompts: bool = (
+        False  # documents made from a prompt go in the order of their prompts; see prefix_order.py
+    )
+    endpoint: str | None = (
+        None  # what the command line takes for a job that names none; None = the spec's default
+    )
     endpoints: frozenset[str] = frozenset()  # answered besides those of every provider
     makes_vectors: bool = False  # its workers store numbers, of the type that a job asks for
     is_real_time: bool = False  # a provider answers at once, at its full price
-    packs: bool = False  # its workers pack documents into files themselves: none is a message, and none is fed
+    # its workers pack documents into files themselves: none is a message, and none is fed
+    packs: bool = False
 
 
 LANES: Final[Mapping[str, LaneFacts]] = {
     "api": LaneFacts(is_real_time=True),  # providers see the file's order
     # The worker's own prefix cache decides the pace.
     "gpu": LaneFacts(has_own_model=True, orders_prompts=True, endpoints=SCORING),
-    "embed": LaneFacts(has_own_model=True, endpoint=EMBEDDINGS, endpoints=SCORING, makes_vectors=True),
+    "embed": LaneFacts(
+        has_own_model=True, endpoint=EMBEDDINGS, endpoints=SCORING, makes_vectors=True
+    ),
     BATCH_LANE: LaneFacts(packs=True),  # for the providers' Batch APIs
 }
 
-AUTO_LANES: Final = (BATCH_LANE, DEFAULT_LANE)  # of `auto` where none are named: one provider, and one model
+AUTO_LANES: Final = (
+    BATCH_LANE,
+    DEFAULT_LANE,
+)  # of `auto` where none are named: one provider, and one model
 
 
 def permitted(lane: str, lanes: Sequence[str] | None) -> tuple[str, ...]:
-    """The lanes that a job may go to, the one that it prefers first: ``lane`` and ``lanes`` as its spec has them."""
+    """The lanes that a job may go to, the one that it prefers first: ``lane`` and ``lanes`` as its
+    spec has them."""
     if lane == AUTO:
         return tuple(lanes) if lanes else AUTO_LANES
     return (lane, *(other for other in lanes or () if other != lane))
@@ -63,7 +89,8 @@ def has_own_model(lane: str) -> bool:
 
 
 def can_answer(lane: str, endpoint: str) -> bool:
-    """A lane for one endpoint only is no choice for the requests of others, nor is a model of one's own for another API."""
+    """A lane for one endpoint only is no choice for the requests of others, nor is a model of one's
+    own for another API."""
     facts = LANES[lane]
     if facts.has_own_model and endpoint not in OPENAI | facts.endpoints:
         return False
@@ -71,8 +98,9 @@ def can_answer(lane: str, endpoint: str) -> bool:
 
 
 def packs(lane: str) -> bool:
-    """Whether workers of this lane read the source themselves, and ask a provider's batch API. False for a lane that there is
-    not."""
+    """Whether workers of this lane read the source themselves, and ask a provider's batch API.
+
+    False for a lane that there is not."""
     return lane in LANES and LANES[lane].packs
 
 

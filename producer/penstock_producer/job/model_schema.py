@@ -1,7 +1,7 @@
 """The JSON schema of a Pydantic model that is named by its import path, `package.module:Model`.
 
-A child imports it, with a time limit: a module may do anything when it is imported, and what it does must not happen here.
-The schema is what is stored: workers need not have the module.
+A child imports it, with a time limit: a module may do anything when it is imported, and what it
+does must not happen here. The schema is what is stored: workers need not have the module.
 """
 
 from __future__ import annotations
@@ -37,9 +37,13 @@ def schema_of_model(path: str) -> dict[str, Any]:
     command = [sys.executable, "-m", "penstock_producer.job.model_schema", path]
     try:
         done = subprocess.run(  # noqa: S603  # our own module, and a path whose form was checked
-            command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
-            timeout=TIMEOUT_S, check=False,
-        )  # fmt: skip
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            timeout=TIMEOUT_S,
+            check=False,
+        )
     except subprocess.TimeoutExpired:
         raise ModelFault(f"importing it takes longer than {TIMEOUT_S:g} s") from None
     try:
@@ -53,8 +57,9 @@ def schema_of_model(path: str) -> dict[str, Any]:
 
 
 def _main() -> None:
-    """In the child: only what this writes reaches the parent, so a module may print as it likes. Modules of the working
-    folder count last, as in workers."""
+    """In the child: only what this writes reaches the parent, so a module may print as it likes.
+
+    Modules of the working folder count last, as in workers."""
     with os.fdopen(os.dup(1), "wb") as answer, open(os.devnull, "wb") as nothing:
         os.dup2(nothing.fileno(), 1)
         if "" in sys.path:
@@ -91,7 +96,9 @@ def _schema(path: str) -> dict[str, Any]:
     try:
         return TypeAdapter(found).json_schema()
     except Exception as error:
-        raise ModelFault(f"{attribute} has no JSON schema ({type(error).__name__}: {error})") from error
+        raise ModelFault(
+            f"{attribute} has no JSON schema ({type(error).__name__}: {error})"
+        ) from error
 
 
 if __name__ == "__main__":

@@ -1,8 +1,10 @@
-"""The request parameters that providers know, by endpoint, with their types and ranges: the one place that has them.
+"""The request parameters that providers know, by endpoint, with their types and ranges: the one
+place that has them.
 
-They are those of OpenAI's API reference, of vLLM's server, and of providers that others are compatible with. A name that
-is not here is refused, because a misspelt one is either refused by the provider, once for each document, or ignored in
-silence. A provider's own parameter is passed on unchecked when it is written with the prefix: `x.safe_prompt`.
+They are those of OpenAI's API reference, of vLLM's server, and of providers that others are
+compatible with. A name that is not here is refused, because a misspelt one is either refused by the
+provider, once for each document, or ignored in silence. A provider's own parameter is passed on
+unchecked when it is written with the prefix: `x.safe_prompt`.
 """
 
 from __future__ import annotations
@@ -26,7 +28,9 @@ _NAMES_SHOWN = 12
 class Param:
     """What a parameter takes. ``null`` is always allowed: it means the provider's default."""
 
-    kinds: tuple[str, ...]  # of `integer`, `number`, `boolean`, `text`, `list`, `object`, `anything`
+    kinds: tuple[
+        str, ...
+    ]  # of `integer`, `number`, `boolean`, `text`, `list`, `object`, `anything`
     least: float | None = None
     most: float | None = None
 
@@ -42,7 +46,8 @@ class Param:
 
     def _wanted(self) -> str:
         kinds = " or ".join(
-            f"{'an' if kind[0] in 'aeiou' else 'a'} {kind}".replace("a text", "text") for kind in self.kinds
+            f"{'an' if kind[0] in 'aeiou' else 'a'} {kind}".replace("a text", "text")
+            for kind in self.kinds
         )
         if self.least is not None and self.most is not None:
             return f"{kinds} from {self.least:g} to {self.most:g}"
@@ -59,67 +64,165 @@ _CHOICE = Param(("text", "object"))
 _ANYTHING = Param(("anything",))
 
 _COMMON: Final[dict[str, Param]] = {
-    "user": _TEXT, "metadata": _OBJECT, "store": _BOOLEAN, "service_tier": _TEXT, "safety_identifier": _TEXT,
-    "prompt_cache_key": _TEXT, "prompt_cache_retention": _TEXT,
-}  # fmt: skip
+    "user": _TEXT,
+    "metadata": _OBJECT,
+    "store": _BOOLEAN,
+    "service_tier": _TEXT,
+    "safety_identifier": _TEXT,
+    "prompt_cache_key": _TEXT,
+    "prompt_cache_retention": _TEXT,
+}
 _SAMPLING: Final[dict[str, Param]] = {
-    "temperature": Param(("number",), 0, 2), "top_p": Param(("number",), 0, 1),
-    "frequency_penalty": Param(("number",), -2, 2), "presence_penalty": Param(("number",), -2, 2),
-    "max_tokens": _COUNT, "n": Param(("integer",), 1, 128), "seed": Param(("integer",)), "stop": Param(("text", "list")),
-    "logit_bias": _OBJECT, "response_format": _OBJECT, "stream_options": _OBJECT,
-}  # fmt: skip
+    "temperature": Param(("number",), 0, 2),
+    "top_p": Param(("number",), 0, 1),
+    "frequency_penalty": Param(("number",), -2, 2),
+    "presence_penalty": Param(("number",), -2, 2),
+    "max_tokens": _COUNT,
+    "n": Param(("integer",), 1, 128),
+    "seed": Param(("integer",)),
+    "stop": Param(("text", "list")),
+    "logit_bias": _OBJECT,
+    "response_format": _OBJECT,
+    "stream_options": _OBJECT,
+}
 # Of vLLM's server, which other engines and routers follow.
 _ENGINE: Final[dict[str, Param]] = {
-    "top_k": Param(("integer",), -1), "min_p": Param(("number",), 0, 1), "repetition_penalty": Param(("number",), 0),
-    "length_penalty": _NUMBER, "min_tokens": Param(("integer",), 0), "stop_token_ids": _LIST, "bad_words": _LIST,
-    "ignore_eos": _BOOLEAN, "include_stop_str_in_output": _BOOLEAN, "skip_special_tokens": _BOOLEAN,
-    "spaces_between_special_tokens": _BOOLEAN, "truncate_prompt_tokens": Param(("integer",), -1),
-    "prompt_logprobs": Param(("integer",), 0), "allowed_token_ids": _LIST, "use_beam_search": _BOOLEAN, "best_of": _COUNT,
-    "add_special_tokens": _BOOLEAN, "echo": _BOOLEAN, "return_token_ids": _BOOLEAN, "priority": Param(("integer",)),
-    "structured_outputs": _OBJECT, "guided_json": _ANYTHING, "guided_regex": _TEXT, "guided_choice": _LIST,
-    "guided_grammar": _TEXT, "cache_salt": _TEXT, "vllm_xargs": _OBJECT, "mm_processor_kwargs": _OBJECT,
-}  # fmt: skip
+    "top_k": Param(("integer",), -1),
+    "min_p": Param(("number",), 0, 1),
+    "repetition_penalty": Param(("number",), 0),
+    "length_penalty": _NUMBER,
+    "min_tokens": Param(("integer",), 0),
+    "stop_token_ids": _LIST,
+    "bad_words": _LIST,
+    "ignore_eos": _BOOLEAN,
+    "include_stop_str_in_output": _BOOLEAN,
+    "skip_special_tokens": _BOOLEAN,
+    "spaces_between_special_tokens": _BOOLEAN,
+    "truncate_prompt_tokens": Param(("integer",), -1),
+    "prompt_logprobs": Param(("integer",), 0),
+    "allowed_token_ids": _LIST,
+    "use_beam_search": _BOOLEAN,
+    "best_of": _COUNT,
+    "add_special_tokens": _BOOLEAN,
+    "echo": _BOOLEAN,
+    "return_token_ids": _BOOLEAN,
+    "priority": Param(("integer",)),
+    "structured_outputs": _OBJECT,
+    "guided_json": _ANYTHING,
+    "guided_regex": _TEXT,
+    "guided_choice": _LIST,
+    "guided_grammar": _TEXT,
+    "cache_salt": _TEXT,
+    "vllm_xargs": _OBJECT,
+    "mm_processor_kwargs": _OBJECT,
+}
 _CHAT: Final[dict[str, Param]] = {
-    **_COMMON, **_SAMPLING, **_ENGINE,
-    "max_completion_tokens": _COUNT, "logprobs": _BOOLEAN, "top_logprobs": Param(("integer",), 0, 20),
-    "tools": _LIST, "tool_choice": _CHOICE, "parallel_tool_calls": _BOOLEAN, "functions": _LIST, "function_call": _CHOICE,
-    "reasoning_effort": _TEXT, "verbosity": _TEXT, "modalities": _LIST, "audio": _OBJECT, "prediction": _OBJECT,
-    "web_search_options": _OBJECT, "chat_template": _TEXT, "chat_template_kwargs": _OBJECT,
-    "add_generation_prompt": _BOOLEAN, "continue_final_message": _BOOLEAN, "documents": _LIST,
+    **_COMMON,
+    **_SAMPLING,
+    **_ENGINE,
+    "max_completion_tokens": _COUNT,
+    "logprobs": _BOOLEAN,
+    "top_logprobs": Param(("integer",), 0, 20),
+    "tools": _LIST,
+    "tool_choice": _CHOICE,
+    "parallel_tool_calls": _BOOLEAN,
+    "functions": _LIST,
+    "function_call": _CHOICE,
+    "reasoning_effort": _TEXT,
+    "verbosity": _TEXT,
+    "modalities": _LIST,
+    "audio": _OBJECT,
+    "prediction": _OBJECT,
+    "web_search_options": _OBJECT,
+    "chat_template": _TEXT,
+    "chat_template_kwargs": _OBJECT,
+    "add_generation_prompt": _BOOLEAN,
+    "continue_final_message": _BOOLEAN,
+    "documents": _LIST,
     # Anthropic, DeepSeek, OpenRouter, Qwen, Mistral
-    "thinking": _OBJECT, "reasoning": _OBJECT, "include_reasoning": _BOOLEAN, "enable_thinking": _BOOLEAN,
-    "provider": _OBJECT, "models": _LIST, "transforms": _LIST, "plugins": _LIST, "random_seed": Param(("integer",)),
+    "thinking": _OBJECT,
+    "reasoning": _OBJECT,
+    "include_reasoning": _BOOLEAN,
+    "enable_thinking": _BOOLEAN,
+    "provider": _OBJECT,
+    "models": _LIST,
+    "transforms": _LIST,
+    "plugins": _LIST,
+    "random_seed": Param(("integer",)),
     "safe_prompt": _BOOLEAN,
-}  # fmt: skip
+}
 _COMPLETIONS: Final[dict[str, Param]] = {
-    **_COMMON, **_SAMPLING, **_ENGINE, "suffix": _TEXT, "logprobs": Param(("integer",), 0),
-}  # fmt: skip
+    **_COMMON,
+    **_SAMPLING,
+    **_ENGINE,
+    "suffix": _TEXT,
+    "logprobs": Param(("integer",), 0),
+}
 _RESPONSES: Final[dict[str, Param]] = {
     **_COMMON,
-    "temperature": _SAMPLING["temperature"], "top_p": _SAMPLING["top_p"], "max_output_tokens": _COUNT,
-    "top_logprobs": Param(("integer",), 0, 20), "tools": _LIST, "tool_choice": _CHOICE, "parallel_tool_calls": _BOOLEAN,
-    "max_tool_calls": _COUNT, "reasoning": _OBJECT, "text": _OBJECT, "truncation": _TEXT, "include": _LIST,
-    "previous_response_id": _TEXT, "stream_options": _OBJECT,
-}  # fmt: skip
+    "temperature": _SAMPLING["temperature"],
+    "top_p": _SAMPLING["top_p"],
+    "max_output_tokens": _COUNT,
+    "top_logprobs": Param(("integer",), 0, 20),
+    "tools": _LIST,
+    "tool_choice": _CHOICE,
+    "parallel_tool_calls": _BOOLEAN,
+    "max_tool_calls": _COUNT,
+    "reasoning": _OBJECT,
+    "text": _OBJECT,
+    "truncation": _TEXT,
+    "include": _LIST,
+    "previous_response_id": _TEXT,
+    "stream_options": _OBJECT,
+}
 _EMBEDDINGS: Final[dict[str, Param]] = {
-    "dimensions": _COUNT, "encoding_format": _TEXT, "user": _TEXT, "input_type": _TEXT, "task": _TEXT,
-    "truncate": Param(("text", "boolean")), "truncation": _BOOLEAN, "truncate_prompt_tokens": Param(("integer",), -1),
-    "add_special_tokens": _BOOLEAN, "output_dtype": _TEXT, "output_dimension": _COUNT, "embedding_type": Param(("text", "list")),
-    "normalize": _BOOLEAN, "normalized": _BOOLEAN, "late_chunking": _BOOLEAN, "priority": Param(("integer",)),
-}  # fmt: skip
+    "dimensions": _COUNT,
+    "encoding_format": _TEXT,
+    "user": _TEXT,
+    "input_type": _TEXT,
+    "task": _TEXT,
+    "truncate": Param(("text", "boolean")),
+    "truncation": _BOOLEAN,
+    "truncate_prompt_tokens": Param(("integer",), -1),
+    "add_special_tokens": _BOOLEAN,
+    "output_dtype": _TEXT,
+    "output_dimension": _COUNT,
+    "embedding_type": Param(("text", "list")),
+    "normalize": _BOOLEAN,
+    "normalized": _BOOLEAN,
+    "late_chunking": _BOOLEAN,
+    "priority": Param(("integer",)),
+}
 
 _MESSAGES: Final[dict[str, Param]] = {
-    "max_tokens": _COUNT, "temperature": Param(("number",), 0, 1), "top_p": _SAMPLING["top_p"],
-    "top_k": Param(("integer",), 0), "stop_sequences": _LIST, "metadata": _OBJECT, "thinking": _OBJECT, "tools": _LIST,
-    "tool_choice": _OBJECT, "service_tier": _TEXT, "output_config": _OBJECT,
-}  # fmt: skip
+    "max_tokens": _COUNT,
+    "temperature": Param(("number",), 0, 1),
+    "top_p": _SAMPLING["top_p"],
+    "top_k": Param(("integer",), 0),
+    "stop_sequences": _LIST,
+    "metadata": _OBJECT,
+    "thinking": _OBJECT,
+    "tools": _LIST,
+    "tool_choice": _OBJECT,
+    "service_tier": _TEXT,
+    "output_config": _OBJECT,
+}
 
 _GENERATE: Final[dict[str, Param]] = {
-    "temperature": _SAMPLING["temperature"], "topP": _SAMPLING["top_p"], "topK": Param(("integer",), 1),
-    "maxOutputTokens": _COUNT, "stopSequences": _LIST, "candidateCount": _COUNT, "seed": _SAMPLING["seed"],
-    "presencePenalty": _SAMPLING["presence_penalty"], "frequencyPenalty": _SAMPLING["frequency_penalty"],
-    "responseMimeType": _TEXT, "responseSchema": _OBJECT, "responseJsonSchema": _OBJECT, "thinkingConfig": _OBJECT,
-}  # fmt: skip
+    "temperature": _SAMPLING["temperature"],
+    "topP": _SAMPLING["top_p"],
+    "topK": Param(("integer",), 1),
+    "maxOutputTokens": _COUNT,
+    "stopSequences": _LIST,
+    "candidateCount": _COUNT,
+    "seed": _SAMPLING["seed"],
+    "presencePenalty": _SAMPLING["presence_penalty"],
+    "frequencyPenalty": _SAMPLING["frequency_penalty"],
+    "responseMimeType": _TEXT,
+    "responseSchema": _OBJECT,
+    "responseJsonSchema": _OBJECT,
+    "thinkingConfig": _OBJECT,
+}
 
 _BY_ENDPOINT: Final[dict[str, Mapping[str, Param]]] = {
     "/chat/completions": _CHAT,
@@ -129,7 +232,9 @@ _BY_ENDPOINT: Final[dict[str, Mapping[str, Param]]] = {
     "/responses": _RESPONSES,
     "/embeddings": _EMBEDDINGS,
 }
-_FIELDS_OF_THE_BODY: Final = frozenset({"model", "messages", "input", "prompt", "instructions", "system"})
+_FIELDS_OF_THE_BODY: Final = frozenset(
+    {"model", "messages", "input", "prompt", "instructions", "system"}
+)
 KNOWN: Final = frozenset().union(*_BY_ENDPOINT.values())
 
 
@@ -138,19 +243,34 @@ def params_of(endpoint: str) -> Mapping[str, Param] | None:
     return next((params for end, params in _BY_ENDPOINT.items() if endpoint.endswith(end)), None)
 
 
-def param_problems(given: Mapping[str, Any], endpoint: str, pointer: str = "/params") -> Iterable[Problem]:
+def param_problems(
+    given: Mapping[str, Any], endpoint: str, pointer: str = "/params"
+) -> Iterable[Problem]:
     """Everything that is wrong with the parameters of a job, or of a replay."""
     known, suggestions = params_of(endpoint), Suggestions()
     for name, value in given.items():
         at = pointer + pointer_to(name)
         if name.removeprefix(UNCHECKED) == "stream":
             if value:
-                yield Problem("streaming_unsupported", at, "results are stored whole, not streamed", "remove it")
+                yield Problem(
+                    "streaming_unsupported",
+                    at,
+                    "results are stored whole, not streamed",
+                    "remove it",
+                )
         elif name.removeprefix(UNCHECKED) in _FIELDS_OF_THE_BODY:
-            yield Problem("invalid_value", at, f"{name} is not a parameter", "use the model and prompt of the job")
+            yield Problem(
+                "invalid_value",
+                at,
+                f"{name} is not a parameter",
+                "use the model and prompt of the job",
+            )
         elif not name.removeprefix(UNCHECKED):
             yield Problem(
-                "invalid_value", at, f"{seen(name)} is not the name of a parameter", "write its name after x."
+                "invalid_value",
+                at,
+                f"{seen(name)} is not the name of a parameter",
+                "write its name after x.",
             )
         elif name.startswith(UNCHECKED) or known is None:
             continue
@@ -169,7 +289,11 @@ def param_problems(given: Mapping[str, Any], endpoint: str, pointer: str = "/par
 
 def param_name_problems(names: Iterable[str], endpoint: str, pointer: str) -> Iterable[Problem]:
     """What is wrong with parameters whose values come with each document."""
-    return param_problems({name: name.removeprefix(UNCHECKED) == "stream" or None for name in names}, endpoint, pointer)
+    return param_problems(
+        {name: name.removeprefix(UNCHECKED) == "stream" or None for name in names},
+        endpoint,
+        pointer,
+    )
 
 
 def value_fault(name: str, value: Any, endpoint: str) -> str | None:
@@ -182,9 +306,16 @@ def value_fault(name: str, value: Any, endpoint: str) -> str | None:
 
 
 def read_from_column(name: str, value: Any, endpoint: str) -> Any:
-    """A column's value for a parameter. CSV has only texts: one is read as JSON where the parameter takes no text."""
+    """A column's value for a parameter.
+
+    CSV has only texts: one is read as JSON where the parameter takes no text."""
     known = params_of(endpoint)
-    if not isinstance(value, str) or known is None or name not in known or known[name].fault(value) is None:
+    if (
+        not isinstance(value, str)
+        or known is None
+        or name not in known
+        or known[name].fault(value) is None
+    ):
         return value
     if not value.strip():
         return None  # an empty cell
@@ -202,7 +333,9 @@ def as_sent(given: Mapping[str, Any]) -> dict[str, Any]:
 def _fix(name: str, known: Mapping[str, Param], suggestions: Suggestions) -> str:
     close = suggestions.close_to(name, [*known, *_FIELDS_OF_THE_BODY])
     meant = (
-        f"did you mean {close!r}?" if close is not None else f"known are {', '.join(sorted(known)[:_NAMES_SHOWN])}, …;"
+        f"did you mean {close!r}?"
+        if close is not None
+        else f"known are {', '.join(sorted(known)[:_NAMES_SHOWN])}, …;"
     )
     return f"{meant} One of your provider's own is written {UNCHECKED}{name[:MAX_SEEN_CHARS]}"
 

@@ -12,7 +12,9 @@ from penstock_producer.job.endpoints import BASE_URLS, Kind, check_path
 from penstock_producer.prices.known import known_discount, known_prices, without_date
 from penstock_producer.prices.token_prices import Discount, ModelPrices
 
-KNOWN: Final = 1_024  # models of the table that are kept with another discount; one more is made again
+KNOWN: Final = (
+    1_024  # models of the table that are kept with another discount; one more is made again
+)
 
 
 class ProviderFacts(BaseModel):
@@ -22,19 +24,25 @@ class ProviderFacts(BaseModel):
 
     kind: Kind = "openai"
     base_url: str = ""  # its host says whose prices they are
-    endpoints: tuple[str, ...] = ()  # paths that jobs may ask besides those of its dialect, such as /v1/rerank
-    usd_per_mtok_in: Annotated[float, Field(ge=0)] = 0.0  # of all its models: US dollars per million input tokens
-    usd_per_mtok_out: Annotated[float, Field(ge=0)] = 0.0  # likewise; 0 and 0 stand for unknown ones
-    batch_discount: Discount = (
-        None  # of models that name none; None: as the table of prices has it, where it knows the provider
+    endpoints: tuple[
+        str, ...
+    ] = ()  # paths that jobs may ask besides those of its dialect, such as /v1/rerank
+    usd_per_mtok_in: Annotated[float, Field(ge=0)] = (
+        0.0  # of all its models: US dollars per million input tokens
     )
+    usd_per_mtok_out: Annotated[float, Field(ge=0)] = (
+        0.0  # likewise; 0 and 0 stand for unknown ones
+    )
+    # of models that name none; None: as the table of prices has it, where it knows the provider
+    batch_discount: Discount = None
     prices: Mapping[str, ModelPrices] = Field(default_factory=dict)  # by model
 
     def prices_of(self, *models: str | None) -> ModelPrices | None:
         """Of the first of ``models`` that has prices; None = unknown.
 
-        The operator's for a model come first, then the operator's for all models, then the table that comes with penstock. The
-        discount of batches likewise: a model's own, then the provider's, then the table's.
+        The operator's for a model come first, then the operator's for all models, then the table
+        that comes with penstock. The discount of batches likewise: a model's own, then the
+        provider's, then the table's.
         """
         names = [name for name in models if name]
         if self.prices:
@@ -50,7 +58,9 @@ class ProviderFacts(BaseModel):
     @cached_property
     def _own(self) -> Mapping[str, ModelPrices]:
         return {
-            name: one if one.batch_discount is not None else one.model_copy(update={"batch_discount": self._discount})
+            name: one
+            if one.batch_discount is not None
+            else one.model_copy(update={"batch_discount": self._discount})
             for name, one in self.prices.items()
         }
 
@@ -63,7 +73,9 @@ class ProviderFacts(BaseModel):
     def _of_all_models(self) -> ModelPrices | None:
         if not self.usd_per_mtok_in and not self.usd_per_mtok_out:
             return None
-        return ModelPrices(input=self.usd_per_mtok_in, output=self.usd_per_mtok_out, batch_discount=self._discount)
+        return ModelPrices(
+            input=self.usd_per_mtok_in, output=self.usd_per_mtok_out, batch_discount=self._discount
+        )
 
     @model_validator(mode="before")
     @classmethod
@@ -83,4 +95,8 @@ class ProviderFacts(BaseModel):
 def _known(base_url: str, model: str, discount: float | None) -> ModelPrices | None:
     """As the table has them, but for the discount of batches where one is given."""
     found = known_prices(base_url, model)
-    return found if found is None or discount is None else found.model_copy(update={"batch_discount": discount})
+    return (
+        found
+        if found is None or discount is None
+        else found.model_copy(update={"batch_discount": discount})
+    )

@@ -1,7 +1,9 @@
-"""Which requests are sent once although several documents make them, and which options go with that.
+"""Which requests are sent once although several documents make them, and which options go with
+that.
 
-An answer may stand for another where the same request is answered alike each time. Embeddings and scores are; a text is
-at temperature 0, or with a seed where no temperature is given. `always` says that any answer to the same request will do.
+An answer may stand for another where the same request is answered alike each time. Embeddings and
+scores are; a text is at temperature 0, or with a seed where no temperature is given. `always` says
+that any answer to the same request will do.
 """
 
 from __future__ import annotations
@@ -48,18 +50,38 @@ def reuse_problems(
     preprocess: str | None,
     postprocess: str | None,
 ) -> Iterator[Problem]:
-    """What keeps a job from reusing answers as it asks for. ``params`` where the spec alone decides them, else None."""
+    """What keeps a job from reusing answers as it asks for.
+
+    ``params`` where the spec alone decides them, else None."""
     if dedup == "off" and cache_s is None:
         return
     pointer = "/dedup" if dedup != "off" else "/cache_s"
     if preprocess is not None:
-        fix = "leave out preprocess, or dedup and cache; change the requests in the source or the prompt instead"
-        yield Problem("invalid_value", pointer, "a preprocess hook changes requests, so equal ones are not known", fix)
+        fix = (
+            "leave out preprocess, or dedup and cache; change the requests in the source or the "
+            "prompt instead"
+        )
+        yield Problem(
+            "invalid_value",
+            pointer,
+            "a preprocess hook changes requests, so equal ones are not known",
+            fix,
+        )
     if dedup == "always":
         return
     if postprocess is not None:
-        fix = "leave out postprocess, or say dedup always: documents then share what the hook made of the first"
-        yield Problem("invalid_value", pointer, "a postprocess hook may treat each document differently", fix)
+        fix = (
+            "leave out postprocess, or say dedup always: documents then share what the hook made "
+            "of the first"
+        )
+        yield Problem(
+            "invalid_value", pointer, "a postprocess hook may treat each document differently", fix
+        )
     if params is not None and not answers_alike(endpoint, params):
-        fix = "set temperature=0 (and n=1), or say dedup always if any answer to the same request will do"
-        yield Problem("invalid_value", pointer, "with these parameters each call gets another answer", fix)
+        fix = (
+            "set temperature=0 (and n=1), or say dedup always if any answer to the same request "
+            "will do"
+        )
+        yield Problem(
+            "invalid_value", pointer, "with these parameters each call gets another answer", fix
+        )

@@ -35,7 +35,8 @@ _OF_CHATS = (
 
 
 def text_field(endpoint: str) -> str | None:
-    """The field of a request body that holds the text to work on; None for endpoints that are not listed here."""
+    """The field of a request body that holds the text to work on; None for endpoints that are not
+    listed here."""
     for suffix, field in _TEXT_FIELDS.items():
         if endpoint.endswith(suffix):
             return field
@@ -52,7 +53,9 @@ def is_gemini(endpoint: str) -> bool:
     return endpoint.endswith("/generateContent")
 
 
-def prompt_bodies(spec: JobSpec, examples: Sequence[Mapping[str, Any]]) -> BodyBuilder | GeminiBodies:
+def prompt_bodies(
+    spec: JobSpec, examples: Sequence[Mapping[str, Any]]
+) -> BodyBuilder | GeminiBodies:
     """What makes the body of each prompt. Raises SpecError."""
     if not is_gemini(spec.endpoint):
         return BodyBuilder(spec, examples)
@@ -64,7 +67,9 @@ _dump = orjson.dumps
 
 
 class BodyBuilder:
-    """Builds the body for one rendered text. Raises SpecError when the spec does not say enough to build one.
+    """Builds the body for one rendered text.
+
+    Raises SpecError when the spec does not say enough to build one.
 
     ``examples`` are messages that go before each document.
     """
@@ -73,8 +78,11 @@ class BodyBuilder:
         field = _checked_field(spec)
         head = {} if spec.model is None else {"model": spec.model}
         tail = spec.sent_params()
-        # Where a document may bring its own value, the job's is put in with each, so that no name stands there twice.
-        self._defaults = {name: tail.pop(name) for name in as_sent(spec.param_fields) if name in tail}
+        # Where a document may bring its own value, the job's is put in with each, so that no name
+        # stands there twice.
+        self._defaults = {
+            name: tail.pop(name) for name in as_sent(spec.param_fields) if name in tail
+        }
         self._system: list[Mapping[str, Any]] = []
         self._examples = examples
         self._is_anthropic = is_anthropic(spec.endpoint)
@@ -87,7 +95,9 @@ class BodyBuilder:
             if spec.system is not None:
                 after += b',"system":' + _dump(spec.system)
         elif field == "messages":
-            self._system = [] if spec.system is None else [{"role": "system", "content": spec.system}]
+            self._system = (
+                [] if spec.system is None else [{"role": "system", "content": spec.system}]
+            )
             first = b"".join(_dump(message) + b"," for message in (*self._system, *examples))
             before, after = b"[" + first + b'{"role":"user","content":', b"}]"
         elif spec.system is not None:
@@ -96,15 +106,22 @@ class BodyBuilder:
         self._tail = b"," + _dump(tail)[1:] if tail else b"}"
         self._before, self._after = self._head + before, after + self._tail
 
-    def __call__(self, content: str | list[dict[str, Any]], params: Mapping[str, Any] | None = None) -> bytes:
-        """``content`` is a text, or the parts of a chat message. ``params`` are the document's own, as they are sent."""
+    def __call__(
+        self, content: str | list[dict[str, Any]], params: Mapping[str, Any] | None = None
+    ) -> bytes:
+        """``content`` is a text, or the parts of a chat message.
+
+        ``params`` are the document's own, as they are sent."""
         if self._is_anthropic:
             content = parts_of(content, "content")
         end = self._end(self._after, params) if params or self._defaults else self._after
         return b"".join((self._before, _dump(content), end))
 
-    def of_messages(self, messages: list[dict[str, Any]], params: Mapping[str, Any] | None = None) -> bytes:
-        """For a document that is chat messages: the job's own go before, examples behind the document's system message."""
+    def of_messages(
+        self, messages: list[dict[str, Any]], params: Mapping[str, Any] | None = None
+    ) -> bytes:
+        """For a document that is chat messages: the job's own go before, examples behind the
+        document's system message."""
         if self._is_anthropic:
             return self._of_conversation(conversation_of(messages), params or {})
         first = leading_system(messages)
@@ -113,7 +130,8 @@ class BodyBuilder:
         return b"".join((self._head, _dump(whole), end))
 
     def _of_conversation(self, conversation: Conversation, params: Mapping[str, Any]) -> bytes:
-        """Anthropic has one system text, beside the messages: the job's, and behind it the document's."""
+        """Anthropic has one system text, beside the messages: the job's, and behind it the
+        document's."""
         texts = [text for text in (self._system_text, conversation.system) if text is not None]
         system = {"system": "\n\n".join(texts)} if texts else {}
         whole = _dump([*self._examples, *conversation.messages])
@@ -128,9 +146,13 @@ class BodyBuilder:
 def _anthropic_examples(examples: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
     """Raises SpecError."""
     try:
-        return conversation_of(examples).messages  # a system message is none of them: examples.py refuses it
+        return conversation_of(
+            examples
+        ).messages  # a system message is none of them: examples.py refuses it
     except BadMessages as error:
-        raise SpecError([Problem("invalid_value", "/examples", f"{error.place}: {error.message}", error.fix)]) from None
+        raise SpecError(
+            [Problem("invalid_value", "/examples", f"{error.place}: {error.message}", error.fix)]
+        ) from None
 
 
 def _checked_field(spec: JobSpec) -> str:
@@ -144,30 +166,50 @@ def _checked_field(spec: JobSpec) -> str:
 
 def _problem(spec: JobSpec, field: str | None) -> Problem | None:
     if field is None:
-        known = ", ".join(suffix if suffix in SCORING else f"/v1{suffix}" for suffix in _TEXT_FIELDS)
+        known = ", ".join(
+            suffix if suffix in SCORING else f"/v1{suffix}" for suffix in _TEXT_FIELDS
+        )
         fix = f"prompts go to {known}; send others as OpenAI Batch lines"
-        return Problem("invalid_value", "/endpoint", f"a prompt cannot be sent to {spec.endpoint}", fix)
+        return Problem(
+            "invalid_value", "/endpoint", f"a prompt cannot be sent to {spec.endpoint}", fix
+        )
     if field != "messages":
         for name in _OF_CHATS:
             if getattr(spec, name):
                 why = f"{spec.endpoint} takes no chat messages"
-                return Problem("invalid_value", f"/{name}", why, "use the endpoint /v1/chat/completions")
+                return Problem(
+                    "invalid_value", f"/{name}", why, "use the endpoint /v1/chat/completions"
+                )
     if is_anthropic(spec.endpoint):
         if spec.audio_fields:
             fix = "use a provider that takes sounds"
-            return Problem("invalid_value", "/audio_fields", "Anthropic's Messages take no sounds", fix)
+            return Problem(
+                "invalid_value", "/audio_fields", "Anthropic's Messages take no sounds", fix
+            )
         if spec.params.get("max_tokens") is None:
             why = "Anthropic's Messages say how long an answer may be, and have no default"
-            return Problem("missing_field", "/params/max_tokens", why, "give it, such as --param max_tokens=1024")
+            return Problem(
+                "missing_field",
+                "/params/max_tokens",
+                why,
+                "give it, such as --param max_tokens=1024",
+            )
     if spec.model is None and spec.asks_a_provider:
         return Problem("missing_field", "/model", "a prompt needs a model", "name one (--model)")
     if is_gemini(spec.endpoint) and generate_path(spec.model) is None:
         fix = "write its name, such as gemini-2.5-flash or models/gemini-2.5-flash"
-        return Problem("invalid_value", "/model", f"{seen(spec.model)} is no name of a model of Gemini", fix)
+        return Problem(
+            "invalid_value", "/model", f"{seen(spec.model)} is no name of a model of Gemini", fix
+        )
     if (
         spec.system is not None
         and field != "messages"
         and not spec.endpoint.endswith(("/responses", "/generateContent"))
     ):
-        return Problem("invalid_value", "/system", f"{spec.endpoint} takes no system text", "put it into the prompt")
+        return Problem(
+            "invalid_value",
+            "/system",
+            f"{spec.endpoint} takes no system text",
+            "put it into the prompt",
+        )
     return None

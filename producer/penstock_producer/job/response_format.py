@@ -1,8 +1,10 @@
-"""What requests say about the form of their answers, where a job has a ``response_schema``: decided before anything is paid.
+"""What requests say about the form of their answers, where a job has a ``response_schema``: decided
+before anything is paid.
 
-A model that knows nothing of a schema answers in prose, and each document is then asked again and paid for again. So the job
-puts a ``response_format`` into every request that has none of its own. Providers take JSON schemas of objects, and keep to one
-strictly where it lies in the subset that OpenAI documents for `strict`; any other schema is sent without that word.
+A model that knows nothing of a schema answers in prose, and each document is then asked again and
+paid for again. So the job puts a ``response_format`` into every request that has none of its own.
+Providers take JSON schemas of objects, and keep to one strictly where it lies in the subset that
+OpenAI documents for `strict`; any other schema is sent without that word.
 """
 
 from __future__ import annotations
@@ -19,19 +21,48 @@ __all__ = ["CONSTRAINTS", "FIELD", "AskedFormat", "ResponseFormat", "format_aske
 ResponseFormat = Literal["auto", "json_schema", "json_object", "none"]
 
 FIELD: Final = "response_format"
-CONSTRAINTS: Final = frozenset({
-    FIELD, "structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar",
-})  # fmt: skip
-"""Fields of a request that say by themselves what its answer looks like. A server refuses two of them together."""
+CONSTRAINTS: Final = frozenset(
+    {
+        FIELD,
+        "structured_outputs",
+        "guided_json",
+        "guided_regex",
+        "guided_choice",
+        "guided_grammar",
+    }
+)
+"""Fields of a request that say by themselves what its answer looks like. A server refuses two of
+them together."""
 
-# What `strict` allows, by OpenAI's guide to structured outputs. A schema beyond it is refused with a 400, or not kept to.
+# What `strict` allows, by OpenAI's guide to structured outputs. A schema beyond it is refused with
+# a 400, or not kept to.
 _NOTES: Final = frozenset({"title", "description"})
 _KEYWORDS: Final = _NOTES | {
-    "type", "properties", "required", "additionalProperties", "items", "enum", "const", "anyOf", "$ref", "$defs", "definitions",
-    "$schema", "pattern", "format", "multipleOf", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "minItems",
+    "type",
+    "properties",
+    "required",
+    "additionalProperties",
+    "items",
+    "enum",
+    "const",
+    "anyOf",
+    "$ref",
+    "$defs",
+    "definitions",
+    "$schema",
+    "pattern",
+    "format",
+    "multipleOf",
+    "minimum",
+    "maximum",
+    "exclusiveMinimum",
+    "exclusiveMaximum",
+    "minItems",
     "maxItems",
-}  # fmt: skip
-_FORMATS: Final = frozenset({"date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid"})
+}
+_FORMATS: Final = frozenset(
+    {"date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid"}
+)
 _SAYS_WHAT_IT_IS: Final = frozenset({"type", "anyOf", "enum", "const", "$ref"})
 STRICT_DEPTH_MAX: Final = 10  # objects and lists inside one another
 STRICT_FIELDS_MAX: Final = 5_000  # of all objects together
@@ -51,14 +82,23 @@ class AskedFormat(NamedTuple):
     def in_words(self) -> str:
         """For those that look at a job before it starts."""
         if self.format is None:
-            return f"requests get no response_format from the job ({self.why}); answers are checked all the same"
+            return (
+                f"requests get no response_format from the job ({self.why}); answers are checked "
+                "all the same"
+            )
         return f"requests without a response_format get {self.format['type']}: {self.why}"
 
 
 def format_asked(
-    choice: ResponseFormat, schema: Mapping[str, Any] | None, *, endpoint: str, lane: str, params: Collection[str]
+    choice: ResponseFormat,
+    schema: Mapping[str, Any] | None,
+    *,
+    endpoint: str,
+    lane: str,
+    params: Collection[str],
 ) -> AskedFormat:
-    """``params`` are those that the job sends in any case, by their names: a format among them is the one that counts."""
+    """``params`` are those that the job sends in any case, by their names: a format among them is
+    the one that counts."""
     own = sorted(CONSTRAINTS.intersection(params))
     if own:
         return AskedFormat(None, f"the job's own parameter {own[0]} says what answers look like")
@@ -73,7 +113,11 @@ def format_asked(
         return AskedFormat(None, refusal)
     loose = next(_beyond_strict(schema), None)
     asked = {"name": _name(schema), "schema": schema, "strict": loose is None}
-    why = "strictly kept to where the provider can" if loose is None else f"without strict, as {loose}"
+    why = (
+        "strictly kept to where the provider can"
+        if loose is None
+        else f"without strict, as {loose}"
+    )
     return AskedFormat({"type": "json_schema", "json_schema": asked}, why)
 
 
@@ -107,7 +151,9 @@ def _beyond_strict(schema: Mapping[str, Any]) -> Iterator[str]:
         names = _mapping(part.get("properties"))
         listed = _list(part.get("enum"))
         fields, values = fields + len(names), values + len(listed)
-        chars += sum(map(len, names)) + sum(len(value) for value in listed if isinstance(value, str))
+        chars += sum(map(len, names)) + sum(
+            len(value) for value in listed if isinstance(value, str)
+        )
         if (
             depth > STRICT_DEPTH_MAX
             or fields > STRICT_FIELDS_MAX
@@ -131,7 +177,11 @@ def _faults(part: Mapping[str, Any], at: str) -> Iterator[str]:
     if "object" in (kinds if isinstance(kinds, list) else [kinds]) or "properties" in part:
         if part.get("additionalProperties") is not False:
             yield f"{at} allows other fields (additionalProperties is not false)"
-        optional = [name for name in _mapping(part.get("properties")) if name not in _list(part.get("required"))]
+        optional = [
+            name
+            for name in _mapping(part.get("properties"))
+            if name not in _list(part.get("required"))
+        ]
         if optional:
             yield f"{at}.{optional[0]} is not required"
     if "array" in (kinds if isinstance(kinds, list) else [kinds]) and "items" not in part:

@@ -1,7 +1,9 @@
-"""Where a job's rows go: a table in a file, a table of a database. What is written here is stored and shown with the job.
+"""Where a job's rows go: a table in a file, a table of a database.
 
-So a URL has no password in it. `env:NAME` is the variable of the writing process that holds one: the control process's in a
-fleet, that of the command in `penstock run` and `penstock results`.
+What is written here is stored and shown with the job.
+
+So a URL has no password in it. `env:NAME` is the variable of the writing process that holds one:
+the control process's in a fleet, that of the command in `penstock run` and `penstock results`.
 """
 
 from __future__ import annotations
@@ -20,30 +22,45 @@ SCHEMES: Final = (*SQLITE, *POSTGRESQL)
 MAX_CHARS: Final = 2_000
 _HAS_ONE: Final = "the URL holds a password (it is not shown), and a job is stored and shown"
 _OTHER_WAYS: Final = (
-    "leave it out of the URL: write env:NAME, where the variable NAME of the process that writes holds the whole URL, or keep "
-    "it there in PGPASSWORD or ~/.pgpass"
+    "leave it out of the URL: write env:NAME, where the variable NAME of the process that writes "
+    "holds the whole URL, or keep it there in PGPASSWORD or ~/.pgpass"
 )
 
 
 def sink_problems(
-    output_format: str | None, escape_formulas: bool | None, into: str | None, into_table: str | None, into_id: str
+    output_format: str | None,
+    escape_formulas: bool | None,
+    into: str | None,
+    into_table: str | None,
+    into_id: str,
 ) -> Iterator[Problem]:
-    """What is wrong with the fields of a spec together; no value of ``into`` is shown, which may hold a secret."""
+    """What is wrong with the fields of a spec together; no value of ``into`` is shown, which may
+    hold a secret."""
     if escape_formulas and output_format != "csv":
         fix = "leave it out, or make output_format csv"
         yield Problem("invalid_value", "/escape_formulas", "formulas are escaped in CSV alone", fix)
     if (into is None) != (into_table is None):
         missing, given = ("into", "into_table") if into is None else ("into_table", "into")
         yield Problem(
-            "missing_field", f"/{missing}", f"{given} is given without it", f"give both, or leave {given} out"
+            "missing_field",
+            f"/{missing}",
+            f"{given} is given without it",
+            f"give both, or leave {given} out",
         )
     if into is None:
         if into_id != "id":
-            yield Problem("invalid_value", "/into_id", "there is no table that has it", "give into and into_table, too")
+            yield Problem(
+                "invalid_value",
+                "/into_id",
+                "there is no table that has it",
+                "give into and into_table, too",
+            )
         return
     problem = into_problem(into)
     if problem is not None:
-        yield Problem("secret_in_spec" if problem[0] == _HAS_ONE else "invalid_value", "/into", *problem)
+        yield Problem(
+            "secret_in_spec" if problem[0] == _HAS_ONE else "invalid_value", "/into", *problem
+        )
 
 
 def into_problem(into: str) -> tuple[str, str] | None:
@@ -52,7 +69,10 @@ def into_problem(into: str) -> tuple[str, str] | None:
     if into.startswith(BY_VARIABLE):
         if variable_in(into) is not None:
             return None
-        return "what follows env: is not the name of a variable (it is not shown)", "write its name, as env:SHOP_URL"
+        return (
+            "what follows env: is not the name of a variable (it is not shown)",
+            "write its name, as env:SHOP_URL",
+        )
     if len(into) > MAX_CHARS:
         return f"it has more than {MAX_CHARS} characters", usual
     try:
@@ -62,26 +82,32 @@ def into_problem(into: str) -> tuple[str, str] | None:
         return "it cannot be read as a URL (it is not shown)", usual
     if parts.scheme not in SCHEMES:
         return "it is not the URL of a database that rows are written into (it is not shown)", usual
-    if password is not None or any(is_secret_option(name) for name, _ in query) or looks_secret(into):
+    if (
+        password is not None
+        or any(is_secret_option(name) for name, _ in query)
+        or looks_secret(into)
+    ):
         return _HAS_ONE, _OTHER_WAYS
     return None
 
 
 def into_url(into: str, variables: Mapping[str, str]) -> str:
-    """The URL itself. Its secrets are kept out of everything that this process says. Raises SinkUnfit."""
+    """The URL itself.
+
+    Its secrets are kept out of everything that this process says. Raises SinkUnfit."""
     url: str | None = into
     if into.startswith(BY_VARIABLE):
         name = into.removeprefix(BY_VARIABLE)
         url = variables.get(name)
         if not url:
             raise SinkUnfit(
-                f"rows go into {into}, and the variable {name} is not set in the process that writes them: set it there to "
-                "the URL of a database"
+                f"rows go into {into}, and the variable {name} is not set in the process that "
+                "writes them: set it there to the URL of a database"
             )
         if urlsplit(url).scheme not in SCHEMES:
             raise SinkUnfit(
-                f"rows go into {into}, and the variable {name} holds no URL of a database: it begins with sqlite:/// or "
-                "postgresql://"
+                f"rows go into {into}, and the variable {name} holds no URL of a database: it "
+                "begins with sqlite:/// or postgresql://"
             )
     remember_url(url)
     return str(url)

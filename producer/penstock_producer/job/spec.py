@@ -1,4 +1,6 @@
-"""The job spec: how a batch of documents is to be inferred. Checked once, where it enters; trusted everywhere after."""
+"""The job spec: how a batch of documents is to be inferred.
+
+Checked once, where it enters; trusted everywhere after."""
 
 from __future__ import annotations
 
@@ -22,11 +24,30 @@ from penstock_ledger.redaction import redact
 from penstock_ledger.vectors import VectorType
 from penstock_producer.errors import Problem, SpecError, pointer_to, seen
 from penstock_producer.job.endpoints import MAX_PATH_CHARS, check_path
-from penstock_producer.job.fallback import MAX_FALLBACKS, USUAL_REASONS, FallbackModel, FallbackReason
+from penstock_producer.job.fallback import (
+    MAX_FALLBACKS,
+    USUAL_REASONS,
+    FallbackModel,
+    FallbackReason,
+)
 from penstock_producer.job.formats import Format, check_encoding
-from penstock_producer.job.lanes import AUTO, LANES, Lane, LaneAsked, has_own_model, lanes_in_words, permitted
+from penstock_producer.job.lanes import (
+    AUTO,
+    LANES,
+    Lane,
+    LaneAsked,
+    has_own_model,
+    lanes_in_words,
+    permitted,
+)
 from penstock_producer.job.options import OPTIONS, SINK_FIELDS
-from penstock_producer.job.params import KNOWN, as_sent, param_name_problems, param_problems, params_of
+from penstock_producer.job.params import (
+    KNOWN,
+    as_sent,
+    param_name_problems,
+    param_problems,
+    params_of,
+)
 from penstock_producer.job.repeats import CACHE_MAX_S, CACHE_MIN_S, Dedup, reuse_problems
 from penstock_producer.job.response_format import FIELD, AskedFormat, ResponseFormat, format_asked
 from penstock_producer.job.response_schema import schema_problems
@@ -51,21 +72,31 @@ ALONE: Final[dict[str, Any]] = {"a": "spec whose fields are looked at one by one
 
 MAX_ATTEMPTS_CAP = 100  # more tries than this are a loop, not a retry policy
 MAX_SCHEMA_REPAIRS = 10  # a model that is wrong so often about one document needs another prompt
-MAX_JOB_WEIGHT = 100.0  # a job that should get more than a hundred times another's part is urgent, or the other one low
-MAX_FEEDERS = 64  # one Redis takes what fewer of them publish; each is a row and a lease in the database
+# a job that should get more than a hundred times another's part is urgent, or the other one low
+MAX_JOB_WEIGHT = 100.0
+MAX_FEEDERS = (
+    64  # one Redis takes what fewer of them publish; each is a row and a lease in the database
+)
 MAX_BATCH_REQUESTS = 100_000  # of one batch: no provider takes more
 MAX_BATCH_POLL_S = 3_600.0  # between two looks at a batch
 MAX_QUERY_CHARS = 100_000  # of SQL
 MAX_TOKENIZER_CHARS = 4_096  # a path, and a digest
 MAX_BAD_ROWS = 2**53 - 1  # what JSON holds exactly; a job has fewer documents
-MAX_BUDGET_USD = 1e12  # more is a slip of the keyboard, and no sum in millionths of it fits a column
+MAX_BUDGET_USD = (
+    1e12  # more is a slip of the keyboard, and no sum in millionths of it fits a column
+)
 MAX_SPAN_S = 100 * 366 * 86_400.0  # a hundred years: moments behind it have no date
 MAX_MEDIA_FIELDS = 20  # columns; a row may name as many files
 MAX_PROMPT_TOKENS = 1_000_000_000  # no model takes more
-MAX_ENTRIES = 1_000  # of one field that is a list or an object: each may be wrong, and then has an error of its own
-MAX_PROMPT_CHARS = 1_000_000  # a template longer than any context window is probably a file given by mistake
+# of one field that is a list or an object: each may be wrong, and then has an error of its own
+MAX_ENTRIES = 1_000
+MAX_PROMPT_CHARS = (
+    1_000_000  # a template longer than any context window is probably a file given by mistake
+)
 
-HookPath = Annotated[str, Field(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$", max_length=256)]  # "package.module:function"
+HookPath = Annotated[
+    str, Field(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$", max_length=256)
+]  # "package.module:function"
 Column = Annotated[str, Field(min_length=1, max_length=512)]
 PositiveFloat = Annotated[float, Field(strict=True, gt=0, allow_inf_nan=False)]
 Span = Annotated[PositiveFloat, Field(le=MAX_SPAN_S)]  # seconds
@@ -84,13 +115,18 @@ def _of(field: str, **limits: Any) -> Any:
 
 
 class JobSpec(BaseModel):
-    """What to do with each document. Constructing one with anything unusable raises SpecError with every problem.
+    """What to do with each document.
 
-    ``prompt`` or ``messages_field`` decides the form of the input: with one of them the source holds plain records, without
-    it holds OpenAI Batch lines. A batch line keeps its own body: ``model`` and ``params`` only fill in what the body lacks.
+    Constructing one with anything unusable raises SpecError with every problem.
+
+    ``prompt`` or ``messages_field`` decides the form of the input: with one of them the source
+    holds plain records, without it holds OpenAI Batch lines. A batch line keeps its own body:
+    ``model`` and ``params`` only fill in what the body lacks.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True, str_strip_whitespace=False, protected_namespaces=())
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, str_strip_whitespace=False, protected_namespaces=()
+    )
 
     # What each field means, and its default, stands in options.py: flags and docs say the same.
     lane: LaneAsked = _of("lane")
@@ -102,7 +138,9 @@ class JobSpec(BaseModel):
     prompt: str | None = _of("prompt", min_length=1, max_length=MAX_PROMPT_CHARS)
     system: str | None = _of("system", min_length=1, max_length=MAX_PROMPT_CHARS)
     messages_field: str | None = _of("messages_field", min_length=1, max_length=512)
-    examples: list[dict[str, Any]] = Field(default_factory=list, description=OPTIONS["examples"].help)
+    examples: list[dict[str, Any]] = Field(
+        default_factory=list, description=OPTIONS["examples"].help
+    )
     truncate: dict[Column, Annotated[int, Field(strict=True)] | str] = Field(
         default_factory=dict, description=OPTIONS["truncate"].help
     )
@@ -119,20 +157,36 @@ class JobSpec(BaseModel):
     table: str | None = _of("table", min_length=1, max_length=256)
     query: str | None = _of("query", min_length=1, max_length=MAX_QUERY_CHARS)
     encoding: str | None = _of("encoding", max_length=64)
-    params: dict[str, Any] = Field(default_factory=dict, description=OPTIONS["params"].help)  # checked by params.py
-    param_fields: dict[str, Column] = Field(default_factory=dict, description=OPTIONS["param_fields"].help)
-    max_attempts: Annotated[int, Field(strict=True, ge=1, le=MAX_ATTEMPTS_CAP)] = _of("max_attempts")
+    params: dict[str, Any] = Field(
+        default_factory=dict, description=OPTIONS["params"].help
+    )  # checked by params.py
+    param_fields: dict[str, Column] = Field(
+        default_factory=dict, description=OPTIONS["param_fields"].help
+    )
+    max_attempts: Annotated[int, Field(strict=True, ge=1, le=MAX_ATTEMPTS_CAP)] = _of(
+        "max_attempts"
+    )
     timeout_s: Span = _of("timeout_s")
     deadline_s: Span | None = _of("deadline_s")
     budget_usd: Annotated[PositiveFloat, Field(le=MAX_BUDGET_USD)] | None = _of("budget_usd")
     over_budget: OverBudget = _of("over_budget")
     stop_at_dead: str = _of("stop_at_dead", max_length=16)
-    stop_at_usd_per_doc: Annotated[PositiveFloat, Field(le=MAX_BUDGET_USD)] | None = _of("stop_at_usd_per_doc")
-    max_prompt_tokens: Annotated[int, Field(strict=True, ge=1, le=MAX_PROMPT_TOKENS)] | None = _of("max_prompt_tokens")
-    max_bad_rows: Annotated[int, Field(strict=True, ge=0, le=MAX_BAD_ROWS)] | str = _of("max_bad_rows")
+    stop_at_usd_per_doc: Annotated[PositiveFloat, Field(le=MAX_BUDGET_USD)] | None = _of(
+        "stop_at_usd_per_doc"
+    )
+    max_prompt_tokens: Annotated[int, Field(strict=True, ge=1, le=MAX_PROMPT_TOKENS)] | None = _of(
+        "max_prompt_tokens"
+    )
+    max_bad_rows: Annotated[int, Field(strict=True, ge=0, le=MAX_BAD_ROWS)] | str = _of(
+        "max_bad_rows"
+    )
     response_schema: dict[str, Any] | None = _of("response_schema")
-    response_format: ResponseFormat | None = _of("response_format")  # None: of a release that sent none
-    schema_repairs: Annotated[int, Field(strict=True, ge=0, le=MAX_SCHEMA_REPAIRS)] = _of("schema_repairs")
+    response_format: ResponseFormat | None = _of(
+        "response_format"
+    )  # None: of a release that sent none
+    schema_repairs: Annotated[int, Field(strict=True, ge=0, le=MAX_SCHEMA_REPAIRS)] = _of(
+        "schema_repairs"
+    )
     fallback: list[FallbackModel] | None = _of("fallback", min_length=1, max_length=MAX_FALLBACKS)
     fallback_on: list[FallbackReason] | None = _of("fallback_on", min_length=1)
     priority: Priority = _of("priority")
@@ -146,26 +200,33 @@ class JobSpec(BaseModel):
     dedup: Dedup = _of("dedup")
     cache_s: Annotated[PositiveFloat, Field(ge=CACHE_MIN_S, le=CACHE_MAX_S)] | None = _of("cache_s")
     feeders: Annotated[int, Field(strict=True, ge=1, le=MAX_FEEDERS)] | None = _of("feeders")
-    batch_max_requests: Annotated[int, Field(strict=True, ge=1, le=MAX_BATCH_REQUESTS)] | None = _of(
-        "batch_max_requests"
+    batch_max_requests: Annotated[int, Field(strict=True, ge=1, le=MAX_BATCH_REQUESTS)] | None = (
+        _of("batch_max_requests")
     )
     batch_poll_s: Annotated[PositiveFloat, Field(le=MAX_BATCH_POLL_S)] | None = _of("batch_poll_s")
     batch_files: BatchFiles = _of("batch_files")
     output_format: OutputFormat | None = _of("output_format")
     escape_formulas: Annotated[bool, Field(strict=True)] | None = _of("escape_formulas")
-    into: str | None = _of("into", min_length=1)  # its limits are looked at where its value is not shown
+    into: str | None = _of(
+        "into", min_length=1
+    )  # its limits are looked at where its value is not shown
     into_table: str | None = _of("into_table", min_length=1, max_length=128)
     into_id: str = _of("into_id", min_length=1, max_length=128)
 
     @model_validator(mode="wrap")
     @classmethod
-    def _explain(cls, data: Any, handler: ModelWrapValidatorHandler[Self], info: ValidationInfo) -> Self:
+    def _explain(
+        cls, data: Any, handler: ModelWrapValidatorHandler[Self], info: ValidationInfo
+    ) -> Self:
         if info.context is not ACCEPTED:
             _refuse_bulk(data)
         spec = _each_field_checked(data, handler)
         if info.context is ALONE:
             return spec
-        problems = [*spec._together_problems(), *(() if info.context is ACCEPTED else spec._new_problems())]
+        problems = [
+            *spec._together_problems(),
+            *(() if info.context is ACCEPTED else spec._new_problems()),
+        ]
         if problems:
             raise SpecError(problems)
         return spec
@@ -181,7 +242,8 @@ class JobSpec(BaseModel):
 
     @property
     def takes_records(self) -> bool:
-        """Whether the rows of the source are plain records; they are OpenAI Batch lines otherwise."""
+        """Whether the rows of the source are plain records; they are OpenAI Batch lines
+        otherwise."""
         return self.prompt is not None or self.messages_field is not None
 
     @property
@@ -206,26 +268,40 @@ class JobSpec(BaseModel):
             yield Problem("invalid_value", "/fallback_on", "it needs models", "name one: fallback")
         if self.tokenizer is not None and self.tokens_counted is None:
             fix = "give a limit in tokens, as truncate text=2000t, or leave it out"
-            yield Problem("invalid_value", "/tokenizer", "there is nothing that it would count", fix)
+            yield Problem(
+                "invalid_value", "/tokenizer", "there is nothing that it would count", fix
+            )
         if self.table is not None and self.query is not None:
             fix = "keep one of them; a query may name the table"
-            yield Problem("invalid_value", "/query", "a source is read by a table or by a query", fix)
+            yield Problem(
+                "invalid_value", "/query", "a source is read by a table or by a query", fix
+            )
 
     def _lane_problems(self) -> Iterable[Problem]:
         named = self.lanes or ()
         if len(set(named)) < len(named):
-            yield Problem("invalid_value", "/lanes", f"{seen(','.join(named))} names a lane twice", "name each once")
+            yield Problem(
+                "invalid_value",
+                "/lanes",
+                f"{seen(','.join(named))} names a lane twice",
+                "name each once",
+            )
         if self.lane != AUTO and named and self.lane not in named:
             fix = f"add {self.lane} to them, or let lane be {AUTO}"
             yield Problem(
-                "invalid_value", "/lanes", f"the lane that the job begins with, {self.lane}, is not there", fix
+                "invalid_value",
+                "/lanes",
+                f"the lane that the job begins with, {self.lane}, is not there",
+                fix,
             )
 
     def _new_problems(self) -> Iterable[Problem]:
         """What is asked of jobs that are submitted now."""
         yield from self._reuse_problems()
         yield from self._format_problems()
-        yield from sink_problems(self.output_format, self.escape_formulas, self.into, self.into_table, self.into_id)
+        yield from sink_problems(
+            self.output_format, self.escape_formulas, self.into, self.into_table, self.into_id
+        )
 
     def _without_prompt(self) -> Iterable[Problem]:
         """Options that say how a prompt is made, where there is none."""
@@ -233,7 +309,10 @@ class JobSpec(BaseModel):
             message = "a prompt is given, too, and messages need none"
             yield Problem("invalid_value", "/messages_field", message, "keep one of them")
         needs = () if self.takes_records else _NEEDS_RECORDS.items()
-        for field, (message, fix) in (*needs, *(() if self.prompt is not None else _NEEDS_PROMPT.items())):
+        for field, (message, fix) in (
+            *needs,
+            *(() if self.prompt is not None else _NEEDS_PROMPT.items()),
+        ):
             if getattr(self, field):
                 yield Problem("invalid_value", f"/{field}", message, fix)
 
@@ -249,9 +328,15 @@ class JobSpec(BaseModel):
     def _check_lanes(cls, lanes: Any) -> Any:
         if lanes is None:
             return None
-        strange = [lane for lane in lanes if lane not in LANES] if isinstance(lanes, list | tuple) else [lanes]
+        strange = (
+            [lane for lane in lanes if lane not in LANES]
+            if isinstance(lanes, list | tuple)
+            else [lanes]
+        )
         if strange or not lanes:
-            raise ValueError(f"give a list of lanes, in the order of preference; lanes are {lanes_in_words()}")
+            raise ValueError(
+                f"give a list of lanes, in the order of preference; lanes are {lanes_in_words()}"
+            )
         return list(lanes)
 
     @field_validator("endpoint")
@@ -263,13 +348,19 @@ class JobSpec(BaseModel):
     @classmethod
     def _check_prompt(cls, prompt: str | None, info: ValidationInfo) -> str | None:
         language = info.data.get("template")  # None where that is unusable itself
-        if prompt is not None and language is not None and not (info.context is ACCEPTED and language == "jinja"):
+        if (
+            prompt is not None
+            and language is not None
+            and not (info.context is ACCEPTED and language == "jinja")
+        ):
             prompt_of(prompt, language)
         return prompt
 
     @field_validator("examples")
     @classmethod
-    def _check_examples(cls, examples: list[dict[str, Any]], info: ValidationInfo) -> list[dict[str, Any]]:
+    def _check_examples(
+        cls, examples: list[dict[str, Any]], info: ValidationInfo
+    ) -> list[dict[str, Any]]:
         problems = [] if info.context is ACCEPTED else list(example_problems(examples))
         if problems:
             raise SpecError(problems)
@@ -284,7 +375,12 @@ class JobSpec(BaseModel):
                 cut_of(policy)
             except ValueError as error:
                 problems.append(
-                    Problem("invalid_value", pointer_to("truncate", name), f"{seen(policy)} is refused", str(error))
+                    Problem(
+                        "invalid_value",
+                        pointer_to("truncate", name),
+                        f"{seen(policy)} is refused",
+                        str(error),
+                    )
                 )
         if problems:
             raise SpecError(problems)
@@ -294,7 +390,11 @@ class JobSpec(BaseModel):
     @classmethod
     def _check_params(cls, params: dict[str, Any], info: ValidationInfo) -> dict[str, Any]:
         endpoint = info.data.get("endpoint")  # None where that is unusable itself
-        problems = [] if info.context is ACCEPTED or endpoint is None else list(param_problems(params, endpoint))
+        problems = (
+            []
+            if info.context is ACCEPTED or endpoint is None
+            else list(param_problems(params, endpoint))
+        )
         if problems:
             raise SpecError(problems)
         return params
@@ -304,7 +404,9 @@ class JobSpec(BaseModel):
     def _check_param_fields(cls, columns: dict[str, str], info: ValidationInfo) -> dict[str, str]:
         endpoint = info.data.get("endpoint")
         known = info.context is ACCEPTED or endpoint is None
-        problems = [] if known else list(param_name_problems(columns, str(endpoint), "/param_fields"))
+        problems = (
+            [] if known else list(param_name_problems(columns, str(endpoint), "/param_fields"))
+        )
         if problems:
             raise SpecError(problems)
         return columns
@@ -316,7 +418,9 @@ class JobSpec(BaseModel):
 
     @field_validator("response_schema")
     @classmethod
-    def _check_schema(cls, schema: dict[str, Any] | None, info: ValidationInfo) -> dict[str, Any] | None:
+    def _check_schema(
+        cls, schema: dict[str, Any] | None, info: ValidationInfo
+    ) -> dict[str, Any] | None:
         problems = () if schema is None or info.context is ACCEPTED else schema_problems(schema)
         if problems:
             raise SpecError(problems)
@@ -335,13 +439,17 @@ class JobSpec(BaseModel):
     @classmethod
     def _check_stop(cls, value: str) -> str:
         if value != OFF and (_PERCENT.fullmatch(value) is None or not 0 < float(value[:-1]) <= 100):
-            raise ValueError(f'write a share such as "50%", more than 0% and at most 100%, or {OFF}')
+            raise ValueError(
+                f'write a share such as "50%", more than 0% and at most 100%, or {OFF}'
+            )
         return value
 
     @field_validator("max_bad_rows")
     @classmethod
     def _check_bad_rows(cls, value: int | str) -> int | str:
-        if isinstance(value, str) and (_PERCENT.fullmatch(value) is None or float(value[:-1]) > 100):
+        if isinstance(value, str) and (
+            _PERCENT.fullmatch(value) is None or float(value[:-1]) > 100
+        ):
             raise ValueError('write a number of rows such as 100, or a share such as "1%"')
         return value
 
@@ -360,7 +468,9 @@ class JobSpec(BaseModel):
         yield Problem("invalid_value", "/response_format", message, fix)
 
     def _reuse_problems(self) -> Iterable[Problem]:
-        decides = self.prompt is not None and not self.param_fields  # else rows have parameters of their own
+        decides = (
+            self.prompt is not None and not self.param_fields
+        )  # else rows have parameters of their own
         return reuse_problems(
             self.dedup,
             self.cache_s,
@@ -376,13 +486,15 @@ class JobSpec(BaseModel):
         return None if self.stop_at_dead == OFF else float(self.stop_at_dead[:-1]) / 100
 
     def bad_rows_allowed(self, total: int) -> int:
-        """How many of ``total`` rows may be refused before the whole source is; shares round down."""
+        """How many of ``total`` rows may be refused before the whole source is; shares round
+        down."""
         if isinstance(self.max_bad_rows, int):
             return self.max_bad_rows
         return int(total * float(self.max_bad_rows[:-1]) / 100)
 
     def sent_params(self) -> dict[str, Any]:
-        """What each request carries that has no value of its own there, by the names that are sent."""
+        """What each request carries that has no value of its own there, by the names that are
+        sent."""
         asked = self.asked_format.format
         form = {} if asked is None else {FIELD: asked}
         vectors = {} if self.embedding_dtype is None else {"output_dtype": self.embedding_dtype}
@@ -397,7 +509,9 @@ class JobSpec(BaseModel):
             self.response_format,
             self.response_schema,
             endpoint=self.endpoint,
-            lane=next((lane for lane in self.permitted_lanes if not has_own_model(lane)), self.first_lane),
+            lane=next(
+                (lane for lane in self.permitted_lanes if not has_own_model(lane)), self.first_lane
+            ),
             params=as_sent(self.params).keys(),
         )
 
@@ -417,13 +531,17 @@ class JobSpec(BaseModel):
         return in_words(self.tokenizer) if any(map(counts_tokens, self.truncate.values())) else None
 
     def with_pinned_tokenizer(self) -> Self:
-        """The same, with the digest of its tokenizer. Raises SpecError for a file that cannot be read here."""
+        """The same, with the digest of its tokenizer.
+
+        Raises SpecError for a file that cannot be read here."""
         if self.tokenizer is None:
             return self
         try:
             return self.model_copy(update={"tokenizer": pinned(self.tokenizer)})
         except ValueError as error:
-            problem = Problem("invalid_value", "/tokenizer", f"{seen(self.tokenizer)} is refused", str(error))
+            problem = Problem(
+                "invalid_value", "/tokenizer", f"{seen(self.tokenizer)} is refused", str(error)
+            )
             raise SpecError([problem]) from None
 
     def without_sinks(self) -> Self:
@@ -438,12 +556,20 @@ class JobSpec(BaseModel):
     def from_json(cls, given: Mapping[str, Any]) -> Self:
         """A spec from a mapping of any origin. Raises SpecError."""
         if not isinstance(given, Mapping):
-            raise SpecError([Problem("invalid_type", "", f"a spec is an object, not {seen(given)}", "see JobSpec")])
+            raise SpecError(
+                [
+                    Problem(
+                        "invalid_type", "", f"a spec is an object, not {seen(given)}", "see JobSpec"
+                    )
+                ]
+            )
         return cls(**{str(name): value for name, value in given.items()})
 
     @classmethod
     def accepted(cls, stored: Mapping[str, Any]) -> Self:
-        """The spec of a job in the ledger. Parameters that this release would refuse do not stop a job of an earlier one."""
+        """The spec of a job in the ledger.
+
+        Parameters that this release would refuse do not stop a job of an earlier one."""
         return cls.model_validate({"response_format": None, **stored}, context=ACCEPTED)
 
 
@@ -457,13 +583,16 @@ def _refuse_bulk(data: Any) -> None:
         value = data[name]
         if isinstance(value, list | tuple | Mapping) and len(value) > MAX_ENTRIES:
             message = f"it has {len(value):,} entries"
-            problems.append(Problem("invalid_value", f"/{name}", message, f"give at most {MAX_ENTRIES:,}"))
+            problems.append(
+                Problem("invalid_value", f"/{name}", message, f"give at most {MAX_ENTRIES:,}")
+            )
     if problems:
         raise SpecError(problems)
 
 
 def _each_field_checked(data: Any, handler: Callable[[Any], _Spec]) -> _Spec:
-    """Raises SpecError with what is wrong with every field: one whose check ends the others' is left out for the next try."""
+    """Raises SpecError with what is wrong with every field: one whose check ends the others' is
+    left out for the next try."""
     given = dict(data) if isinstance(data, Mapping) else data
     first: SpecError | None = None
     problems: list[Problem] = []
@@ -476,7 +605,11 @@ def _each_field_checked(data: Any, handler: Callable[[Any], _Spec]) -> _Spec:
         except SpecError as error:
             first = first or error
             problems += error.problems
-            fields = {problem.pointer.split("/")[1] for problem in error.problems if "/" in problem.pointer}
+            fields = {
+                problem.pointer.split("/")[1]
+                for problem in error.problems
+                if "/" in problem.pointer
+            }
             if not isinstance(given, dict) or not fields & given.keys():
                 break
             given = {name: value for name, value in given.items() if name not in fields}
@@ -491,7 +624,8 @@ def _each_field_checked(data: Any, handler: Callable[[Any], _Spec]) -> _Spec:
 
 
 def json_problems(value: Any, pointer: str) -> Iterable[Problem]:
-    """Numbers of more than 64 bits and half characters in a list or object: no JSON is written of them."""
+    """Numbers of more than 64 bits and half characters in a list or object: no JSON is written of
+    them."""
     try:
         orjson.dumps(value, default=repr)
     except TypeError as error:
@@ -512,25 +646,46 @@ def _problems(error: ValidationError) -> Iterable[Problem]:
         pointer = pointer_to(*(part for part in detail["loc"] if part not in _UNION_BRANCHES))
         if detail["type"] == "extra_forbidden":
             name = str(detail["loc"][-1])
-            yield Problem("unknown_field", pointer, f"there is no field {seen(name)}", _did_you_mean(name, suggestions))
+            yield Problem(
+                "unknown_field",
+                pointer,
+                f"there is no field {seen(name)}",
+                _did_you_mean(name, suggestions),
+            )
             continue
-        kind = "invalid_type" if "type" in detail["type"] or "parsing" in detail["type"] else "invalid_value"
-        yield Problem(kind, pointer, f"{redact(seen(detail['input']))} is refused", _fix(detail["msg"]))
+        kind = (
+            "invalid_type"
+            if "type" in detail["type"] or "parsing" in detail["type"]
+            else "invalid_value"
+        )
+        yield Problem(
+            kind, pointer, f"{redact(seen(detail['input']))} is refused", _fix(detail["msg"])
+        )
 
 
 def _fix(message: str) -> str:
-    """Pydantic's sentence without its preamble: the messages raised in this module are sentences already."""
+    """Pydantic's sentence without its preamble: the messages raised in this module are sentences
+    already."""
     return message.removeprefix("Value error, ")
 
 
 _NEEDS_RECORDS: Final = {
-    "system": ("a system text needs a prompt", "give a prompt as well, or put a system message into each batch line"),
+    "system": (
+        "a system text needs a prompt",
+        "give a prompt as well, or put a system message into each batch line",
+    ),
     "param_fields": (
         "columns belong to plain records",
         "give a prompt as well; a batch line has parameters of its own",
     ),
-    "examples": ("examples need a prompt", "give a prompt as well, or put them into each batch line"),
-    "compress_prompt": ("there is no prompt", "give a prompt as well; a batch line is sent as it is"),
+    "examples": (
+        "examples need a prompt",
+        "give a prompt as well, or put them into each batch line",
+    ),
+    "compress_prompt": (
+        "there is no prompt",
+        "give a prompt as well; a batch line is sent as it is",
+    ),
 }
 _NEEDS_PROMPT: Final = {
     "truncate": ("columns are cut for a prompt, and there is none", "give a prompt as well"),

@@ -1,4 +1,5 @@
-"""A job spec file, read and checked: `penstock submit night.yaml`, `penstock run night.yaml`, or `JobFile.load` in Python."""
+"""A job spec file, read and checked: `penstock submit night.yaml`, `penstock run night.yaml`, or
+`JobFile.load` in Python."""
 
 from __future__ import annotations
 
@@ -25,14 +26,18 @@ if TYPE_CHECKING:
 
 __all__ = ["MAX_FILE_BYTES", "JobFile", "is_job_file", "read_lines", "read_text"]
 
-MAX_FILE_BYTES: Final = 4 * 1024 * 1024  # of a job spec, a prompt or a schema; a larger file was named by mistake
+MAX_FILE_BYTES: Final = (
+    4 * 1024 * 1024
+)  # of a job spec, a prompt or a schema; a larger file was named by mistake
 _YAML: Final = (".yaml", ".yml")
 _TRUTH: Final = frozenset({"yes", "no", "on", "off", "y", "n", "true", "false"})
 
 
 @dataclass(frozen=True, slots=True)
 class JobFile:
-    """What one file says. ``options`` are fields of `JobSpec`, not yet checked together: flags may add to them."""
+    """What one file says.
+
+    ``options`` are fields of `JobSpec`, not yet checked together: flags may add to them."""
 
     path: str
     source: str | None
@@ -64,8 +69,11 @@ class JobFile:
         except SpecError as error:
             raise SpecError(self.placed(error.problems)) from None
 
-    def placed(self, problems: Iterable[Problem], *, typed: frozenset[str] = frozenset()) -> list[Problem]:
-        """The same problems, with file and line where a field comes from this file; ``typed`` ones come from flags."""
+    def placed(
+        self, problems: Iterable[Problem], *, typed: frozenset[str] = frozenset()
+    ) -> list[Problem]:
+        """The same problems, with file and line where a field comes from this file; ``typed`` ones
+        come from flags."""
         return [one if _field_of(one) in typed else self._placed(one) for one in problems]
 
     def _placed(self, problem: Problem) -> Problem:
@@ -74,9 +82,11 @@ class JobFile:
 
 
 def is_job_file(where: str) -> bool:
-    """Whether this SOURCE is a job spec file: YAML always, JSON where it is one object with a `source` or a `from_job`.
+    """Whether this SOURCE is a job spec file: YAML always, JSON where it is one object with a
+    `source` or a `from_job`.
 
-    JSON of one object per line is a source, also where the file has a single line with the fields of a batch request.
+    JSON of one object per line is a source, also where the file has a single line with the fields
+    of a batch request.
     """
     if "://" in where:
         return False
@@ -94,7 +104,10 @@ def is_job_file(where: str) -> bool:
     except (ValueError, RecursionError):
         return first.startswith("{") and ('"source"' in text or '"from_job"' in text)
     return (
-        isinstance(line, dict) and not rest and bool({"source", "from_job"} & line.keys()) and "custom_id" not in line
+        isinstance(line, dict)
+        and not rest
+        and bool({"source", "from_job"} & line.keys())
+        and "custom_id" not in line
     )
 
 
@@ -102,15 +115,22 @@ def read_text(path: str | Path) -> str:
     """A text file of bounded size, in UTF-8. Raises FileFault, whose code is stable."""
     try:
         if not stat.S_ISREG(os.stat(path).st_mode):
-            raise FileFault("not_a_regular_file", 0, "this is not a regular file", "name a text file")
+            raise FileFault(
+                "not_a_regular_file", 0, "this is not a regular file", "name a text file"
+            )
         with open(path, "rb") as file:
             raw = file.read(MAX_FILE_BYTES + 1)
     except OSError as error:
         raise FileFault(
-            "unreadable", 0, f"it cannot be read ({error.strerror})", "check the path and its rights"
+            "unreadable",
+            0,
+            f"it cannot be read ({error.strerror})",
+            "check the path and its rights",
         ) from None
     if len(raw) > MAX_FILE_BYTES:
-        raise FileFault("file_too_large", 0, f"it has more than {MAX_FILE_BYTES} bytes", "name a smaller file")
+        raise FileFault(
+            "file_too_large", 0, f"it has more than {MAX_FILE_BYTES} bytes", "name a smaller file"
+        )
     try:
         return raw.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -121,7 +141,9 @@ def read_text(path: str | Path) -> str:
 
 
 def read_lines(text: str) -> list[Any]:
-    """The values of JSON Lines, each on a line; blank lines count for the numbers only. Raises FileFault."""
+    """The values of JSON Lines, each on a line; blank lines count for the numbers only.
+
+    Raises FileFault."""
     values: list[Any] = []
     for number, line in enumerate(text.split("\n"), start=1):
         if not line.strip():
@@ -131,7 +153,12 @@ def read_lines(text: str) -> list[Any]:
         except FileFault as fault:
             raise FileFault(fault.code, number, fault.message, fault.fix) from None
         if len(values) > MAX_VALUES:
-            raise FileFault("too_many_values", number, f"there are more than {MAX_VALUES} lines", "name a smaller file")
+            raise FileFault(
+                "too_many_values",
+                number,
+                f"there are more than {MAX_VALUES} lines",
+                "name a smaller file",
+            )
     return values
 
 
@@ -148,13 +175,23 @@ class _Reader:
     def read(
         self,
     ) -> tuple[
-        str | None, str | None, tuple[str, ...], str | None, Mapping[str, Any], RunSection, Node, Mapping[str, str]
+        str | None,
+        str | None,
+        tuple[str, ...],
+        str | None,
+        Mapping[str, Any],
+        RunSection,
+        Node,
+        Mapping[str, str],
     ]:
         """Raises SpecError with every problem of the file."""
         if not isinstance(self._root.value, dict):
             self._add(
                 Problem(
-                    "not_an_object", "", f"{seen(self._root.plain())} is not a job spec", "write fields, as model: m"
+                    "not_an_object",
+                    "",
+                    f"{seen(self._root.plain())} is not a job spec",
+                    "write fields, as model: m",
                 )
             )
             raise SpecError(self._problems)
@@ -163,16 +200,30 @@ class _Reader:
             self._add(problem)
         if not secrets:
             self._read_options()
-        source, from_job, job = (None if secrets else self._text(name) for name in ("source", "from_job", "job"))
+        source, from_job, job = (
+            None if secrets else self._text(name) for name in ("source", "from_job", "job")
+        )
         where = () if secrets else self._where(source, from_job)
-        misnamed = any(problem.pointer.startswith("/run/") for problem in self._problems)  # its values may be secrets
+        misnamed = any(
+            problem.pointer.startswith("/run/") for problem in self._problems
+        )  # its values may be secrets
         run = None if secrets or misnamed else self._run()
         if run is None or self._problems:
             raise SpecError(self._problems if secrets else self._all_problems())
-        return source and self._path(source), from_job, where, job, self._options, run, self._root, self._written
+        return (
+            source and self._path(source),
+            from_job,
+            where,
+            job,
+            self._options,
+            run,
+            self._root,
+            self._written,
+        )
 
     def _all_problems(self) -> list[Problem]:
-        """Also what is wrong with the values of fields that could be read: a file is corrected once. In their order there."""
+        """Also what is wrong with the values of fields that could be read: a file is corrected
+        once. In their order there."""
         from penstock_producer.job.spec import JobSpec
 
         for problem in JobSpec.field_problems(self._options):
@@ -188,7 +239,11 @@ class _Reader:
                 continue
             if field in self._written:
                 fix = "keep one of them"
-                self._add(Problem("invalid_value", f"/{name}", f"{self._written[field]} is given, too", fix))
+                self._add(
+                    Problem(
+                        "invalid_value", f"/{name}", f"{self._written[field]} is given, too", fix
+                    )
+                )
                 continue
             self._written[field] = name
             value = self._value(name, node)
@@ -212,7 +267,9 @@ class _Reader:
                 return self._model(name, value)
             text = self._content(name, value)
             return (
-                None if text is None else self._json(name, value, text, lambda json_text: parse_json(json_text).plain())
+                None
+                if text is None
+                else self._json(name, value, text, lambda json_text: parse_json(json_text).plain())
             )
         if name == "examples" and isinstance(value, str):
             text = self._content(name, value)
@@ -230,7 +287,11 @@ class _Reader:
     def _content(self, name: str, value: Any) -> str | None:
         """The text of another file, without the newline at its end."""
         if not isinstance(value, str) or not value:
-            self._add(Problem("invalid_type", f"/{name}", f"{seen(value)} is not a path", "name a text file"))
+            self._add(
+                Problem(
+                    "invalid_type", f"/{name}", f"{seen(value)} is not a path", "name a text file"
+                )
+            )
             return None
         try:
             return read_text(self._path(value)).removesuffix("\n")
@@ -243,7 +304,14 @@ class _Reader:
         try:
             return read(text)
         except FileFault as fault:
-            self._add(Problem(fault.code, f"/{name}", f"{seen(value)} line {fault.line}: {fault.message}", fault.fix))
+            self._add(
+                Problem(
+                    fault.code,
+                    f"/{name}",
+                    f"{seen(value)} line {fault.line}: {fault.message}",
+                    fault.fix,
+                )
+            )
             return None
 
     def _text(self, name: str) -> str | None:
@@ -252,21 +320,39 @@ class _Reader:
             return None
         if isinstance(node.value, str) and node.value:
             return node.value
-        self._add(Problem("invalid_type", f"/{name}", f"{seen(node.plain())} is refused", "give text"))
+        self._add(
+            Problem("invalid_type", f"/{name}", f"{seen(node.plain())} is refused", "give text")
+        )
         return None
 
     def _where(self, source: str | None, from_job: str | None) -> tuple[str, ...]:
         """The conditions on outcomes, which stand beside `from_job` and not beside a source."""
         if source is not None and from_job is not None:
-            self._add(Problem("invalid_value", "/from_job", "source is given, too", "keep one of them"))
+            self._add(
+                Problem("invalid_value", "/from_job", "source is given, too", "keep one of them")
+            )
         node = self._root.value.get("where")
         given = None if node is None else node.plain()
         texts = [] if given is None else [given] if isinstance(given, str) else given
         if not isinstance(texts, list) or not all(isinstance(one, str) for one in texts):
-            self._add(Problem("invalid_type", "/where", f"{seen(given)} is refused", "give a text or a list of texts"))
+            self._add(
+                Problem(
+                    "invalid_type",
+                    "/where",
+                    f"{seen(given)} is refused",
+                    "give a text or a list of texts",
+                )
+            )
             return ()
         if texts and from_job is None:
-            self._add(Problem("invalid_value", "/where", "there is no from_job that it is about", "add from_job: JOB"))
+            self._add(
+                Problem(
+                    "invalid_value",
+                    "/where",
+                    "there is no from_job that it is about",
+                    "add from_job: JOB",
+                )
+            )
         return tuple(texts)
 
     def _run(self) -> RunSection | None:
@@ -278,7 +364,12 @@ class _Reader:
         values = {} if given is None or given.value is None else given.plain()
         if not isinstance(values, dict):
             self._add(
-                Problem("invalid_type", "/run", f"{seen(values)} is refused", "give fields, as run: {out: results}")
+                Problem(
+                    "invalid_type",
+                    "/run",
+                    f"{seen(values)} is refused",
+                    "give fields, as run: {out: results}",
+                )
             )
             return None
         try:
@@ -287,7 +378,11 @@ class _Reader:
             for problem in run_problems(error):
                 self._add(problem)
             return None
-        places = {name: self._path(value) for name, value in (("out", section.out), ("state", section.state)) if value}
+        places = {
+            name: self._path(value)
+            for name, value in (("out", section.out), ("state", section.state))
+            if value
+        }
         return section.model_copy(update=places)
 
     def _path(self, value: str) -> str:
@@ -308,7 +403,9 @@ def _renamed(problem: Problem, name: str) -> Problem:
 
 def _in_file(problem: Problem, root: Node, shown: str) -> Problem:
     node, line = root.at(problem.pointer)
-    return dataclasses.replace(problem, place=f"{shown} line {line}", fix=problem.fix + _hint(problem, node))
+    return dataclasses.replace(
+        problem, place=f"{shown} line {line}", fix=problem.fix + _hint(problem, node)
+    )
 
 
 def _field_of(problem: Problem) -> str:

@@ -1,7 +1,8 @@
 """The text of a job spec file as events with lines: YAML by libyaml's parser, JSON by Python's.
 
-Only libyaml's events are used, none of PyYAML's constructors: no tag makes an object, no alias is ever expanded, and values
-are read as YAML 1.2 and JSON have them, so that `no`, `on`, `1:30`, `0123` and dates are text.
+Only libyaml's events are used, none of PyYAML's constructors: no tag makes an object, no alias is
+ever expanded, and values are read as YAML 1.2 and JSON have them, so that `no`, `on`, `1:30`,
+`0123` and dates are text.
 """
 
 from __future__ import annotations
@@ -31,10 +32,14 @@ def parse_json(text: str) -> Node:
     """The one value of a JSON text. Raises FileFault."""
     _check_depth(text)
     try:
-        json.loads(text, parse_constant=str, parse_int=len)  # numbers are read below, where their lines are known
+        json.loads(
+            text, parse_constant=str, parse_int=len
+        )  # numbers are read below, where their lines are known
     except json.JSONDecodeError as error:
         fix = "write one JSON object"
-        raise FileFault("invalid_json", error.lineno, f"not JSON: {error.msg}", fix, column=error.colno) from None
+        raise FileFault(
+            "invalid_json", error.lineno, f"not JSON: {error.msg}", fix, column=error.colno
+        ) from None
     return tree_of(_json_events(text))
 
 
@@ -50,7 +55,12 @@ def _yaml_events(text: str) -> Iterator[Event]:
                 documents += 1
                 if documents > 1:
                     fix = "give each job a file of its own"
-                    raise FileFault("several_documents", _line(event), "a second document begins here (---)", fix)
+                    raise FileFault(
+                        "several_documents",
+                        _line(event),
+                        "a second document begins here (---)",
+                        fix,
+                    )
             elif isinstance(event, yaml.AliasEvent):
                 raise _no_anchors(event, f"*{event.anchor}")
             elif isinstance(event, yaml.NodeEvent):
@@ -61,13 +71,18 @@ def _yaml_events(text: str) -> Iterator[Event]:
         mark = error.problem_mark or error.context_mark
         line, column = (mark.line + 1, mark.column + 1) if mark is not None else (1, 0)
         what = ", ".join(part for part in (error.context, error.problem) if part)
-        fix = "check indentation (spaces, no tabs), and quote text that has : or # or begins with a sign"
+        fix = (
+            "check indentation (spaces, no tabs), and quote text that has : or # or begins with a "
+            "sign"
+        )
         raise FileFault("invalid_yaml", line, f"not YAML: {what}", fix, column=column) from None
     except yaml.YAMLError as error:  # of the reader: characters that YAML does not allow
         position = getattr(error, "position", 0)
         line = text.count("\n", 0, position) + 1
         fix = "remove control characters"
-        raise FileFault("invalid_yaml", line, "not YAML: it holds a character that is not allowed", fix) from None
+        raise FileFault(
+            "invalid_yaml", line, "not YAML: it holds a character that is not allowed", fix
+        ) from None
 
 
 def _started(event: Any) -> Event:
@@ -79,7 +94,11 @@ def _started(event: Any) -> Event:
     if event.tag is not None and event.tag != "!":
         fix = "leave it out: values are text, numbers, true, false, null, objects and lists"
         raise FileFault(
-            "tag_refused", _line(event), f"the tag {seen(event.tag)} is refused", fix, column=_column(event)
+            "tag_refused",
+            _line(event),
+            f"the tag {seen(event.tag)} is refused",
+            fix,
+            column=_column(event),
         )
     if isinstance(event, yaml.MappingStartEvent):
         return Event("object", _line(event), _column(event))
@@ -146,7 +165,13 @@ def _json_events(text: str) -> Iterator[Event]:
                 value = _plain(word, line)
                 if isinstance(value, str):  # NaN and Infinity, which Python lets pass
                     fix = "write a finite number, or quote it as text"
-                    raise FileFault("invalid_number", line, f"{word} is not a number of JSON", fix, column=column)
+                    raise FileFault(
+                        "invalid_number",
+                        line,
+                        f"{word} is not a number of JSON",
+                        fix,
+                        column=column,
+                    )
                 yield Event("scalar", line, column, value)
 
 
@@ -159,6 +184,8 @@ def _check_depth(text: str) -> None:
             if depth > MAX_DEPTH:
                 line = text.count("\n", 0, token.start()) + 1
                 why = "objects and lists lie too deep inside one another"
-                raise FileFault("nesting_too_deep", line, why, f"at most {MAX_DEPTH} levels are allowed")
+                raise FileFault(
+                    "nesting_too_deep", line, why, f"at most {MAX_DEPTH} levels are allowed"
+                )
         elif token[0] in "]}":
             depth -= 1

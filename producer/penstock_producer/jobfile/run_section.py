@@ -1,4 +1,5 @@
-"""The section `run` of a job spec file: what only `penstock run` needs; every other door leaves it alone."""
+"""The section `run` of a job spec file: what only `penstock run` needs; every other door leaves it
+alone."""
 
 from __future__ import annotations
 
@@ -35,7 +36,9 @@ class RunSection(BaseModel):
     no_progress: Annotated[bool, Field(strict=True)] | None = _of("no_progress")
     api: Kind | None = _of("api")
     base_url: Text | None = _of("base_url")
-    api_key_env: Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,127}$")] | None = _of("api_key_env")
+    api_key_env: Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,127}$")] | None = _of(
+        "api_key_env"
+    )
     profile: Text | None = _of("profile")
     rpm: Positive | None = _of("rpm")
     tpm: Positive | None = _of("tpm")
@@ -46,12 +49,19 @@ class RunSection(BaseModel):
 
 
 def run_problems(error: ValidationError) -> Iterable[Problem]:
-    """What is wrong with the fields of the section. What stands where a variable's name should may be the key itself."""
+    """What is wrong with the fields of the section.
+
+    What stands where a variable's name should may be the key itself."""
     for detail in error.errors(include_url=False):
         name = str(detail["loc"][0])
         kind = "invalid_type" if "type" in detail["type"] else "invalid_value"
         if name == "api_key_env":
-            why, fix = "this is not the name of a variable", "write its name, such as OPENAI_API_KEY, never a key"
+            why, fix = (
+                "this is not the name of a variable",
+                "write its name, such as OPENAI_API_KEY, never a key",
+            )
             yield Problem("invalid_value", f"/run/{name}", why, fix)
         else:
-            yield Problem(kind, f"/run/{name}", f"{seen(detail['input'])} is refused", detail["msg"])
+            yield Problem(
+                kind, f"/run/{name}", f"{seen(detail['input'])} is refused", detail["msg"]
+            )

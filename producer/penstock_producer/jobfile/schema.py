@@ -1,6 +1,8 @@
-"""The JSON Schema of a job spec file, from the options' one definition: for editors, and for tools that write such files.
+"""The JSON Schema of a job spec file, from the options' one definition: for editors, and for tools
+that write such files.
 
-The package carries it as `job-spec.schema.json`, and the docs beside their page; a test holds both to what this makes.
+The package carries it as `job-spec.schema.json`, and the docs beside their page; a test holds both
+to what this makes.
 """
 
 from __future__ import annotations
@@ -25,7 +27,10 @@ def json_schema() -> dict[str, Any]:
     fields["where"] |= {"type": ["string", "array"], "items": {"type": "string"}}
     fields |= spec["properties"]
     for name, field in DURATIONS.items():
-        text = f"{OPTIONS[field].help} As people write it, 90s or 1h30m, or in seconds; or {field}, in seconds."
+        text = (
+            f"{OPTIONS[field].help} As people write it, 90s or 1h30m, or in seconds; or {field}, "
+            "in seconds."
+        )
         fields[name] = {"type": ["string", "number"], "description": text}
     for name, field in FILES.items():
         fields[name] = {
@@ -33,12 +38,18 @@ def json_schema() -> dict[str, Any]:
             "description": f"A text file with the {field}; a relative path counts from this file.",
         }
     schema = fields["response_schema"]
-    named = {"type": "string", "description": "A JSON file that holds it, or a Pydantic model: package.module:Model."}
+    named = {
+        "type": "string",
+        "description": "A JSON file that holds it, or a Pydantic model: package.module:Model.",
+    }
     schema["anyOf"] = [*schema["anyOf"], named]
     run = RunSection.model_json_schema()
     fields["run"] = {
-        "type": "object", "description": TOP["run"], "properties": run["properties"], "additionalProperties": False,
-    }  # fmt: skip
+        "type": "object",
+        "description": TOP["run"],
+        "properties": run["properties"],
+        "additionalProperties": False,
+    }
     return {
         "$schema": _DIALECT,
         "title": "A Penstock job spec file",

@@ -1,6 +1,8 @@
-"""What a job spec file holds, each value with its line: built from events, with a bound for everything.
+"""What a job spec file holds, each value with its line: built from events, with a bound for
+everything.
 
-Neither the depth nor the number of values of a file is known before it is read, so nothing here recurses while it reads.
+Neither the depth nor the number of values of a file is known before it is read, so nothing here
+recurses while it reads.
 """
 
 from __future__ import annotations
@@ -23,7 +25,9 @@ _CONTROL = re.compile("[\x00\ud800-\udfff]")
 class FileFault(Exception):
     """What is wrong at one place of the text. ``code`` is stable."""
 
-    def __init__(self, code: str, line: int, message: str, fix: str, *, column: int = 0, pointer: str = "") -> None:
+    def __init__(
+        self, code: str, line: int, message: str, fix: str, *, column: int = 0, pointer: str = ""
+    ) -> None:
         self.code, self.line, self.column, self.pointer = code, line, column, pointer
         self.message, self.fix = message, fix
         super().__init__(code)
@@ -79,7 +83,9 @@ def tree_of(events: Iterable[Event]) -> Node:
     for event in events:
         builder.take(event)
     if builder.root is None:
-        raise FileFault("empty_file", 1, "the file holds nothing", "write one object with the fields of a job")
+        raise FileFault(
+            "empty_file", 1, "the file holds nothing", "write one object with the fields of a job"
+        )
     return builder.root
 
 
@@ -98,14 +104,19 @@ class _Builder:
         self._values += 1
         if self._values > MAX_VALUES:
             fix = (
-                f"at most {MAX_VALUES} are allowed; put documents into a source, and long lists into files of their own"
+                f"at most {MAX_VALUES} are allowed; put documents into a source, and long lists "
+                "into files of their own"
             )
-            raise FileFault("too_many_values", event.line, "the file holds too many names and values", fix)
+            raise FileFault(
+                "too_many_values", event.line, "the file holds too many names and values", fix
+            )
         parent = self._open[-1] if self._open else None
         if parent is not None and isinstance(parent.value, dict) and self._keys[-1] is None:
             self._keys[-1] = self._key(parent, event)
             return
-        node = Node(event.line, event.column, _scalar(event) if event.kind == "scalar" else {}, event.quoted)
+        node = Node(
+            event.line, event.column, _scalar(event) if event.kind == "scalar" else {}, event.quoted
+        )
         if event.kind == "list":
             node.value = []
         self._place(parent, node)
@@ -113,7 +124,10 @@ class _Builder:
             if len(self._open) >= MAX_DEPTH:
                 fix = f"at most {MAX_DEPTH} levels are allowed"
                 raise FileFault(
-                    "nesting_too_deep", event.line, "objects and lists lie too deep inside one another", fix
+                    "nesting_too_deep",
+                    event.line,
+                    "objects and lists lie too deep inside one another",
+                    fix,
                 )
             self._open.append(node)
             self._keys.append(None)
@@ -122,16 +136,23 @@ class _Builder:
         key = event.value
         if event.kind != "scalar" or not isinstance(key, str):
             fix = "write names as text, in quotes where they are numbers or true and false"
-            raise FileFault("invalid_type", event.line, f"{seen(key)} is not a name", fix, column=event.column)
+            raise FileFault(
+                "invalid_type", event.line, f"{seen(key)} is not a name", fix, column=event.column
+            )
         if len(key) > MAX_KEY_CHARS:
             fix = f"at most {MAX_KEY_CHARS} are allowed"
-            raise FileFault("invalid_value", event.line, f"the name {seen(key)} has {len(key)} characters", fix)
+            raise FileFault(
+                "invalid_value", event.line, f"the name {seen(key)} has {len(key)} characters", fix
+            )
         _check_text(event)
         if key in parent.key_lines:
             raise FileFault(
-                "duplicate_key", event.line, f"{seen(key)} is given here and in line {parent.key_lines[key]}",
-                "keep one of them", column=event.column,
-            )  # fmt: skip
+                "duplicate_key",
+                event.line,
+                f"{seen(key)} is given here and in line {parent.key_lines[key]}",
+                "keep one of them",
+                column=event.column,
+            )
         parent.key_lines[key] = event.line
         return key
 
@@ -153,15 +174,25 @@ def _scalar(event: Event) -> Any:
         _check_text(event)
     elif isinstance(value, float) and not math.isfinite(value):
         fix = "write a finite number, or quote it as text"
-        raise FileFault("invalid_number", event.line, "the number is not finite", fix, column=event.column)
+        raise FileFault(
+            "invalid_number", event.line, "the number is not finite", fix, column=event.column
+        )
     elif isinstance(value, int) and not _MIN_INT <= value <= _MAX_INT:
         fix = "write a number of at most 64 bits, or quote it as text"
-        raise FileFault("invalid_number", event.line, "the number is too large", fix, column=event.column)
+        raise FileFault(
+            "invalid_number", event.line, "the number is too large", fix, column=event.column
+        )
     return value
 
 
 def _check_text(event: Event) -> None:
     bad = _CONTROL.search(event.value)
     if bad is not None:
-        code, what = ("nul_character", "a NUL") if bad[0] == "\x00" else ("invalid_unicode", "half of a surrogate pair")
-        raise FileFault(code, event.line, f"the text holds {what}", "remove it", column=event.column)
+        code, what = (
+            ("nul_character", "a NUL")
+            if bad[0] == "\x00"
+            else ("invalid_unicode", "half of a surrogate pair")
+        )
+        raise FileFault(
+            code, event.line, f"the text holds {what}", "remove it", column=event.column
+        )

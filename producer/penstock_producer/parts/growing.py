@@ -1,7 +1,9 @@
-"""A job's results in a bucket while it runs, as part objects in the order of commits; at its end one object made of them.
+"""A job's results in a bucket while it runs, as part objects in the order of commits; at its end
+one object made of them.
 
-S3 makes it by copying large parts itself, so that the bytes of a long job do not come through this process again; to gs:// and
-az:// they are streamed. Lines in the order of commits are the same, whichever process writes them and however they were cut.
+S3 makes it by copying large parts itself, so that the bytes of a long job do not come through this
+process again; to gs:// and az:// they are streamed. Lines in the order of commits are the same,
+whichever process writes them and however they were cut.
 """
 
 from __future__ import annotations
@@ -25,7 +27,9 @@ __all__ = ["PARTS", "GrowingOutput"]
 
 PARTS: Final = "parts/"
 PART_BYTES_MAX: Final = 256 * 1024 * 1024  # a process that dies has to send so much again, at most
-PARTS_PER_SIZE: Final = 500  # from then on parts may be larger, so that 2,000 of them hold more than a terabyte
+PARTS_PER_SIZE: Final = (
+    500  # from then on parts may be larger, so that 2,000 of them hold more than a terabyte
+)
 
 log = logging.getLogger(__name__)
 
@@ -33,16 +37,21 @@ log = logging.getLogger(__name__)
 class GrowingOutput:
     """The results of one job below one prefix. Not thread-safe.
 
-    Any process may go on where another one stopped, and of two at the same time one stops: the index is replaced only where
-    it is the one that was read, in stores that have conditional writes (AWS S3, MinIO, R2, Google Cloud Storage, Azure). In
-    others the last one to write it counts, whose parts are as whole.
+    Any process may go on where another one stopped, and of two at the same time one stops: the
+    index is replaced only where it is the one that was read, in stores that have conditional writes
+    (AWS S3, MinIO, R2, Google Cloud Storage, Azure). In others the last one to write it counts,
+    whose parts are as whole.
     """
 
     def __init__(self, bucket: Place, database: Database, job: Job, *, conditional: bool) -> None:
         self._bucket, self._database, self._job = bucket, database, job
         self._conditional = conditional
-        self._is_replayed: bool | None = None  # it was complete before: what a replay adds is written at the end
-        self._index: Index | None = None  # None until it was read, and after another process has replaced it
+        self._is_replayed: bool | None = (
+            None  # it was complete before: what a replay adds is written at the end
+        )
+        self._index: Index | None = (
+            None  # None until it was read, and after another process has replaced it
+        )
 
     def grow(self, results: int) -> None:
         """Write parts of what is new, where that is enough; ``results`` is how many the job has.
@@ -60,7 +69,8 @@ class GrowingOutput:
                 index = more
             except PlaceLost:
                 log.warning(
-                    "job %s: the database was restored from a copy; its parts are written anew", self._job.job_id
+                    "job %s: the database was restored from a copy; its parts are written anew",
+                    self._job.job_id,
                 )
                 index = self._replaced(index, (), None)
             except SinkTaken:
@@ -68,13 +78,17 @@ class GrowingOutput:
                 raise
 
     def complete(self, results: int, *, keep: bool) -> str:
-        """All outcomes are there: make `output.jsonl`; returns its place. ``keep`` leaves the parts where they are.
+        """All outcomes are there: make `output.jsonl`; returns its place.
+
+        ``keep`` leaves the parts where they are.
 
         May be repeated after any failure. Raises SinkError, SinkTaken, OutcomesHeldBack.
         """
         metadata = {"penstock-job": self._job.job_id, "penstock-results": str(results)}
         there = self._bucket.head(OUTPUT_NAME)
-        if there is None or any(there.metadata.get(name) != value for name, value in metadata.items()):
+        if there is None or any(
+            there.metadata.get(name) != value for name, value in metadata.items()
+        ):
             condition = ABSENT if there is None else {"IfMatch": there.etag}
             self._assemble(self._current(), metadata, condition if self._conditional else None)
         self._remove_parts(keep=keep)
@@ -85,7 +99,11 @@ class GrowingOutput:
         if self._index is None:
             ended = sum(map(self._bucket.abort_uploads, (PARTS, OUTPUT_NAME)))
             if ended:
-                log.info("job %s: %d unfinished uploads of an earlier process were ended", self._job.job_id, ended)
+                log.info(
+                    "job %s: %d unfinished uploads of an earlier process were ended",
+                    self._job.job_id,
+                    ended,
+                )
             self._index = Index.read(self._bucket, self._job.job_id)
         return self._index
 
@@ -117,10 +135,14 @@ class GrowingOutput:
             raise
 
     def _replaced(self, index: Index, parts: tuple[Part, ...], cursor: str | None) -> Index:
-        self._index = index.write(self._bucket, parts=parts, cursor=cursor, conditional=self._conditional)
+        self._index = index.write(
+            self._bucket, parts=parts, cursor=cursor, conditional=self._conditional
+        )
         return self._index
 
-    def _assemble(self, index: Index, metadata: dict[str, str], condition: Condition | None) -> None:
+    def _assemble(
+        self, index: Index, metadata: dict[str, str], condition: Condition | None
+    ) -> None:
         try:
             self._write(index, metadata, condition)
         except SinkTaken:
@@ -131,8 +153,10 @@ class GrowingOutput:
                 raise
             log.warning(
                 "job %s: %s could not be made of its parts, and is written from the ledger: %s",
-                self._job.job_id, OUTPUT_NAME, error,
-            )  # fmt: skip
+                self._job.job_id,
+                OUTPUT_NAME,
+                error,
+            )
             self._write(Index(self._job.job_id), metadata, condition)
             self._replaced(index, (), None)
 
@@ -151,7 +175,9 @@ class GrowingOutput:
             raise
 
     def _remove_parts(self, *, keep: bool) -> None:
-        """All, or those that do not count. The index goes first: what a process that dies leaves of the parts counts no more."""
+        """All, or those that do not count.
+
+        The index goes first: what a process that dies leaves of the parts counts no more."""
         counted = {part.name for part in self._current().parts} if keep else set[str]()
         if not keep:
             self._bucket.delete(INDEX_NAME)

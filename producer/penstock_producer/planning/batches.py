@@ -1,8 +1,9 @@
 """How long documents take through a provider's batches: a simulation, one event for each batch.
 
-One worker packs after another document, and a batch is created as soon as the account has room for its tokens. The provider is
-done with it after a time that is drawn from those measured; the worker notices at its next look, reads the answers, and what
-had none goes into batches of its own once the others are through.
+One worker packs after another document, and a batch is created as soon as the account has room for
+its tokens. The provider is done with it after a time that is drawn from those measured; the worker
+notices at its next look, reads the answers, and what had none goes into batches of its own once the
+others are through.
 """
 
 from __future__ import annotations
@@ -34,7 +35,9 @@ class Batches(NamedTuple):
     look_first_s: float = 5.0  # after its create a batch is looked at so often at first,
     look_growth: float = 1.5
     look_cap_s: float = 120.0  # and so often in the end
-    rest_s: float = 2.0  # between the last answer of a round and the next round: a look at the journal, or two
+    rest_s: float = (
+        2.0  # between the last answer of a round and the next round: a look at the journal, or two
+    )
 
 
 class BatchCourse(NamedTuple):
@@ -51,11 +54,17 @@ class BatchCourse(NamedTuple):
 def batches_played(documents: int, given: Batches, *, seed: int = 0) -> BatchCourse:
     """Raises ValueError for a batch that never fits."""
     if documents < 1 or given.documents < 1 or not given.turnarounds_s:
-        raise ValueError("a job needs a document, a batch that takes one, and the time that batches take")
-    if given.tokens_max is not None and given.documents * given.tokens > given.tokens_max and given.documents > 1:
         raise ValueError(
-            f"a batch of {given.documents} documents with {given.tokens} tokens each is more than the {given.tokens_max} that "
-            "the account may have at once"
+            "a job needs a document, a batch that takes one, and the time that batches take"
+        )
+    if (
+        given.tokens_max is not None
+        and given.documents * given.tokens > given.tokens_max
+        and given.documents > 1
+    ):
+        raise ValueError(
+            f"a batch of {given.documents} documents with {given.tokens} tokens each is more than "
+            f"the {given.tokens_max} that the account may have at once"
         )
     luck = random.Random(seed)
     at_s, left, number, rounds, at_once = 0.0, documents, 0, 0, 0
@@ -72,7 +81,9 @@ def batches_played(documents: int, given: Batches, *, seed: int = 0) -> BatchCou
 
 
 class _Round:
-    def __init__(self, given: Batches, luck: random.Random, began_s: float, waits: dict[str, float]) -> None:
+    def __init__(
+        self, given: Batches, luck: random.Random, began_s: float, waits: dict[str, float]
+    ) -> None:
         self._given, self._luck, self.began_s, self._waits = given, luck, began_s, waits
         self._open: list[tuple[float, int]] = []  # when the provider frees its tokens, and how many
         self._held = 0
@@ -102,7 +113,9 @@ class _Round:
     def _room(self, at_s: float, tokens: int) -> float:
         """When the account has room for so many tokens, from this time on."""
         most, at_s = self._given.tokens_max, max(at_s, self._last_s)
-        while self._open and (self._open[0][0] <= at_s or (most is not None and self._held + tokens > most)):
+        while self._open and (
+            self._open[0][0] <= at_s or (most is not None and self._held + tokens > most)
+        ):
             freed_s, freed = heapq.heappop(self._open)
             self._held -= freed
             at_s = max(at_s, freed_s)
@@ -126,7 +139,8 @@ def _sizes(documents: int, most: int) -> list[int]:
 
 
 def _binomial(luck: random.Random, number: int, share: float) -> int:
-    """How many of ``number`` have the luck that a ``share`` has: by its normal form, which large numbers have."""
+    """How many of ``number`` have the luck that a ``share`` has: by its normal form, which large
+    numbers have."""
     if share <= 0:
         return 0
     drawn = luck.gauss(number * share, math.sqrt(number * share * (1 - share)))

@@ -1,4 +1,5 @@
-"""What a plan takes for granted: each figure with its unit and where it comes from, measured (`measured.toml`) or given."""
+"""What a plan takes for granted: each figure with its unit and where it comes from, measured
+(`measured.toml`) or given."""
 
 from __future__ import annotations
 
@@ -23,7 +24,8 @@ class Figure(NamedTuple):
 
 
 def measured(lane: str) -> Mapping[str, Figure]:
-    """The figures that come with this release, by name: those of a lane, and those that hold for all."""
+    """The figures that come with this release, by name: those of a lane, and those that hold for
+    all."""
     raw = _table()
     where = raw["machine"]
     return {
@@ -40,4 +42,6 @@ def measured(lane: str) -> Mapping[str, Figure]:
 
 @cache
 def _table() -> Mapping[str, Any]:
-    return tomllib.loads(files("penstock_producer.planning").joinpath("measured.toml").read_text("utf-8"))
+    return tomllib.loads(
+        files("penstock_producer.planning").joinpath("measured.toml").read_text("utf-8")
+    )

@@ -1,12 +1,15 @@
-"""How long documents take through the stages of a fleet and its calls: a simulation, one event for each group of documents.
+"""How long documents take through the stages of a fleet and its calls: a simulation, one event for
+each group of documents.
 
-A call starts once a document is there, a slot is free and every stage lets it through: a stage is anything that takes so many
-calls a second, a provider's limit, the feeders, the workers' CPU, Redis, the engines. It holds its slot for one latency, which
-is drawn from those measured. A share of the calls is followed by another one. What was waited for last is noted at each start:
-what most starts waited for is what binds.
+A call starts once a document is there, a slot is free and every stage lets it through: a stage is
+anything that takes so many calls a second, a provider's limit, the feeders, the workers' CPU,
+Redis, the engines. It holds its slot for one latency, which is drawn from those measured. A share
+of the calls is followed by another one. What was waited for last is noted at each start: what most
+starts waited for is what binds.
 
-At most some tens of thousands of groups are played. A longer job goes on at the pace of the second half of those, so that 100
-million documents take as long to work out as 20,000, and its beginning and end are played all the same.
+At most some tens of thousands of groups are played. A longer job goes on at the pace of the second
+half of those, so that 100 million documents take as long to work out as 20,000, and its beginning
+and end are played all the same.
 """
 
 from __future__ import annotations
@@ -24,11 +27,14 @@ SLOTS: Final = "slots"  # what a start waits for where all slots are taken
 PLAYED_MIN: Final = 20_000  # groups; what a longer job has in all else follows their pace
 ROUNDS_PLAYED: Final = 10  # times every slot is used, at least, before a pace is believed
 GROUPS_AT_ONCE: Final = 2_000  # in flight: a fleet with more slots moves documents in groups
-FIRST_SLOTS: Final = 8  # at which a fleet begins that finds out how much a provider takes; doubled per round trip
+FIRST_SLOTS: Final = (
+    8  # at which a fleet begins that finds out how much a provider takes; doubled per round trip
+)
 
 
 class Stage(NamedTuple):
-    """What takes so many calls a second in the whole fleet, and so many seconds of them at once after a rest."""
+    """What takes so many calls a second in the whole fleet, and so many seconds of them at once
+    after a rest."""
 
     name: str
     per_second: float
@@ -51,9 +57,9 @@ class Course(NamedTuple):
     calls: float
     unanswered: int  # documents whose last attempt failed, too
     waited_for: Mapping[str, float]  # share of starts that waited last for this: a stage or SLOTS
-    per_second: (
-        float  # documents: the mean of a job that was played whole, else the pace between its beginning and its end
-    )
+    # documents: the mean of a job that was played whole, else the pace between its beginning and
+    # its end
+    per_second: float
 
     @property
     def binding(self) -> str:
@@ -68,7 +74,10 @@ class _Clock:
 
     def __init__(self, stage: Stage, group: int) -> None:
         if not stage.per_second > 0:
-            raise ValueError(f"stage {stage.name!r} lets {stage.per_second} calls a second through; give more than 0")
+            raise ValueError(
+                f"stage {stage.name!r} lets {stage.per_second} calls a second through; give more "
+                "than 0"
+            )
         self.name, self.each_s, self.burst_s = stage.name, group / stage.per_second, stage.burst_s
         self.next_s = stage.burst_s  # it begins empty, as the shared quota does
 
@@ -81,21 +90,36 @@ class _Clock:
 
 
 def played(
-    documents: int, slots: int, stages: Sequence[Stage], calls: Calls, *, seed: int = 0, ramps: bool = False
+    documents: int,
+    slots: int,
+    stages: Sequence[Stage],
+    calls: Calls,
+    *,
+    seed: int = 0,
+    ramps: bool = False,
 ) -> Course:
-    """``ramps``: no limit is known, so that the fleet begins with few calls and doubles them with every round trip.
+    """``ramps``: no limit is known, so that the fleet begins with few calls and doubles them with
+    every round trip.
 
     Raises ValueError for what nothing could pass through.
     """
     if documents < 1 or slots < 1 or not calls.latencies_s or not 0 <= calls.again < 1:
-        raise ValueError("a job needs a document, a slot, a latency, and calls of which not all fail")
+        raise ValueError(
+            "a job needs a document, a slot, a latency, and calls of which not all fail"
+        )
     group = max(1, slots // GROUPS_AT_ONCE)
     groups, places = math.ceil(documents / group), max(1, slots // group)
     looked_at = min(groups, max(PLAYED_MIN, ROUNDS_PLAYED * places))
-    play = _Play(places, [_Clock(stage, group) for stage in stages], calls, random.Random(seed), ramps=ramps)
+    play = _Play(
+        places, [_Clock(stage, group) for stage in stages], calls, random.Random(seed), ramps=ramps
+    )
     half_s, last_s = play.through(looked_at)
     more = groups - looked_at
-    per_second = groups / play.ended_s if not more else (looked_at - looked_at // 2) / max(1e-9, last_s - half_s)
+    per_second = (
+        groups / play.ended_s
+        if not more
+        else (looked_at - looked_at // 2) / max(1e-9, last_s - half_s)
+    )
     share = groups / looked_at
     starts = play.waited.total()
     return Course(
@@ -109,10 +133,18 @@ def played(
 
 class _Play:
     def __init__(
-        self, places: int, clocks: Sequence[_Clock], calls: Calls, luck: random.Random, *, ramps: bool
+        self,
+        places: int,
+        clocks: Sequence[_Clock],
+        calls: Calls,
+        luck: random.Random,
+        *,
+        ramps: bool,
     ) -> None:
         self._clocks, self._calls, self._luck = clocks, calls, luck
-        self._free = sorted(_begins(places, sum(calls.latencies_s) / len(calls.latencies_s), ramps=ramps))
+        self._free = sorted(
+            _begins(places, sum(calls.latencies_s) / len(calls.latencies_s), ramps=ramps)
+        )
         self._again: list[tuple[float, int]] = []  # when it may start, and its attempts so far
         self.waited: Counter[str] = Counter()  # since the half, where all of it moves
         self.ended_s, self.calls, self.unanswered = 0.0, 0, 0

@@ -1,8 +1,10 @@
-"""What a random sample says of all documents, with an interval: the bootstrap, helped by the sizes of all requests.
+"""What a random sample says of all documents, with an interval: the bootstrap, helped by the sizes
+of all requests.
 
-The size of each request is known before it is sent, and so is the sum of all sizes. Where what is measured goes with the size (as
-prompt tokens do), the sum over all documents is therefore known far better than the sample's mean says: the estimate is that of
-regression, mean times number plus slope times what the sample's sizes miss. Where it does not, the slope is about none.
+The size of each request is known before it is sent, and so is the sum of all sizes. Where what is
+measured goes with the size (as prompt tokens do), the sum over all documents is therefore known far
+better than the sample's mean says: the estimate is that of regression, mean times number plus slope
+times what the sample's sizes miss. Where it does not, the slope is about none.
 """
 
 from __future__ import annotations
@@ -15,7 +17,8 @@ __all__ = ["CONFIDENCE", "Interval", "extrapolated", "share_of_largest"]
 
 CONFIDENCE: Final = 0.9
 RESAMPLES: Final = 600
-GROUPS_MAX: Final = 200  # beyond so many documents they are resampled in random groups, which says the same of a mean
+# beyond so many documents they are resampled in random groups, which says the same of a mean
+GROUPS_MAX: Final = 200
 SLOPE_FROM: Final = 20  # documents: a slope that fewer say is more chance than slope
 LARGEST: Final = 0.01  # of the sample
 
@@ -29,12 +32,18 @@ class Interval(NamedTuple):
 
 
 def extrapolated(
-    sizes: Sequence[float], measured: Mapping[str, Sequence[float]], documents: int, all_sizes: float, *, seed: int = 0
+    sizes: Sequence[float],
+    measured: Mapping[str, Sequence[float]],
+    documents: int,
+    all_sizes: float,
+    *,
+    seed: int = 0,
 ) -> dict[str, Interval]:
-    """The sums over ``documents`` with ``all_sizes`` together, from a sample without replacement: CONFIDENCE of the intervals
-    hold the true sum. Seeded: the same sample says the same.
+    """The sums over ``documents`` with ``all_sizes`` together, from a sample without replacement:
+    CONFIDENCE of the intervals hold the true sum. Seeded: the same sample says the same.
 
-    A sample of all documents has no interval left; of a part of them it shrinks by the share that was seen.
+    A sample of all documents has no interval left; of a part of them it shrinks by the share that
+    was seen.
     """
     number = len(sizes)
     if number == 0:
@@ -47,7 +56,9 @@ def extrapolated(
     places = range(len(cells))
     for _ in range(RESAMPLES if len(cells) > 1 else 1):
         drawn = luck.choices(places, k=len(cells))
-        for name, value in _sums(cells, drawn, documents, all_sizes, sloped=number >= SLOPE_FROM).items():
+        for name, value in _sums(
+            cells, drawn, documents, all_sizes, sloped=number >= SLOPE_FROM
+        ).items():
             found[name].append(middles[name] + (value - middles[name]) * unseen)
     return {name: _between(sorted(values), middles[name]) for name, values in found.items()}
 
@@ -68,14 +79,19 @@ class _Cell(NamedTuple):
     values: Mapping[str, float]
 
 
-def _cells(sizes: Sequence[float], measured: Mapping[str, Sequence[float]], luck: random.Random) -> list[_Cell]:
+def _cells(
+    sizes: Sequence[float], measured: Mapping[str, Sequence[float]], luck: random.Random
+) -> list[_Cell]:
     order = list(range(len(sizes)))
     luck.shuffle(order)
     groups = min(len(order), GROUPS_MAX)
     return [
         _Cell(
             sum(sizes[one] for one in part) / len(part),
-            {name: sum(values[one] for one in part) / len(part) for name, values in measured.items()},
+            {
+                name: sum(values[one] for one in part) / len(part)
+                for name, values in measured.items()
+            },
         )
         for part in (order[first::groups] for first in range(groups))
     ]
@@ -93,7 +109,13 @@ def _sums(
         mean = sum(cells[one].values[name] for one in drawn) / number
         slope = 0.0
         if sloped and spread > 0:
-            slope = sum((cells[one].size - mean_size) * (cells[one].values[name] - mean) for one in drawn) / spread
+            slope = (
+                sum(
+                    (cells[one].size - mean_size) * (cells[one].values[name] - mean)
+                    for one in drawn
+                )
+                / spread
+            )
         sums[name] = max(0.0, documents * mean + slope * missed)
     return sums
 

@@ -1,8 +1,10 @@
-"""How large a fleet must be for a job to end in time, and what it then takes: closed forms first, and then the simulation.
+"""How large a fleet must be for a job to end in time, and what it then takes: closed forms first,
+and then the simulation.
 
-A lane whose documents are messages needs slots (Little's law: calls a second times the seconds of one), workers for these slots
-and for their CPU, feeders, and a quota. The fleet that this makes is played; while it is too late by what more workers change, it
-gets some more. What binds then, and what would bind if that were ten times as much, is the answer.
+A lane whose documents are messages needs slots (Little's law: calls a second times the seconds of
+one), workers for these slots and for their CPU, feeders, and a quota. The fleet that this makes is
+played; while it is too late by what more workers change, it gets some more. What binds then, and
+what would bind if that were ten times as much, is the answer.
 """
 
 from __future__ import annotations
@@ -42,7 +44,12 @@ WORKERS_MAX: Final = 100_000
 WINDOW_MAX: Final = 50_000  # messages in the queue
 CPU, REDIS, FEEDERS, ENGINES = "CPU of the workers", "CPU of Redis", "feeders", "engines"
 READING = "survey and files"
-START, READ, CALLS, WRITE = "start", "reading the source", "calls", "writing the files"  # the phases of a job
+START, READ, CALLS, WRITE = (
+    "start",
+    "reading the source",
+    "calls",
+    "writing the files",
+)  # the phases of a job
 _BY_WORKERS: Final = frozenset({SLOTS, CPU, ENGINES})
 
 
@@ -60,7 +67,9 @@ class Needs(NamedTuple):
     documents: int
     calls: Calls
     quotas: Sequence[Quota] = ()
-    engine_per_second: float | None = None  # documents of one worker that hosts a model; None: a provider answers
+    engine_per_second: float | None = (
+        None  # documents of one worker that hosts a model; None: a provider answers
+    )
     within_s: float | None = None
     answer_bytes: float = 0.0
 
@@ -86,7 +95,9 @@ class Planned(NamedTuple):
     binding: str
     relief: str
     in_time: bool | None
-    quota_needed: Mapping[str, float]  # per minute, by unit, for the time that was asked for (else for what was played)
+    quota_needed: Mapping[
+        str, float
+    ]  # per minute, by unit, for the time that was asked for (else for what was played)
     batches: int = 0
 
 
@@ -99,7 +110,12 @@ def sized(needs: Needs, fleet: Fleet, figures: Mapping[str, Figure], *, seed: in
     course = _play(needs, fleet, figures, workers, feeders, seed)
     for _ in range(TRIES):
         late = needs.within_s is not None and course.seconds + sum(around.values()) > needs.within_s
-        if not late or fleet.workers is not None or course.binding not in _BY_WORKERS or workers >= WORKERS_MAX:
+        if (
+            not late
+            or fleet.workers is not None
+            or course.binding not in _BY_WORKERS
+            or workers >= WORKERS_MAX
+        ):
             break
         workers = min(WORKERS_MAX, max(workers + 1, math.ceil(workers * GROWTH)))
         course = _play(needs, fleet, figures, workers, feeders, seed)
@@ -108,15 +124,26 @@ def sized(needs: Needs, fleet: Fleet, figures: Mapping[str, Figure], *, seed: in
     waits = around[READ] + around[WRITE]
     binding = READING if waits > course.seconds else course.binding
     return Planned(
-        workers, fleet.concurrency, feeders, seconds, phases, course.per_second, binding,
+        workers,
+        fleet.concurrency,
+        feeders,
+        seconds,
+        phases,
+        course.per_second,
+        binding,
         _relief(binding, needs, fleet, figures, workers, feeders, seed),
         None if needs.within_s is None else seconds <= needs.within_s,
         _quota_needed(needs, rate or course.per_second),
-    )  # fmt: skip
+    )
 
 
 def sized_batches(
-    needs: Needs, given: Batches, figures: Mapping[str, Figure], *, workers: int | None = None, seed: int = 0
+    needs: Needs,
+    given: Batches,
+    figures: Mapping[str, Figure],
+    *,
+    workers: int | None = None,
+    seed: int = 0,
 ) -> Planned:
     """The same for a lane that packs. Raises ValueError for a batch that never fits."""
     around, many = _around(needs, figures), workers or 1
@@ -132,12 +159,23 @@ def sized_batches(
         room = {"enqueued tokens": math.ceil(needs.documents * given.tokens / rounds)}
     relief = {
         "packing": "smaller jobs side by side: one worker packs a source",
-        "room for enqueued tokens": "more tokens in batches at once (batch_enqueued_tokens), or the rest in another lane",
+        "room for enqueued tokens": (
+            "more tokens in batches at once (batch_enqueued_tokens), or the rest in another lane"
+        ),
     }.get(course.binding, "another lane for what cannot wait")
     return Planned(
-        many, given.documents, 1, seconds, phases, needs.documents / max(1e-9, course.seconds), course.binding, relief,
-        None if needs.within_s is None else seconds <= needs.within_s, room, course.batches,
-    )  # fmt: skip
+        many,
+        given.documents,
+        1,
+        seconds,
+        phases,
+        needs.documents / max(1e-9, course.seconds),
+        course.binding,
+        relief,
+        None if needs.within_s is None else seconds <= needs.within_s,
+        room,
+        course.batches,
+    )
 
 
 def _around(needs: Needs, figures: Mapping[str, Figure]) -> dict[str, float]:
@@ -159,7 +197,8 @@ def _phases(around: Mapping[str, float], course_s: float) -> dict[str, float]:
 
 
 def _wanted_rate(needs: Needs, around_s: float) -> float:
-    """Documents a second for the time that is left; 0 where no time is asked for, or none is left."""
+    """Documents a second for the time that is left; 0 where no time is asked for, or none is
+    left."""
     if needs.within_s is None:
         return 0.0
     left = needs.within_s - around_s - max(needs.calls.latencies_s)
@@ -173,14 +212,21 @@ def _workers(needs: Needs, fleet: Fleet, figures: Mapping[str, Figure], rate: fl
     calls = min([calls, *limits])  # more workers would wait for the provider
     by_slots = calls * latency_s * HEADROOM / fleet.concurrency
     by_cpu = calls * figures["worker_us"].value / MICRO / BUSY
-    by_engine = 0.0 if needs.engine_per_second is None else calls * HEADROOM / needs.engine_per_second
+    by_engine = (
+        0.0 if needs.engine_per_second is None else calls * HEADROOM / needs.engine_per_second
+    )
     return min(WORKERS_MAX, _at_least(max(by_slots, by_cpu, by_engine)))
 
 
 def _play(
-    needs: Needs, fleet: Fleet, figures: Mapping[str, Figure], workers: int, feeders: int, seed: int,
+    needs: Needs,
+    fleet: Fleet,
+    figures: Mapping[str, Figure],
+    workers: int,
+    feeders: int,
+    seed: int,
     without: str | None = None,
-) -> Course:  # fmt: skip
+) -> Course:
     stages = [
         stage._replace(per_second=stage.per_second * 10) if stage.name == without else stage
         for stage in _stages(needs, figures, workers, feeders)
@@ -198,7 +244,9 @@ def _stages(needs: Needs, figures: Mapping[str, Figure], workers: int, feeders: 
     if needs.engine_per_second is not None:
         stages.append(Stage(ENGINES, workers * needs.engine_per_second))
     stages += [
-        Stage(_in_words(one), _calls_per_second(one)) for one in needs.quotas if one.per_minute is not None and one.each
+        Stage(_in_words(one), _calls_per_second(one))
+        for one in needs.quotas
+        if one.per_minute is not None and one.each
     ]
     return stages
 
@@ -213,7 +261,13 @@ def _in_words(one: Quota) -> str:
 
 
 def _relief(
-    binding: str, needs: Needs, fleet: Fleet, figures: Mapping[str, Figure], workers: int, feeders: int, seed: int
+    binding: str,
+    needs: Needs,
+    fleet: Fleet,
+    figures: Mapping[str, Figure],
+    workers: int,
+    feeders: int,
+    seed: int,
 ) -> str:
     """What to change, and what binds then."""
     ways = {
@@ -228,11 +282,17 @@ def _relief(
     if binding == READING:
         return way
     then = _play(needs, fleet, figures, workers, feeders, seed, without=binding)
-    return f"{way}; with ten times as much, {then.binding} would bind, at {then.per_second:,.0f} documents a second"
+    return (
+        f"{way}; with ten times as much, {then.binding} would bind, at {then.per_second:,.0f} "
+        "documents a second"
+    )
 
 
 def _quota_needed(needs: Needs, rate: float) -> dict[str, float]:
-    return {one.unit: math.ceil(rate / (1 - needs.calls.again) * one.each * 60 / MARGIN) for one in needs.quotas}
+    return {
+        one.unit: math.ceil(rate / (1 - needs.calls.again) * one.each * 60 / MARGIN)
+        for one in needs.quotas
+    }
 
 
 def _at_least(number: float) -> int:

@@ -1,4 +1,5 @@
-"""The prices that penstock knows by itself: ``prices.toml``, looked up by a provider's address and a model's name."""
+"""The prices that penstock knows by itself: ``prices.toml``, looked up by a provider's address and
+a model's name."""
 
 from __future__ import annotations
 
@@ -13,7 +14,14 @@ from urllib.parse import urlsplit
 
 from penstock_producer.prices.token_prices import ModelPrices
 
-__all__ = ["CardPrice", "known_card", "known_cards", "known_discount", "known_prices", "without_date"]
+__all__ = [
+    "CardPrice",
+    "known_card",
+    "known_cards",
+    "known_discount",
+    "known_prices",
+    "without_date",
+]
 
 LOOKED_UP: Final = 1_024  # pairs of address and model that are kept; a name more is looked up again
 _DATE: Final = re.compile(r"-(\d{8}|\d{4}-\d{2}-\d{2})$")
@@ -38,7 +46,8 @@ class _Known(NamedTuple):
 
 @lru_cache(maxsize=LOOKED_UP)
 def known_prices(base_url: str, model: str) -> ModelPrices | None:
-    """None where the table has no such model at that address: a server of your own never costs what a provider does."""
+    """None where the table has no such model at that address: a server of your own never costs what
+    a provider does."""
     provider = _at(base_url)
     if provider is None:
         return None
@@ -59,7 +68,11 @@ def known_card(name: str) -> CardPrice | None:
 
 def known_cards() -> list[str]:
     """The names, as the table writes them."""
-    return [f"{cloud}/{row['card']}" for cloud, of_cloud in _raw()["gpus"].items() for row in of_cloud["cards"]]
+    return [
+        f"{cloud}/{row['card']}"
+        for cloud, of_cloud in _raw()["gpus"].items()
+        for row in of_cloud["cards"]
+    ]
 
 
 def without_date(model: str) -> str:
@@ -95,7 +108,9 @@ def _cards() -> Mapping[str, CardPrice]:
 
 @cache
 def _raw() -> Mapping[str, Any]:
-    return tomllib.loads(files("penstock_producer.prices").joinpath("prices.toml").read_text("utf-8"))
+    return tomllib.loads(
+        files("penstock_producer.prices").joinpath("prices.toml").read_text("utf-8")
+    )
 
 
 def _known(provider: Mapping[str, Any]) -> _Known:

@@ -1,4 +1,5 @@
-"""What is said where a job's budget is spent: on its way back, too, since the reason of a pause is text."""
+"""What is said where a job's budget is spent: on its way back, too, since the reason of a pause is
+text."""
 
 from __future__ import annotations
 
@@ -41,10 +42,16 @@ def spent_budget(
     next_is: str = "the next call",
     next_documents: int = 1,
 ) -> str:
-    """Why a job pauses, and what finishing it costs. ``left``: documents without an outcome, None where their number is not known
-    yet; ``mean_usd``: of a document so far, None before any has finished; ``next_usd``: what ``next_is`` may cost, which
-    has ``next_documents``."""
-    more = None if left is None else max(next_usd, left * (next_usd / next_documents if mean_usd is None else mean_usd))
+    """Why a job pauses, and what finishing it costs.
+
+    ``left``: documents without an outcome, None where their number is not known yet; ``mean_usd``:
+    of a document so far, None before any has finished; ``next_usd``: what ``next_is`` may cost,
+    which has ``next_documents``."""
+    more = (
+        None
+        if left is None
+        else max(next_usd, left * (next_usd / next_documents if mean_usd is None else mean_usd))
+    )
     said = f"{BUDGET_EXHAUSTED}: {_usd(spent_usd)} USD of {budget_usd:g} are spent"
     if next_usd:
         said += f", and {next_is} may cost {_usd(next_usd)}"
@@ -54,7 +61,10 @@ def spent_budget(
     most = "at most about" if mean_usd is None else "about"
     named = "the document left costs" if left == 1 else f"the {left:,} documents left cost"
     wanted = max(budget_usd, spent_usd + more)
-    return f"{said}; {named} {most} {_usd(more)} USD more{_RESUME}{job_key} --budget-usd {next_budget(wanted * MARGIN)}"
+    return (
+        f"{said}; {named} {most} {_usd(more)} USD more{_RESUME}{job_key} --budget-usd "
+        f"{next_budget(wanted * MARGIN)}"
+    )
 
 
 def spent_tenant_budget(
@@ -69,10 +79,13 @@ def spent_tenant_budget(
     next_is: str = "the next call",
     next_documents: int = 1,
 ) -> str:
-    """Why a job pauses whose tenant may not spend more, and what lets it go on. ``month``: in which it was accepted, as 2026-11;
-    the others as in ``spent_budget``."""
+    """Why a job pauses whose tenant may not spend more, and what lets it go on.
+
+    ``month``: in which it was accepted, as 2026-11; the others as in ``spent_budget``."""
     whose = f"that tenant {tenant!r} may spend on jobs of {month}"
-    said = f"{TENANT_BUDGET_EXHAUSTED}: {_usd(spent_usd)} USD of the {budget_usd!r} {whose} are spent"
+    said = (
+        f"{TENANT_BUDGET_EXHAUSTED}: {_usd(spent_usd)} USD of the {budget_usd!r} {whose} are spent"
+    )
     if next_usd:
         said += f", and {next_is} may cost {_usd(next_usd)}"
     wanted = 2 * budget_usd
@@ -81,9 +94,15 @@ def spent_tenant_budget(
         most = "at most about" if mean_usd is None else "about"
         said += f"; what is left of this job costs {most} {_usd(more)} USD more"
         wanted = max(budget_usd, spent_usd + more) * MARGIN
-    said += f". This job counts in {month} until it ends; new jobs have the next month's budget, from {next_month(month)} (UTC)"
+    said += (
+        f". This job counts in {month} until it ends; new jobs have the next month's budget, from "
+        f"{next_month(month)} (UTC)"
+    )
     fix = f"{_GIVE}NAME --tenant {tenant} --budget-usd {next_budget(wanted)}"
-    return f"{said}. The job goes on by itself once the newest key of the tenant names a larger budget{fix}"
+    return (
+        f"{said}. The job goes on by itself once the newest key of the tenant names a larger "
+        f"budget{fix}"
+    )
 
 
 def next_month(month: str) -> str:
@@ -95,28 +114,35 @@ def next_month(month: str) -> str:
 def tenant_fix(reason: str | None) -> str | None:
     """The command by which a job goes on that its tenant's budget has paused for this reason."""
     _, found, rest = (reason or "").partition(_GIVE)
-    return f"{_GIVE.removeprefix(': ')}{rest}" if found and tenant_budget_of(reason) is not None else None
+    return (
+        f"{_GIVE.removeprefix(': ')}{rest}"
+        if found and tenant_budget_of(reason) is not None
+        else None
+    )
 
 
 def proposed_budget(reason: str | None) -> float:
-    """US dollars with which a job goes on that its own budget has paused for this reason: with less its next call may find no
-    room. 0 where the reason names none."""
+    """US dollars with which a job goes on that its own budget has paused for this reason: with less
+    its next call may find no room. 0 where the reason names none."""
     found = re.search(rf"{_RESUME}\S+ --budget-usd (\S+)$", reason or "")
     return 0.0 if found is None or budget_of(reason) is None else float(found[1])
 
 
 def is_budget_spent(reason: str | None) -> bool:
-    """Whether a job was paused since a budget has no room for its next call: its own, or its tenant's."""
+    """Whether a job was paused since a budget has no room for its next call: its own, or its
+    tenant's."""
     return budget_of(reason) is not None or tenant_budget_of(reason) is not None
 
 
 def tenant_budget_of(reason: str | None) -> float | None:
-    """The tenant's budget with which a job was paused for this reason; None where it was paused for another."""
+    """The tenant's budget with which a job was paused for this reason; None where it was paused for
+    another."""
     return _number_in(_TENANT_BUDGET, reason)
 
 
 def budget_of(reason: str | None) -> float | None:
-    """The budget with which a job was paused for this reason; None where it was paused for another."""
+    """The budget with which a job was paused for this reason; None where it was paused for
+    another."""
     return _number_in(_BUDGET, reason)
 
 

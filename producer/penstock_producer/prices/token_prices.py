@@ -28,11 +28,14 @@ class TokensUsed(NamedTuple):
     cached: int = 0  # of the prompt, read from the provider's prompt cache
     cache_written: int = 0  # of the prompt, written to it
     reasoning: int = 0  # of the completion
-    cache_written_hour: int = 0  # of those written to the cache: to be kept for an hour, which costs more
+    cache_written_hour: int = (
+        0  # of those written to the cache: to be kept for an hour, which costs more
+    )
 
 
 class LongPrices(BaseModel):
-    """Of requests with more than ``above`` tokens of prompt; what is left out costs as in short ones."""
+    """Of requests with more than ``above`` tokens of prompt; what is left out costs as in short
+    ones."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -45,7 +48,9 @@ class LongPrices(BaseModel):
 
 
 class ModelPrices(BaseModel):
-    """US dollars per million tokens. What is left out costs what ``input`` or ``output`` does, and ``cache_write_hour`` what
+    """US dollars per million tokens.
+
+    What is left out costs what ``input`` or ``output`` does, and ``cache_write_hour`` what
     ``cache_write`` does."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -62,15 +67,24 @@ class ModelPrices(BaseModel):
     source: str = "settings"
 
     def microusd(self, used: TokensUsed, *, in_batch: bool = False) -> int:
-        """Millionths of a dollar for one answer: dollars per million tokens times tokens is just that.
+        """Millionths of a dollar for one answer: dollars per million tokens times tokens is just
+        that.
 
-        ``in_batch``: it came from a provider's batch. Where no discount is known for those, it costs the full price.
+        ``in_batch``: it came from a provider's batch. Where no discount is known for those, it
+        costs the full price.
         """
-        prices = self if self.long is None or used.prompt <= self.long.above else self._for_long(self.long)
+        prices = (
+            self
+            if self.long is None or used.prompt <= self.long.above
+            else self._for_long(self.long)
+        )
         cached = min(used.cached, used.prompt)
         written = min(used.cache_written, used.prompt - cached)
         reasoning = 0 if prices.reasoning is None else min(used.reasoning, used.completion)
-        for_hour, to_write = min(used.cache_written_hour, written), _or(prices.cache_write, prices.input)
+        for_hour, to_write = (
+            min(used.cache_written_hour, written),
+            _or(prices.cache_write, prices.input),
+        )
         cost = (
             (used.prompt - cached - written) * prices.input
             + cached * _or(prices.cached_input, prices.input)
@@ -91,6 +105,9 @@ def _or(price: float | None, other: float) -> float:
 
 def usd_of_outcome(outcome: Result | DeadLetter) -> float | None:
     """Return what the answers to a document cost; None where no price is known of one of them."""
-    cost, tokens = outcome.cost_microusd, (outcome.prompt_tokens or 0) + (outcome.completion_tokens or 0)
+    cost, tokens = (
+        outcome.cost_microusd,
+        (outcome.prompt_tokens or 0) + (outcome.completion_tokens or 0),
+    )
     is_unknown = bool(tokens and not cost) if outcome.unpriced is None else outcome.unpriced > 0
     return None if is_unknown and outcome.calls else cost / 1_000_000

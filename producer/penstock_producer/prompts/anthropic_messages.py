@@ -1,4 +1,6 @@
-"""Chat messages as Anthropic's Messages have them, from those of OpenAI's chat. What has no equal there is refused."""
+"""Chat messages as Anthropic's Messages have them, from those of OpenAI's chat.
+
+What has no equal there is refused."""
 
 from __future__ import annotations
 
@@ -6,7 +8,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from penstock_producer.prompts.messages import BadMessages
-from penstock_producer.prompts.of_chat import embedded_image, function_call, split_system, text_of, url_of_image
+from penstock_producer.prompts.of_chat import (
+    embedded_image,
+    function_call,
+    split_system,
+    text_of,
+    url_of_image,
+)
 
 __all__ = ["NO_EQUAL", "Conversation", "conversation_of", "parts_of"]
 
@@ -45,7 +53,11 @@ def _append(messages: list[dict[str, Any]], message: dict[str, Any]) -> None:
 
 def _is_results(message: Mapping[str, Any]) -> bool:
     content = message["content"]
-    return isinstance(content, list) and bool(content) and all(part["type"] == "tool_result" for part in content)
+    return (
+        isinstance(content, list)
+        and bool(content)
+        and all(part["type"] == "tool_result" for part in content)
+    )
 
 
 def _translated(message: Mapping[str, Any], place: str) -> dict[str, Any]:
@@ -54,15 +66,24 @@ def _translated(message: Mapping[str, Any], place: str) -> dict[str, Any]:
         call = message.get("tool_call_id")
         if not isinstance(call, str) or not call:
             raise BadMessages(
-                f"{place}.tool_call_id", "The result of a tool names its call.", "give the call's id", call
+                f"{place}.tool_call_id",
+                "The result of a tool names its call.",
+                "give the call's id",
+                call,
             )
-        result = {"type": "tool_result", "tool_use_id": call, "content": text_of(content, f"{place}.content")}
+        result = {
+            "type": "tool_result",
+            "tool_use_id": call,
+            "content": text_of(content, f"{place}.content"),
+        }
         return {"role": "user", "content": [result]}
     calls = message.get("tool_calls") or []
     if not calls:
         return {"role": message["role"], "content": _content(content, f"{place}.content")}
     if not isinstance(calls, list):
-        raise BadMessages(f"{place}.tool_calls", "Calls of tools are a list.", "write a list", calls)
+        raise BadMessages(
+            f"{place}.tool_calls", "Calls of tools are a list.", "write a list", calls
+        )
     before = [] if content in (None, "") else _content(content, f"{place}.content")
     blocks = [{"type": "text", "text": before}] if isinstance(before, str) else before
     used = [_tool_use(call, f"{place}.tool_calls[{index}]") for index, call in enumerate(calls)]
@@ -74,7 +95,12 @@ def _content(content: Any, place: str) -> str | list[dict[str, Any]]:
         return content
     if isinstance(content, list) and content:
         return parts_of(content, place)
-    raise BadMessages(place, "A content is text or a list of parts.", 'write {"role": "user", "content": "…"}', content)
+    raise BadMessages(
+        place,
+        "A content is text or a list of parts.",
+        'write {"role": "user", "content": "…"}',
+        content,
+    )
 
 
 def _tool_use(call: Any, place: str) -> dict[str, Any]:
@@ -97,5 +123,7 @@ def _image(image: Any, place: str) -> dict[str, str]:
         return {"type": "url", "url": url}
     embedded = embedded_image(url)
     if embedded is None:
-        raise BadMessages(place, "This is no image.", "give an https:// address, or data:image/png;base64,…", url)
+        raise BadMessages(
+            place, "This is no image.", "give an https:// address, or data:image/png;base64,…", url
+        )
     return {"type": "base64", "media_type": embedded[0], "data": embedded[1]}

@@ -1,8 +1,9 @@
 """Whitespace that costs tokens and says nothing, taken out of a prompt.
 
-Runs of blanks within a line become one blank, blanks at its end go, and several blank lines become one. What may mean
-something stays: the indentation of lines (lists, code, YAML), fenced code as it is, and the blanks of every line with a double
-quote, because a string of JSON, which lies on one line always, may hold them.
+Runs of blanks within a line become one blank, blanks at its end go, and several blank lines become
+one. What may mean something stays: the indentation of lines (lists, code, YAML), fenced code as it
+is, and the blanks of every line with a double quote, because a string of JSON, which lies on one
+line always, may hold them.
 """
 
 from __future__ import annotations

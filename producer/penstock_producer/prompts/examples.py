@@ -1,7 +1,8 @@
-"""Few-shot examples: what the model is shown before each document, as messages of a user and of the assistant.
+"""Few-shot examples: what the model is shown before each document, as messages of a user and of the
+assistant.
 
 {"input": {"text": "Great!"}, "output": "positive"}       a record, rendered by the job's prompt
-{"input": "Great!", "output": {"label": "positive"}}      text as it is; an output that is not text is sent as JSON
+{"input": "Great!", "output": {"label": "positive"}}      text as it is; else as JSON
 {"messages": [{"role": "user", …}, {"role": "assistant", …}]}
 """
 
@@ -27,7 +28,8 @@ Render = Callable[[Mapping[str, Any], str], str]  # a record, and where it stand
 
 
 def example_problems(examples: Sequence[Any]) -> Iterator[Problem]:
-    """What makes them unusable by themselves; whether the prompt can be rendered for them is found out with it."""
+    """What makes them unusable by themselves; whether the prompt can be rendered for them is found
+    out with it."""
     if len(examples) > MAX_EXAMPLES:
         fix = f"at most {MAX_EXAMPLES} are sent with each request"
         yield Problem("invalid_value", "/examples", f"there are {len(examples)} examples", fix)
@@ -35,7 +37,12 @@ def example_problems(examples: Sequence[Any]) -> Iterator[Problem]:
     try:
         size = len(json.dumps(examples, allow_nan=False, ensure_ascii=False).encode())
     except (TypeError, ValueError, RecursionError) as error:
-        yield Problem("invalid_type", "/examples", f"they are not JSON ({str(error)[:100]})", "give plain values")
+        yield Problem(
+            "invalid_type",
+            "/examples",
+            f"they are not JSON ({str(error)[:100]})",
+            "give plain values",
+        )
         return
     if size > MAX_BYTES:
         fix = f"at most {MAX_BYTES} are allowed: they are sent with each request"
@@ -44,11 +51,17 @@ def example_problems(examples: Sequence[Any]) -> Iterator[Problem]:
     for index, example in enumerate(examples):
         at = f"/examples/{index}"
         fault = _plain_fault(example)
-        yield from _problems_of(example, at) if fault is None else [Problem("invalid_value", at, *fault)]
+        yield from (
+            _problems_of(example, at) if fault is None else [Problem("invalid_value", at, *fault)]
+        )
 
 
-def example_messages(examples: Sequence[Mapping[str, Any]], render: Render | None) -> list[dict[str, Any]]:
-    """``render`` is the job's prompt; None for a job without one. Raises SpecError for a record without a prompt."""
+def example_messages(
+    examples: Sequence[Mapping[str, Any]], render: Render | None
+) -> list[dict[str, Any]]:
+    """``render`` is the job's prompt; None for a job without one.
+
+    Raises SpecError for a record without a prompt."""
     messages: list[dict[str, Any]] = []
     for index, example in enumerate(examples):
         if "messages" in example:
@@ -69,15 +82,26 @@ def example_messages(examples: Sequence[Mapping[str, Any]], render: Render | Non
 
 
 def _plain_fault(example: Any) -> tuple[str, str] | None:
-    """What no database or provider takes, with the fix. Without recursion: how deep it is, is not known yet."""
+    """What no database or provider takes, with the fix.
+
+    Without recursion: how deep it is, is not known yet."""
     waiting = [(example, 1)]
     while waiting:
         value, depth = waiting.pop()
         if depth > MAX_DEPTH:
-            return f"it has more than {MAX_DEPTH} levels", "flatten it, or write the inner part as text"
+            return (
+                f"it has more than {MAX_DEPTH} levels",
+                "flatten it, or write the inner part as text",
+            )
         if isinstance(value, str) and "\x00" in value:
             return "a text holds a NUL character", "remove it"
-        inside = (*value, *value.values()) if isinstance(value, Mapping) else value if isinstance(value, list) else ()
+        inside = (
+            (*value, *value.values())
+            if isinstance(value, Mapping)
+            else value
+            if isinstance(value, list)
+            else ()
+        )
         waiting += [(one, depth + 1) for one in inside]
     return None
 
@@ -88,9 +112,16 @@ def _problems_of(example: Any, at: str) -> Iterator[Problem]:
     elif "messages" in example:
         yield from _problems_of_messages(example["messages"], f"{at}/messages")
     elif not isinstance(example["input"], (str, Mapping)) or example["input"] in ("", {}):
-        yield Problem("invalid_type", f"{at}/input", f"{seen(example['input'])} is refused", "give text or a record")
+        yield Problem(
+            "invalid_type",
+            f"{at}/input",
+            f"{seen(example['input'])} is refused",
+            "give text or a record",
+        )
     elif example["output"] in (None, ""):
-        yield Problem("invalid_value", f"{at}/output", "there is no answer", "write the answer that is wanted")
+        yield Problem(
+            "invalid_value", f"{at}/output", "there is no answer", "write the answer that is wanted"
+        )
 
 
 def _problems_of_messages(given: Any, at: str) -> Iterator[Problem]:
@@ -98,10 +129,23 @@ def _problems_of_messages(given: Any, at: str) -> Iterator[Problem]:
         messages = checked_messages(given)
     except BadMessages as error:
         yield Problem(
-            "invalid_value", at, f"{error.place or 'the messages'}: {error.message} Seen: {error.value}", error.fix
+            "invalid_value",
+            at,
+            f"{error.place or 'the messages'}: {error.message} Seen: {error.value}",
+            error.fix,
         )
         return
     if messages[-1]["role"] != "assistant":
-        yield Problem("invalid_value", at, "the last message is not the assistant's", "end an example with its answer")
+        yield Problem(
+            "invalid_value",
+            at,
+            "the last message is not the assistant's",
+            "end an example with its answer",
+        )
     if any(message["role"] in SYSTEM_ROLES for message in messages):
-        yield Problem("invalid_value", at, "an example has no system message", "give the job's one with --system")
+        yield Problem(
+            "invalid_value",
+            at,
+            "an example has no system message",
+            "give the job's one with --system",
+        )

@@ -1,4 +1,6 @@
-"""Chat messages as Gemini's contents, from those of OpenAI's chat. What has no equal there is refused."""
+"""Chat messages as Gemini's contents, from those of OpenAI's chat.
+
+What has no equal there is refused."""
 
 from __future__ import annotations
 
@@ -6,7 +8,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from penstock_producer.prompts.messages import BadMessages
-from penstock_producer.prompts.of_chat import embedded_image, function_call, split_system, text_of, url_of_image
+from penstock_producer.prompts.of_chat import (
+    embedded_image,
+    function_call,
+    split_system,
+    text_of,
+    url_of_image,
+)
 
 __all__ = ["NO_EQUAL", "Contents", "contents_of"]
 
@@ -37,7 +45,11 @@ def _role(message: Mapping[str, Any]) -> str:
 def _append(contents: list[dict[str, Any]], role: str, parts: list[dict[str, Any]]) -> None:
     """Results of functions that were called together are one content there."""
     are_results = all("functionResponse" in part for part in parts)
-    if contents and are_results and all("functionResponse" in part for part in contents[-1]["parts"]):
+    if (
+        contents
+        and are_results
+        and all("functionResponse" in part for part in contents[-1]["parts"])
+    ):
         contents[-1]["parts"] += parts
     else:
         contents.append({"role": role, "parts": parts})
@@ -48,9 +60,13 @@ def _parts(message: Mapping[str, Any], place: str, called: dict[str, str]) -> li
     if message["role"] == "tool":
         return [_result(message, place, called)]
     if not isinstance(calls, list):
-        raise BadMessages(f"{place}.tool_calls", "Calls of tools are a list.", "write a list", calls)
+        raise BadMessages(
+            f"{place}.tool_calls", "Calls of tools are a list.", "write a list", calls
+        )
     before = [] if calls and content in (None, "") else _content(content, f"{place}.content")
-    return before + [_call(call, f"{place}.tool_calls[{index}]", called) for index, call in enumerate(calls)]
+    return before + [
+        _call(call, f"{place}.tool_calls[{index}]", called) for index, call in enumerate(calls)
+    ]
 
 
 def _content(content: Any, place: str) -> list[dict[str, Any]]:
@@ -58,7 +74,12 @@ def _content(content: Any, place: str) -> list[dict[str, Any]]:
         return [{"text": content}]
     if isinstance(content, list) and content:
         return [_part(part, f"{place}[{index}]") for index, part in enumerate(content)]
-    raise BadMessages(place, "A content is text or a list of parts.", 'write {"role": "user", "content": "…"}', content)
+    raise BadMessages(
+        place,
+        "A content is text or a list of parts.",
+        'write {"role": "user", "content": "…"}',
+        content,
+    )
 
 
 def _part(part: Any, place: str) -> dict[str, Any]:
@@ -76,14 +97,21 @@ def _image(image: Any, place: str) -> dict[str, str]:
     url = url_of_image(image, place, NO_EQUAL)
     embedded = embedded_image(url)
     if embedded is None:
-        raise BadMessages(place, "Gemini loads no images from addresses.", "give it as data:image/png;base64,…", url)
+        raise BadMessages(
+            place,
+            "Gemini loads no images from addresses.",
+            "give it as data:image/png;base64,…",
+            url,
+        )
     return {"mimeType": embedded[0], "data": embedded[1]}
 
 
 def _sound(sound: Any, place: str) -> dict[str, str]:
     kind = _SOUNDS.get(str(sound.get("format"))) if isinstance(sound, Mapping) else None
     if kind is None or not isinstance(sound.get("data"), str):
-        raise BadMessages(place, "This is no sound.", f"give data and format: {' or '.join(_SOUNDS)}", sound)
+        raise BadMessages(
+            place, "This is no sound.", f"give data and format: {' or '.join(_SOUNDS)}", sound
+        )
     return {"mimeType": kind, "data": sound["data"]}
 
 
@@ -98,7 +126,10 @@ def _result(message: Mapping[str, Any], place: str, called: Mapping[str, str]) -
     name = called.get(call) if isinstance(call, str) else None
     if name is None:
         raise BadMessages(
-            f"{place}.tool_call_id", "The result of a tool names a call before it.", "give the call's id", call
+            f"{place}.tool_call_id",
+            "The result of a tool names a call before it.",
+            "give the call's id",
+            call,
         )
     text = text_of(message.get("content"), f"{place}.content")
     return {"functionResponse": {"name": name, "response": {"result": text}}}

@@ -1,7 +1,7 @@
 """The filters and tests of Jinja prompts, and the work that one record may cost.
 
-Filters that could make a large result of a small template are written here, so that they look at its size first; the others
-are Jinja's own. Every one counts what it is given.
+Filters that could make a large result of a small template are written here, so that they look at
+its size first; the others are Jinja's own. Every one counts what it is given.
 """
 
 from __future__ import annotations
@@ -21,10 +21,14 @@ from penstock_producer.prompts.template import RenderFailed, TextTooLong
 
 __all__ = ["FILTERS", "TESTS", "Work", "as_text", "work_of"]
 
-MAX_WORK: Final = 40_000_000  # units: characters and values looked at; about a second at most, on a slow machine
+MAX_WORK: Final = (
+    40_000_000  # units: characters and values looked at; about a second at most, on a slow machine
+)
 CALL_UNITS: Final = 400  # of a filter
 STEP_UNITS: Final = 400  # of one turn of a loop: 160,000 of them at most
-VALUE_UNITS: Final = 4  # of each byte of a list or object that is looked at; a character of a text is one unit
+VALUE_UNITS: Final = (
+    4  # of each byte of a list or object that is looked at; a character of a text is one unit
+)
 SLOW_UNITS: Final = 16  # filters that take a text apart word by word, for each character
 SORT_UNITS: Final = 8  # a sort looks at each value some twenty times, others call a filter for each
 MAX_PRECISION: Final = 20
@@ -32,7 +36,9 @@ _BUDGET: Final = "$work"
 
 
 class Work:
-    """What rendering one record has cost, and how long its text is. Counted, not timed: the same everywhere."""
+    """What rendering one record has cost, and how long its text is.
+
+    Counted, not timed: the same everywhere."""
 
     def __init__(self, max_chars: int) -> None:
         self._left = MAX_WORK
@@ -40,19 +46,22 @@ class Work:
         self._shown = 0
 
     def spend(self, units: int) -> None:
-        """``units`` are about a character each. Raises RenderFailed where a record has used up its share."""
+        """``units`` are about a character each.
+
+        Raises RenderFailed where a record has used up its share."""
         self._left -= units
         if self._left < 0:
             raise RenderFailed(
-                f"the template does more than {MAX_WORK} units of work for this record (characters and steps of loops); "
-                "write fewer loops inside one another"
+                f"the template does more than {MAX_WORK} units of work for this record (characters "
+                "and steps of loops); write fewer loops inside one another"
             )
 
     def step(self) -> None:
         self.spend(STEP_UNITS)
 
     def look(self, value: Any, times: int = 1) -> None:
-        """Count everything inside ``value``: characters, or bytes of its JSON, which is the quickest way to measure a list."""
+        """Count everything inside ``value``: characters, or bytes of its JSON, which is the
+        quickest way to measure a list."""
         if isinstance(value, str):
             self.spend(len(value) * times)
         elif isinstance(value, list | tuple | Mapping):
@@ -90,7 +99,8 @@ def as_text(value: Any) -> str:
 
 
 def _counted(name: str, times: int = 1, *, of_lists: bool = False) -> Callable[..., Any]:
-    """Jinja's own filter, which counts what it is given and gives lists where Jinja gives generators."""
+    """Jinja's own filter, which counts what it is given and gives lists where Jinja gives
+    generators."""
     own = JINJA[name]
     takes = str(getattr(own, "jinja_pass_arg", ""))
 
@@ -104,7 +114,10 @@ def _counted(name: str, times: int = 1, *, of_lists: bool = False) -> Callable[.
             raise RenderFailed(f"{name} takes a list or an object, not {seen(value)}")
         for one in (value, *args, *named.values()):
             work.look(one, times)
-        first = {"_PassArg.context": (context,), "_PassArg.environment": (context.environment,)}.get(takes, ())
+        first = {
+            "_PassArg.context": (context,),
+            "_PassArg.environment": (context.environment,),
+        }.get(takes, ())
         if takes == "_PassArg.eval_context":
             first = (context.eval_ctx,)
         made = own(*first, value, *args, **named)
@@ -119,7 +132,11 @@ def _counted(name: str, times: int = 1, *, of_lists: bool = False) -> Callable[.
 @pass_context
 def _default(_: Context, value: Any, fallback: Any = "", empty: bool = False) -> Any:
     """A text for what is absent or null, and with ``empty`` for what is empty, too."""
-    return fallback if value is None or isinstance(value, Undefined) or (empty and not value) else value
+    return (
+        fallback
+        if value is None or isinstance(value, Undefined) or (empty and not value)
+        else value
+    )
 
 
 @pass_context
@@ -134,7 +151,9 @@ def _join(context: Context, values: Any, between: str = "") -> str:
 @pass_context
 def _replace(context: Context, text: Any, old: Any, new: Any) -> str:
     if not (isinstance(text, str) and isinstance(old, str) and isinstance(new, str) and old):
-        raise RenderFailed(f"replace takes three texts, not {seen(text)}, {seen(old)} and {seen(new)}")
+        raise RenderFailed(
+            f"replace takes three texts, not {seen(text)}, {seen(old)} and {seen(new)}"
+        )
     work = work_of(context)
     work.look([text, old, new])
     chars = len(text) + text.count(old) * max(len(new) - len(old), 0)
@@ -145,16 +164,23 @@ def _replace(context: Context, text: Any, old: Any, new: Any) -> str:
 
 @pass_context
 def _round(_: Context, value: Any, precision: int = 0) -> Any:
-    if type(value) not in (int, float) or type(precision) is not int or not 0 <= precision <= MAX_PRECISION:
+    if (
+        type(value) not in (int, float)
+        or type(precision) is not int
+        or not 0 <= precision <= MAX_PRECISION
+    ):
         raise RenderFailed(
-            f"round takes a number and 0 to {MAX_PRECISION} digits, not {seen(value)} and {seen(precision)}"
+            f"round takes a number and 0 to {MAX_PRECISION} digits, not {seen(value)} and "
+            f"{seen(precision)}"
         )
     return round(value, precision)
 
 
 @pass_context
 def _sum(context: Context, values: Any) -> Any:
-    if not isinstance(values, list | tuple) or not all(type(value) in (int, float) for value in values):
+    if not isinstance(values, list | tuple) or not all(
+        type(value) in (int, float) for value in values
+    ):
         raise RenderFailed(f"sum takes a list of numbers, not {seen(values)}")
     work_of(context).look(values)
     return sum(values)
@@ -172,28 +198,72 @@ def _tojson(context: Context, value: Any) -> str:
 @pass_context
 def _list(context: Context, value: Any) -> list[Any]:
     if not isinstance(value, list | tuple | Mapping):
-        raise RenderFailed(f"list takes a list or an object, not {seen(value)}; {{{{ text[:100] }}}} cuts a text")
+        raise RenderFailed(
+            f"list takes a list or an object, not {seen(value)}; {{{{ text[:100] }}}} cuts a text"
+        )
     work_of(context).look(value)
     return list(value)
 
 
 _LOOKERS = (
-    "abs", "capitalize", "count", "first", "float", "int", "last", "length", "lower", "reverse", "string", "trim", "truncate",
+    "abs",
+    "capitalize",
+    "count",
+    "first",
+    "float",
+    "int",
+    "last",
+    "length",
+    "lower",
+    "reverse",
+    "string",
+    "trim",
+    "truncate",
     "upper",
-)  # fmt: skip
-_OF_LISTS = ("dictsort", "items", "map", "max", "min", "reject", "rejectattr", "select", "selectattr", "sort", "unique")
+)
+_OF_LISTS = (
+    "dictsort",
+    "items",
+    "map",
+    "max",
+    "min",
+    "reject",
+    "rejectattr",
+    "select",
+    "selectattr",
+    "sort",
+    "unique",
+)
 FILTERS: Final[Mapping[str, Any]] = {
     **{name: _counted(name) for name in _LOOKERS},
     **{name: _counted(name, SORT_UNITS, of_lists=True) for name in _OF_LISTS},
     "title": _counted("title", SLOW_UNITS),
     "wordcount": _counted("wordcount", SLOW_UNITS),
-    "default": _default, "d": _default, "join": _join, "list": _list, "replace": _replace, "round": _round, "sum": _sum,
+    "default": _default,
+    "d": _default,
+    "join": _join,
+    "list": _list,
+    "replace": _replace,
+    "round": _round,
+    "sum": _sum,
     "tojson": _tojson,
-}  # fmt: skip
+}
 TESTS: Final[Mapping[str, Any]] = {
     name: JINJA_TESTS[name]
     for name in (
-        "boolean", "defined", "even", "false", "float", "integer", "mapping", "none", "number", "odd", "sequence", "string",
-        "true", "undefined",
+        "boolean",
+        "defined",
+        "even",
+        "false",
+        "float",
+        "integer",
+        "mapping",
+        "none",
+        "number",
+        "odd",
+        "sequence",
+        "string",
+        "true",
+        "undefined",
     )
-}  # fmt: skip
+}

@@ -1,6 +1,8 @@
-"""Which parts of Jinja a prompt may use, and the counters that are put into it before it is compiled.
+"""Which parts of Jinja a prompt may use, and the counters that are put into it before it is
+compiled.
 
-A list of what may be there, not of what may not: whatever a later Jinja adds is refused until it is added here.
+A list of what may be there, not of what may not: whatever a later Jinja adds is refused until it is
+added here.
 """
 
 from __future__ import annotations
@@ -20,13 +22,42 @@ BUDGET: Final = "$work"
 STEPS, SHOWN, JOINED, LOOKED = "$steps", "$shown", "$joined", "$looked"
 
 _ALLOWED: Final = (
-    nodes.Template, nodes.Output, nodes.TemplateData, nodes.Name, nodes.Const, nodes.Getattr, nodes.Getitem, nodes.Slice,
-    nodes.If, nodes.For, nodes.Assign, nodes.CondExpr, nodes.And, nodes.Or, nodes.Not, nodes.Compare, nodes.Operand,
-    nodes.Concat, nodes.Add, nodes.Sub, nodes.Mul, nodes.Div, nodes.Neg, nodes.Pos, nodes.Filter, nodes.Test, nodes.List,
-    nodes.Tuple, nodes.Dict, nodes.Pair, nodes.Keyword,
-)  # fmt: skip
+    nodes.Template,
+    nodes.Output,
+    nodes.TemplateData,
+    nodes.Name,
+    nodes.Const,
+    nodes.Getattr,
+    nodes.Getitem,
+    nodes.Slice,
+    nodes.If,
+    nodes.For,
+    nodes.Assign,
+    nodes.CondExpr,
+    nodes.And,
+    nodes.Or,
+    nodes.Not,
+    nodes.Compare,
+    nodes.Operand,
+    nodes.Concat,
+    nodes.Add,
+    nodes.Sub,
+    nodes.Mul,
+    nodes.Div,
+    nodes.Neg,
+    nodes.Pos,
+    nodes.Filter,
+    nodes.Test,
+    nodes.List,
+    nodes.Tuple,
+    nodes.Dict,
+    nodes.Pair,
+    nodes.Keyword,
+)
 _SPECIAL: Final = frozenset({"self", "super", "caller", "varargs", "kwargs"})
-_LANGUAGE: Final = "a prompt has {{ values }}, {% for %}, {% if %}, {% set %}, filters and tests; docs/prompts.md"
+_LANGUAGE: Final = (
+    "a prompt has {{ values }}, {% for %}, {% if %}, {% set %}, filters and tests; docs/prompts.md"
+)
 
 
 class NodeRefused(Exception):
@@ -43,7 +74,9 @@ def checked(tree: nodes.Template) -> nodes.Template:
         node = waiting.pop()
         count += 1
         if count > MAX_NODES:
-            raise NodeRefused(node.lineno, "a template of so many parts", f"at most {MAX_NODES} are allowed")
+            raise NodeRefused(
+                node.lineno, "a template of so many parts", f"at most {MAX_NODES} are allowed"
+            )
         _check(node)
         waiting += node.iter_child_nodes()
     _Counters().visit(tree)
@@ -53,18 +86,26 @@ def checked(tree: nodes.Template) -> nodes.Template:
 def _check(node: nodes.Node) -> None:
     if isinstance(node, nodes.Call):
         raise NodeRefused(
-            node.lineno, "a call", "use filters, as in {{ text|upper }} and {% for key, value in record|items %}"
+            node.lineno,
+            "a call",
+            "use filters, as in {{ text|upper }} and {% for key, value in record|items %}",
         )
     if type(node) not in _ALLOWED:
         raise NodeRefused(node.lineno, f"{type(node).__name__.lower()!r}", _LANGUAGE)
     if isinstance(node, nodes.Name) and node.name in _SPECIAL:
         raise NodeRefused(
-            node.lineno, f"the name {node.name!r}", f'write record["{node.name}"] for a column of this name'
+            node.lineno,
+            f"the name {node.name!r}",
+            f'write record["{node.name}"] for a column of this name',
         )
     if isinstance(node, nodes.Filter) and (node.name not in FILTERS or node.node is None):
-        raise NodeRefused(node.lineno, f"the filter {node.name!r}", f"filters are {', '.join(sorted(FILTERS))}")
+        raise NodeRefused(
+            node.lineno, f"the filter {node.name!r}", f"filters are {', '.join(sorted(FILTERS))}"
+        )
     if isinstance(node, nodes.Test) and node.name not in TESTS:
-        raise NodeRefused(node.lineno, f"the test {node.name!r}", f"tests are {', '.join(sorted(TESTS))}")
+        raise NodeRefused(
+            node.lineno, f"the test {node.name!r}", f"tests are {', '.join(sorted(TESTS))}"
+        )
     if isinstance(node, nodes.For) and node.recursive:
         raise NodeRefused(node.lineno, "a recursive loop", "write one loop inside the other")
 
@@ -85,7 +126,9 @@ class _Counters(NodeTransformer):
         names = [_named(part) for part in node.nodes]
         self.generic_visit(node)
         node.nodes = [
-            part if isinstance(part, nodes.TemplateData) else _through(part, SHOWN, nodes.Const(name))
+            part
+            if isinstance(part, nodes.TemplateData)
+            else _through(part, SHOWN, nodes.Const(name))
             for part, name in zip(node.nodes, names, strict=True)
         ]
         return node

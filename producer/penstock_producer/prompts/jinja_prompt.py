@@ -1,11 +1,13 @@
-"""Prompts in Jinja: loops and conditions over the columns of a record, in a sandbox that ends by itself.
+"""Prompts in Jinja: loops and conditions over the columns of a record, in a sandbox that ends by
+itself.
 
     {% for review in reviews %}- {{ review.text|truncate(200) }}
     {% endfor %}{% if language is defined %}Answer in {{ language }}.{% endif %}
 
-Jinja's ImmutableSandboxedEnvironment with less in it: only the parts of the language that `jinja_nodes.py` lists, no calls, no
-attributes but the fields of objects, and filters from a list. What a template costs is counted in units of work (about
-characters and steps), not in seconds, so that a record is rendered or refused alike wherever and whenever it is read.
+Jinja's ImmutableSandboxedEnvironment with less in it: only the parts of the language that
+`jinja_nodes.py` lists, no calls, no attributes but the fields of objects, and filters from a list.
+What a template costs is counted in units of work (about characters and steps), not in seconds, so
+that a record is rendered or refused alike wherever and whenever it is read.
 """
 
 from __future__ import annotations
@@ -15,13 +17,29 @@ from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from typing import Any, Final
 
-from jinja2 import StrictUndefined, Template, TemplateSyntaxError, Undefined, UndefinedError, meta, pass_context
+from jinja2 import (
+    StrictUndefined,
+    Template,
+    TemplateSyntaxError,
+    Undefined,
+    UndefinedError,
+    meta,
+    pass_context,
+)
 from jinja2.runtime import Context, LoopContext
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from penstock_producer.errors import TemplateError, seen
 from penstock_producer.prompts.jinja_filters import FILTERS, TESTS, Work, as_text, work_of
-from penstock_producer.prompts.jinja_nodes import BUDGET, JOINED, LOOKED, SHOWN, STEPS, NodeRefused, checked
+from penstock_producer.prompts.jinja_nodes import (
+    BUDGET,
+    JOINED,
+    LOOKED,
+    SHOWN,
+    STEPS,
+    NodeRefused,
+    checked,
+)
 from penstock_producer.prompts.template import MissingField, RenderFailed, TextTooLong
 from penstock_producer.sizes import DEFAULT_MAX_BODY_BYTES
 
@@ -30,24 +48,46 @@ __all__ = ["MAX_TEMPLATE_CHARS", "JinjaTemplate"]
 MAX_TEMPLATE_CHARS: Final = (
     64 * 1024
 )  # compiling takes time for every character; long texts belong into the system message
-RECORD: Final = "record"  # the whole row, for columns whose names are no words: record["unit price"]
-_LOOP = frozenset({
-    "index", "index0", "revindex", "revindex0", "first", "last", "length", "depth", "depth0", "previtem", "nextitem",
-})  # fmt: skip
+RECORD: Final = (
+    "record"  # the whole row, for columns whose names are no words: record["unit price"]
+)
+_LOOP = frozenset(
+    {
+        "index",
+        "index0",
+        "revindex",
+        "revindex0",
+        "first",
+        "last",
+        "length",
+        "depth",
+        "depth0",
+        "previtem",
+        "nextitem",
+    }
+)
 _OPERATORS: Final = frozenset({"+", "-", "*", "/"})
 _MAX_NUMBER: Final = 2.0**63
 _NO_ORDER = re.compile(r"not supported between instances of '(?P<left>\w+)' and '(?P<right>\w+)'")
 _KINDS = {
-    "str": "a text", "int": "a number", "float": "a number", "bool": "true or false", "list": "a list",
-    "dict": "an object", "NoneType": "null",
-}  # fmt: skip
+    "str": "a text",
+    "int": "a number",
+    "float": "a number",
+    "bool": "true or false",
+    "list": "a list",
+    "dict": "an object",
+    "NoneType": "null",
+}
 _MISSING = re.compile(r"'(?P<name>[^']*)' is undefined|has no attribute '(?P<inner>[^']*)'")
 
 
 class _Environment(ImmutableSandboxedEnvironment):
-    """Attributes are fields of objects; sums are of numbers or of texts, and no larger than a request may be."""
+    """Attributes are fields of objects; sums are of numbers or of texts, and no larger than a
+    request may be."""
 
-    intercepted_binops = frozenset(ImmutableSandboxedEnvironment.default_binop_table)  # so none is reckoned beforehand
+    intercepted_binops = frozenset(
+        ImmutableSandboxedEnvironment.default_binop_table
+    )  # so none is reckoned beforehand
 
     def getattr(self, obj: Any, attribute: str) -> Any:
         if isinstance(obj, Mapping):
@@ -58,7 +98,11 @@ class _Environment(ImmutableSandboxedEnvironment):
 
     def getitem(self, obj: Any, argument: Any) -> Any:
         if isinstance(obj, list | str) and type(argument) is int:
-            return obj[argument] if -len(obj) <= argument < len(obj) else self.undefined(obj=obj, name=str(argument))
+            return (
+                obj[argument]
+                if -len(obj) <= argument < len(obj)
+                else self.undefined(obj=obj, name=str(argument))
+            )
         return self.getattr(obj, argument if isinstance(argument, str) else str(argument))
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
@@ -67,7 +111,8 @@ class _Environment(ImmutableSandboxedEnvironment):
             return work.text([left, right])
         if operator not in _OPERATORS or not (_is_small(left) and _is_small(right)):
             raise RenderFailed(
-                f"{seen(left)} {operator} {seen(right)}: only numbers are reckoned with, and texts joined with ~"
+                f"{seen(left)} {operator} {seen(right)}: only numbers are reckoned with, and texts "
+                "joined with ~"
             )
         return self.binop_table[operator](left, right)
 
@@ -104,7 +149,9 @@ def _shown(context: Context, value: Any, name: str) -> str:
 def _joined(context: Context, values: list[Any]) -> str:
     for value in values:
         if value is None or isinstance(value, Undefined):
-            raise RenderFailed("a value on one side of ~ is absent or null; give it a text with |default")
+            raise RenderFailed(
+                "a value on one side of ~ is absent or null; give it a text with |default"
+            )
     return work_of(context).text([as_text(value) for value in values])
 
 
@@ -118,10 +165,15 @@ def _looked(context: Context, value: Any) -> Any:
 @lru_cache(maxsize=1)
 def _environment() -> _Environment:
     made = _Environment(
-        undefined=StrictUndefined, autoescape=False, trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True,
-        optimized=False,  # else constants were reckoned while the template is compiled, without any bound
+        undefined=StrictUndefined,
+        autoescape=False,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+        # else constants were reckoned while the template is compiled, without any bound
+        optimized=False,
         cache_size=0,
-    )  # fmt: skip
+    )
     made.globals = {}
     made.policies = {**made.policies, "truncate.leeway": 0}  # truncate(200) means 200
     made.filters = {**FILTERS, STEPS: _steps, SHOWN: _shown, JOINED: _joined, LOOKED: _looked}
@@ -162,33 +214,49 @@ class JinjaTemplate:
 @lru_cache(maxsize=32)
 def _compiled(text: str, pointer: str) -> tuple[frozenset[str], Template]:
     if len(text) > MAX_TEMPLATE_CHARS:
-        fix = f"a Jinja prompt has at most {MAX_TEMPLATE_CHARS}; put what is the same for all into the system message"
+        fix = (
+            f"a Jinja prompt has at most {MAX_TEMPLATE_CHARS}; put what is the same for all into "
+            "the system message"
+        )
         raise TemplateError(f"{seen(text)} has {len(text)} characters", fix, pointer=pointer)
     environment = _environment()
     try:
-        tree = checked(environment.parse(text))  # before all else: looking for names already reckons constants
+        tree = checked(
+            environment.parse(text)
+        )  # before all else: looking for names already reckons constants
         names = frozenset(meta.find_undeclared_variables(tree))
         code = environment.compile(tree)
         return names, Template.from_code(environment, code, environment.globals)
     except TemplateSyntaxError as error:
         why = f"line {error.lineno}: {(error.message or str(error)).rstrip('.')}"
-        raise TemplateError(why, "docs/prompts.md lists what a prompt may have", pointer=pointer) from None
+        raise TemplateError(
+            why, "docs/prompts.md lists what a prompt may have", pointer=pointer
+        ) from None
     except NodeRefused as refused:
-        raise TemplateError(f"line {refused.line}: {refused.what} is refused", refused.fix, pointer=pointer) from None
-    except (RecursionError, SyntaxError, MemoryError):  # the last is Python's parser, at its own depth
+        raise TemplateError(
+            f"line {refused.line}: {refused.what} is refused", refused.fix, pointer=pointer
+        ) from None
+    except (
+        RecursionError,
+        SyntaxError,
+        MemoryError,
+    ):  # the last is Python's parser, at its own depth
         fix = "write it with fewer loops and parentheses"
-        raise TemplateError(f"{seen(text)}: parts lie too deep inside one another", fix, pointer=pointer) from None
+        raise TemplateError(
+            f"{seen(text)}: parts lie too deep inside one another", fix, pointer=pointer
+        ) from None
 
 
 def _not_in_order(message: str) -> RenderFailed:
-    """What to say about two values of which Python knows no order, as of a text of CSV and a number."""
+    """What to say about two values of which Python knows no order, as of a text of CSV and a
+    number."""
     found = _NO_ORDER.search(message)
     if found is None:
         return RenderFailed(f"TypeError: {message[:200]}")
     left, right = (_KINDS.get(found[side], found[side]) for side in ("left", "right"))
     return RenderFailed(
-        f"{left} and {right} cannot be compared or sorted together; a column of CSV is text, and {{{{ column|float }}}} "
-        "makes a number of it"
+        f"{left} and {right} cannot be compared or sorted together; a column of CSV is text, and "
+        "{{ column|float }} makes a number of it"
     )
 
 

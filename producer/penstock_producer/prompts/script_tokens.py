@@ -1,4 +1,5 @@
-"""About how many tokens a text has, by its script: fitted to a real tokenizer, for where none is at hand."""
+"""About how many tokens a text has, by its script: fitted to a real tokenizer, for where none is at
+hand."""
 
 from __future__ import annotations
 
@@ -8,13 +9,22 @@ from typing import Final
 __all__ = ["CALIBRATED", "by_script"]
 
 CALIBRATED: Final = "characters, calibrated by script to o200k_base on 2026-11-22"
-# What o200k_base makes of texts in 40 languages and of code (benchmarks/RESULTS.md, "Tokens by characters"): on average within a
-# tenth for English, code, JSON, German, French, Chinese, Japanese and Korean, for single texts within a third.
-WORD, LETTERS_WHOLE, LETTER_BEYOND = 1.0, 6, 0.5  # a word of ASCII letters, and what each letter beyond the sixth adds
+# What o200k_base makes of texts in 40 languages and of code (benchmarks/RESULTS.md, "Tokens by
+# characters"): on average within a tenth for English, code, JSON, German, French, Chinese, Japanese
+# and Korean, for single texts within a third.
+WORD, LETTERS_WHOLE, LETTER_BEYOND = (
+    1.0,
+    6,
+    0.5,
+)  # a word of ASCII letters, and what each letter beyond the sixth adds
 MARKS, MARK_BEYOND = 0.5, 0.33  # a run of punctuation, and each mark in it beyond the first
 _WORDS: Final = re.compile(r"[A-Za-z]+")
 _MARKS: Final = re.compile(r"[!-/:-@\[-`{-~]+")
-_OF_ASCII: Final = ((re.compile(r"[0-9]{1,3}"), 1.0), (re.compile(r"\n\s*"), 0.6), (re.compile(r" {2,}"), 1.0))
+_OF_ASCII: Final = (
+    (re.compile(r"[0-9]{1,3}"), 1.0),
+    (re.compile(r"\n\s*"), 0.6),
+    (re.compile(r" {2,}"), 1.0),
+)
 _LETTERS: Final = (
     (re.compile(r"[\u00c0-\u024f\u1e00-\u1eff]"), 0.42),  # Latin letters with accents
     (re.compile(r"[\u0370-\u03ff]"), 0.42),  # Greek
@@ -36,7 +46,9 @@ _OTHER: Final = re.compile(
 def by_script(text: str) -> float:
     """Linear in what the text is made of."""
     words, marks = _WORDS.findall(text), _MARKS.findall(text)
-    tokens = WORD * len(words) + LETTER_BEYOND * sum(max(0, len(word) - LETTERS_WHOLE) for word in words)
+    tokens = WORD * len(words) + LETTER_BEYOND * sum(
+        max(0, len(word) - LETTERS_WHOLE) for word in words
+    )
     tokens += MARKS * len(marks) + MARK_BEYOND * sum(len(run) - 1 for run in marks)
     tokens += sum(each * len(pattern.findall(text)) for pattern, each in _OF_ASCII)
     if not text.isascii():

@@ -1,8 +1,11 @@
-"""Prompt templates: `{field}`, `{field|default:"none"}` and nothing else. There is no logic to inject into.
+"""Prompt templates: `{field}`, `{field|default:"none"}` and nothing else.
 
-`{{` and `}}` stand for literal braces. A field is a column of the record; `{user.name}` first looks for a column of
-exactly that name, then for `name` inside the object `user`. A default is a JSON string without braces, and stands for a
-column that is absent or null; without one such a row is refused.
+There is no logic to inject into.
+
+`{{` and `}}` stand for literal braces. A field is a column of the record; `{user.name}` first looks
+for a column of exactly that name, then for `name` inside the object `user`. A default is a JSON
+string without braces, and stands for a column that is absent or null; without one such a row is
+refused.
 """
 
 from __future__ import annotations
@@ -31,7 +34,8 @@ class MissingField(LookupError):
 
 
 class TextTooLong(ValueError):
-    """The text for a record is longer than any request may be; ``name`` is the column at which it grew too long."""
+    """The text for a record is longer than any request may be; ``name`` is the column at which it
+    grew too long."""
 
     def __init__(self, name: str, max_chars: int) -> None:
         self.name = name
@@ -59,10 +63,12 @@ class Template:
         return tuple(name for name, default, _ in self._parts if default is None)
 
     def render(self, record: Mapping[str, Any], max_chars: int = DEFAULT_MAX_BODY_BYTES) -> str:
-        """The text for one record. Raises MissingField: an absent or null column never becomes a paid request.
+        """The text for one record.
 
-        Raises TextTooLong once the parts are longer than ``max_chars`` together, before they are joined: a short template
-        that names a long column often enough would fill any memory.
+        Raises MissingField: an absent or null column never becomes a paid request.
+
+        Raises TextTooLong once the parts are longer than ``max_chars`` together, before they are
+        joined: a short template that names a long column often enough would fill any memory.
         """
         parts = [self._literals[0]]
         chars = len(self._literals[0])
@@ -79,7 +85,9 @@ class Template:
         return "".join(parts)
 
 
-def _parse(text: str, pointer: str) -> tuple[tuple[str, ...], tuple[str | None, ...], tuple[str, ...]]:
+def _parse(
+    text: str, pointer: str
+) -> tuple[tuple[str, ...], tuple[str | None, ...], tuple[str, ...]]:
     """The columns, their defaults, and the literal texts around them."""
     fields: list[str] = []
     defaults: list[str | None] = []
@@ -100,7 +108,8 @@ def _parse(text: str, pointer: str) -> tuple[tuple[str, ...], tuple[str | None, 
         elif _FIELD.fullmatch(name) is None:
             raise TemplateError(
                 f"{seen(token[0])} is not a column name",
-                'templates have columns only, as {column} or {column|default:"none"}; write {{ and }} for literal braces',
+                'templates have columns only, as {column} or {column|default:"none"}; write {{ and '
+                "}} for literal braces",
                 pointer=pointer,
             )
         else:

@@ -1,7 +1,9 @@
-"""Where so many tokens of a text end: by the tokenizer of a model, or by a rule that is the same on every machine.
+"""Where so many tokens of a text end: by the tokenizer of a model, or by a rule that is the same on
+every machine.
 
-A row is rendered at submit, by feeders and by workers, and has to become the same request each time. So a job names its
-tokenizer by path and digest, and a machine that has another file there, or none, says so and does not guess.
+A row is rendered at submit, by feeders and by workers, and has to become the same request each
+time. So a job names its tokenizer by path and digest, and a machine that has another file there, or
+none, says so and does not guess.
 """
 
 from __future__ import annotations
@@ -22,14 +24,17 @@ MAX_FILE_BYTES: Final = 256 * 1024 * 1024  # the largest of today's have 40 MB
 KEPT: Final = 4  # tokenizers in memory; a job has one
 PIN: Final = "#sha256="
 ASCII_CHARS: Final = 4  # for each token: what English text comes to with the tokenizers of today
-OTHER_BYTES: Final = 3  # of UTF-8, in texts with other letters: 1.5 letters of Cyrillic or Greek, one sign of Chinese
+# of UTF-8, in texts with other letters: 1.5 letters of Cyrillic or Greek, one sign of Chinese
+OTHER_BYTES: Final = 3
 ESTIMATED: Final = (
-    f"by estimate: {ASCII_CHARS} characters of plain English for a token, {OTHER_BYTES} bytes of other texts"
+    f"by estimate: {ASCII_CHARS} characters of plain English for a token, {OTHER_BYTES} bytes of "
+    "other texts"
 )
 
 
 class TokenCounter(Protocol):
-    """Both are places between characters of ``text``; its ends where it has no more than ``tokens``."""
+    """Both are places between characters of ``text``; its ends where it has no more than
+    ``tokens``."""
 
     def head(self, text: str, tokens: int) -> int:
         """Where the first tokens end."""
@@ -51,7 +56,9 @@ class Estimate:
     def tail(self, text: str, tokens: int) -> int:
         if text.isascii():
             return max(0, len(text) - tokens * ASCII_CHARS)
-        return len(text) - len(text.encode(errors="replace")[-tokens * OTHER_BYTES :].decode(errors="ignore"))
+        return len(text) - len(
+            text.encode(errors="replace")[-tokens * OTHER_BYTES :].decode(errors="ignore")
+        )
 
 
 class ByTokenizer:
@@ -92,7 +99,8 @@ def in_words(tokenizer: str | None) -> str:
 
 
 def counter_of(tokenizer: str | None) -> TokenCounter:
-    """Raises SourceUnavailable where the job's tokenizer is not on this machine, as it was when the job was submitted."""
+    """Raises SourceUnavailable where the job's tokenizer is not on this machine, as it was when the
+    job was submitted."""
     if tokenizer is None:
         return Estimate()
     try:
@@ -112,7 +120,9 @@ def _loaded(place: str) -> ByTokenizer:
     path, _, digest = place.partition(PIN)
     data = _read(Path(path))
     if hashlib.sha256(data).hexdigest() != digest:
-        raise ValueError(f"{path} is not the file that the job was submitted with; put that one there")
+        raise ValueError(
+            f"{path} is not the file that the job was submitted with; put that one there"
+        )
     try:
         from tokenizers import Tokenizer  # pyright: ignore[reportMissingImports]
     except ImportError:
@@ -120,14 +130,19 @@ def _loaded(place: str) -> ByTokenizer:
     try:
         return ByTokenizer(Tokenizer.from_buffer(data))
     except Exception as error:  # of a library in Rust, which raises Exception itself
-        raise ValueError(f"{path} is not a tokenizer ({error}); name the {FILE} of a model") from error
+        raise ValueError(
+            f"{path} is not a tokenizer ({error}); name the {FILE} of a model"
+        ) from error
 
 
 def _read(path: Path) -> bytes:
     try:
         size = os.stat(path).st_size
         if size > MAX_FILE_BYTES:
-            raise ValueError(f"{path} has {size} bytes, and {MAX_FILE_BYTES} are read; name the {FILE} of a model")
+            raise ValueError(
+                f"{path} has {size} bytes, and {MAX_FILE_BYTES} are read; name the {FILE} of a "
+                "model"
+            )
         return path.read_bytes()
     except OSError as error:
         raise ValueError(

@@ -1,4 +1,5 @@
-"""How much of a column's text goes into the prompt: `8000`, `8000:head`, `8000:tail`, `8000:ends`; `2000t` counts tokens."""
+"""How much of a column's text goes into the prompt: `8000`, `8000:head`, `8000:tail`, `8000:ends`;
+`2000t` counts tokens."""
 
 from __future__ import annotations
 
@@ -28,7 +29,9 @@ class NotText(TypeError):
 class Cut(NamedTuple):
     most: int
     keep: str  # `head`, `tail`, or `ends`
-    tokens: TokenCounter | None = None  # what counts tokens, where those are meant and not characters
+    tokens: TokenCounter | None = (
+        None  # what counts tokens, where those are meant and not characters
+    )
 
     def of(self, text: str) -> str:
         if self.tokens is not None:
@@ -50,21 +53,29 @@ class Cut(NamedTuple):
         end = tokens.head(text, self.most)
         if self.keep == "head" or end == len(text):
             return text[:end]
-        mark, left = (MARK, self.most - MARK_TOKENS) if self.most > 2 * MARK_TOKENS else ("", self.most)
+        mark, left = (
+            (MARK, self.most - MARK_TOKENS) if self.most > 2 * MARK_TOKENS else ("", self.most)
+        )
         begin = tokens.head(text, left - left // 2)
         rest = tokens.tail(text, left // 2) if left // 2 else len(text)
         return text[:begin] + mark + text[max(begin, rest) :]
 
 
 def cut_of(given: object, tokens: TokenCounter | None = None) -> Cut:
-    """``tokens`` counts them where a limit is in tokens. Raises ValueError, which says what to write."""
+    """``tokens`` counts them where a limit is in tokens.
+
+    Raises ValueError, which says what to write."""
     found = _POLICY.fullmatch(str(given)) if type(given) in (int, str) else None
     if found is None:
         raise ValueError(
-            "write a number of characters, such as 8000, or of tokens, such as 2000t, and what is kept: 8000:head, 8000:tail or "
-            "2000t:ends"
+            "write a number of characters, such as 8000, or of tokens, such as 2000t, and what is "
+            "kept: 8000:head, 8000:tail or 2000t:ends"
         )
-    return Cut(int(found["most"]), found["keep"] or "head", (tokens or Estimate()) if found["unit"] else None)
+    return Cut(
+        int(found["most"]),
+        found["keep"] or "head",
+        (tokens or Estimate()) if found["unit"] else None,
+    )
 
 
 def counts_tokens(given: object) -> bool:
@@ -73,7 +84,9 @@ def counts_tokens(given: object) -> bool:
     return found is not None and found["unit"] is not None
 
 
-def shortened(record: Mapping[str, Any], cuts: Mapping[str, Cut]) -> tuple[Mapping[str, Any], list[str]]:
+def shortened(
+    record: Mapping[str, Any], cuts: Mapping[str, Cut]
+) -> tuple[Mapping[str, Any], list[str]]:
     """The record with its texts cut, and the columns whose text was. Raises NotText."""
     cut: list[str] = []
     for name, policy in cuts.items():

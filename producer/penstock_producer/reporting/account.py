@@ -1,4 +1,5 @@
-"""The account of a job: the figures of `report.json`, which all forms of the report are written from."""
+"""The account of a job: the figures of `report.json`, which all forms of the report are written
+from."""
 
 from __future__ import annotations
 
@@ -35,7 +36,9 @@ class BatchesCreated(NamedTuple):
 class PromptTokens(NamedTuple):
     """Tokens of prompts, for each call, as the answers count them."""
 
-    histogram: list[dict[str, int | None]]  # `up_to` so many tokens (null: more than the last), and `documents`
+    histogram: list[
+        dict[str, int | None]
+    ]  # `up_to` so many tokens (null: more than the last), and `documents`
     largest: list[dict[str, str | int]]  # `doc_id` and `prompt_tokens`, the longest first
 
 
@@ -55,29 +58,45 @@ class Report:
     rate_limited: int
     prompt_tokens: int
     completion_tokens: int
-    cost_usd: float | None  # spent, over all generations and lanes; None: of some of it no price is known
+    cost_usd: (
+        float | None
+    )  # spent, over all generations and lanes; None: of some of it no price is known
     seconds: float  # of work: pauses between two runs of the same job do not count
     items_per_second: float
     dead_by_reason: dict[str, int]
-    retried_by_reason: dict[str, int]  # attempts that were followed by another, or ended with their engine
+    retried_by_reason: dict[
+        str, int
+    ]  # attempts that were followed by another, or ended with their engine
     provider_cost_usd: float | None  # the part of `cost_usd` that providers' prices make
     gpu_cost_usd: float | None  # the part that the time of workers with a model of their own makes
     rows_cut: dict[str, int]  # rows whose text was cut as the job asks, by column
     tokens_saved: int  # by taking blanks out of prompts, estimated
-    repairs: int = 0  # requests that showed a model what the schema had against its answer; among `calls`
+    repairs: int = (
+        0  # requests that showed a model what the schema had against its answer; among `calls`
+    )
     fallbacks: int = 0  # requests that went to the next model instead of a dead letter
     spec_digest: str = ""  # of the job's options and its source
-    made_with: list[dict[str, Any]] = field(default_factory=list)  # releases, engines, prices; a result has its model
-    deduplicated: int = 0  # of the succeeded: took the answer to an equal request of this job, at no cost
+    made_with: list[dict[str, Any]] = field(
+        default_factory=list
+    )  # releases, engines, prices; a result has its model
+    deduplicated: int = (
+        0  # of the succeeded: took the answer to an equal request of this job, at no cost
+    )
     cached: int = 0  # likewise of an earlier job
-    answered_twice: int = 0  # documents that were paid for again, as two lanes have answered them; in the cost
+    answered_twice: int = (
+        0  # documents that were paid for again, as two lanes have answered them; in the cost
+    )
     twice_cost_usd: float = 0.0  # of `cost_usd`: what the answers cost that came second
     lanes: list[dict[str, Any]] = field(default_factory=list)  # where the job went, when and why
-    advice: list[str] = field(default_factory=list)  # where all documents failed alike: why, and what to do
+    advice: list[str] = field(
+        default_factory=list
+    )  # where all documents failed alike: why, and what to do
     cost_by_lane: list[money.LaneCost] = field(default_factory=list)
     saved: money.Saved = field(default_factory=lambda: money.Saved(0.0, 0.0, 0.0))
     batches: BatchesCreated | None = None  # None: its documents went into none
-    prompt_sizes: PromptTokens | None = None  # None: the rows of the job were not read for this form of the report
+    prompt_sizes: PromptTokens | None = (
+        None  # None: the rows of the job were not read for this form of the report
+    )
     known_usd: float = 0.0  # `cost_usd` without that of which no price is known
     visible_usd: float | None = None  # of `cost_usd`: what the outcomes took that are visible now
     spent_besides: dict[str, float] = field(
@@ -114,8 +133,9 @@ def build(
     sizes: PromptSizes | None = None,
     unread: tuple[int, int | None] = (0, 0),
 ) -> Report:
-    """SQL decides what happened to documents; ``stats`` (Redis) adds what only the queue saw; ``created`` is how many batches
-    providers took, with how many requests, ``unread`` how many of their answers were paid for in vain, and what these cost.
+    """SQL decides what happened to documents; ``stats`` (Redis) adds what only the queue saw;
+    ``created`` is how many batches providers took, with how many requests, ``unread`` how many of
+    their answers were paid for in vain, and what these cost.
 
     ``seconds`` of work where the caller measured them, else the time from submit to the end.
     """
@@ -143,7 +163,9 @@ def build(
         cost_usd=spent_usd.usd,
         seconds=round(spent, 3),
         items_per_second=round(finished / spent, 2) if spent > 0 else 0.0,
-        dead_by_reason=dict(sorted(counts.dead_by_reason.items(), key=lambda entry: (-entry[1], entry[0]))),
+        dead_by_reason=dict(
+            sorted(counts.dead_by_reason.items(), key=lambda entry: (-entry[1], entry[0]))
+        ),
         retried_by_reason=retried_by_reason(stats),
         provider_cost_usd=money.cost_of_providers(by_lane),
         gpu_cost_usd=money.cost_of_engines(by_lane),
@@ -159,11 +181,16 @@ def build(
         twice_cost_usd=round(counts.twice_microusd / MICRO, 6),
         known_usd=spent_usd.known_usd,
         visible_usd=money_of(counts.visible, is_priced=is_priced).usd,
-        spent_besides={why: round(paid.cost_microusd / MICRO, 6) for why, paid in sorted(counts.by_kind.items())},
+        spent_besides={
+            why: round(paid.cost_microusd / MICRO, 6)
+            for why, paid in sorted(counts.by_kind.items())
+        },
         lanes=lanes_of(moves),
         cost_by_lane=by_lane,
         saved=saved,
-        batches=_batches(created, saved.batch_discount_usd, unread) if created[0] or packs(lane) else None,
+        batches=_batches(created, saved.batch_discount_usd, unread)
+        if created[0] or packs(lane)
+        else None,
         prompt_sizes=None if sizes is None else _prompt_tokens(sizes),
     )
 
@@ -175,6 +202,10 @@ def _prompt_tokens(sizes: PromptSizes) -> PromptTokens:
     )
 
 
-def _batches(created: tuple[int, int], saved_usd: float | None, unread: tuple[int, int | None]) -> BatchesCreated:
+def _batches(
+    created: tuple[int, int], saved_usd: float | None, unread: tuple[int, int | None]
+) -> BatchesCreated:
     answers, microusd = unread
-    return BatchesCreated(*created, saved_usd, answers, None if microusd is None else round(microusd / MICRO, 6))
+    return BatchesCreated(
+        *created, saved_usd, answers, None if microusd is None else round(microusd / MICRO, 6)
+    )

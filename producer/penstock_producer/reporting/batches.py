@@ -1,4 +1,5 @@
-"""Provider batches of a job: how many are how far, and how many of their requests are answered where the provider says so."""
+"""Provider batches of a job: how many are how far, and how many of their requests are answered
+where the provider says so."""
 
 from __future__ import annotations
 
@@ -27,15 +28,22 @@ _CALLS = {
 }
 _MISSING = {
     "batch_missing": "the provider does not know the batch, which is looked for",
-    "answers_missing": "the provider does not give out the answers that it has counted, which may come",
-    "answers_short": "the output holds fewer answers than the provider has counted, and is read again",
+    "answers_missing": (
+        "the provider does not give out the answers that it has counted, which may come"
+    ),
+    "answers_short": (
+        "the output holds fewer answers than the provider has counted, and is read again"
+    ),
 }
 TROUBLES_SHOWN = 3
-_CUT_SHORT = frozenset({"expired", "cancelled", "failed"})  # ends of a batch that leave documents to others
+_CUT_SHORT = frozenset(
+    {"expired", "cancelled", "failed"}
+)  # ends of a batch that leave documents to others
 
 
 def batches_line(sums: Sequence[BatchSum], *, is_cancelled: bool = False) -> str:
-    """``batches: 2 in_progress (1,200 of 4,000 answered), 1 packed, 3 settled, 1 settled (expired)``
+    """``batches: 2 in_progress (1,200 of 4,000 answered), 1 packed, 3 settled, 1 settled
+    (expired)``
 
     ``is_cancelled``: the job is being cancelled, and waits for them.
     """
@@ -44,7 +52,11 @@ def batches_line(sums: Sequence[BatchSum], *, is_cancelled: bool = False) -> str
     numbers: Counter[str] = Counter()
     for one in sums:
         numbers[_words(one)] += one.batches
-    line = "batches: " + ", ".join(f"{count(number)} {words}" for words, number in numbers.items()) + _unread(sums)
+    line = (
+        "batches: "
+        + ", ".join(f"{count(number)} {words}" for words, number in numbers.items())
+        + _unread(sums)
+    )
     open_ones = [one for one in sums if one.state != "settled"]
     waiting: Counter[str] = Counter()
     for one in open_ones:
@@ -52,12 +64,13 @@ def batches_line(sums: Sequence[BatchSum], *, is_cancelled: bool = False) -> str
             waiting[safe(one.provider)] += one.batches - one.led
     for provider, number in waiting.items():
         line += (
-            f"; no worker leads {count(number)} of them, which wait for one with the settings of provider {provider}"
+            f"; no worker leads {count(number)} of them, which wait for one with the settings of "
+            f"provider {provider}"
         )
     if is_cancelled and open_ones:
         line += (
-            f"; the job ends when its providers have ended them, after {duration(CANCEL_WAIT_S)} at the latest, and then has no "
-            "more answers of theirs"
+            f"; the job ends when its providers have ended them, after {duration(CANCEL_WAIT_S)} "
+            "at the latest, and then has no more answers of theirs"
         )
     return line
 
@@ -68,14 +81,17 @@ def batches_of(sums: Sequence[BatchSum]) -> list[dict[str, Any]]:
         one._asdict()
         | {
             "state": str(one.state),
-            "troubles": [{"batches": number, **trouble._asdict()} for number, trouble in one.troubles],
+            "troubles": [
+                {"batches": number, **trouble._asdict()} for number, trouble in one.troubles
+            ],
         }
         for one in sums
     ]
 
 
 def batch_troubles(sums: Sequence[BatchSum], now: float | None = None) -> list[str]:
-    """Return a sentence for each kind of trouble of open batches: what they wait for, since when, and when it is tried again."""
+    """Return a sentence for each kind of trouble of open batches: what they wait for, since when,
+    and when it is tried again."""
     at = time.time() if now is None else now
     found = [(one, number, trouble) for one in sums for number, trouble in one.troubles]
     lines = [_trouble(one, number, trouble, at) for one, number, trouble in found[:TROUBLES_SHOWN]]
@@ -91,7 +107,9 @@ def _trouble(one: BatchSum, number: int, trouble: BatchTrouble, now: float) -> s
     times = "once" if trouble.times == 1 else f"{count(trouble.times)} times in a row"
     since = time.strftime("%H:%M:%S", time.localtime(trouble.since))
     again = time.strftime("%H:%M:%S", time.localtime(trouble.again_at))
-    due = f"it is tried again at {again}" if trouble.again_at > now else "it is due to be tried again"
+    due = (
+        f"it is tried again at {again}" if trouble.again_at > now else "it is due to be tried again"
+    )
     return (
         f"{batches} for provider {safe(one.provider)}: {what} ({status}{times}, since {since}): "
         f"{one_line(trouble.said, _WHY_CHARS)}; {due}"
@@ -105,19 +123,32 @@ def _unread(sums: Sequence[BatchSum]) -> str:
         return ""
     number, costs = sum(one.unread for one in unread), [one.unread_microusd for one in unread]
     priced = [cost for cost in costs if cost is not None]
-    cost = f"up to ${sum(priced) / MICRO:.4f}" if len(priced) == len(costs) else "their cost is unknown"
+    cost = (
+        f"up to ${sum(priced) / MICRO:.4f}"
+        if len(priced) == len(costs)
+        else "their cost is unknown"
+    )
     return f"; {count(number)} answers ({cost}) were paid for and could not be read"
 
 
 def _words(one: BatchSum) -> str:
-    """What is said of each of them: batches that only differ in what is not said are counted together."""
+    """What is said of each of them: batches that only differ in what is not said are counted
+    together."""
     if one.state == "created":
         named = safe(one.status or "created")
         because = f"; {one_line(one.why, _WHY_CHARS)}" if one.why else ""
         if one.succeeded is None:
-            return f"{named} (the provider does not say how many of {count(one.requests)} are answered{because})"
-        return f"{named} ({count(one.succeeded + (one.failed or 0))} of {count(one.requests)} answered{because})"
+            return (
+                f"{named} (the provider does not say how many of {count(one.requests)} are "
+                f"answered{because})"
+            )
+        return (
+            f"{named} ({count(one.succeeded + (one.failed or 0))} of {count(one.requests)} "
+            f"answered{because})"
+        )
     if one.state in _WAITING:
-        return f"{one.state} (waits: {one_line(one.why, _WHY_CHARS)})" if one.why else str(one.state)
+        return (
+            f"{one.state} (waits: {one_line(one.why, _WHY_CHARS)})" if one.why else str(one.state)
+        )
     end = (one.status or "").rpartition("_")[2].lower()
     return f"{one.state} ({end})" if end in _CUT_SHORT else str(one.state)

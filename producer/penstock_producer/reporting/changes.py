@@ -1,4 +1,5 @@
-"""What a job's options changed in its rows: said wherever the job is shown, so that nothing is cut in silence."""
+"""What a job's options changed in its rows: said wherever the job is shown, so that nothing is cut
+in silence."""
 
 from __future__ import annotations
 
@@ -22,7 +23,9 @@ def saved_tokens(tally: Tally) -> int:
 def changes(rows_cut: Mapping[str, int], tokens_saved: int) -> Iterator[str]:
     """A line for each kind; none where nothing was changed."""
     if rows_cut:
-        cut = ", ".join(f"{safe(name)} in {counted(rows, 'row')}" for name, rows in rows_cut.items())
+        cut = ", ".join(
+            f"{safe(name)} in {counted(rows, 'row')}" for name, rows in rows_cut.items()
+        )
         yield f"cut by --truncate: {cut}"
     if tokens_saved:
         yield f"--compress-prompt saves about {count(tokens_saved)} tokens"

@@ -1,4 +1,6 @@
-"""How a job went: documents over time, and how long answers took. For the forms with charts; it reads every row of a job."""
+"""How a job went: documents over time, and how long answers took.
+
+For the forms with charts; it reads every row of a job."""
 
 from __future__ import annotations
 
@@ -19,7 +21,8 @@ PERCENTILES: Final = (50, 90, 95, 99, 100)
 
 
 class Stretch(NamedTuple):
-    """Documents that had ended by the end of a stretch of time, counted from the beginning of the job."""
+    """Documents that had ended by the end of a stretch of time, counted from the beginning of the
+    job."""
 
     seconds: int
     succeeded: int
@@ -39,7 +42,8 @@ class Latency(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Course:
-    """Of the outcomes that are visible now: those of replayed dead letters ended when their replay did."""
+    """Of the outcomes that are visible now: those of replayed dead letters ended when their replay
+    did."""
 
     stretches: Sequence[Stretch]
     latencies: Sequence[Latency]  # none where no lane measured any
@@ -53,12 +57,17 @@ def course_of(store: OutcomeStore, job: Job, now: float | None = None) -> Course
     since = job.created_at
     until = job.finished_at or (time.time() if now is None else now)
     each_s = max(1, math.ceil((until - since) / STRETCHES))
-    return Course(summed(store.ended_in(job.job_id, since, each_s), each_s), percentiles(store.latencies(job.job_id)))
+    return Course(
+        summed(store.ended_in(job.job_id, since, each_s), each_s),
+        percentiles(store.latencies(job.job_id)),
+    )
 
 
 def summed(ended: Sequence[tuple[int, int, int]], each_s: int) -> list[Stretch]:
-    """The first is the beginning. ``ended``: number of a stretch, succeeded and dead in it; clocks of machines differ, so it
-    may begin below 0."""
+    """The first is the beginning.
+
+    ``ended``: number of a stretch, succeeded and dead in it; clocks of machines differ, so it may
+    begin below 0."""
     found = [Stretch(0, 0, 0)]
     for number, succeeded, dead in ended:
         before = found[-1]
@@ -70,11 +79,16 @@ def summed(ended: Sequence[tuple[int, int, int]], each_s: int) -> list[Stretch]:
 
 
 def percentiles(latencies: Sequence[tuple[int, int]]) -> list[Latency]:
-    """By nearest rank. ``latencies``: milliseconds and how many took so long, the shortest first."""
+    """By nearest rank.
+
+    ``latencies``: milliseconds and how many took so long, the shortest first."""
     whole = sum(number for _, number in latencies)
     if not whole:
         return []
-    return [Latency(percent, _at(latencies, math.ceil(whole * percent / 100))) for percent in PERCENTILES]
+    return [
+        Latency(percent, _at(latencies, math.ceil(whole * percent / 100)))
+        for percent in PERCENTILES
+    ]
 
 
 def _at(latencies: Sequence[tuple[int, int]], rank: int) -> int:

@@ -1,6 +1,8 @@
-"""What the engines of a lane do now, added up from the heartbeats of its workers: what bounds the fleet.
+"""What the engines of a lane do now, added up from the heartbeats of its workers: what bounds the
+fleet.
 
-Heartbeats are text from other processes, perhaps of another version: what is missing or makes no sense is left out.
+Heartbeats are text from other processes, perhaps of another version: what is missing or makes no
+sense is left out.
 """
 
 from __future__ import annotations
@@ -25,8 +27,13 @@ WORKERS_SHOWN = 16  # of one machine
 CARD_CHARS = 60  # of what one worker says
 LOADING_CHARS = 120  # of what one worker says
 _SUMMED = (
-    "running", "waiting", "prompt_tokens_per_s", "generation_tokens_per_s", "tokens_per_s", "items_per_s",
-)  # fmt: skip
+    "running",
+    "waiting",
+    "prompt_tokens_per_s",
+    "generation_tokens_per_s",
+    "tokens_per_s",
+    "items_per_s",
+)
 _AVERAGED = ("kv_usage", "prefix_hit_rate", "padding_efficiency", "queue_wait_ms")
 _SHARES = frozenset({"kv_usage", "prefix_hit_rate", "padding_efficiency"})  # 0..1
 _BOUND_BY = {
@@ -65,8 +72,16 @@ class Engines:
 def engines_of(workers: Iterable[WorkerSeen], lane: str) -> Engines | None:
     """None when no live worker of the lane reports an engine."""
     workers = list(workers)
-    live = [seen.info for seen in workers if seen.seconds_ago < ALIVE_S and seen.info.get("lane") == lane]
-    telling = [(figures, info.get("bound")) for info in live if (figures := _figures(info)) or _known_bound(info)]
+    live = [
+        seen.info
+        for seen in workers
+        if seen.seconds_ago < ALIVE_S and seen.info.get("lane") == lane
+    ]
+    telling = [
+        (figures, info.get("bound"))
+        for info in live
+        if (figures := _figures(info)) or _known_bound(info)
+    ]
     if not telling:
         return None
     known: dict[str, list[float]] = {}
@@ -86,7 +101,8 @@ def engines_of(workers: Iterable[WorkerSeen], lane: str) -> Engines | None:
 
 
 def engines_line(engines: Engines) -> str:
-    """``gpu: 2 engines · 250 running, 31 waiting · KV 41 % · … · bound by the engine: it has all it can do``"""
+    """``gpu: 2 engines · 250 running, 31 waiting · KV 41 % · … · bound by the engine: it has all it
+    can do``"""
     parts = [
         f"{engines.lane}: {engines.engines} engine{'' if engines.engines == 1 else 's'}",
         _joined(", ", _number(engines.running, "running"), _number(engines.waiting, "waiting")),
@@ -113,7 +129,11 @@ def _loading(live: Iterable[Mapping[str, str]]) -> str | None:
 
 def _figures(info: Mapping[str, str]) -> dict[str, float]:
     found = {name: _value(info.get(name)) for name in (*_SUMMED, *_AVERAGED)}
-    return {name: value for name, value in found.items() if value is not None and (name not in _SHARES or value <= 1)}
+    return {
+        name: value
+        for name, value in found.items()
+        if value is not None and (name not in _SHARES or value <= 1)
+    }
 
 
 def _value(text: str | None) -> float | None:
@@ -136,7 +156,9 @@ def _tokens(engines: Engines) -> str:
     if engines.tokens_per_s is not None:
         return f"{count(round(engines.tokens_per_s))} tokens/s"
     made = _joined(
-        " + ", _number(engines.prompt_tokens_per_s, "prompt"), _number(engines.generation_tokens_per_s, "generated")
+        " + ",
+        _number(engines.prompt_tokens_per_s, "prompt"),
+        _number(engines.generation_tokens_per_s, "generated"),
     )
     return f"{made} tokens/s" if made else ""
 
@@ -154,7 +176,9 @@ def _joined(between: str, *parts: str) -> str:
 
 
 def cards_in_words(workers: Iterable[WorkerSeen], lane: str) -> str | None:
-    """``2 workers on machine-a (cards 0, 1)``; cards that share a model stand together, as in 0+1. None where none says it."""
+    """``2 workers on machine-a (cards 0, 1)``; cards that share a model stand together, as in 0+1.
+
+    None where none says it."""
     machines: dict[str, list[str]] = {}
     for seen in workers:
         cards = one_line(seen.info.get("cards", ""), CARD_CHARS)

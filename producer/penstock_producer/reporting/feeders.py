@@ -15,7 +15,9 @@ if TYPE_CHECKING:
 
 
 def feeders_line(job: Job, shards: Shards, *, one_machine: bool) -> str:
-    """One sentence; empty for a job of which it need not be said. ``one_machine``: its database is a file of SQLite."""
+    """One sentence; empty for a job of which it need not be said.
+
+    ``one_machine``: its database is a file of SQLite."""
     from penstock_producer.feed.feeder_plan import is_worth_telling, plan_feeders
     from penstock_producer.job.spec import JobSpec
     from penstock_producer.reporting.text import count, safe
@@ -25,11 +27,17 @@ def feeders_line(job: Job, shards: Shards, *, one_machine: bool) -> str:
     spec = JobSpec.accepted(job.spec)
     plan = plan_feeders(spec, job.total, 0, job.source, one_machine=one_machine)
     if not shards:
-        return f"read by {plan}" if is_worth_telling(spec, plan, job.total) and not job.state.final else ""
+        return (
+            f"read by {plan}"
+            if is_worth_telling(spec, plan, job.total) and not job.state.final
+            else ""
+        )
     why = plan.why if spec.budget_usd is None else "one after the other, since it has a budget"
     read = sum(shard.exhausted for shard, _ in shards)
     leaders = Counter(owner for shard, owner in shards if owner is not None and not shard.exhausted)
-    leading = ", ".join(f"{safe(owner)} leads {count(number)}" for owner, number in sorted(leaders.items()))
+    leading = ", ".join(
+        f"{safe(owner)} leads {count(number)}" for owner, number in sorted(leaders.items())
+    )
     parts = filter(None, (f"{count(read)} at their end", leading))
     return f"read by {len(shards)} feeders ({why}): {'; '.join(parts)}"
 

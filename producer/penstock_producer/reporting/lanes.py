@@ -17,18 +17,27 @@ WHY_CHARS = 300
 
 
 def lane_line(moves: Sequence[LaneMove]) -> str | None:
-    """Of a job whose lane was chosen or has changed; None for one that is where it was submitted to."""
+    """Of a job whose lane was chosen or has changed; None for one that is where it was submitted
+    to."""
     if not moves:
         return None
     last = moves[-1]
     since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(last.at))
     before = "" if last.before is None else f", before in {last.before}"
-    return f"lane {last.lane} since {since}{before}: {one_line(last.why, WHY_CHARS)} ({last.reason})"
+    return (
+        f"lane {last.lane} since {since}{before}: {one_line(last.why, WHY_CHARS)} ({last.reason})"
+    )
 
 
 def lanes_of(moves: Iterable[LaneMove]) -> list[dict[str, Any]]:
     """For JSON."""
     return [
-        {"at": move.at, "before": move.before, "lane": move.lane, "reason": move.reason, "why": move.why}
+        {
+            "at": move.at,
+            "before": move.before,
+            "lane": move.lane,
+            "reason": move.reason,
+            "why": move.why,
+        }
         for move in moves
     ]

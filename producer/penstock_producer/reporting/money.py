@@ -38,7 +38,9 @@ class LaneCost(NamedTuple):
     completion_tokens: int
     cost_usd: float | None
     known_usd: float = 0.0  # the same without that
-    besides: bool = False  # of what has no lane: paid besides outcomes; else outcomes that no lane is noted of
+    besides: bool = (
+        False  # of what has no lane: paid besides outcomes; else outcomes that no lane is noted of
+    )
 
     @property
     def money(self) -> Money:
@@ -64,7 +66,9 @@ class Saved(NamedTuple):
 def by_lane(
     counts: Counts, lanes: Sequence[LaneCounts], own_lane: str | None, made_with: Sequence[MadeWith]
 ) -> list[LaneCost]:
-    """The dearest first. What the ledger has no lane of belongs to ``own_lane``; that is None where a job has moved."""
+    """The dearest first.
+
+    What the ledger has no lane of belongs to ``own_lane``; that is None where a job has moved."""
     rest = _rest(counts, lanes)
     sums: dict[str | None, list[int]] = {one.lane: _figures(one) for one in lanes}
     found = list[LaneCost]()
@@ -81,7 +85,9 @@ def by_lane(
 
 
 def is_unpriced(one: MadeWith) -> bool:
-    """Whether what was made so has no known price. A price of 0 is what releases before this one wrote for that."""
+    """Whether what was made so has no known price.
+
+    A price of 0 is what releases before this one wrote for that."""
     return not (one.usd_per_hour if one.engine else one.usd_per_mtok_in or one.usd_per_mtok_out)
 
 
@@ -95,19 +101,29 @@ def cost_of_providers(lanes: Sequence[LaneCost]) -> float | None:
 
 
 def saved(counts: Counts, lanes: Sequence[LaneCost], made_with: Sequence[MadeWith]) -> Saved:
-    """By the prices that the job's results were made with; of equal requests else by the mean of those that were asked."""
+    """By the prices that the job's results were made with; of equal requests else by the mean of
+    those that were asked."""
     return Saved(
-        _by_discount(lanes, made_with), _by_reuse("dedup", counts, made_with), _by_reuse("cache", counts, made_with)
+        _by_discount(lanes, made_with),
+        _by_reuse("dedup", counts, made_with),
+        _by_reuse("cache", counts, made_with),
     )
 
 
 def _rest(counts: Counts, lanes: Sequence[LaneCounts]) -> list[int]:
     """Both are read one after the other, and documents end in between."""
     whole = (
-        counts.succeeded, counts.dead, counts.calls, counts.prompt_tokens, counts.completion_tokens, counts.cost_microusd,
+        counts.succeeded,
+        counts.dead,
+        counts.calls,
+        counts.prompt_tokens,
+        counts.completion_tokens,
+        counts.cost_microusd,
         counts.unpriced,
-    )  # fmt: skip
-    known = [sum(column) for column in zip(*(_figures(one) for one in lanes), strict=True)] or [0] * len(whole)
+    )
+    known = [sum(column) for column in zip(*(_figures(one) for one in lanes), strict=True)] or [
+        0
+    ] * len(whole)
     return [max(0, figure - of_lanes) for figure, of_lanes in zip(whole, known, strict=True)]
 
 
@@ -126,10 +142,19 @@ def _figures(one: LaneCounts) -> list[int]:
 def _lane_cost(lane: str | None, figures: Sequence[int], made_with: Sequence[MadeWith]) -> LaneCost:
     succeeded, dead, *paid = figures
     sums = Paid(*paid)
-    unpriced = any(is_unpriced(one) for one in made_with if lane == one.lane or (lane is None and sums.calls))
+    unpriced = any(
+        is_unpriced(one) for one in made_with if lane == one.lane or (lane is None and sums.calls)
+    )
     money = money_of(sums, is_priced=not unpriced)
     return LaneCost(
-        lane, succeeded, dead, sums.calls, sums.prompt_tokens, sums.completion_tokens, money.usd, money.known_usd
+        lane,
+        succeeded,
+        dead,
+        sums.calls,
+        sums.prompt_tokens,
+        sums.completion_tokens,
+        money.usd,
+        money.known_usd,
     )
 
 

@@ -11,7 +11,8 @@ if TYPE_CHECKING:
 
 
 def from_job_line(job: Job) -> str:
-    """One sentence on the job whose outcomes this one reads; empty for a job with a source of its own."""
+    """One sentence on the job whose outcomes this one reads; empty for a job with a source of its
+    own."""
     from penstock_producer.reporting.text import one_line, safe
 
     if job.source.get("kind") != "job":
@@ -19,7 +20,9 @@ def from_job_line(job: Job) -> str:
     where = " and ".join(job.source["where"])
     chosen = f", where {one_line(where)}" if where else ""
     last, skipped = job.source["generation"], job.source.get("after_generation", 0)
-    generations = f"of generation {skipped + 1} to {last}" if skipped else f"up to generation {last}"
+    generations = (
+        f"of generation {skipped + 1} to {last}" if skipped else f"up to generation {last}"
+    )
     return f"over the outcomes of job {safe(job.source['job_key'])}, {generations}{chosen}"
 
 

@@ -1,7 +1,8 @@
-"""A pause as people need it: when it ends by itself, how to end it now, and what else to do about it.
+"""A pause as people need it: when it ends by itself, how to end it now, and what else to do about
+it.
 
-What to do is a sentence and, where an option of the job does it, its field and value. Each surface writes the action in its own
-way: a terminal as a flag, HTTP as a field, a page in words.
+What to do is a sentence and, where an option of the job does it, its field and value. Each surface
+writes the action in its own way: a terminal as a flag, HTTP as a field, a page in words.
 """
 
 from __future__ import annotations
@@ -17,7 +18,15 @@ from penstock_producer.prices.spent_budget import tenant_fix
 from penstock_producer.reporting.fixes import FIXES
 from penstock_producer.reporting.text import duration
 
-__all__ = ["Advice", "SetOption", "advice_for", "as_field", "as_flag", "ends_by_itself", "pause_lines"]
+__all__ = [
+    "Advice",
+    "SetOption",
+    "advice_for",
+    "as_field",
+    "as_flag",
+    "ends_by_itself",
+    "pause_lines",
+]
 
 if TYPE_CHECKING:
     from penstock_ledger.model import Job
@@ -53,7 +62,12 @@ def advice_for(pause: Pause | None) -> tuple[Advice, ...]:
     found.append(Advice(_RESUMED))
     if pause.code == StopCode.COST:
         bound = float(f"{COST_STEP * float(pause.params.get('usd_per_doc', 0.0)):.2g}")
-        return (*found, Advice("let it go on, and stop at another cost", SetOption("stop_at_usd_per_doc", bound)))
+        return (
+            *found,
+            Advice(
+                "let it go on, and stop at another cost", SetOption("stop_at_usd_per_doc", bound)
+            ),
+        )
     return (*found, Advice(_OFF, SetOption("stop_at_dead", "off")))
 
 
@@ -79,7 +93,9 @@ def ends_by_itself(job: Job) -> bool:
 
 
 def pause_lines(job: Job, option: str, now: float | None = None) -> list[str]:
-    """What to say of a paused job below its reason; nothing of others. ``option`` is repeated in the command shown."""
+    """What to say of a paused job below its reason; nothing of others.
+
+    ``option`` is repeated in the command shown."""
     if job.state != "paused":
         return []
     if (fix := tenant_fix(job.reason)) is not None:  # resumed by hand it would find no room again

@@ -22,7 +22,11 @@ def per_million(per_input: float, per_output: float) -> str:
 
 def known_from(prices: ModelPrices) -> str:
     """Where they come from, and when they were compared."""
-    return "by settings" if prices.checked is None else f"as {prices.source} had them on {prices.checked}"
+    return (
+        "by settings"
+        if prices.checked is None
+        else f"as {prices.source} had them on {prices.checked}"
+    )
 
 
 def usd_or_unknown(amount: float | None) -> str:
@@ -45,7 +49,9 @@ class Money(NamedTuple):
         """For people."""
         if self.is_whole:
             return usd(self.known_usd)
-        return f"at least {usd(self.known_usd)} (some prices unknown)" if self.known_usd else UNKNOWN
+        return (
+            f"at least {usd(self.known_usd)} (some prices unknown)" if self.known_usd else UNKNOWN
+        )
 
 
 class Spent(Protocol):
@@ -62,10 +68,14 @@ class Spent(Protocol):
 
 
 def money_of(spent: Spent, *, is_priced: bool = True) -> Money:
-    """Return what was spent. Tokens that cost nothing were answered without a known price, by a release that did not say so.
+    """Return what was spent.
+
+    Tokens that cost nothing were answered without a known price, by a release that did not say so.
     ``is_priced`` False: the caller knows that some of it has no price."""
     tokens, cost = spent.prompt_tokens + spent.completion_tokens, spent.cost_microusd
-    return Money(round(cost / MICRO, 6), is_priced and not spent.unpriced and not (tokens and not cost))
+    return Money(
+        round(cost / MICRO, 6), is_priced and not spent.unpriced and not (tokens and not cost)
+    )
 
 
 def together(parts: Iterable[Money]) -> Money:

@@ -1,7 +1,9 @@
-"""What keeps a running job from going faster, or from going at all: sentences for `status`, the screen of a run and the page.
+"""What keeps a running job from going faster, or from going at all: sentences for `status`, the
+screen of a run and the page.
 
-Why documents wait is a ``Wait``: a code and the words of its sentence, which is in ``SENTENCES``. What a pause waits for is in
-``pauses``, and what bounds a provider's quota in the views of the quota.
+Why documents wait is a ``Wait``: a code and the words of its sentence, which is in ``SENTENCES``.
+What a pause waits for is in ``pauses``, and what bounds a provider's quota in the views of the
+quota.
 """
 
 from __future__ import annotations
@@ -44,7 +46,16 @@ __all__ = [
 ]
 
 if TYPE_CHECKING:
-    from penstock_ledger import Account, Cause, Database, Depth, LaneMove, Memory, RedisLedger, WorkerSeen
+    from penstock_ledger import (
+        Account,
+        Cause,
+        Database,
+        Depth,
+        LaneMove,
+        Memory,
+        RedisLedger,
+        WorkerSeen,
+    )
     from penstock_ledger.model import Job
 
 CAUSE_FRESH_S = 600.0  # a failure from before says nothing of now
@@ -76,17 +87,23 @@ def reused_lines(deduplicated: int, cached: int) -> list[str]:
 
 def retried_by_reason(stats: Mapping[str, int]) -> dict[str, int]:
     """Attempts that were followed by another, the most frequent reason first."""
-    found = {name.removeprefix(RETRIED): count for name, count in stats.items() if name.startswith(RETRIED) and count}
+    found = {
+        name.removeprefix(RETRIED): count
+        for name, count in stats.items()
+        if name.startswith(RETRIED) and count
+    }
     return dict(sorted(found.items(), key=lambda entry: (-entry[1], entry[0])))
 
 
 def retries(stats: Mapping[str, int]) -> int:
-    """Attempts that were followed by another, over the whole life of a job: the one figure that is shown as its retries."""
+    """Attempts that were followed by another, over the whole life of a job: the one figure that is
+    shown as its retries."""
     return sum(retried_by_reason(stats).values())
 
 
 def retried_line(by_reason: Mapping[str, int]) -> str | None:
-    """Why attempts were followed by another, the most frequent reasons first; None where none was."""
+    """Why attempts were followed by another, the most frequent reasons first; None where none
+    was."""
     if not by_reason:
         return None
     shown = list(by_reason.items())[:RETRIED_SHOWN]
@@ -103,40 +120,58 @@ def in_hooks(workers: Iterable[WorkerSeen], hooks: Iterable[str | None]) -> Iter
             calls, seconds = sum(calls for calls, _ in slow), max(seconds for _, seconds in slow)
             inside = "1 document is" if calls == 1 else f"{count(calls)} documents are"
             yield (
-                f"{inside} in the hook {one_line(hook)}, the longest for {duration(seconds)}; after a minute it counts as "
-                "failed"
+                f"{inside} in the hook {one_line(hook)}, the longest for {duration(seconds)}; "
+                "after a minute it counts as failed"
             )
 
 
-def held_budget(budget_usd: float, account: Account | None, batches: Mapping[str, int]) -> str | None:
-    """That calls wait since batches may still cost what is left of the budget; None where none do. ``batches``: what
-    each may cost, in millionths of a dollar, by its tag."""
+def held_budget(
+    budget_usd: float, account: Account | None, batches: Mapping[str, int]
+) -> str | None:
+    """That calls wait since batches may still cost what is left of the budget; None where none do.
+
+    ``batches``: what each may cost, in millionths of a dollar, by its tag."""
     held = sum(batches.values())
     if account is None or account.lacking is None or not held:
         return None
     if account.committed + account.lacking <= budget_usd * MICRO:
         return None
     first = min(batches)
-    named = f"batch {first}" if len(batches) == 1 else f"{count(len(batches))} batches ({first} and others)"
+    named = (
+        f"batch {first}"
+        if len(batches) == 1
+        else f"{count(len(batches))} batches ({first} and others)"
+    )
     until = "the provider ends it" if len(batches) == 1 else "the provider ends them"
-    return f"calls wait for the budget of {budget_usd:g} USD: {held / MICRO:.2g} USD of it are held by {named} until {until}"
+    return (
+        f"calls wait for the budget of {budget_usd:g} USD: {held / MICRO:.2g} USD of it are held "
+        f"by {named} until {until}"
+    )
 
 
-def held_by_calls(budget_usd: float, account: Account | None, batches: Mapping[str, int]) -> str | None:
-    """Likewise of calls under way, which may be those of a worker that died; None where batches say enough."""
-    if account is None or account.lacking is None or account.committed + account.lacking <= budget_usd * MICRO:
+def held_by_calls(
+    budget_usd: float, account: Account | None, batches: Mapping[str, int]
+) -> str | None:
+    """Likewise of calls under way, which may be those of a worker that died; None where batches say
+    enough."""
+    if (
+        account is None
+        or account.lacking is None
+        or account.committed + account.lacking <= budget_usd * MICRO
+    ):
         return None
     held = account.reserved - sum(batches.values())
     if held <= 0 or batches:
         return None
     return (
-        f"calls wait for the budget of {budget_usd:g} USD: {held / MICRO:.2g} USD of it are held by calls that have begun; "
-        "what a worker held that died is given back within two minutes"
+        f"calls wait for the budget of {budget_usd:g} USD: {held / MICRO:.2g} USD of it are held "
+        "by calls that have begun; what a worker held that died is given back within two minutes"
     )
 
 
 def held_by_tenant(job: Job, account: Account | None) -> str | None:
-    """That calls of a running job wait since its tenant may not spend more in the month of the job; None where they do not."""
+    """That calls of a running job wait since its tenant may not spend more in the month of the job;
+    None where they do not."""
     tenant = None if account is None else account.tenant
     if account is None or tenant is None or account.lacking is None:
         return None
@@ -144,15 +179,17 @@ def held_by_tenant(job: Job, account: Account | None) -> str | None:
         return None
     month = time.strftime("%Y-%m", time.gmtime(job.created_at))
     return (
-        f"calls wait for the budget of tenant {one_line(str(job.spec.get('tenant')))}, {tenant.budget / MICRO:g} USD for jobs of "
-        f"{month}: {tenant.spent / MICRO:.2g} USD are spent, and {tenant.reserved / MICRO:.2g} may be needed by calls under way. "
-        "Where these leave too little the job pauses, until a newer key of the tenant names a larger budget; new jobs have the "
-        f"budget of the next month, from {next_month(month)} (UTC)"
+        f"calls wait for the budget of tenant {one_line(str(job.spec.get('tenant')))}, "
+        f"{tenant.budget / MICRO:g} USD for jobs of {month}: {tenant.spent / MICRO:.2g} USD are "
+        f"spent, and {tenant.reserved / MICRO:.2g} may be needed by calls under way. Where these "
+        "leave too little the job pauses, until a newer key of the tenant names a larger budget; "
+        f"new jobs have the budget of the next month, from {next_month(month)} (UTC)"
     )
 
 
 def _in_hook(seen: WorkerSeen, hook: str | None) -> tuple[int, float] | None:
-    """Calls inside it and seconds of the longest, of a live worker that says so in a way that makes sense."""
+    """Calls inside it and seconds of the longest, of a live worker that says so in a way that makes
+    sense."""
     if seen.info.get("hook") != hook or seen.seconds_ago >= ALIVE_S:
         return None
     try:
@@ -162,29 +199,45 @@ def _in_hook(seen: WorkerSeen, hook: str | None) -> tuple[int, float] | None:
     return (calls, seconds) if math.isfinite(seconds) else None
 
 
-# -- why documents wait: codes with what they name, and the one table of their sentences ------------------------------------
+# -- why documents wait: codes with what they name, and the one table of their sentences -----------
 
 QUEUES_SHOWN: Final = 5  # of models that no worker serves
 WORDS_CHARS: Final = 300
-UNLED_AFTER_S: Final = 20.0  # longer than a lease: a job that is new, or whose leader died, is led again before
+UNLED_AFTER_S: Final = (
+    20.0  # longer than a lease: a job that is new, or whose leader died, is led again before
+)
 
 SENTENCES: Final[Mapping[str, str]] = {
     "no_worker": "no worker serves lane {lane}: start one with  penstock worker --lane {lane}",
     "no_model": "{missing}",
     "no_model_of_queue": "no worker serves the models of queue {queues}; served here: {served}",
     "no_leader": (
-        "no control process leads this job: nothing of it is fed, tried again or completed; start one with  penstock control"
+        "no control process leads this job: nothing of it is fed, tried again or completed; start "
+        "one with  penstock control"
     ),
     "redis_full": (
-        "Redis holds {used} of {most} MB: nothing more is fed until finished documents make room, or its maxmemory is raised"
+        "Redis holds {used} of {most} MB: nothing more is fed until finished documents make room, "
+        "or its maxmemory is raised"
     ),
-    "store_away": "outcomes wait in workers to be stored, the oldest for {seconds}: {store} does not take them",
-    "suspects": "waiting to be tried apart from others, since they were in flight when workers died: {number}",
-    "leaving_batches": "documents that went into batches of lane {before} are waited for before lane {lane} gets the others",
+    "store_away": (
+        "outcomes wait in workers to be stored, the oldest for {seconds}: {store} does not take "
+        "them"
+    ),
+    "suspects": (
+        "waiting to be tried apart from others, since they were in flight when workers died: "
+        "{number}"
+    ),
+    "leaving_batches": (
+        "documents that went into batches of lane {before} are waited for before lane {lane} gets "
+        "the others"
+    ),
     "parked": "waiting outside the queue until control puts them back: {number} of this job",
     "all_delayed": "all that is left in the queue of lane {lane} waits for its next try: {number}",
     "slots_taken": "all {slots} slots of {workers} are taken; waiting for one: {number}",
-    "set_aside": "set aside in penstock:parked:unknown, since no worker could read or place them: {number}, of whichever job",
+    "set_aside": (
+        "set aside in penstock:parked:unknown, since no worker could read or place them: {number}, "
+        "of whichever job"
+    ),
 }
 """What is said of each reason. ``waits`` gives the words in braces."""
 
@@ -207,7 +260,9 @@ class Standing:
     job: Job
     workers: Sequence[WorkerSeen] = ()
     queues: Mapping[str, Depth] = field(default_factory=dict)  # of its lane
-    waiting: Mapping[str, int] = field(default_factory=dict)  # messages of the job in these, among the first of each
+    waiting: Mapping[str, int] = field(
+        default_factory=dict
+    )  # messages of the job in these, among the first of each
     bound: str | None = None  # queue of the model that answers a job which names none
     is_led: bool = True  # a control process leads its feeds
     memory: Memory | None = None  # of Redis
@@ -221,7 +276,9 @@ class Standing:
         return _living(self.workers, self.job.lane)
 
 
-def standing_of(hot: RedisLedger, database: Database, job: Job, workers: Sequence[WorkerSeen]) -> Standing:
+def standing_of(
+    hot: RedisLedger, database: Database, job: Job, workers: Sequence[WorkerSeen]
+) -> Standing:
     """What both stores know of a job now. Raises what they raise."""
     from penstock_ledger import JobStore, LaneMoves
 
@@ -230,7 +287,9 @@ def standing_of(hot: RedisLedger, database: Database, job: Job, workers: Sequenc
         job,
         workers,
         queues,
-        {queue: hot.next_of(job.job_id, queue) for queue, depth in queues.items() if depth.queued} if hosts else {},
+        {queue: hot.next_of(job.job_id, queue) for queue, depth in queues.items() if depth.queued}
+        if hosts
+        else {},
         hot.bound(job.job_id) if hosts and job.spec.get("model") is None else None,
         JobStore(database).is_led(job.job_id),
         hot.memory(),
@@ -241,7 +300,9 @@ def standing_of(hot: RedisLedger, database: Database, job: Job, workers: Sequenc
 
 
 def waits(standing: Standing, *, served: bool = False) -> Iterator[Wait]:
-    """The most serious first; nothing of a job that does not run. ``served``: the caller has workers of its own."""
+    """The most serious first; nothing of a job that does not run.
+
+    ``served``: the caller has workers of its own."""
     if standing.job.state != "running":
         return
     found = [*_not_served(standing, served=served), *_held_up(standing)]
@@ -269,7 +330,8 @@ def no_worker(workers: Iterable[WorkerSeen], lane: str) -> Wait | None:
 
 
 def unserved_models(standing: Standing) -> Iterator[Wait]:
-    """The job's model, else models of queues in which its messages wait: its lines may name others than the job does."""
+    """The job's model, else models of queues in which its messages wait: its lines may name others
+    than the job does."""
     job = standing.job
     serving = serving_of(standing.workers, job.lane)
     missing = missing_model(serving, job.spec.get("model"), standing.bound)
@@ -278,8 +340,13 @@ def unserved_models(standing: Standing) -> Iterator[Wait]:
         return
     queues = unserved_queues(serving, standing.waiting) if serving.workers else []
     if queues:
-        shown = ", ".join(queues[:QUEUES_SHOWN]) + (" and more" if len(queues) > QUEUES_SHOWN else "")
-        words = {"queues": one_line(shown, WORDS_CHARS), "served": one_line(serving.in_words(), WORDS_CHARS)}
+        shown = ", ".join(queues[:QUEUES_SHOWN]) + (
+            " and more" if len(queues) > QUEUES_SHOWN else ""
+        )
+        words = {
+            "queues": one_line(shown, WORDS_CHARS),
+            "served": one_line(serving.in_words(), WORDS_CHARS),
+        }
         yield Wait("no_model_of_queue", words)
 
 
@@ -287,8 +354,14 @@ def _held_up(standing: Standing) -> Iterator[Wait]:
     """Something has to end first."""
     memory, moves = standing.memory, standing.moves
     if memory is not None and memory.is_tight:
-        yield Wait("redis_full", {"used": _megabytes(memory.used), "most": _megabytes(memory.maxmemory)})
-    away = [(seen.info["store_away"], _number(seen.info.get("store_s"))) for seen in standing.living if _is_away(seen)]
+        yield Wait(
+            "redis_full", {"used": _megabytes(memory.used), "most": _megabytes(memory.maxmemory)}
+        )
+    away = [
+        (seen.info["store_away"], _number(seen.info.get("store_s")))
+        for seen in standing.living
+        if _is_away(seen)
+    ]
     for store in sorted({name for name, _ in away}):
         longest = max(seconds for name, seconds in away if name == store)
         words = {"seconds": duration(longest), "store": one_line(store)}
@@ -314,11 +387,16 @@ def _busy(standing: Standing) -> Iterator[Wait]:
     if queued and 0 < slots <= taken:
         living = len(standing.living)
         workers = "one worker" if living == 1 else f"{count(living)} workers"
-        yield Wait("slots_taken", {"slots": count(int(slots)), "workers": workers, "number": _documents(queued)})
+        yield Wait(
+            "slots_taken",
+            {"slots": count(int(slots)), "workers": workers, "number": _documents(queued)},
+        )
 
 
 def _living(workers: Iterable[WorkerSeen], lane: str) -> list[WorkerSeen]:
-    return [seen for seen in workers if seen.info.get("lane") == lane and seen.seconds_ago < ALIVE_S]
+    return [
+        seen for seen in workers if seen.info.get("lane") == lane and seen.seconds_ago < ALIVE_S
+    ]
 
 
 def _is_away(seen: WorkerSeen) -> bool:
@@ -326,7 +404,8 @@ def _is_away(seen: WorkerSeen) -> bool:
 
 
 def _number(text: str | None) -> float:
-    """Heartbeats are text of other processes, perhaps of another release: what is no number is 0."""
+    """Heartbeats are text of other processes, perhaps of another release: what is no number is
+    0."""
     try:
         value = float(text or "")
     except ValueError:

@@ -1,6 +1,8 @@
-"""The same advice for another surface: sentences name flags of the command line, where HTTP requests and pages have fields.
+"""The same advice for another surface: sentences name flags of the command line, where HTTP
+requests and pages have fields.
 
-Sentences are written once, with flags; here flags become the names of what they set. Quoted text is a user's own and stays.
+Sentences are written once, with flags; here flags become the names of what they set. Quoted text is
+a user's own and stays.
 """
 
 from __future__ import annotations
@@ -13,13 +15,24 @@ from penstock_producer.job.options import OPTIONS
 __all__ = ["on_page", "over_http"]
 
 _OF_PROVIDERS: Final = (
-    "base_url", "api_key_env", "profile", "rpm", "tpm", "itpm", "otpm", "usd_per_mtok_in", "usd_per_mtok_out",
-)  # fmt: skip
+    "base_url",
+    "api_key_env",
+    "profile",
+    "rpm",
+    "tpm",
+    "itpm",
+    "otpm",
+    "usd_per_mtok_in",
+    "usd_per_mtok_out",
+)
 _COMMAND: Final = r"`?penstock [a-z]+(?: [a-z]+)?`?"  # alone, without arguments
 _RULES: Final = tuple(
     (re.compile(pattern), words)
     for pattern, words in (
-        (r": penstock resume \S+ --budget-usd (\S+)", r"; raise budget_usd to \1 and resume the job"),
+        (
+            r": penstock resume \S+ --budget-usd (\S+)",
+            r"; raise budget_usd to \1 and resume the job",
+        ),
         (r" \(penstock dlq replay\)", ""),
         (r" \(penstock status --watch\)", ""),
         (
@@ -45,14 +58,16 @@ _FIELDS: Final = {
 
 
 def over_http(text: str) -> str:
-    """``raise max_tokens (--param max_tokens=…)`` as ``raise max_tokens (params.max_tokens=…)``. Flags that set no field of a
-    request and no setting stay."""
+    """``raise max_tokens (--param max_tokens=…)`` as ``raise max_tokens (params.max_tokens=…)``.
+
+    Flags that set no field of a request and no setting stay."""
     parts = _QUOTED.split(text)
     return "".join(part if number % 2 else _in_fields(part) for number, part in enumerate(parts))
 
 
 def on_page(text: str) -> str:
-    """The same for a page, which has a form for replays: no field of a replay's request is named."""
+    """The same for a page, which has a form for replays: no field of a replay's request is
+    named."""
     return _OF_A_REPLAY.sub("", over_http(text))
 
 

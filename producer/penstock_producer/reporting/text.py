@@ -4,7 +4,18 @@ from __future__ import annotations
 
 import shlex
 
-__all__ = ["argument", "asked_again", "count", "counted", "duration", "one_line", "percent", "rate", "safe", "usd"]
+__all__ = [
+    "argument",
+    "asked_again",
+    "count",
+    "counted",
+    "duration",
+    "one_line",
+    "percent",
+    "rate",
+    "safe",
+    "usd",
+]
 
 
 def safe(text: str) -> str:
@@ -12,7 +23,9 @@ def safe(text: str) -> str:
 
     Tabs and newlines stay. Lone surrogates, which no terminal encoding takes, become U+FFFD.
     """
-    from penstock_ledger.log_lines import several_lines  # here, since the package brings SQLAlchemy with it
+    from penstock_ledger.log_lines import (
+        several_lines,
+    )  # here, since the package brings SQLAlchemy with it
 
     return several_lines(text)
 
@@ -33,7 +46,8 @@ def count(number: int) -> str:
 
 
 def asked_again(repairs: int, fallbacks: int) -> str:
-    """What follows other figures of calls, where documents were asked more than their first request."""
+    """What follows other figures of calls, where documents were asked more than their first
+    request."""
     found = f" · {count(repairs)} asked again for the schema" if repairs else ""
     return found + (f" · {count(fallbacks)} asked of another model" if fallbacks else "")
 
@@ -71,7 +85,8 @@ def duration(seconds: float) -> str:
 
 
 def usd(amount: float) -> str:
-    """Cents below a hundred dollars are interesting; below a dollar the fractions of a cent are, too."""
+    """Cents below a hundred dollars are interesting; below a dollar the fractions of a cent are,
+    too."""
     if 0 < amount < 0.000_05:
         return "<$0.0001"
     return f"${amount:,.4f}" if 0 < amount < 1 else f"${amount:,.2f}"

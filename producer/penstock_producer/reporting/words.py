@@ -54,7 +54,10 @@ def reasons_of(report: Report, dlq_command: str) -> list[Reason]:
     rest = rows[REASONS_SHOWN:]
     if not rest:
         return shown
-    return [*shown, Reason(f"{count(len(rest))} more reasons", sum(number for _, number in rest), "")]
+    return [
+        *shown,
+        Reason(f"{count(len(rest))} more reasons", sum(number for _, number in rest), ""),
+    ]
 
 
 def lane_lines(lanes: Sequence[LaneCost]) -> Iterator[str]:
@@ -67,7 +70,11 @@ def lane_lines(lanes: Sequence[LaneCost]) -> Iterator[str]:
 def lane_name(one: LaneCost) -> str:
     if one.besides:
         return "besides, in lanes that the job has left"
-    return "without a lane (refused or cancelled, or of an earlier release)" if one.lane is None else safe(one.lane)
+    return (
+        "without a lane (refused or cancelled, or of an earlier release)"
+        if one.lane is None
+        else safe(one.lane)
+    )
 
 
 def besides_lines(report: Report) -> Iterator[str]:
@@ -89,8 +96,8 @@ _BESIDES: Final = {
 def twice_line(report: Report) -> Iterator[str]:
     if report.answered_twice:
         yield (
-            f"{count(report.answered_twice)} documents were answered twice, as the job has changed its lane: "
-            f"{usd(report.twice_cost_usd)} of the cost"
+            f"{count(report.answered_twice)} documents were answered twice, as the job has changed "
+            f"its lane: {usd(report.twice_cost_usd)} of the cost"
         )
 
 
@@ -101,10 +108,20 @@ def prompts_lines(sizes: PromptTokens | None) -> Iterator[str]:
         return
     half, most = (_within(sizes, documents, share) for share in (0.5, 0.99))
     yield f"prompts of {_tokens(half)} in half of the documents, {_tokens(most)} in 99 %"
-    far = [one for one in sizes.largest if half is not None and int(one["prompt_tokens"]) > OUTLIER * half]
+    far = [
+        one
+        for one in sizes.largest
+        if half is not None and int(one["prompt_tokens"]) > OUTLIER * half
+    ]
     if far:
-        named = ", ".join(f"{one_line(str(one['doc_id']), 60)} ({count(int(one['prompt_tokens']))})" for one in far)
-        yield f"the longest prompts: {named} tokens; --max-prompt-tokens keeps such documents from being sent"
+        named = ", ".join(
+            f"{one_line(str(one['doc_id']), 60)} ({count(int(one['prompt_tokens']))})"
+            for one in far
+        )
+        yield (
+            f"the longest prompts: {named} tokens; --max-prompt-tokens keeps such documents from "
+            "being sent"
+        )
 
 
 def _within(sizes: PromptTokens, documents: int, share: float) -> int | None:
@@ -125,7 +142,11 @@ def batches_line(created: BatchesCreated | None) -> Iterator[str]:
     if created is not None and created.batches:
         yield f"{count(created.requests)} requests in {counted_batches(created.batches)}"
     if created is not None and created.unread:
-        cost = "of an unknown cost" if created.unread_usd is None else f"of up to {usd(created.unread_usd)}"
+        cost = (
+            "of an unknown cost"
+            if created.unread_usd is None
+            else f"of up to {usd(created.unread_usd)}"
+        )
         yield f"{count(created.unread)} answers {cost} in these were paid for and could not be read"
 
 
@@ -137,13 +158,16 @@ def saved_rows(saved: Saved) -> list[tuple[str, str]]:
     """By what, and how much; what saved nothing is left out."""
     names = ("the batch discount", "answers to equal requests", "the cache")
     amounts = zip(names, saved, strict=True)
-    return [(name, usd_or_unknown(amount)) for name, amount in amounts if amount is None or amount > 0]
+    return [
+        (name, usd_or_unknown(amount)) for name, amount in amounts if amount is None or amount > 0
+    ]
 
 
 def saved_line(saved: Saved) -> Iterator[str]:
     if rows := saved_rows(saved):
         yield "saved: " + ", ".join(
-            f"{amount} by {name}" if amount != UNKNOWN else f"an unknown amount by {name}" for name, amount in rows
+            f"{amount} by {name}" if amount != UNKNOWN else f"an unknown amount by {name}"
+            for name, amount in rows
         )
 
 

@@ -9,7 +9,15 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from penstock_ledger import CatchUp, Firing, NewSchedule, NoticedStore, Schedule, ScheduleNotFound, ScheduleStore
+from penstock_ledger import (
+    CatchUp,
+    Firing,
+    NewSchedule,
+    NoticedStore,
+    Schedule,
+    ScheduleNotFound,
+    ScheduleStore,
+)
 from penstock_producer.accepting.new_jobs import MAX_JOB_KEY_CHARS
 from penstock_producer.bucket.event_queue import is_queue_url
 from penstock_producer.errors import ScheduleError, seen
@@ -34,7 +42,8 @@ FIRINGS_SHOWN: Final = 5
 
 
 class Schedules:
-    """``accepted`` checks a spec as a submit does, and ``probe`` whether its results can be written."""
+    """``accepted`` checks a spec as a submit does, and ``probe`` whether its results can be
+    written."""
 
     def __init__(
         self,
@@ -44,7 +53,8 @@ class Schedules:
         probe: Callable[[JobSpec], None],
         admit: Callable[[str], None] | None = None,
     ) -> None:
-        """``admit`` is a remote door's: it refuses sources that callers may not name, now and when their jobs start."""
+        """``admit`` is a remote door's: it refuses sources that callers may not name, now and when
+        their jobs start."""
         self._store = store
         self._noticed = noticed
         self._accepted = accepted
@@ -65,22 +75,28 @@ class Schedules:
         events: str | None = None,
         owned_by: str = "",
     ) -> Schedule:
-        """Submit ``source`` with ``spec`` at the times of ``cron``, from now on. The source need not be there yet.
+        """Submit ``source`` with ``spec`` at the times of ``cron``, from now on.
 
-        With ``new_files`` it is a folder, a prefix or a pattern, and each job has those of its files that no earlier job of
-        this schedule has; with ``events``, the URL of a queue or `webhook`, those that notifications of the bucket have named,
-        and once a day all. ``OutcomesOf`` in the place of a source names another job, or a schedule, whose outcomes are read.
-        ``owned_by`` stands before the name in all that is kept, so that the names of two tenants never meet.
-        Raises ScheduleError, SpecError, ScheduleExists, TooManySchedules, and SinkError where results could not be written now.
+        The source need not be there yet.
+
+        With ``new_files`` it is a folder, a prefix or a pattern, and each job has those of its
+        files that no earlier job of this schedule has; with ``events``, the URL of a queue or
+        `webhook`, those that notifications of the bucket have named, and once a day all.
+        ``OutcomesOf`` in the place of a source names another job, or a schedule, whose outcomes are
+        read. ``owned_by`` stands before the name in all that is kept, so that the names of two
+        tenants never meet. Raises ScheduleError, SpecError, ScheduleExists, TooManySchedules, and
+        SinkError where results could not be written now.
         """
         if _NAME.fullmatch(name) is None:
             raise ScheduleError(
-                f"the name {seen(name)} is refused: write up to 64 letters, digits, dots, dashes and underlines, not "
-                "beginning with job_"
+                f"the name {seen(name)} is refused: write up to 64 letters, digits, dots, dashes "
+                "and underlines, not beginning with job_"
             )
         name = owned_by + name
         if len(name) + _TIME_CHARS > MAX_JOB_KEY_CHARS:
-            raise ScheduleError(f"the name {seen(name)} is too long for the keys of its jobs; write a shorter one")
+            raise ScheduleError(
+                f"the name {seen(name)} is too long for the keys of its jobs; write a shorter one"
+            )
         timetable = Timetable(cron, timezone)
         accepted = self._accepted(spec)
         new = NewSchedule(
@@ -98,29 +114,48 @@ class Schedules:
         return self._store.add(new)
 
     def notify(self, name: str, body: bytes | str) -> Mapping[NoticeOutcome, int]:
-        """A notification of a bucket, as a webhook or a queue gets it: new objects are kept for the schedule's next job.
+        """A notification of a bucket, as a webhook or a queue gets it: new objects are kept for the
+        schedule's next job.
 
-        Returns how many of its records came to what. `no_room` is to be sent again later, `unreadable` never; a body that
-        comes twice changes nothing. Its caller must know who sent it. Raises ScheduleNotFound and ScheduleError.
+        Returns how many of its records came to what. `no_room` is to be sent again later,
+        `unreadable` never; a body that comes twice changes nothing. Its caller must know who sent
+        it. Raises ScheduleNotFound and ScheduleError.
         """
         schedule = self._store.get(name)
         if EVENTS not in schedule.source:
-            raise ScheduleError(f"schedule {name} lists its files; add it with --events webhook to take notifications")
+            raise ScheduleError(
+                f"schedule {name} lists its files; add it with --events webhook to take "
+                "notifications"
+            )
         return keep(self._noticed, schedule, body)
 
     def _source(
-        self, name: str, source: str | Path | OutcomesOf, spec: JobSpec, *, new_files: bool, events: str | None
+        self,
+        name: str,
+        source: str | Path | OutcomesOf,
+        spec: JobSpec,
+        *,
+        new_files: bool,
+        events: str | None,
     ) -> dict[str, Any]:
-        """As the schedule keeps it. Raises ScheduleError and SpecError for what no job could be made of."""
+        """As the schedule keeps it.
+
+        Raises ScheduleError and SpecError for what no job could be made of."""
         if events is not None and not new_files:
-            raise ScheduleError("events name new files; give new_files (--new-files) and a prefix of a bucket")
+            raise ScheduleError(
+                "events name new files; give new_files (--new-files) and a prefix of a bucket"
+            )
         if self._admit is not None and (new_files or isinstance(source, OutcomesOf)):
             raise ScheduleError(
-                "schedules of remote doors submit one file or object each time; name it as their source"
+                "schedules of remote doors submit one file or object each time; name it as their "
+                "source"
             )
         if isinstance(source, OutcomesOf):
             if new_files:
-                raise ScheduleError("new files come to a folder or prefix; leave new_files out where outcomes are read")
+                raise ScheduleError(
+                    "new files come to a folder or prefix; leave new_files out where outcomes are "
+                    "read"
+                )
             self._check_outcomes(name, source)
             return {OUTCOMES_OF: source.to_json()}
         if self._admit is not None:
@@ -137,36 +172,45 @@ class Schedules:
     def _check_events(self, source: str, events: str) -> None:
         if Place.of(source) is None:
             raise ScheduleError(
-                f"{seen(source)}: notifications are understood for s3:// only; leave events out to list it"
+                f"{seen(source)}: notifications are understood for s3:// only; leave events out to "
+                "list it"
             )
         if events == WEBHOOK:
             return
         if not is_queue_url(events):
             raise ScheduleError(
-                f"{seen(events)} is not where notifications come from; write webhook, or the URL of a queue without a "
-                "password: https://sqs.eu-central-1.amazonaws.com/123456789012/incoming"
+                f"{seen(events)} is not where notifications come from; write webhook, or the URL "
+                "of a queue without a password: "
+                "https://sqs.eu-central-1.amazonaws.com/123456789012/incoming"
             )
-        other = next((one.name for one in self._store.list() if one.source.get(EVENTS) == events), None)
+        other = next(
+            (one.name for one in self._store.list() if one.source.get(EVENTS) == events), None
+        )
         if other is not None:
             raise ScheduleError(
-                f"schedule {other} empties the queue {seen(events)}; give each schedule a queue of its own"
+                f"schedule {other} empties the queue {seen(events)}; give each schedule a queue of "
+                "its own"
             )
 
     def _check_outcomes(self, name: str, over: OutcomesOf) -> None:
-        """A named job need not be there yet. A schedule must, so that a circle of them is noticed when it is closed."""
+        """A named job need not be there yet.
+
+        A schedule must, so that a circle of them is noticed when it is closed."""
         Where(over.where)
         if over.job is not None:
             if self._has(over.job):
                 raise ScheduleError(
-                    f"{seen(over.job)} is the name of a schedule: name it as one (--from-schedule {over.job}) to read its newest "
-                    "job each time, or give the id of the job that you mean"
+                    f"{seen(over.job)} is the name of a schedule: name it as one (--from-schedule "
+                    f"{over.job}) to read its newest job each time, or give the id of the job that "
+                    "you mean"
                 )
             return
         behind, passed = over.schedule, set[str]()
         while behind is not None and behind not in passed:
             if behind == name:
                 raise ScheduleError(
-                    f"schedule {seen(name)} would read what comes of its own outcomes; name another schedule"
+                    f"schedule {seen(name)} would read what comes of its own outcomes; name "
+                    "another schedule"
                 )
             if not passed:
                 self._store.get(behind)
@@ -174,7 +218,8 @@ class Schedules:
             behind = self._read_by(behind)
 
     def _read_by(self, name: str) -> str | None:
-        """The schedule whose outcomes a schedule reads; None for one with a source, and for one that is gone."""
+        """The schedule whose outcomes a schedule reads; None for one with a source, and for one
+        that is gone."""
         if not self._has(name):
             return None
         kept = self._store.get(name).source.get(OUTCOMES_OF)
@@ -196,16 +241,22 @@ class Schedules:
         return self._store.firings(self._store.get(name).schedule_id, limit)
 
     def pause(self, name: str) -> bool:
-        """Start no more jobs until ``resume``; False when it is paused already. Raises ScheduleNotFound."""
+        """Start no more jobs until ``resume``; False when it is paused already.
+
+        Raises ScheduleNotFound."""
         return self._store.pause(name)
 
     def resume(self, name: str) -> bool:
-        """Go on with the next time from now: what passed meanwhile was not missed. False when it is not paused.
+        """Go on with the next time from now: what passed meanwhile was not missed.
+
+        False when it is not paused.
 
         Raises ScheduleNotFound.
         """
         found = self._store.get(name)
-        return self._store.resume(name, Timetable(found.cron, found.timezone).after(self._store.now()))
+        return self._store.resume(
+            name, Timetable(found.cron, found.timezone).after(self._store.now())
+        )
 
     def remove(self, name: str) -> None:
         """Its jobs stay. Raises ScheduleNotFound."""
@@ -225,15 +276,20 @@ def _whole(source: str | Path) -> str:
         return text
     path = str(Path(text).absolute())
     plain = os.path.normpath(path)
-    if os.path.realpath(plain) == os.path.realpath(path):  # else a `..` comes after a link, which leads elsewhere
+    if os.path.realpath(plain) == os.path.realpath(
+        path
+    ):  # else a `..` comes after a link, which leads elsewhere
         path = plain
-    return f"{path}/" if text.endswith("/") and path != "/" else path  # the slash says that it is a folder
+    return (
+        f"{path}/" if text.endswith("/") and path != "/" else path
+    )  # the slash says that it is a folder
 
 
 def _check_watched(source: str) -> None:
     if is_database(source) or folder_and_pattern(source) is None:
         raise ScheduleError(
-            f"{seen(source)} is no folder that new files can come to; end it with a / or write a pattern such as in/*.jsonl"
+            f"{seen(source)} is no folder that new files can come to; end it with a / or write a "
+            "pattern such as in/*.jsonl"
         )
 
 
@@ -241,4 +297,6 @@ def _policy(given: CatchUp | str) -> CatchUp:
     try:
         return CatchUp(given)
     except ValueError:
-        raise ScheduleError(f"the catch-up policy {seen(given)} is not one: write {', '.join(CatchUp)}") from None
+        raise ScheduleError(
+            f"the catch-up policy {seen(given)} is not one: write {', '.join(CatchUp)}"
+        ) from None

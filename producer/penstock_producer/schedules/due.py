@@ -1,4 +1,5 @@
-"""What is to be done about the planned times that have come: a pure function of timetable, policy and time."""
+"""What is to be done about the planned times that have come: a pure function of timetable, policy
+and time."""
 
 from __future__ import annotations
 
@@ -10,7 +11,9 @@ from penstock_producer.schedules.timetable import Timetable
 
 __all__ = ["CATCH_UP_MAX", "ON_TIME_S", "Due", "due"]
 
-ON_TIME_S: Final = 300.0  # a start as late as this is not a missed one: a control process was replaced meanwhile
+ON_TIME_S: Final = (
+    300.0  # a start as late as this is not a missed one: a control process was replaced meanwhile
+)
 CATCH_UP_MAX: Final = 24  # missed times that `all` starts a job for, the latest: a day of hours
 
 
@@ -40,4 +43,8 @@ def _kept(timetable: Timetable, policy: CatchUp, next_at: float, now: float) -> 
         case CatchUp.ONCE:
             return timetable.latest(next_at, now, 1)
         case CatchUp.SKIP:
-            return [planned for planned in timetable.latest(next_at, now, 1) if now - planned <= ON_TIME_S]
+            return [
+                planned
+                for planned in timetable.latest(next_at, now, 1)
+                if now - planned <= ON_TIME_S
+            ]

@@ -1,6 +1,8 @@
-"""Notifications for a schedule that watches a place: kept by name until its next job, from any sender and however often.
+"""Notifications for a schedule that watches a place: kept by name until its next job, from any
+sender and however often.
 
-Names come by `Schedules.notify` (a webhook's body) or from a queue of SQS, which is emptied when a planned time has come.
+Names come by `Schedules.notify` (a webhook's body) or from a queue of SQS, which is emptied when a
+planned time has come.
 """
 
 from __future__ import annotations
@@ -19,7 +21,9 @@ __all__ = ["collect", "keep"]
 
 log = logging.getLogger(__name__)
 
-RECEIVES_MAX: Final = 200  # from a queue for one planned time: 2,000 messages; the rest waits there for the next one
+RECEIVES_MAX: Final = (
+    200  # from a queue for one planned time: 2,000 messages; the rest waits there for the next one
+)
 SHOWN_CHARS: Final = 200  # of a body that cannot be read, in the log
 
 
@@ -27,7 +31,9 @@ def keep(store: NoticedStore, schedule: Schedule, body: bytes | str) -> Mapping[
     """Keep what a body names for the schedule's next job; returns how many records came to what."""
     place = Place.of(str(schedule.source[NEW_FILES]))
     found = [Notice(NoticeOutcome.ELSEWHERE)] if place is None else read_notice(body, place)
-    counts = Counter[NoticeOutcome](one.outcome for one in found if one.outcome is not NoticeOutcome.NOTICED)
+    counts = Counter[NoticeOutcome](
+        one.outcome for one in found if one.outcome is not NoticeOutcome.NOTICED
+    )
     names = [one.name for one in found if one.outcome is NoticeOutcome.NOTICED]
     if names:
         noted = store.note(schedule.schedule_id, names)
@@ -38,7 +44,9 @@ def keep(store: NoticedStore, schedule: Schedule, body: bytes | str) -> Mapping[
 
 
 def collect(store: NoticedStore, schedule: Schedule) -> Mapping[NoticeOutcome, int]:
-    """Empty the schedule's queue, where it has one. A message leaves it once what it names is kept, or can never be used.
+    """Empty the schedule's queue, where it has one.
+
+    A message leaves it once what it names is kept, or can never be used.
 
     Raises SourceError and SourceUnavailable.
     """
@@ -59,9 +67,12 @@ def collect(store: NoticedStore, schedule: Schedule) -> Mapping[NoticeOutcome, i
             counts.update(found)
             if NoticeOutcome.UNREADABLE in found:
                 log.warning(
-                    "schedule %s: a message of its queue is no notification of a bucket and is removed: %.*r",
-                    schedule.name, SHOWN_CHARS, message.body,
-                )  # fmt: skip
+                    "schedule %s: a message of its queue is no notification of a bucket and is "
+                    "removed: %.*r",
+                    schedule.name,
+                    SHOWN_CHARS,
+                    message.body,
+                )
             if NoticeOutcome.NO_ROOM not in found:
                 done.append(message)
         queue.remove(done)

@@ -1,4 +1,5 @@
-"""How a job that started itself is known: by its key, and by a mark in what the ledger keeps of its source."""
+"""How a job that started itself is known: by its key, and by a mark in what the ledger keeps of its
+source."""
 
 from __future__ import annotations
 
@@ -13,13 +14,24 @@ from penstock_producer.pins import STARTED_BY
 from penstock_producer.schedules.outcomes_of import OutcomesOf
 
 __all__ = [
-    "EVENTS", "NEW_FILES", "OUTCOMES_OF", "SOURCE", "WEBHOOK", "is_of", "job_key", "mark", "shown_source", "started_by",
+    "EVENTS",
+    "NEW_FILES",
+    "OUTCOMES_OF",
+    "SOURCE",
+    "WEBHOOK",
+    "is_of",
+    "job_key",
+    "mark",
+    "shown_source",
+    "started_by",
     "taken_key",
-]  # fmt: skip
+]
 
 SOURCE: Final = "source"  # of what a schedule submits: a path or URI that is read whole each time
 NEW_FILES: Final = "new_files"  # one of which each job has the files that no earlier one has
-EVENTS: Final = "events"  # beside NEW_FILES: where notifications of new files come from, a queue's URL or
+EVENTS: Final = (
+    "events"  # beside NEW_FILES: where notifications of new files come from, a queue's URL or
+)
 WEBHOOK: Final = "webhook"  # bodies that are given to `Schedules.notify`
 OUTCOMES_OF: Final = "outcomes_of"  # what other jobs ended with; see OutcomesOf
 
@@ -33,11 +45,16 @@ def job_key(schedule: Schedule) -> str:
 
 def mark(schedule: Schedule) -> dict[str, Any]:
     """Of the job of ``next_at``."""
-    return {"schedule": schedule.name, "schedule_id": schedule.schedule_id, "planned_at": schedule.next_at}
+    return {
+        "schedule": schedule.name,
+        "schedule_id": schedule.schedule_id,
+        "planned_at": schedule.next_at,
+    }
 
 
 def is_of(job: Job, schedule: Schedule) -> bool:
-    """Whether the job was started by this schedule, and not by hand or by another one that had its name."""
+    """Whether the job was started by this schedule, and not by hand or by another one that had its
+    name."""
     return bool(job.source.get(STARTED_BY, {}).get("schedule_id") == schedule.schedule_id)
 
 
@@ -49,7 +66,9 @@ def shown_source(schedule: Schedule) -> str:
     if watched is None:
         return str(schedule.source[SOURCE])
     events = schedule.source.get(EVENTS)
-    return f"new files of {watched}" + ("" if events is None else f", by notifications from {events}")
+    return f"new files of {watched}" + (
+        "" if events is None else f", by notifications from {events}"
+    )
 
 
 def started_by(job: Job) -> tuple[str, str] | None:
@@ -59,7 +78,8 @@ def started_by(job: Job) -> tuple[str, str] | None:
 
 
 def taken_key(job_id: str, generation: int) -> bytes:
-    """What a schedule remembers of the outcomes of a job that its own jobs have; no file has the same."""
+    """What a schedule remembers of the outcomes of a job that its own jobs have; no file has the
+    same."""
     return hashlib.sha256(orjson.dumps(["job", job_id, generation])).digest()[:_KEY_BYTES]
 
 

@@ -1,8 +1,10 @@
-"""Notifications of a bucket, in the forms in which stores send them, and what each record of one is to a watched place.
+"""Notifications of a bucket, in the forms in which stores send them, and what each record of one is
+to a watched place.
 
-Understood are the events of S3 (as MinIO, Ceph and others send them too: `{"Records": [...]}`), inside an SNS message or not,
-those of EventBridge (`"detail-type": "Object Created"`), and S3's test event. Nothing in a notification is believed but the name
-of an object: whether it is there, its size and its ETag are asked of the store when a job takes it.
+Understood are the events of S3 (as MinIO, Ceph and others send them too: `{"Records": [...]}`),
+inside an SNS message or not, those of EventBridge (`"detail-type": "Object Created"`), and S3's
+test event. Nothing in a notification is believed but the name of an object: whether it is there,
+its size and its ETag are asked of the store when a job takes it.
 """
 
 from __future__ import annotations
@@ -29,7 +31,8 @@ class NoticeOutcome(StrEnum):
 
     NOTICED = "noticed"  # a new object of this place: the next job takes it
     REPEATED = "repeated"  # it was named before, and waits for the next job already
-    ELSEWHERE = "elsewhere"  # in another bucket, below another prefix, or its name does not match the pattern
+    # in another bucket, below another prefix, or its name does not match the pattern
+    ELSEWHERE = "elsewhere"
     DELETED = "deleted"  # an object was removed: there is nothing to read
     OTHER = "other"  # tags, rights, a restore: no object came
     TEST = "test"  # S3's, when notifications are switched on
@@ -69,7 +72,11 @@ class Notice(NamedTuple):
 def read_notice(body: bytes | str, place: Place) -> list[Notice]:
     """What one body says, in its order. Raises nothing, whatever the body is."""
     given = _loads(body)
-    if isinstance(given, Mapping) and given.get("Type") == "Notification" and isinstance(given.get("Message"), str):
+    if (
+        isinstance(given, Mapping)
+        and given.get("Type") == "Notification"
+        and isinstance(given.get("Message"), str)
+    ):
         given = _loads(given["Message"])  # SNS put it into a message of its own
     return list(_read(given, place))
 
@@ -106,7 +113,9 @@ def _of_s3(record: Any, place: Place) -> Notice:
             "s3": {"bucket": {"name": str() as bucket}, "object": {"key": str() as key}},
         }:
             try:
-                return _named(event.removeprefix("s3:"), bucket, unquote_plus(key, errors="strict"), place)
+                return _named(
+                    event.removeprefix("s3:"), bucket, unquote_plus(key, errors="strict"), place
+                )
             except UnicodeDecodeError:
                 pass
     return Notice(NoticeOutcome.UNREADABLE)

@@ -1,4 +1,5 @@
-"""What a schedule over the outcomes of another job reads: `penstock schedule add --from-job J`, or `--from-schedule S`."""
+"""What a schedule over the outcomes of another job reads: `penstock schedule add --from-job J`, or
+`--from-schedule S`."""
 
 from __future__ import annotations
 
@@ -13,9 +14,11 @@ __all__ = ["OutcomesOf"]
 
 @dataclass(frozen=True, slots=True)
 class OutcomesOf:
-    """Instead of a source: the outcomes of a job, or of the newest job of a schedule that has ended.
+    """Instead of a source: the outcomes of a job, or of the newest job of a schedule that has
+    ended.
 
-    Each time takes what no earlier job of the schedule has: a job once, and of one that was replayed what the replay brought.
+    Each time takes what no earlier job of the schedule has: a job once, and of one that was
+    replayed what the replay brought.
     """
 
     job: str | None = None  # an id or a key
@@ -24,7 +27,9 @@ class OutcomesOf:
 
     def __post_init__(self) -> None:
         if (self.job is None) == (self.schedule is None):
-            raise ScheduleError("name the job, or the schedule, whose outcomes are read, and not both")
+            raise ScheduleError(
+                "name the job, or the schedule, whose outcomes are read, and not both"
+            )
 
     @classmethod
     def of(cls, stored: Mapping[str, Any]) -> Self:
@@ -36,4 +41,5 @@ class OutcomesOf:
 
     def __str__(self) -> str:
         where = f", where {' and '.join(self.where)}" if self.where else ""
-        return f"outcomes of {f'the newest job of schedule {self.schedule}' if self.job is None else f'job {self.job}'}{where}"
+        newest = f"the newest job of schedule {self.schedule}"
+        return f"outcomes of {newest if self.job is None else f'job {self.job}'}{where}"

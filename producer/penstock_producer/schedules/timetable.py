@@ -1,8 +1,9 @@
 """A cron expression in a time zone, as Unix seconds.
 
-What cron does when clocks change, as Debian's does: a fixed time that does not exist that day (02:30 where 02:00 becomes
-03:00) counts at the first moment after the gap, and a fixed time that comes twice counts the first time only. Expressions
-that begin with `*` in minute or hour go by real time: `*/30 * * * *` comes every half hour, through gap and repetition.
+What cron does when clocks change, as Debian's does: a fixed time that does not exist that day
+(02:30 where 02:00 becomes 03:00) counts at the first moment after the gap, and a fixed time that
+comes twice counts the first time only. Expressions that begin with `*` in minute or hour go by real
+time: `*/30 * * * *` comes every half hour, through gap and repetition.
 """
 
 from __future__ import annotations
@@ -36,24 +37,38 @@ class Timetable:
         self._zone = _zone(timezone)
         if len(self.cron.split()) != CRON_FIELDS or len(self.cron) > CRON_MAX_CHARS:
             raise ScheduleError(
-                f"{seen(cron)} is not a cron expression: write five fields (minute, hour, day of month, month, day of "
+                f"{seen(cron)} is not a cron expression: write five fields (minute, hour, day of "
+                "month, month, day of "
                 'week), such as "0 1 * * *" for every night at one'
             )
         try:
             first = next(cronsim.CronSim(self.cron, datetime(2026, 1, 1, tzinfo=UTC)), None)
-        except (CronSimError, AssertionError, ValueError) as error:  # what the parser meets with odd fields
-            raise ScheduleError(f"the cron expression {seen(cron)} is refused: {error}; correct that field") from None
+        except (
+            CronSimError,
+            AssertionError,
+            ValueError,
+        ) as error:  # what the parser meets with odd fields
+            raise ScheduleError(
+                f"the cron expression {seen(cron)} is refused: {error}; correct that field"
+            ) from None
         if first is None:
-            raise ScheduleError(f"the cron expression {seen(cron)} names a day that never comes; correct day and month")
+            raise ScheduleError(
+                f"the cron expression {seen(cron)} names a day that never comes; correct day and "
+                "month"
+            )
 
     def after(self, at: float) -> float:
         """The first planned time later than ``at``."""
         return next(self._from(at))
 
     def latest(self, first: float, until: float, most: int) -> list[float]:
-        """The last planned times from ``first``, which is one of them, to ``until``, at most ``most``, the oldest first."""
+        """The last planned times from ``first``, which is one of them, to ``until``, at most
+        ``most``, the oldest first."""
         found: deque[float] = deque([first], maxlen=most)  # those up to ``begin``
-        begin, end = first, until  # the answer begins between them: what lies there is halved by each look
+        begin, end = (
+            first,
+            until,
+        )  # the answer begins between them: what lies there is halved by each look
         start = begin
         while True:
             some: deque[float] = deque(maxlen=most)
@@ -68,7 +83,8 @@ class Timetable:
             start = (begin + end) / 2 if end - begin > MINUTE_S else begin
 
     def _look(self, start: float, until: float, found: deque[float]) -> bool:
-        """Note the planned times after ``start``; whether these are all to ``until``, and not LOOKED_AT_ONCE of them."""
+        """Note the planned times after ``start``; whether these are all to ``until``, and not
+        LOOKED_AT_ONCE of them."""
         for planned in itertools.islice(self._from(start), LOOKED_AT_ONCE):
             if planned > until:
                 return True
@@ -83,14 +99,21 @@ class Timetable:
     def _from(self, at: float) -> Iterator[float]:
         for moment in cronsim.CronSim(self.cron, datetime.fromtimestamp(at, self._zone)):
             planned = moment.timestamp()
-            if planned > at:  # within an hour that comes twice, the first answer may be an hour too early
+            if (
+                planned > at
+            ):  # within an hour that comes twice, the first answer may be an hour too early
                 yield planned
 
 
 def _zone(name: str) -> ZoneInfo:
     try:
         return ZoneInfo(name)
-    except (ZoneInfoNotFoundError, ValueError, OSError, TypeError):  # a folder of the database, a path, not a text
+    except (
+        ZoneInfoNotFoundError,
+        ValueError,
+        OSError,
+        TypeError,
+    ):  # a folder of the database, a path, not a text
         raise ScheduleError(
             f"the time zone {seen(name)} is not known here; write one such as Europe/Berlin or UTC "
             "(where the system has no zones at all: pip install tzdata)"

@@ -13,7 +13,9 @@ __all__ = ["entries"]
 
 
 def entries(pin: Mapping[str, Any]) -> int | None:
-    """Of a pinned source; None: anywhere. A compressed file is entered where a member (gzip) or frame (zstd) begins."""
+    """Of a pinned source; None: anywhere.
+
+    A compressed file is entered where a member (gzip) or frame (zstd) begins."""
     if pin.get("kind") == KIND:
         of_files = [entries(file) for file in pin[FILES]]
         known = [number for number in of_files if number is not None]

@@ -19,14 +19,17 @@ MAX_FILES: Final = 1_000  # of rows: each has its pin in the job's row
 
 
 def row_files(chosen: Chosen) -> list[Blob]:
-    """The files of rows, each as it is now. Raises SourceError for what is none, and for too many."""
+    """The files of rows, each as it is now.
+
+    Raises SourceError for what is none, and for too many."""
     entries: list[Entry] = []
     for entry in chosen.entries():
         entries.append(entry)
         if len(entries) > MAX_FILES:
             raise SourceError(
                 "too_many_files",
-                f"{chosen.uri} stands for more than {MAX_FILES} files of rows, the most that a job has; join some of them",
+                f"{chosen.uri} stands for more than {MAX_FILES} files of rows, the most that a job "
+                "has; join some of them",
             )
     if not chosen.pattern:
         entries = saved_dataset.shards(chosen.listing, entries) or entries
@@ -36,7 +39,9 @@ def row_files(chosen: Chosen) -> list[Blob]:
 
 
 def refuse_unreadable(path: str) -> None:
-    """Raises SourceError for a local path, or a database's name, that is plainly no source. Reads nothing of it."""
+    """Raises SourceError for a local path, or a database's name, that is plainly no source.
+
+    Reads nothing of it."""
     if is_database(path):
         address_of(path)
         return
@@ -59,6 +64,7 @@ def check(chosen: Chosen, entry: Entry) -> None:
     if not chosen.pattern and not has_known_ending(entry.name):
         raise SourceError(
             "unsupported_format",
-            f"{chosen.uri} holds {uri}, whose name does not say that it has rows; name the files to read by a pattern such as "
-            f"{chosen.uri}*.jsonl, or make each file one document with --format text",
+            f"{chosen.uri} holds {uri}, whose name does not say that it has rows; name the files "
+            f"to read by a pattern such as {chosen.uri}*.jsonl, or make each file one document "
+            "with --format text",
         )

@@ -1,7 +1,9 @@
-"""Files that a schedule has taken and that are there no more: what may be forgotten, so that the list of them has a bound.
+"""Files that a schedule has taken and that are there no more: what may be forgotten, so that the
+list of them has a bound.
 
-A file that lies there is never forgotten, so it is never taken twice. One that was moved away is, once there are as many as are
-remembered; should it come back unchanged after that, it is a new file.
+A file that lies there is never forgotten, so it is never taken twice. One that was moved away is,
+once there are as many as are remembered; should it come back unchanged after that, it is a new
+file.
 """
 
 from __future__ import annotations
@@ -24,7 +26,8 @@ TakenBetween = Callable[[bytes, bytes | None], Sequence[bytes]]
 def gone_files(chosen: Chosen, taken_between: TakenBetween) -> Iterator[Sequence[bytes]]:
     """Their keys, in parts. 16 bytes of memory for each file that is there.
 
-    Raises SourceError for a place that holds no file: it may be a mount that is away, and all would be taken again.
+    Raises SourceError for a place that holds no file: it may be a mount that is away, and all would
+    be taken again.
     """
     there = [bytearray() for _ in range(_PARTS)]
     for key in listed_keys(chosen):
@@ -32,11 +35,13 @@ def gone_files(chosen: Chosen, taken_between: TakenBetween) -> Iterator[Sequence
     if not any(there):
         raise SourceError(
             "empty_source",
-            f"{chosen.uri} holds no file, and those that were taken are not forgotten over that; check that it is the place "
-            "that is meant, or remove the schedule and add it again",
+            f"{chosen.uri} holds no file, and those that were taken are not forgotten over that; "
+            "check that it is the place that is meant, or remove the schedule and add it again",
         )
     for first, packed in enumerate(there):
-        present = {bytes(packed[start : start + KEY_BYTES]) for start in range(0, len(packed), KEY_BYTES)}
+        present = {
+            bytes(packed[start : start + KEY_BYTES]) for start in range(0, len(packed), KEY_BYTES)
+        }
         before = bytes([first + 1]) if first + 1 < _PARTS else None
         gone = [key for key in taken_between(bytes([first]), before) if key not in present]
         if gone:

@@ -1,7 +1,9 @@
-"""A watched folder, prefix or pattern: those of its files that no earlier job has taken, as one source.
+"""A watched folder, prefix or pattern: those of its files that no earlier job has taken, as one
+source.
 
-A file is known by its place, size and version (the ETag; of a local file the time of its last change), so one that changes
-is new again. The key is made of a listing to look for the file, and of the pin of a job, which says what was read, to take it.
+A file is known by its place, size and version (the ETag; of a local file the time of its last
+change), so one that changes is new again. The key is made of a listing to look for the file, and of
+the pin of a job, which says what was read, to take it.
 """
 
 from __future__ import annotations
@@ -35,7 +37,8 @@ Taken = Callable[[Sequence[bytes]], set[bytes]]
 
 
 class FoundFiles(NamedTuple):
-    """``entries`` are new, at most MAX_FILES, and ``blobs`` the same; ``unsettled`` counts those that may still be written."""
+    """``entries`` are new, at most MAX_FILES, and ``blobs`` the same; ``unsettled`` counts those
+    that may still be written."""
 
     entries: list[Entry]
     blobs: list[Blob]
@@ -50,10 +53,11 @@ def new_files(
     among: Sequence[str] | None = None,
     rows: bool = True,
 ) -> FoundFiles:
-    """In the order of their names; with ``among`` only those that are named there, and nothing is listed.
+    """In the order of their names; with ``among`` only those that are named there, and nothing is
+    listed.
 
-    Without ``rows`` each is a document, whatever its name. Raises SourceError for a file that is no file of rows, and
-    SourceUnavailable.
+    Without ``rows`` each is a document, whatever its name. Raises SourceError for a file that is no
+    file of rows, and SourceUnavailable.
     """
     entries: list[Entry] = []
     blobs: list[Blob] = []
@@ -81,7 +85,9 @@ def new_files(
 
 def taken_by(pin: Mapping[str, Any]) -> list[bytes]:
     """The files that a job has, by its pin."""
-    return [_key(one["uri"], one["size"], one.get("etag") or str(one["mtime_ns"])) for one in pin[FILES]]
+    return [
+        _key(one["uri"], one["size"], one.get("etag") or str(one["mtime_ns"])) for one in pin[FILES]
+    ]
 
 
 def listed_keys(chosen: Chosen) -> Iterator[bytes]:
@@ -93,7 +99,8 @@ def _listed(chosen: Chosen) -> Iterator[tuple[Entry, Blob]]:
     for number, entry in enumerate(chosen.entries()):
         if number == LISTED_MAX:
             raise SourceError(
-                "too_many_files", f"{chosen.uri} holds more than {LISTED_MAX:,} files; move those away that are done"
+                "too_many_files",
+                f"{chosen.uri} holds more than {LISTED_MAX:,} files; move those away that are done",
             )
         yield entry, chosen.listing.fresh(entry)
 
@@ -102,7 +109,9 @@ def _looked_up(chosen: Chosen, names: Sequence[str]) -> Iterator[tuple[Entry, Bl
     """Those that are there."""
     listing = chosen.listing
     if not isinstance(listing, BucketListing):
-        raise SourceError("unsupported_source", f"{chosen.uri}: single objects are looked up in s3:// only")
+        raise SourceError(
+            "unsupported_source", f"{chosen.uri}: single objects are looked up in s3:// only"
+        )
     for name in sorted(names, key=order):
         entry = listing.look(name)
         if entry is not None:
@@ -110,7 +119,9 @@ def _looked_up(chosen: Chosen, names: Sequence[str]) -> Iterator[tuple[Entry, Bl
 
 
 def _may_be_written(entry: Entry, now: float) -> bool:
-    """Changed within ``SETTLED_S``. A time up to half a minute ahead is that of a clock that runs fast, and counts as now."""
+    """Changed within ``SETTLED_S``.
+
+    A time up to half a minute ahead is that of a clock that runs fast, and counts as now."""
     return -3 * SETTLED_S < now - entry.changed_ns / 1e9 < SETTLED_S
 
 

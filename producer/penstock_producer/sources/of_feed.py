@@ -32,11 +32,17 @@ def open_feed_source(
     for feed in jobs.feeds(job.job_id):
         if feed.generation == generation:
             return source_of(database, job, feed, settings)
-    raise SourceError("source_unavailable", f"job {job_id} has no generation {generation}; is this its database?")
+    raise SourceError(
+        "source_unavailable", f"job {job_id} has no generation {generation}; is this its database?"
+    )
 
 
 def source_of(
-    database: Database, job: Job, feed: Feed, settings: ProducerSettings | None = None, spec: JobSpec | None = None
+    database: Database,
+    job: Job,
+    feed: Feed,
+    settings: ProducerSettings | None = None,
+    spec: JobSpec | None = None,
 ) -> Source:
     """The source that ``feed`` reads, or the part of it that a shard is. Nothing is read yet.
 
@@ -46,7 +52,13 @@ def source_of(
     return whole if feed.ends_at is None else Until(whole, feed.ends_at)
 
 
-def _whole(database: Database, job: Job, feed: Feed, settings: ProducerSettings | None, spec: JobSpec | None) -> Source:
+def _whole(
+    database: Database,
+    job: Job,
+    feed: Feed,
+    settings: ProducerSettings | None,
+    spec: JobSpec | None,
+) -> Source:
     if feed.kind is FeedKind.REPLAY:
         return ReplaySource(feed, OutcomeStore(database))
     if feed.kind is FeedKind.SPOOL:

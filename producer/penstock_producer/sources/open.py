@@ -35,7 +35,11 @@ from penstock_producer.sources.readers.jsonl import JsonlSource
 from penstock_producer.sources.readers.pinned_rows import RowOptions
 from penstock_producer.sources.texts import media_files, text_files, whole_files
 
-_WHOLE_FILES = tuple(f"{some}{kind}" for some in ("", whole_files.SOME) for kind in (text_files.KIND, media_files.KIND))
+_WHOLE_FILES = tuple(
+    f"{some}{kind}"
+    for some in ("", whole_files.SOME)
+    for kind in (text_files.KIND, media_files.KIND)
+)
 _DEFAULTS = ProducerSettings.model_construct()  # nothing is read from the environment
 
 
@@ -49,14 +53,16 @@ def open_source(
     formats: Collection[str] | None = None,
     timeout_s: float | None = None,
 ) -> FileSource:
-    """The source at a path, an `s3://` URI, a folder or prefix ending in `/`, a pattern, or the pin that the ledger stored.
-    The URL of a database is read by the spec's table or query.
+    """The source at a path, an `s3://` URI, a folder or prefix ending in `/`, a pattern, or the pin
+    that the ledger stored. The URL of a database is read by the spec's table or query.
 
-    Of its content at most the first bytes are read, where its name does not say what it is. With ``timeout_s`` reading it
-    raises SourceError once that many seconds are over. ``uploaded`` is a file that a remote
-    door has written; its rows name no other files. ``remote`` confines a path or URI to the setting `source_roots`; a
-    pin says by itself whether it is confined. ``formats`` are those that a remote door reads; None: all. Raises SourceError
-    for what cannot be a source, and SpecError when the spec cannot make requests of its rows.
+    Of its content at most the first bytes are read, where its name does not say what it is. With
+    ``timeout_s`` reading it raises SourceError once that many seconds are over. ``uploaded`` is a
+    file that a remote
+    door has written; its rows name no other files. ``remote`` confines a path or URI to the setting
+    `source_roots`; a pin says by itself whether it is confined. ``formats`` are those that a remote
+    door reads; None: all. Raises SourceError for what cannot be a source, and SpecError when the
+    spec cannot make requests of its rows.
     """
     chosen = settings or _DEFAULTS
     if isinstance(where, Mapping):
@@ -67,16 +73,18 @@ def open_source(
     if spec.table is not None or spec.query is not None:
         raise SourceError(
             "unsupported_source",
-            f"{seen(named)} is no database, and --table and --query read one; name it by a URL: sqlite:///file.db, "
-            "postgresql://host/database, or env:NAME where a variable holds the URL",
+            f"{seen(named)} is no database, and --table and --query read one; name it by a URL: "
+            "sqlite:///file.db, postgresql://host/database, or env:NAME where a variable holds the "
+            "URL",
         )
     files = None if remote or uploaded else choose(str(where), chosen.s3_endpoint_url)
     if files is None:
         if spec.format in (TEXT, MEDIA):
             raise SourceError(
                 "unsupported_format",
-                f"{seen(named)} is one file, and with the format {spec.format} each file of a folder is one document; "
-                "write the folder with a / at its end, or a pattern. Remote doors take single files only",
+                f"{seen(named)} is one file, and with the format {spec.format} each file of a "
+                "folder is one document; write the folder with a / at its end, or a pattern. "
+                "Remote doors take single files only",
             )
         blob = _blob_of_uri(str(where), chosen, chosen.readable if remote else None)
         if uploaded:
@@ -85,7 +93,9 @@ def open_source(
     form = files.form(spec.format)
     if form != ROWS:
         return _of_whole_files(files, form, spec, chosen, timeout_s)
-    return several.SeveralFiles(str(where), [_of_blob(blob, spec, chosen, timeout_s) for blob in row_files(files)])
+    return several.SeveralFiles(
+        str(where), [_of_blob(blob, spec, chosen, timeout_s) for blob in row_files(files)]
+    )
 
 
 def open_new_files(
@@ -97,14 +107,16 @@ def open_new_files(
     among: Sequence[str] | None = None,
     timeout_s: float | None = None,
 ) -> tuple[FileSource | None, int]:
-    """What no earlier job has of a folder, a prefix or a pattern, or ``among`` some of their files; and how many may still be
-    written.
+    """What no earlier job has of a folder, a prefix or a pattern, or ``among`` some of their files;
+    and how many may still be written.
 
     The source is None where nothing is new. Raises SourceError and SpecError as ``open_source``.
     """
     chosen = choose(where, settings.s3_endpoint_url)
     if chosen is None:
-        raise SourceError("unsupported_source", f"{seen(where)} is no folder; end it with a / or write a pattern")
+        raise SourceError(
+            "unsupported_source", f"{seen(where)} is no folder; end it with a / or write a pattern"
+        )
     is_rows = spec.format not in (TEXT, MEDIA)
     found = new_files(chosen, taken, among=among, rows=is_rows)
     if not found.blobs:
@@ -117,11 +129,18 @@ def open_new_files(
 
 
 def unchanged(
-    pin: Mapping[str, Any], where: str | Path, settings: ProducerSettings | None = None, *, ended: bool = False
+    pin: Mapping[str, Any],
+    where: str | Path,
+    settings: ProducerSettings | None = None,
+    *,
+    ended: bool = False,
 ) -> bool:
-    """Whether ``where`` is plainly still what was pinned: same place, size and time (or ETag). Reads no content.
+    """Whether ``where`` is plainly still what was pinned: same place, size and time (or ETag).
 
-    A table changes while its job runs, which goes on with its own rows. Once it has ``ended`` the rows are looked at again.
+    Reads no content.
+
+    A table changes while its job runs, which goes on with its own rows. Once it has ``ended`` the
+    rows are looked at again.
     """
     chosen = settings or _DEFAULTS
     if pin["kind"] == TABLE or is_database(str(where)):
@@ -145,7 +164,9 @@ def unchanged(
 def _of_database(
     where: str, spec: JobSpec, settings: ProducerSettings, remote: bool, timeout_s: float | None
 ) -> FileSource:
-    if remote:  # whatever `source_roots` says: a stranger must not choose where this process connects to
+    if (
+        remote
+    ):  # whatever `source_roots` says: a stranger must not choose where this process connects to
         raise SourceForbidden("a database", settings.source_roots)
     from penstock_producer.sources.databases.source import TableSource  # with SQLAlchemy
 
@@ -166,16 +187,21 @@ def _of_blob(
     if formats is not None and found.rows not in formats:
         raise SourceError(
             "format_not_allowed",
-            f"{blob.uri} is {found.rows}, and the setting doors.formats allows {', '.join(formats) or 'none'} here; write it "
-            f"as JSON Lines or CSV, or have the operator add {found.rows}",
+            f"{blob.uri} is {found.rows}, and the setting doors.formats allows "
+            f"{', '.join(formats) or 'none'} here; write it as JSON Lines or CSV, or have the "
+            f"operator add {found.rows}",
         )
     plain: Blob = blob if found.packed is None else Unpacked(blob, found.packed)
     timed: Blob = plain if timeout_s is None else TimedBlob(plain, timeout_s)
     places = MediaPlaces() if remote else places_of(blob.uri, settings, None)
-    return _rows(timed, found, spec, (settings.max_line_bytes, settings.max_body_bytes), None, places)
+    return _rows(
+        timed, found, spec, (settings.max_line_bytes, settings.max_body_bytes), None, places
+    )
 
 
-def _of_pin(pin: Mapping[str, Any], spec: JobSpec, settings: ProducerSettings, *, remote: bool = False) -> FileSource:
+def _of_pin(
+    pin: Mapping[str, Any], spec: JobSpec, settings: ProducerSettings, *, remote: bool = False
+) -> FileSource:
     remote = remote or pin.get(DOOR) in (REMOTE, UPLOADED)
     if pin["kind"] == several.KIND:
         files = [_of_pin(one, spec, settings, remote=remote) for one in pin[FILES]]
@@ -186,7 +212,9 @@ def _of_pin(pin: Mapping[str, Any], spec: JobSpec, settings: ProducerSettings, *
     blob: Blob = _blob_of_pin(pin, settings)
     plain: Blob = blob if found.packed is None else Unpacked(blob, found.packed, pin)
     limits = int(pin["max_line_bytes"]), int(pin.get("max_body_bytes", DEFAULT_MAX_BODY_BYTES))
-    places = MediaPlaces() if remote else places_of(blob.uri, settings, int(pin.get(MEDIA_NEWEST, 0)))
+    places = (
+        MediaPlaces() if remote else places_of(blob.uri, settings, int(pin.get(MEDIA_NEWEST, 0)))
+    )
     return _rows(plain, found, spec, limits, int(pin["size"]), places)
 
 
@@ -195,13 +223,19 @@ def _of_whole_files(
 ) -> FileSource:
     if form == MEDIA:
         return media_files.MediaFiles(files, spec, settings.max_body_bytes, timeout_s=timeout_s)
-    return text_files.TextFiles(files, spec, settings.max_line_bytes, settings.max_body_bytes, timeout_s=timeout_s)
+    return text_files.TextFiles(
+        files, spec, settings.max_line_bytes, settings.max_body_bytes, timeout_s=timeout_s
+    )
 
 
-def _whole_files_of_pin(pin: Mapping[str, Any], spec: JobSpec, settings: ProducerSettings) -> FileSource:
+def _whole_files_of_pin(
+    pin: Mapping[str, Any], spec: JobSpec, settings: ProducerSettings
+) -> FileSource:
     files = choose(str(pin["uri"]), settings.s3_endpoint_url)
     if files is None:  # a pattern, and now there is a file by that very name
-        raise SourceChanged(f"{pin['uri']} stands for one file now; remove it, or submit it as a new job")
+        raise SourceChanged(
+            f"{pin['uri']} stands for one file now; remove it, or submit it as a new job"
+        )
     if FILES in pin:  # some files of a watched folder
         files = Chosen(ListedFiles.of_pins(files.listing, pin[FILES]), files.pattern)
     most, body = int(pin["max_line_bytes"]), int(pin["max_body_bytes"])
@@ -219,14 +253,18 @@ def _rows(
     places: MediaPlaces,
 ) -> FileSource:
     """``size``: of the pinned file; None for one that is submitted now."""
-    options = RowOptions(max_line_bytes=limits[0], max_body_bytes=limits[1], surveyed=size is not None, places=places)
+    options = RowOptions(
+        max_line_bytes=limits[0], max_body_bytes=limits[1], surveyed=size is not None, places=places
+    )
     if found.rows == JSONL:
         return JsonlSource(blob, spec, options)
     if found.rows in (CSV, TSV):
         return CsvSource(blob, spec, options, tabs=found.rows == TSV)
     if found.rows in COLUMNAR:
         return ColumnarSource(blob, spec, options, found.rows, size=size)
-    raise SourceError("unsupported_format", f"this release cannot read {found.rows}: {blob.uri}; upgrade it")
+    raise SourceError(
+        "unsupported_format", f"this release cannot read {found.rows}: {blob.uri}; upgrade it"
+    )
 
 
 def _blob_of_pin(
@@ -250,7 +288,10 @@ def _placed_blob(
         return store.StoreObject(pin["uri"], pin)
     if pin["kind"] == s3.KIND:
         return s3.S3Object(pin["uri"], pin, endpoint_url=settings.s3_endpoint_url)
-    raise SourceError("unsupported_source", f"this release cannot read sources of kind {pin['kind']!r}; upgrade it")
+    raise SourceError(
+        "unsupported_source",
+        f"this release cannot read sources of kind {pin['kind']!r}; upgrade it",
+    )
 
 
 def _blob_of_uri(uri: str, settings: ProducerSettings, roots: SourceRoots | None) -> Blob:
@@ -268,5 +309,6 @@ def _blob_of_uri(uri: str, settings: ProducerSettings, roots: SourceRoots | None
         return local.LocalFile(unquote(urlsplit(uri).path))
     raise SourceError(
         "unsupported_source",
-        f"{seen(uri)}: sources are local files and objects of s3://, gs:// and az://; copy it to one",
+        f"{seen(uri)}: sources are local files and objects of s3://, gs:// and az://; copy it to "
+        "one",
     )

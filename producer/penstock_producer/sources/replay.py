@@ -1,7 +1,7 @@
 """Dead letters that are being replayed: their stored requests, with the replay's overrides applied.
 
-The ledger yields letters in the order of their ids, and which letters a replay has never changes: a cursor is the last
-id read, and a position is the id before the document.
+The ledger yields letters in the order of their ids, and which letters a replay has never changes: a
+cursor is the last id read, and a position is the id before the document.
 """
 
 from __future__ import annotations
@@ -32,7 +32,9 @@ class ReplaySource:
 
     def documents(self, cursor: Mapping[str, Any]) -> Iterator[Document | BadRow]:
         before = str(cursor.get("after", ""))
-        for letter in self._outcomes.replayable(self._feed.job_id, self._feed.generation, after=before):
+        for letter in self._outcomes.replayable(
+            self._feed.job_id, self._feed.generation, after=before
+        ):
             yield self._read(letter, before)
             before = letter.key.doc_id
 
@@ -40,13 +42,18 @@ class ReplaySource:
         return True
 
     def fetch(self, position: str) -> Document:
-        letters = self._outcomes.replayable(self._feed.job_id, self._feed.generation, after=position, page=1)
+        letters = self._outcomes.replayable(
+            self._feed.job_id, self._feed.generation, after=position, page=1
+        )
         for letter in letters:
             document = self._read(letter, position)
             if isinstance(document, Document):
                 return document
             break
-        raise SourceChanged(f"the dead letter after {position!r} of {self._feed.job_id} is gone; restore the database")
+        raise SourceChanged(
+            f"the dead letter after {position!r} of {self._feed.job_id} is gone; restore the "
+            "database"
+        )
 
     def mark_published(self, documents: Sequence[Document]) -> None:
         """Nothing to remember: the cursor is enough."""
@@ -56,17 +63,31 @@ class ReplaySource:
         cursor: Cursor = {"after": doc_id}
         try:
             if not letter.request:
-                raise RowFault(letter.reason, letter.last_error, fix="correct the row and submit it again")
-            body = self._overrides.apply(letter.request, self._original(doc_id) if self._overrides.restores else b"")
+                raise RowFault(
+                    letter.reason, letter.last_error, fix="correct the row and submit it again"
+                )
+            body = self._overrides.apply(
+                letter.request, self._original(doc_id) if self._overrides.restores else b""
+            )
         except RowFault as fault:
             line = letter.line or 0
             return BadRow(
-                "replay", line, fault.code, fault.field, fault.message, fault.value, fault.fix, doc_id, cursor,
-                letter.request, endpoint=letter.endpoint,
-            )  # fmt: skip
+                "replay",
+                line,
+                fault.code,
+                fault.field,
+                fault.message,
+                fault.value,
+                fault.fix,
+                doc_id,
+                cursor,
+                letter.request,
+                endpoint=letter.endpoint,
+            )
         return Document(doc_id, body, position, letter.line or 0, cursor, letter.endpoint)
 
     def _original(self, doc_id: str) -> bytes:
-        """The request before the first replay: a document that is replayed has a dead letter in the first generation."""
+        """The request before the first replay: a document that is replayed has a dead letter in the
+        first generation."""
         first = self._outcomes.of_generation(self._feed.job_id, 1, doc_id)
         return first.request if isinstance(first, DeadLetter) else b""

@@ -1,7 +1,8 @@
-"""The ids of a source on disk, to find duplicates in any number of rows with the memory of a few thousand.
+"""The ids of a source on disk, to find duplicates in any number of rows with the memory of a few
+thousand.
 
-A private SQLite file that the system removes with the connection: rows are appended unsorted and sorted once at the
-end, which is several times faster than asking an index about each row.
+A private SQLite file that the system removes with the connection: rows are appended unsorted and
+sorted once at the end, which is several times faster than asking an index about each row.
 """
 
 from __future__ import annotations
@@ -26,7 +27,12 @@ class SeenIds:
 
     def __init__(self) -> None:
         self._db = sqlite3.connect("", isolation_level=None)
-        for pragma in ("journal_mode=OFF", "synchronous=OFF", "temp_store=FILE", f"cache_size=-{_CACHE_KIB}"):
+        for pragma in (
+            "journal_mode=OFF",
+            "synchronous=OFF",
+            "temp_store=FILE",
+            f"cache_size=-{_CACHE_KIB}",
+        ):
             self._db.execute(f"PRAGMA {pragma}")
         self._db.execute("CREATE TABLE ids (doc TEXT NOT NULL, line INTEGER NOT NULL)")
         self._waiting: list[tuple[str, int]] = []
@@ -36,7 +42,10 @@ class SeenIds:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self._db.close()
 
@@ -49,16 +58,19 @@ class SeenIds:
         """Every row after the first of its id, in the order of lines."""
         self._sort()
         rows = self._db.execute(
-            "SELECT ids.line, met.first, ids.doc FROM ids JOIN "
-            "(SELECT doc, min(line) AS first FROM ids GROUP BY doc HAVING count(*) > 1) AS met ON ids.doc = met.doc "
-            "WHERE ids.line > met.first ORDER BY ids.line"
+            "SELECT ids.line, met.first, ids.doc FROM ids JOIN (SELECT doc, min(line) AS first "
+            "FROM ids GROUP BY doc HAVING count(*) > 1) AS met ON ids.doc = met.doc WHERE ids.line "
+            "> met.first ORDER BY ids.line"
         )
         for row in rows:
             yield Duplicate(*row)
 
     def __contains__(self, doc_id: str) -> bool:
         self._sort()
-        return self._db.execute("SELECT 1 FROM ids WHERE doc = ? LIMIT 1", (doc_id,)).fetchone() is not None
+        return (
+            self._db.execute("SELECT 1 FROM ids WHERE doc = ? LIMIT 1", (doc_id,)).fetchone()
+            is not None
+        )
 
     def _sort(self) -> None:
         if not self._sorted:

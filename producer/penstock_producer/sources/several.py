@@ -1,6 +1,7 @@
 """Several files as one source: their documents one file after the other, numbered through.
 
-A position is "file/position in it", a cursor the file's number, the lines before it, and the file's own cursor.
+A position is "file/position in it", a cursor the file's number, the lines before it, and the file's
+own cursor.
 """
 
 from __future__ import annotations
@@ -41,7 +42,11 @@ class SeveralFiles:
         return {"kind": KIND, "uri": self.uri, "sha256": digest, FILES: pins}
 
     def documents(self, cursor: Mapping[str, Any]) -> Iterator[Document | BadRow]:
-        begin, before, last = int(cursor.get("file", 0)), int(cursor.get("before", 0)), int(cursor.get("last", 0))
+        begin, before, last = (
+            int(cursor.get("file", 0)),
+            int(cursor.get("before", 0)),
+            int(cursor.get("last", 0)),
+        )
         inner: Cursor = dict(cursor.get("in", {}))
         for number in range(begin, len(self._files)):
             for row in self._files[number].documents(inner):
@@ -52,7 +57,8 @@ class SeveralFiles:
                 self._before.append(before)
 
     def fetch(self, position: str) -> Document:
-        """Raises BadReference for a position that the survey cannot have given: the pinned files have not changed."""
+        """Raises BadReference for a position that the survey cannot have given: the pinned files
+        have not changed."""
         found = _POSITION.fullmatch(position)
         if found is None or int(found[1]) >= len(self._files):
             raise BadReference(f"{seen(position)} is not the position of a document in {self.uri}")
@@ -78,5 +84,7 @@ def _numbered(row: Document | BadRow, number: int, before: int) -> Document | Ba
     """A row of one file as one of all: ``before`` lines are in the files before it."""
     cursor: Cursor = {"file": number, "before": before, "last": row.line, "in": row.cursor}
     if isinstance(row, Document):
-        return row._replace(position=f"{number}/{row.position}", line=before + row.line, cursor=cursor)
+        return row._replace(
+            position=f"{number}/{row.position}", line=before + row.line, cursor=cursor
+        )
     return replace(row, line=before + row.line, line_in_file=row.line, cursor=cursor)

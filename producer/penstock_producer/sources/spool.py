@@ -32,7 +32,9 @@ class SpoolSource:
         return dict(PIN)
 
     def documents(self, cursor: Mapping[str, Any]) -> Iterator[Document | BadRow]:
-        """One group of rows. Ask again once they are marked as published: until then they would come again."""
+        """One group of rows.
+
+        Ask again once they are marked as published: until then they would come again."""
         # In this order: a job that was closed before the rows were counted gets no more of them.
         closed = self._jobs.get(self._job_id).total is not None
         rows = self._spool.take(self._job_id, _ROWS_PER_TAKE)
@@ -48,7 +50,9 @@ class SpoolSource:
             raise BadReference(f"{seen(position)} is not a row of the spool of {self._job_id}")
         row = self._spool.fetch(self._job_id, int(position))
         if row is None:
-            raise SourceChanged(f"row {position} of the spool of {self._job_id} is gone; restore the database")
+            raise SourceChanged(
+                f"row {position} of the spool of {self._job_id} is gone; restore the database"
+            )
         return Document(row.doc_id, row.body, position, row.seq, {})
 
     def mark_published(self, documents: Sequence[Document]) -> None:

@@ -1,7 +1,8 @@
 """A shard: a source that ends at one of its own cursors.
 
-It asks of a source what resuming asks, too: a row has the same cursor each time it is read, and no other row has it. Where
-the row at the end is gone, the shard goes on to the end of the source; what other shards have fed is dropped by the ledger.
+It asks of a source what resuming asks, too: a row has the same cursor each time it is read, and no
+other row has it. Where the row at the end is gone, the shard goes on to the end of the source; what
+other shards have fed is dropped by the ledger.
 """
 
 from __future__ import annotations

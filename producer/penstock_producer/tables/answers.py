@@ -22,7 +22,8 @@ _LETTERS: Final = {"float16": "e", "int8": "b", "binary": "b", "ubinary": "B"}
 
 
 def parsed(body: bytes | str | None) -> Any:
-    """JSON as a value, None where it is not JSON: a table has a row for every document, whatever its answer is."""
+    """JSON as a value, None where it is not JSON: a table has a row for every document, whatever
+    its answer is."""
     if not body:
         return None
     try:
@@ -36,7 +37,8 @@ def parsed(body: bytes | str | None) -> Any:
 
 
 def text_of(endpoint: str, body: bytes) -> str | None:
-    """The answer's text where it has one, and all of the body for endpoints whose answers are something else."""
+    """The answer's text where it has one, and all of the body for endpoints whose answers are
+    something else."""
     if body.startswith(MAGIC):
         return None
     if endpoint in _TEXT:
@@ -45,12 +47,21 @@ def text_of(endpoint: str, body: bytes) -> str | None:
 
 
 def vectors_of(body: bytes) -> list[bytes]:
-    """The vectors of an answer in the order of its inputs, float32 and little-endian; none where it has no usable ones."""
+    """The vectors of an answer in the order of its inputs, float32 and little-endian; none where it
+    has no usable ones."""
     try:
         if body.startswith(MAGIC):
             return _of_stored(unpack(body))
         return _of_json(parsed(body))
-    except (DamagedVectors, struct.error, OverflowError, ValueError, TypeError, LookupError, binascii.Error):
+    except (
+        DamagedVectors,
+        struct.error,
+        OverflowError,
+        ValueError,
+        TypeError,
+        LookupError,
+        binascii.Error,
+    ):
         return []
 
 

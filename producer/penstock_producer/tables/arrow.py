@@ -1,4 +1,5 @@
-"""Rows as Arrow record batches. pyarrow is imported on first use: it is an extra (`pip install 'penstock[parquet]'`)."""
+"""Rows as Arrow record batches. pyarrow is imported on first use: it is an extra (`pip install
+'penstock[parquet]'`)."""
 
 from __future__ import annotations
 
@@ -16,7 +17,9 @@ if TYPE_CHECKING:
 __all__ = ["batches", "need_pyarrow", "reader_of", "schema_of"]
 
 BATCH_ROWS: Final = 20_000
-BATCH_BYTES: Final = 32 * 1024 * 1024  # of values, in Python; as much again in Arrow while the batch is made
+BATCH_BYTES: Final = (
+    32 * 1024 * 1024
+)  # of values, in Python; as much again in Arrow while the batch is made
 ROW_BYTES: Final = 200  # beside its texts and vectors
 _FLOAT32_BYTES: Final = 4
 
@@ -24,21 +27,33 @@ _FLOAT32_BYTES: Final = 4
 def need_pyarrow(what_for: str) -> None:
     """Raises SinkError that says what to install."""
     if util.find_spec("pyarrow") is None:
-        raise SinkError(f"{what_for} needs pyarrow, which is not installed: pip install 'penstock[parquet]'")
+        raise SinkError(
+            f"{what_for} needs pyarrow, which is not installed: pip install 'penstock[parquet]'"
+        )
 
 
 def schema_of(columns: Sequence[Column]) -> pyarrow.Schema:
     import pyarrow as pa
 
     kinds = {
-        "text": pa.string(), "integer": pa.int64(), "number": pa.float64(), "boolean": pa.bool_(),
-        "vector": pa.list_(pa.float32()), "vectors": pa.list_(pa.list_(pa.float32())),
-    }  # fmt: skip
-    return pa.schema([pa.field(name, kinds[kind], nullable=name not in ("id", "status")) for name, kind in columns])
+        "text": pa.string(),
+        "integer": pa.int64(),
+        "number": pa.float64(),
+        "boolean": pa.bool_(),
+        "vector": pa.list_(pa.float32()),
+        "vectors": pa.list_(pa.list_(pa.float32())),
+    }
+    return pa.schema(
+        [
+            pa.field(name, kinds[kind], nullable=name not in ("id", "status"))
+            for name, kind in columns
+        ]
+    )
 
 
 def batches(rows: Iterable[Row], columns: Sequence[Column]) -> Iterator[pyarrow.RecordBatch]:
-    """Batches of at most ``BATCH_ROWS`` rows and about ``BATCH_BYTES``; one row may be larger by itself."""
+    """Batches of at most ``BATCH_ROWS`` rows and about ``BATCH_BYTES``; one row may be larger by
+    itself."""
     held: list[Row] = []
     size = 0
     for row in rows:
@@ -87,8 +102,12 @@ def _vectors(values: Sequence[bytes | None]) -> pyarrow.ListArray:
     import pyarrow as pa
 
     data = b"".join(value or b"" for value in values)
-    numbers = pa.Array.from_buffers(pa.float32(), len(data) // _FLOAT32_BYTES, [None, pa.py_buffer(data)])
-    return _nested([None if value is None else len(value) // _FLOAT32_BYTES for value in values], numbers)
+    numbers = pa.Array.from_buffers(
+        pa.float32(), len(data) // _FLOAT32_BYTES, [None, pa.py_buffer(data)]
+    )
+    return _nested(
+        [None if value is None else len(value) // _FLOAT32_BYTES for value in values], numbers
+    )
 
 
 def _lists_of_vectors(values: Sequence[list[bytes] | None]) -> pyarrow.ListArray:

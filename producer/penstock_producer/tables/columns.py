@@ -1,7 +1,7 @@
 """The columns of a job's outcomes as a table, known before the first outcome: from its spec alone.
 
-Each document has one row. The fields of a `response_schema` are columns of their own; what a column of a type cannot hold
-is null there, and whole in `text`.
+Each document has one row. The fields of a `response_schema` are columns of their own; what a column
+of a type cannot hold is null there, and whole in `text`.
 """
 
 from __future__ import annotations
@@ -28,8 +28,19 @@ FAILED: Final = "failed"
 FIELDS_MAX: Final = 500  # columns of a schema; further fields stay in `text`
 _INT64: Final = 2**63
 _REFERENCES_FOLLOWED: Final = 8  # from one part of a schema to the next
-_KINDS: Final[dict[str, Kind]] = {"string": "text", "integer": "integer", "number": "number", "boolean": "boolean"}
-_JSON_TYPES: Final = {str: "string", bool: "boolean", int: "integer", float: "number", type(None): "null"}
+_KINDS: Final[dict[str, Kind]] = {
+    "string": "text",
+    "integer": "integer",
+    "number": "number",
+    "boolean": "boolean",
+}
+_JSON_TYPES: Final = {
+    str: "string",
+    bool: "boolean",
+    int: "integer",
+    float: "number",
+    type(None): "null",
+}
 
 
 class Column(NamedTuple):
@@ -97,7 +108,15 @@ class Table:
             ]
         text = storable(text_of(outcome.endpoint or self._endpoint, outcome.body))
         head = (key.doc_id, SUCCEEDED, outcome.finish_reason, text)
-        return [*head, *self._answer(text, outcome.body), outcome.model, *figures, key.generation, None, None]
+        return [
+            *head,
+            *self._answer(text, outcome.body),
+            outcome.model,
+            *figures,
+            key.generation,
+            None,
+            None,
+        ]
 
     def _answer(self, text: str | None, body: bytes) -> Row:
         answer = parsed(text) if self._fields else None
@@ -110,7 +129,8 @@ class Table:
 
 
 def _value(value: Any, kind: Kind) -> Any:
-    """``value`` where the column can hold it, else None; what is no single value is its JSON in a column of text."""
+    """``value`` where the column can hold it, else None; what is no single value is its JSON in a
+    column of text."""
     if value is None:
         return None
     match kind:
@@ -149,13 +169,15 @@ def _json(value: Any) -> str | None:
 def _fields(schema: Any, taken: set[str]) -> list[tuple[str, str, Kind]]:
     """(field, name of its column, kind) of each property at the top of a schema.
 
-    A column has its field's name, behind `answer_` where that name is another column's, upper and lower case alike: tables
-    of databases tell no difference.
+    A column has its field's name, behind `answer_` where that name is another column's, upper and
+    lower case alike: tables of databases tell no difference.
     """
     top = _resolved(schema, schema)
     properties = top.get("properties") if isinstance(top, dict) else None
     fields: list[tuple[str, str, Kind]] = []
-    for field, part in list(properties.items() if isinstance(properties, dict) else ())[:FIELDS_MAX]:
+    for field, part in list(properties.items() if isinstance(properties, dict) else ())[
+        :FIELDS_MAX
+    ]:
         name = storable(str(field))
         while not name or name.casefold() in taken:
             name = f"answer_{name}"
@@ -165,11 +187,14 @@ def _fields(schema: Any, taken: set[str]) -> list[tuple[str, str, Kind]]:
 
 
 def _kind(part: Any, schema: Any) -> Kind:
-    """Of a part that says one simple type, null beside it or not; JSON in a text is right for everything."""
+    """Of a part that says one simple type, null beside it or not; JSON in a text is right for
+    everything."""
     if not isinstance(part, dict):
         return "text"
     stated = part.get("type")
-    alternatives = [part[name] for name in ("anyOf", "oneOf", "allOf") if isinstance(part.get(name), list)]
+    alternatives = [
+        part[name] for name in ("anyOf", "oneOf", "allOf") if isinstance(part.get(name), list)
+    ]
     if stated is None and len(alternatives) == 1:
         kinds = set().union(*(_stated(_resolved(one, schema)) for one in alternatives[0]))
     else:
@@ -186,12 +211,16 @@ def _stated(part: Any) -> set[str]:
         return {""}
     stated = part.get("type")
     if stated is None and ("const" in part or isinstance(part.get("enum"), list)):
-        return {_JSON_TYPES.get(type(one), "") for one in ([part["const"]] if "const" in part else part["enum"])}
+        return {
+            _JSON_TYPES.get(type(one), "")
+            for one in ([part["const"]] if "const" in part else part["enum"])
+        }
     return {str(one) for one in (stated if isinstance(stated, list) else [stated])}
 
 
 def _resolved(part: Any, schema: Any) -> Any:
-    """``part``, or what it refers to by a `$ref` to another part of the schema, as Pydantic writes them."""
+    """``part``, or what it refers to by a `$ref` to another part of the schema, as Pydantic writes
+    them."""
     for _ in range(_REFERENCES_FOLLOWED):
         target = part.get("$ref") if isinstance(part, dict) else None
         if not isinstance(target, str) or not target.startswith("#/"):

@@ -1,6 +1,8 @@
-"""Rows into PostgreSQL by COPY: into a table of texts that goes with the transaction, and from there by one upsert.
+"""Rows into PostgreSQL by COPY: into a table of texts that goes with the transaction, and from
+there by one upsert.
 
-It costs less than half of an upsert for each row, here and in the server. A user may lack the right to temporary tables.
+It costs less than half of an upsert for each row, here and in the server. A user may lack the right
+to temporary tables.
 """
 
 from __future__ import annotations
@@ -23,7 +25,10 @@ def is_allowed(connection: Connection) -> bool:
 
 
 def upsert(
-    connection: Connection, statements: Statements, targets: Sequence[Target], values: Sequence[Sequence[Any]]
+    connection: Connection,
+    statements: Statements,
+    targets: Sequence[Target],
+    values: Sequence[Sequence[Any]],
 ) -> None:
     """``values`` are texts, or None. Raises SQLAlchemy's errors."""
     import psycopg

@@ -1,6 +1,7 @@
 """CSV as RFC 4180 has it: UTF-8, a header, CRLF between rows, quotes where they are needed.
 
-Nothing between two commas is null, and `""` an empty text: DuckDB, PostgreSQL's COPY and polars can tell them apart.
+Nothing between two commas is null, and `""` an empty text: DuckDB, PostgreSQL's COPY and polars can
+tell them apart.
 """
 
 from __future__ import annotations
@@ -18,14 +19,18 @@ from penstock_producer.tables.columns import Column, Row
 __all__ = ["csv_header", "csv_lines", "csv_rows", "vector_text"]
 
 _SPECIAL: Final = re.compile('[",\r\n]')
-# What spreadsheets take for the beginning of a formula. See https://owasp.org/www-community/attacks/CSV_Injection
+# What spreadsheets take for the beginning of a formula. See
+# https://owasp.org/www-community/attacks/CSV_Injection
 _FORMULA: Final = ("=", "+", "-", "@", "\t", "\r", "\n")
 
 
-def csv_lines(rows: Iterable[Row], columns: Sequence[Column], *, escape_formulas: bool = False) -> Iterator[bytes]:
+def csv_lines(
+    rows: Iterable[Row], columns: Sequence[Column], *, escape_formulas: bool = False
+) -> Iterator[bytes]:
     """The header and a line for each row, each with its end.
 
-    With ``escape_formulas`` a text that a spreadsheet would run gets an apostrophe in front, which shows it as text.
+    With ``escape_formulas`` a text that a spreadsheet would run gets an apostrophe in front, which
+    shows it as text.
     """
     yield csv_header(columns, escape_formulas=escape_formulas)
     yield from csv_rows(rows, escape_formulas=escape_formulas)
@@ -40,7 +45,9 @@ def csv_rows(rows: Iterable[Row], *, escape_formulas: bool = False) -> Iterator[
 
 
 def _line(values: Sequence[Any], escape: bool) -> bytes:
-    return replace_surrogates(",".join([_cell(value, escape) for value in values]) + "\r\n").encode()
+    return replace_surrogates(
+        ",".join([_cell(value, escape) for value in values]) + "\r\n"
+    ).encode()
 
 
 def _cell(value: Any, escape: bool) -> str:

@@ -26,7 +26,9 @@ class Committed(NamedTuple):
 
     @property
     def cursor(self) -> str:
-        """Give it as ``after`` to go on behind this outcome. Keep it together with what was made of the outcome."""
+        """Give it as ``after`` to go on behind this outcome.
+
+        Keep it together with what was made of the outcome."""
         return cursor_text(self.outcome.key.job_id, self.place)
 
 

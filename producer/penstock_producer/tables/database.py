@@ -1,7 +1,9 @@
-"""Outcomes as rows of a table in a database: written in the order of commits, each row by its id, from where it stopped.
+"""Outcomes as rows of a table in a database: written in the order of commits, each row by its id,
+from where it stopped.
 
-Rows and the place that they lead to are one transaction, in a small table beside them. So a process that dies repeats
-nothing and leaves nothing out, and of two that write the same job into the same table one stops.
+Rows and the place that they lead to are one transaction, in a small table beside them. So a process
+that dies repeats nothing and leaves nothing out, and of two that write the same job into the same
+table one stops.
 """
 
 from __future__ import annotations
@@ -33,14 +35,18 @@ class Filled(NamedTuple):
     """What one call has written."""
 
     rows: int
-    missing: int  # documents that the table has no row for, where it can be changed but not added to
+    missing: (
+        int  # documents that the table has no row for, where it can be changed but not added to
+    )
 
 
 class TableSink:
     """One table of a database on SQLite or PostgreSQL."""
 
     def __init__(self, url: str, named: str, table: Table, *, id_column: str = ID) -> None:
-        """``table`` is what the job's outcomes look like. Nothing is connected yet. Raises SinkUnfit for other URLs."""
+        """``table`` is what the job's outcomes look like.
+
+        Nothing is connected yet. Raises SinkUnfit for other URLs."""
         self._engine = opened(url)
         self._named = named
         self._table = table
@@ -55,22 +61,28 @@ class TableSink:
         self._engine.dispose()
 
     def prepare(self) -> list[str]:
-        """Make the table where there is none, or see that rows will fit; returns the columns that are written.
+        """Make the table where there is none, or see that rows will fit; returns the columns that
+        are written.
 
-        To be called before the job starts. Raises SinkUnfit, which names the column and what to change, and SinkError.
+        To be called before the job starts. Raises SinkUnfit, which names the column and what to
+        change, and SinkError.
         """
         with self._usable(), self._engine.begin() as connection:
             self._prepare(connection)
         return [target.name for target in self._fit.targets]
 
     def try_out(self) -> None:
-        """Whether ``prepare`` would work; nothing of it stays in the database. Raises as that does."""
+        """Whether ``prepare`` would work; nothing of it stays in the database.
+
+        Raises as that does."""
         with self._usable(), self._engine.connect() as connection:
             self._prepare(connection)
             connection.rollback()
 
     def place(self, job_id: str) -> str | None:
-        """The cursor up to which the table has the outcomes of a job; None before the first. Raises SinkError."""
+        """The cursor up to which the table has the outcomes of a job; None before the first.
+
+        Raises SinkError."""
         try:
             with self._engine.connect() as connection:
                 return self._place(connection, job_id)
@@ -89,8 +101,9 @@ class TableSink:
                 with self._engine.begin() as connection:
                     if not self._move(connection, job_id, before, cursor):
                         raise SinkTaken(
-                            f"table {self._named} gets the results of job {job_id} from another process at this moment: "
-                            "let that one go on, or end it and repeat this"
+                            f"table {self._named} gets the results of job {job_id} from another "
+                            "process at this moment: let that one go on, or end it and repeat "
+                            "this"
                         )
                     changed += self._write(connection, rows)
             except SQLAlchemyError as error:
@@ -111,13 +124,17 @@ class TableSink:
     def _prepare(self, connection: Connection) -> None:
         taken = {column.name for column in self._table.columns if column.name != ID}
         if self._id_column in taken:
-            raise SinkUnfit(f"results have a column {self._id_column!r} of their own: name another for the id")
+            raise SinkUnfit(
+                f"results have a column {self._id_column!r} of their own: name another for the id"
+            )
         self._make(connection)
         found = inspect(connection)
-        self._fit = fit_of(connection, found, self._statements, self._named, self._id_column, self._table)
+        self._fit = fit_of(
+            connection, found, self._statements, self._named, self._id_column, self._table
+        )
         connection.exec_driver_sql(
-            f"CREATE TABLE IF NOT EXISTS {PROGRESS} (job_id VARCHAR(64) NOT NULL, target VARCHAR(300) NOT NULL,"
-            " place TEXT NOT NULL, PRIMARY KEY (job_id, target))"
+            f"CREATE TABLE IF NOT EXISTS {PROGRESS} (job_id VARCHAR(64) NOT NULL, target "
+            "VARCHAR(300) NOT NULL, place TEXT NOT NULL, PRIMARY KEY (job_id, target))"
         )
         self._try(connection)
 
@@ -125,7 +142,11 @@ class TableSink:
         if inspect(connection).has_table(self._statements.name, self._statements.schema):
             return
         vectors = [column.name for column in self._table.columns if column.kind == "vector"]
-        type_ = pgvector.embedding_type(connection, self._table) if vectors and not self._sqlite else None
+        type_ = (
+            pgvector.embedding_type(connection, self._table)
+            if vectors and not self._sqlite
+            else None
+        )
         connection.exec_driver_sql(self._statements.create(self._table.columns, type_))
         if type_ is not None and "(" not in type_:
             for name in vectors:
@@ -142,13 +163,17 @@ class TableSink:
         if not self._fit.updates_only:
             self._upsert(connection, values)
             return len(rows)
-        return connection.exec_driver_sql(self._statements.update(self._fit.targets), values).rowcount
+        return connection.exec_driver_sql(
+            self._statements.update(self._fit.targets), values
+        ).rowcount
 
     def _try(self, connection: Connection) -> None:
         targets = self._fit.targets
         trial = self._statements.update if self._fit.updates_only else self._statements.trial_upsert
         connection.exec_driver_sql(trial(targets), (None,) * len(targets))
-        self._copies = not self._sqlite and not self._fit.updates_only and copying.is_allowed(connection)
+        self._copies = (
+            not self._sqlite and not self._fit.updates_only and copying.is_allowed(connection)
+        )
 
     def _upsert(self, connection: Connection, values: Sequence[tuple[Any, ...]]) -> None:
         if self._copies:
@@ -158,14 +183,19 @@ class TableSink:
 
     def _place(self, connection: Connection, job_id: str) -> str | None:
         query = text(f"SELECT place FROM {PROGRESS} WHERE job_id = :job AND target = :target")  # noqa: S608  # a constant
-        found: str | None = connection.execute(query, {"job": job_id, "target": self._named}).scalar()
+        found: str | None = connection.execute(
+            query, {"job": job_id, "target": self._named}
+        ).scalar()
         return found
 
     def _move(self, connection: Connection, job_id: str, before: str | None, after: str) -> bool:
         """False when another process has moved it."""
         values = {"job": job_id, "target": self._named, "before": before, "after": after}
         if before is None:
-            statement = f"INSERT INTO {PROGRESS} VALUES (:job, :target, :after) ON CONFLICT DO NOTHING"  # noqa: S608
+            statement = (
+                f"INSERT INTO {PROGRESS} VALUES (:job, :target, :after) ON CONFLICT DO "  # noqa: S608
+                "NOTHING"
+            )
         else:
             statement = (
                 f"UPDATE {PROGRESS} SET place = :after"  # noqa: S608  # a constant
@@ -185,7 +215,9 @@ class TableSink:
 
 def _dimensions(rows: list[Row], target: Target) -> int:
     """Of the first vector; 0 where there is none."""
-    return next((len(row[target.at]) // FLOAT32_BYTES for row in rows if row[target.at] is not None), 0)
+    return next(
+        (len(row[target.at]) // FLOAT32_BYTES for row in rows if row[target.at] is not None), 0
+    )
 
 
 def _portions(reading: Reading) -> Iterator[tuple[list[Row], str]]:

@@ -1,4 +1,6 @@
-"""Whether a table that is there can take a job's rows, and by which columns. Asked before the job starts."""
+"""Whether a table that is there can take a job's rows, and by which columns.
+
+Asked before the job starts."""
 
 from __future__ import annotations
 
@@ -22,7 +24,8 @@ NAMES_SHOWN: Final = 12  # columns in an error
 _PGVECTOR: Final = ("vector", "halfvec")
 _NEVER_NULL: Final = {ID, "status", "latency_ms", "attempts", "generation"}
 _TIMES: Final = (Date, DateTime, Time, Interval)
-# Types of SQL that cannot take a kind, as far as reflection tells them; the database has the last word before the job starts.
+# Types of SQL that cannot take a kind, as far as reflection tells them; the database has the last
+# word before the job starts.
 _UNFIT: Final[dict[Kind, tuple[type[Any], ...]]] = {
     "text": (Integer, Numeric, Float, Boolean, *_TIMES),
     "integer": (Boolean, *_TIMES),
@@ -41,7 +44,8 @@ class Fit(NamedTuple):
     """How rows go into the table."""
 
     targets: Sequence[Target]  # the id's is the last
-    updates_only: bool  # rows can be changed, but none added: the table has values of its own that results have not
+    # rows can be changed, but none added: the table has values of its own that results have not
+    updates_only: bool
     unsized: Target | None  # a column of pgvector that gets its size from the first vector
 
 
@@ -56,20 +60,36 @@ class _Table(NamedTuple):
 
 
 def fit_of(
-    connection: Connection, found: Inspector, statements: Statements, named: str, id_column: str, table: Table
+    connection: Connection,
+    found: Inspector,
+    statements: Statements,
+    named: str,
+    id_column: str,
+    table: Table,
 ) -> Fit:
     """Raises SinkUnfit, which names the column and what to change."""
     is_sqlite = connection.dialect.name == "sqlite"
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", SAWarning)  # of types that SQLAlchemy does not know, such as pgvector's
-        there = {column["name"]: column for column in found.get_columns(statements.name, statements.schema)}
+        warnings.simplefilter(
+            "ignore", SAWarning
+        )  # of types that SQLAlchemy does not know, such as pgvector's
+        there = {
+            column["name"]: column
+            for column in found.get_columns(statements.name, statements.schema)
+        }
     types = {} if is_sqlite else {row[0]: row[1] for row in _types(connection, statements)}
     existing = _Table(named, id_column, there, is_sqlite)
     names = _names(existing, table)
     _refuse_types(existing, table, names)
     if [id_column] not in _keys(found, statements):
-        raise existing.unfit(f"has no primary key or unique constraint on {id_column!r} alone: add one")
-    targets = [Target(at, names[at], types.get(names[at], "")) for at in names if table.columns[at].name != ID]
+        raise existing.unfit(
+            f"has no primary key or unique constraint on {id_column!r} alone: add one"
+        )
+    targets = [
+        Target(at, names[at], types.get(names[at], ""))
+        for at in names
+        if table.columns[at].name != ID
+    ]
     targets.append(Target(0, id_column, types.get(id_column, "")))
     unsized = None
     for target in targets:
@@ -91,12 +111,15 @@ def _names(existing: _Table, table: Table) -> dict[int, str]:
     }
     if existing.id_column not in existing.columns:
         raise existing.unfit(
-            f"has no column {existing.id_column!r} for the document's id (its columns: {_listed(existing.columns)}): name the "
-            "one that has it by --into-id, add it as primary key, or name another table"
+            f"has no column {existing.id_column!r} for the document's id (its columns: "
+            f"{_listed(existing.columns)}): name the one that has it by --into-id, add it as "
+            "primary key, or name another table"
         )
     if not names:
         others = _listed(column.name for column in table.columns if column.name != ID)
-        raise existing.unfit(f"has no column for what results have: add one of {others}, or name another table")
+        raise existing.unfit(
+            f"has no column for what results have: add one of {others}, or name another table"
+        )
     return {at_id: existing.id_column} | names
 
 
@@ -122,13 +145,13 @@ def _refuse_types(existing: _Table, table: Table, names: Mapping[int, str]) -> N
         kind, there = table.columns[at].kind, existing.columns[name]
         if table.columns[at].name not in _NEVER_NULL and not there["nullable"]:
             raise existing.unfit(
-                f"has a column {name!r} that must not be null, and some results have none there: allow null, or name "
-                "another table"
+                f"has a column {name!r} that must not be null, and some results have none there: "
+                "allow null, or name another table"
             )
         if table.columns[at].name != ID and isinstance(there["type"], _UNFIT[kind]):
             raise existing.unfit(
-                f"has a column {name!r} of type {there['type']}, and results have {kind} there: change the type, "
-                "rename the column, or name another table"
+                f"has a column {name!r} of type {there['type']}, and results have {kind} there: "
+                "change the type, rename the column, or name another table"
             )
 
 
@@ -138,8 +161,8 @@ def _refuse_size(
     size = pgvector.size_of(connection, statements.place, target.name)
     if size is not None and table.dimensions is not None and size != table.dimensions:
         raise existing.unfit(
-            f"has a column {target.name!r} for vectors of {size} numbers, and the job asks for {table.dimensions} "
-            "(dimensions): change one of them"
+            f"has a column {target.name!r} for vectors of {size} numbers, and the job asks for "
+            f"{table.dimensions} (dimensions): change one of them"
         )
 
 

@@ -1,7 +1,9 @@
-"""Results appended to a local file of output lines, or rows to one of CSV, while the job runs: each reading adds what is new.
+"""Results appended to a local file of output lines, or rows to one of CSV, while the job runs: each
+reading adds what is new.
 
-Beside the file lies `<name>.cursor`: how far the file is whole, and where to go on. It is replaced after the lines are on
-disk; what a process that died had written beyond it is cut off by the next. So no result is missing or there twice.
+Beside the file lies `<name>.cursor`: how far the file is whole, and where to go on. It is replaced
+after the lines are on disk; what a process that died had written beyond it is cut off by the next.
+So no result is missing or there twice.
 """
 
 from __future__ import annotations
@@ -31,7 +33,9 @@ CSV: Final = "csv"
 
 
 def append_results(database: Database, job: Job, path: Path) -> int:
-    """Append the results that were stored since the last call; returns how many. Raises SinkError and PlaceLost."""
+    """Append the results that were stored since the last call; returns how many.
+
+    Raises SinkError and PlaceLost."""
     with _opened(path, job, LINES) as (file, note, cursor):
         lines = Lines(database, job, cursor)
         _append(file, note, job, LINES, lines, lines)
@@ -39,11 +43,16 @@ def append_results(database: Database, job: Job, path: Path) -> int:
 
 
 def append_rows(database: Database, job: Job, path: Path, *, escape_formulas: bool = False) -> int:
-    """Append a row of CSV for each outcome that was stored since the last call, as ``append_results`` does."""
+    """Append a row of CSV for each outcome that was stored since the last call, as
+    ``append_results`` does."""
     with _opened(path, job, CSV) as (file, note, cursor):
         reading = Reading(database, job, cursor)
         columns = reading.table.columns
-        begin = [] if os.fstat(file.fileno()).st_size else [csv_header(columns, escape_formulas=escape_formulas)]
+        begin = (
+            []
+            if os.fstat(file.fileno()).st_size
+            else [csv_header(columns, escape_formulas=escape_formulas)]
+        )
         rows = csv_rows(reading, escape_formulas=escape_formulas)
         _append(file, note, job, CSV, chain(begin, rows), reading)
         return reading.number
@@ -59,11 +68,21 @@ def _opened(path: Path, job: Job, form: str) -> Iterator[tuple[IO[bytes], Path, 
             file.truncate(size)
             yield file, note, cursor
     except OSError as error:
-        message = f"cannot write {path}: {error.strerror or error}; choose a file in a folder that can be written"
+        message = (
+            f"cannot write {path}: {error.strerror or error}; choose a file in a folder that can "
+            "be written"
+        )
         raise SinkError(message) from error
 
 
-def _append(file: IO[bytes], note: Path, job: Job, form: str, lines: Iterable[bytes], reading: Lines | Reading) -> None:
+def _append(
+    file: IO[bytes],
+    note: Path,
+    job: Job,
+    form: str,
+    lines: Iterable[bytes],
+    reading: Lines | Reading,
+) -> None:
     portion = 0
     for line in lines:
         portion += file.write(line)
@@ -74,7 +93,9 @@ def _append(file: IO[bytes], note: Path, job: Job, form: str, lines: Iterable[by
 
 
 def _noted(note: Path, job: Job, form: str, file: IO[bytes], path: Path) -> tuple[str | None, int]:
-    """The cursor, and how many bytes of the file are whole. Raises SinkError for a file that was begun otherwise."""
+    """The cursor, and how many bytes of the file are whole.
+
+    Raises SinkError for a file that was begun otherwise."""
     size = os.fstat(file.fileno()).st_size
     try:
         with note.open("rb") as kept:
@@ -84,7 +105,8 @@ def _noted(note: Path, job: Job, form: str, file: IO[bytes], path: Path) -> tupl
     except FileNotFoundError:
         if size:
             raise SinkError(
-                f"{path} is there, and was not begun with --partial: name another file, or remove it"
+                f"{path} is there, and was not begun with --partial: name another file, or remove "
+                "it"
             ) from None
         return None, 0
     except (ValueError, TypeError, LookupError) as error:
@@ -92,18 +114,29 @@ def _noted(note: Path, job: Job, form: str, file: IO[bytes], path: Path) -> tupl
             f"{note} does not say where to go on ({error}): remove it and {path}, and begin again"
         ) from None
     if its_job != job.job_id:
-        raise SinkError(f"{path} has the results of job {its_job}: name another file for job {job.job_id}")
+        raise SinkError(
+            f"{path} has the results of job {its_job}: name another file for job {job.job_id}"
+        )
     if its_form != form:
-        raise SinkError(f"{path} was begun as {its_form}: go on with that, or name another file for {form}")
+        raise SinkError(
+            f"{path} was begun as {its_form}: go on with that, or name another file for {form}"
+        )
     if size < whole:
-        raise SinkError(f"{path} has {size} bytes, and {note} says {whole}: remove both, and begin again")
+        raise SinkError(
+            f"{path} has {size} bytes, and {note} says {whole}: remove both, and begin again"
+        )
     return cursor, whole
 
 
 def _keep(note: Path, job: Job, form: str, file: IO[bytes], cursor: str | None) -> None:
     file.flush()
     os.fsync(file.fileno())
-    kept = {"job": job.job_id, "form": form, "cursor": cursor, "bytes": os.fstat(file.fileno()).st_size}
+    kept = {
+        "job": job.job_id,
+        "form": form,
+        "cursor": cursor,
+        "bytes": os.fstat(file.fileno()).st_size,
+    }
     part = note.with_name(note.name + ".part")
     with part.open("wb") as new:
         new.write(orjson.dumps(kept))
@@ -118,5 +151,7 @@ def _alone(file: IO[bytes], path: Path) -> Iterator[None]:
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        raise SinkError(f"{path} is being written by another process: wait for it, or name another file") from None
+        raise SinkError(
+            f"{path} is being written by another process: wait for it, or name another file"
+        ) from None
     yield

@@ -15,8 +15,8 @@ COMPRESSION = "zstd"
 
 
 def parquet_pieces(rows: Iterable[Row], columns: Sequence[Column]) -> Iterator[bytes]:
-    """The bytes of the file, in their order: what is not read to its end has no footer, and is no Parquet file. Raises SinkError
-    with the first piece where pyarrow is missing."""
+    """The bytes of the file, in their order: what is not read to its end has no footer, and is no
+    Parquet file. Raises SinkError with the first piece where pyarrow is missing."""
     need_pyarrow("Parquet")
     from pyarrow import parquet
 

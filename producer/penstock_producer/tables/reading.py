@@ -1,4 +1,5 @@
-"""Outcomes of a job in the order of commits, from a cursor on: as rows of a table, or as output lines."""
+"""Outcomes of a job in the order of commits, from a cursor on: as rows of a table, or as output
+lines."""
 
 from __future__ import annotations
 
@@ -16,8 +17,11 @@ __all__ = ["Lines", "Reading"]
 class _FromCursor:
     """Counts what is read, and knows where it is."""
 
-    def __init__(self, database: Database, job: Job, after: str | None = None, *, whole: bool = False) -> None:
-        """``whole`` for readers that must not stop before the end: reading raises OutcomesHeldBack instead.
+    def __init__(
+        self, database: Database, job: Job, after: str | None = None, *, whole: bool = False
+    ) -> None:
+        """``whole`` for readers that must not stop before the end: reading raises OutcomesHeldBack
+        instead.
 
         Raises PlaceLost and ContentError for a cursor that is not one of this job.
         """
@@ -33,7 +37,9 @@ class _FromCursor:
         return None if self._place is None else cursor_text(self._job_id, self._place)
 
     def _read(self, *, letters: bool, as_stored: bool) -> Iterator[Result | DeadLetter]:
-        read = self._order.read(self._job_id, self._place, letters=letters, as_stored=as_stored, whole=self._whole)
+        read = self._order.read(
+            self._job_id, self._place, letters=letters, as_stored=as_stored, whole=self._whole
+        )
         for self._place, outcome in read:
             self.number += 1
             yield outcome
@@ -68,4 +74,8 @@ class Lines(_FromCursor):
     """An output line for each result."""
 
     def __iter__(self) -> Iterator[bytes]:
-        return (output_line(one) for one in self._read(letters=False, as_stored=False) if isinstance(one, Result))
+        return (
+            output_line(one)
+            for one in self._read(letters=False, as_stored=False)
+            if isinstance(one, Result)
+        )

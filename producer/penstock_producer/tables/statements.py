@@ -14,12 +14,21 @@ ID: Final = "id"  # of results; the table's column may have another name
 GIVEN: Final = "pg_temp.penstock_given"
 _MARK: Final = "\0"  # of a value, until the names are in the statement: no name has it
 _SQLITE_TYPES: Final[Mapping[Kind, str]] = {
-    "text": "TEXT", "integer": "INTEGER", "number": "REAL", "boolean": "BOOLEAN", "vector": "TEXT", "vectors": "TEXT",
-}  # fmt: skip
+    "text": "TEXT",
+    "integer": "INTEGER",
+    "number": "REAL",
+    "boolean": "BOOLEAN",
+    "vector": "TEXT",
+    "vectors": "TEXT",
+}
 _POSTGRESQL_TYPES: Final[Mapping[Kind, str]] = {
-    "text": "text", "integer": "bigint", "number": "double precision", "boolean": "boolean",
-    "vector": "real[]", "vectors": "real[]",
-}  # fmt: skip
+    "text": "text",
+    "integer": "bigint",
+    "number": "double precision",
+    "boolean": "boolean",
+    "vector": "real[]",
+    "vectors": "real[]",
+}
 
 
 class Target(NamedTuple):
@@ -45,29 +54,44 @@ class Statements:
         types = _SQLITE_TYPES if self._sqlite else _POSTGRESQL_TYPES
         parts = []
         for name, kind in columns:
-            type_ = embedding_type if kind == "vector" and embedding_type is not None else types[kind]
-            parts.append(f"{self._id} {type_} PRIMARY KEY" if name == ID else f"{quoted(name)} {type_}")
+            type_ = (
+                embedding_type if kind == "vector" and embedding_type is not None else types[kind]
+            )
+            parts.append(
+                f"{self._id} {type_} PRIMARY KEY" if name == ID else f"{quoted(name)} {type_}"
+            )
         return self._for_driver(f"CREATE TABLE {self.place} ({', '.join(parts)})")
 
     def upsert(self, targets: Sequence[Target]) -> str:
-        return self._for_driver(self._upsert(targets, f"VALUES ({', '.join(map(self._value, targets))})"))
+        return self._for_driver(
+            self._upsert(targets, f"VALUES ({', '.join(map(self._value, targets))})")
+        )
 
     def trial_upsert(self, targets: Sequence[Target]) -> str:
         """No row, but the database looks at the rights, the types and the key as for any."""
-        return self._for_driver(self._upsert(targets, f"SELECT {', '.join(map(self._value, targets))} WHERE 1 = 0"))
+        return self._for_driver(
+            self._upsert(targets, f"SELECT {', '.join(map(self._value, targets))} WHERE 1 = 0")
+        )
 
     def given(self, targets: Sequence[Target]) -> str:
-        """A table of texts for the rows of one transaction, in PostgreSQL. It goes with the transaction, as a pooler wants it."""
+        """A table of texts for the rows of one transaction, in PostgreSQL.
+
+        It goes with the transaction, as a pooler wants it."""
         columns = ", ".join(f"c{at} text" for at in range(len(targets)))
         return f"CREATE TEMPORARY TABLE {GIVEN} ({columns}, line integer) ON COMMIT DROP"
 
     def copy(self, targets: Sequence[Target]) -> str:
-        return f"COPY {GIVEN} ({', '.join(f'c{at}' for at in range(len(targets)))}, line) FROM STDIN"
+        return (
+            f"COPY {GIVEN} ({', '.join(f'c{at}' for at in range(len(targets)))}, line) FROM STDIN"
+        )
 
     def upsert_given(self, targets: Sequence[Target]) -> str:
         """Of rows with one id the last counts."""
         values = [f"CAST(c{at} AS {target.type})" for at, target in enumerate(targets)]
-        found = f"SELECT DISTINCT ON ({values[-1]}) {', '.join(values)} FROM {GIVEN} ORDER BY {values[-1]}, line DESC"  # noqa: S608  # types of the database's own
+        found = (
+            f"SELECT DISTINCT ON ({values[-1]}) {', '.join(values)} FROM {GIVEN} ORDER BY "  # noqa: S608  # types of the database's own
+            f"{values[-1]}, line DESC"
+        )
         return self._for_driver(self._upsert(targets, found))
 
     def update(self, targets: Sequence[Target]) -> str:
@@ -77,10 +101,13 @@ class Statements:
         return self._for_driver(statement)
 
     def size(self, target: Target, dimensions: int) -> Sequence[str]:
-        """Give a column that was made without a size the size of its vectors, so that it can have an index."""
+        """Give a column that was made without a size the size of its vectors, so that it can have
+        an index."""
         column = quoted(target.name)
         return (
-            self._for_driver(f"ALTER TABLE {self.place} ALTER COLUMN {column} TYPE {target.type}({dimensions})"),
+            self._for_driver(
+                f"ALTER TABLE {self.place} ALTER COLUMN {column} TYPE {target.type}({dimensions})"
+            ),
             self._for_driver(f"COMMENT ON COLUMN {self.place}.{column} IS NULL"),
         )
 

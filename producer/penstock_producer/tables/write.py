@@ -14,7 +14,15 @@ from penstock_producer.tables.csv_form import csv_lines
 from penstock_producer.tables.parquet_form import parquet_pieces
 from penstock_producer.tables.reading import Reading
 
-__all__ = ["TABLE_FORMATS", "TableFormat", "Written", "check_format", "table_pieces", "write_rows", "write_table"]
+__all__ = [
+    "TABLE_FORMATS",
+    "TableFormat",
+    "Written",
+    "check_format",
+    "table_pieces",
+    "write_rows",
+    "write_table",
+]
 
 TableFormat = Literal["parquet", "csv"]
 TABLE_FORMATS: Final[tuple[TableFormat, ...]] = get_args(TableFormat)
@@ -45,7 +53,9 @@ def write_table(
     escape_formulas: bool = False,
     s3_endpoint_url: str | None = None,
 ) -> Written:
-    """Write ``name`` into a folder or a prefix of a bucket; it appears when it is complete. Raises SinkError."""
+    """Write ``name`` into a folder or a prefix of a bucket; it appears when it is complete.
+
+    Raises SinkError."""
     check_format(form)
     writer = open_sink(destination, s3_endpoint_url=s3_endpoint_url).create(name)
     try:
@@ -58,16 +68,27 @@ def write_table(
 
 
 def write_rows(
-    writer: Writer, rows: Iterable[Row], columns: Sequence[Column], form: TableFormat, *, escape_formulas: bool = False
+    writer: Writer,
+    rows: Iterable[Row],
+    columns: Sequence[Column],
+    form: TableFormat,
+    *,
+    escape_formulas: bool = False,
 ) -> None:
     for piece in table_pieces(rows, columns, form, escape_formulas=escape_formulas):
         writer.write(piece)
 
 
 def table_pieces(
-    rows: Iterable[Row], columns: Sequence[Column], form: TableFormat, *, escape_formulas: bool = False
+    rows: Iterable[Row],
+    columns: Sequence[Column],
+    form: TableFormat,
+    *,
+    escape_formulas: bool = False,
 ) -> Iterator[bytes]:
-    """The bytes of the file, in their order. Raises SinkError with the first piece where what the form needs is missing."""
+    """The bytes of the file, in their order.
+
+    Raises SinkError with the first piece where what the form needs is missing."""
     return (
         parquet_pieces(rows, columns)
         if form == "parquet"

@@ -1,4 +1,6 @@
-"""The limiter for code without asyncio: threads, Celery's prefork pool, gunicorn. A thread of its own runs the event loop."""
+"""The limiter for code without asyncio: threads, Celery's prefork pool, gunicorn.
+
+A thread of its own runs the event loop."""
 
 from __future__ import annotations
 
@@ -26,15 +28,20 @@ log = logging.getLogger("penstock.ratelimit")
 
 
 class BlockingLimiter:
-    """A ``Limiter`` whose calls block. Any number of threads may share one; so may a process that forks.
+    """A ``Limiter`` whose calls block.
 
-    With ``redis_url`` the quota is shared by all who use it (``SharedLimiter``), without by the threads of this process
-    (``LocalLimiter``); a function that makes an asyncio client may stand in its place. Nothing is started before the
-    first use. A forked child starts a thread and connections of its own; the tickets that its parent held stay the
-    parent's. ``close`` it, or let the end of the interpreter do so.
+    Any number of threads may share one; so may a process that forks.
+
+    With ``redis_url`` the quota is shared by all who use it (``SharedLimiter``), without by the
+    threads of this process (``LocalLimiter``); a function that makes an asyncio client may stand in
+    its place. Nothing is started before the first use. A forked child starts a thread and
+    connections of its own; the tickets that its parent held stay the parent's. ``close`` it, or let
+    the end of the interpreter do so.
     """
 
-    def __init__(self, quotas: Iterable[Quota], redis_url: RedisUrl = None, *, prefix: str = "penstock:") -> None:
+    def __init__(
+        self, quotas: Iterable[Quota], redis_url: RedisUrl = None, *, prefix: str = "penstock:"
+    ) -> None:
         self._quotas = by_id(quotas)
         self._redis_url, self._prefix = redis_url, prefix
         self._lock = threading.Lock()
@@ -50,9 +57,12 @@ class BlockingLimiter:
         timeout: float | None = None,
         **options: Unpack[StartOptions],
     ) -> BlockingTicket:
-        """As ``Limiter.acquire``. Raises TimeoutError after ``timeout`` seconds without a start; nothing is charged then.
+        """As ``Limiter.acquire``.
 
-        The first start also takes the connection to Redis, so a timeout of milliseconds mostly times out.
+        Raises TimeoutError after ``timeout`` seconds without a start; nothing is charged then.
+
+        The first start also takes the connection to Redis, so a timeout of milliseconds mostly
+        times out.
         """
         engine = self._running(quota_id)
         ticket = engine.wait(
@@ -71,7 +81,9 @@ class BlockingLimiter:
         timeout: float | None = None,
         **options: Unpack[StartOptions],
     ) -> BlockingTicketScope:
-        """``with`` around one send. Leaving the block charges the ticket, unless the block released it."""
+        """``with`` around one send.
+
+        Leaving the block charges the ticket, unless the block released it."""
 
         def open_scope(limiter: Limiter) -> TicketScope:
             return limiter.ticket(quota_id, costs, **options)
@@ -79,14 +91,18 @@ class BlockingLimiter:
         return BlockingTicketScope(lambda: self._running(quota_id), open_scope, quota_id, timeout)
 
     def quota(self, quota_id: str) -> BlockingQuota:
-        """One quota, bound: ``with quota.ticket(requests=1, tokens=500) as t``. Raises ``UnknownQuota``."""
+        """One quota, bound: ``with quota.ticket(requests=1, tokens=500) as t``.
+
+        Raises ``UnknownQuota``."""
         if quota_id not in self._quotas:
             raise UnknownQuota(quota_id, self._quotas)
         return BlockingQuota(self, quota_id)
 
     def not_before(self, quota_id: str, seconds: float) -> None:
         """See ``Limiter``."""
-        self._running(quota_id).call(lambda limiter: limiter.not_before(quota_id, seconds), quota_id)
+        self._running(quota_id).call(
+            lambda limiter: limiter.not_before(quota_id, seconds), quota_id
+        )
 
     def may_retry(self, quota_id: str) -> bool:
         """See ``Limiter``."""
@@ -116,7 +132,10 @@ class BlockingLimiter:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self.close()
 
@@ -130,10 +149,15 @@ class BlockingLimiter:
 
     def _limiter(self, client: Any) -> Limiter:
         quotas = self._quotas.values()
-        return LocalLimiter(quotas) if client is None else SharedLimiter(client, quotas, prefix=self._prefix)
+        return (
+            LocalLimiter(quotas)
+            if client is None
+            else SharedLimiter(client, quotas, prefix=self._prefix)
+        )
 
     def _forked(self) -> None:
-        """In a new child: the parent's thread is not here, and its connections belong to the parent."""
+        """In a new child: the parent's thread is not here, and its connections belong to the
+        parent."""
         self._lock = threading.Lock()  # a thread of the parent may have held the old one
         if self._engine is not None:
             self._engine.disown()
@@ -144,7 +168,8 @@ class BlockingLimiter:
 class BlockingTicket:
     """A ``Ticket`` for threads: any of them may use it, one after the other or at once.
 
-    Once the limiter is closed, and in a forked child, its methods do nothing: the loop that they would call is gone.
+    Once the limiter is closed, and in a forked child, its methods do nothing: the loop that they
+    would call is gone.
     """
 
     __slots__ = ("_engine", "_ticket")
@@ -165,7 +190,9 @@ class BlockingTicket:
         """See ``Ticket``."""
         self._tell(self._ticket.start)
 
-    def answered(self, headers: Mapping[str, str] | None = None, *, usage: Usage | None = None) -> None:
+    def answered(
+        self, headers: Mapping[str, str] | None = None, *, usage: Usage | None = None
+    ) -> None:
         """See ``Ticket``."""
         self._tell(lambda: self._ticket.answered(headers, usage=usage))
 
@@ -191,7 +218,8 @@ class BlockingTicket:
 
 
 class BlockingTicketScope:
-    """``with limiter.ticket(…) as t``: in doubt the ticket is charged, because something may have been sent."""
+    """``with limiter.ticket(…) as t``: in doubt the ticket is charged, because something may have
+    been sent."""
 
     __slots__ = ("_engine", "_open_scope", "_quota_id", "_running", "_scope", "_timeout")
 
@@ -215,10 +243,15 @@ class BlockingTicketScope:
         return await self._scope.__aenter__()
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         try:
-            self._engine.wait(lambda _: self._scope.__aexit__(kind, error, trace), self._quota_id, None)
+            self._engine.wait(
+                lambda _: self._scope.__aexit__(kind, error, trace), self._quota_id, None
+            )
         except LimiterClosed:
             log.debug("a ticket ended after its limiter was closed")
 
@@ -240,8 +273,11 @@ class BlockingQuota:
         timeout: float | None = None,
         **costs: float,
     ) -> BlockingTicketScope:
-        """As ``BlockingLimiter.ticket``, with the costs by name: ``quota.ticket(requests=1, tokens=500)``."""
-        return self._limiter.ticket(self._quota_id, costs, timeout=timeout, certain=certain, flow=flow, retry=retry)
+        """As ``BlockingLimiter.ticket``, with the costs by name: ``quota.ticket(requests=1,
+        tokens=500)``."""
+        return self._limiter.ticket(
+            self._quota_id, costs, timeout=timeout, certain=certain, flow=flow, retry=retry
+        )
 
     def not_before(self, seconds: float) -> None:
         self._limiter.not_before(self._quota_id, seconds)
@@ -255,7 +291,8 @@ class BlockingQuota:
 
 _LIMITERS: Final[WeakSet[BlockingLimiter]] = WeakSet()
 _DISOWNED: Final[list[LoopThread]] = []
-"""Loops of the parent, kept from the garbage collector: closing one here would end the parent's watch on its sockets."""
+"""Loops of the parent, kept from the garbage collector: closing one here would end the parent's
+watch on its sockets."""
 
 
 def _after_fork() -> None:

@@ -1,4 +1,5 @@
-"""An event loop in a thread of its own, and what other threads may ask of the limiter that lives on it."""
+"""An event loop in a thread of its own, and what other threads may ask of the limiter that lives on
+it."""
 
 from __future__ import annotations
 
@@ -16,14 +17,19 @@ log = logging.getLogger("penstock.ratelimit")
 
 T = TypeVar("T")
 
-RedisUrl = str | Callable[[], Any] | None  # as redis-py reads it, or what makes an asyncio client, for Sentinel say
+RedisUrl = (
+    str | Callable[[], Any] | None
+)  # as redis-py reads it, or what makes an asyncio client, for Sentinel say
 
 CLOSE_S: Final = 5.0
-"""Closing makes two calls to Redis, of a second each at most; after that the process ends without them."""
+"""Closing makes two calls to Redis, of a second each at most; after that the process ends without
+them."""
 
 
 class LoopThread:
-    """One event loop in a daemon thread, with the limiter that lives on it. Usable only in the process that started it."""
+    """One event loop in a daemon thread, with the limiter that lives on it.
+
+    Usable only in the process that started it."""
 
     def __init__(self, make: Callable[[Any], Limiter], redis_url: RedisUrl) -> None:
         self._make, self._redis_url = make, redis_url
@@ -54,7 +60,9 @@ class LoopThread:
         timeout: float | None,
         undo: Callable[[T], object] | None = None,
     ) -> T:
-        """The result of a coroutine. Raises TimeoutError, ``LimiterClosed``, and whatever a signal handler raises here.
+        """The result of a coroutine.
+
+        Raises TimeoutError, ``LimiterClosed``, and whatever a signal handler raises here.
 
         ``undo`` takes back a result that the waiting thread was interrupted before it had.
         """
@@ -85,12 +93,15 @@ class LoopThread:
                 raise LimiterClosed(quota_id)
             self._loop.call_soon_threadsafe(function)
 
-    # --- on the thread -----------------------------------------------------------------------------------------------
+    # --- on the thread
+    # ----------------------------------------------------------------------------------------------
 
     def _run(self) -> None:
         try:
             asyncio.run(self._live())
-        except Exception as error:  # while the interpreter ends, parts of asyncio may be gone already
+        except (
+            Exception
+        ) as error:  # while the interpreter ends, parts of asyncio may be gone already
             log.debug("the loop of the quotas ended with %r", error)
 
     async def _live(self) -> None:
@@ -119,7 +130,12 @@ class ThreadWait(Generic[T]):
         timeout: float | None,
         undo: Callable[[T], object] | None,
     ) -> None:
-        self._coroutine, self._quota_id, self._timeout, self._undo = coroutine, quota_id, timeout, undo
+        self._coroutine, self._quota_id, self._timeout, self._undo = (
+            coroutine,
+            quota_id,
+            timeout,
+            undo,
+        )
         self._abandoned = False
         self.done: Future[T] = Future()
 
@@ -143,13 +159,17 @@ class ThreadWait(Generic[T]):
         except TimeoutError:
             if not limit.expired():
                 raise
-            raise TimeoutError(f"quota {self._quota_id!r}: no start within {self._timeout:g} s") from None
+            raise TimeoutError(
+                f"quota {self._quota_id!r}: no start within {self._timeout:g} s"
+            ) from None
 
     def _finish(self, task: asyncio.Task[T]) -> None:
         if self._abandoned:
             self._undo_result(task)
         elif task.cancelled():
-            self.done.set_exception(LimiterClosed(self._quota_id))  # only the end of the loop cancels
+            self.done.set_exception(
+                LimiterClosed(self._quota_id)
+            )  # only the end of the loop cancels
         elif (error := task.exception()) is not None:
             self.done.set_exception(error)
         else:

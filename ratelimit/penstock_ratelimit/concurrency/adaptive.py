@@ -1,24 +1,28 @@
-"""How many requests may be in flight at a server that publishes no limits: a self-hosted vLLM, shared capacity.
+"""How many requests may be in flight at a server that publishes no limits: a self-hosted vLLM,
+shared capacity.
 
 Three things move the limit, each by a rule of its own:
 
 refusals   An overloaded or throttling server takes 30 % off, once per episode: refusals of requests that were sent before
-           the last cut belong to it (inspect_ai#5137 froze by letting Retry-After extend the episode). A stray refusal
-           among many good answers (``strays``) changes nothing. Failures without an answer halve the limit, but only as
-           a run of them: a lone 500 says nothing about load.
+           the last cut belong to it (inspect_ai#5137 froze by letting Retry-After extend the
+           episode). A stray refusal among many good answers (``strays``) changes nothing. Failures
+           without an answer halve the limit, but only as a run of them: a lone 500 says nothing
+           about load.
 goodput    vLLM refuses nothing and queues without bound (vllm#13395), and its latency follows the length of the answers, so
-           latency says little. What counts is tokens per second: more in flight is right while it brings more. After
-           each window: grow while goodput rose by 2 % or more, stay while it is flat, go back when it fell. Where the
-           server works on less than half of the limit on average (Little's law), the worker's own steps take the rest of
-           the time, and goodput says nothing about the server: grow.
+           latency says little. What counts is tokens per second: more in flight is right while it
+           brings more. After each window: grow while goodput rose by 2 % or more, stay while it is
+           flat, go back when it fell. Where the server works on less than half of the limit on
+           average (Little's law), the worker's own steps take the rest of the time, and goodput
+           says nothing about the server: grow.
 queueing   Several processes at one server would each win goodput from the others for ever. So where a token takes three times
-           as long as in the best window known, requests wait in the server's queue, and 15 % come off. Answers that come
-           within a quarter of a second are exempt: what they waver by is the worker's own loop. Where vLLM's own gauges are
-           reachable, they say it directly: waiting above 10 % of running.
+           as long as in the best window known, requests wait in the server's queue, and 15 % come
+           off. Answers that come within a quarter of a second are exempt: what they waver by is the
+           worker's own loop. Where vLLM's own gauges are reachable, they say it directly: waiting
+           above 10 % of running.
 
-Growth doubles the limit per round trip of answers, as TCP does, until it did not pay twice in a row or was refused; then it
-adds 10 % per window of a second or more. Nothing grows while less than half of the limit is in use: an unused limit
-proves nothing (Gradient2 of Netflix's concurrency-limits).
+Growth doubles the limit per round trip of answers, as TCP does, until it did not pay twice in a row
+or was refused; then it adds 10 % per window of a second or more. Nothing grows while less than half
+of the limit is in use: an unused limit proves nothing (Gradient2 of Netflix's concurrency-limits).
 """
 
 from __future__ import annotations
@@ -44,11 +48,13 @@ FALL: Final = 0.95
 CLIMB_ANSWERS: Final = 1
 """While the limit doubles, a window is a round trip: one answer per place,"""
 CLIMB_PART: Final = 0.75
-"""and as long as this part of what an answer takes: the answers of one round trip do not come in one instant."""
+"""and as long as this part of what an answer takes: the answers of one round trip do not come in
+one instant."""
 CLIMB_WINDOW_S: Final = 0.05
 """And no shorter: answers of some milliseconds come in bunches of the worker's own loop."""
 WINDOW_ANSWERS: Final = 2
-"""Afterwards a window has so many answers per place at least: a step of 10 % is small beside chance."""
+"""Afterwards a window has so many answers per place at least: a step of 10 % is small beside
+chance."""
 WINDOW_S: Final = 1.0
 """And lasts so long: the server's own steps must not show."""
 WINDOW_MAX_S: Final = 30.0
@@ -59,7 +65,8 @@ GAUGE_EVERY_S: Final = 5.0
 QUEUEING: Final = 3.0
 """Times the best seconds per token: the engine's own slowing down under load stays below."""
 QUEUEING_FROM_S: Final = 0.25
-"""An answer that takes less has not waited long in any queue. A worker with hundreds in flight reads each so late by itself."""
+"""An answer that takes less has not waited long in any queue. A worker with hundreds in flight
+reads each so late by itself."""
 SERVER_PART: Final = 0.5
 """Of the limit, that the server must have had on average before its goodput is asked."""
 FORGET: Final = 1.01
@@ -67,9 +74,13 @@ FORGET: Final = 1.01
 
 
 class AdaptiveConcurrency:
-    """Counts requests in flight and says how many may be. Owned by one task; ``clock`` gives seconds that never step back."""
+    """Counts requests in flight and says how many may be.
 
-    def __init__(self, *, start: int = 8, minimum: int = 1, maximum: int, clock: Callable[[], float]) -> None:
+    Owned by one task; ``clock`` gives seconds that never step back."""
+
+    def __init__(
+        self, *, start: int = 8, minimum: int = 1, maximum: int, clock: Callable[[], float]
+    ) -> None:
         self._minimum, self._maximum, self._clock = minimum, maximum, clock
         self._limit = float(min(max(start, minimum), maximum))
         self.limit = int(self._limit)
@@ -92,7 +103,8 @@ class AdaptiveConcurrency:
 
     @property
     def climbing(self) -> bool:
-        """The limit still doubles, as after a start: no growth failed to pay, and nothing was refused."""
+        """The limit still doubles, as after a start: no growth failed to pay, and nothing was
+        refused."""
         return self._growth == SLOW_START and self.limit < self._maximum
 
     def started(self) -> None:

@@ -1,4 +1,6 @@
-"""How many requests of this process may be in flight. No bound, unless the quota is probed or controls it."""
+"""How many requests of this process may be in flight.
+
+No bound, unless the quota is probed or controls it."""
 
 from __future__ import annotations
 
@@ -12,21 +14,26 @@ from penstock_ratelimit.tickets import Feedback
 
 UNBOUNDED: Final = 1 << 30
 PROBE_S: Final = 3.0
-"""A probe that was not refused within so long is being worked on: a refusal needs no model. Then the others follow."""
+"""A probe that was not refused within so long is being worked on: a refusal needs no model. Then
+the others follow."""
 
 
 class InFlight:
-    """Counts what is in flight; with ``Quota.concurrency`` an ``AdaptiveConcurrency`` says how many may be.
+    """Counts what is in flight; with ``Quota.concurrency`` an ``AdaptiveConcurrency`` says how many
+    may be.
 
-    A quota with ``probe`` lets one request through until one of the fleet was answered well, or was not refused for
-    ``PROBE_S``: it shows whether the key works, and what the limits are, before hundreds are sent.
+    A quota with ``probe`` lets one request through until one of the fleet was answered well, or was
+    not refused for ``PROBE_S``: it shows whether the key works, and what the limits are, before
+    hundreds are sent.
     """
 
     def __init__(self, quota: Quota, clock: Callable[[], float]) -> None:
         self._probe = quota.probe
         self._clock = clock
         self.control = (
-            None if quota.concurrency is None else AdaptiveConcurrency(maximum=quota.concurrency, clock=clock)
+            None
+            if quota.concurrency is None
+            else AdaptiveConcurrency(maximum=quota.concurrency, clock=clock)
         )
         self.count = 0
         self._probing_since = 0.0  # loop time

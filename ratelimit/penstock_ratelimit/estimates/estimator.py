@@ -13,7 +13,8 @@ CHARS_PER_TOKEN: Final = 4.0
 SLOWEST_LEARNING: Final = 0.05
 """Weight of a new observation once warm: about the last twenty count."""
 MAX_RATIO: Final = 50.0
-"""A learned ratio stays within 1/50 and 50: a provider that reports nonsense must not stop or flood a quota."""
+"""A learned ratio stays within 1/50 and 50: a provider that reports nonsense must not stop or flood
+a quota."""
 MAX_KEYS: Final = 4096
 """Keys remembered (job and model, say); the least recently observed is forgotten first."""
 DEFAULT_OUTPUT_TOKENS: Final = 256
@@ -28,17 +29,20 @@ MAX_CHARS: Final = 10**12
 MEMORY: Final = 1.0 / SLOWEST_LEARNING
 """Observations that count: older ones fade, so that each new one weighs max(0.05, 1/n)."""
 GROWTH: Final = 1.2
-"""Outputs are counted in bins that grow by a fifth: an estimate is within 9 % of the output it stands for."""
+"""Outputs are counted in bins that grow by a fifth: an estimate is within 9 % of the output it
+stands for."""
 FADED: Final = 0.01
-"""A bin with less than a hundredth of an observation is forgotten. 89 bins reach up to ``MAX_OUTPUT_TOKENS``."""
+"""A bin with less than a hundredth of an observation is forgotten. 89 bins reach up to
+``MAX_OUTPUT_TOKENS``."""
 
 
 @dataclass(slots=True)
 class Sketch:
-    """What is known about one key, small and mergeable: two of them added are what one observer had seen.
+    """What is known about one key, small and mergeable: two of them added are what one observer had
+    seen.
 
-    The outputs are a histogram with logarithmic bins, which is what makes quantiles mergeable (DDSketch: Masson, Rim and
-    Lee, VLDB 2019), fading like an average with weight max(0.05, 1/n).
+    The outputs are a histogram with logarithmic bins, which is what makes quantiles mergeable
+    (DDSketch: Masson, Rim and Lee, VLDB 2019), fading like an average with weight max(0.05, 1/n).
     """
 
     ratio: float = 1.0
@@ -54,7 +58,8 @@ class Sketch:
         self.outputs = sum(self.bins.values())
 
     def merge(self, new: Sketch, memory: float = MEMORY) -> None:
-        """Add ``new``; what was known fades as far as both together exceed ``memory`` observations."""
+        """Add ``new``; what was known fades as far as both together exceed ``memory``
+        observations."""
         total = _kept(self.weight, new.weight, memory) * self.weight + new.weight
         if total > 0:
             self.ratio += (new.ratio - self.ratio) * new.weight / total
@@ -62,7 +67,11 @@ class Sketch:
         if new.bins:
             part = _kept(self.outputs, new.outputs, memory)
             if part < 1.0:
-                self.bins = {number: part * count for number, count in self.bins.items() if part * count > FADED}
+                self.bins = {
+                    number: part * count
+                    for number, count in self.bins.items()
+                    if part * count > FADED
+                }
             for number, count in new.bins.items():
                 self.bins[number] = self.bins.get(number, 0.0) + count
             self.outputs = sum(self.bins.values())
@@ -75,7 +84,9 @@ class Sketch:
             left -= self.bins[number]
             if left <= 1e-9:  # sums of weights are rounded
                 break
-        return float(2.0 * GROWTH**number / (GROWTH + 1.0))  # the value with the least relative error in its bin
+        return float(
+            2.0 * GROWTH**number / (GROWTH + 1.0)
+        )  # the value with the least relative error in its bin
 
 
 def _kept(old: float, new: float, memory: float) -> float:
@@ -84,15 +95,18 @@ def _kept(old: float, new: float, memory: float) -> float:
 
 
 class Estimator:
-    """chars / 4 times a learned ratio per key for the prompt, a learned quantile per key for the answer.
+    """chars / 4 times a learned ratio per key for the prompt, a learned quantile per key for the
+    answer.
 
-    A key is what costs alike: job and model, say. Warms up within a few requests; ``Learned`` shares it with others.
-    Owned by one task or thread.
+    A key is what costs alike: job and model, say. Warms up within a few requests; ``Learned``
+    shares it with others. Owned by one task or thread.
     """
 
     def __init__(self) -> None:
         self._known: OrderedDict[Hashable, Sketch] = OrderedDict()
-        self._fresh: OrderedDict[Hashable, Sketch] = OrderedDict()  # observed, or asked for and unknown, since ``take``
+        self._fresh: OrderedDict[Hashable, Sketch] = (
+            OrderedDict()
+        )  # observed, or asked for and unknown, since ``take``
 
     def estimate_prompt(self, key: Hashable, chars: int) -> float:
         """Tokens to expect of a prompt of ``chars`` characters; at least one."""
@@ -103,13 +117,17 @@ class Estimator:
     """For a caller that takes a whole call, prompt and answer, as so many characters."""
 
     def expected_output(self, key: Hashable, max_tokens: int | None) -> float:
-        """Tokens of output that three of four answers do not exceed; at least one, at most ``max_tokens``."""
+        """Tokens of output that three of four answers do not exceed; at least one, at most
+        ``max_tokens``."""
         known = self._look_up(key)
         tokens = known.quantile(OUTPUT_QUANTILE) if known.bins else float(DEFAULT_OUTPUT_TOKENS)
         return max(1.0, tokens if max_tokens is None else min(tokens, max_tokens))
 
-    def observe(self, key: Hashable, chars: int, prompt_tokens: float, output_tokens: float | None = None) -> None:
-        """Learn from a request that is done: the first replaces the guess, later ones weigh max(0.05, 1/n).
+    def observe(
+        self, key: Hashable, chars: int, prompt_tokens: float, output_tokens: float | None = None
+    ) -> None:
+        """Learn from a request that is done: the first replaces the guess, later ones weigh
+        max(0.05, 1/n).
 
         Values that make no sense are ignored. ``output_tokens`` None: not known.
         """
@@ -123,10 +141,12 @@ class Estimator:
             _merge_into(self._known, key, seen)
             _merge_into(self._fresh, key, seen)
 
-    # --- sharing -------------------------------------------------------------------------------------------------
+    # --- sharing
+    # ----------------------------------------------------------------------------------------------
 
     def take(self, most: int) -> dict[Hashable, Sketch]:
-        """What was observed since the last time, of up to ``most`` keys; empty sketches of keys that are unknown here."""
+        """What was observed since the last time, of up to ``most`` keys; empty sketches of keys
+        that are unknown here."""
         return dict(self._fresh.popitem(last=False) for _ in range(min(most, len(self._fresh))))
 
     def put_back(self, taken: Mapping[Hashable, Sketch]) -> None:
@@ -150,7 +170,9 @@ class Estimator:
         return Sketch()
 
 
-def _merge_into(sketches: OrderedDict[Hashable, Sketch], key: Hashable, new: Sketch, memory: float = MEMORY) -> None:
+def _merge_into(
+    sketches: OrderedDict[Hashable, Sketch], key: Hashable, new: Sketch, memory: float = MEMORY
+) -> None:
     sketch = sketches.setdefault(key, Sketch())
     sketch.merge(new, memory)
     sketches.move_to_end(key)

@@ -1,4 +1,5 @@
-"""Share what is learned about costs: one hash per quota, so that a new process does not start from a guess."""
+"""Share what is learned about costs: one hash per quota, so that a new process does not start from
+a guess."""
 
 from __future__ import annotations
 
@@ -22,9 +23,11 @@ log = logging.getLogger("penstock.ratelimit")
 FLUSH_S: Final = 2.0
 """How often the owner should flush: an estimate that is two seconds old misses few answers."""
 SHARED_MEMORY: Final = 5 * MEMORY
-"""Observations that count together: enough that one process's last twenty do not push out those of all others."""
+"""Observations that count together: enough that one process's last twenty do not push out those of
+all others."""
 KEYS_PER_FLUSH: Final = 16
-"""Keys in one call, so that it holds Redis for two milliseconds at most; the others go with the next flush."""
+"""Keys in one call, so that it holds Redis for two milliseconds at most; the others go with the
+next flush."""
 MAX_FIELDS: Final = 1024
 """Keys remembered per quota: less than a megabyte, as a sketch is half a kilobyte."""
 MAX_FIELD_CHARS: Final = 200
@@ -34,7 +37,9 @@ TTL_S: Final = 7 * 86_400
 
 
 class Learned:
-    """The shared part of an ``Estimator``. Its owner calls ``flush`` in the background, every ``FLUSH_S`` or so.
+    """The shared part of an ``Estimator``.
+
+    Its owner calls ``flush`` in the background, every ``FLUSH_S`` or so.
 
     While Redis is down nothing is shared, and observations are kept for the next flush.
     """
@@ -53,7 +58,8 @@ class Learned:
         self._learn = client.register_script(_script())
 
     async def flush(self) -> None:
-        """Share what was observed here and read what others observed, in one call; none when there is nothing to share."""
+        """Share what was observed here and read what others observed, in one call; none when there
+        is nothing to share."""
         taken = self._estimator.take(KEYS_PER_FLUSH)
         if not taken:
             return
@@ -84,7 +90,11 @@ class Learned:
 def field_name(key: Hashable) -> str:
     """A key as the text that every process writes for it."""
     text = key if isinstance(key, str) else repr(key)
-    return text if len(text) <= MAX_FIELD_CHARS else f"sha256:{hashlib.sha256(text.encode()).hexdigest()}"
+    return (
+        text
+        if len(text) <= MAX_FIELD_CHARS
+        else f"sha256:{hashlib.sha256(text.encode()).hexdigest()}"
+    )
 
 
 def write_sketch(sketch: Sketch) -> str:

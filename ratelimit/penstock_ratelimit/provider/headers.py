@@ -22,15 +22,17 @@ MAX_LIMIT: Final = 1e15
 """As in ``PerMinute``: no limit is larger."""
 
 
-# --- how long to stay away -----------------------------------------------------------------------------------------
+# --- how long to stay away
+# --------------------------------------------------------------------------------------------------
 
 
 def parse_retry_after(headers: Mapping[str, str], now: float) -> float | None:
     """Seconds to wait from ``now`` (unix time), or None when the answer does not say.
 
-    ``retry-after-ms`` goes before ``retry-after`` (seconds, whole or not, or an HTTP date; RFC 9110, 10.2.3). A date is
-    held against the answer's own ``date``, so that it does not matter whose clock is wrong. The past means 0, more than
-    a day means a day, garbage and what is not a finite number mean None.
+    ``retry-after-ms`` goes before ``retry-after`` (seconds, whole or not, or an HTTP date; RFC
+    9110, 10.2.3). A date is held against the answer's own ``date``, so that it does not matter
+    whose clock is wrong. The past means 0, more than a day means a day, garbage and what is not a
+    finite number mean None.
     """
     millis = _finite(header(headers, "retry-after-ms"))
     if millis is not None:
@@ -51,12 +53,15 @@ def header(headers: Mapping[str, str], name: str) -> str | None:
     return next((value for key, value in headers.items() if key.lower() == name), None)
 
 
-# --- how much is left ----------------------------------------------------------------------------------------------
+# --- how much is left
+# --------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """One limit as an answer's headers state it. None where they do not state it, or state what cannot be right."""
+    """One limit as an answer's headers state it.
+
+    None where they do not state it, or state what cannot be right."""
 
     dim: str
     limit: float | None
@@ -65,7 +70,8 @@ class Reading:
     reset_s: float | None
     """Seconds until all of the limit is there again."""
     window_s: float | None
-    """What the limit counts in: documented by the provider, or inferred. None: do not take the limit for a rate."""
+    """What the limit counts in: documented by the provider, or inferred. None: do not take the
+    limit for a rate."""
 
     @property
     def per_second(self) -> float | None:
@@ -74,7 +80,8 @@ class Reading:
 
 @dataclass(frozen=True, slots=True)
 class HeaderLimit:
-    """What a header limits: its dimension, its window where documented, and how far ``remaining`` may be off."""
+    """What a header limits: its dimension, its window where documented, and how far ``remaining``
+    may be off."""
 
     dim: str
     window_s: float | None = None
@@ -83,14 +90,17 @@ class HeaderLimit:
 
 @dataclass(frozen=True, slots=True)
 class Style:
-    """One family of header names. ``{}`` in a name stands for a key of ``dims``; other headers are ignored."""
+    """One family of header names.
+
+    ``{}`` in a name stands for a key of ``dims``; other headers are ignored."""
 
     dims: Mapping[str, HeaderLimit]
     limit: str = "x-ratelimit-limit-{}"
     remaining: str = "x-ratelimit-remaining-{}"
     reset: str = "x-ratelimit-reset-{}"
     infers: bool = True
-    """Its reset is the time until the bucket is full again, so that the window can be computed from it."""
+    """Its reset is the time until the bucket is full again, so that the window can be computed from
+    it."""
 
 
 STYLES: Final[Mapping[str, Style]] = {
@@ -101,21 +111,33 @@ STYLES: Final[Mapping[str, Style]] = {
             "tokens": HeaderLimit("tokens"),
             "input-tokens": HeaderLimit("input_tokens"),
             "output-tokens": HeaderLimit("output_tokens"),
-            "project-requests": HeaderLimit("requests"),  # a project's own limit, beside the organisation's
+            "project-requests": HeaderLimit(
+                "requests"
+            ),  # a project's own limit, beside the organisation's
             "project-tokens": HeaderLimit("tokens"),
-            "requests-minute": HeaderLimit("requests", MINUTE_S),  # Cerebras has the window in the name
+            "requests-minute": HeaderLimit(
+                "requests", MINUTE_S
+            ),  # Cerebras has the window in the name
             "tokens-minute": HeaderLimit("tokens", MINUTE_S),
             "requests-day": HeaderLimit("requests", DAY_S),
             "tokens-day": HeaderLimit("tokens", DAY_S),
         }
     ),
-    # The limit of requests counts 1 or 10 s and does not say which (learn.microsoft.com Q&A 1336515, 2265464, 2283452);
-    # counters are "reset each minute" (how-to/quota), so the reset does not show the window.
-    "azure": Style({"requests": HeaderLimit("requests"), "tokens": HeaderLimit("tokens", MINUTE_S)}, infers=False),
-    # console.groq.com/docs/rate-limits: requests "always refers to Requests Per Day", tokens to "Tokens Per Minute"
-    "groq": Style({"requests": HeaderLimit("requests", DAY_S), "tokens": HeaderLimit("tokens", MINUTE_S)}),
-    # platform.claude.com/docs/en/api/rate-limits: limits per minute, token remainings "rounded to the nearest thousand".
-    # The plain `tokens-*` shows "the most restrictive limit in effect", whichever that is just now: left out.
+    # The limit of requests counts 1 or 10 s and does not say which (learn.microsoft.com Q&A
+    # 1336515, 2265464, 2283452); counters are "reset each minute" (how-to/quota), so the reset does
+    # not show the window.
+    "azure": Style(
+        {"requests": HeaderLimit("requests"), "tokens": HeaderLimit("tokens", MINUTE_S)},
+        infers=False,
+    ),
+    # console.groq.com/docs/rate-limits: requests "always refers to Requests Per Day", tokens to
+    # "Tokens Per Minute"
+    "groq": Style(
+        {"requests": HeaderLimit("requests", DAY_S), "tokens": HeaderLimit("tokens", MINUTE_S)}
+    ),
+    # platform.claude.com/docs/en/api/rate-limits: limits per minute, token remainings "rounded to
+    # the nearest thousand". The plain `tokens-*` shows "the most restrictive limit in effect",
+    # whichever that is just now: left out.
     "anthropic": Style(
         {
             "requests": HeaderLimit("requests", MINUTE_S),
@@ -150,10 +172,12 @@ _NAMES: Final = {
 def read_limits(
     headers: Mapping[str, str], style: str, now: float, windows: Windows | None = None
 ) -> tuple[Reading, ...]:
-    """The limits in these headers, one reading per dimension; where two limit the same, the tightest of both.
+    """The limits in these headers, one reading per dimension; where two limit the same, the
+    tightest of both.
 
-    ``style`` is a key of ``STYLES``; ``now`` is unix time, used where the answer has no ``date`` of its own. ``windows``
-    remembers what earlier answers of the provider showed; without it each window is as this answer alone has it.
+    ``style`` is a key of ``STYLES``; ``now`` is unix time, used where the answer has no ``date`` of
+    its own. ``windows`` remembers what earlier answers of the provider showed; without it each
+    window is as this answer alone has it.
     """
     family = STYLES[style]
     lowered = {name.lower(): value for name, value in headers.items()}
@@ -171,7 +195,8 @@ def read_limits(
             if limit is not None and remaining is not None and reset_s is not None:
                 figures = Figures(limit, remaining, reset_s, meant.rounding, quantum_s)
             window_s = _longer(window_s, _inferred(limit_name, figures, windows))
-        # a bucket of a day shows in the plain tokens header too (community.openai.com/t/541210): never a rate per minute
+        # a bucket of a day shows in the plain tokens header too (community.openai.com/t/541210):
+        # never a rate per minute
         dim = f"{meant.dim}_per_day" if window_s == DAY_S else meant.dim
         reading = Reading(dim, limit, remaining, reset_s, window_s)
         readings[dim] = _tightest(readings[dim], reading) if dim in readings else reading
@@ -185,7 +210,8 @@ def _inferred(name: str, figures: Figures | None, windows: Windows | None) -> fl
 
 
 def _longer(documented: float | None, inferred: float | None) -> float | None:
-    """A documented window holds unless the answers show a longer one: a shorter one would be a higher rate."""
+    """A documented window holds unless the answers show a longer one: a shorter one would be a
+    higher rate."""
     if documented is None or inferred is None:
         return documented if inferred is None else inferred
     return max(documented, inferred)
@@ -194,7 +220,9 @@ def _longer(documented: float | None, inferred: float | None) -> float | None:
 def _tightest(one: Reading, other: Reading) -> Reading:
     """Two limits on the same thing bind together: the lower rate, and the fewer units left."""
     slower, faster = sorted((one, other), key=_rate)
-    fewer = min(one, other, key=lambda reading: math.inf if reading.remaining is None else reading.remaining)
+    fewer = min(
+        one, other, key=lambda reading: math.inf if reading.remaining is None else reading.remaining
+    )
     base = faster if slower.limit is None else slower
     return replace(base, remaining=fewer.remaining, reset_s=fewer.reset_s)
 
@@ -205,9 +233,19 @@ def _rate(reading: Reading) -> tuple[float, float]:
     return per_second, math.inf if reading.limit is None else reading.limit
 
 
-# --- texts ---------------------------------------------------------------------------------------------------------
+# --- texts
+# --------------------------------------------------------------------------------------------------
 
-_GO_UNITS: Final = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0, "d": DAY_S}
+_GO_UNITS: Final = {
+    "ns": 1e-9,
+    "us": 1e-6,
+    "µs": 1e-6,
+    "ms": 1e-3,
+    "s": 1.0,
+    "m": 60.0,
+    "h": 3600.0,
+    "d": DAY_S,
+}
 _GO_PART: Final = re.compile(r"([0-9]+(?:\.[0-9]+)?)(ns|us|µs|ms|s|m|h|d)")
 _EPOCH: Final = 1e9
 """A reset of more seconds than this is a date (2001 or later); no limit lasts 30 years."""
@@ -215,7 +253,8 @@ _EPOCH_MS: Final = 1e12
 
 
 def parse_duration(text: str) -> float | None:
-    """Seconds in a Go-style duration such as "12ms", "6m0s" or "4m12.172s"; None for anything else."""
+    """Seconds in a Go-style duration such as "12ms", "6m0s" or "4m12.172s"; None for anything
+    else."""
     parts = _GO_PART.findall(text)
     if not parts or "".join(number + unit for number, unit in parts) != text:
         return None
@@ -224,13 +263,17 @@ def parse_duration(text: str) -> float | None:
 
 
 def _reset(text: str | None, headers: Mapping[str, str], now: float) -> tuple[float | None, float]:
-    """Seconds until the reset, and what the last digit of it is worth: a duration, a number, a date."""
+    """Seconds until the reset, and what the last digit of it is worth: a duration, a number, a
+    date."""
     text = "" if text is None or len(text) > MAX_TEXT else text.strip()
     if not text:
         return None, 0.0
     seconds = parse_duration(text)
     if seconds is not None:
-        return seconds, 0.001  # OpenAI rounds to milliseconds and drops zeros at the end: "1s" is 1.000 s
+        return (
+            seconds,
+            0.001,
+        )  # OpenAI rounds to milliseconds and drops zeros at the end: "1s" is 1.000 s
     seconds = _finite(text)
     at = _rfc3339(text) if seconds is None else None
     if seconds is not None and seconds > _EPOCH:

@@ -1,8 +1,8 @@
 """What a provider's refusal means for pacing: one table from error codes and statuses to signals.
 
-Codes say more than statuses do: a 429 may be a limit, no credit or a lack of capacity, and each asks for something
-else. Texts are read only where a provider sends no code, and then only the beginning of its own sentence, because what
-follows may quote the request.
+Codes say more than statuses do: a 429 may be a limit, no credit or a lack of capacity, and each
+asks for something else. Texts are read only where a provider sends no code, and then only the
+beginning of its own sentence, because what follows may quote the request.
 """
 
 from __future__ import annotations
@@ -26,8 +26,9 @@ PAGE_START: Final = 256
 MAX_DETAILS: Final = 16
 """Entries of Google's ``details`` and their violations that are looked at."""
 DAILY_S: Final = 3600.0
-"""A wait of an hour or more means a daily limit (Gemini says up to 10 h). A daily limit is not tried again before this time,
-whatever the answer says: Gemini's daily refusals say "36s" (OmniRoute#9504) and last until midnight (gke-labs#1215)."""
+"""A wait of an hour or more means a daily limit (Gemini says up to 10 h). A daily limit is not
+tried again before this time, whatever the answer says: Gemini's daily refusals say "36s"
+(OmniRoute#9504) and last until midnight (gke-labs#1215)."""
 
 
 class Signal(Enum):
@@ -38,7 +39,8 @@ class Signal(Enum):
     REFUSED = "refused"
     """The request is at fault; says nothing bad about the server."""
     THROTTLED = "throttled"
-    """Too much. Unless it is a stray one, no process that shares the quota starts a request before Retry-After."""
+    """Too much. Unless it is a stray one, no process that shares the quota starts a request before
+    Retry-After."""
     RAMP = "ramp"
     """Growing too steeply, even inside the limits."""
     OUT_OF_MONEY = "out_of_money"
@@ -46,12 +48,14 @@ class Signal(Enum):
     UNAUTHORIZED = "unauthorized"
     """The key is not accepted: hold the account."""
     OVERLOADED = "overloaded"
-    """The server has no capacity, whatever is sent: for the breaker and the concurrency, not the quota."""
+    """The server has no capacity, whatever is sent: for the breaker and the concurrency, not the
+    quota."""
     TRANSIENT = "transient"
     """Broken for now: other 5xx, timeouts, lost connections. For the breaker."""
 
 
-# Tuples: hashing an enum runs Python code. And names of this module: each look at a member runs some, too (Python 3.11).
+# Tuples: hashing an enum runs Python code. And names of this module: each look at a member runs
+# some, too (Python 3.11).
 OK: Final = Signal.OK
 WINS: Final = (Signal.OK, Signal.REFUSED)
 """Answers that show a server which works, whatever became of the request."""
@@ -64,7 +68,8 @@ HOLDS: Final = (Signal.OUT_OF_MONEY, Signal.UNAUTHORIZED)
 
 
 class Meaning(NamedTuple):
-    """One row of the table: the failure's name (as in the workers' table, item/run/fates.py) and its signal."""
+    """One row of the table: the failure's name (as in the workers' table, item/run/fates.py) and
+    its signal."""
 
     name: str
     signal: Signal
@@ -72,7 +77,9 @@ class Meaning(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """An answer that is not a 2xx. ``retry_after_s``: when the provider said so. ``detail``: its own words, cut."""
+    """An answer that is not a 2xx.
+
+    ``retry_after_s``: when the provider said so. ``detail``: its own words, cut."""
 
     signal: Signal
     name: str
@@ -100,7 +107,8 @@ CODES: Final[Mapping[str, Meaning]] = {
     # OpenAI `error.code` or `error.type` (developersdigest.tech/errors/api/openai-api)
     "rate_limit_exceeded": _THROTTLED,  # also Groq
     "slow_down": _RAMP,  # 429, "previously 503"
-    "insufficient_quota": _BROKE,  # 429; learn.microsoft.com dev-proxy "openai-insufficient-quota", codex#6340
+    # 429; learn.microsoft.com dev-proxy "openai-insufficient-quota", codex#6340
+    "insufficient_quota": _BROKE,
     "credit_balance_exhausted": _BROKE,
     "organization_spend_limit_exceeded": _BROKE,
     "project_spend_limit_exceeded": _BROKE,
@@ -109,10 +117,12 @@ CODES: Final[Mapping[str, Meaning]] = {
     "billing_hard_limit_reached": _BROKE,  # 400 at the images API, community.openai.com
     "server_is_overloaded": _BUSY,  # 503; codex#43337
     "service_unavailable_error": _BUSY,  # the type beside it
-    "resource_unavailable": _BUSY,  # flex: 429 without charge, developers.openai.com/api/docs/guides/flex-processing
+    # flex: 429 without charge, developers.openai.com/api/docs/guides/flex-processing
+    "resource_unavailable": _BUSY,
     "context_length_exceeded": _TOO_LONG,
     "content_policy_violation": _FILTERED,
-    # Anthropic `error.type`, or `error.details.error_code` (platform.claude.com/docs/en/api/errors, rate-limits)
+    # Anthropic `error.type`, or `error.details.error_code` (platform.claude.com/docs/en/api/errors,
+    # rate-limits)
     "rate_limit_error": _THROTTLED,
     "enforced_spend_limit_reached": _BROKE,  # 429 without retry-after until the month ends
     "billing_error": _BROKE,  # 402
@@ -125,14 +135,16 @@ CODES: Final[Mapping[str, Meaning]] = {
     "RESOURCE_EXHAUSTED": _THROTTLED,
     "RATE_LIMIT_EXCEEDED": _THROTTLED,
     "MODEL_CAPACITY_EXHAUSTED": _BUSY,  # as 503 and as 429 (gemini-cli#23520, #26633)
-    "UNAVAILABLE": _BUSY,  # 503 "the model is overloaded", ai.google.dev/gemini-api/docs/troubleshooting
+    # 503 "the model is overloaded", ai.google.dev/gemini-api/docs/troubleshooting
+    "UNAVAILABLE": _BUSY,
     "API_KEY_INVALID": _NO_KEY,  # comes as a 400
     # Mistral, at the top level of the body
     "rate_limited": _THROTTLED,
     "1300": _THROTTLED,
     # Groq (console.groq.com/docs/flex-processing): status 498
     "capacity_exceeded": _BUSY,
-    # Bedrock `x-amzn-errortype` (docs.aws.amazon.com/bedrock/latest/userguide/troubleshooting-api-error-codes.html)
+    # Bedrock `x-amzn-errortype`, see
+    # docs.aws.amazon.com/bedrock/latest/userguide/troubleshooting-api-error-codes.html
     "ThrottlingException": _THROTTLED,
     "ServiceUnavailableException": _BUSY,
     "ModelNotReadyException": _BUSY,  # 429
@@ -152,8 +164,8 @@ TEXTS: Final[Mapping[str, Meaning]] = {
     "the system is currently experiencing high demand": _BUSY,
     # Mistral: 429 invalid_request_error (continuedev/continue#6185)
     "service tier capacity exceeded": _BUSY,
-    # OpenAI 429, Groq 413, both `rate_limit_exceeded`: more than a whole minute's tokens (vanna-flask#11,
-    # gpt-researcher#985). It never fits, however long one waits.
+    # OpenAI 429, Groq 413, both `rate_limit_exceeded`: more than a whole minute's tokens
+    # (vanna-flask#11, gpt-researcher#985). It never fits, however long one waits.
     "request too large": _TOO_LARGE,
     # Bedrock: ThrottlingException like any other (Ivy-Tendril#1756, agent-book#29)
     "too many tokens per day": _DAILY,
@@ -161,10 +173,11 @@ TEXTS: Final[Mapping[str, Meaning]] = {
     "this model's maximum context length": _TOO_LONG,
     "prompt is too long": _TOO_LONG,
 }
-"""How a message begins, in lower case, where no code says it; believed with ``SPOKEN`` only. Goes before the codes.
+"""How a message begins, in lower case, where no code says it; believed with ``SPOKEN`` only. Goes
+before the codes.
 
-Not here, on purpose: "You exceeded your current quota, please check your plan and billing details" means no credit at
-OpenAI (which sends a code) and any limit per minute at Gemini.
+Not here, on purpose: "You exceeded your current quota, please check your plan and billing details"
+means no credit at OpenAI (which sends a code) and any limit per minute at Gemini.
 """
 
 SPOKEN: Final = frozenset({400, 413, 429, 503})
@@ -173,7 +186,9 @@ STATUSES: Final[Mapping[int, Meaning]] = {
     400: Meaning("bad_request", Signal.REFUSED),
     401: _NO_KEY,
     402: _BROKE,
-    403: Meaning("forbidden", Signal.REFUSED),  # this document, model or project: says nothing of the account's others
+    403: Meaning(
+        "forbidden", Signal.REFUSED
+    ),  # this document, model or project: says nothing of the account's others
     404: Meaning("not_found", Signal.REFUSED),
     408: Meaning("request_conflict", Signal.TRANSIENT),
     409: Meaning("request_conflict", Signal.REFUSED),
@@ -188,16 +203,20 @@ STATUSES: Final[Mapping[int, Meaning]] = {
 """What a status means when neither a text nor a code says more."""
 
 _OF_THE_ACCOUNT: Final = (Signal.OUT_OF_MONEY, Signal.UNAUTHORIZED)
-"""Only the provider's own answers count for these statuses: pages of proxies and firewalls do not."""
+"""Only the provider's own answers count for these statuses: pages of proxies and firewalls do
+not."""
 
 _GRAVITY: Final = (Signal.OUT_OF_MONEY, Signal.UNAUTHORIZED, Signal.RAMP, Signal.OVERLOADED)
-"""Where an answer has several codes, the first of these decides: an `insufficient_quota` is never just a limit."""
+"""Where an answer has several codes, the first of these decides: an `insufficient_quota` is never
+just a limit."""
 
 
 def classify(
     status: int, headers: Mapping[str, str], body: bytes | Mapping[str, Any] | None, now: float
 ) -> Refusal | None:
-    """What an answer means, or None for a 2xx. Never raises, whatever the body is. ``now`` is unix time."""
+    """What an answer means, or None for a 2xx.
+
+    Never raises, whatever the body is. ``now`` is unix time."""
     if 200 <= status < 300:
         return None
     answer = _answer(body)
@@ -214,13 +233,15 @@ def classify(
         retry_after_s = max(retry_after_s or 0.0, DAILY_S)
     stop = (header(headers, "x-should-retry") or "").strip().lower() == "false"
     if stop and row is _THROTTLED and not page and not _known(headers, answer):
-        row = _BROKE  # a limit passes and this does not: it is about the account, and holding that loses no item
+        # a limit passes and this does not: it is about the account, and holding that loses no item
+        row = _BROKE
     final = stop and row.signal in (Signal.TRANSIENT, Signal.REFUSED)
     return Refusal(row.signal, row.name, retry_after_s, _detail(status, answer, body), final, page)
 
 
 def is_page(headers: Mapping[str, str], body: bytes | Mapping[str, Any] | None) -> bool:
-    """Whether an answer that is not JSON is an HTML page, by what it says it is or by how it begins."""
+    """Whether an answer that is not JSON is an HTML page, by what it says it is or by how it
+    begins."""
     if "html" in (header(headers, "content-type") or "").lower():
         return True
     start = body[:PAGE_START].lstrip().lower() if isinstance(body, bytes) else b""
@@ -233,7 +254,9 @@ def _row(status: int, headers: Mapping[str, str], answer: Mapping[str, Any]) -> 
         spoken = next((row for start, row in TEXTS.items() if text.startswith(start)), None)
         if spoken is not None:
             return spoken
-    if status == 429 and "acceleration limit" in text:  # Anthropic: no code of its own (.../api/rate-limits)
+    if (
+        status == 429 and "acceleration limit" in text
+    ):  # Anthropic: no code of its own (.../api/rate-limits)
         return _RAMP
     known = _known(headers, answer)
     grave = next((row for signal in _GRAVITY for row in known if row.signal is signal), None)
@@ -258,11 +281,14 @@ def _by_class(status: int) -> Meaning:
     return Meaning("invalid_answer", Signal.TRANSIENT)
 
 
-# --- reading the body, whatever it is ------------------------------------------------------------------------------
+# --- reading the body, whatever it is
+# ------------------------------------------------------------------------------
 
 
 def _answer(body: bytes | Mapping[str, Any] | None) -> Mapping[str, Any]:
-    """The body as a mapping; empty for HTML, for other text, and for nothing. Gemini's OpenAI endpoint wraps it in a list."""
+    """The body as a mapping; empty for HTML, for other text, and for nothing.
+
+    Gemini's OpenAI endpoint wraps it in a list."""
     parsed: object = body
     if isinstance(body, bytes):
         try:
@@ -290,7 +316,9 @@ def _details(answer: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
 def _codes(headers: Mapping[str, str], answer: Mapping[str, Any]) -> Iterator[str]:
     """Every code that the answer carries, the most telling first."""
     error = _error(answer)
-    found: list[object] = [detail.get(name) for detail in _details(answer) for name in ("error_code", "reason")]
+    found: list[object] = [
+        detail.get(name) for detail in _details(answer) for name in ("error_code", "reason")
+    ]
     found += [error.get(name) for name in ("code", "type", "status")]
     found += [answer.get(name) for name in ("code", "type")]
     found.append((header(headers, "x-amzn-errortype") or "").partition(":")[0])
@@ -318,12 +346,17 @@ def _retry_info(answer: Mapping[str, Any]) -> float | None:
 
 
 def _is_daily(answer: Mapping[str, Any]) -> bool:
-    """Google names the limit that was hit: "GenerateRequestsPerDayPerProjectPerModel-FreeTier", say."""
+    """Google names the limit that was hit: "GenerateRequestsPerDayPerProjectPerModel-FreeTier",
+    say."""
     for detail in _details(answer):
         metadata, violations = detail.get("metadata"), detail.get("violations")
         names = [metadata.get("quota_limit")] if isinstance(metadata, Mapping) else []
         if isinstance(violations, list):
-            names += [entry.get("quotaId") for entry in violations[:MAX_DETAILS] if isinstance(entry, Mapping)]
+            names += [
+                entry.get("quotaId")
+                for entry in violations[:MAX_DETAILS]
+                if isinstance(entry, Mapping)
+            ]
         if any(isinstance(name, str) and "PerDay" in name for name in names):
             return True
     return False

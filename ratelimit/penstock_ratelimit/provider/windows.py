@@ -1,9 +1,12 @@
-"""What a limit in a header counts in: a second, a minute, a day. Providers seldom say it; it follows from their other figures.
+"""What a limit in a header counts in: a second, a minute, a day.
 
-A bucket that refills all the time is full again ``reset`` from now, so ``used / reset`` is its rate, and the window is
-``limit * reset / used``. One answer can mislead by orders of magnitude: where less than ``limit`` fits in at once, it shows
-a shorter window, and where a counter starts anew each minute, any window at all. Two answers do not: between them a bucket
-gains ``reset`` as it loses ``remaining``, and a counter loses both.
+Providers seldom say it; it follows from their other figures.
+
+A bucket that refills all the time is full again ``reset`` from now, so ``used / reset`` is its
+rate, and the window is ``limit * reset / used``. One answer can mislead by orders of magnitude:
+where less than ``limit`` fits in at once, it shows a shorter window, and where a counter starts
+anew each minute, any window at all. Two answers do not: between them a bucket gains ``reset`` as it
+loses ``remaining``, and a counter loses both.
 """
 
 from __future__ import annotations
@@ -16,9 +19,11 @@ DAY_S: Final = 86_400.0
 WINDOWS_S: Final = (1.0, 10.0, MINUTE_S, 3600.0, DAY_S)
 """The windows that providers are known to count in."""
 SNAP: Final = 0.2
-"""A window is believed when it is within 20 % of a known one; the known ones are at least 6 times apart."""
+"""A window is believed when it is within 20 % of a known one; the known ones are at least 6 times
+apart."""
 QUANTA: Final = 5
-"""A reset time of fewer than five of its own last digits is 20 % off by rounding alone, and says nothing."""
+"""A reset time of fewer than five of its own last digits is 20 % off by rounding alone, and says
+nothing."""
 ROUNDED_OFF: Final = 0.5
 """How far any ``remaining`` may be off: it comes in whole units."""
 STARTS_SEEN: Final = 3
@@ -42,25 +47,35 @@ class Figures(NamedTuple):
 
 
 def infer_window(seen: Figures) -> float | None:
-    """Seconds that the limit counts in, by this answer alone: limit * reset / used; None when it cannot be computed.
+    """Seconds that the limit counts in, by this answer alone: limit * reset / used; None when it
+    cannot be computed.
 
     With less than five of ``rounding`` or of ``quantum_s``, it says nothing.
     """
-    if not seen.used > 0 or seen.used < QUANTA * seen.rounding or seen.reset_s < QUANTA * seen.quantum_s:
+    if (
+        not seen.used > 0
+        or seen.used < QUANTA * seen.rounding
+        or seen.reset_s < QUANTA * seen.quantum_s
+    ):
         return None
     return _known(seen.limit * seen.reset_s / seen.used)
 
 
 class Windows:
-    """What the limits in one provider's answers count in, by all answers so far. Limits have the names of their headers."""
+    """What the limits in one provider's answers count in, by all answers so far.
+
+    Limits have the names of their headers."""
 
     def __init__(self) -> None:
         self._limits: dict[str, _Limit] = {}
 
     def of(self, name: str, seen: Figures | None) -> float | None:
-        """Take in an answer; ``None`` in its place where it does not say enough. None while nothing is known.
+        """Take in an answer; ``None`` in its place where it does not say enough.
 
-        A minute is believed at once, as nearly all count in minutes; anything else once two answers agree on it.
+        None while nothing is known.
+
+        A minute is believed at once, as nearly all count in minutes; anything else once two answers
+        agree on it.
         """
         known = self._limits.get(name)
         if seen is None:
@@ -96,7 +111,9 @@ class _Limit:
             if window_s is not None and window_s < MINUTE_S and infer_window(seen) != window_s:
                 return  # a rate above the limit per minute takes both ways to find it
         else:
-            self.starts += reset_s > 0 and seen.used < before.used / 2  # else answers have overtaken each other
+            self.starts += (
+                reset_s > 0 and seen.used < before.used / 2
+            )  # else answers have overtaken each other
             self.longest_reset_s = max(self.longest_reset_s, seen.reset_s, before.reset_s)
             window_s = self._counters()
         if window_s is not None:
@@ -104,8 +121,14 @@ class _Limit:
 
     def _counters(self) -> float | None:
         """The shortest window that all resets fit in: a counter starts anew within its window."""
-        least_s = self.longest_reset_s if self.starts >= STARTS_SEEN else max(MINUTE_S, self.longest_reset_s)
-        return next((known for known in WINDOWS_S if known >= least_s - self.before.quantum_s), None)
+        least_s = (
+            self.longest_reset_s
+            if self.starts >= STARTS_SEEN
+            else max(MINUTE_S, self.longest_reset_s)
+        )
+        return next(
+            (known for known in WINDOWS_S if known >= least_s - self.before.quantum_s), None
+        )
 
 
 def _known(window_s: float) -> float | None:

@@ -1,4 +1,5 @@
-"""Reads the provider's answers for pacing: limits and levels in headers, and which refusals pause all."""
+"""Reads the provider's answers for pacing: limits and levels in headers, and which refusals pause
+all."""
 
 from __future__ import annotations
 
@@ -26,7 +27,14 @@ class Answers:
         self._limited_until = until
 
     def take_in(
-        self, ticket: Ticket, feedback: Feedback, terms: Terms, *, now: float, in_flight: int, alone: bool
+        self,
+        ticket: Ticket,
+        feedback: Feedback,
+        terms: Terms,
+        *,
+        now: float,
+        in_flight: int,
+        alone: bool,
     ) -> float:
         """Seconds for which no request may start because of this answer; 0 = none.
 
@@ -37,7 +45,12 @@ class Answers:
         pause_s = feedback.pause_s
         if feedback.headers is not None:
             levels = self._discovery.read(
-                feedback.headers, ticket, terms, now=now, always=pause_s is not None, good=feedback.signal is OK
+                feedback.headers,
+                ticket,
+                terms,
+                now=now,
+                always=pause_s is not None,
+                good=feedback.signal is OK,
             )
             for dim, seen in levels.items():
                 self._reports.add_remaining(dim, seen, now=now)
@@ -46,6 +59,7 @@ class Answers:
         return 0.0 if stray or pause_s is None else pause_seconds(pause_s)
 
     def _is_stray(self, ticket: Ticket, feedback: Feedback, alone: bool) -> bool:
-        """Whether a refusal holds back its own item only: a lone one, while the limits keep nothing waiting."""
+        """Whether a refusal holds back its own item only: a lone one, while the limits keep nothing
+        waiting."""
         limited = alone or ticket.since <= self._limited_until + LIMITED_S
         return may_be_stray(feedback) and not limited and self._patience.is_stray()

@@ -1,8 +1,10 @@
-"""Limits from the provider's headers: they become the terms in force, and show the level of the provider's bucket.
+"""Limits from the provider's headers: they become the terms in force, and show the level of the
+provider's bucket.
 
-A declared limit is a ceiling: headers lower it, and raise it again, but never above what was declared. Dimensions that
-were not declared are added when the quota discovers. Limits per hour or day are left to the provider's own 429: pacing a
-day's budget evenly would stop a job that may use it in an hour.
+A declared limit is a ceiling: headers lower it, and raise it again, but never above what was
+declared. Dimensions that were not declared are added when the quota discovers. Limits per hour or
+day are left to the provider's own 429: pacing a day's budget evenly would stop a job that may use
+it in an hour.
 """
 
 from __future__ import annotations
@@ -22,14 +24,18 @@ from penstock_ratelimit.terms import Terms
 from penstock_ratelimit.tickets import Ticket
 
 READ_EVERY_S: Final = 0.05
-"""Headers of one answer in so long are enough: reading them costs as much as everything else of a ticket."""
+"""Headers of one answer in so long are enough: reading them costs as much as everything else of a
+ticket."""
 FORGET_S: Final = 30.0
-"""A learned limit that no header stated to any process for so long is forgotten, where good answers came without it or callers
-wait for it: the provider's headers were wrong, or it has other limits now. What is not used meanwhile stays."""
+"""A learned limit that no header stated to any process for so long is forgotten, where good answers
+came without it or callers wait for it: the provider's headers were wrong, or it has other limits
+now. What is not used meanwhile stays."""
 PATIENCE: Final = 3.0
-"""Times the limit's own seconds per request, where these are more: headers come no more often than answers."""
+"""Times the limit's own seconds per request, where these are more: headers come no more often than
+answers."""
 ABSURD: Final = 50.0
-"""Times slower than what was just seen to succeed: then its own pace is no reason to wait longer than ``FORGET_S``."""
+"""Times slower than what was just seen to succeed: then its own pace is no reason to wait longer
+than ``FORGET_S``."""
 SILENT: Final = 3
 """Good answers in a row without the header: one may come from another server."""
 PACE_S: Final = 5.0
@@ -37,7 +43,8 @@ PACE_S: Final = 5.0
 PACE_MEMORY_S: Final = 300.0
 """The best such window of so long ago at most is what was "just" seen."""
 LONGEST_WINDOW_S: Final = 120.0
-"""Windows above this are an hour's or a day's budget; a minute's, measured with some noise, stays below."""
+"""Windows above this are an hour's or a day's budget; a minute's, measured with some noise, stays
+below."""
 SAME_LIMIT: Final = 0.02
 """Limits that differ by less are the same: headers round."""
 
@@ -56,7 +63,8 @@ class Discovery:
         self.stated: set[str] = set()
         """Dimensions whose limit a header stated since it was last reported to the fleet."""
         self.proposal: Terms | None = None
-        """Terms that the provider's headers ask for, and that are not in force; the dispatcher installs them."""
+        """Terms that the provider's headers ask for, and that are not in force; the dispatcher
+        installs them."""
 
     def read(
         self,
@@ -68,7 +76,9 @@ class Discovery:
         always: bool = False,
         good: bool = False,
     ) -> dict[str, RemainingHere]:
-        """The levels in the headers, by dimension. Sets ``proposal`` when the limits in them differ from ``terms``.
+        """The levels in the headers, by dimension.
+
+        Sets ``proposal`` when the limits in them differ from ``terms``.
 
         ``good``: a request that succeeded, whose headers would state every limit.
         """
@@ -79,7 +89,11 @@ class Discovery:
         self._read_at = now
         found = read_limits(headers, self._style, time.time(), self._windows)
         readings = [_with_window(reading, terms) for reading in found]
-        paced = [reading for reading in readings if reading.window_s and reading.window_s <= LONGEST_WINDOW_S]
+        paced = [
+            reading
+            for reading in readings
+            if reading.window_s and reading.window_s <= LONGEST_WINDOW_S
+        ]
         stated = {reading.dim for reading in paced if reading.limit is not None}
         self.stated |= stated
         for dim in learned(terms):
@@ -96,11 +110,13 @@ class Discovery:
             if reading.remaining is not None and reading.dim in counters
         }
 
-    def forget(self, terms: Terms, ages: Mapping[str, float], *, now: float, pace_s: float, waiting: bool) -> None:
+    def forget(
+        self, terms: Terms, ages: Mapping[str, float], *, now: float, pace_s: float, waiting: bool
+    ) -> None:
         """Propose terms without the learned limits that no header states any more.
 
-        ``ages``: seconds since a header stated each; ``pace_s``: seconds per request that the terms allow the
-        fleet; ``waiting``: callers wait for the limits, and for nothing else.
+        ``ages``: seconds since a header stated each; ``pace_s``: seconds per request that the terms
+        allow the fleet; ``waiting``: callers wait for the limits, and for nothing else.
         """
         best = self._best if now - self._best_at <= PACE_MEMORY_S else 0.0
         patience_s = FORGET_S if pace_s * best > ABSURD else max(FORGET_S, PATIENCE * pace_s)
@@ -134,7 +150,11 @@ class Discovery:
             rate = min(rate, ceiling) if ceiling > 0 else rate
             if row is None or abs(rate - row.rate) > SAME_LIMIT * rate:
                 cap = row.cap if row is not None and ceiling > 0 else reading.limit
-                terms = _with_limit(terms, reading.dim, _DimensionTerms(rate, rate * self._quota.burst_s, cap, ceiling))
+                terms = _with_limit(
+                    terms,
+                    reading.dim,
+                    _DimensionTerms(rate, rate * self._quota.burst_s, cap, ceiling),
+                )
         return terms
 
 
@@ -155,7 +175,8 @@ class _DimensionTerms(NamedTuple):
 
 
 def declares_the_same(declared_terms: Terms, in_force: Terms) -> bool:
-    """Whether the terms in force follow from this process's declaration, apart from what headers stated."""
+    """Whether the terms in force follow from this process's declaration, apart from what headers
+    stated."""
     mine = (declared_terms.margin, declared_terms.slope, _declared(declared_terms))
     return mine == (in_force.margin, in_force.slope, _declared(in_force))
 
@@ -170,11 +191,14 @@ def with_discovered(declared_terms: Terms, in_force: Terms) -> Terms:
 
 
 def _declared(terms: Terms) -> dict[str, float]:
-    return {dim: ceiling for dim, ceiling in zip(terms.dims, terms.ceilings, strict=True) if ceiling > 0}
+    return {
+        dim: ceiling for dim, ceiling in zip(terms.dims, terms.ceilings, strict=True) if ceiling > 0
+    }
 
 
 def learned(terms: Terms) -> list[str]:
-    """Dimensions in force that headers stated: they were not declared, or they are below what was declared."""
+    """Dimensions in force that headers stated: they were not declared, or they are below what was
+    declared."""
     rows = zip(terms.dims, terms.rates, terms.ceilings, strict=True)
     return [dim for dim, rate, ceiling in rows if rate < ceiling or ceiling <= 0]
 

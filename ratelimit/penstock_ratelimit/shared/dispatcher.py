@@ -1,7 +1,9 @@
-"""The one task per quota and process that talks to Redis, and what callers and their tickets say to it.
+"""The one task per quota and process that talks to Redis, and what callers and their tickets say to
+it.
 
-What it decides stands beside it: for whom to reserve (``reserving``), who starts without asking (``free_starts``), what
-happens while Redis is away (``redis_outage``), and which limits headers put in force (``learned_limits``).
+What it decides stands beside it: for whom to reserve (``reserving``), who starts without asking
+(``free_starts``), what happens while Redis is away (``redis_outage``), and which limits headers put
+in force (``learned_limits``).
 """
 
 from __future__ import annotations
@@ -34,16 +36,20 @@ HEARTBEAT_S: Final = 2.0
 HEARTBEAT_TTL_S: Final = 15.0
 """Seven heartbeats missed: gone."""
 RETRIES_LEAVE: Final = 50.0
-"""Retries are put off while the budget is at or below half of its 100, as in gRPC's retry throttling (gRFC A6)."""
+"""Retries are put off while the budget is at or below half of its 100, as in gRPC's retry
+throttling (gRFC A6)."""
 
 
 class Dispatcher:
-    """Callers wait in line; only ``_run`` reserves for them in Redis, at most a window at a time."""
+    """Callers wait in line; only ``_run`` reserves for them in Redis, at most a window at a
+    time."""
 
     def __init__(self, quota: Quota, quota_hash: QuotaHash, process: str) -> None:
         self._process = process
         self.profile = PROFILES[quota.profile]
-        self._state = QuotaState(quota, quota_hash, on_start=self._nudge, refund=partial(refund, self))
+        self._state = QuotaState(
+            quota, quota_hash, on_start=self._nudge, refund=partial(refund, self)
+        )
         self.tally = self._state.tally
         discovery = Discovery(quota)
         self._answers = Answers(discovery, self._state.reports)
@@ -54,7 +60,8 @@ class Dispatcher:
         self._failure: Exception | None = None  # set once: the dispatcher has stopped
         self._task = asyncio.get_running_loop().create_task(self._run(), name=f"quota {quota.id}")
 
-    # --- what callers use --------------------------------------------------------------------------------------------
+    # --- what callers use
+    # ----------------------------------------------------------------------------------------------
 
     async def acquire(self, ask: StartRequest) -> Ticket:
         if self._failure is not None:
@@ -92,7 +99,9 @@ class Dispatcher:
 
     def may_retry(self) -> bool:
         state = self._state
-        return state.provider.health.retry_budget > RETRIES_LEAVE or not state.callers.has_first_tries
+        return (
+            state.provider.health.retry_budget > RETRIES_LEAVE or not state.callers.has_first_tries
+        )
 
     async def lift(self) -> None:
         """End a hold for the whole fleet. Raises what the client raises when Redis is away."""
@@ -105,7 +114,8 @@ class Dispatcher:
     def stats(self) -> QuotaStats:
         return self._state.stats(degraded=self._outage.share is not None)
 
-    # --- what tickets report -----------------------------------------------------------------------------------------
+    # --- what tickets report
+    # ----------------------------------------------------------------------------------------------
 
     def now(self) -> float:
         return self._state.now()
@@ -153,7 +163,8 @@ class Dispatcher:
         state.issuing.recall(state.provider.paused_until)
         state.wake.set()
 
-    # --- the task ----------------------------------------------------------------------------------------------------
+    # --- the task
+    # ----------------------------------------------------------------------------------------------
 
     async def _run(self) -> None:
         try:
@@ -163,7 +174,9 @@ class Dispatcher:
                 except AWAY as error:
                     await self._ride_out(error)
         except Exception as error:
-            log.exception("quota %s: the dispatcher failed; callers get the error", self._state.quota.id)
+            log.exception(
+                "quota %s: the dispatcher failed; callers get the error", self._state.quota.id
+            )
             self._stop(error)
 
     async def _turn(self) -> None:
@@ -180,7 +193,8 @@ class Dispatcher:
             await self._rest()
 
     def _nudge(self) -> None:
-        """Something changed for those in line: let in who may start, and wake the task if it has to ask."""
+        """Something changed for those in line: let in who may start, and wake the task if it has to
+        ask."""
         if self._state.callers.has_line and self._free.let_in() and self._reserving.may_ask():
             self._state.wake.set()
         if self._outage.share is not None or self._learned.are_new:
@@ -190,7 +204,9 @@ class Dispatcher:
         """Sleep until woken, until a report is due, or until the time that Redis gave."""
         state = self._state
         state.wake.clear()
-        waits = (self._reserving.retry_at, state.in_flight.opens_at) if state.callers.has_line else ()
+        waits = (
+            (self._reserving.retry_at, state.in_flight.opens_at) if state.callers.has_line else ()
+        )
         due = [at for at in (state.reports.due_at, *waits) if at is not None and at > state.now()]
         alarm = asyncio.get_running_loop().call_at(min(due), state.wake.set) if due else None
         try:
@@ -209,17 +225,27 @@ class Dispatcher:
         await self.beat()
         log.warning("quota %s: Redis is back; going on with an empty bucket", self._state.quota.id)
 
-    # --- heartbeats, the end -----------------------------------------------------------------------------------------
+    # --- heartbeats, the end
+    # ----------------------------------------------------------------------------------------------
 
     async def beat(self) -> None:
-        """Send a heartbeat with this process's figures. ``_run`` handles outages; the last count of processes stays."""
+        """Send a heartbeat with this process's figures.
+
+        ``_run`` handles outages; the last count of processes stays."""
         state = self._state
         try:
-            state.processes = await state.hash.heartbeat(self._process, HEARTBEAT_TTL_S, self.stats().summary())
+            state.processes = await state.hash.heartbeat(
+                self._process, HEARTBEAT_TTL_S, self.stats().summary()
+            )
             await self._learned.expire()
             self._nudge()
         except AWAY as error:
-            log.debug("quota %s: no heartbeat (%s); the last count of %d stays", state.quota.id, error, state.processes)
+            log.debug(
+                "quota %s: no heartbeat (%s); the last count of %d stays",
+                state.quota.id,
+                error,
+                state.processes,
+            )
 
     async def aclose(self) -> None:
         await cancel_and_wait(self._task)
@@ -230,10 +256,15 @@ class Dispatcher:
                 await self._reserving.call([])
             await state.hash.heartbeat(self._process, 0)
         except AWAY as error:
-            log.info("quota %s: closed without Redis (%s); its unused tickets run out", state.quota.id, error)
+            log.info(
+                "quota %s: closed without Redis (%s); its unused tickets run out",
+                state.quota.id,
+                error,
+            )
 
     def _stop(self, error: Exception) -> None:
-        """Every caller that waits, now and later, gets ``error``; tickets that have not started go back to the quota."""
+        """Every caller that waits, now and later, gets ``error``; tickets that have not started go
+        back to the quota."""
         self._failure = error
         self._state.issuing.recall(-inf)
         self._state.issuing.refuse_all(error)

@@ -1,4 +1,5 @@
-"""A quota without limits: callers start without a call to Redis, as long as all is well with the provider."""
+"""A quota without limits: callers start without a call to Redis, as long as all is well with the
+provider."""
 
 from __future__ import annotations
 
@@ -8,7 +9,8 @@ from penstock_ratelimit.tickets import UNSHARED, Grant
 
 
 class FreeStarts:
-    """Decides who starts without asking; a report follows soon, so that this process learns of changes within a second."""
+    """Decides who starts without asking; a report follows soon, so that this process learns of
+    changes within a second."""
 
     def __init__(self, state: QuotaState, outage: RedisOutage) -> None:
         self._state, self._outage = state, outage
@@ -52,5 +54,7 @@ class FreeStarts:
     def _report_soon(self) -> None:
         state = self._state
         state.reports.started += 1
-        if state.reports.due_at is None and state.reports.ask_again(now=state.now()):  # what is due comes sooner
+        if state.reports.due_at is None and state.reports.ask_again(
+            now=state.now()
+        ):  # what is due comes sooner
             state.wake.set()

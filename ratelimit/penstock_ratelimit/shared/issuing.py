@@ -1,4 +1,5 @@
-"""Tickets on their way to callers: issued for now or for later, taken back when a caller gives up or all must wait."""
+"""Tickets on their way to callers: issued for now or for later, taken back when a caller gives up
+or all must wait."""
 
 from __future__ import annotations
 
@@ -15,7 +16,8 @@ from penstock_ratelimit.tickets import Tally
 class Issuing:
     """The callers of one quota in one process, and what they were granted.
 
-    ``refund`` gives units back to the quota; it is called with the dimensions and amounts of an unused ticket.
+    ``refund`` gives units back to the quota; it is called with the dimensions and amounts of an
+    unused ticket.
     """
 
     def __init__(
@@ -29,7 +31,8 @@ class Issuing:
         self._tally, self._refund = tally, refund
 
     def price(self, waiter: Waiter, terms: Terms) -> bool:
-        """Price a caller by the terms in force, if they changed since it came; False when it can never fit now."""
+        """Price a caller by the terms in force, if they changed since it came; False when it can
+        never fit now."""
         if waiter.terms is terms:
             return True
         try:
@@ -40,7 +43,8 @@ class Issuing:
         return True
 
     def issue(self, waiter: Waiter, start_at: float | None = None) -> None:
-        """The quota counts the caller from now on; it starts at once, or at ``start_at`` (loop time)."""
+        """The quota counts the caller from now on; it starts at once, or at ``start_at`` (loop
+        time)."""
         waiter.reserved = True
         self.in_flight.granted()
         self._tally.charge(waiter.terms.dims, waiter.amounts)
@@ -64,8 +68,8 @@ class Issuing:
     def recall(self, until: float) -> None:
         """Take back every ticket that has not started, because no request starts before ``until``.
 
-        That time is lost to all: giving it back would let the fleet burst afterwards. Only tickets for later are refunded
-        to the quota; the others just do not count as used.
+        That time is lost to all: giving it back would let the fleet burst afterwards. Only tickets
+        for later are refunded to the quota; the others just do not count as used.
         """
         for start_at, waiter in self.callers.recall():
             if start_at >= until:

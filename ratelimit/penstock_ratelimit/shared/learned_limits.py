@@ -1,4 +1,5 @@
-"""Limits that the provider's headers stated: put in force for the fleet, and forgotten when headers state them no longer."""
+"""Limits that the provider's headers stated: put in force for the fleet, and forgotten when headers
+state them no longer."""
 
 from __future__ import annotations
 
@@ -27,7 +28,8 @@ class LearnedLimits:
             await self._state.in_force.propose(proposal)
 
     async def expire(self) -> None:
-        """Propose to drop learned limits that headers no longer state: with each heartbeat the fleet notes who saw them."""
+        """Propose to drop learned limits that headers no longer state: with each heartbeat the
+        fleet notes who saw them."""
         state = self._state
         dims = learned(state.terms)
         if not dims:
@@ -38,7 +40,8 @@ class LearnedLimits:
         self._discovery.forget(terms, ages, now=state.now(), pace_s=pace_s, waiting=waiting)
 
     async def _confirm(self, dims: Sequence[str]) -> dict[str, float]:
-        """Report the limits that headers stated here; returns for how many seconds no header stated each of ``dims``."""
+        """Report the limits that headers stated here; returns for how many seconds no header stated
+        each of ``dims``."""
         stated, self._discovery.stated = self._discovery.stated, set()
         try:
             return await self._state.hash.confirm(stated, dims)

@@ -18,11 +18,14 @@ from penstock_ratelimit.tickets import QuotaStats
 
 
 class SharedLimiter(QuotasLimiter):
-    """A ``Limiter`` over Redis. Use it on one event loop; nothing is started before the first use of a quota.
+    """A ``Limiter`` over Redis.
 
-    ``client`` is a ``redis.asyncio.Redis``; it stays the caller's to close. Of processes that declare different limits
-    for one quota, the last one started wins and the others follow. A quota without limits still shares pauses, the
-    breaker and holds. ``clock_us`` replaces Redis's own clock in tests.
+    Use it on one event loop; nothing is started before the first use of a quota.
+
+    ``client`` is a ``redis.asyncio.Redis``; it stays the caller's to close. Of processes that
+    declare different limits for one quota, the last one started wins and the others follow. A quota
+    without limits still shares pauses, the breaker and holds. ``clock_us`` replaces Redis's own
+    clock in tests.
     """
 
     def __init__(
@@ -65,11 +68,15 @@ class SharedLimiter(QuotasLimiter):
         dispatcher = Dispatcher(quota, quota_hash, self._process)
         self._dispatchers[quota_id] = dispatcher
         if self._heart is None:
-            self._heart = asyncio.get_running_loop().create_task(self._beat(), name="quota heartbeats")
+            self._heart = asyncio.get_running_loop().create_task(
+                self._beat(), name="quota heartbeats"
+            )
         return dispatcher
 
     async def _beat(self) -> None:
         while True:
             await asyncio.sleep(HEARTBEAT_S)
             beats = (dispatcher.beat() for dispatcher in self._dispatchers.values())
-            await asyncio.gather(*beats, return_exceptions=True)  # a fault that matters shows in the dispatcher
+            await asyncio.gather(
+                *beats, return_exceptions=True
+            )  # a fault that matters shows in the dispatcher

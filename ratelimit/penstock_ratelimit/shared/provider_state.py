@@ -1,4 +1,5 @@
-"""What one process knows of the provider: whether it is paused, held, or left alone because it keeps failing."""
+"""What one process knows of the provider: whether it is paused, held, or left alone because it
+keeps failing."""
 
 from __future__ import annotations
 
@@ -11,7 +12,9 @@ log = logging.getLogger("penstock.ratelimit")
 
 
 class ProviderState:
-    """Pauses of this process that Redis must learn, those that Redis knows, and the fleet's health. Times are the loop's."""
+    """Pauses of this process that Redis must learn, those that Redis knows, and the fleet's health.
+
+    Times are the loop's."""
 
     def __init__(self, quota_id: str) -> None:
         self._quota_id = quota_id
@@ -25,7 +28,11 @@ class ProviderState:
 
     def clear(self, now: float) -> bool:
         """Nothing that is known keeps a request from starting."""
-        return now >= self.paused_until and not self.health.hold and self.health.breaker is Breaker.CLOSED
+        return (
+            now >= self.paused_until
+            and not self.health.hold
+            and self.health.breaker is Breaker.CLOSED
+        )
 
     def pause(self, seconds: float, now: float) -> bool:
         """The provider said "not now". False when a pause that is as long is known already."""
@@ -50,17 +57,21 @@ class ProviderState:
         self.has_unsent_pause = self.paused_until > now
 
     def learn(self, reply: Reserved, now: float) -> float | None:
-        """Take in a reply. Returns the loop time before which no request starts, if that has changed.
+        """Take in a reply.
+
+        Returns the loop time before which no request starts, if that has changed.
 
         A pause that Redis knows ends when Redis ends it, as ``lift`` does.
         """
         before, self.health, self.is_known = self.health, reply.health, True
         if self.health.hold and not before.hold:
             log.error(
-                "quota %s: the account is held: %s. Nothing is lost; correct the account at the provider, then: "
-                "penstock limits --lift %s",
-                self._quota_id, self.health.hold, shlex.quote(self._quota_id),
-            )  # fmt: skip
+                "quota %s: the account is held: %s. Nothing is lost; correct the account at the "
+                "provider, then: penstock limits --lift %s",
+                self._quota_id,
+                self.health.hold,
+                shlex.quote(self._quota_id),
+            )
         if reply.pause_id > self._latest_pause and reply.pause_left_s > 0:
             self._latest_pause, self.paused_until = reply.pause_id, now + reply.pause_left_s
             return self.paused_until
@@ -75,9 +86,13 @@ class ProviderState:
         if self.health.breaker is Breaker.OPEN:
             log.warning(
                 "quota %s: the provider keeps failing; the fleet leaves it alone for %.1f s",
-                self._quota_id, self.health.left_s,
-            )  # fmt: skip
+                self._quota_id,
+                self.health.left_s,
+            )
             return now + self.health.left_s
         if before.breaker is not Breaker.CLOSED and self.health.breaker is Breaker.CLOSED:
-            log.info("quota %s: the provider answers again; the fleet goes on, gently at first", self._quota_id)
+            log.info(
+                "quota %s: the provider answers again; the fleet goes on, gently at first",
+                self._quota_id,
+            )
         return None

@@ -1,4 +1,5 @@
-"""One quota in one process: who waits for it, under which terms, how the provider is, and what Redis must still hear."""
+"""One quota in one process: who waits for it, under which terms, how the provider is, and what
+Redis must still hear."""
 
 from __future__ import annotations
 
@@ -18,7 +19,9 @@ from penstock_ratelimit.tickets import QuotaStats, Tally
 
 
 class QuotaState:
-    """What the parts that decide (``reserving``, ``free_starts``, ``redis_outage``) share. It decides nothing itself."""
+    """What the parts that decide (``reserving``, ``free_starts``, ``redis_outage``) share.
+
+    It decides nothing itself."""
 
     def __init__(
         self,
@@ -52,7 +55,10 @@ class QuotaState:
     def stats(self, *, degraded: bool) -> QuotaStats:
         health = self.provider.health
         return QuotaStats(
-            allowed={dim: rate * health.share for dim, rate in zip(self.terms.dims, self.terms.rates, strict=True)},
+            allowed={
+                dim: rate * health.share
+                for dim, rate in zip(self.terms.dims, self.terms.rates, strict=True)
+            },
             used=dict(self.tally.used),
             waiting=self.callers.waiting,
             granted=self.callers.granted + self.tally.granted,

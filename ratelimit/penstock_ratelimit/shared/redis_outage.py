@@ -1,4 +1,5 @@
-"""The time in which Redis does not answer: callers wait, then one process's part of the quota is paced locally."""
+"""The time in which Redis does not answer: callers wait, then one process's part of the quota is
+paced locally."""
 
 from __future__ import annotations
 
@@ -22,16 +23,21 @@ GRACE_S: Final = 3.0
 RETRY_S: Final = 0.25
 """How often a Redis that is away is tried again."""
 LOCAL_SHARE: Final = 0.9
-"""Part of the fair share that is used without Redis: the others may have become more since they were counted."""
+"""Part of the fair share that is used without Redis: the others may have become more since they
+were counted."""
 
 AWAY = (RedisError, OSError)
 """What the client raises when Redis is away or refuses. (TimeoutError is an OSError.)"""
 
 
 class LocalShare:
-    """Serves the line from rate / processes * 0.9, in order, until closed. Starts without a burst."""
+    """Serves the line from rate / processes * 0.9, in order, until closed.
 
-    def __init__(self, terms: Terms, profile: Profile, processes: int, issuing: Issuing, wake: asyncio.Event) -> None:
+    Starts without a burst."""
+
+    def __init__(
+        self, terms: Terms, profile: Profile, processes: int, issuing: Issuing, wake: asyncio.Event
+    ) -> None:
         self.quota = LocalQuota(terms.scaled(LOCAL_SHARE / processes), profile)
         self.processes = processes
         self._terms, self._issuing, self._wake = terms, issuing, wake
@@ -39,7 +45,9 @@ class LocalShare:
 
     def open(self, paused_s: float) -> None:
         self.quota.pause(paused_s)
-        self._task = asyncio.get_running_loop().create_task(self._serve(), name="local share of a quota")
+        self._task = asyncio.get_running_loop().create_task(
+            self._serve(), name="local share of a quota"
+        )
 
     async def aclose(self) -> None:
         if self._task is not None:
@@ -76,7 +84,9 @@ class RedisOutage:
     async def ride_out(self, error: BaseException) -> None:
         """Return when Redis is back, with the terms in force there again."""
         state = self._state
-        log.warning("quota %s: Redis is down (%r); trying again until it is back", state.quota.id, error)
+        log.warning(
+            "quota %s: Redis is down (%r); trying again until it is back", state.quota.id, error
+        )
         state.reports.drop_refunds()
         self.lasts = True
         share_at = state.now() + (GRACE_S if state.terms.dims else 0.0)
@@ -84,7 +94,8 @@ class RedisOutage:
             while True:
                 if self.share is None and state.now() >= share_at:
                     self._open_share()
-                # sleep first: a Redis that answers and refuses must not be asked again and again without a pause
+                # sleep first: a Redis that answers and refuses must not be asked again and again
+                # without a pause
                 await asyncio.sleep(RETRY_S)
                 if await self._is_over():
                     break
@@ -103,13 +114,18 @@ class RedisOutage:
         return True
 
     def _open_share(self) -> None:
-        """This process's part of the quota, once it is known of how many; without limits there is nothing to part."""
+        """This process's part of the quota, once it is known of how many; without limits there is
+        nothing to part."""
         state = self._state
         if state.processes <= 0 and state.terms.dims:
             return
-        self.share = LocalShare(state.terms, self._profile, max(state.processes, 1), state.issuing, state.wake)
+        self.share = LocalShare(
+            state.terms, self._profile, max(state.processes, 1), state.issuing, state.wake
+        )
         self.share.open(max(0.0, state.provider.paused_until - state.now()))
         log.warning(
-            "quota %s: still no Redis; this process paces itself with a share of one in %d until Redis is back",
-            state.quota.id, self.share.processes,
-        )  # fmt: skip
+            "quota %s: still no Redis; this process paces itself with a share of one in %d until "
+            "Redis is back",
+            state.quota.id,
+            self.share.processes,
+        )

@@ -1,4 +1,5 @@
-"""What a process reports to the quota with its next call: settlements, results of requests, and levels in headers."""
+"""What a process reports to the quota with its next call: settlements, results of requests, and
+levels in headers."""
 
 from __future__ import annotations
 
@@ -12,9 +13,11 @@ from penstock_ratelimit.tickets import Feedback
 IDLE_S: Final = 0.25
 """When no caller waits, settlements travel alone after so long."""
 BUSY_S: Final = 1.0
-"""The same while callers wait: a reservation is due soon, and calls of their own would double them at low rates."""
+"""The same while callers wait: a reservation is due soon, and calls of their own would double them
+at low rates."""
 TROUBLE_S: Final = 0.05
-"""Failures travel so soon: long enough to gather what failed together, short enough to stop the fleet."""
+"""Failures travel so soon: long enough to gather what failed together, short enough to stop the
+fleet."""
 
 _FAILURES = frozenset({Signal.OVERLOADED, Signal.TRANSIENT})
 
@@ -41,7 +44,10 @@ class Pending:
     """Tickets that this process gave without a call."""
 
     def remaining(self, now: float) -> dict[str, Remaining]:
-        return {dim: Remaining(seen.remaining, seen.counter, now - seen.at) for dim, seen in self.seen.items()}
+        return {
+            dim: Remaining(seen.remaining, seen.counter, now - seen.at)
+            for dim, seen in self.seen.items()
+        }
 
 
 class ReportBuffer:
@@ -50,9 +56,11 @@ class ReportBuffer:
     def __init__(self) -> None:
         self._load = Pending()
         self._wins = 0
-        """Good answers since ``_load`` was begun, apart from its report: a new report for each costs more than the rest."""
+        """Good answers since ``_load`` was begun, apart from its report: a new report for each
+        costs more than the rest."""
         self.started = 0
-        """Tickets given without a call since ``_load`` was begun, for the count that people read."""
+        """Tickets given without a call since ``_load`` was begun, for the count that people
+        read."""
         self.due_at: float | None = None
         """Loop time at which it travels alone; None when there is none."""
 
@@ -61,8 +69,12 @@ class ReportBuffer:
         self._load.settlements[dim] = self._load.settlements.get(dim, 0.0) + delta
         return self._due(now + (BUSY_S if busy else IDLE_S))
 
-    def add_feedback(self, feedback: Feedback, generation: int, *, now: float, stray: bool = False) -> bool:
-        """How a request went that was granted in ``generation`` of the breaker. True when the due time moved.
+    def add_feedback(
+        self, feedback: Feedback, generation: int, *, now: float, stray: bool = False
+    ) -> bool:
+        """How a request went that was granted in ``generation`` of the breaker.
+
+        True when the due time moved.
 
         ``stray``: a refusal that is counted and stops nothing.
         """
@@ -97,7 +109,9 @@ class ReportBuffer:
         self._due(now + BUSY_S)
 
     def ask_again(self, *, now: float) -> bool:
-        """Tickets were given without a call: check with Redis soon. True when the due time moved."""
+        """Tickets were given without a call: check with Redis soon.
+
+        True when the due time moved."""
         return self._due(now + BUSY_S)
 
     def enter(self, generation: int) -> None:
@@ -110,7 +124,10 @@ class ReportBuffer:
         load = self._load
         load.report = replace(load.report, wins=load.report.wins + self._wins)
         load.started += self.started
-        self._load, self._wins = Pending(report=ProviderReport(generation=load.report.generation)), 0
+        self._load, self._wins = (
+            Pending(report=ProviderReport(generation=load.report.generation)),
+            0,
+        )
         self.started = 0
         self.due_at = None
         return load
@@ -125,8 +142,11 @@ class ReportBuffer:
         self._due(now + BUSY_S)
 
     def drop_refunds(self) -> None:
-        """Refunds are void once the bucket is empty again, and so are levels seen: they count from its counters."""
-        self._load.settlements = {dim: delta for dim, delta in self._load.settlements.items() if delta > 0}
+        """Refunds are void once the bucket is empty again, and so are levels seen: they count from
+        its counters."""
+        self._load.settlements = {
+            dim: delta for dim, delta in self._load.settlements.items() if delta > 0
+        }
         self._load.seen = {}
 
     def _due(self, at: float) -> bool:
@@ -137,7 +157,9 @@ class ReportBuffer:
 
 
 def _sum(before: ProviderReport, since: ProviderReport) -> ProviderReport:
-    counts = before.generation == since.generation  # results from before the breaker changed its state do not
+    counts = (
+        before.generation == since.generation
+    )  # results from before the breaker changed its state do not
     return ProviderReport(
         throttled=before.throttled + since.throttled,
         ramp=before.ramp + since.ramp,

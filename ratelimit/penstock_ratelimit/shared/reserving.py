@@ -1,4 +1,5 @@
-"""Reserves start times in Redis for those in line, a window of them in one call, and does what the reply says."""
+"""Reserves start times in Redis for those in line, a window of them in one call, and does what the
+reply says."""
 
 from __future__ import annotations
 
@@ -16,20 +17,25 @@ from penstock_ratelimit.tickets import Grant
 log = logging.getLogger("penstock.ratelimit")
 
 MAX_AHEAD_S: Final = 30.0
-"""No start time further ahead than this is handed out: it would bind an item, and hide a change of limits, too long."""
+"""No start time further ahead than this is handed out: it would bind an item, and hide a change of
+limits, too long."""
 ASK_AGAIN_S: Final = 2.0
-"""Redis is asked again after so long while callers wait, so a lift or another limit reaches every process this soon."""
+"""Redis is asked again after so long while callers wait, so a lift or another limit reaches every
+process this soon."""
 MAX_WINDOW: Final = 64
-"""Most tickets one process holds unstarted, and most items in one call (0.1 ms of Redis; a crash loses no more)."""
+"""Most tickets one process holds unstarted, and most items in one call (0.1 ms of Redis; a crash
+loses no more)."""
 
 
 class Window:
-    """How many tickets this process holds ahead of time: enough to ask rarely, few enough to be fair and lose little.
+    """How many tickets this process holds ahead of time: enough to ask rarely, few enough to be
+    fair and lose little.
 
     W = clamp(ceil(horizon / pace / processes), 1, 64).
 
-    A process gets its part in proportion to the tickets it holds, so all must work with the same pace: the one that
-    Redis learns from the whole fleet. Until it is known the window is one ticket.
+    A process gets its part in proportion to the tickets it holds, so all must work with the same
+    pace: the one that Redis learns from the whole fleet. Until it is known the window is one
+    ticket.
     """
 
     def __init__(self, horizon_s: float) -> None:
@@ -50,13 +56,16 @@ class Window:
 
 
 class Reserving:
-    """Decides for whom to reserve now. Calls raise what the client raises; the callers are back in line then."""
+    """Decides for whom to reserve now.
+
+    Calls raise what the client raises; the callers are back in line then."""
 
     def __init__(self, state: QuotaState, answers: Answers) -> None:
         self._state, self._answers = state, answers
         self._window = Window(state.quota.horizon_s)
         self.retry_at = 0.0
-        """Loop time before which there is no use in asking: Redis said "later" to the head of the line."""
+        """Loop time before which there is no use in asking: Redis said "later" to the head of the
+        line."""
 
     def may_ask(self) -> bool:
         return (
@@ -66,7 +75,8 @@ class Reserving:
         )
 
     def batch(self) -> list[Waiter]:
-        """Callers to reserve for now: none while half a window is unstarted, or while Redis said "later"."""
+        """Callers to reserve for now: none while half a window is unstarted, or while Redis said
+        "later"."""
         state = self._state
         window = self._window.size if state.terms.dims else MAX_WINDOW
         room = min(window - state.callers.unstarted, state.in_flight.places())
@@ -102,7 +112,8 @@ class Reserving:
         try:
             reply = await state.hash.reserve(ask)
         except BaseException:
-            # the call may have been done: a refund given twice would exceed the limit, a charge given twice does not
+            # the call may have been done: a refund given twice would exceed the limit, a charge
+            # given twice does not
             state.reports.put_back(load, now=state.now())
             state.reports.drop_refunds()
             state.callers.put_back(batch)
@@ -140,7 +151,9 @@ class Reserving:
         if reply.in_force is not None:
             state.in_force.adopt(reply.in_force)
             return
-        log.warning("quota %s: Redis has lost it; installing it again with an empty bucket", state.quota.id)
+        log.warning(
+            "quota %s: Redis has lost it; installing it again with an empty bucket", state.quota.id
+        )
         state.reports.drop_refunds()
         state.provider.forgotten(now)
         state.in_force.version = ""
@@ -148,7 +161,9 @@ class Reserving:
     def _hand_out(self, reply: Reserved, batch: list[Waiter], now: float) -> None:
         state, counters = self._state, reply.counters
         for waiter, wait_s in zip(batch, reply.waits_s, strict=False):
-            counters = tuple(before + amount for before, amount in zip(counters, waiter.amounts, strict=False))
+            counters = tuple(
+                before + amount for before, amount in zip(counters, waiter.amounts, strict=False)
+            )
             waiter.grant = Grant(reply.health.generation, counters)
             state.issuing.issue(waiter, now + wait_s if wait_s > 0 else None)
         state.callers.put_back(batch[len(reply.waits_s) :])

@@ -1,4 +1,5 @@
-"""The terms that the fleet agreed on: declared by the process that started last, corrected by the provider's headers."""
+"""The terms that the fleet agreed on: declared by the process that started last, corrected by the
+provider's headers."""
 
 from __future__ import annotations
 
@@ -15,20 +16,27 @@ log = logging.getLogger("penstock.ratelimit")
 
 
 class TermsInForce:
-    """One process's view of the terms in force, and its part in changing them. Calls raise what the client raises."""
+    """One process's view of the terms in force, and its part in changing them.
+
+    Calls raise what the client raises."""
 
     def __init__(self, quota: Quota, quota_hash: QuotaHash, tally: Tally) -> None:
         self._quota, self._hash, self._tally = quota, quota_hash, tally
-        self._declared = False  # this process's terms were put in force once; from then on it follows others
+        self._declared = (
+            False  # this process's terms were put in force once; from then on it follows others
+        )
         self.terms = quota.terms()
         self.version = ""
         """Of the terms in force, as Redis names it; empty while they are not known to be there."""
 
     async def install(self, *, empty: bool = False) -> None:
-        """Put this process's terms in force where there are none, or, the first time, where others were declared."""
+        """Put this process's terms in force where there are none, or, the first time, where others
+        were declared."""
         in_force = await self._put(self.terms, empty=empty)
         if not self._declared and not declares_the_same(self.terms, in_force.terms):
-            terms = with_discovered(self.terms, in_force.terms) if self._quota.discover else self.terms
+            terms = (
+                with_discovered(self.terms, in_force.terms) if self._quota.discover else self.terms
+            )
             in_force = await self._put(terms, replaces=in_force.version)
         self._declared = True
         self.adopt(in_force)
@@ -45,9 +53,15 @@ class TermsInForce:
     def adopt(self, in_force: InForce) -> None:
         self.version = in_force.version
         if in_force.terms != self.terms:
-            log.info("quota %s: adopting the limits now in force: %s", self._quota.id, in_force.terms.to_json())
+            log.info(
+                "quota %s: adopting the limits now in force: %s",
+                self._quota.id,
+                in_force.terms.to_json(),
+            )
             self.terms = in_force.terms
 
     async def _put(self, terms: Terms, *, replaces: str = "", empty: bool = False) -> InForce:
         self._tally.calls += 1
-        return await self._hash.install(terms, replaces=replaces, empty=empty, account=self._quota.account)
+        return await self._hash.install(
+            terms, replaces=replaces, empty=empty, account=self._quota.account
+        )

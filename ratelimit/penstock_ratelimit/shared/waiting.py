@@ -14,13 +14,17 @@ from penstock_ratelimit.terms import Terms
 from penstock_ratelimit.tickets import UNSHARED
 
 GATHER_S: Final = 0.005
-"""At hundreds of starts a second one may be so late to go with the next: a turn of the loop costs more than a start."""
+"""At hundreds of starts a second one may be so late to go with the next: a turn of the loop costs
+more than a start."""
 LEAST_COST_S: Final = 1e-6
-"""A request that costs nothing waits its turn, too, but takes almost nothing of its flow's share."""
+"""A request that costs nothing waits its turn, too, but takes almost nothing of its flow's
+share."""
 
 
 class Waiter:
-    """One caller in ``acquire``. Owned by the dispatcher, except ``future``, which the caller may cancel."""
+    """One caller in ``acquire``.
+
+    Owned by the dispatcher, except ``future``, which the caller may cancel."""
 
     __slots__ = ("amounts", "ask", "future", "grant", "reserved", "terms")
 
@@ -35,7 +39,8 @@ class Waiter:
     def price(self, terms: Terms) -> None:
         """Price it by these terms. Raises ``NeverFits`` and ``BadCost``.
 
-        Without limits nothing is looked up in ``costs`` and ``certain``: a caller may work them out when they are read.
+        Without limits nothing is looked up in ``costs`` and ``certain``: a caller may work them out
+        when they are read.
         """
         if terms.dims and self.ask.certain:
             terms.check_fits(self.ask.certain)
@@ -48,7 +53,10 @@ class Waiter:
         if not self.amounts:
             return LEAST_COST_S
         rows = zip(self.amounts, self.terms.rates, strict=True)
-        return max((amount / rate for amount, rate in rows if amount > 0 and rate > 0), default=LEAST_COST_S)
+        return max(
+            (amount / rate for amount, rate in rows if amount > 0 and rate > 0),
+            default=LEAST_COST_S,
+        )
 
     @property
     def gone(self) -> bool:
@@ -56,10 +64,11 @@ class Waiter:
 
 
 class WaitingCallers:
-    """The line and the issued start times of one quota in one process, with one timer for the earliest start.
+    """The line and the issued start times of one quota in one process, with one timer for the
+    earliest start.
 
-    The line is fair between flows (see ``fairness``), in order of arrival inside each. It is bounded by the callers (one
-    entry per waiting task), the issued ones by the window.
+    The line is fair between flows (see ``fairness``), in order of arrival inside each. It is
+    bounded by the callers (one entry per waiting task), the issued ones by the window.
     ``on_start`` is called after some were started.
     """
 
@@ -87,13 +96,16 @@ class WaitingCallers:
 
     @property
     def waiting(self) -> int:
-        return sum(not waiter.gone for waiter in self._line) + sum(not waiter.gone for _, _, waiter in self._issued)
+        return sum(not waiter.gone for waiter in self._line) + sum(
+            not waiter.gone for _, _, waiter in self._issued
+        )
 
     def arrive(self, waiter: Waiter) -> None:
         self._line.push(waiter, waiter.ask.flow, waiter.cost_s)
 
     def put_back(self, waiters: list[Waiter]) -> None:
-        """To the head of the line, in their order: a window at most, so those who come now wait for little."""
+        """To the head of the line, in their order: a window at most, so those who come now wait for
+        little."""
         self._line.push_front(waiters)
 
     def next(self) -> Waiter | None:
@@ -123,15 +135,19 @@ class WaitingCallers:
             self._timer = self._loop.call_at(self._next_wake(), self._start_due)
 
     def _next_wake(self) -> float:
-        """The earliest start; a moment later when another follows closely, to let both go in one turn of the loop."""
+        """The earliest start; a moment later when another follows closely, to let both go in one
+        turn of the loop."""
         first = self._issued[0][0]
         second = min(self._issued[1:3], default=None)  # a heap: the second smallest is one of these
         follows_closely = second is not None and 0 < second[0] - first <= GATHER_S
         return first + GATHER_S if follows_closely else first
 
     def recall(self) -> list[tuple[float, Waiter]]:
-        """Take every unstarted ticket back, with its start time; the callers are at the head of the line again."""
-        tickets = [(start_at, waiter) for start_at, _, waiter in sorted(self._issued) if not waiter.gone]
+        """Take every unstarted ticket back, with its start time; the callers are at the head of the
+        line again."""
+        tickets = [
+            (start_at, waiter) for start_at, _, waiter in sorted(self._issued) if not waiter.gone
+        ]
         self._issued.clear()
         self.arm()
         self.put_back([waiter for _, waiter in tickets])

@@ -1,4 +1,5 @@
-"""The messages between a process and Redis about one quota: reservations, reports, the provider's health."""
+"""The messages between a process and Redis about one quota: reservations, reports, the provider's
+health."""
 
 from __future__ import annotations
 
@@ -41,7 +42,8 @@ class ProviderReport:
     losses: int = 0
     """Failures of the server: what the breaker is for."""
     generation: int = 0
-    """The breaker generation that wins and losses belong to (``Health.generation`` of the call that granted them)."""
+    """The breaker generation that wins and losses belong to (``Health.generation`` of the call that
+    granted them)."""
     retries: int = 0
     """Retries sent: each costs one of the budget; a win gives back a tenth."""
     hold: str = ""
@@ -55,11 +57,13 @@ NOTHING: Final = ProviderReport()
 
 @dataclass(frozen=True, slots=True)
 class Remaining:
-    """The provider said ``remaining`` when it took the request when the fleet had charged ``counter``, ``age_s`` ago."""
+    """The provider said ``remaining`` when it took the request when the fleet had charged
+    ``counter``, ``age_s`` ago."""
 
     remaining: float
     counter: float
-    """``Reserved.counters`` of its call plus the amounts of its batch up to and including itself."""
+    """``Reserved.counters`` of its call plus the amounts of its batch up to and including
+    itself."""
     age_s: float
     """Seconds since the request was sent."""
 
@@ -93,7 +97,8 @@ class Health:
 
 @dataclass(frozen=True, slots=True)
 class Reserved:
-    """Answer to a reservation; the first ``len(waits_s)`` items have their start times, seconds from now."""
+    """Answer to a reservation; the first ``len(waits_s)`` items have their start times, seconds
+    from now."""
 
     status: ReserveStatus
     waits_s: Sequence[float] = ()
@@ -105,11 +110,13 @@ class Reserved:
     processes: int = 0
     """Those who share the quota, by their heartbeats."""
     pace_s: float = 0.0
-    """Seconds per item at which the whole fleet can go, learned from what items cost; 0 = unknown."""
+    """Seconds per item at which the whole fleet can go, learned from what items cost; 0 =
+    unknown."""
     in_force: InForce | None = None
     """Set when CHANGED."""
     counters: tuple[float, ...] = ()
-    """Units charged so far per dimension: after the settlements, before the first item of this batch."""
+    """Units charged so far per dimension: after the settlements, before the first item of this
+    batch."""
     health: Health = Health()
 
 
@@ -126,5 +133,6 @@ class Reserve:
     pause_s: float = 0.0
     report: ProviderReport = NOTHING
     started: int = 0
-    """Tickets that the process gave without a call since its last one, where nothing limits the quota."""
+    """Tickets that the process gave without a call since its last one, where nothing limits the
+    quota."""
     remaining: Mapping[str, Remaining] = field(default_factory=dict)

@@ -1,4 +1,5 @@
-"""Typed stubs of the Lua scripts: one method per atomic step on the keys documented in ``scripts/reserve.lua``."""
+"""Typed stubs of the Lua scripts: one method per atomic step on the keys documented in
+``scripts/reserve.lua``."""
 
 from __future__ import annotations
 
@@ -13,13 +14,15 @@ from penstock_ratelimit.store.reserve_call import PRELUDE, arguments, reserved, 
 from penstock_ratelimit.terms import Terms
 
 CALL_TIMEOUT_S = 1.0
-"""A Redis that does not answer for so long counts as away. A script takes 0.1 ms; the rest is network or busy loop."""
+"""A Redis that does not answer for so long counts as away. A script takes 0.1 ms; the rest is
+network or busy loop."""
 
 _US = 1_000_000
 
 
 class ScriptClient(Protocol):
-    """The one thing needed of ``redis.asyncio.Redis`` (and of ``redis.Redis``, for code that blocks)."""
+    """The one thing needed of ``redis.asyncio.Redis`` (and of ``redis.Redis``, for code that
+    blocks)."""
 
     def register_script(self, script: str) -> Any: ...
 
@@ -39,16 +42,27 @@ _PRELUDES: Final[Mapping[str, tuple[str, ...]]] = {
 def _script(name: str) -> str:
     folder = files("penstock_ratelimit.store") / "scripts"
     names = [PRELUDE] if name == "reserve" else []
-    return "\n".join([*names, *((folder / f"{part}.lua").read_text("utf-8") for part in (*_PRELUDES[name], name))])
+    return "\n".join(
+        [
+            *names,
+            *((folder / f"{part}.lua").read_text("utf-8") for part in (*_PRELUDES[name], name)),
+        ]
+    )
 
 
 def lift_hold(client: ScriptClient, quota_id: str, *, prefix: str = "penstock:") -> bool:
-    """End a hold or a pause from code that blocks; True when there was a hold. The account has to prove itself again."""
-    return bool(client.register_script(_script("lift"))(keys=[f"{prefix}{{q:{quota_id}}}"], args=[""]))
+    """End a hold or a pause from code that blocks; True when there was a hold.
+
+    The account has to prove itself again."""
+    return bool(
+        client.register_script(_script("lift"))(keys=[f"{prefix}{{q:{quota_id}}}"], args=[""])
+    )
 
 
 class QuotaHash:
-    """The shared state of one quota. Raises whatever the client raises, and ``TimeoutError``, when Redis is away."""
+    """The shared state of one quota.
+
+    Raises whatever the client raises, and ``TimeoutError``, when Redis is away."""
 
     def __init__(
         self,
@@ -76,12 +90,25 @@ class QuotaHash:
             reply = await self._reserve(keys=[self.key, self._processes_key], args=args)
         return reserved(reply, self._quota_id, dims=len(ask.terms.dims))
 
-    async def install(self, terms: Terms, *, replaces: str = "", empty: bool = False, account: str = "") -> InForce:
-        """Fill in what is missing. ``replaces`` is "any", or the version that ``terms`` are to follow; "" is none.
+    async def install(
+        self, terms: Terms, *, replaces: str = "", empty: bool = False, account: str = ""
+    ) -> InForce:
+        """Fill in what is missing.
 
-        Another ``account`` (a fingerprint) than the last one known lifts a hold, and so do other terms.
+        ``replaces`` is "any", or the version that ``terms`` are to follow; "" is none.
+
+        Another ``account`` (a fingerprint) than the last one known lifts a hold, and so do other
+        terms.
         """
-        args: list[Any] = [self._now(), replaces, int(empty), terms.to_json(), account, terms.margin, len(terms.dims)]
+        args: list[Any] = [
+            self._now(),
+            replaces,
+            int(empty),
+            terms.to_json(),
+            account,
+            terms.margin,
+            len(terms.dims),
+        ]
         for row in zip(terms.dims, terms.rates, terms.bursts, terms.caps, strict=True):
             args += row
         async with asyncio.timeout(CALL_TIMEOUT_S):
@@ -91,20 +118,26 @@ class QuotaHash:
         return InForce(text(version), Terms.from_json(self._quota_id, config))
 
     async def heartbeat(self, process: str, ttl_s: float, stats: str = "") -> int:
-        """Count the processes that share this quota, and leave ``stats`` (JSON) for readers; ``ttl_s`` 0 leaves."""
+        """Count the processes that share this quota, and leave ``stats`` (JSON) for readers;
+        ``ttl_s`` 0 leaves."""
         args: list[Any] = [self._now(), process, int(ttl_s * _US), stats]
         async with asyncio.timeout(CALL_TIMEOUT_S):
-            return int(await self._heartbeat(keys=[self._processes_key, self._stats_key], args=args))
+            return int(
+                await self._heartbeat(keys=[self._processes_key, self._stats_key], args=args)
+            )
 
     async def confirm(self, told: Collection[str], learned: Sequence[str]) -> dict[str, float]:
-        """Report the dimensions whose limit a header just stated; returns for how many seconds none stated the learned ones."""
+        """Report the dimensions whose limit a header just stated; returns for how many seconds none
+        stated the learned ones."""
         args: list[Any] = [self._now(), len(told), *told, *learned]
         async with asyncio.timeout(CALL_TIMEOUT_S):
             ages = await self._confirm(keys=[self.key], args=args)
         return {dim: age / _US for dim, age in zip(learned, ages, strict=True)}
 
     async def lift(self) -> bool:
-        """End a hold or a pause; True when there was a hold. The account is not proven until its next good answer."""
+        """End a hold or a pause; True when there was a hold.
+
+        The account is not proven until its next good answer."""
         async with asyncio.timeout(CALL_TIMEOUT_S):
             return bool(await self._lift(keys=[self.key], args=[self._now()]))
 

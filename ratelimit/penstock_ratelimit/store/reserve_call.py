@@ -1,7 +1,8 @@
-"""How a reservation travels to ``reserve.lua`` and back: every argument and every part of the reply has a name, given here.
+"""How a reservation travels to ``reserve.lua`` and back: every argument and every part of the reply
+has a name, given here.
 
-Redis passes lists only. The order in them is that of the fields below, and the script gets its names from the same fields,
-as a prelude (``PRELUDE``): neither side counts positions.
+Redis passes lists only. The order in them is that of the fields below, and the script gets its
+names from the same fields, as a prelude (``PRELUDE``): neither side counts positions.
 """
 
 from __future__ import annotations
@@ -56,13 +57,16 @@ class Arguments(NamedTuple):
     dims: int
     """How many dimensions follow, each as: name, settlement (+ charge, - refund)."""
     remaining: int
-    """How many levels follow them, each as: number of the dimension, remaining, counter, age in us."""
+    """How many levels follow them, each as: number of the dimension, remaining, counter, age in
+    us."""
     items: int
     """How many items follow these: their costs, row by row, in the order of the dimensions."""
 
 
 class ScriptReply(NamedTuple):
-    """The first parts of what the script returns. The counters of the dimensions follow, then the waits of the items granted."""
+    """The first parts of what the script returns.
+
+    The counters of the dimensions follow, then the waits of the items granted."""
 
     granted: int
     retry_us: int
@@ -81,7 +85,9 @@ class ScriptReply(NamedTuple):
 
 
 def _prelude() -> str:
-    arguments_by_name = ", ".join(f"{name} = ARGV[{place}]" for place, name in enumerate(Arguments._fields, start=1))
+    arguments_by_name = ", ".join(
+        f"{name} = ARGV[{place}]" for place, name in enumerate(Arguments._fields, start=1)
+    )
     reply_in_order = ", ".join(f"'{name}'" for name in ScriptReply._fields)
     return (
         f"local arg = {{{arguments_by_name}}}\n"
@@ -91,7 +97,8 @@ def _prelude() -> str:
 
 
 PRELUDE: Final = _prelude()
-"""Names for the script: ``arg``, the place of the first list (``LISTS_AT``), and the order of the reply (``REPLY``)."""
+"""Names for the script: ``arg``, the place of the first list (``LISTS_AT``), and the order of the
+reply (``REPLY``)."""
 
 
 def arguments(ask: Reserve, now_us: int | str) -> list[Any]:
@@ -125,7 +132,12 @@ def arguments(ask: Reserve, now_us: int | str) -> list[Any]:
     for dim in ask.terms.dims:
         args += (dim, ask.settlements.get(dim, 0))
     for dim, level in ask.remaining.items():
-        args += (ask.terms.dims.index(dim) + 1, level.remaining, level.counter, int(level.age_s * US))
+        args += (
+            ask.terms.dims.index(dim) + 1,
+            level.remaining,
+            level.counter,
+            int(level.age_s * US),
+        )
     for item in ask.items:
         args += item
     return args
@@ -136,7 +148,10 @@ def reserved(reply: Sequence[Any], quota_id: str, *, dims: int) -> Reserved:
     if reply[0] == -1:
         return Reserved(ReserveStatus.MISSING)
     if reply[0] == -3:
-        return Reserved(ReserveStatus.CHANGED, in_force=InForce(text(reply[1]), Terms.from_json(quota_id, reply[2])))
+        return Reserved(
+            ReserveStatus.CHANGED,
+            in_force=InForce(text(reply[1]), Terms.from_json(quota_id, reply[2])),
+        )
     lists_at = len(ScriptReply._fields)
     found, first_wait = ScriptReply(*reply[:lists_at]), lists_at + dims
     return Reserved(

@@ -1,6 +1,8 @@
-"""Answers that follow from the request alone: a category and a summary of the prompt, or unit vectors from a hash.
+"""Answers that follow from the request alone: a category and a summary of the prompt, or unit
+vectors from a hash.
 
-Tokens are counted as a quarter of the characters everywhere, so what is charged, reported and limited agree.
+Tokens are counted as a quarter of the characters everywhere, so what is charged, reported and
+limited agree.
 """
 
 from __future__ import annotations
@@ -20,22 +22,112 @@ from penstock_simulate.reply import Usage
 CHARS_PER_TOKEN = 4
 CATEGORY_CHARS = 240  # of a document, read for its category
 SUMMARY_CHARS = 96  # with the category that is 127 at most: max_tokens=32 never cuts an answer
-INSTRUCTION_CHARS = 160  # a colon or blank line within these ends the instruction, and the document follows
+INSTRUCTION_CHARS = (
+    160  # a colon or blank line within these ends the instruction, and the document follows
+)
 EMBEDDING_DIMENSIONS = 256
 MAX_EMBEDDING_DIMENSIONS = 4096
-CREATED_AT = 1_767_225_600  # 2026-01-01: a fixed time keeps the answer to a request the same byte for byte
+CREATED_AT = (
+    1_767_225_600  # 2026-01-01: a fixed time keeps the answer to a request the same byte for byte
+)
 
 _CATEGORIES: Mapping[str, Sequence[str]] = {
-    "files": ("file", "files", "path", "directory", "archive", "filename", "read", "write", "stream", "zip", "tar"),
-    "network": ("socket", "http", "url", "server", "client", "address", "request", "response", "email", "message"),
-    "text": ("string", "strings", "text", "unicode", "characters", "encoding", "regular", "parse", "format", "line"),
-    "concurrency": ("thread", "threads", "lock", "process", "task", "coroutine", "future", "event", "queue", "loop"),
+    "files": (
+        "file",
+        "files",
+        "path",
+        "directory",
+        "archive",
+        "filename",
+        "read",
+        "write",
+        "stream",
+        "zip",
+        "tar",
+    ),
+    "network": (
+        "socket",
+        "http",
+        "url",
+        "server",
+        "client",
+        "address",
+        "request",
+        "response",
+        "email",
+        "message",
+    ),
+    "text": (
+        "string",
+        "strings",
+        "text",
+        "unicode",
+        "characters",
+        "encoding",
+        "regular",
+        "parse",
+        "format",
+        "line",
+    ),
+    "concurrency": (
+        "thread",
+        "threads",
+        "lock",
+        "process",
+        "task",
+        "coroutine",
+        "future",
+        "event",
+        "queue",
+        "loop",
+    ),
     "time": ("time", "date", "datetime", "timezone", "clock", "calendar", "seconds", "month"),
-    "numbers": ("number", "integer", "float", "decimal", "random", "digits", "mean", "fraction", "math"),
-    "code": ("module", "class", "function", "method", "import", "compile", "bytecode", "ast", "code", "decorator"),
+    "numbers": (
+        "number",
+        "integer",
+        "float",
+        "decimal",
+        "random",
+        "digits",
+        "mean",
+        "fraction",
+        "math",
+    ),
+    "code": (
+        "module",
+        "class",
+        "function",
+        "method",
+        "import",
+        "compile",
+        "bytecode",
+        "ast",
+        "code",
+        "decorator",
+    ),
     "testing": ("test", "tests", "assert", "mock", "fixture", "testcase", "fail"),
-    "collections": ("list", "dict", "sequence", "mapping", "set", "items", "iterator", "iterable", "key", "keys"),
-    "security": ("hash", "secret", "ssl", "certificate", "password", "digest", "key-derivation", "tls"),
+    "collections": (
+        "list",
+        "dict",
+        "sequence",
+        "mapping",
+        "set",
+        "items",
+        "iterator",
+        "iterable",
+        "key",
+        "keys",
+    ),
+    "security": (
+        "hash",
+        "secret",
+        "ssl",
+        "certificate",
+        "password",
+        "digest",
+        "key-derivation",
+        "tls",
+    ),
 }
 _BY_WORD = {word: category for category, words in _CATEGORIES.items() for word in words}
 
@@ -69,7 +161,9 @@ def write_answer(body: Mapping[str, Any], question: str) -> str:
     if kind == "json_schema" and isinstance(wanted, dict):
         given = wanted.get("json_schema")
         schema = given.get("schema") if isinstance(given, dict) else None
-        return orjson.dumps(instance(schema, _summary(subject), str(body.get("model", "")))).decode()
+        return orjson.dumps(
+            instance(schema, _summary(subject), str(body.get("model", "")))
+        ).decode()
     if kind == "json_object":
         return orjson.dumps({"category": _category(subject), "summary": _summary(subject)}).decode()
     return f"Category: {_category(subject)}\nSummary: {_summary(subject)}"
@@ -93,7 +187,9 @@ def completion_body(ident: str, model: str, text: str, finish: str, usage: Usage
     return _answer("cmpl-" + ident, "text_completion", model, choice, usage)
 
 
-def embedding_body(model: str, texts: Sequence[str], dimensions: int, encoding: str, usage: Usage) -> bytes:
+def embedding_body(
+    model: str, texts: Sequence[str], dimensions: int, encoding: str, usage: Usage
+) -> bytes:
     vectors = [unit_vector(text, dimensions) for text in texts]
     data = [
         {"object": "embedding", "index": at, "embedding": _encoded(vector, encoding)}
@@ -157,8 +253,12 @@ def _summary(subject: str) -> str:
     text = " ".join(subject[: SUMMARY_CHARS + 40].split())
     end = text.find(". ")
     sentence = text[: end + 1] if end >= 0 else text
-    return sentence if len(sentence) <= SUMMARY_CHARS else sentence[: SUMMARY_CHARS - 1].rstrip() + "…"
+    return (
+        sentence if len(sentence) <= SUMMARY_CHARS else sentence[: SUMMARY_CHARS - 1].rstrip() + "…"
+    )
 
 
 def _encoded(vector: list[float], encoding: str) -> list[float] | str:
-    return base64.b64encode(array("f", vector).tobytes()).decode() if encoding == "base64" else vector
+    return (
+        base64.b64encode(array("f", vector).tobytes()).decode() if encoding == "base64" else vector
+    )

@@ -32,7 +32,9 @@ MAX_INPUTS = 2048  # texts of one embeddings request, as at OpenAI
 
 @dataclass(slots=True)
 class Call:
-    """One request and its identity. ``tag`` names the document in the accounts, ``document`` decides its luck."""
+    """One request and its identity.
+
+    ``tag`` names the document in the accounts, ``document`` decides its luck."""
 
     endpoint: str
     raw: bytes
@@ -59,7 +61,9 @@ class Call:
     def _written(self) -> tuple[str, str]:
         body = self.body
         if self.endpoint == MESSAGES:
-            text = write_answer({**messages.wanted(body), "model": self.model}, last_of(body, self.texts[0]))
+            text = write_answer(
+                {**messages.wanted(body), "model": self.model}, last_of(body, self.texts[0])
+            )
             return messages.cut(body, *cut_answer(text, _max_tokens(body)))
         if self.endpoint == GENERATE:
             return cut_answer(
@@ -80,7 +84,9 @@ class Call:
 
 
 def at_admission(mode: Mode, call: Call, unset_max_tokens: int) -> Charge:
-    """What the call is charged before it starts. ``unset_max_tokens`` is reserved for one that names no maximum."""
+    """What the call is charged before it starts.
+
+    ``unset_max_tokens`` is reserved for one that names no maximum."""
     prompt = call.prompt_tokens - call.cache.read  # what is read from the cache does not count
     match mode:
         case Mode.ACTUAL:
@@ -123,7 +129,9 @@ def _max_tokens(body: Mapping[str, Any]) -> int | None:
 def _prompt(call: Call) -> Refusal | None:
     field_name = "messages" if call.endpoint == CHAT else "prompt"
     given = call.body.get(field_name)
-    usable = isinstance(given, list) and given and all(isinstance(message, dict) for message in given)
+    usable = (
+        isinstance(given, list) and given and all(isinstance(message, dict) for message in given)
+    )
     if not (usable if call.endpoint == CHAT else isinstance(given, str)):
         return refusals.invalid(f"Missing or unusable parameter: '{field_name}'.", field_name)
     most = call.body.get("max_completion_tokens", call.body.get("max_tokens"))
@@ -154,11 +162,17 @@ def _generate_prompt(call: Call) -> Refusal | None:
 def _embedding_texts(call: Call) -> Refusal | None:
     given = call.body.get("input")
     texts: list[Any] = given if isinstance(given, list) else [given]
-    if not 0 < len(texts) <= MAX_INPUTS or not all(isinstance(text, str) and text for text in texts):
-        return refusals.invalid(f"'input' must be a text or 1 to {MAX_INPUTS} texts, none of them empty.", "input")
+    if not 0 < len(texts) <= MAX_INPUTS or not all(
+        isinstance(text, str) and text for text in texts
+    ):
+        return refusals.invalid(
+            f"'input' must be a text or 1 to {MAX_INPUTS} texts, none of them empty.", "input"
+        )
     dimensions = call.body.get("dimensions", EMBEDDING_DIMENSIONS)
     if not isinstance(dimensions, int) or not 1 <= dimensions <= MAX_EMBEDDING_DIMENSIONS:
-        return refusals.invalid(f"'dimensions' must be between 1 and {MAX_EMBEDDING_DIMENSIONS}.", "dimensions")
+        return refusals.invalid(
+            f"'dimensions' must be between 1 and {MAX_EMBEDDING_DIMENSIONS}.", "dimensions"
+        )
     call.texts = texts
     call.prompt_tokens = sum(tokens_of(text) for text in texts)
     return None

@@ -40,21 +40,33 @@ Dialect = Callable[[Refusal, str], tuple[int, bytes]]  # given the id of the req
 
 
 def openai(refusal: Refusal, _: str) -> tuple[int, bytes]:
-    error = {"message": refusal.message, "type": refusal.type, "param": refusal.param, "code": refusal.code}
+    error = {
+        "message": refusal.message,
+        "type": refusal.type,
+        "param": refusal.param,
+        "code": refusal.code,
+    }
     return refusal.status, orjson.dumps({"error": error})
 
 
 def anthropic(refusal: Refusal, request_id: str) -> tuple[int, bytes]:
     """An empty account differs by `details`, everything else by the type alone."""
     status = OVERLOADED if refusal.status == 503 else refusal.status
-    error: dict[str, object] = {"type": ANTHROPIC_TYPES.get(status, "api_error"), "message": refusal.message}
+    error: dict[str, object] = {
+        "type": ANTHROPIC_TYPES.get(status, "api_error"),
+        "message": refusal.message,
+    }
     if refusal.code in CREDIT_ERRORS:
         error["details"] = {"error_code": refusal.code}
     return status, orjson.dumps({"type": "error", "error": error, "request_id": request_id})
 
 
 def gemini(refusal: Refusal, _: str) -> tuple[int, bytes]:
-    error = {"code": refusal.status, "message": refusal.message, "status": google_status(refusal.status)}
+    error = {
+        "code": refusal.status,
+        "message": refusal.message,
+        "status": google_status(refusal.status),
+    }
     return refusal.status, orjson.dumps({"error": error})
 
 

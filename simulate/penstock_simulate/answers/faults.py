@@ -1,4 +1,5 @@
-"""Which calls fail and which documents never succeed: drawn from the seed, the document and the number of the call.
+"""Which calls fail and which documents never succeed: drawn from the seed, the document and the
+number of the call.
 
 Nothing depends on the order in which calls arrive, so a fleet of any size meets the same faults.
 """
@@ -43,7 +44,9 @@ class Poison(StrEnum):
 
 
 class Draw(NamedTuple):
-    """The luck of one call. ``fraction`` in [0, 1) decides details, such as where a connection breaks."""
+    """The luck of one call.
+
+    ``fraction`` in [0, 1) decides details, such as where a connection breaks."""
 
     fault: Fault | None
     latency_s: float
@@ -51,7 +54,8 @@ class Draw(NamedTuple):
 
 
 def document_of(tag: str) -> str:
-    """The document in an item tag `<job>:<doc>~g<generation>`: its luck is the same in every job and generation."""
+    """The document in an item tag `<job>:<doc>~g<generation>`: its luck is the same in every job
+    and generation."""
     job, colon, document = tag.partition(":")
     return _GENERATION.sub("", document) if colon else job
 

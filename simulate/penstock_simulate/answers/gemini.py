@@ -19,16 +19,22 @@ def refusal_of(body: Mapping[str, Any]) -> Refusal | None:
     """Why a request cannot be used, in the words of the API."""
     contents, config = body.get("contents"), body.get("generationConfig", {})
     if not isinstance(contents, list) or not contents:
-        return refusals.invalid("* GenerateContentRequest.contents: contents is not specified", "contents")
+        return refusals.invalid(
+            "* GenerateContentRequest.contents: contents is not specified", "contents"
+        )
     if not all(_is_content(content) for content in contents):
-        return refusals.invalid('Invalid value at "contents": each needs "parts", a list of objects', "contents")
+        return refusals.invalid(
+            'Invalid value at "contents": each needs "parts", a list of objects', "contents"
+        )
     if "systemInstruction" in body and not _is_content(body["systemInstruction"]):
         return refusals.invalid('Invalid value at "system_instruction"', "systemInstruction")
     if not isinstance(config, dict):
         return refusals.invalid('Invalid value at "generation_config"', "generationConfig")
     most = config.get("maxOutputTokens")
     if most is not None and (not isinstance(most, int) or isinstance(most, bool) or most < 1):
-        return refusals.invalid(f"max_output_tokens must be positive, not {most!r}", "maxOutputTokens")
+        return refusals.invalid(
+            f"max_output_tokens must be positive, not {most!r}", "maxOutputTokens"
+        )
     return None
 
 
@@ -55,7 +61,12 @@ def wanted(body: Mapping[str, Any]) -> dict[str, Any]:
     schema = config.get("responseJsonSchema") or config.get("responseSchema")
     if schema is None:
         return {"response_format": {"type": "json_object"}}
-    return {"response_format": {"type": "json_schema", "json_schema": {"schema": _lower(schema, SCHEMA_DEPTH)}}}
+    return {
+        "response_format": {
+            "type": "json_schema",
+            "json_schema": {"schema": _lower(schema, SCHEMA_DEPTH)},
+        }
+    }
 
 
 def content_body(ident: str, model: str, text: str, finish: str, usage: Usage) -> bytes:
@@ -69,7 +80,9 @@ def content_body(ident: str, model: str, text: str, finish: str, usage: Usage) -
     if finish == "refusal":
         return orjson.dumps({"promptFeedback": {"blockReason": "PROHIBITED_CONTENT"}} | about)
     content = {"parts": [{"text": text}], "role": "model"}
-    return orjson.dumps({"candidates": [{"content": content, "finishReason": _FINISH[finish], "index": 0}]} | about)
+    return orjson.dumps(
+        {"candidates": [{"content": content, "finishReason": _FINISH[finish], "index": 0}]} | about
+    )
 
 
 def _is_content(given: object) -> bool:

@@ -17,10 +17,13 @@ Writer = Callable[[Meters, float, float], dict[str, str]]  # (meters, now, Unix 
 
 
 def openai(meters: Meters, now: float, _: float) -> dict[str, str]:
-    """Per minute, resets as Go durations. A daily limit takes the place of the minute's, as seen at OpenAI and Groq.
+    """Per minute, resets as Go durations.
 
-    Where a bucket holds less than a minute's worth, what is left is shown of the minute, as at OpenAI: 429s come although
-    the headers show that much is left. A counter shows the budget of its own window.
+    A daily limit takes the place of the minute's, as seen at OpenAI and Groq.
+
+    Where a bucket holds less than a minute's worth, what is left is shown of the minute, as at
+    OpenAI: 429s come although the headers show that much is left. A counter shows the budget of its
+    own window.
     """
     found: dict[str, str] = {}
     for name, meter in meters.items():
@@ -29,7 +32,9 @@ def openai(meters: Meters, now: float, _: float) -> dict[str, str]:
             continue
         limit, remaining, reset = _OPENAI_NAMES[shown]
         budget = (
-            meter.capacity if isinstance(meter, FixedWindow) else meter.rate * (MINUTE_S if shown == name else DAY_S)
+            meter.capacity
+            if isinstance(meter, FixedWindow)
+            else meter.rate * (MINUTE_S if shown == name else DAY_S)
         )
         found[limit] = f"{budget:.0f}"
         found[remaining] = str(_whole(_left(meter, budget, now)))
@@ -44,7 +49,8 @@ def groq(meters: Meters, now: float, wall: float) -> dict[str, str]:
 
 
 def azure(meters: Meters, now: float, _: float) -> dict[str, str]:
-    """The budget of the window that is really enforced (1 s, 10 s, a minute), and nothing about its end."""
+    """The budget of the window that is really enforced (1 s, 10 s, a minute), and nothing about its
+    end."""
     found: dict[str, str] = {}
     for name, meter in _by_minute(meters).items():
         limit, remaining, _reset = _OPENAI_NAMES[name]
@@ -54,7 +60,8 @@ def azure(meters: Meters, now: float, _: float) -> dict[str, str]:
 
 
 def anthropic(meters: Meters, now: float, wall: float) -> dict[str, str]:
-    """Per minute, resets as RFC 3339 times, remaining tokens in thousands; `tokens` is the sum of input and output."""
+    """Per minute, resets as RFC 3339 times, remaining tokens in thousands; `tokens` is the sum of
+    input and output."""
     found: dict[str, str] = {}
     for name, meter in _by_minute(meters).items():
         budget = meter.rate * MINUTE_S
@@ -63,7 +70,9 @@ def anthropic(meters: Meters, now: float, wall: float) -> dict[str, str]:
     if len(parts) > 1 and "tokens" not in meters:
         limit = sum(meter.rate * MINUTE_S for meter in parts)
         remaining = sum(_left(meter, meter.rate * MINUTE_S, now) for meter in parts)
-        found |= _anthropic("tokens", limit, remaining, wall + max(meter.reset_s(now) for meter in parts))
+        found |= _anthropic(
+            "tokens", limit, remaining, wall + max(meter.reset_s(now) for meter in parts)
+        )
     return found
 
 
@@ -93,13 +102,16 @@ WRITERS: Mapping[HeaderStyle, Writer] = {
 }
 
 _OPENAI_NAMES = {
-    name: tuple(f"x-ratelimit-{part}-{name.replace('_', '-')}" for part in ("limit", "remaining", "reset"))
+    name: tuple(
+        f"x-ratelimit-{part}-{name.replace('_', '-')}" for part in ("limit", "remaining", "reset")
+    )
     for name in ("requests", "tokens", "input_tokens", "output_tokens")
 }
 
 
 def go_duration(seconds: float) -> str:
-    """Seconds as Go prints a duration, in whole milliseconds rounded up: `0s`, `120ms`, `1.5s`, `6m0s`, `1h0m2s`."""
+    """Seconds as Go prints a duration, in whole milliseconds rounded up: `0s`, `120ms`, `1.5s`,
+    `6m0s`, `1h0m2s`."""
     millis = math.ceil(seconds * 1000 - TOLERANCE)
     if 0 < millis < 1000:
         return f"{millis}ms"
@@ -125,11 +137,16 @@ def _anthropic(name: str, limit: float, remaining: float, full_at: float) -> dic
     step = 1 if name == "requests" else ROUNDED_TO
     head = f"anthropic-ratelimit-{name.replace('_', '-')}-"
     shown = round(remaining / step) * step if step > 1 else _whole(remaining)
-    return {head + "limit": f"{limit:.0f}", head + "remaining": str(shown), head + "reset": rfc3339(full_at)}
+    return {
+        head + "limit": f"{limit:.0f}",
+        head + "remaining": str(shown),
+        head + "reset": rfc3339(full_at),
+    }
 
 
 def _left(meter: Meter, budget: float, now: float) -> float:
-    """Of a budget that is whole again when the meter is full: what `remaining` and `reset` mean beside it."""
+    """Of a budget that is whole again when the meter is full: what `remaining` and `reset` mean
+    beside it."""
     return max(0.0, budget - (meter.capacity - meter.available(now)))
 
 

@@ -1,4 +1,5 @@
-"""Who gets which hostile answer, by the seed, the document and the number of the call, and for how long."""
+"""Who gets which hostile answer, by the seed, the document and the number of the call, and for how
+long."""
 
 from __future__ import annotations
 

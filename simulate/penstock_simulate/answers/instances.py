@@ -1,7 +1,8 @@
-"""A value that fits a JSON schema, as a provider with structured outputs answers one: the smallest, with all fields filled.
+"""A value that fits a JSON schema, as a provider with structured outputs answers one: the smallest,
+with all fields filled.
 
-It covers what answer schemas are written with, references and limits among it, and not what needs a search: a `pattern`, `not`,
-`if` and `uniqueItems` are not looked at.
+It covers what answer schemas are written with, references and limits among it, and not what needs a
+search: a `pattern`, `not`, `if` and `uniqueItems` are not looked at.
 """
 
 from __future__ import annotations
@@ -12,20 +13,33 @@ from collections.abc import Mapping, Sequence
 from hashlib import blake2b
 from typing import Any, Final
 
-DEPTH: Final = 8  # objects, arrays and references inside one another that are filled; deeper ones are null
+DEPTH: Final = (
+    8  # objects, arrays and references inside one another that are filled; deeper ones are null
+)
 ENDING: Final = 4  # from here on what may be null or empty is: schemas may refer to themselves
 ITEMS: Final = 1_000  # of one array, whatever it asks for
-UNSURE: Final = 4  # for one text in so many it depends on the model, too, which value of an enum is chosen
+UNSURE: Final = (
+    4  # for one text in so many it depends on the model, too, which value of an enum is chosen
+)
 TEXTS: Final[Mapping[str, str]] = {
-    "date-time": "2026-01-01T00:00:00Z", "date": "2026-01-01", "time": "00:00:00Z", "duration": "P1D",
-    "email": "anna@example.com", "hostname": "example.com", "ipv4": "192.0.2.1", "ipv6": "2001:db8::1",
-    "uri": "https://example.com/", "uuid": "00000000-0000-4000-8000-000000000000",
-}  # fmt: skip
+    "date-time": "2026-01-01T00:00:00Z",
+    "date": "2026-01-01",
+    "time": "00:00:00Z",
+    "duration": "P1D",
+    "email": "anna@example.com",
+    "hostname": "example.com",
+    "ipv4": "192.0.2.1",
+    "ipv6": "2001:db8::1",
+    "uri": "https://example.com/",
+    "uuid": "00000000-0000-4000-8000-000000000000",
+}
 _NUMBERS: Final = ("integer", "number")
 
 
 def instance(schema: Any, text: str, model: str = "") -> Any:
-    """``text`` is what the strings of the answer say. Two models choose the same value of an enum for most texts, not for all."""
+    """``text`` is what the strings of the answer say.
+
+    Two models choose the same value of an enum for most texts, not for all."""
     return _Writer(schema, text, model).of(schema, DEPTH)
 
 
@@ -61,22 +75,33 @@ class _Writer:
             case "array":
                 return self._array(schema, depth)
             case "object" | None if kind or "properties" in schema:
-                fields = dict.fromkeys(schema.get("required") or ()) | (schema.get("properties") or {})
+                fields = dict.fromkeys(schema.get("required") or ()) | (
+                    schema.get("properties") or {}
+                )
                 return {name: self.of(part, depth - 1) for name, part in fields.items()}
             case _:
                 return None
 
     def _choice(self, values: Sequence[Any]) -> Any:
-        """The first one that the text names, else one that follows from the text and, for some texts, from the model."""
+        """The first one that the text names, else one that follows from the text and, for some
+        texts, from the model."""
         words = set(re.findall(r"[\w-]+", self._text.lower()))
-        named = next((value for value in values if isinstance(value, str) and value.lower() in words), None)
+        named = next(
+            (value for value in values if isinstance(value, str) and value.lower() in words), None
+        )
         if named is not None:
             return named
         drawn = _number_of(self._text)
-        return values[(drawn if drawn % UNSURE else _number_of(self._model + self._text)) // UNSURE % len(values)]
+        return values[
+            (drawn if drawn % UNSURE else _number_of(self._model + self._text))
+            // UNSURE
+            % len(values)
+        ]
 
     def _string(self, schema: dict[str, Any]) -> str:
-        text = TEXTS.get(schema.get("format", ""), self._text).ljust(schema.get("minLength", 0), ".")
+        text = TEXTS.get(schema.get("format", ""), self._text).ljust(
+            schema.get("minLength", 0), "."
+        )
         return text[: schema.get("maxLength", len(text))]
 
     def _array(self, schema: dict[str, Any], depth: int) -> list[Any]:
@@ -87,11 +112,16 @@ class _Writer:
         return [*first, *[self.of(schema.get("items"), depth - 1)] * missing]
 
     def _resolved(self, part: Any) -> dict[str, Any]:
-        found = self._part(part["$ref"]) if isinstance(part, dict) and isinstance(part.get("$ref"), str) else part
+        found = (
+            self._part(part["$ref"])
+            if isinstance(part, dict) and isinstance(part.get("$ref"), str)
+            else part
+        )
         return found if isinstance(found, dict) else {}
 
     def _part(self, reference: str) -> Any:
-        """The part of the schema that a reference such as #/$defs/Name leads to; None for one that leads nowhere."""
+        """The part of the schema that a reference such as #/$defs/Name leads to; None for one that
+        leads nowhere."""
         found = self._whole
         for name in reference.removeprefix("#").split("/")[1:]:
             found = found.get(name) if isinstance(found, dict) else None

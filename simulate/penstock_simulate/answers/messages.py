@@ -29,25 +29,35 @@ def refusal_of(body: Mapping[str, Any]) -> Refusal | None:
     if most is None:
         return refusals.invalid("max_tokens: Field required", "max_tokens")
     if not isinstance(most, int) or isinstance(most, bool) or most < 1:
-        return refusals.invalid("max_tokens: Input should be greater than or equal to 1", "max_tokens")
+        return refusals.invalid(
+            "max_tokens: Input should be greater than or equal to 1", "max_tokens"
+        )
     if not isinstance(messages, list) or not messages:
         return refusals.invalid("messages: at least one message is required", "messages")
     for at, message in enumerate(messages):
         if not isinstance(message, dict) or message.get("role") not in ROLES:
-            return refusals.invalid(f"messages.{at}.role: Input should be 'user' or 'assistant'", "messages")
+            return refusals.invalid(
+                f"messages.{at}.role: Input should be 'user' or 'assistant'", "messages"
+            )
         if not _is_content(message.get("content")):
-            return refusals.invalid(f"messages.{at}.content: Input should be a text or a list of blocks", "messages")
+            return refusals.invalid(
+                f"messages.{at}.content: Input should be a text or a list of blocks", "messages"
+            )
     if not _is_content(body.get("system", "")):
         return refusals.invalid("system: Input should be a text or a list of blocks", "system")
     return (
-        None if isinstance(body.get("tools", []), list) else refusals.invalid("tools: Input should be a list", "tools")
+        None
+        if isinstance(body.get("tools", []), list)
+        else refusals.invalid("tools: Input should be a list", "tools")
     )
 
 
 def segments(body: Mapping[str, Any]) -> Iterator[Segment]:
     """The prompt in the order in which it is cached: tools, system, messages."""
     for tool in body.get("tools", ()):
-        yield Segment(orjson.dumps(tool).decode(), isinstance(tool, dict) and bool(tool.get("cache_control")))
+        yield Segment(
+            orjson.dumps(tool).decode(), isinstance(tool, dict) and bool(tool.get("cache_control"))
+        )
     yield from _blocks(body.get("system", ""))
     for message in body["messages"]:
         yield from _blocks(message["content"])
@@ -78,14 +88,21 @@ def forced_tool(body: Mapping[str, Any]) -> Mapping[str, Any] | None:
     tools = [tool for tool in body.get("tools", ()) if isinstance(tool, dict)]
     if not isinstance(choice, dict) or choice.get("type") not in ("tool", "any"):
         return None
-    named = [tool for tool in tools if choice["type"] == "any" or tool.get("name") == choice.get("name")]
+    named = [
+        tool for tool in tools if choice["type"] == "any" or tool.get("name") == choice.get("name")
+    ]
     return named[0] if named else None
 
 
 def cut(body: Mapping[str, Any], text: str, finish: str) -> tuple[str, str]:
-    """The answer up to the first of the request's stop sequences, and its stop reason in the API's words."""
+    """The answer up to the first of the request's stop sequences, and its stop reason in the API's
+    words."""
     given = body.get("stop_sequences")
-    ends = [(at, stop) for stop in given or () if isinstance(stop, str) and stop and (at := text.find(stop)) >= 0]
+    ends = [
+        (at, stop)
+        for stop in given or ()
+        if isinstance(stop, str) and stop and (at := text.find(stop)) >= 0
+    ]
     if ends:
         return text[: min(ends)[0]], min(ends)[1]
     return text, "max_tokens" if finish == "length" else "end_turn"
@@ -138,7 +155,9 @@ def _usage(answer: Answer) -> dict[str, Any]:
 
 
 def _is_content(given: object) -> bool:
-    return isinstance(given, str) or (isinstance(given, list) and all(isinstance(block, dict) for block in given))
+    return isinstance(given, str) or (
+        isinstance(given, list) and all(isinstance(block, dict) for block in given)
+    )
 
 
 def _blocks(content: Any) -> Iterator[Segment]:

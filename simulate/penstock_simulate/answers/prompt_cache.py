@@ -1,4 +1,5 @@
-"""Prompts whose beginning is cached, as Anthropic's are: what is read from the cache, and what is written to it."""
+"""Prompts whose beginning is cached, as Anthropic's are: what is read from the cache, and what is
+written to it."""
 
 from __future__ import annotations
 
@@ -32,7 +33,9 @@ class Prefix(NamedTuple):
 
 
 def prefixes(parts: Iterable[tuple[str, bool]]) -> Sequence[Prefix]:
-    """Those that are long enough, the shortest first. Each part has its text, and whether a mark follows it."""
+    """Those that are long enough, the shortest first.
+
+    Each part has its text, and whether a mark follows it."""
     found, chars, digest = [], 0, blake2b(digest_size=16)
     for text, marked in parts:
         digest.update(text.encode("utf-8", "surrogatepass") + b"\0")
@@ -49,9 +52,14 @@ class PromptCache:
         self._until: OrderedDict[bytes, float] = OrderedDict()
 
     def look(self, marked: Sequence[Prefix], now: float) -> CacheUse:
-        """What a prompt with these marks reads and writes. Nothing changes: the call may be refused yet."""
+        """What a prompt with these marks reads and writes.
+
+        Nothing changes: the call may be refused yet."""
         longest = marked[-1].tokens if marked else 0
-        read = max((prefix.tokens for prefix in marked if self._until.get(prefix.digest, 0.0) > now), default=0)
+        read = max(
+            (prefix.tokens for prefix in marked if self._until.get(prefix.digest, 0.0) > now),
+            default=0,
+        )
         return CacheUse(longest - read, read)
 
     def use(self, marked: Sequence[Prefix], now: float) -> None:

@@ -1,4 +1,5 @@
-"""Why a call gets no result: status, code, type and the wording around the figures, as providers send them."""
+"""Why a call gets no result: status, code, type and the wording around the figures, as providers
+send them."""
 
 from __future__ import annotations
 
@@ -11,8 +12,13 @@ from penstock_simulate.answers.faults import Poison
 from penstock_simulate.choices import CREDIT_ERRORS
 from penstock_simulate.limits.limits import OverLimit
 
-NEVER_FITS_RETRY_S = 60.0  # what OpenAI asks for although no wait helps: a request above the limit itself
-HTML_PAGE = b"<html>\r\n<head><title>502 Bad Gateway</title></head>\r\n<body><h1>502 Bad Gateway</h1></body>\r\n</html>"
+NEVER_FITS_RETRY_S = (
+    60.0  # what OpenAI asks for although no wait helps: a request above the limit itself
+)
+HTML_PAGE = (
+    b"<html>\r\n<head><title>502 Bad Gateway</title></head>\r\n<body><h1>502 Bad "
+    b"Gateway</h1></body>\r\n</html>"
+)
 UNITS = {
     "requests": ("requests", "min (RPM)"),
     "tokens": ("tokens", "min (TPM)"),
@@ -25,7 +31,9 @@ UNITS = {
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """An answer that is not a result. ``wait_s``: when to come back, None where the answer names no wait."""
+    """An answer that is not a result.
+
+    ``wait_s``: when to come back, None where the answer names no wait."""
 
     status: int
     message: str
@@ -35,12 +43,17 @@ class Refusal:
     wait_s: float | None = None
 
 
-def invalid(message: str, param: str | None = None, code: str | None = None, status: int = 400) -> Refusal:
+def invalid(
+    message: str, param: str | None = None, code: str | None = None, status: int = 400
+) -> Refusal:
     return Refusal(status, message, "invalid_request_error", code, param)
 
 
 def wrong_key() -> Refusal:
-    message = "Incorrect API key provided. This simulator was started with --api-key: send that key as Bearer token."
+    message = (
+        "Incorrect API key provided. This simulator was started with --api-key: send that key as "
+        "Bearer token."
+    )
     return invalid(message, code="invalid_api_key", status=401)
 
 
@@ -50,8 +63,8 @@ def over_limit(over: OverLimit, model: str) -> Refusal:
     head = "Rate limit reached" if finite else "Request too large"
     thing, per = UNITS[over.dimension]
     message = (
-        f"{head} for {model} on {thing} per {per}: Limit {over.limit:.0f}, Requested {over.cost:.0f}. "
-        f"Please try again in {wait_s:.3f}s."
+        f"{head} for {model} on {thing} per {per}: Limit {over.limit:.0f}, Requested "
+        f"{over.cost:.0f}. Please try again in {wait_s:.3f}s."
     )
     return Refusal(429, message, thing.rpartition(" ")[2], "rate_limit_exceeded", wait_s=wait_s)
 
@@ -72,7 +85,9 @@ def too_steep(wait_s: float | None) -> Refusal:
 
 
 def throttled(wait_s: float | None) -> Refusal:
-    return Refusal(429, "Rate limit reached (injected).", "requests", "rate_limit_exceeded", wait_s=wait_s)
+    return Refusal(
+        429, "Rate limit reached (injected).", "requests", "rate_limit_exceeded", wait_s=wait_s
+    )
 
 
 def failed() -> Refusal:
@@ -82,7 +97,9 @@ def failed() -> Refusal:
 def no_money(code: str) -> Refusal:
     """Without a wait: none helps until the account has money again."""
     if code == "billing_error":
-        return Refusal(402, "There is an issue with your billing or payment information.", code, code)
+        return Refusal(
+            402, "There is an issue with your billing or payment information.", code, code
+        )
     message = "You exceeded your current quota, please check your plan and billing details."
     return Refusal(429, message, "insufficient_quota", code)
 
@@ -92,7 +109,9 @@ def _no_money_now(code: str, _: float) -> Refusal:
 
 
 def _forbidden() -> Refusal:
-    return Refusal(403, "This key may not use this model.", "invalid_request_error", "permission_denied")
+    return Refusal(
+        403, "This key may not use this model.", "invalid_request_error", "permission_denied"
+    )
 
 
 def _no_capacity_for_flex(wait_s: float | None) -> Refusal:
@@ -101,14 +120,17 @@ def _no_capacity_for_flex(wait_s: float | None) -> Refusal:
     return Refusal(429, message, "resource_unavailable", "resource_unavailable", wait_s=wait_s)
 
 
-# What can be asked for by name: POST /control {"refuse": {"kind": …, "calls": …}}. Given the wait that the answer names.
+# What can be asked for by name: POST /control {"refuse": {"kind": …, "calls": …}}. Given the wait
+# that the answer names.
 BY_NAME: Mapping[str, Callable[[float], Refusal]] = {
     "rate_limit_exceeded": throttled,
     "slow_down": too_steep,
     "invalid_api_key": lambda _: wrong_key(),
     "permission_denied": lambda _: _forbidden(),
     "server_is_overloaded": overloaded,
-    "overloaded_error": lambda wait_s: Refusal(529, "Overloaded", "overloaded_error", "overloaded_error", None, wait_s),
+    "overloaded_error": lambda wait_s: Refusal(
+        529, "Overloaded", "overloaded_error", "overloaded_error", None, wait_s
+    ),
     "resource_unavailable": _no_capacity_for_flex,
     "server_error": lambda _: failed(),
     **{code: partial(_no_money_now, code) for code in CREDIT_ERRORS},
@@ -119,11 +141,16 @@ def poisoned(poison: Poison, prompt_tokens: int) -> Refusal:
     match poison:
         case Poison.CONTEXT:
             message = (
-                f"This model's maximum context length is {max(1, prompt_tokens - 1)} tokens. However, your messages "
-                f"resulted in {prompt_tokens} tokens. Please reduce the length of the messages."
+                f"This model's maximum context length is {max(1, prompt_tokens - 1)} tokens. "
+                f"However, your messages resulted in {prompt_tokens} tokens. Please reduce the "
+                "length of the messages."
             )
             return invalid(message, "messages", poison.value)
         case Poison.FILTER:
-            return invalid("The prompt was rejected by the content policy.", "messages", poison.value)
+            return invalid(
+                "The prompt was rejected by the content policy.", "messages", poison.value
+            )
         case Poison.INVALID:
-            return invalid("Invalid value: the messages could not be processed.", "messages", poison.value)
+            return invalid(
+                "Invalid value: the messages could not be processed.", "messages", poison.value
+            )

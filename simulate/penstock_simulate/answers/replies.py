@@ -7,7 +7,12 @@ from hashlib import blake2b
 from typing import NamedTuple
 
 from penstock_simulate.answers import dialects, refusals
-from penstock_simulate.answers.answers import EMBEDDING_DIMENSIONS, chat_body, completion_body, embedding_body
+from penstock_simulate.answers.answers import (
+    EMBEDDING_DIMENSIONS,
+    chat_body,
+    completion_body,
+    embedding_body,
+)
 from penstock_simulate.answers.calls import CHAT, EMBEDDINGS, GENERATE, MESSAGES, Call
 from penstock_simulate.answers.faults import Draw, Fates, Fault, Poison, document_of
 from penstock_simulate.answers.gemini import content_body
@@ -20,8 +25,12 @@ from penstock_simulate.config import SimulatorConfig
 from penstock_simulate.hostile.kinds import Asked, Kind
 from penstock_simulate.reply import NO_USAGE, Manner, Reply, Usage
 
-LONG_CONTEXT_SUFFIX = "-long"  # a model named so has no context overflows: replaying with one rescues those documents
-ERROR_BODY = dialects.openai(Refusal(200, "The engine is currently unavailable.", "server_error"), "")[1]
+LONG_CONTEXT_SUFFIX = (
+    "-long"  # a model named so has no context overflows: replaying with one rescues those documents
+)
+ERROR_BODY = dialects.openai(
+    Refusal(200, "The engine is currently unavailable.", "server_error"), ""
+)[1]
 
 
 class Api(NamedTuple):
@@ -48,7 +57,9 @@ def declines(call: Call, poison: Poison | None) -> bool:
 
 
 class Replies:
-    """Writes replies under one configuration. ``wall`` gives Unix seconds, ``request_id`` a new one per reply."""
+    """Writes replies under one configuration.
+
+    ``wall`` gives Unix seconds, ``request_id`` a new one per reply."""
 
     def __init__(
         self,
@@ -57,15 +68,20 @@ class Replies:
         request_id: Callable[[], str],
         api: Api | None = None,
     ) -> None:
-        """``api`` where it is one provider's own; else errors and headers are in the style of the settings."""
+        """``api`` where it is one provider's own; else errors and headers are in the style of the
+        settings."""
         self._config = config
         self._wall = wall
         self._request_id = request_id
         self._fates = Fates(config)
         metering = config.metering
         given = HeaderStyle(metering.headers)
-        api = api or Api(given, dialects.anthropic if given is HeaderStyle.ANTHROPIC else dialects.openai)
-        self._write_headers = WRITERS[HeaderStyle.NONE if given is HeaderStyle.NONE else api.headers]
+        api = api or Api(
+            given, dialects.anthropic if given is HeaderStyle.ANTHROPIC else dialects.openai
+        )
+        self._write_headers = WRITERS[
+            HeaderStyle.NONE if given is HeaderStyle.NONE else api.headers
+        ]
         self._write_error, self._id_header = api.write_error, api.id_header
         self._retry = RetryHeaders(RetryStyle(metering.retry_style), wall)
 
@@ -85,7 +101,9 @@ class Replies:
         call.declines = declines(call, poison)
         if poison is None or call.declines:
             return self._infer(call, draw, meters, now)
-        return self.refuse(refusals.poisoned(poison, call.prompt_tokens), meters, now, draw.latency_s)
+        return self.refuse(
+            refusals.poisoned(poison, call.prompt_tokens), meters, now, draw.latency_s
+        )
 
     def hostile(self, kind: Kind, call: Call, host: str, meters: Meters, now: float) -> Reply:
         """The answer that the model would have given, spoilt in this way, after the same time."""
@@ -105,7 +123,9 @@ class Replies:
             case Fault.THROTTLE:
                 return self.refuse(refusals.throttled(config.retry_after_s), meters, now)
             case Fault.OVERLOAD:
-                return self.refuse(refusals.overloaded(config.retry_after_s), meters, now, draw.latency_s)
+                return self.refuse(
+                    refusals.overloaded(config.retry_after_s), meters, now, draw.latency_s
+                )
             case Fault.ERROR:
                 return self.refuse(refusals.failed(), meters, now, draw.latency_s)
             case Fault.HTML:
@@ -142,7 +162,9 @@ def answer_body(call: Call, tier: str = "standard") -> tuple[bytes, Usage]:
         return embedding_body(call.model, call.texts, dimensions, encoding, usage), usage
     text, finish = call.answer()
     if call.endpoint == MESSAGES:
-        return message_body(_message(call, text, finish, usage, tier), forced_tool(call.body)), usage
+        return message_body(
+            _message(call, text, finish, usage, tier), forced_tool(call.body)
+        ), usage
     make = _BODIES.get(call.endpoint, completion_body)
     return make(_ident(call), call.model, text, finish, usage), usage
 

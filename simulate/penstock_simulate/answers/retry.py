@@ -1,4 +1,5 @@
-"""How a refusal says when to come back: the headers that clients read, in every form that providers send."""
+"""How a refusal says when to come back: the headers that clients read, in every form that providers
+send."""
 
 from __future__ import annotations
 
@@ -9,7 +10,18 @@ from email.utils import formatdate
 from penstock_simulate.choices import RetryStyle
 
 # What a client must survive: no number, no time, no finite time, and times that make no sense.
-ABSURD_VALUES = ("-5", "soon", "", "nan", "inf", "1e400", "99999999999", "1,5", "0x10", "Thu, 01 Jan 1970 00:00:00 GMT")
+ABSURD_VALUES = (
+    "-5",
+    "soon",
+    "",
+    "nan",
+    "inf",
+    "1e400",
+    "99999999999",
+    "1,5",
+    "0x10",
+    "Thu, 01 Jan 1970 00:00:00 GMT",
+)
 
 
 class RetryHeaders:
@@ -34,4 +46,7 @@ class RetryHeaders:
                 self._written += 1
                 value = ABSURD_VALUES[(self._written - 1) % len(ABSURD_VALUES)]
                 return {"retry-after": value, "retry-after-ms": value}
-        return {"retry-after": str(math.ceil(wait_s)), "retry-after-ms": str(math.ceil(wait_s * 1000))}
+        return {
+            "retry-after": str(math.ceil(wait_s)),
+            "retry-after-ms": str(math.ceil(wait_s * 1000)),
+        }

@@ -1,4 +1,5 @@
-"""How often each request was submitted and answered by batches: on disk, since there may be millions."""
+"""How often each request was submitted and answered by batches: on disk, since there may be
+millions."""
 
 from __future__ import annotations
 
@@ -21,7 +22,9 @@ SELECT count(*), coalesce(sum(submitted), 0), coalesce(sum(answered), 0),
        coalesce(sum(submitted > 1), 0), coalesce(sum(answered > 1), 0)
 FROM requests
 """
-_LISTED = "SELECT name, submitted, answered FROM requests WHERE submitted >= ? ORDER BY name LIMIT ?"
+_LISTED = (
+    "SELECT name, submitted, answered FROM requests WHERE submitted >= ? ORDER BY name LIMIT ?"
+)
 MAX_LISTED = 100_000  # requests of one answer: more of them are asked for with a higher least
 
 
@@ -30,9 +33,12 @@ class RequestAccount:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        # The empty name is a database of this connection alone, which SQLite puts on disk once it is large.
+        # The empty name is a database of this connection alone, which SQLite puts on disk once it
+        # is large.
         self._sql = sqlite3.connect("", check_same_thread=False, isolation_level=None)
-        self._sql.execute("PRAGMA journal_mode = OFF")  # it goes with the simulator: nothing needs to survive
+        self._sql.execute(
+            "PRAGMA journal_mode = OFF"
+        )  # it goes with the simulator: nothing needs to survive
         self._sql.execute("PRAGMA synchronous = OFF")
         self._sql.execute(_TABLE)
 
@@ -49,14 +55,23 @@ class RequestAccount:
     def summary(self) -> dict[str, int]:
         with self._lock:
             found = self._sql.execute(_SUMMARY).fetchone()
-        names = ("documents", "submitted", "answered", "submitted_more_than_once", "answered_more_than_once")
+        names = (
+            "documents",
+            "submitted",
+            "answered",
+            "submitted_more_than_once",
+            "answered_more_than_once",
+        )
         return dict(zip(names, found, strict=True))
 
     def listed(self, least: int) -> dict[str, dict[str, int]]:
-        """Submissions and good answers of each request that was submitted ``least`` times or more."""
+        """Submissions and good answers of each request that was submitted ``least`` times or
+        more."""
         with self._lock:
             rows = self._sql.execute(_LISTED, (least, MAX_LISTED)).fetchall()
-        return {name: {"submitted": submitted, "ok": answered} for name, submitted, answered in rows}
+        return {
+            name: {"submitted": submitted, "ok": answered} for name, submitted, answered in rows
+        }
 
     def reset(self) -> None:
         with self._lock:

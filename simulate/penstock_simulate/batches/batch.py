@@ -39,8 +39,12 @@ class Dialect(NamedTuple):
     name: str
     reader: Reader
     wording: Wording
-    no_room: Callable[[Queue, SimulatorConfig], Problem | None]  # why a batch with which the queue were so is refused
-    shuffled: bool = True  # whether results come in any order; those in the input's order are never spoilt
+    no_room: Callable[
+        [Queue, SimulatorConfig], Problem | None
+    ]  # why a batch with which the queue were so is refused
+    shuffled: bool = (
+        True  # whether results come in any order; those in the input's order are never spoilt
+    )
 
 
 @dataclass(slots=True)
@@ -62,13 +66,17 @@ class Batch:
     reads: int = 0  # of results, but for those that were broken off
     deleted: bool = False
     looks: int = 0
-    hidden_at: dict[str, float] = field(default_factory=dict)  # what is not found for a while -> since when
+    hidden_at: dict[str, float] = field(
+        default_factory=dict
+    )  # what is not found for a while -> since when
     downloads: Counter[str] = field(default_factory=Counter)  # of its outputs, by their names
 
     def counts(self, now: float) -> Counts:
         """Live while it runs, by the clock; exact at its end."""
         if self.results is not None:
-            return Counts(self.requests, self.results.succeeded, self.results.refused, self.results.undone)
+            return Counts(
+                self.requests, self.results.succeeded, self.results.refused, self.results.undone
+            )
         if self.index is None:
             return Counts(0, 0)
         done = self.course.done(self.requests, now)

@@ -1,4 +1,5 @@
-"""Where a batch stands at a time: it follows from when it was created and what befalls it, so nothing runs meanwhile."""
+"""Where a batch stands at a time: it follows from when it was created and what befalls it, so
+nothing runs meanwhile."""
 
 from __future__ import annotations
 
@@ -45,7 +46,9 @@ class Plan(NamedTuple):
 
 @dataclass(slots=True)
 class Course:
-    """The times of one batch, as Unix seconds. ``ready_at`` is when its validation ends; None while it is checked."""
+    """The times of one batch, as Unix seconds.
+
+    ``ready_at`` is when its validation ends; None while it is checked."""
 
     plan: Plan
     created_at: float
@@ -78,13 +81,19 @@ class Course:
         if self.cancel_at is None and not self._runs_out() and now >= self._over_at():
             return requests
         worked_s = max(0.0, min(now, self._stops_at()) - self.ready_at)
-        share = min(self.plan.most, worked_s / self.plan.runs_s) if self.plan.runs_s else self.plan.most
+        share = (
+            min(self.plan.most, worked_s / self.plan.runs_s) if self.plan.runs_s else self.plan.most
+        )
         return math.floor(requests * share)
 
     def _moments(self) -> list[Moment]:
         found = [Moment(self.created_at, Status.VALIDATING)]
         if self.ready_at is None:
-            return found if self.cancel_at is None else [*found, Moment(self.cancel_at, Status.CANCELLING)]
+            return (
+                found
+                if self.cancel_at is None
+                else [*found, Moment(self.cancel_at, Status.CANCELLING)]
+            )
         if self.failed:
             return [*found, Moment(self.ready_at, Status.FAILED)]
         if self.cancel_at is not None:
@@ -93,7 +102,11 @@ class Course:
         stops_at = self._stops_at()
         if self._runs_out():
             return [*found, Moment(stops_at, Status.EXPIRED)]
-        return [*found, Moment(stops_at, Status.FINALIZING), Moment(stops_at + self.plan.step_s, Status.COMPLETED)]
+        return [
+            *found,
+            Moment(stops_at, Status.FINALIZING),
+            Moment(stops_at + self.plan.step_s, Status.COMPLETED),
+        ]
 
     def _cancelled(self, asked_at: float, ready_at: float) -> list[Moment]:
         """One that is cancelled while it is checked never starts."""

@@ -1,4 +1,5 @@
-"""What each request of a batch gets, drawn when the batch is taken in: the same luck as a call has in real time."""
+"""What each request of a batch gets, drawn when the batch is taken in: the same luck as a call has
+in real time."""
 
 from __future__ import annotations
 
@@ -13,7 +14,8 @@ from penstock_simulate.answers.replies import declines, poison_of
 
 
 class Fate(IntEnum):
-    """One byte per request: the outcome of a batch's running is known beforehand, and shown as the clock allows."""
+    """One byte per request: the outcome of a batch's running is known beforehand, and shown as the
+    clock allows."""
 
     GOOD = 0
     REFUSED = 1  # its body cannot be used
@@ -52,7 +54,9 @@ def lasting_fate(call: Call, fates: Fates, *, usable: bool) -> Fate:
 
 
 def passing_fate(document: str, number: int, fates: Fates) -> Fate:
-    """What it gets this time. ``number`` is how often batches were given the document, this one included."""
+    """What it gets this time.
+
+    ``number`` is how often batches were given the document, this one included."""
     fault = fates.draw(document, number).fault
     return Fate.GOOD if fault is None else _BY_FAULT.get(fault, Fate.GOOD)
 

@@ -1,4 +1,5 @@
-"""Files of a provider on this machine's disk, in a temporary folder that goes with the simulator."""
+"""Files of a provider on this machine's disk, in a temporary folder that goes with the
+simulator."""
 
 from __future__ import annotations
 
@@ -13,7 +14,9 @@ from pathlib import Path
 from typing import IO
 
 PREFIX, LOCK = "penstock-simulate-", "lock"
-MAX_STORED_BYTES = 64 * 1024**3  # of all files together: what one machine's disk should give to a simulator
+MAX_STORED_BYTES = (
+    64 * 1024**3
+)  # of all files together: what one machine's disk should give to a simulator
 
 
 class TooLarge(Exception):
@@ -21,7 +24,9 @@ class TooLarge(Exception):
 
 
 class Folder:
-    """Writes and removes files under names of its own, in a folder that is made for the first. Close it at the end."""
+    """Writes and removes files under names of its own, in a folder that is made for the first.
+
+    Close it at the end."""
 
     def __init__(self) -> None:
         self._place: Path | None = None
@@ -42,7 +47,9 @@ class Folder:
         return path
 
     async def write(self, chunks: AsyncIterable[bytes], most: int) -> Path:
-        """A new file with these bytes. Raises TooLarge above ``most``; then nothing is left of it."""
+        """A new file with these bytes.
+
+        Raises TooLarge above ``most``; then nothing is left of it."""
         path = self.empty()
         try:
             await self.extend(path, chunks, most)
@@ -52,7 +59,9 @@ class Folder:
         return path
 
     async def extend(self, path: Path, chunks: AsyncIterable[bytes], most: int) -> None:
-        """Put these bytes behind those that are there. Raises TooLarge where it has more than ``most`` then."""
+        """Put these bytes behind those that are there.
+
+        Raises TooLarge where it has more than ``most`` then."""
         with path.open("ab") as file:
             size = file.tell()
             async for chunk in chunks:

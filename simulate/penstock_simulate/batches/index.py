@@ -1,4 +1,5 @@
-"""Where each request of a batch lies in its input file and what it gets, in the order in which it is answered."""
+"""Where each request of a batch lies in its input file and what it gets, in the order in which it
+is answered."""
 
 from __future__ import annotations
 
@@ -60,7 +61,8 @@ class IndexMaker:
         self._fates.append(fate)
 
     def write(self, path: Path, shuffled_by: str | None) -> Index:
-        """Put it on disk in an order that follows from ``shuffled_by``, or as it was given where that is None."""
+        """Put it on disk in an order that follows from ``shuffled_by``, or as it was given where
+        that is None."""
         order = list(range(len(self._fates)))
         if shuffled_by is not None:
             random.Random(shuffled_by).shuffle(order)

@@ -1,4 +1,5 @@
-"""Reads the input of a batch once, line by line: checks it, counts its tokens and draws what each request gets."""
+"""Reads the input of a batch once, line by line: checks it, counts its tokens and draws what each
+request gets."""
 
 from __future__ import annotations
 
@@ -32,7 +33,9 @@ class Span(NamedTuple):
 
 
 class Asked(NamedTuple):
-    """One request of a batch. ``custom_id`` names it in the results, ``call.document`` decides its luck."""
+    """One request of a batch.
+
+    ``custom_id`` names it in the results, ``call.document`` decides its luck."""
 
     custom_id: str
     call: Call
@@ -48,7 +51,9 @@ class Reader(Protocol):
     def spans(self, source: Path) -> Iterable[Span]: ...
 
     def checked(self, raw: bytes, number: int) -> Asked | None:
-        """None, and a problem more, for one that the whole batch is refused for. ``number`` counts from 1."""
+        """None, and a problem more, for one that the whole batch is refused for.
+
+        ``number`` counts from 1."""
         ...
 
     def whole(self, requests: int) -> None:
@@ -57,7 +62,8 @@ class Reader(Protocol):
 
 
 class Kept(NamedTuple):
-    """Where a batch's index goes, and what decides the order of its answers (None: that of the input)."""
+    """Where a batch's index goes, and what decides the order of its answers (None: that of the
+    input)."""
 
     path: Path
     order: str | None
@@ -88,13 +94,21 @@ class Intake:
     def index(self, account: RequestAccount, kept: Kept) -> Index:
         """Count the requests as submitted and draw what they get. Blocks: for a thread."""
         made, numbers = IndexMaker(), account.submitted(self._documents)
-        for (offset, length, fate), document, number in zip(self._spans, self._documents, numbers, strict=True):
-            made.add(offset, length, passing_fate(document, number, self._fates) if fate is Fate.GOOD else fate)
+        for (offset, length, fate), document, number in zip(
+            self._spans, self._documents, numbers, strict=True
+        ):
+            made.add(
+                offset,
+                length,
+                passing_fate(document, number, self._fates) if fate is Fate.GOOD else fate,
+            )
         return made.write(kept.path, kept.order)
 
 
 def read_input(source: Path, reader: Reader, fates: Fates) -> Intake:
-    """Every request, checked; with problems, the batch is refused and nothing of it is submitted. Blocks: for a thread."""
+    """Every request, checked; with problems, the batch is refused and nothing of it is submitted.
+
+    Blocks: for a thread."""
     found, number = Intake(fates), 0
     for span in reader.spans(source):
         number += 1

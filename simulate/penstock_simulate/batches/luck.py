@@ -1,4 +1,5 @@
-"""What befalls batches and the calls about them, drawn from the seed and the number of the batch or the call."""
+"""What befalls batches and the calls about them, drawn from the seed and the number of the batch or
+the call."""
 
 from __future__ import annotations
 
@@ -24,7 +25,9 @@ class BatchLuck:
     def plan(self, config: SimulatorConfig, number: int) -> Plan:
         """``number`` is the batch's among all batches, from 1."""
         luck, spread, _ = uniforms(seed_key(config.seed), f"batch {number}")
-        runs_s = config.batch_s * math.exp(config.batch_sigma * _NORMAL.inv_cdf(max(spread, _LEAST)))
+        runs_s = config.batch_s * math.exp(
+            config.batch_sigma * _NORMAL.inv_cdf(max(spread, _LEAST))
+        )
         plan = Plan(runs_s, config.batch_step_s, config.batch_window_s)
         if luck < config.batch_stalled_share:
             return plan._replace(most=HALF, ends=False)
@@ -33,9 +36,13 @@ class BatchLuck:
         return plan
 
     def strikes(self, config: SimulatorConfig, what: str, share: float) -> bool:
-        """Whether the next call of this kind is struck. Every call is counted, so shares can change meanwhile."""
+        """Whether the next call of this kind is struck.
+
+        Every call is counted, so shares can change meanwhile."""
         self._calls[what] += 1
-        return share > 0 and uniforms(seed_key(config.seed), f"{what} {self._calls[what]}")[0] < share
+        return (
+            share > 0 and uniforms(seed_key(config.seed), f"{what} {self._calls[what]}")[0] < share
+        )
 
 
 class LineLuck:

@@ -13,12 +13,18 @@ def limit_of(query: Mapping[str, str], default: int, most: int) -> int:
     """The page's length. Raises Refused for one that cannot be used."""
     given = query.get("limit", str(default))
     if not given.isascii() or not given.isdecimal() or not 1 <= int(given) <= most:
-        raise Refused(refusals.invalid(f"Invalid 'limit': {given!r}. Give a whole number from 1 to {most}.", "limit"))
+        raise Refused(
+            refusals.invalid(
+                f"Invalid 'limit': {given!r}. Give a whole number from 1 to {most}.", "limit"
+            )
+        )
     return int(given)
 
 
 def after(names: Sequence[str], name: str | None, limit: int) -> tuple[Sequence[str], bool]:
-    """The page behind ``name`` (from the start without one), and whether more follow. Raises Refused for an unknown one."""
+    """The page behind ``name`` (from the start without one), and whether more follow.
+
+    Raises Refused for an unknown one."""
     start = 0 if name is None else _place(names, name, "after") + 1
     return names[start : start + limit], start + limit < len(names)
 
@@ -40,4 +46,6 @@ def _place(names: Sequence[str], name: str, param: str) -> int:
     try:
         return names.index(name)
     except ValueError:
-        raise Refused(refusals.invalid(f"No object with the id {name!r} found in this list.", param)) from None
+        raise Refused(
+            refusals.invalid(f"No object with the id {name!r} found in this list.", param)
+        ) from None

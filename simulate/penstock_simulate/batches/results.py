@@ -1,4 +1,5 @@
-"""Writes the results of a batch to disk when a client first asks: nothing is worked out for one that is never read."""
+"""Writes the results of a batch to disk when a client first asks: nothing is worked out for one
+that is never read."""
 
 from __future__ import annotations
 
@@ -49,7 +50,8 @@ class Wording(Protocol):
 
 
 class Job(NamedTuple):
-    """What is to be written: the input, how many of its requests were done, and why the others were not."""
+    """What is to be written: the input, how many of its requests were done, and why the others were
+    not."""
 
     batch: str
     source: Path
@@ -71,7 +73,8 @@ class Results:
 
 
 class Spoiler:
-    """Spoils lines as providers and the networks before them have: cut ones, unknown ids, a result that comes twice."""
+    """Spoils lines as providers and the networks before them have: cut ones, unknown ids, a result
+    that comes twice."""
 
     def __init__(self, luck: LineLuck, wording: Wording) -> None:
         self._luck, self._wording, self._numbers = luck, wording, count(1)
@@ -91,7 +94,9 @@ class Spoiler:
 class ResultWriter:
     """Writes the results of one batch."""
 
-    def __init__(self, folder: Folder, account: RequestAccount, wording: Wording, luck: LineLuck) -> None:
+    def __init__(
+        self, folder: Folder, account: RequestAccount, wording: Wording, luck: LineLuck
+    ) -> None:
         self._folder, self._account, self._wording = folder, account, wording
         self._spoiler = Spoiler(luck, wording)
         self._good: list[str] = []
@@ -116,7 +121,9 @@ class ResultWriter:
         for at, (fate, raw) in enumerate(job.requests.read(job.source)):
             asked, request_id = self._wording.asked(raw), f"req_{job.batch[-12:]}{at:08x}"
             asked.call.declines = fate is Fate.DECLINED
-            why = job.rest if at >= job.done else Undone.TIMED_OUT if fate is Fate.TIMED_OUT else None
+            why = (
+                job.rest if at >= job.done else Undone.TIMED_OUT if fate is Fate.TIMED_OUT else None
+            )
             refusal = None if why is not None else refusal_of(fate, asked.call)
             if why is not None:
                 found.undone += why is job.rest
@@ -131,7 +138,9 @@ class ResultWriter:
 
     def _answered(self, asked: Asked, request_id: str, found: Results) -> bytes:
         line, usage = self._wording.answered(asked, request_id)
-        found.usage = Usage(found.usage.prompt + usage.prompt, found.usage.completion + usage.completion)
+        found.usage = Usage(
+            found.usage.prompt + usage.prompt, found.usage.completion + usage.completion
+        )
         self._good.append(asked.call.document)
         if len(self._good) >= COUNTED_AT_ONCE:
             self._account.answered(self._good)

@@ -1,4 +1,5 @@
-"""How the answers of batch APIs leave: JSON, files whole or broken off, and refusals in the words of a dialect."""
+"""How the answers of batch APIs leave: JSON, files whole or broken off, and refusals in the words
+of a dialect."""
 
 from __future__ import annotations
 
@@ -30,12 +31,17 @@ def ids(request_id: str) -> dict[str, str]:
 
 
 def json(shown: Any, status: int = 200) -> web.Response:
-    return web.Response(status=status, body=orjson.dumps(shown), headers={**JSON, **ids("req_" + uuid4().hex)})
+    return web.Response(
+        status=status, body=orjson.dumps(shown), headers={**JSON, **ids("req_" + uuid4().hex)}
+    )
 
 
 def in_words_of(write_error: Dialect, routes: Iterable[web.RouteDef]) -> list[web.RouteDef]:
     """The routes, with refusals answered as the dialect writes them."""
-    return [web.route(route.method, route.path, _in_words_of(write_error, route.handler)) for route in routes]
+    return [
+        web.route(route.method, route.path, _in_words_of(write_error, route.handler))
+        for route in routes
+    ]
 
 
 def _in_words_of(write_error: Dialect, handler: Handler) -> Handler:
@@ -50,9 +56,12 @@ def _in_words_of(write_error: Dialect, handler: Handler) -> Handler:
     return answer
 
 
-async def download(shop: BatchShop, request: web.Request, batch: Batch, path: Path) -> web.StreamResponse:
-    """Send results: whole, broken off, or as long as a provider has written them. Ranges are answered, so a download can go on
-    where it ended. Raises Refused."""
+async def download(
+    shop: BatchShop, request: web.Request, batch: Batch, path: Path
+) -> web.StreamResponse:
+    """Send results: whole, broken off, or as long as a provider has written them.
+
+    Ranges are answered, so a download can go on where it ended. Raises Refused."""
     is_whole = shop.read(batch, path.name)
     if shop.strikes("download", shop.config.batch_cut_share):
         return await _broken_off(request, path)

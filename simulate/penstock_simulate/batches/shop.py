@@ -1,4 +1,5 @@
-"""All batches of the simulated provider, whatever their dialect: takes them in, and writes their results when asked for."""
+"""All batches of the simulated provider, whatever their dialect: takes them in, and writes their
+results when asked for."""
 
 from __future__ import annotations
 
@@ -49,7 +50,8 @@ class BatchShop:
         return self._provider.config
 
     def enter(self, call: str, key: str | None, *, spends: bool = False) -> None:
-        """What every call meets first: the key, a refusal on demand, bad luck and, if it spends, an empty account.
+        """What every call meets first: the key, a refusal on demand, bad luck and, if it spends, an
+        empty account.
 
         ``key`` as in an Authorization header. Raises Refused.
         """
@@ -66,14 +68,19 @@ class BatchShop:
         if batch.looks <= self.config.batch_look_403s:
             raise Refused(
                 Refusal(
-                    403, "You have insufficient permissions for this operation.", "invalid_request_error", "forbidden"
+                    403,
+                    "You have insufficient permissions for this operation.",
+                    "invalid_request_error",
+                    "forbidden",
                 )
             )
         if batch.counts(self.now()).good:
             self._hide(batch, "batch", self.config.batch_look_404_s)
 
     def read(self, batch: Batch, output: str) -> bool:
-        """Whether a download of this output is whole. Raises Refused for one that is not found yet."""
+        """Whether a download of this output is whole.
+
+        Raises Refused for one that is not found yet."""
         self._hide(batch, output, self.config.batch_file_404_s)
         batch.downloads[output] += 1
         return batch.downloads[output] > self.config.batch_short_reads
@@ -86,14 +93,17 @@ class BatchShop:
         return self._luck.strikes(self.config, what, share)
 
     def submit(self, ident: str, dialect: Dialect, source: Path, tag: object = None) -> Batch:
-        """A new batch, which is read and checked from now on. Raises Refused where there are too many."""
+        """A new batch, which is read and checked from now on.
+
+        Raises Refused where there are too many."""
         batch = self._new(ident, dialect, source, tag)
         self.keep(batch)
         self._start(self._take_in(batch))
         return batch
 
     async def admit(self, ident: str, dialect: Dialect, source: Path, tag: object = None) -> Batch:
-        """A batch whose input was read; it is not there until it is kept, which is for the caller to say."""
+        """A batch whose input was read; it is not there until it is kept, which is for the caller
+        to say."""
         batch = self._new(ident, dialect, source, tag)
         await asyncio.shield(self._start(self._take_in(batch)))
         return batch
@@ -110,7 +120,8 @@ class BatchShop:
         return True
 
     async def results(self, batch: Batch, now: float) -> Results | None:
-        """What came of a batch that is over by ``now``; None while it is not, and for one that was refused."""
+        """What came of a batch that is over by ``now``; None while it is not, and for one that was
+        refused."""
         if batch.results is None and batch.index is not None and batch.course.is_over(now):
             if batch.writing is None:
                 batch.writing = self._start(self._write(batch, batch.index))
@@ -129,10 +140,13 @@ class BatchShop:
             batch.index = None
 
     def stats(self) -> dict[str, Any]:
-        """For `GET /stats`: the calls of batch APIs, batches by what became of them, and their requests."""
+        """For `GET /stats`: the calls of batch APIs, batches by what became of them, and their
+        requests."""
         now = self.now()
         statuses = Counter(batch.course.status(now).value for batch in self._batches.values())
-        unread = sum(1 for batch in self._batches.values() if batch.reads == 0 and batch.counts(now).good)
+        unread = sum(
+            1 for batch in self._batches.values() if batch.reads == 0 and batch.counts(now).good
+        )
         return {
             "calls": dict(sorted(self._calls.items())),
             "by_status": dict(sorted(statuses.items())),
@@ -160,7 +174,9 @@ class BatchShop:
 
     def _new(self, ident: str, dialect: Dialect, source: Path, tag: object) -> Batch:
         if len(self._batches) >= MAX_BATCHES:
-            message = f"This simulator remembers {MAX_BATCHES} batches and has as many: start it anew."
+            message = (
+                f"This simulator remembers {MAX_BATCHES} batches and has as many: start it anew."
+            )
             raise Refused(Refusal(429, message, "requests", "rate_limit_exceeded"))
         self._made += 1
         plan = self._luck.plan(self.config, self._made)
@@ -168,7 +184,9 @@ class BatchShop:
 
     async def _take_in(self, batch: Batch) -> None:
         """Its validation takes as long as the settings say, and as long as reading takes."""
-        found = await asyncio.to_thread(read_input, batch.source, batch.dialect.reader, Fates(self.config))
+        found = await asyncio.to_thread(
+            read_input, batch.source, batch.dialect.reader, Fates(self.config)
+        )
         batch.problems = found.problems or self._no_room(batch, found)
         if not batch.problems:
             batch.model, batch.requests, batch.tokens = found.model, len(found), found.tokens
@@ -184,7 +202,9 @@ class BatchShop:
         """A batch takes its room until it is over."""
         waiting = [other for other in self._open() if other is not batch]
         tokens = sum(other.tokens for other in waiting if other.model == found.model)
-        requests = sum(other.requests for other in waiting if other.dialect.name == batch.dialect.name)
+        requests = sum(
+            other.requests for other in waiting if other.dialect.name == batch.dialect.name
+        )
         queue = Queue(found.model, tokens + found.tokens, requests + len(found))
         problem = batch.dialect.no_room(queue, self.config)
         return () if problem is None else (problem,)
@@ -196,7 +216,9 @@ class BatchShop:
     async def _write(self, batch: Batch, index: Index) -> None:
         """Once for a batch, by the first who asks; then its input is needed no more."""
         rest = Undone.CANCELLED if batch.course.cancel_at is not None else Undone.EXPIRED
-        job = Job(batch.id, batch.source, index, batch.course.done(batch.requests, self.now()), rest)
+        job = Job(
+            batch.id, batch.source, index, batch.course.done(batch.requests, self.now()), rest
+        )
         share = self.config.batch_spoilt_share if batch.dialect.shuffled else 0.0
         luck = LineLuck(self.config.seed, share, batch.id)
         writer = ResultWriter(self.folder, self._account, batch.dialect.wording, luck)

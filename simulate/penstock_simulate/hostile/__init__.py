@@ -1,6 +1,7 @@
 """Answers that no client should trust: what `penstock simulate --hostile` sends, by name.
 
-Each family is a file with a table of its kinds. A kind is a function of the request; nothing in here sends a byte.
+Each family is a file with a table of its kinds. A kind is a function of the request; nothing in
+here sends a byte.
 """
 
 from __future__ import annotations
@@ -34,7 +35,10 @@ def chosen(names: str | None) -> tuple[Kind, ...]:
     wanted = [name.strip() for name in names.split(",")]
     for name in wanted:
         if name not in KINDS:
-            raise BadSetting(f"--hostile: {name!r} is not a kind; `penstock simulate --hostile list` shows all of them")
+            raise BadSetting(
+                f"--hostile: {name!r} is not a kind; `penstock simulate --hostile list` shows all "
+                "of them"
+            )
     return tuple(KINDS[name] for name in dict.fromkeys(wanted))
 
 

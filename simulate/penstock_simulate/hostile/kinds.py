@@ -19,7 +19,9 @@ class Asked(NamedTuple):
 
 
 class Kind(NamedTuple):
-    """One way to answer. ``line`` is its text in the list; ``answers``: the result arrives all the same."""
+    """One way to answer.
+
+    ``line`` is its text in the list; ``answers``: the result arrives all the same."""
 
     name: str
     line: str
@@ -39,6 +41,8 @@ def with_headers(headers: Mapping[str, str]) -> Callable[[Asked], Reply]:
 
 
 def error(message: str, code: str | None = None, kind: str = "invalid_request_error") -> bytes:
-    """OpenAI's error body, around a message that is already written as JSON text without its quotes."""
+    """OpenAI's error body, around a message that is already written as JSON text without its
+    quotes."""
     written = "null" if code is None else f'"{code}"'
-    return f'{{"error":{{"message":"{message}","type":"{kind}","param":null,"code":{written}}}}}'.encode()
+    said = f'"message":"{message}","type":"{kind}","param":null,"code":{written}'
+    return f'{{"error":{{{said}}}}}'.encode()

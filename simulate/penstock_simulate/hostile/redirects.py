@@ -8,7 +8,8 @@ from penstock_simulate.hostile.kinds import Asked, Kind
 from penstock_simulate.reply import Reply
 
 TRAP = "/trap"
-ELSEWHERE = "localhost"  # another name of this machine, and so another host for a client that was given 127.0.0.1
+# another name of this machine, and so another host for a client that was given 127.0.0.1
+ELSEWHERE = "localhost"
 
 
 def _to(status: int, *, host: str | None = None) -> Callable[[Asked], Reply]:

@@ -20,17 +20,31 @@ LIMITS = {
     "limit-tokens": ("ten tokens per minute", {f"{LIMIT}tokens": "10", f"{LEFT}tokens": "0"}),
     "limit-nonsense": (
         "nonsense",
-        {f"{LIMIT}requests": "1e400", f"{LEFT}requests": "-7", f"{LIMIT}tokens": "many", f"{RESET}tokens": "0x10"},
+        {
+            f"{LIMIT}requests": "1e400",
+            f"{LEFT}requests": "-7",
+            f"{LIMIT}tokens": "many",
+            f"{RESET}tokens": "0x10",
+        },
     ),
 }
 
 KINDS = (
     *(
-        Kind(f"retry-after-{name}", f"429 with Retry-After: {line}", fixed(429, BUSY, {**JSON, "Retry-After": value}))
+        Kind(
+            f"retry-after-{name}",
+            f"429 with Retry-After: {line}",
+            fixed(429, BUSY, {**JSON, "Retry-After": value}),
+        )
         for name, (line, value) in RETRY_AFTER.items()
     ),
     *(
-        Kind(name, f"a good answer whose headers name {line} as the limit", with_headers(headers), answers=True)
+        Kind(
+            name,
+            f"a good answer whose headers name {line} as the limit",
+            with_headers(headers),
+            answers=True,
+        )
         for name, (line, headers) in LIMITS.items()
     ),
 )

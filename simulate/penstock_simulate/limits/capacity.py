@@ -10,7 +10,8 @@ from penstock_simulate.presets import Metering
 
 
 class ServerSlots:
-    """An unbounded first-come-first-served queue in front of ``slots`` equal servers; times are known at once."""
+    """An unbounded first-come-first-served queue in front of ``slots`` equal servers; times are
+    known at once."""
 
     def __init__(self, slots: int) -> None:
         self._ends: list[float] = []  # when each server is free, a heap

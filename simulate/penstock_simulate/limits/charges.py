@@ -1,4 +1,5 @@
-"""What a call is charged, and when: at admission, corrected at the end, or as the answer is produced.
+"""What a call is charged, and when: at admission, corrected at the end, or as the answer is
+produced.
 
 Sources: the providers' rate-limit pages, named in penstock_ratelimit/provider/profiles.py.
 """
@@ -23,11 +24,13 @@ def charge(requests: int, input_tokens: int, output_tokens: int) -> Charge:
     return Charge(requests, input_tokens + output_tokens, input_tokens, output_tokens)
 
 
-def correction(mode: Mode, charged: Charge, output: int, *, burndown: int, refund: bool) -> Charge | None:
+def correction(
+    mode: Mode, charged: Charge, output: int, *, burndown: int, refund: bool
+) -> Charge | None:
     """What is still due when the answer leaves; None is nothing.
 
-    ``output``: tokens it had; ``burndown``: how many tokens each of them counts for where input and output share a
-    limit; ``refund``: the call failed, and failing is free.
+    ``output``: tokens it had; ``burndown``: how many tokens each of them counts for where input and
+    output share a limit; ``refund``: the call failed, and failing is free.
     """
     if refund:
         return charge(-charged.requests, -charged.input_tokens, -charged.output_tokens)

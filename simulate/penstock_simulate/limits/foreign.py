@@ -9,11 +9,14 @@ from penstock_simulate.limits.meters import Meter
 from penstock_simulate.limits.timeline import Timeline
 
 TOKENS_PER_CALL = 1_000  # of a foreign call where only tokens are limited
-MEMORY_S = 600.0  # arrivals further back are left out: no minute feels them, and a long pause costs no long catching up
+# arrivals further back are left out: no minute feels them, and a long pause costs no long catching
+# up
+MEMORY_S = 600.0
 
 
 class ForeignLoad:
-    """Takes ``share`` of each limit whether there is room or not, so that exactly the rest is left for the caller."""
+    """Takes ``share`` of each limit whether there is room or not, so that exactly the rest is left
+    for the caller."""
 
     def __init__(self, share: float, meters: Mapping[str, Meter], seed: int) -> None:
         self.share = share
@@ -45,7 +48,8 @@ class ForeignLoad:
         return self._random.expovariate(self._per_s())
 
     def _per_s(self) -> float:
-        """Calls per second: by the request limit where there is one, so that a call costs one request."""
+        """Calls per second: by the request limit where there is one, so that a call costs one
+        request."""
         for name in ("requests", "requests_per_day"):
             if name in self._meters:
                 return self.share * self._meters[name].rate

@@ -9,7 +9,14 @@ from typing import NamedTuple
 from penstock_simulate.config import SimulatorConfig
 from penstock_simulate.limits.charges import Charge, charge
 from penstock_simulate.limits.foreign import ForeignLoad
-from penstock_simulate.limits.meters import DAY_S, MINUTE_S, TEN_S, ContinuousBucket, FixedWindow, Meter
+from penstock_simulate.limits.meters import (
+    DAY_S,
+    MINUTE_S,
+    TEN_S,
+    ContinuousBucket,
+    FixedWindow,
+    Meter,
+)
 from penstock_simulate.limits.tally import LastSecond
 from penstock_simulate.limits.timeline import Timeline
 
@@ -17,7 +24,8 @@ WINDOWS_S = {"10s": TEN_S, "minute": MINUTE_S}
 
 
 class Dimension(NamedTuple):
-    """One thing that is limited: the setting that holds its limit, and which part of a charge counts."""
+    """One thing that is limited: the setting that holds its limit, and which part of a charge
+    counts."""
 
     setting: str
     part: int  # of Charge
@@ -39,7 +47,8 @@ DIMENSIONS: Mapping[str, Dimension] = {
 
 @dataclass(frozen=True, slots=True)
 class OverLimit:
-    """A call that does not fit: what it ran into, and the seconds until it would fit (infinite: never)."""
+    """A call that does not fit: what it ran into, and the seconds until it would fit (infinite:
+    never)."""
 
     dimension: str
     wait_s: float
@@ -77,7 +86,9 @@ class KeyLimits:
                 self.meters[name] = _meter(name, limit / dimension.per_s, config)
                 self._peaks[name] = 0.0
         # What a call is measured by, in this order: the dimension, its part of a charge, its meter.
-        self._measured = [(name, DIMENSIONS[name].part, meter) for name, meter in self.meters.items()]
+        self._measured = [
+            (name, DIMENSIONS[name].part, meter) for name, meter in self.meters.items()
+        ]
         self._foreign.share = config.foreign_share
 
     def catch_up(self, now: float) -> None:
@@ -87,7 +98,9 @@ class KeyLimits:
             self._timeline.run(now)
 
     def admit(self, cost: Charge, now: float) -> OverLimit | None:
-        """None when the call fits and is charged. A refused one costs a request, as far as one is left."""
+        """None when the call fits and is charged.
+
+        A refused one costs a request, as far as one is left."""
         if not self._measured:
             return None
         self.catch_up(now)
@@ -123,7 +136,8 @@ class KeyLimits:
         self._timeline.add(end, lambda at, _: self._flow(-per_s, at))
 
     def stats(self, now: float) -> dict[str, dict[str, float]]:
-        """By dimension, in its units: utilisation is ``accepted / (per_s x seconds)``; a peak is of any one second."""
+        """By dimension, in its units: utilisation is ``accepted / (per_s x seconds)``; a peak is of
+        any one second."""
         self.catch_up(now)
         return {name: self._account(name, meter, now) for name, meter in self.meters.items()}
 
@@ -169,4 +183,8 @@ def _meter(name: str, rate: float, config: SimulatorConfig) -> Meter:
     if dimension.per_s == DAY_S:
         return ContinuousBucket(rate, DAY_S)
     window = metering.window if dimension.part == REQUESTS else metering.tokens_window
-    return FixedWindow(rate, WINDOWS_S[window]) if window in WINDOWS_S else ContinuousBucket(rate, metering.depth_s)
+    return (
+        FixedWindow(rate, WINDOWS_S[window])
+        if window in WINDOWS_S
+        else ContinuousBucket(rate, metering.depth_s)
+    )

@@ -1,4 +1,6 @@
-"""How much of one thing may still be used: a bucket that refills all the time, or a fixed window. Time is passed in."""
+"""How much of one thing may still be used: a bucket that refills all the time, or a fixed window.
+
+Time is passed in."""
 
 from __future__ import annotations
 
@@ -13,7 +15,10 @@ TOLERANCE = 1e-6
 
 
 class Meter(Protocol):
-    """One limit. What it holds goes below zero when units are used that it did not grant: output, other clients."""
+    """One limit.
+
+    What it holds goes below zero when units are used that it did not grant: output, other
+    clients."""
 
     rate: float  # units per second
     capacity: float  # what it holds when full: a single cost above this never fits
@@ -41,7 +46,8 @@ class Meter(Protocol):
 
 
 class ContinuousBucket:
-    """Refills all the time; holds ``depth_s`` seconds of its rate (units per second), and at least one unit."""
+    """Refills all the time; holds ``depth_s`` seconds of its rate (units per second), and at least
+    one unit."""
 
     def __init__(self, rate: float, depth_s: float) -> None:
         self.window_s = depth_s
@@ -83,7 +89,8 @@ class ContinuousBucket:
 
 
 class FixedWindow:
-    """The whole budget of ``window_s`` at the start of each window, counted from the first use; nothing carries over."""
+    """The whole budget of ``window_s`` at the start of each window, counted from the first use;
+    nothing carries over."""
 
     def __init__(self, rate: float, window_s: float) -> None:
         self.window_s = window_s

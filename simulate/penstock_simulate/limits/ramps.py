@@ -1,4 +1,5 @@
-"""Refuses traffic that grows too steeply, as providers do with `slow_down` even inside the limits."""
+"""Refuses traffic that grows too steeply, as providers do with `slow_down` even inside the
+limits."""
 
 from __future__ import annotations
 
@@ -11,11 +12,13 @@ MINUTE_S = 60.0
 
 
 class RampDetector:
-    """Within ``within_s`` the accepted rate may grow by ``percent``, measured against the best older slot.
+    """Within ``within_s`` the accepted rate may grow by ``percent``, measured against the best
+    older slot.
 
-    The span is cut into ten slots. A slot may accept ``1 + percent / 100`` times what the best slot accepted that lies
-    one to two spans back, and never less than ``free_rpm`` requests per minute times the same. So traffic that grows
-    no faster passes, a jump is refused, and after a pause of two spans the ramp starts over.
+    The span is cut into ten slots. A slot may accept ``1 + percent / 100`` times what the best slot
+    accepted that lies one to two spans back, and never less than ``free_rpm`` requests per minute
+    times the same. So traffic that grows no faster passes, a jump is refused, and after a pause of
+    two spans the ramp starts over.
     """
 
     def __init__(self, percent: float, within_s: float, free_rpm: float) -> None:
@@ -47,7 +50,8 @@ class RampDetector:
         self._past.append(self._accepted)
         self._past.extend([0] * min(slot - self._slot - 1, 2 * SLOTS))
         self._slot, self._accepted = slot, 0
-        # The slot that begins now is number 20 of the past: those from 10 slots back on are a whole span old.
+        # The slot that begins now is number 20 of the past: those from 10 slots back on are a whole
+        # span old.
         best = max(list(self._past)[: SLOTS + 1])
         self._allowed = max(1.0, self._growth * max(best, self._free))
 

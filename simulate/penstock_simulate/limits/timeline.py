@@ -11,7 +11,9 @@ Event = Callable[[float, float], None]  # (when it was due, the time now)
 
 
 class Timeline:
-    """Events in the order in which they are due. The caller looks before anything that they could change."""
+    """Events in the order in which they are due.
+
+    The caller looks before anything that they could change."""
 
     def __init__(self) -> None:
         self._due: list[tuple[float, int, Event]] = []

@@ -1,4 +1,6 @@
-"""Acknowledgements, gathered during a turn of the hub and sent as one group at its end. Used by the hub thread."""
+"""Acknowledgements, gathered during a turn of the hub and sent as one group at its end.
+
+Used by the hub thread."""
 
 from __future__ import annotations
 
@@ -13,19 +15,26 @@ from penstock_workers.broker.stock_acks import ack_stock_messages, is_closed
 
 log = logging.getLogger(__name__)
 
-Unsure = Callable[[Sequence[str]], None]  # gets tags whose acknowledgement the broker may not have seen
+Unsure = Callable[
+    [Sequence[str]], None
+]  # gets tags whose acknowledgement the broker may not have seen
 
 
 class Acks:
-    """The transports of this package take groups of delivery tags; for other brokers see ``stock_acks.py``."""
+    """The transports of this package take groups of delivery tags; for other brokers see
+    ``stock_acks.py``."""
 
-    def __init__(self, leases: Leases, unsure: Unsure, soon: Callable[[Callable[[], None]], object]) -> None:
+    def __init__(
+        self, leases: Leases, unsure: Unsure, soon: Callable[[Callable[[], None]], object]
+    ) -> None:
         self.acked = 0
         self.groups = 0
         self._leases = leases
         self._unsure = unsure
         self._soon = soon
-        self._waiting: list[Any] = []  # kombu messages; bounded by prefetch, emptied each turn of the hub
+        self._waiting: list[
+            Any
+        ] = []  # kombu messages; bounded by prefetch, emptied each turn of the hub
 
     def add(self, message: Any) -> None:
         self._waiting.append(message)
@@ -49,12 +58,17 @@ class Acks:
         if leased:
             self._leases.conclude(leased, BrokerAction.ACK)
         if len(leased) < len(messages):
-            self._unsure(ack_stock_messages(message for message in messages if not isinstance(message, Message)))
+            self._unsure(
+                ack_stock_messages(
+                    message for message in messages if not isinstance(message, Message)
+                )
+            )
 
 
 class Ack:
-    """What a Celery request calls to acknowledge its message. Another message takes its place when a redelivered copy is
-    adopted by the run of the first."""
+    """What a Celery request calls to acknowledge its message.
+
+    Another message takes its place when a redelivered copy is adopted by the run of the first."""
 
     __slots__ = ("_acks", "message")
 

@@ -13,7 +13,8 @@ from penstock_workers.broker.messages import payload_of
 
 
 class Channel(ClaimingChannel):
-    """Keeps leases while it consumes, and gives back what a claim brings after its last consumer was cancelled."""
+    """Keeps leases while it consumes, and gives back what a claim brings after its last consumer
+    was cancelled."""
 
     def basic_consume(self, queue: str, no_ack: bool = False, *args: Any, **options: Any) -> Any:
         if no_ack:
@@ -51,7 +52,8 @@ class Channel(ClaimingChannel):
         return payload_of(claim.messages[0].raw)
 
     def _take_back_claim(self) -> None:
-        """Messages of a claim that ends after the last consumer was cancelled return to their queues at once."""
+        """Messages of a claim that ends after the last consumer was cancelled return to their
+        queues at once."""
         if not self._in_poll:
             return
         try:

@@ -1,8 +1,9 @@
 """Claim: take up to 64 messages from their queues and record them as held, in one script call.
 
-Stock kombu takes one message per round trip and records it as unacked in a second one: a process killed in between loses
-it. The keys are kombu's own, so stock producers, workers and Flower share the broker. The hub sends the script over the
-channel's connection and reads the answer when it comes; Redis cannot wait inside a script: an idle worker asks again.
+Stock kombu takes one message per round trip and records it as unacked in a second one: a process
+killed in between loses it. The keys are kombu's own, so stock producers, workers and Flower share
+the broker. The hub sends the script over the channel's connection and reads the answer when it
+comes; Redis cannot wait inside a script: an idle worker asks again.
 """
 
 from __future__ import annotations
@@ -39,7 +40,11 @@ class ClaimingChannel(ConnectingChannel):
     Message = Message
     bulk_max = BULK_MAX
     idle_poll_s = IDLE_POLL_S
-    from_transport_options = (*kombu_redis.Channel.from_transport_options, "bulk_max", "idle_poll_s")
+    from_transport_options = (
+        *kombu_redis.Channel.from_transport_options,
+        "bulk_max",
+        "idle_poll_s",
+    )
 
     def __init__(self, connection: Any, **options: Any) -> None:
         self.leases = connection.leases
@@ -49,12 +54,14 @@ class ClaimingChannel(ConnectingChannel):
         super().__init__(connection, **options)
 
     def room(self) -> int:
-        """How many more messages the prefetch limit allows. It counts what the process holds, over all of its channels."""
+        """How many more messages the prefetch limit allows.
+
+        It counts what the process holds, over all of its channels."""
         limit: int = self.qos.prefetch_count
         most = min(self.bulk_max, BULK_LIMIT)
         return min(most, limit - len(self.leases)) if limit else most
 
-    # -- kombu's poller calls these two in place of BRPOP --------------------------------------------------------------
+    # -- kombu's poller calls these two in place of BRPOP ------------------------------------------
 
     def _brpop_start(self, timeout: float | None = None) -> None:
         room = self.room()
@@ -77,8 +84,14 @@ class ClaimingChannel(ConnectingChannel):
         self._hand_over(messages)
         return True
 
-    def _claim_command(self, script: ClaimScript, queues: Sequence[str], room: int) -> list[str | int]:
-        lists = [(queue, self._q_for_pri(queue, step)) for step in self.priority_steps for queue in queues]
+    def _claim_command(
+        self, script: ClaimScript, queues: Sequence[str], room: int
+    ) -> list[str | int]:
+        lists = [
+            (queue, self._q_for_pri(queue, step))
+            for step in self.priority_steps
+            for queue in queues
+        ]
         return script.command(self.broker_keys(), lists, self._unrecorded, room)
 
     def _read_claim(self, **options: Any) -> list[Claimed]:
@@ -98,7 +111,9 @@ class ClaimingChannel(ConnectingChannel):
         return claim.messages
 
     def _note(self, claim: Claim) -> None:
-        recorded = [claimed.tag for claimed in claim.messages if claimed.queue not in self._unrecorded]
+        recorded = [
+            claimed.tag for claimed in claim.messages if claimed.queue not in self._unrecorded
+        ]
         self.leases.claimed(recorded, claim.score, claim.dropped, claim.put_off)
 
     def _hand_over(self, messages: Sequence[Claimed]) -> None:
@@ -110,11 +125,18 @@ class ClaimingChannel(ConnectingChannel):
             self.leases.conclude([claimed.tag for claimed in waiting], BrokerAction.GIVE_BACK)
 
     def _deliver(self, claimed: Claimed) -> None:
-        """To the consumer of its queue. A message that makes the consumer fail must not take the worker with it."""
+        """To the consumer of its queue.
+
+        A message that makes the consumer fail must not take the worker with it."""
         try:
             self.connection._deliver(payload_of(claimed.raw), claimed.queue)
         except BROKER_ERRORS:
             raise
         except Exception:
-            log.exception("message %s of queue %s cannot be taken; kept in %s", claimed.tag, claimed.queue, PARKED_KEY)
+            log.exception(
+                "message %s of queue %s cannot be taken; kept in %s",
+                claimed.tag,
+                claimed.queue,
+                PARKED_KEY,
+            )
             self.leases.conclude([claimed.tag], BrokerAction.SET_ASIDE)

@@ -29,24 +29,33 @@ class Claim(NamedTuple):
 
 
 class ClaimScript:
-    """One claim at a time: ``command``, then ``read`` with its answer, or ``forget`` when the server lost the script."""
+    """One claim at a time: ``command``, then ``read`` with its answer, or ``forget`` when the
+    server lost the script."""
 
     def __init__(self) -> None:
         self._text = script_text("claim")
-        self._digest = hashlib.sha1(self._text.encode(), usedforsecurity=False).hexdigest()  # how Redis names scripts
+        self._digest = hashlib.sha1(
+            self._text.encode(), usedforsecurity=False
+        ).hexdigest()  # how Redis names scripts
         self._is_loaded = False
         self._queues: list[str] = []
 
     def command(
         self, keys: Keys, lists: Sequence[tuple[str, str]], unrecorded: Collection[str], room: int
     ) -> list[str | int]:
-        """Take up to ``room`` messages from ``lists``, pairs of queue and Redis list, in their order.
+        """Take up to ``room`` messages from ``lists``, pairs of queue and Redis list, in their
+        order.
 
         Messages of ``unrecorded`` queues need no acknowledgement.
         """
         self._queues = [queue for queue, _ in lists]
         names = ["" if queue in unrecorded else str(dumps(queue)) for queue in self._queues]
-        paths = [keys.unacked, keys.unacked_index, keys.parked, *(keys.prefix + path for _, path in lists)]
+        paths = [
+            keys.unacked,
+            keys.unacked_index,
+            keys.parked,
+            *(keys.prefix + path for _, path in lists),
+        ]
         script = ["EVALSHA", self._digest] if self._is_loaded else ["EVAL", self._text]
         return [*script, len(paths), *paths, room, *names]
 

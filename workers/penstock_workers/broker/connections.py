@@ -1,4 +1,5 @@
-"""How a channel reaches Redis: plain, over TLS, a unix socket or Sentinel; and the client of the thread that keeps leases."""
+"""How a channel reaches Redis: plain, over TLS, a unix socket or Sentinel; and the client of the
+thread that keeps leases."""
 
 from __future__ import annotations
 
@@ -17,7 +18,8 @@ KEEPER_TIMEOUT_MIN_S = 1.0
 
 
 class ConnectingChannel(kombu_redis.Channel):  # type: ignore[misc]  # kombu is untyped
-    """``connection`` is a ``Transport`` of ``transport.py``: it knows the address, None = kombu finds it out by itself."""
+    """``connection`` is a ``Transport`` of ``transport.py``: it knows the address, None = kombu
+    finds it out by itself."""
 
     connection: Any
 
@@ -33,11 +35,20 @@ class ConnectingChannel(kombu_redis.Channel):  # type: ignore[misc]  # kombu is 
 
     @property
     def connection_class(self) -> type[Any]:
-        """What kombu derives its own connections from; TLS and unix sockets it finds out by itself."""
+        """What kombu derives its own connections from; TLS and unix sockets it finds out by
+        itself."""
         address: RedisAddress | None = self.connection.address
         if address is None or not address.sentinels:
-            return redis.SSLConnection if address is not None and address.over_tls else redis.Connection
-        return kombu_redis.SentinelManagedSSLConnection if address.over_tls else SentinelManagedConnection
+            return (
+                redis.SSLConnection
+                if address is not None and address.over_tls
+                else redis.Connection
+            )
+        return (
+            kombu_redis.SentinelManagedSSLConnection
+            if address.over_tls
+            else SentinelManagedConnection
+        )
 
     def _connparams(self, asynchronous: bool = False) -> dict[str, Any]:
         parameters: dict[str, Any] = dict(super()._connparams(asynchronous))
@@ -60,9 +71,13 @@ class ConnectingChannel(kombu_redis.Channel):  # type: ignore[misc]  # kombu is 
         """A client for the lease keeper: it must notice a dead peer well before a lease ends."""
         parameters = self._connparams()
         patience_s = max(KEEPER_TIMEOUT_MIN_S, float(self.visibility_timeout) / 6)
-        parameters["socket_timeout"] = min(parameters.get("socket_timeout") or patience_s, patience_s)
+        parameters["socket_timeout"] = min(
+            parameters.get("socket_timeout") or patience_s, patience_s
+        )
         parameters["retry"] = Retry(NoBackoff(), 0)  # the keeper has retries of its own
         address = self.connection.address
         if address is None:
             return redis.Redis(connection_pool=redis.ConnectionPool(**parameters))
-        return redis.Redis(connection_pool=address.pool(parameters.pop("connection_class"), parameters))
+        return redis.Redis(
+            connection_pool=address.pool(parameters.pop("connection_class"), parameters)
+        )

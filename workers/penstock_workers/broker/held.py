@@ -1,7 +1,8 @@
 """The messages that this process holds, from the claim to the broker action that ends it.
 
-Shared by the hub thread (``claimed``, ``conclude``) and the thread of ``leases.py``, which keeps the right to them; the lock
-is never held over I/O. It outlives broker connections: a reconnect neither loses nor repeats what is in flight.
+Shared by the hub thread (``claimed``, ``conclude``) and the thread of ``leases.py``, which keeps
+the right to them; the lock is never held over I/O. It outlives broker connections: a reconnect
+neither loses nor repeats what is in flight.
 """
 
 from __future__ import annotations
@@ -46,9 +47,13 @@ class HeldMessages:
     def __init__(self) -> None:
         self.dropped = 0  # duplicates of messages that some worker holds
         self.put_off = 0  # retries that came before the earlier attempt was acknowledged
-        self.claim_heard_at: float | None = None  # when Redis last answered a claim; written by the hub thread
+        self.claim_heard_at: float | None = (
+            None  # when Redis last answered a claim; written by the hub thread
+        )
         self._held: dict[str, str] = {}  # tag -> score last seen
-        self._leaving: dict[BrokerAction, deque[Lease]] = {action: deque() for action in BrokerAction}
+        self._leaving: dict[BrokerAction, deque[Lease]] = {
+            action: deque() for action in BrokerAction
+        }
         self._settling = 0  # leases handed to Redis by a call under way
         self._lock = threading.Condition()
 
@@ -88,7 +93,7 @@ class HeldMessages:
                     leaving.append(Lease(tag, seen))
             self._lock.notify_all()
 
-    # -- for the thread that keeps the leases ------------------------------------------------------------------------
+    # -- for the thread that keeps the leases ------------------------------------------------------
 
     def _is_leaving(self) -> bool:
         return self._settling > 0 or any(self._leaving.values())
@@ -111,7 +116,9 @@ class HeldMessages:
             self._lock.notify_all()
 
     def _note_renewal(self, group: Sequence[Lease], score: str, lost: set[str]) -> list[str]:
-        """Returns the tags that are lost. One that was concluded or claimed anew meanwhile is not touched."""
+        """Returns the tags that are lost.
+
+        One that was concluded or claimed anew meanwhile is not touched."""
         gone = []
         with self._lock:
             for tag, seen in group:

@@ -1,4 +1,6 @@
-"""Typed stubs of the Lua scripts, one per atomic step. ``scripts/record.lua`` documents the keys."""
+"""Typed stubs of the Lua scripts, one per atomic step.
+
+``scripts/record.lua`` documents the keys."""
 
 from __future__ import annotations
 
@@ -29,7 +31,8 @@ class Lease(NamedTuple):
 
 
 class Keys(NamedTuple):
-    """Where a broker keeps its messages: transport options that all workers of a broker must share."""
+    """Where a broker keeps its messages: transport options that all workers of a broker must
+    share."""
 
     unacked: str
     unacked_index: str
@@ -49,7 +52,8 @@ class Keys(NamedTuple):
     def of_older_workers(self) -> Keys:
         """Where workers kept their messages before each lane had keys of its own."""
         return self._replace(
-            unacked=self.prefix + keys.OLDER_UNACKED, unacked_index=self.prefix + keys.OLDER_UNACKED_INDEX
+            unacked=self.prefix + keys.OLDER_UNACKED,
+            unacked_index=self.prefix + keys.OLDER_UNACKED_INDEX,
         )
 
     @property
@@ -64,7 +68,9 @@ def script_text(name: str) -> str:
 
 
 class LeaseScripts:
-    """The steps that the lease keeper takes, over a client of its own. All raise redis-py's errors."""
+    """The steps that the lease keeper takes, over a client of its own.
+
+    All raise redis-py's errors."""
 
     def __init__(self, client: redis.Redis, where: Keys) -> None:
         self._where = where
@@ -77,25 +83,35 @@ class LeaseScripts:
     def ack(self, leases: Sequence[Lease]) -> list[str]:
         """Forget concluded messages; returns the tags whose lease was lost."""
         where = self._where
-        return _texts(self._ack([where.unacked, where.unacked_index], [where.visibility_timeout_s, *_pairs(leases)]))
+        return _texts(
+            self._ack(
+                [where.unacked, where.unacked_index], [where.visibility_timeout_s, *_pairs(leases)]
+            )
+        )
 
     def renew(self, leases: Sequence[Lease]) -> tuple[str, list[str]]:
         """Extend leases; returns their new score, and the tags whose lease was lost."""
         where = self._where
-        score, *lost = _texts(self._renew([where.unacked_index], [where.visibility_timeout_s, *_pairs(leases)]))
+        score, *lost = _texts(
+            self._renew([where.unacked_index], [where.visibility_timeout_s, *_pairs(leases)])
+        )
         return score, lost
 
     def give_back(self, leases: Sequence[Lease]) -> list[str]:
         """Return messages to the front of their queues; returns the tags whose lease was lost."""
         where = self._where
         arguments = [where.visibility_timeout_s, where.prefix, where.steps_text, *_pairs(leases)]
-        return _texts(self._give_back([where.unacked, where.unacked_index, where.parked], arguments))
+        return _texts(
+            self._give_back([where.unacked, where.unacked_index, where.parked], arguments)
+        )
 
     def set_aside(self, leases: Sequence[Lease]) -> list[str]:
         """Keep messages aside that no task handles; returns the tags whose lease was lost."""
         where = self._where
         arguments = [where.visibility_timeout_s, *_pairs(leases)]
-        return _texts(self._set_aside([where.unacked, where.unacked_index, where.parked], arguments))
+        return _texts(
+            self._set_aside([where.unacked, where.unacked_index, where.parked], arguments)
+        )
 
     def restore(self, next_sweep_s: float) -> int:
         """Return messages whose lease has run out to their queues, at most ``RESTORED_PER_SWEEP``.
@@ -106,18 +122,29 @@ class LeaseScripts:
         pause_ms = max(1, int(next_sweep_s * 1000))
         arguments: list[str | float] = [where.visibility_timeout_s, where.prefix, where.steps_text]
         arguments += [RESTORED_PER_SWEEP, pause_ms]
-        return int(self._restore([where.unacked, where.unacked_index, where.parked, where.sweep], arguments))
+        return int(
+            self._restore(
+                [where.unacked, where.unacked_index, where.parked, where.sweep], arguments
+            )
+        )
 
 
 def return_leases_of_the_dead(client: redis.Redis) -> int:
-    """Return every held message to its queue at once; returns how many. Call it only where no worker of this Redis is alive."""
+    """Return every held message to its queue at once; returns how many.
+
+    Call it only where no worker of this Redis is alive."""
     book = QueueBook(client)
-    kept = [queue_keys(queue, visibility_timeout_s=0) for lane in LANES for queue in book.of(queue_name(lane))]
+    kept = [
+        queue_keys(queue, visibility_timeout_s=0)
+        for lane in LANES
+        for queue in book.of(queue_name(lane))
+    ]
     return sum(_return_all(client, where) for where in (*kept, kept[0].of_older_workers()))
 
 
 def lane_keys(lane: str, *, visibility_timeout_s: float) -> Keys:
-    """Of workers that host no model, and of messages in the lane's own queue on their way to RabbitMQ."""
+    """Of workers that host no model, and of messages in the lane's own queue on their way to
+    RabbitMQ."""
     return queue_keys(queue_name(lane), visibility_timeout_s=visibility_timeout_s)
 
 

@@ -1,8 +1,8 @@
 """The thread that keeps this process's right to the messages that it holds.
 
-With a connection of its own it renews every lease each third of the visibility timeout, so a busy hub or a lost consumer
-connection cannot let them run out. It also tells Redis of concluded messages, in groups, and returns the messages of
-workers that let their leases run out.
+With a connection of its own it renews every lease each third of the visibility timeout, so a busy
+hub or a lost consumer connection cannot let them run out. It also tells Redis of concluded
+messages, in groups, and returns the messages of workers that let their leases run out.
 """
 
 from __future__ import annotations
@@ -30,13 +30,18 @@ BROKER_ERRORS = (RedisError, OSError)
 
 
 class Leases(HeldMessages):
-    """Reports lost leases to ``owner``; without one (a consumer outside of a worker) it only keeps them."""
+    """Reports lost leases to ``owner``; without one (a consumer outside of a worker) it only keeps
+    them."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.restored = 0  # expired messages that this process has returned; written by the keeper thread
+        self.restored = (
+            0  # expired messages that this process has returned; written by the keeper thread
+        )
         self.renewals = 0
-        self.kept_at: float | None = None  # when the keeper last reached Redis; written by the keeper thread
+        self.kept_at: float | None = (
+            None  # when the keeper last reached Redis; written by the keeper thread
+        )
         self._owner: LeaseOwner | None = None
         self._scripts: LeaseScripts | None = None
         self._swept: tuple[
@@ -48,7 +53,7 @@ class Leases(HeldMessages):
         self._failed_at = 0.0
         self._is_renewing = True
 
-    # -- any thread ------------------------------------------------------------------------------------------------
+    # -- any thread --------------------------------------------------------------------------------
 
     def serve(self, owner: LeaseOwner) -> None:
         """Called once, before the first claim."""
@@ -63,24 +68,33 @@ class Leases(HeldMessages):
             client = connect()
             self._scripts = LeaseScripts(client, keys)
             self._swept = (self._scripts, LeaseScripts(client, keys.of_older_workers()))
-            self._thread = threading.Thread(target=self._run, args=(keys,), name="penstock-leases", daemon=True)
+            self._thread = threading.Thread(
+                target=self._run, args=(keys,), name="penstock-leases", daemon=True
+            )
             self._thread.start()
 
     def flush(self, timeout_s: float) -> bool:
-        """Wait until Redis knows of every conclusion. False when it does not within ``timeout_s`` seconds."""
+        """Wait until Redis knows of every conclusion.
+
+        False when it does not within ``timeout_s`` seconds."""
         with self._lock:
-            return self._thread is None or self._lock.wait_for(lambda: not self._is_leaving(), timeout_s)
+            return self._thread is None or self._lock.wait_for(
+                lambda: not self._is_leaving(), timeout_s
+            )
 
     def close(self, timeout_s: float = 5.0) -> None:
         """Give back what is held, tell Redis of every conclusion, and end the thread."""
         self.conclude(self.tags(), BrokerAction.GIVE_BACK)
         if not self.flush(timeout_s):
-            log.warning("Redis is out of reach: %d messages return to their queues when their lease ends", len(self))
+            log.warning(
+                "Redis is out of reach: %d messages return to their queues when their lease ends",
+                len(self),
+            )
         with self._lock:
             self._closing = True
             self._lock.notify_all()
 
-    # -- the keeper thread -------------------------------------------------------------------------------------------
+    # -- the keeper thread -------------------------------------------------------------------------
 
     def _run(self, keys: Keys) -> None:
         renew_each_s = keys.visibility_timeout_s / RENEWALS_PER_TIMEOUT
@@ -97,7 +111,9 @@ class Leases(HeldMessages):
             well = self._attempt(self._settle) and well
             if time.monotonic() >= sweep_at:
                 well = self._attempt(self._sweep, sweep_each_s) and well
-                sweep_at = time.monotonic() + (RETRY_FIRST_S if self._more_to_sweep else sweep_each_s)
+                sweep_at = time.monotonic() + (
+                    RETRY_FIRST_S if self._more_to_sweep else sweep_each_s
+                )
             pause_s = 0.0 if well else min(RETRY_MAX_S, max(RETRY_FIRST_S, pause_s * 2))
 
     def _attempt(self, step: Callable[..., None], *arguments: float) -> bool:
@@ -110,12 +126,15 @@ class Leases(HeldMessages):
         return True
 
     def _wait(self, until: float, pause_s: float) -> None:
-        """Wait until a message is concluded or a step is due; after a failure, for all of ``pause_s``."""
+        """Wait until a message is concluded or a step is due; after a failure, for all of
+        ``pause_s``."""
         with self._lock:
             if pause_s:
                 self._lock.wait_for(lambda: self._closing, pause_s)
             else:
-                self._lock.wait_for(lambda: self._closing or self._is_leaving(), max(0.0, until - time.monotonic()))
+                self._lock.wait_for(
+                    lambda: self._closing or self._is_leaving(), max(0.0, until - time.monotonic())
+                )
 
     def _settle(self) -> None:
         assert self._scripts is not None
@@ -136,7 +155,8 @@ class Leases(HeldMessages):
                     self._owner.late(action, late)
 
     def _renew(self) -> None:
-        """Renew all leases, unless the item loop is stuck: then other workers must be able to take the items."""
+        """Renew all leases, unless the item loop is stuck: then other workers must be able to take
+        the items."""
         assert self._scripts is not None
         if not self._may_renew():
             return
@@ -156,7 +176,9 @@ class Leases(HeldMessages):
         self._is_renewing = may
         if might and not may:
             log.error(
-                "the item loop is stuck: %d leases are not renewed, so that other workers take those items", len(self)
+                "the item loop is stuck: %d leases are not renewed, so that other workers take "
+                "those items",
+                len(self),
             )
         elif may and not might:
             log.warning("the item loop runs again, and leases are renewed again")
@@ -169,9 +191,16 @@ class Leases(HeldMessages):
         restored = sum(count for count in found if count > 0)  # -1: another worker has just swept
         if restored:
             self.restored += restored
-            log.warning("%d messages were held by workers that are gone; they are back in their queues", restored)
+            log.warning(
+                "%d messages were held by workers that are gone; they are back in their queues",
+                restored,
+            )
 
     def _report(self, error: Exception) -> None:
         if time.monotonic() - self._failed_at >= FAILURES_LOGGED_EACH_S:
             self._failed_at = time.monotonic()
-            log.warning("cannot renew or settle %d messages (%s); trying again until Redis answers", len(self), error)
+            log.warning(
+                "cannot renew or settle %d messages (%s); trying again until Redis answers",
+                len(self),
+                error,
+            )

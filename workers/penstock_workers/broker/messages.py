@@ -9,7 +9,10 @@ from kombu.transport import virtual
 from kombu.utils.json import loads
 
 JSON_TYPE = "application/json"
-_ITEMS = (b'{"body":"[[],{\\"v\\":', b'[[],{"v":')  # how the producer begins an item's message, and the body of one
+_ITEMS = (
+    b'{"body":"[[],{\\"v\\":',
+    b'[[],{"v":',
+)  # how the producer begins an item's message, and the body of one
 _RAW = "penstock:raw"  # carries a message's text through kombu to ``Message``
 
 
@@ -31,7 +34,8 @@ class Message(virtual.Message):  # type: ignore[misc]  # kombu is untyped
             self.channel = channel
 
     def _take(self, payload: dict[str, Any]) -> bool:
-        """What kombu's own ``__init__`` does, for a message that is neither compressed nor encoded: an item's. Else False."""
+        """What kombu's own ``__init__`` does, for a message that is neither compressed nor encoded:
+        an item's. Else False."""
         headers: Any = payload.get("headers")
         properties: Any = payload.get("properties")
         body: Any = payload.get("body")
@@ -46,17 +50,26 @@ class Message(virtual.Message):  # type: ignore[misc]  # kombu is untyped
         self._raw, self.headers, self.properties = payload, headers, properties
         self.delivery_tag = properties["delivery_tag"]
         self.delivery_info = properties.get("delivery_info") or {}
-        self.content_type, self.content_encoding = payload.get("content-type"), payload.get("content-encoding")
+        self.content_type, self.content_encoding = (
+            payload.get("content-type"),
+            payload.get("content-encoding"),
+        )
         self.errors: list[Any] = []
         self.accept: Any = None  # the consumer's content types
         self._decoded_cache, self._state = None, "RECEIVED"
         return True
 
     def _decode(self) -> Any:
-        """Use kombu's reader only for its extensions and for what it must refuse: it takes a fifth of an item's time."""
+        """Use kombu's reader only for its extensions and for what it must refuse: it takes a fifth
+        of an item's time."""
         body: Any = self.body
         trusted = self.accept is None or JSON_TYPE in self.accept
-        if trusted and self.content_type == JSON_TYPE and isinstance(body, bytes) and _is_plain(body):
+        if (
+            trusted
+            and self.content_type == JSON_TYPE
+            and isinstance(body, bytes)
+            and _is_plain(body)
+        ):
             try:
                 return orjson.loads(body)
             except orjson.JSONDecodeError:
@@ -80,5 +93,7 @@ def _an_object(read: Any) -> dict[str, Any]:
 
 
 def _is_plain(text: bytes) -> bool:
-    """Without kombu's marks for dates and the like. In an item they mean nothing: a document may have such a field."""
+    """Without kombu's marks for dates and the like.
+
+    In an item they mean nothing: a document may have such a field."""
     return text.startswith(_ITEMS) or b"__type__" not in text

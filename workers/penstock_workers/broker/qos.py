@@ -29,10 +29,13 @@ class QoS(kombu_redis.QoS):  # type: ignore[misc]  # kombu is untyped
 
     def reject(self, delivery_tag: str, requeue: bool = False) -> None:
         """Without ``requeue`` the message is set aside: nothing is dropped here."""
-        self.channel.leases.conclude([delivery_tag], BrokerAction.GIVE_BACK if requeue else BrokerAction.SET_ASIDE)
+        self.channel.leases.conclude(
+            [delivery_tag], BrokerAction.GIVE_BACK if requeue else BrokerAction.SET_ASIDE
+        )
 
     def restore_unacked_once(self, stderr: Any = None) -> None:
-        """A closed channel gives nothing back: what is in flight goes on, and is acknowledged through the leases."""
+        """A closed channel gives nothing back: what is in flight goes on, and is acknowledged
+        through the leases."""
         self._on_collect.cancel()
 
     def restore_visible(self, *_: Any, **__: Any) -> None:

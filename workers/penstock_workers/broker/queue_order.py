@@ -1,7 +1,7 @@
 """In what order a worker looks into its queues: that of jobs first, then those of items in turns.
 
-Control messages are few and must not wait. The queues of a model's names and adapters are equals: a full one must not keep
-the others waiting, so the one that was served last comes last.
+Control messages are few and must not wait. The queues of a model's names and adapters are equals: a
+full one must not keep the others waiting, so the one that was served last comes last.
 """
 
 from __future__ import annotations

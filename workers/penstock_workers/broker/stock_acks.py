@@ -16,7 +16,8 @@ log = logging.getLogger(__name__)
 
 
 def ack_stock_messages(messages: Iterable[Any]) -> list[str]:
-    """Returns the tags whose acknowledgement may not have arrived: a redelivered copy of these may come."""
+    """Returns the tags whose acknowledgement may not have arrived: a redelivered copy of these may
+    come."""
     by_channel: dict[Any, list[Any]] = defaultdict(list)
     for message in messages:
         by_channel[message.channel].append(message)
@@ -25,7 +26,11 @@ def ack_stock_messages(messages: Iterable[Any]) -> list[str]:
         try:
             _ack_group(channel, group)
         except BROKER_ERRORS as error:
-            log.warning("%d messages could not be acknowledged (%s); they will be delivered again", len(group), error)
+            log.warning(
+                "%d messages could not be acknowledged (%s); they will be delivered again",
+                len(group),
+                error,
+            )
             unsure += [message.delivery_tag for message in group]
     return unsure
 
@@ -48,5 +53,7 @@ def _ack_group(channel: Any, group: list[Any]) -> None:
         pipe.hdel(channel.unacked_key, *tags)
         pipe.execute()
     for message in group:
-        virtual.QoS.ack(channel.qos, message.delivery_tag)  # kombu's own count of what is prefetched
+        virtual.QoS.ack(
+            channel.qos, message.delivery_tag
+        )  # kombu's own count of what is prefetched
         message._state = "ACK"

@@ -1,4 +1,5 @@
-"""kombu's Redis transport, with messages claimed in bulk (``claim.py``) and leased by the server's clock (``leases.py``).
+"""kombu's Redis transport, with messages claimed in bulk (``claim.py``) and leased by the server's
+clock (``leases.py``).
 
 Redis Cluster is not supported: the keys of one step lie in different slots.
 """
@@ -19,7 +20,10 @@ from penstock_workers.broker.claim import ClaimingChannel
 from penstock_workers.broker.leases import Leases
 from penstock_workers.broker.wake import IDLE_POLL_S, Wake
 
-ALIASES = ("penstock", "redisbulk")  # broker URLs: penstock+redis://…, penstock+rediss://…, penstock+socket://…
+ALIASES = (
+    "penstock",
+    "redisbulk",
+)  # broker URLs: penstock+redis://…, penstock+rediss://…, penstock+socket://…
 
 
 def register() -> None:
@@ -36,7 +40,8 @@ class Poller(kombu_redis.MultiChannelPoller):  # type: ignore[misc]  # kombu is 
 
 
 class Transport(kombu_redis.Transport):  # type: ignore[misc]  # kombu is untyped
-    """With the option ``leases`` it uses those of a worker, which outlive connections; else it makes its own and closes them."""
+    """With the option ``leases`` it uses those of a worker, which outlive connections; else it
+    makes its own and closes them."""
 
     Channel = Channel
 
@@ -55,7 +60,9 @@ class Transport(kombu_redis.Transport):  # type: ignore[misc]  # kombu is untype
         for callback in loop.on_tick - before:  # kombu leaves one behind per connection
             self._leave_loop.append(partial(loop.on_tick.discard, callback))
         idle_poll_s = self.client.transport_options.get("idle_poll_s", IDLE_POLL_S)
-        wake_up = loop.call_repeatedly(idle_poll_s, _nothing)  # keeps the loop turning: each turn claims messages
+        wake_up = loop.call_repeatedly(
+            idle_poll_s, _nothing
+        )  # keeps the loop turning: each turn claims messages
         self._leave_loop.append(wake_up.cancel)
         wake = Wake(loop, self._connect_waiting, self._consumed, self._claim_soon)
         loop.on_tick.add(wake.turn)
@@ -69,7 +76,9 @@ class Transport(kombu_redis.Transport):  # type: ignore[misc]  # kombu is untype
             self.leases.close()
 
     def _connect_waiting(self) -> redis.Redis:
-        return next(channel for channel in self._channels() if channel.active_queues)._connect_keeper()
+        return next(
+            channel for channel in self._channels() if channel.active_queues
+        )._connect_keeper()
 
     def _consumed(self) -> list[str]:
         return [queue for channel in self._channels() for queue in channel.active_queues]
@@ -83,8 +92,8 @@ class Transport(kombu_redis.Transport):  # type: ignore[misc]  # kombu is untype
 
 
 def _address(client: Any) -> RedisAddress | None:
-    """The option ``address``, or what follows the plus in penstock+redis://…, which kombu would take for a host name.
-    None for unix sockets (penstock+socket://…), which kombu reads itself."""
+    """The option ``address``, or what follows the plus in penstock+redis://…, which kombu would
+    take for a host name. None for unix sockets (penstock+socket://…), which kombu reads itself."""
     lent: RedisAddress | None = client.transport_options.get("address")
     if lent is not None:
         return None if lent.url.startswith("unix:") else lent

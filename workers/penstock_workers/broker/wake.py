@@ -1,9 +1,11 @@
-"""How an idle worker hears of urgent messages at once: it waits at a list in which each group of them leaves a mark.
+"""How an idle worker hears of urgent messages at once: it waits at a list in which each group of
+them leaves a mark.
 
-Redis cannot wait inside a script, so a worker that found nothing asks again twenty times a second. Urgent messages have callers
-who wait for each; asking a hundred times a second for their sake costs more than answering them. A mark wakes one worker, the
-one that has waited longest. It is a hint and no more: where it is lost, or wakes a worker that has no room, the message is found
-by the next one that asks, within IDLE_POLL_S.
+Redis cannot wait inside a script, so a worker that found nothing asks again twenty times a second.
+Urgent messages have callers who wait for each; asking a hundred times a second for their sake costs
+more than answering them. A mark wakes one worker, the one that has waited longest. It is a hint and
+no more: where it is lost, or wakes a worker that has no room, the message is found by the next one
+that asks, within IDLE_POLL_S.
 """
 
 from __future__ import annotations
@@ -21,14 +23,16 @@ from penstock_workers.broker.leases import BROKER_ERRORS
 log = logging.getLogger(__name__)
 
 IDLE_POLL_S: Final = 0.05  # an idle worker costs Redis 20 small scripts per second
-WAIT_S: Final = 5.0  # that Redis waits for a mark; then it is asked again, for the queues that are consumed by then
+# that Redis waits for a mark; then it is asked again, for the queues that are consumed by then
+WAIT_S: Final = 5.0
 OVERDUE_S: Final = 10.0  # without an answer: the connection leads nowhere
 RETRY_S: Final = 5.0  # after a failure; until then the worker asks at its usual pace
 
 
 class Pause:
-    """Of one channel: until when it does not ask again. A mark that comes while it asks counts, too: its message may have come
-    behind the question."""
+    """Of one channel: until when it does not ask again.
+
+    A mark that comes while it asks counts, too: its message may have come behind the question."""
 
     def __init__(self) -> None:
         self._over_at = 0.0
@@ -48,8 +52,10 @@ class Pause:
 
 
 class Wake:
-    """Of one connection to the broker, with an event loop. ``connect`` makes the client that waits, ``queues`` are those that are
-    consumed now, and ``woken`` is called for each mark. Belongs to the loop's thread."""
+    """Of one connection to the broker, with an event loop.
+
+    ``connect`` makes the client that waits, ``queues`` are those that are consumed now, and
+    ``woken`` is called for each mark. Belongs to the loop's thread."""
 
     def __init__(
         self,
@@ -69,7 +75,8 @@ class Wake:
         self._not_before = 0.0
 
     def turn(self) -> None:
-        """Once in each turn of the loop: wait where nothing is awaited, and no longer where nothing is consumed."""
+        """Once in each turn of the loop: wait where nothing is awaited, and no longer where nothing
+        is consumed."""
         if self._connection is None:
             if monotonic() >= self._not_before and self._queues():
                 self._guarded(self._begin)
@@ -112,6 +119,10 @@ class Wake:
         try:
             step()
         except BROKER_ERRORS as error:
-            log.info("urgent messages are looked for at the usual pace for %g s: %s", RETRY_S, in_words(error))
+            log.info(
+                "urgent messages are looked for at the usual pace for %g s: %s",
+                RETRY_S,
+                in_words(error),
+            )
             self._not_before = monotonic() + RETRY_S
             self.close()

@@ -1,4 +1,5 @@
-"""The Celery app that workers run: ``celery -A penstock_workers.app worker``, or ``create_app`` with your settings."""
+"""The Celery app that workers run: ``celery -A penstock_workers.app worker``, or ``create_app``
+with your settings."""
 
 from __future__ import annotations
 
@@ -48,7 +49,9 @@ class Parts:
     settings: WorkerSettings
     build_engine: EngineFactory
     leases: Leases = field(default_factory=Leases)
-    decided: DecidedTimes = field(default_factory=decided_times)  # of schedules, until events tell of them
+    decided: DecidedTimes = field(
+        default_factory=decided_times
+    )  # of schedules, until events tell of them
     consumer: Any = None  # Celery's, once it runs
 
 
@@ -92,14 +95,16 @@ def create_app(settings: WorkerSettings, build_engine: EngineFactory | None = No
 
 
 def _leave_out_celerys_own(app: PenstockApp) -> None:
-    """`celery.map`, `celery.chunks` and the like let any client run and send other tasks; Penstock needs none of them."""
+    """`celery.map`, `celery.chunks` and the like let any client run and send other tasks; Penstock
+    needs none of them."""
     app.finalize(auto=True)
     for name in [name for name in app.tasks if name.startswith("celery.")]:
         app.tasks.unregister(name)
 
 
 def broker_url(settings: WorkerSettings) -> str:
-    """The broker as kombu reads it; ``redis_url`` is written as redis-py reads it, or names Sentinels."""
+    """The broker as kombu reads it; ``redis_url`` is written as redis-py reads it, or names
+    Sentinels."""
     if settings.broker_url is not None:
         return AmqpAddress.parse(settings.broker_url).kombu_url
     address = RedisAddress.parse(settings.redis_url)
@@ -112,13 +117,16 @@ def broker_url(settings: WorkerSettings) -> str:
         url = f"socket://{quote(unquote(parsed.path))}?virtual_host={database}"
     if settings.broker_transport == "penstock":
         return f"penstock+{url}"
-    if parsed.scheme == "rediss" and "ssl_" not in parsed.query:  # kombu would not verify the certificate
+    if (
+        parsed.scheme == "rediss" and "ssl_" not in parsed.query
+    ):  # kombu would not verify the certificate
         url += ("&" if parsed.query else "?") + "ssl_cert_reqs=required"
     return f"redis+{url}" if parsed.scheme == "unix" else url
 
 
 def _sentinel_url(address: RedisAddress, *, for_penstock: bool) -> str:
-    """One URL for Penstock's transport, which gets the address as an option; kombu's own needs one URL per Sentinel."""
+    """One URL for Penstock's transport, which gets the address as an option; kombu's own needs one
+    URL per Sentinel."""
     host, port = address.sentinels[0]
     if for_penstock:
         return f"penstock+redis://{host}:{port}/{address.parameters.get('db', 0)}"
@@ -135,12 +143,17 @@ def _configuration(parts: Parts) -> dict[str, Any]:
     settings = parts.settings
     on_amqp = settings.broker_url is not None
     served = served_by(settings)
-    queues = [*(served.queues(settings.lane) if served is not None else ()), queue_name(settings.lane)]
+    queues = [
+        *(served.queues(settings.lane) if served is not None else ()),
+        queue_name(settings.lane),
+    ]
     if settings.control and CONTROL_QUEUE not in queues:
         queues.insert(0, CONTROL_QUEUE)
     return {
         "broker_url": broker_url(settings),
-        "broker_transport_options": _rabbitmq_options(parts) if on_amqp else _transport_options(parts),
+        "broker_transport_options": _rabbitmq_options(parts)
+        if on_amqp
+        else _transport_options(parts),
         "broker_use_ssl": _tls(parts.settings),
         "broker_heartbeat": HEARTBEAT_S,  # RabbitMQ's; Redis has none
         "broker_channel_error_retry": True,  # RabbitMQ refuses by closing a channel
@@ -151,7 +164,8 @@ def _configuration(parts: Parts) -> dict[str, Any]:
         "task_default_queue": CONTROL_QUEUE,
         "task_serializer": "json",
         "accept_content": ["json"],
-        "result_backend": settings.result_backend_url,  # of door tasks; documents' results live in the ledger
+        # of door tasks; documents' results live in the ledger
+        "result_backend": settings.result_backend_url,
         "task_ignore_result": True,
         "task_store_errors_even_if_ignored": False,
         "task_acks_late": True,
@@ -160,8 +174,10 @@ def _configuration(parts: Parts) -> dict[str, Any]:
         "worker_consumer": "penstock_workers.celery_app.consumer:ItemConsumer",
         "worker_concurrency": settings.concurrency,
         "worker_prefetch_multiplier": settings.prefetch_multiplier,
-        "worker_enable_prefetch_count_reduction": False,  # restored by a promise that grouped acks pass by
-        "worker_cancel_long_running_tasks_on_connection_loss": False,  # what is in flight is paid for
+        # restored by a promise that grouped acks pass by
+        "worker_enable_prefetch_count_reduction": False,
+        # what is in flight is paid for
+        "worker_cancel_long_running_tasks_on_connection_loss": False,
         "worker_disable_rate_limits": True,  # quotas are the engine's
         "worker_soft_shutdown_timeout": 0,  # the drain has its own deadline
         "worker_send_task_events": False,  # Flower switches them on
@@ -173,13 +189,19 @@ def _configuration(parts: Parts) -> dict[str, Any]:
 
 
 def _queue(settings: WorkerSettings, name: str) -> Queue:
-    return Queue(name, routing_key=name, queue_arguments=None if settings.broker_url is None else QUORUM)
+    return Queue(
+        name, routing_key=name, queue_arguments=None if settings.broker_url is None else QUORUM
+    )
 
 
-def consume(app: PenstockApp, settings: WorkerSettings, queues: Sequence[str], no_longer: Sequence[str]) -> None:
-    """Take messages of these queues, and of the others no more: a lane knows its models once it is up, and they may change.
+def consume(
+    app: PenstockApp, settings: WorkerSettings, queues: Sequence[str], no_longer: Sequence[str]
+) -> None:
+    """Take messages of these queues, and of the others no more: a lane knows its models once it is
+    up, and they may change.
 
-    Called on the item loop. The hub thread waits until the lane is up, and owns the queues from then on.
+    Called on the item loop. The hub thread waits until the lane is up, and owns the queues from
+    then on.
     """
     change = partial(_change_queues, app, [_queue(settings, name) for name in queues], no_longer)
     hub = get_event_loop()
@@ -208,9 +230,11 @@ def _change_queues(app: PenstockApp, queues: Sequence[Queue], no_longer: Sequenc
 
 
 def _transport_options(parts: Parts) -> dict[str, Any]:
-    """What a worker holds is stored under keys of its model, or of its lane, so an autoscaler can count it.
+    """What a worker holds is stored under keys of its model, or of its lane, so an autoscaler can
+    count it.
 
-    Leases that ended are swept by the workers of the same model, and where it has none by the control loop.
+    Leases that ended are swept by the workers of the same model, and where it has none by the
+    control loop.
     """
     timeout_s, queue = parts.settings.visibility_timeout_s, home_queue(parts.settings)
     options: dict[str, Any] = {
@@ -230,7 +254,8 @@ def _transport_options(parts: Parts) -> dict[str, Any]:
         return options | {"leases": parts.leases, "address": address}
     if address.sentinels:
         options |= {"master_name": address.service, "sentinel_kwargs": address.sentinel_parameters}
-    # Stock kombu never renews: an item slower than this is run twice: the ledger keeps one result, but both calls cost.
+    # Stock kombu never renews: an item slower than this is run twice: the ledger keeps one result,
+    # but both calls cost.
     return options | {
         "unacked_restore_interval": 10,
         "unacked_restore_throttle": 1,
@@ -268,4 +293,6 @@ def _make_log_safe(logger: logging.Logger, **_: Any) -> None:
 def _build_engine(app: PenstockApp, settings: WorkerSettings) -> ItemEngine:
     from penstock_workers.build import build_engine
 
-    return build_engine(settings, consume=partial(consume, app, settings), decided=app.parts.decided)
+    return build_engine(
+        settings, consume=partial(consume, app, settings), decided=app.parts.decided
+    )

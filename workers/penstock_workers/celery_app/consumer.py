@@ -1,4 +1,5 @@
-"""Celery's consumer with a faster path for items, which sets aside what it cannot read instead of acknowledging it."""
+"""Celery's consumer with a faster path for items, which sets aside what it cannot read instead of
+acknowledging it."""
 
 from __future__ import annotations
 
@@ -22,18 +23,23 @@ log = logging.getLogger(__name__)
 
 
 class ItemConsumer(Consumer):  # type: ignore[misc]  # Celery is untyped
-    """Messages that Celery would drop as unknown, unregistered or invalid are set aside by the transport."""
+    """Messages that Celery would drop as unknown, unregistered or invalid are set aside by the
+    transport."""
 
     app: Any  # the PenstockApp
 
     class Blueprint(Consumer.Blueprint):  # type: ignore[misc]  # Celery is untyped
-        """`inspect stats` would show the broker's password: kombu takes all that follows our scheme for a host name.
+        """`inspect stats` would show the broker's password: kombu takes all that follows our scheme
+        for a host name.
 
-        Celery's delayed delivery, 28 queues and as many exchanges on RabbitMQ, is left out: retries wait in Redis.
+        Celery's delayed delivery, 28 queues and as many exchanges on RabbitMQ, is left out: retries
+        wait in Redis.
         """
 
         default_steps = tuple(
-            step for step in Consumer.Blueprint.default_steps if not step.endswith(":DelayedDelivery")
+            step
+            for step in Consumer.Blueprint.default_steps
+            if not step.endswith(":DelayedDelivery")
         )
 
         def info(self, parent: Any) -> dict[str, Any]:
@@ -44,14 +50,17 @@ class ItemConsumer(Consumer):  # type: ignore[misc]  # Celery is untyped
             return info
 
     def start(self) -> None:
-        """By now the pool knows how many items it holds: an engine that is up may run more than the settings say."""
+        """By now the pool knows how many items it holds: an engine that is up may run more than the
+        settings say."""
         if isinstance(self.pool, ItemPool):
             self.app.parts.consumer = self
             self.initial_prefetch_count = self.max_prefetch_count
         super().start()
 
     def create_task_handler(self, *arguments: Any, **options: Any) -> Callable[..., None]:
-        """What is called with each message. Celery makes two promises per message, for brokers that acknowledge one by one."""
+        """What is called with each message.
+
+        Celery makes two promises per message, for brokers that acknowledge one by one."""
         handle: Callable[..., None] = super().create_task_handler(*arguments, **options)
         pool = self.pool
         if not isinstance(pool, ItemPool):
@@ -70,7 +79,9 @@ class ItemConsumer(Consumer):  # type: ignore[misc]  # Celery is untyped
 
     def _begin(self, task: str, message: Any, ack: Ack) -> None:
         try:
-            self.strategies[task](message, None, ack, message.reject_log_error, self.on_task_message)
+            self.strategies[task](
+                message, None, ack, message.reject_log_error, self.on_task_message
+            )
         except (InvalidTaskError, ContentDisallowed) as error:
             self.on_invalid_task(None, message, error)
         except DecodeError as error:
@@ -79,13 +90,18 @@ class ItemConsumer(Consumer):  # type: ignore[misc]  # Celery is untyped
     def _keep_aside_unread(self, message: Any) -> None:
         """Set a message aside before it is parsed, which needs several times its size in memory."""
         log.error(
-            "message %s has %d bytes of arguments and %d are allowed; it is set aside in %s. Put documents into a source",
-            message.delivery_tag, len(message.body), MAX_TASK_BYTES, PARKED_UNKNOWN,
-        )  # fmt: skip
+            "message %s has %d bytes of arguments and %d are allowed; it is set aside in %s. Put "
+            "documents into a source",
+            message.delivery_tag,
+            len(message.body),
+            MAX_TASK_BYTES,
+            PARKED_UNKNOWN,
+        )
         message.reject_log_error(log, self.connection_errors)
 
     def ensure_connected(self, conn: Any) -> Any:
-        """Celery blocks here until the broker is back, and calls back each second: do the hub's work then."""
+        """Celery blocks here until the broker is back, and calls back each second: do the hub's
+        work then."""
         pool, ensure = self.pool, conn.ensure_connection
         if not isinstance(pool, ItemPool):
             return super().ensure_connected(conn)
@@ -104,7 +120,9 @@ class ItemConsumer(Consumer):  # type: ignore[misc]  # Celery is untyped
             conn.ensure_connection = ensure
 
     def on_connection_error_after_connected(self, exc: Exception) -> None:
-        with warnings.catch_warnings():  # Celery warns each time about the future default of a setting that is set here
+        with (
+            warnings.catch_warnings()
+        ):  # Celery warns each time about the future default of a setting that is set here
             warnings.simplefilter("ignore", CPendingDeprecationWarning)
             super().on_connection_error_after_connected(exc)
 
@@ -123,7 +141,9 @@ class ItemConsumer(Consumer):  # type: ignore[misc]  # Celery is untyped
 
 
 def _without_arguments(message: Any) -> Any:
-    """Celery logs headers and body of what it rejects, documents and prompts included. The message is kept whole elsewhere."""
+    """Celery logs headers and body of what it rejects, documents and prompts included.
+
+    The message is kept whole elsewhere."""
     if isinstance(message.headers, dict):
         for name in ("argsrepr", "kwargsrepr"):
             message.headers.pop(name, None)

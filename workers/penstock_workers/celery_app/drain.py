@@ -1,6 +1,8 @@
-"""The end of a worker: no new messages, what is in flight ends or goes back, and only then the process.
+"""The end of a worker: no new messages, what is in flight ends or goes back, and only then the
+process.
 
-The hub does not run any more when Celery stops its pool, so the drain does the hub's work until nothing is left.
+The hub does not run any more when Celery stops its pool, so the drain does the hub's work until
+nothing is left.
 """
 
 from __future__ import annotations
@@ -16,7 +18,12 @@ from typing import Any, Protocol
 
 from celery.worker import state
 
-from penstock_workers.celery_app.ending_times import FLUSH_TIMEOUT_S, GRACE_S, LAST_S, STOP_TIMEOUT_S
+from penstock_workers.celery_app.ending_times import (
+    FLUSH_TIMEOUT_S,
+    GRACE_S,
+    LAST_S,
+    STOP_TIMEOUT_S,
+)
 from penstock_workers.celery_app.engine_thread import EngineThread
 from penstock_workers.celery_app.machine_end import SIGNALS, MachineEnd
 
@@ -41,14 +48,21 @@ class Drain:
     """Runs once, when the pool stops."""
 
     def __init__(
-        self, pool: DrainedPool, engine: EngineThread, hub: Any, drain_seconds: float, machine_end: MachineEnd
+        self,
+        pool: DrainedPool,
+        engine: EngineThread,
+        hub: Any,
+        drain_seconds: float,
+        machine_end: MachineEnd,
     ) -> None:
         self._pool = pool
         self._engine = engine
         self._hub = hub
         self._drain_seconds = drain_seconds
         self._end = machine_end
-        self._until = monotonic() if state.should_terminate else machine_end.drain_until(drain_seconds)
+        self._until = (
+            monotonic() if state.should_terminate else machine_end.drain_until(drain_seconds)
+        )
         self._hurried = threading.Event()
 
     def hurry(self) -> None:
@@ -56,7 +70,10 @@ class Drain:
         self._hurried.set()
 
     def signalled(self) -> None:
-        """While it runs. The first SIGTERM after a notice only says that there may be less time than the notice gives."""
+        """While it runs.
+
+        The first SIGTERM after a notice only says that there may be less time than the notice
+        gives."""
         if not (self._end.is_noticed and self._end.asked_to_stop()):
             self.hurry()
 
@@ -64,11 +81,15 @@ class Drain:
         with self._signals_hurry():
             self._drain()
         given_back = self._pool.give_back_all()
-        flushed_by = monotonic() + FLUSH_TIMEOUT_S  # the leases' own thread writes, while the engine stops
+        flushed_by = (
+            monotonic() + FLUSH_TIMEOUT_S
+        )  # the leases' own thread writes, while the engine stops
         if given_back:
             log.warning("%d items did not end in time; they are back in their queues", given_back)
         if not self._engine.stop(STOP_TIMEOUT_S):
-            log.warning("the item engine did not stop within %.0f s; ending without it", STOP_TIMEOUT_S)
+            log.warning(
+                "the item engine did not stop within %.0f s; ending without it", STOP_TIMEOUT_S
+            )
         self._pool.finish(max(LAST_S, flushed_by - monotonic()))
 
     def _drain(self) -> None:

@@ -1,4 +1,5 @@
-"""How a lane ends its worker when it can do nothing more: a drain like any other, and an exit status that says so."""
+"""How a lane ends its worker when it can do nothing more: a drain like any other, and an exit
+status that says so."""
 
 from __future__ import annotations
 
@@ -12,7 +13,9 @@ log = logging.getLogger(__name__)
 
 
 class Ending:
-    """Of this process. Celery's own exit status of a drain is 0, also where a signal asked for it."""
+    """Of this process.
+
+    Celery's own exit status of a drain is 0, also where a signal asked for it."""
 
     def __init__(self) -> None:
         self._why: str | None = None
@@ -26,7 +29,11 @@ class Ending:
         if self._why is not None:
             return
         self._why = why
-        log.error("%s; this worker gives back what it holds and ends with status %d, to be replaced", why, self.status)
+        log.error(
+            "%s; this worker gives back what it holds and ends with status %d, to be replaced",
+            why,
+            self.status,
+        )
         os.kill(os.getpid(), signal.SIGTERM)
 
 

@@ -1,4 +1,5 @@
-"""The thread whose asyncio loop runs the engine: its start, its end, and whether its loop is stuck."""
+"""The thread whose asyncio loop runs the engine: its start, its end, and whether its loop is
+stuck."""
 
 from __future__ import annotations
 
@@ -29,7 +30,9 @@ LOOP_STUCK_S = 60.0
 class EngineThread:
     """Belongs to the hub thread, but for what its coroutines do on the item loop."""
 
-    def __init__(self, build: Callable[[], ItemEngine], make_loop: LoopFactory | None = None) -> None:
+    def __init__(
+        self, build: Callable[[], ItemEngine], make_loop: LoopFactory | None = None
+    ) -> None:
         """``make_loop`` makes the item loop; None for asyncio's own."""
         self._build = build
         self._make_loop = make_loop
@@ -37,19 +40,26 @@ class EngineThread:
         self._serving: asyncio.Task[None] | None = None
         self._engine: ItemEngine | None = None
         self._ready: Future[None] = Future()
-        self._turned_at: float | None = None  # written by the loop while it serves, read by any thread
+        self._turned_at: float | None = (
+            None  # written by the loop while it serves, read by any thread
+        )
 
     def start(self, bridge: Bridge, meanwhile: Callable[[], None] = lambda: None) -> None:
         """``meanwhile`` is called twice a second, as long as it lasts.
 
-        Raises what the engine raises when it cannot start, and WorkerShutdown after a signal to stop that came then.
+        Raises what the engine raises when it cannot start, and WorkerShutdown after a signal to
+        stop that came then.
         """
-        self._thread = threading.Thread(target=self._main, args=(bridge,), name="penstock-items", daemon=True)
+        self._thread = threading.Thread(
+            target=self._main, args=(bridge,), name="penstock-items", daemon=True
+        )
         self._thread.start()
         while not self._ready.done():
             concurrent.futures.wait([self._ready], START_LOOK_S)
             meanwhile()
-            if state.should_stop is not None:  # a signal to stop while a model loads: there is nothing to drain
+            if (
+                state.should_stop is not None
+            ):  # a signal to stop while a model loads: there is nothing to drain
                 self._give_up()
                 raise WorkerShutdown(state.should_stop)
         self._ready.result()
@@ -73,12 +83,13 @@ class EngineThread:
         return asyncio.run_coroutine_threadsafe(self.running.drain(deadline_s), self.loop)
 
     def stop(self, timeout_s: float) -> bool:
-        """False when the engine did not stop in time; its thread is a daemon and dies with the process."""
+        """False when the engine did not stop in time; its thread is a daemon and dies with the
+        process."""
         self.call(lambda: self._ended.set())
         self._thread.join(timeout_s)
         return not self._thread.is_alive()
 
-    # -- any thread ------------------------------------------------------------------------------------------------------
+    # -- any thread --------------------------------------------------------------------------------
 
     @property
     def loop(self) -> asyncio.AbstractEventLoop:
@@ -118,7 +129,7 @@ class EngineThread:
     def figures(self) -> Iterable[Sample]:
         return () if self._engine is None else self._engine.figures()
 
-    # -- the item loop -----------------------------------------------------------------------------------------------------
+    # -- the item loop -----------------------------------------------------------------------------
 
     def _main(self, bridge: Bridge) -> None:
         with asyncio.Runner(loop_factory=self._make_loop) as runner:

@@ -1,8 +1,10 @@
-"""The hand-over: a claimed message becomes a delivery on the item loop, and an outcome becomes the broker's action.
+"""The hand-over: a claimed message becomes a delivery on the item loop, and an outcome becomes the
+broker's action.
 
-The way in: ``item_strategy`` makes the message Celery's request, and ``HandOver.accept`` a ``Delivery``, which the item
-loop gives to its engine. The way back: ``conclude`` on the item loop, ``deliver`` on the hub thread, which tells Celery and
-acknowledges. What crosses goes through deques with one wake-up each: many items per thread switch when the worker is busy.
+The way in: ``item_strategy`` makes the message Celery's request, and ``HandOver.accept`` a
+``Delivery``, which the item loop gives to its engine. The way back: ``conclude`` on the item loop,
+``deliver`` on the hub thread, which tells Celery and acknowledges. What crosses goes through deques
+with one wake-up each: many items per thread switch when the worker is busy.
 """
 
 from __future__ import annotations
@@ -31,11 +33,22 @@ from penstock_workers.celery_app.shown.sampling import EventSample
 from penstock_workers.celery_app.shown.short_requests import ShortRequest
 from penstock_workers.celery_app.withdrawals import Withdrawals
 from penstock_workers.item.deliveries import Delivery
-from penstock_workers.item.outcome import Dead, Done, Outcome, Parked, Released, Retry, Skipped, Unreadable
+from penstock_workers.item.outcome import (
+    Dead,
+    Done,
+    Outcome,
+    Parked,
+    Released,
+    Retry,
+    Skipped,
+    Unreadable,
+)
 
 log = logging.getLogger(__name__)
 
-STARTS_LINGER_S = 0.02  # starts are reported to Celery this late, in groups: for task-started and revoking
+STARTS_LINGER_S = (
+    0.02  # starts are reported to Celery this late, in groups: for task-started and revoking
+)
 _CELERY_HANDLES = (InvalidTaskError, ContentDisallowed, DecodeError)
 
 
@@ -55,10 +68,14 @@ class ItemPool(BasePool, ABC):  # type: ignore[misc]  # Celery is untyped
 
 
 def item_strategy(task: Any, app: Any, consumer: Any, **options: Any) -> Any:
-    """Celery calls this at start and after each reconnect. Unusual messages go through Celery's own strategy."""
+    """Celery calls this at start and after each reconnect.
+
+    Unusual messages go through Celery's own strategy."""
     pool = consumer.pool
     if not isinstance(pool, ItemPool):
-        raise ImproperlyConfigured(f"{task.name} runs in the pool that penstock configures: leave out -P/--pool")
+        raise ImproperlyConfigured(
+            f"{task.name} runs in the pool that penstock configures: leave out -P/--pool"
+        )
     pool.connected(consumer)
     gather_events(consumer, pool.sample, app.parts.decided)
     handle = celery_strategy.default(task, app, consumer, **options)
@@ -76,7 +93,9 @@ def item_strategy(task: Any, app: Any, consumer: Any, **options: Any) -> Any:
             return handle(message, body, ack, reject, callbacks)
         except _CELERY_HANDLES:
             raise
-        except Exception as error:  # a message of a shape that Celery does not foresee would end the worker
+        except (
+            Exception
+        ) as error:  # a message of a shape that Celery does not foresee would end the worker
             raise InvalidTaskError(f"{type(error).__name__}: {error}") from error
 
     return on_message
@@ -97,7 +116,12 @@ class HandOver:
     """Implements ``deliveries.Bridge``. Methods say which thread calls them."""
 
     def __init__(
-        self, engine: EngineThread, acks: Acks, late: LateAcks, sample: EventSample, wake_hub: Callable[[], None]
+        self,
+        engine: EngineThread,
+        acks: Acks,
+        late: LateAcks,
+        sample: EventSample,
+        wake_hub: Callable[[], None],
     ) -> None:
         self.acks = acks
         self.commits = 0
@@ -111,15 +135,18 @@ class HandOver:
         self._sample = sample
         self._wake_hub = wake_hub
         self._inbox: deque[Delivery] = deque()  # hub -> loop; bounded by prefetch
-        self._outbox: deque[tuple[Delivery, Outcome | None]] = deque()  # loop -> hub; None = started; bounded likewise
+        self._outbox: deque[tuple[Delivery, Outcome | None]] = (
+            deque()
+        )  # loop -> hub; None = started; bounded likewise
         self._loop_is_called = False
         self._hub_is_called = False
         self._tell_starts: asyncio.TimerHandle | None = None  # touched on the loop thread only
 
-    # -- the way in: hub thread ----------------------------------------------------------------------------------------
+    # -- the way in: hub thread --------------------------------------------------------------------
 
     def knows(self, message: Any) -> bool:
-        """True when a claimed message needs no run of its own: it is a redelivered copy of one that was here before."""
+        """True when a claimed message needs no run of its own: it is a redelivered copy of one that
+        was here before."""
         item = self.items.of_tag(message.delivery_tag)
         if item is not None:
             self.withdrawals.adopt(item, message)
@@ -151,7 +178,7 @@ class HandOver:
             self._loop_is_called = True
             self._engine.call(self._take_inbox)
 
-    # -- the item loop ---------------------------------------------------------------------------------------------------
+    # -- the item loop -----------------------------------------------------------------------------
 
     def _take_inbox(self) -> None:
         self._loop_is_called = False
@@ -161,7 +188,8 @@ class HandOver:
                 self._engine.running.accept(delivery)
             except Exception:
                 log.exception(
-                    "item %s was not accepted, because of an error in Penstock; it goes back to its queue",
+                    "item %s was not accepted, because of an error in Penstock; it goes back to "
+                    "its queue",
                     delivery.task_id,
                 )
                 self.conclude([(delivery, Released("not accepted"))])
@@ -185,7 +213,7 @@ class HandOver:
             self._hub_is_called = True
             self._wake_hub()
 
-    # -- the way back: hub thread ----------------------------------------------------------------------------------------
+    # -- the way back: hub thread ------------------------------------------------------------------
 
     def deliver(self) -> None:
         """Work through what the engine has said since the last call, in its order."""
@@ -202,7 +230,8 @@ class HandOver:
                     self._conclude(item, outcome)
             except Exception:
                 log.exception(
-                    "item %s was not concluded, because of an error in Penstock; it goes back to its queue",
+                    "item %s was not concluded, because of an error in Penstock; it goes back to "
+                    "its queue",
                     delivery.task_id,
                 )
                 self.acks.give_back(item.message)

@@ -8,9 +8,11 @@ from collections.abc import Callable
 
 LoopFactory = Callable[[], asyncio.AbstractEventLoop]
 
-# Items are freed with their last reference (tests/unit/test_workers_garbage.py), so the collector only frees what
-# libraries leave behind. Python's 700 new objects are what a hundred items hold, and each
-# of those walks visits all that are in flight. So many new objects are a few tens of MB at most before a walk.
+# Items are freed with their last reference (tests/unit/test_workers_garbage.py), so the collector
+# only frees what libraries leave behind. Python's 700 new objects are what a hundred items hold,
+# and each
+# of those walks visits all that are in flight. So many new objects are a few tens of MB at most
+# before a walk.
 NEW_OBJECTS, YOUNG_WALKS, MIDDLE_WALKS = 50_000, 20, 50
 
 
@@ -26,7 +28,8 @@ def loop_factory(uvloop: bool) -> LoopFactory | None:
 
 
 def spare_the_collector() -> None:
-    """Exclude what is in memory by now, code above all, from collections: it lives as long as the process."""
+    """Exclude what is in memory by now, code above all, from collections: it lives as long as the
+    process."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(NEW_OBJECTS, YOUNG_WALKS, MIDDLE_WALKS)

@@ -1,7 +1,9 @@
-"""The end of the machine below this worker: how long the drain may take, and what the process does after it.
+"""The end of the machine below this worker: how long the drain may take, and what the process does
+after it.
 
-A notice and a SIGTERM mean different things. A notice says when the machine ends. A SIGTERM says that whatever sent it
-waits `drain_seconds` and a little longer, and then kills. Where both come, the earlier end counts.
+A notice and a SIGTERM mean different things. A notice says when the machine ends. A SIGTERM says
+that whatever sent it waits `drain_seconds` and a little longer, and then kills. Where both come,
+the earlier end counts.
 """
 
 from __future__ import annotations
@@ -18,7 +20,9 @@ from penstock_workers.spot.notice import Notice
 
 log = logging.getLogger(__name__)
 
-AFTERWARDS_S: Final = 60.0  # a machine that is still here so long after its end stays: the notice was withdrawn
+AFTERWARDS_S: Final = (
+    60.0  # a machine that is still here so long after its end stays: the notice was withdrawn
+)
 SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 
 
@@ -34,10 +38,14 @@ class MachineEnd:
         left = max(0.0, notice.ends_at - time.time())
         self._ends_at = monotonic() + left
         log.warning(
-            "spot notice of %s: %s, %.0f s are left. This worker of the lane %s takes no more items, finishes those that end "
-            "within %.0f s, and gives the others back",
-            notice.cloud, notice.event, left, lane, max(0.0, left - FINISH_S),
-        )  # fmt: skip
+            "spot notice of %s: %s, %.0f s are left. This worker of the lane %s takes no more "
+            "items, finishes those that end within %.0f s, and gives the others back",
+            notice.cloud,
+            notice.event,
+            left,
+            lane,
+            max(0.0, left - FINISH_S),
+        )
 
     @property
     def is_noticed(self) -> bool:
@@ -61,7 +69,8 @@ class MachineEnd:
     def stay(self) -> None:
         """After a drain for a notice: wait for SIGTERM or the machine's end, on the main thread.
 
-        A process that ended would be started again by its orchestrator, on the machine that goes away.
+        A process that ended would be started again by its orchestrator, on the machine that goes
+        away.
         """
         if self._ends_at is None:
             return
@@ -69,7 +78,9 @@ class MachineEnd:
             signal.signal(number, self.asked_to_stop)
         left = max(0.0, self._ends_at - monotonic()) + AFTERWARDS_S
         if not self._asked.is_set():
-            log.warning("drained; waiting for SIGTERM or the end of the machine, for %.0f s at most", left)
+            log.warning(
+                "drained; waiting for SIGTERM or the end of the machine, for %.0f s at most", left
+            )
         self._asked.wait(left)
 
 

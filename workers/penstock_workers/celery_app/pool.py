@@ -1,7 +1,8 @@
-"""A Celery pool that hosts an item engine: hundreds of items in flight on one asyncio loop, concluded in groups.
+"""A Celery pool that hosts an item engine: hundreds of items in flight on one asyncio loop,
+concluded in groups.
 
-All of Celery's state, and all of this class, belongs to the hub thread; what is called elsewhere says so. Items cross over
-in ``handover.py``; ordinary tasks run in a few threads beside.
+All of Celery's state, and all of this class, belongs to the hub thread; what is called elsewhere
+says so. Items cross over in ``handover.py``; ordinary tasks run in a few threads beside.
 """
 
 from __future__ import annotations
@@ -42,7 +43,9 @@ log = logging.getLogger(__name__)
 
 
 class AsyncioPool(ItemPool):
-    """``worker_pool`` of the worker app. Expects ``app.parts``, see ``app.py``. Owns the leases (``held.LeaseOwner``)."""
+    """``worker_pool`` of the worker app.
+
+    Expects ``app.parts``, see ``app.py``. Owns the leases (``held.LeaseOwner``)."""
 
     signal_safe = False
     body_can_be_buffer = True
@@ -52,13 +55,14 @@ class AsyncioPool(ItemPool):
     app: Any
     _is_hosting = False
 
-    # -- Celery's side: life -----------------------------------------------------------------------------------------
+    # -- Celery's side: life -----------------------------------------------------------------------
 
     def on_start(self) -> None:
         hub = get_event_loop()
         if hub is None:
             raise ImproperlyConfigured(
-                "items need Celery's event loop: use Redis or RabbitMQ as the broker, and no -P option"
+                "items need Celery's event loop: use Redis or RabbitMQ as the broker, and no -P "
+                "option"
             )
         self._hub: Any = hub
         self._calls: deque[Callable[[], object]] = deque()  # other threads -> hub
@@ -69,7 +73,9 @@ class AsyncioPool(ItemPool):
         self._lane: str = settings.lane
         self._drain_seconds: float = settings.drain_seconds
         self.sample = EventSample(settings.event_sample)
-        self._engine = EngineThread(partial(parts.build_engine, self.app, settings), loop_factory(settings.uvloop))
+        self._engine = EngineThread(
+            partial(parts.build_engine, self.app, settings), loop_factory(settings.uvloop)
+        )
         self._leases: Leases = parts.leases
         late = LateAcks()
         acks = Acks(self._leases, late.add, hub.call_soon)
@@ -91,7 +97,9 @@ class AsyncioPool(ItemPool):
         hub.call_repeatedly(BEAT_S, self.liveness.beat)
 
     def on_stop(self) -> None:
-        """Warm shutdown, or the end of a cold one. Called again (a second signal) it ends the drain at once."""
+        """Warm shutdown, or the end of a cold one.
+
+        Called again (a second signal) it ends the drain at once."""
         if not self._is_hosting:  # the engine could not start, and Celery ends the worker
             return
         if self._drain is not None:
@@ -111,7 +119,9 @@ class AsyncioPool(ItemPool):
         if self._consumer is not None and self._consumer.event_dispatcher is not None:
             ignore_errors(self._consumer, self._consumer.event_dispatcher.flush)
         if not self._leases.flush(timeout_s):
-            log.warning("Redis is out of reach: %d messages return when their lease ends", len(self._leases))
+            log.warning(
+                "Redis is out of reach: %d messages return when their lease ends", len(self._leases)
+            )
         if self._watch is not None:
             self._watch.stop()
         self._page.close()
@@ -128,10 +138,13 @@ class AsyncioPool(ItemPool):
         self.liveness.reconnecting()
 
     def flush(self) -> None:
-        """The consumer has lost its connection and forgets what it has not passed to this pool: give that back."""
+        """The consumer has lost its connection and forgets what it has not passed to this pool:
+        give that back."""
         kept = self.handover.items.tags() | self._threads.tags
         self.handover.acks.flush()
-        self._leases.conclude([tag for tag in self._leases.tags() if tag not in kept], BrokerAction.GIVE_BACK)
+        self._leases.conclude(
+            [tag for tag in self._leases.tags() if tag not in kept], BrokerAction.GIVE_BACK
+        )
 
     def grow(self, n: int = 1) -> None:
         self.limit += n
@@ -141,7 +154,7 @@ class AsyncioPool(ItemPool):
         self.limit = max(1, self.limit - n)
         self._engine.resize(self.limit)
 
-    # -- Celery's side: work -----------------------------------------------------------------------------------------
+    # -- Celery's side: work -----------------------------------------------------------------------
 
     def apply_async(self, target: Any, args: Any = (), kwargs: Any = None, **options: Any) -> None:
         """Run a request: Celery passes bound methods of it as the callbacks."""
@@ -152,20 +165,25 @@ class AsyncioPool(ItemPool):
             self._threads.run(request, target, args, options)
 
     def terminate_job(self, pid: int, signal: int | None = None) -> None:
-        """Stop a revoked item, which Celery then acknowledges. In a cold shutdown Celery does not, and it is given back."""
+        """Stop a revoked item, which Celery then acknowledges.
+
+        In a cold shutdown Celery does not, and it is given back."""
         item = self.handover.withdrawals.revoke(pid)
         if item is not None:
             self._post(self._give_back_unless_acknowledged, item)
 
     def deliver(self) -> None:
-        """Run the steps that other threads have posted. Called by the hub, and by the drain when the hub has stopped."""
+        """Run the steps that other threads have posted.
+
+        Called by the hub, and by the drain when the hub has stopped."""
         while self._calls:
             step = self._calls.popleft()
             try:
                 step()
             except Exception:
                 log.exception(
-                    "a step of the pool failed because of an error in Penstock; the worker goes on. Please report this"
+                    "a step of the pool failed because of an error in Penstock; the worker goes "
+                    "on. Please report this"
                 )
         self.handover.deliver()
 
@@ -185,7 +203,7 @@ class AsyncioPool(ItemPool):
         limit = self._consumer.qos.value if self._consumer is not None else 0
         return bool(limit and len(self._leases) >= limit) or not self.app.amqp.queues.consume_from
 
-    # -- the thread that keeps the leases ------------------------------------------------------------------------------
+    # -- the thread that keeps the leases ----------------------------------------------------------
 
     def may_renew(self) -> bool:
         return self._engine.is_turning()
@@ -196,10 +214,13 @@ class AsyncioPool(ItemPool):
     def late(self, action: BrokerAction, tags: Sequence[str]) -> None:
         self._post(self.handover.withdrawals.note_late, action, tags)
 
-    # -- any thread --------------------------------------------------------------------------------------------------
+    # -- any thread --------------------------------------------------------------------------------
 
     def _noticed(self, notice: Notice) -> None:
-        """In the watch's thread. Not by a SIGTERM to itself: one that comes from outside at the same time would be lost in it."""
+        """In the watch's thread.
+
+        Not by a SIGTERM to itself: one that comes from outside at the same time would be lost in
+        it."""
         MACHINE_END.noticed(notice, self._lane)
         state.should_stop = 0
         self._wake()
@@ -211,7 +232,7 @@ class AsyncioPool(ItemPool):
     def _wake(self) -> None:
         self._hub.call_soon(self.deliver)
 
-    # -- figures -----------------------------------------------------------------------------------------------------
+    # -- figures -----------------------------------------------------------------------------------
 
     def figures(self) -> Iterator[Sample]:
         """Any thread."""
@@ -227,10 +248,20 @@ class AsyncioPool(ItemPool):
     def _get_info(self) -> dict[str, Any]:
         info: dict[str, Any] = super()._get_info()
         leases, handover = self._leases, self.handover
-        info.update({
-            "items": len(handover.items), "acks": handover.acks.acked, "ack-groups": handover.acks.groups,
-            "commits": handover.commits, "leases": len(leases), "renewals": leases.renewals,
-            "duplicates-dropped": leases.dropped, "retries-put-off": leases.put_off, "restored": leases.restored,
-            "event-share": round(self.sample.share, 4), **handover.counts, **self._engine.stats(),
-        })  # fmt: skip
+        info.update(
+            {
+                "items": len(handover.items),
+                "acks": handover.acks.acked,
+                "ack-groups": handover.acks.groups,
+                "commits": handover.commits,
+                "leases": len(leases),
+                "renewals": leases.renewals,
+                "duplicates-dropped": leases.dropped,
+                "retries-put-off": leases.put_off,
+                "restored": leases.restored,
+                "event-share": round(self.sample.share, 4),
+                **handover.counts,
+                **self._engine.stats(),
+            }
+        )
         return info

@@ -1,9 +1,12 @@
-"""Liveness, readiness and startup probes: files that a process touches, and `penstock-probe`, which reads them.
+"""Liveness, readiness and startup probes: files that a process touches, and `penstock-probe`, which
+reads them.
 
-A process with the setting ``probe_dir`` keeps three files there: ``started`` from the end of its start-up (the model is
-loaded) on, ``ready`` while it takes work, and ``alive``, touched by the loop that does the work;
-and ``note`` while it waits for something that an operator may want to know. ``penstock-probe alive`` looks at the age
-of ``alive``, and prints the note. No server is asked, so no server's outage ends a worker that waits for it as it should.
+A process with the setting ``probe_dir`` keeps three files there: ``started`` from the end of its
+start-up (the model is loaded) on, ``ready`` while it takes work, and ``alive``, touched by the loop
+that does the work;
+and ``note`` while it waits for something that an operator may want to know. ``penstock-probe
+alive`` looks at the age of ``alive``, and prints the note. No server is asked, so no server's
+outage ends a worker that waits for it as it should.
 
 A worker touches ``alive`` by rules of its own (liveness.py); any other loop does it at each turn::
 
@@ -14,8 +17,9 @@ A worker touches ``alive`` by rules of its own (liveness.py); any other loop doe
         probes.alive()
     probes.unready()  # first thing at the end
 
-The program runs every few seconds beside each worker, so this imports next to nothing: argparse and pathlib alone would
-double what a probe costs. It is the one module besides settings.py that reads the environment.
+The program runs every few seconds beside each worker, so this imports next to nothing: argparse and
+pathlib alone would double what a probe costs. It is the one module besides settings.py that reads
+the environment.
 """
 
 from __future__ import annotations
@@ -35,19 +39,27 @@ ALIVE, READY, STARTED = "alive", "ready", "started"
 NOTE = "note"  # what the process waits for, in words; `penstock-probe` prints it
 NOTE_CHARS = 500
 STATES = (ALIVE, READY, STARTED)
-MAX_AGE_S = 60.0  # of ``alive``, which is touched every few seconds: a loop that is busy for so long is stuck
+# of ``alive``, which is touched every few seconds: a loop that is busy for so long is stuck
+MAX_AGE_S = 60.0
 DIR_VARIABLE = "PENSTOCK_PROBE_DIR"
 USAGE = "penstock-probe alive|ready|started [--dir D] [--max-age S]"
 
 
 class ProbeFiles:
-    """The probe files of one process, written by it. Raises OSError where the folder cannot be written.
+    """The probe files of one process, written by it.
 
-    Each file names the process that wrote it: those of an earlier one, in a folder that outlived it, do not count.
+    Raises OSError where the folder cannot be written.
+
+    Each file names the process that wrote it: those of an earlier one, in a folder that outlived
+    it, do not count.
     """
 
     def __init__(self, folder: Path | None) -> None:
-        self._paths = {} if folder is None else {state: os.path.join(folder, state) for state in (*STATES, NOTE)}
+        self._paths = (
+            {}
+            if folder is None
+            else {state: os.path.join(folder, state) for state in (*STATES, NOTE)}
+        )
         self._noted = ""
         self._owner = _owner(os.getpid())
         if folder is not None:
@@ -116,7 +128,10 @@ def check(folder: str, state: str, max_age_s: float = MAX_AGE_S) -> str | None:
         return f"not {state}: {path} was written by a process that has ended"
     age_s = time.time() - touched
     if state == ALIVE and age_s > max_age_s:
-        return f"not {state}: {path} was touched {age_s:.0f} s ago, more than {max_age_s:g}: the loop does no work"
+        return (
+            f"not {state}: {path} was touched {age_s:.0f} s ago, more than {max_age_s:g}: the loop "
+            "does no work"
+        )
     return None
 
 

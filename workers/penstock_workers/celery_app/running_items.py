@@ -24,7 +24,9 @@ class RunningItem:
 
 
 class RunningItems:
-    """The items in this worker, by delivery, by made-up process id and by delivery tag. Bounded by prefetch; the hub thread's."""
+    """The items in this worker, by delivery, by made-up process id and by delivery tag.
+
+    Bounded by prefetch; the hub thread's."""
 
     def __init__(self) -> None:
         self._pids = count(1)
@@ -63,9 +65,11 @@ class RunningItems:
 
 
 class LateAcks:
-    """Tags that were concluded here, which the broker may not know: their redelivered copies are not run again.
+    """Tags that were concluded here, which the broker may not know: their redelivered copies are
+    not run again.
 
-    A tag is recognised once: the same item may come again later for a good reason, as a retry or from a parked job.
+    A tag is recognised once: the same item may come again later for a good reason, as a retry or
+    from a parked job.
     """
 
     def __init__(self) -> None:

@@ -1,4 +1,6 @@
-"""Items that leave this worker without an outcome: revoked, given back, or lost with their lease. Used by the hub thread."""
+"""Items that leave this worker without an outcome: revoked, given back, or lost with their lease.
+
+Used by the hub thread."""
 
 from __future__ import annotations
 
@@ -18,7 +20,12 @@ class Withdrawals:
     """``counts`` are shown by `inspect stats`."""
 
     def __init__(
-        self, engine: EngineThread, items: RunningItems, acks: Acks, late: LateAcks, counts: dict[str, int]
+        self,
+        engine: EngineThread,
+        items: RunningItems,
+        acks: Acks,
+        late: LateAcks,
+        counts: dict[str, int],
     ) -> None:
         self._engine = engine
         self._items = items
@@ -59,7 +66,9 @@ class Withdrawals:
             self._late.add(tags)
 
     def adopt(self, item: RunningItem, message: Any) -> None:
-        """The lease was lost, or the connection: the broker sent what is still running here. The run goes on."""
+        """The lease was lost, or the connection: the broker sent what is still running here.
+
+        The run goes on."""
         self._counts["adopted"] += 1
         item.message = item.request.on_ack.message = message
         task_reserved(item.request)

@@ -1,4 +1,5 @@
-"""The worker's end of one child process: it sends calls, receives answers, and fails every pending call when the child dies."""
+"""The worker's end of one child process: it sends calls, receives answers, and fails every pending
+call when the child dies."""
 
 from __future__ import annotations
 
@@ -48,13 +49,15 @@ log = logging.getLogger(__name__)
 
 START_S = 60.0  # until a child can take calls: most of a second on an idle core
 WATCH_S = 0.5  # between checks of its running calls and its memory
-LATE_S = 2.0  # a check that comes later than this was held up itself, perhaps with its whole machine
+LATE_S = (
+    2.0  # a check that comes later than this was held up itself, perhaps with its whole machine
+)
 PING_S = 5.0
 SILENT_S = 65.0  # without an answer although it has calls: longer than a hook may take
 HOOK_TIMEOUT_S = 60.0  # a hook that takes longer is stuck
 CHECK_S = 5.0  # one check of an answer against a schema; a usual one takes well under a millisecond
-# For a call to be answered, in which its child is alive and answers pings. All that a call may wait for has a limit of its own,
-# so that only a call which its child has forgotten meets this one.
+# For a call to be answered, in which its child is alive and answers pings. All that a call may wait
+# for has a limit of its own, so that only a call which its child has forgotten meets this one.
 IMPORT_S = 600.0  # twice what one import may take: a second job's may stand before it
 TURNS = 17  # of calls: a full child has 64, and plain hooks share four threads
 LANE_S = 900.0  # beside the time limit of a request: its lane is opened for it
@@ -126,7 +129,9 @@ class Child:
         self._writer: asyncio.StreamWriter
         self._numbers = count(HELLO + 1)
         self._calls: dict[int, _Pending] = {}
-        self._stood_still_s = 0.0  # in which this process did not run: what its child did then is not known
+        self._stood_still_s = (
+            0.0  # in which this process did not run: what its child did then is not known
+        )
         self._hello: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._heard_at = self._pinged_at = monotonic()
         self._on_loop: tuple[tuple[int, int], float] = (
@@ -138,11 +143,18 @@ class Child:
 
     @classmethod
     async def start(cls, options: Mapping[str, Any], limits: ChildLimits) -> Child:
-        """``options`` are those of ``serve.Options``. Raises ChildBroken when it does not come up."""
+        """``options`` are those of ``serve.Options``.
+
+        Raises ChildBroken when it does not come up."""
         try:
             process, running_calls, worker_end = await _spawn(options)
-        except (OSError, RuntimeError) as error:  # too little memory, too many files, processes or threads
-            raise ChildBroken(f"no process could be started for hooks and schemas: {error}") from error
+        except (
+            OSError,
+            RuntimeError,
+        ) as error:  # too little memory, too many files, processes or threads
+            raise ChildBroken(
+                f"no process could be started for hooks and schemas: {error}"
+            ) from error
         child = cls(process, running_calls, limits)
         await child._wait_for_hello(worker_end)
         return child
@@ -185,12 +197,16 @@ class Child:
         for task in self._tasks:
             if task is not current:
                 task.cancel()
-        await asyncio.gather(*(task for task in self._tasks if task is not current), return_exceptions=True)
+        await asyncio.gather(
+            *(task for task in self._tasks if task is not current), return_exceptions=True
+        )
         await self._process.wait()
 
     def _send(self, number: int, what: ChildCall | Ping | Cancel) -> bool:
-        """False where the child is gone. It may be before ``_listen`` hears of it, and a write to a connection that uvloop has
-        closed by then raises RuntimeError."""
+        """False where the child is gone.
+
+        It may be before ``_listen`` hears of it, and a write to a connection that uvloop has closed
+        by then raises RuntimeError."""
         if not self._writer.is_closing():
             self._writer.write(frame(CallFrame(number, what)))
             if not self._writer.is_closing():
@@ -211,8 +227,8 @@ class Child:
             await self.end()
             status = self._process.returncode
             raise ChildBroken(
-                f"the process for hooks and schemas did not start within {START_S:.0f} s (exit status {status}); "
-                "its output is in the worker's log"
+                f"the process for hooks and schemas did not start within {START_S:.0f} s (exit "
+                f"status {status}); its output is in the worker's log"
             ) from None
         except asyncio.CancelledError:
             await self.end()
@@ -231,7 +247,9 @@ class Child:
                 if pending is not None and not pending.future.done():
                     pending.future.set_result(said.what)
         except (asyncio.IncompleteReadError, OSError, ValueError, msgspec.MsgspecError):
-            self._lose(LossCause.DIED)  # unreadable data counts as a death: what follows it cannot be read, either
+            self._lose(
+                LossCause.DIED
+            )  # unreadable data counts as a death: what follows it cannot be read, either
 
     async def _watch(self) -> None:
         while not self.lost:
@@ -250,7 +268,8 @@ class Child:
             self._look(now)
 
     def _spare(self, stood_still_s: float) -> None:
-        """What calls may have done in a time in which this process did not run is not known, so it does not count."""
+        """What calls may have done in a time in which this process did not run is not known, so it
+        does not count."""
         if stood_still_s > 0.0:
             mark, since = self._on_loop
             self._on_loop = mark, since + stood_still_s
@@ -258,7 +277,9 @@ class Child:
             self._stood_still_s += stood_still_s
 
     def _look(self, now: float) -> None:
-        if self._process.returncode is not None:  # processes that it started may keep its socket open
+        if (
+            self._process.returncode is not None
+        ):  # processes that it started may keep its socket open
             self._lose(LossCause.DIED)
             return
         if self.lost or not self._calls:
@@ -284,17 +305,23 @@ class Child:
         """Return the calls that had no answer for longer than any of them may take."""
         ran = now - self._stood_still_s
         return {
-            number for number, each in self._calls.items() if ran - each.asked_at > self._limits.answer_s(each.call)
+            number
+            for number, each in self._calls.items()
+            if ran - each.asked_at > self._limits.answer_s(each.call)
         }
 
     def _lose(self, cause: LossCause, culprits: set[int] | None = None) -> None:
-        """Kill the child and fail its pending calls. ``culprits`` None: the calls that were running."""
+        """Kill the child and fail its pending calls.
+
+        ``culprits`` None: the calls that were running."""
         if self.lost:
             return
         self.lost = True
         if self._calls:
             log.warning(
-                "a process for hooks and schemas is lost (%s); %d calls in it go on", cause.value, self.in_flight
+                "a process for hooks and schemas is lost (%s); %d calls in it go on",
+                cause.value,
+                self.in_flight,
             )
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self._process.pid, signal.SIGKILL)
@@ -306,7 +333,9 @@ class Child:
         calls, self._calls = self._calls, {}
         for number, pending in calls.items():
             if not pending.future.done():
-                pending.future.set_exception(ChildLost(cause, _involvement(number, running, len(calls))))
+                pending.future.set_exception(
+                    ChildLost(cause, _involvement(number, running, len(calls)))
+                )
 
     def _end_if_retired(self) -> None:
         if self.retired and not self._calls:
@@ -314,7 +343,9 @@ class Child:
 
 
 async def _spawn(options: Mapping[str, Any]) -> tuple[Process, RunningCalls, socket.socket]:
-    """A child, and the worker's ends of what it shares with it. Where this fails a child that is up ends with its socket."""
+    """A child, and the worker's ends of what it shares with it.
+
+    Where this fails a child that is up ends with its socket."""
     with ExitStack() as opened:
         worker_end, child_end = socket.socketpair()
         opened.callback(worker_end.close)
@@ -322,9 +353,17 @@ async def _spawn(options: Mapping[str, Any]) -> tuple[Process, RunningCalls, soc
             fd = new_file()
             opened.callback(os.close, fd)
             process = await asyncio.create_subprocess_exec(
-                sys.executable, "-P", "-m", PROGRAM, str(child_end.fileno()), str(fd), json.dumps(dict(options)),
-                stdin=DEVNULL, pass_fds=(child_end.fileno(), fd), start_new_session=True,
-            )  # fmt: skip
+                sys.executable,
+                "-P",
+                "-m",
+                PROGRAM,
+                str(child_end.fileno()),
+                str(fd),
+                json.dumps(dict(options)),
+                stdin=DEVNULL,
+                pass_fds=(child_end.fileno(), fd),
+                start_new_session=True,
+            )
         running_calls = RunningCalls(fd)
         opened.pop_all()
         return process, running_calls, worker_end

@@ -1,8 +1,9 @@
 """A few children, and the search for the call that kills them.
 
-Calls share children. When one dies, its record of running calls mostly shows which call ended it; the others are repeated at
-once. Where it does not, the pending calls are repeated in smaller groups (64, 8, and then one at a time), until the call
-that ended the child is alone. After ``DEATHS_ALLOWED`` deaths it is given up with ``CallEndedChild``.
+Calls share children. When one dies, its record of running calls mostly shows which call ended it;
+the others are repeated at once. Where it does not, the pending calls are repeated in smaller groups
+(64, 8, and then one at a time), until the call that ended the child is alone. After
+``DEATHS_ALLOWED`` deaths it is given up with ``CallEndedChild``.
 """
 
 from __future__ import annotations
@@ -16,8 +17,12 @@ from penstock_workers.children.protocol import ChildCall, ChildReply
 from penstock_workers.errors import ChildBroken
 
 WIDTHS: Final = (64, 8, 1)  # calls at once in one child, by line
-DEATHS_ALLOWED: Final = 2  # one may have another cause, such as memory that ran out; two are the call's
-SPARED_MAX: Final = 8  # times that a call is repeated in the same line because it was not what ended its child
+DEATHS_ALLOWED: Final = (
+    2  # one may have another cause, such as memory that ran out; two are the call's
+)
+SPARED_MAX: Final = (
+    8  # times that a call is repeated in the same line because it was not what ended its child
+)
 SPREAD: Final = 8  # calls in each child before another one is started
 
 Start = Callable[[], Awaitable[Child]]
@@ -32,16 +37,21 @@ class CallEndedChild(Exception):
 
 
 class ChildPool:
-    """``start`` makes a child, ``processes`` is how many share the first line; none is started before the first call."""
+    """``start`` makes a child, ``processes`` is how many share the first line; none is started
+    before the first call."""
 
     def __init__(self, start: Start, processes: int, widths: Sequence[int] = WIDTHS) -> None:
         narrow = [_Line(start, width, 1) for width in widths[1:]]
         self._lines = [_Line(start, widths[0], processes), *narrow]
 
-    async def ask(self, call: ChildCall, line: int = 0, *, begins: Callable[[], None] = lambda: None) -> ChildReply:
-        """The answer of a child; ``begins`` hears of each time that the call is made, repeats after a death included.
+    async def ask(
+        self, call: ChildCall, line: int = 0, *, begins: Callable[[], None] = lambda: None
+    ) -> ChildReply:
+        """The answer of a child; ``begins`` hears of each time that the call is made, repeats after
+        a death included.
 
-        Raises CallEndedChild, and ChildBroken when no child can be started, or none that lives until it takes the call.
+        Raises CallEndedChild, and ChildBroken when no child can be started, or none that lives
+        until it takes the call.
         """
         last = len(self._lines) - 1
         deaths = spared = 0
@@ -51,7 +61,9 @@ class ChildPool:
             except ChildLost as lost:
                 if lost.involvement is Involvement.OTHER and spared < SPARED_MAX:
                     spared += 1
-                elif lost.involvement is Involvement.OTHER and line == last:  # where no other call is
+                elif (
+                    lost.involvement is Involvement.OTHER and line == last
+                ):  # where no other call is
                     raise ChildBroken(
                         f"{spared} processes for hooks and schemas ended before they took a call"
                     ) from lost

@@ -92,7 +92,9 @@ class CallFault(ChildMessage, frozen=True):
 
 
 class Mismatch(ChildMessage, frozen=True):
-    """The answer does not fulfil the schema. ``words`` are for people and may quote it; ``rule`` is for the model."""
+    """The answer does not fulfil the schema.
+
+    ``words`` are for people and may quote it; ``rule`` is for the model."""
 
     words: str
     rule: str
@@ -119,10 +121,18 @@ class Inferred(ChildMessage, frozen=True):
 
     @classmethod
     def of(cls, tried: Tried) -> Inferred:
-        headers = {str(name): value for name, value in tried.headers.items()}  # aiohttp's names are no plain str
+        headers = {
+            str(name): value for name, value in tried.headers.items()
+        }  # aiohttp's names are no plain str
         if isinstance(tried, Answer):
             return cls(tried.latency_ms, tried.status, headers, tried.body, packed=tried.packed)
-        return cls(tried.latency_ms, headers=headers, failure=tried.failure, detail=tried.detail, sent=tried.sent)
+        return cls(
+            tried.latency_ms,
+            headers=headers,
+            failure=tried.failure,
+            detail=tried.detail,
+            sent=tried.sent,
+        )
 
     def tried(self) -> Tried:
         if self.failure:
@@ -182,7 +192,8 @@ def _replaced(value: Any) -> Any:
 
 
 async def read_frame(reader: StreamReader) -> bytes:
-    """Raises IncompleteReadError or ConnectionError when the other end is gone, ValueError for a length above ``FRAME_MAX``."""
+    """Raises IncompleteReadError or ConnectionError when the other end is gone, ValueError for a
+    length above ``FRAME_MAX``."""
     length = int.from_bytes(await reader.readexactly(LENGTH_BYTES), "big")
     if length > FRAME_MAX:
         raise ValueError(f"a message of {length} bytes; {FRAME_MAX} are allowed")

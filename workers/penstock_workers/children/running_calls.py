@@ -1,6 +1,8 @@
-"""Which calls a child is running at this moment, in shared memory that outlives it: they show which call ended the child.
+"""Which calls a child is running at this moment, in shared memory that outlives it: they show which
+call ended the child.
 
-One slot is for the child's event loop, written around every step of a task; the others are for threads with plain hooks.
+One slot is for the child's event loop, written around every step of a task; the others are for
+threads with plain hooks.
 """
 
 from __future__ import annotations
@@ -15,13 +17,17 @@ from contextlib import contextmanager, suppress
 from typing import Final
 
 LOOP: Final = 0
-SLOTS: Final = 32  # the loop, four threads at work, and threads that hang until their child is ended
+SLOTS: Final = (
+    32  # the loop, four threads at work, and threads that hang until their child is ended
+)
 _SLOT: Final = struct.Struct("QQ")  # number of the call (0: none), steps made so far
 SIZE: Final = SLOTS * _SLOT.size
 
 
 def new_file() -> int:
-    """A file descriptor to share with one child. The file has no name and is deleted with its last descriptor."""
+    """A file descriptor to share with one child.
+
+    The file has no name and is deleted with its last descriptor."""
     with tempfile.TemporaryFile() as file:
         file.truncate(SIZE)
         return os.dup(file.fileno())
@@ -45,7 +51,9 @@ class RunningCalls:
 
     @contextmanager
     def in_thread(self, number: int) -> Iterator[None]:
-        """Record a call while its thread runs it. With more threads than slots the last ones are not recorded."""
+        """Record a call while its thread runs it.
+
+        With more threads than slots the last ones are not recorded."""
         slot = None
         with suppress(IndexError):
             slot = self._free.popleft()
@@ -57,7 +65,7 @@ class RunningCalls:
                 self.leave(slot)
                 self._free.append(slot)
 
-    # -- the worker --------------------------------------------------------------------------------------------------
+    # -- the worker --------------------------------------------------------------------------------
 
     def running(self) -> set[int]:
         """Numbers of the calls that run, or ran when the child died."""

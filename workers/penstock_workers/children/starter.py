@@ -14,7 +14,8 @@ MB = 1024 * 1024
 
 
 def child_starter(settings: WorkerSettings, hook_timeout_s: float = HOOK_TIMEOUT_S) -> Start:
-    """``settings`` give the allowed hook modules, the memory limit of a child, and the lane of suspected items."""
+    """``settings`` give the allowed hook modules, the memory limit of a child, and the lane of
+    suspected items."""
     options = {
         "worker": os.getpid(),
         "path": list(sys.path),

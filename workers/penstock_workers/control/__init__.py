@@ -1,6 +1,8 @@
-"""The control loop: feeds jobs into the queue, returns due retries to it, publishes lost documents again, and finishes jobs.
+"""The control loop: feeds jobs into the queue, returns due retries to it, publishes lost documents
+again, and finishes jobs.
 
-Any number of processes may run one; each feed has one leader at a time, held by a fenced lease in SQL.
+Any number of processes may run one; each feed has one leader at a time, held by a fenced lease in
+SQL.
 """
 
 from __future__ import annotations

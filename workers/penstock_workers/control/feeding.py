@@ -1,4 +1,5 @@
-"""The step of a feed: how much of the job's room it fills, alone or beside the other shards of its source."""
+"""The step of a feed: how much of the job's room it fills, alone or beside the other shards of its
+source."""
 
 from __future__ import annotations
 
@@ -20,8 +21,12 @@ from penstock_workers.control.feeds.specs import Specs
 from penstock_workers.control.job.limits import JobLimits
 from penstock_workers.failpoints import Failpoints
 
-FEED_MAX = 5_000  # documents published per job and round, so that no job holds up the others for long
-WAITING_S = 0.5  # of reading what waits, one by one, per job and round: the leases of feeds are renewed between rounds
+FEED_MAX = (
+    5_000  # documents published per job and round, so that no job holds up the others for long
+)
+# of reading what waits, one by one, per job and round: the leases of feeds are renewed between
+# rounds
+WAITING_S = 0.5
 
 
 class Part(NamedTuple):
@@ -59,11 +64,18 @@ class Feeding:
         self._specs = specs
         self._counters = counters
 
-    def parts(self, job: Job, feed: LiveFeed, led: Sequence[LedFeed]) -> Iterator[tuple[LedFeed, Part]]:
-        """The shards of ``feed`` that are ``led`` here, and the part of each; those that have no leader now have none."""
+    def parts(
+        self, job: Job, feed: LiveFeed, led: Sequence[LedFeed]
+    ) -> Iterator[tuple[LedFeed, Part]]:
+        """The shards of ``feed`` that are ``led`` here, and the part of each; those that have no
+        leader now have none."""
         here = {shard.feeder.feed.shard: shard for shard in led}
-        sharing = [shard.feed.shard for shard in feed.shards if not shard.free or shard.feed.shard in here]
-        if self._specs.of(job).budget_usd is not None:  # what it still pays for is known to one process
+        sharing = [
+            shard.feed.shard for shard in feed.shards if not shard.free or shard.feed.shard in here
+        ]
+        if (
+            self._specs.of(job).budget_usd is not None
+        ):  # what it still pays for is known to one process
             sharing = [shard.feed.shard for shard in feed.shards[:1]]
         for place, number in enumerate(sharing):
             if number in here:
@@ -72,32 +84,49 @@ class Feeding:
     def feed(self, job: Job, led: LedFeed, part: Part = WHOLE) -> None:
         feeder = led.feeder
         in_batches = job.moves and not feeder.feed.cursor
-        in_batches = in_batches and self._batches.holds_documents(job.job_id, feeder.feed.generation)
+        in_batches = in_batches and self._batches.holds_documents(
+            job.job_id, feeder.feed.generation
+        )
         if in_batches and feeder.feed.kind is not FeedKind.SPOOL:
-            return  # Redis was lost: from the start on come documents that are in batches, which would be paid twice
-        room, feeder.urgent = self._windows.for_feed(job, feeder.feed.generation, ordered=feeder.ordered)
+            # Redis was lost: from the start on come documents that are in batches, which would be
+            # paid twice
+            return
+        room, feeder.urgent = self._windows.for_feed(
+            job, feeder.feed.generation, ordered=feeder.ordered
+        )
         documents = self._limits.within_budget(job, room_of(part.place, part.of, room))
         if documents:
             most = min(documents, max(1, FEED_MAX // part.led_here))
-            fed = feeder.advance(most, partial(self._publish_new, feeder)) if in_batches else feeder.step(most)
+            fed = (
+                feeder.advance(most, partial(self._publish_new, feeder))
+                if in_batches
+                else feeder.step(most)
+            )
             self._windows.note_fed(job, fed.published)
             self._counters.add("fed", job.lane, fed.published)
 
     def _publish_new(self, feeder: Feeder, documents: Sequence[Document]) -> tuple[int, int]:
-        """Of an open job, some of whose documents are in batches: those wait, and what was pushed since does not."""
+        """Of an open job, some of whose documents are in batches: those wait, and what was pushed
+        since does not."""
         known = self._remainders.known([feeder.key(document.doc_id) for document in documents])
-        report = feeder.publish([document for document in documents if feeder.key(document.doc_id) not in known])
+        report = feeder.publish(
+            [document for document in documents if feeder.key(document.doc_id) not in known]
+        )
         return report.published, report.done + report.in_window + len(known)
 
     def feed_waiting(self, job: Job, led: LedFeed) -> bool:
-        """Publish documents that another lane of the job has left without an outcome; whether there were any. They leave half of
-        the room to what is pushed into an open job meanwhile."""
+        """Publish documents that another lane of the job has left without an outcome; whether there
+        were any. They leave half of the room to what is pushed into an open job meanwhile."""
         feeder = led.feeder
         room, feeder.urgent = self._windows.for_feed(job, feeder.feed.generation)
         documents = min(self._limits.within_budget(job, room), FEED_MAX)
         if is_open(feeder.feed):
             documents = (documents + 1) // 2
-        rows = self._remainders.unclaimed(job.job_id, feeder.feed.generation, documents) if documents else iter(())
+        rows = (
+            self._remainders.unclaimed(job.job_id, feeder.feed.generation, documents)
+            if documents
+            else iter(())
+        )
         waiting = list(islice(rows, documents))
         if waiting:
             published, looked = publish_waiting(feeder, waiting, within_s=WAITING_S)
@@ -108,5 +137,6 @@ class Feeding:
         return bool(waiting)
 
     def look(self, job: Job, led: LedFeed) -> None:
-        """For a feed whose shards are read apart from it: what it publishes again goes where they publish."""
+        """For a feed whose shards are read apart from it: what it publishes again goes where they
+        publish."""
         _, led.feeder.urgent = self._windows.for_feed(job, led.feeder.feed.generation)

@@ -1,7 +1,8 @@
-"""The figures of the whole fleet, read every few seconds, so that they are ready when Prometheus asks.
+"""The figures of the whole fleet, read every few seconds, so that they are ready when Prometheus
+asks.
 
-Reading them costs Redis some dozens of small commands, and SQL one. They are shown for half a minute: after an outage older
-ones would look current.
+Reading them costs Redis some dozens of small commands, and SQL one. They are shown for half a
+minute: after an outage older ones would look current.
 """
 
 from __future__ import annotations
@@ -39,7 +40,11 @@ class FleetFigures:
     """``refresh`` belongs to the control thread; ``figures`` may be called by any."""
 
     def __init__(
-        self, hot: RedisLedger, quotas: redis.Redis, schedules: ScheduleStore, clock: Callable[[], float] = time.time
+        self,
+        hot: RedisLedger,
+        quotas: redis.Redis,
+        schedules: ScheduleStore,
+        clock: Callable[[], float] = time.time,
     ) -> None:
         self._hot = hot
         self._schedules = schedules
@@ -127,10 +132,14 @@ def _of_quota(view: QuotaView, before: QuotaView | None) -> Iterator[Sample]:
     for dimension in view.dimensions:
         yield catalogue.QUOTA_LIMIT(dimension.limit, name, dimension.name)
         if traffic is not None and dimension.limit > 0:
-            yield catalogue.QUOTA_USE(traffic.units[dimension.name] / dimension.limit, name, dimension.name)
+            yield catalogue.QUOTA_USE(
+                traffic.units[dimension.name] / dimension.limit, name, dimension.name
+            )
 
 
-def _models(lane: str, depths: Mapping[str, Depth], seen: Collection[WorkerSeen]) -> Iterator[Sample]:
+def _models(
+    lane: str, depths: Mapping[str, Depth], seen: Collection[WorkerSeen]
+) -> Iterator[Sample]:
     """By the queues of the lane: what waits, and who serves it."""
     serving = serving_of(seen, lane)
     served = Counter(queue for worker in serving.workers for queue in worker.queues(lane))
@@ -141,7 +150,9 @@ def _models(lane: str, depths: Mapping[str, Depth], seen: Collection[WorkerSeen]
         yield catalogue.MODEL_QUEUED(depth.queued, lane, queue)
         yield catalogue.MODEL_UNACKED(depth.unacked, lane, queue)
         yield catalogue.MODEL_WORKERS(served[queue], lane, queue)
-    yield catalogue.UNSERVED(sum(waiting[queue] for queue in unserved_queues(serving, waiting)), lane)
+    yield catalogue.UNSERVED(
+        sum(waiting[queue] for queue in unserved_queues(serving, waiting)), lane
+    )
 
 
 def _workers(seen: Collection[WorkerSeen]) -> Counter[str]:
@@ -149,7 +160,8 @@ def _workers(seen: Collection[WorkerSeen]) -> Counter[str]:
 
 
 def _age(front: bytes | None, now: float) -> float:
-    """Of a message; one that does not say when it was fed, such as another producer's, counts as new."""
+    """Of a message; one that does not say when it was fed, such as another producer's, counts as
+    new."""
     fed = _FED.search(front) if front is not None else None
     return max(0.0, now - int(fed[1])) if fed else 0.0
 

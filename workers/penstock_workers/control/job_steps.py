@@ -1,4 +1,6 @@
-"""What one job needs in one round: feeding, pausing, reconciling, cancelling, completing. Each step is bounded, none blocks."""
+"""What one job needs in one round: feeding, pausing, reconciling, cancelling, completing.
+
+Each step is bounded, none blocks."""
 
 from __future__ import annotations
 
@@ -62,7 +64,9 @@ UNPARK_MAX = 2_000  # messages of a resumed job brought back per round
 
 
 class JobSteps:
-    """Takes the step of each live job. Only the leader feeds and ends a job; any process applies limits and pauses."""
+    """Takes the step of each live job.
+
+    Only the leader feeds and ends a job; any process applies limits and pauses."""
 
     def __init__(
         self,
@@ -75,7 +79,11 @@ class JobSteps:
         outputs_written: Callable[[], None],
         tracing: Tracing | None = None,
     ) -> None:
-        jobs, outcomes, states = JobStore(database), OutcomeStore(database), JobStates(JobStore(database), hot)
+        jobs, outcomes, states = (
+            JobStore(database),
+            OutcomeStore(database),
+            JobStates(JobStore(database), hot),
+        )
         balance, batches = Balance(jobs, outcomes), BatchFigures(database)
         self._batches = batches
         self._settings = settings
@@ -90,17 +98,22 @@ class JobSteps:
         self._specs = Specs()
         self._windows = FeedWindows(hot, settings.window, self._specs)
         self._sinks = JobSinks(
-            (TableRows(database), BucketParts(settings, database), OutputFiles(settings, database)), outputs_written
+            (TableRows(database), BucketParts(settings, database), OutputFiles(settings, database)),
+            outputs_written,
         )
         accounts = Accounts(hot.budgets, batches, TenantAccounts(database, hot.budgets))
         self._limits = JobLimits(outcomes, hot, states, accounts)
         failpoints = Failpoints.parse(settings.failpoints)
-        self._feeding = Feeding(database, self._windows, self._limits, self._specs, counters, failpoints)
+        self._feeding = Feeding(
+            database, self._windows, self._limits, self._specs, counters, failpoints
+        )
         moves = LaneMoves(database)
         known = KnownMoves(moves)
         self._leaving = Leaving(settings, database, hot, known, failpoints)
         self._completion = Completion(jobs, hot, states, balance, self._sinks)
-        self._cancelling = Cancelling(jobs, outcomes, batches, hot, states, balance, settings.visibility_timeout_s)
+        self._cancelling = Cancelling(
+            jobs, outcomes, batches, hot, states, balance, settings.visibility_timeout_s
+        )
         quotas = RedisAddress.parse(settings.redis_url).connect(socket_timeout=REDIS_TIMEOUT_S)
         self._resumes = Resumes(jobs, states, quotas)
         facts = LaneFacts(settings, database, hot, quotas, self._specs)
@@ -110,12 +123,20 @@ class JobSteps:
         self.ending = JobEnding()
 
     def prepare(self, live: Sequence[LiveJob], seen: Sequence[JobSeen]) -> None:
-        """Before the steps of a round: forget jobs that are over, renew what is led, and note which jobs share the queues."""
+        """Before the steps of a round: forget jobs that are over, renew what is led, and note which
+        jobs share the queues."""
         names = {job.job_id for job, _ in live}
         for part in (
-            self._balance, self._limits, self._cancelling, self._resumes, self._specs, self.ending, self._sinks, self._lanes,
+            self._balance,
+            self._limits,
+            self._cancelling,
+            self._resumes,
+            self._specs,
+            self.ending,
+            self._sinks,
+            self._lanes,
             self._leaving,
-        ):  # fmt: skip
+        ):
             part.keep_only(names)
         self._lanes.note([job for job, _ in live], self._specs.of)
         processes = self._processes.number(live)
@@ -124,7 +145,9 @@ class JobSteps:
         self.leadership.renew(live)
         self.leadership.share(live, processes)
         self.leadership.take(live, processes)
-        outstanding = {job.job_id: of_job.outstanding for (job, _), of_job in zip(live, seen, strict=True)}
+        outstanding = {
+            job.job_id: of_job.outstanding for (job, _), of_job in zip(live, seen, strict=True)
+        }
         self._windows.update([job for job, _ in live], outstanding, self.leadership.jobs(live))
 
     def place(self, live: LiveJob) -> float:
@@ -134,7 +157,9 @@ class JobSteps:
     def step(self, live: LiveJob, seen: JobSeen) -> None:
         """One bounded step for one job."""
         job, _ = live
-        self._resumes.lift_hold(job, seen)  # before workers learn that it runs: the hold would stop its items
+        self._resumes.lift_hold(
+            job, seen
+        )  # before workers learn that it runs: the hold would stop its items
         if not seen.is_current:
             self._hot.set_job_state(job.job_id, job.state)
             self._hot.set_job_lane(job)
@@ -148,10 +173,14 @@ class JobSteps:
             if feed not in here:
                 self.leadership.hand_back(feed)
         led = self._led(job, here)
-        shards = {feed.feed.generation: self._led(job, feed.shards) for feed in live.feeds if feed.shards}
+        shards = {
+            feed.feed.generation: self._led(job, feed.shards) for feed in live.feeds if feed.shards
+        }
         if job.state is JobState.CANCELLING:
             self._unpark(job, seen)  # for workers to see that they are cancelled
-            self._cancelling.step(job, self._queue(job), led, [part for parts in shards.values() for part in parts])
+            self._cancelling.step(
+                job, self._queue(job), led, [part for parts in shards.values() for part in parts]
+            )
             return
         spec, under_way = self._specs.of(job), sum(seen.outstanding)
         if self._limits.stop(job, spec, seen) or self._lanes.look(job, spec, under_way):
@@ -169,14 +198,19 @@ class JobSteps:
         for led_feed in led:
             self._advance(job, led_feed, seen.outstanding[led_feed.feeder.feed.generation - 1])
         feeds = [led_feed.feeder.feed for led_feed in led]
-        counts_here = any(feed.generation == job.generation for feed in feeds)  # one process does, and writes results
+        counts_here = any(
+            feed.generation == job.generation for feed in feeds
+        )  # one process does, and writes results
         if counts_here and self._grow(job):
             self._end_if_done(live, seen, feeds)
 
     def _leave(self, job: Job, seen: JobSeen) -> bool:
-        """Whether a job that its lane has paused goes on in another one. Redis learns it now: a job that it still calls paused
-        counts as resumed by a person."""
-        if not is_lane_at_fault(job.reason) or not self._lanes.leave(job, self._specs.of(job), sum(seen.outstanding)):
+        """Whether a job that its lane has paused goes on in another one.
+
+        Redis learns it now: a job that it still calls paused counts as resumed by a person."""
+        if not is_lane_at_fault(job.reason) or not self._lanes.leave(
+            job, self._specs.of(job), sum(seen.outstanding)
+        ):
             return False
         self._hot.set_job_state(job.job_id, JobState.RUNNING)
         return True
@@ -192,14 +226,16 @@ class JobSteps:
         self._processes.leave()
 
     def _has_left(self, job: Job, outstanding: int) -> bool:
-        """Whether documents may be fed to the job's lane: what waited in the one before has been taken from there."""
+        """Whether documents may be fed to the job's lane: what waited in the one before has been
+        taken from there."""
         with self._faults_of_source(job):
             if self._leaving.step(job, self._specs.of(job), outstanding):
                 return True
         return False
 
     def _led_by_control(self, job: Job, feeds: Sequence[LiveFeed]) -> tuple[LiveFeed, ...]:
-        """Of a job whose documents are packed by workers only the feeds that they have read to their end, until it ends."""
+        """Of a job whose documents are packed by workers only the feeds that they have read to
+        their end, until it ends."""
         if job.state is JobState.CANCELLING or not packs(job.lane):
             return tuple(feeds)
         return tuple(feed for feed in feeds if feed.feed.exhausted)
@@ -222,7 +258,8 @@ class JobSteps:
         return (packs(job.lane) or job.moves > 0) and self._batches.is_busy(job.job_id)
 
     def _grow(self, job: Job) -> bool:
-        """Let what is written while the job runs go on; False when that cannot be written, and the job is paused for it."""
+        """Let what is written while the job runs go on; False when that cannot be written, and the
+        job is paused for it."""
         try:
             self._sinks.look(job, self._specs.of(job))
         except SinkGivenUp as error:
@@ -234,10 +271,18 @@ class JobSteps:
     def _open_led(self, job: Job, feed: Feed) -> LedFeed:
         spans = None if self._tracing is None else self._tracing.of_feed(job, feed)
         feeder = open_feeder(
-            self._database, self._hot, job, feed, owner=self._owner, settings=self._settings, spans=spans,
+            self._database,
+            self._hot,
+            job,
+            feed,
+            owner=self._owner,
+            settings=self._settings,
+            spans=spans,
             spec=self._specs.of(job),
-        )  # fmt: skip
-        return LedFeed(feeder, Reconciler(self._outcomes, self._hot), self._next_reconciliation(), job.lane)
+        )
+        return LedFeed(
+            feeder, Reconciler(self._outcomes, self._hot), self._next_reconciliation(), job.lane
+        )
 
     def _unpark(self, job: Job, seen: JobSeen, most: int = UNPARK_MAX) -> None:
         if seen.parked and most:
@@ -266,7 +311,9 @@ class JobSteps:
         except FeedLost:
             self.leadership.forget(led.feeder.feed)
         except RedisForgot:
-            log.warning("job %s: Redis forgot while it was fed; the next round rebuilds it", job.job_id)
+            log.warning(
+                "job %s: Redis forgot while it was fed; the next round rebuilds it", job.job_id
+            )
 
     @contextlib.contextmanager
     def _faults_of_source(self, job: Job) -> Iterator[None]:
@@ -281,7 +328,9 @@ class JobSteps:
         """``outstanding``: as this round found it, before it fed more."""
         self._counters.add("reconciles", job.lane, 1)
         held = self._leaving.held_elsewhere(job)
-        republished = led.reconciler.round(job, led.feeder.feed, led.feeder, self._queue(job), outstanding, held)
+        republished = led.reconciler.round(
+            job, led.feeder.feed, led.feeder, self._queue(job), outstanding, held
+        )
         self._counters.add("republished", job.lane, republished)
 
     def _next_reconciliation(self) -> float:

@@ -48,14 +48,19 @@ from penstock_workers.tracing import Tracing, open_tracing
 log = logging.getLogger(__name__)
 
 PROMOTE_MAX = 1_000  # due retries brought back per queue and round
-ASIDE_S = 2.0  # between the rounds of a process that leads nothing: it helps where a leader is busy or dead
-REST = 19.0  # times the CPU of looking at all live jobs: a thousand of them cost no more than a twentieth of a core
+# between the rounds of a process that leads nothing: it helps where a leader is busy or dead
+ASIDE_S = 2.0
+# times the CPU of looking at all live jobs: a thousand of them cost no more than a twentieth of a
+# core
+REST = 19.0
 STUCK_S = 300.0  # of one round: stores and sources answer, or fail, much sooner
 FAULT_CAP_S = 10.0  # a store that is away is asked again at least this often
 
 
 class Control:
-    """Owns its own connections, so that it can live in any process and any thread. ``tick`` is not thread-safe."""
+    """Owns its own connections, so that it can live in any process and any thread.
+
+    ``tick`` is not thread-safe."""
 
     def __init__(
         self,
@@ -74,16 +79,27 @@ class Control:
         self._failure_log = FailureLog(log)
         self._hot = hot
         self._live = LiveJobs(database)
-        self._recovery = Recovery(JobStore(database), OutcomeStore(database), hot, LaneMoves(database))
+        self._recovery = Recovery(
+            JobStore(database), OutcomeStore(database), hot, LaneMoves(database)
+        )
         self._counters = Counters()
         self._wake = threading.Event()
         self._steps = JobSteps(
-            settings, database, hot, self._counters, owner=owner, outputs_written=self._wake.set, tracing=tracing
+            settings,
+            database,
+            hot,
+            self._counters,
+            owner=owner,
+            outputs_written=self._wake.set,
+            tracing=tracing,
         )
         schedules = ScheduleStore(database)
         # The door that took the schedule has checked whose it is.
         borders = Borders(settings.doors, settings.hook_modules, names_tenants=False)
-        producers = Producer(settings, database=database), Producer(settings, database=database, borders=borders)
+        producers = (
+            Producer(settings, database=database),
+            Producer(settings, database=database, borders=borders),
+        )
         self._schedules = ScheduleSteps(
             schedules,
             partial(start_job, *producers, JobStore(database), schedules, NoticedStore(database)),
@@ -99,12 +115,15 @@ class Control:
         self._switch_back = SwitchBack(client, settings) if settings.broker_url is None else None
         self._rounds = 0
         self._looked_s = 0.0  # CPU that the latest round took to look at all live jobs
-        self._next_round = 0.0  # monotonic time of the next round, whether or not this process leads anything
+        self._next_round = (
+            0.0  # monotonic time of the next round, whether or not this process leads anything
+        )
         self._states: dict[str, JobState] = {}  # of the jobs at the last look
         self._longest_s = settings.max_retry_after_s + settings.retry_cap_s  # that a retry may wait
 
     def tick(self) -> None:
-        """Start jobs whose time has come; look at all live jobs, and work on them if this process leads them or could."""
+        """Start jobs whose time has come; look at all live jobs, and work on them if this process
+        leads them or could."""
         self._look_at_schedules()
         began = time.thread_time()
         live = self._live.look()
@@ -116,10 +135,13 @@ class Control:
         self._refresh_figures([job for job, _ in live])
 
     def _is_due(self, live: Sequence[LiveJob]) -> bool:
-        """Always for a process that leads a feed or could; for others when a job changed its state, and now and then."""
+        """Always for a process that leads a feed or could; for others when a job changed its state,
+        and now and then."""
         before, self._states = self._states, {job.job_id: job.state for job, _ in live}
         is_news = before != self._states
-        return is_news or self._steps.leadership.concerns(live) or time.monotonic() >= self._next_round
+        return (
+            is_news or self._steps.leadership.concerns(live) or time.monotonic() >= self._next_round
+        )
 
     def _round(self, live: Sequence[LiveJob]) -> None:
         if self._recovery.rebuild_if_lost([job for job, _ in live]):
@@ -145,18 +167,25 @@ class Control:
         self._counters.windows = self._steps.windows
 
     def run(self, stop: threading.Event) -> None:
-        """Tick until ``stop`` is set. An error of a store is logged, and the next round tries again."""
+        """Tick until ``stop`` is set.
+
+        An error of a store is logged, and the next round tries again."""
         faults = 0
         while not stop.is_set():
             usual_s, began = self._settings.control_interval_s, time.monotonic()
             self._wake.clear()
             try:
                 self.tick()
-                wait_s, faults = max(self._steps.ending.interval_s(usual_s), REST * self._looked_s), 0
+                wait_s, faults = (
+                    max(self._steps.ending.interval_s(usual_s), REST * self._looked_s),
+                    0,
+                )
                 self._counters.ticks["ok"] += 1
             except Exception as error:
                 wait_s = full_jitter(faults, base_s=0.5, cap_s=FAULT_CAP_S) + usual_s
-                self._failure_log.tell("control: a round failed", error, f"next look in {wait_s:.1f} s")
+                self._failure_log.tell(
+                    "control: a round failed", error, f"next look in {wait_s:.1f} s"
+                )
                 faults += 1
                 self._counters.ticks["failed"] += 1
             self._counters.tick_s = time.monotonic() - began
@@ -166,8 +195,14 @@ class Control:
         try:
             self._schedules.close()
             self._steps.release_all()
-        except Exception as error:  # the database is down or its disk full: the leases then end by themselves
-            log.warning("control: leases of feeds could not be handed over: %s: %s", type(error).__name__, error)
+        except (
+            Exception
+        ) as error:  # the database is down or its disk full: the leases then end by themselves
+            log.warning(
+                "control: leases of feeds could not be handed over: %s: %s",
+                type(error).__name__,
+                error,
+            )
 
     def wake(self) -> None:
         """Tick now instead of at the end of the interval. Any thread."""
@@ -201,14 +236,18 @@ class Control:
         try:
             self._schedules.look()
         except Exception as error:
-            self._failure_log.tell("control: schedules could not be looked at", error, "the next round tries again")
+            self._failure_log.tell(
+                "control: schedules could not be looked at", error, "the next round tries again"
+            )
 
     def _refresh_figures(self, live: Sequence[Job]) -> None:
         """Read the figures; their failure must not stop the round."""
         try:
             self._fleet_figures.refresh(live)
         except Exception as error:
-            self._failure_log.tell("control: the fleet's figures are missing", error, "they come back by themselves")
+            self._failure_log.tell(
+                "control: the fleet's figures are missing", error, "they come back by themselves"
+            )
 
 
 def _lanes(live: Sequence[LiveJob]) -> Collection[str]:
@@ -226,15 +265,25 @@ def _shovel_beside(settings: WorkerSettings) -> contextlib.AbstractContextManage
 
 
 @contextlib.contextmanager
-def start_control(settings: WorkerSettings, decided: DecidedTimes | None = None) -> Iterator[Control]:
-    """Run a control loop in a thread of its own, with connections of its own, until the block ends; and a shovel beside it."""
+def start_control(
+    settings: WorkerSettings, decided: DecidedTimes | None = None
+) -> Iterator[Control]:
+    """Run a control loop in a thread of its own, with connections of its own, until the block ends;
+    and a shovel beside it."""
     stop = threading.Event()
     with (
         open_stores(settings, "control") as stores,
         open_tracing(settings, CONTROL_LANE) as tracing,
         _shovel_beside(settings),
     ):
-        control = Control(settings, stores.database, stores.hot, owner=process_name(), tracing=tracing, decided=decided)
+        control = Control(
+            settings,
+            stores.database,
+            stores.hot,
+            owner=process_name(),
+            tracing=tracing,
+            decided=decided,
+        )
         thread = threading.Thread(target=control.run, args=(stop,), name="control", daemon=True)
         thread.start()
         try:

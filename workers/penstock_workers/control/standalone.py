@@ -1,7 +1,8 @@
-"""A process that runs the control loop and no items, with the interface of the engine that runs items.
+"""A process that runs the control loop and no items, with the interface of the engine that runs
+items.
 
-So `penstock control` is a worker like any other, with its drain, its events and its broker connection; its one queue
-takes the jobs that Celery clients submit.
+So `penstock control` is a worker like any other, with its drain, its events and its broker
+connection; its one queue takes the jobs that Celery clients submit.
 """
 
 from __future__ import annotations
@@ -41,14 +42,20 @@ class ControlEngine:
     def accept(self, delivery: Delivery) -> None:
         """Set aside an item that was sent to this queue by mistake."""
         assert self._bridge is not None, "start() comes first"
-        log.error("item %s lies in %s, which is for jobs; it is set aside", delivery.task_id, delivery.queue)
+        log.error(
+            "item %s lies in %s, which is for jobs; it is set aside",
+            delivery.task_id,
+            delivery.queue,
+        )
         self._bridge.conclude([(delivery, Unreadable("no items are run from this queue"))])
 
     def abort(self, delivery: Delivery, why: str) -> None:
         """Nothing runs here."""
 
     async def drain(self, deadline_s: float) -> None:
-        """End the loop after its tick, and hand over its leases. One that is stuck in a tick loses them by time."""
+        """End the loop after its tick, and hand over its leases.
+
+        One that is stuck in a tick loses them by time."""
         ended, this_loop = asyncio.Event(), asyncio.get_running_loop()
 
         def end() -> None:
@@ -61,7 +68,9 @@ class ControlEngine:
             await asyncio.wait_for(ended.wait(), deadline_s)
         except TimeoutError:
             log.warning(
-                "the control loop is still busy after %g s; others lead its jobs when its leases end", deadline_s
+                "the control loop is still busy after %g s; others lead its jobs when its leases "
+                "end",
+                deadline_s,
             )
 
     async def stop(self) -> None:

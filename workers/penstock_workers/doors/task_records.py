@@ -1,4 +1,5 @@
-"""Records of door tasks in Redis: how often each was started, and why the last refused ones were refused."""
+"""Records of door tasks in Redis: how often each was started, and why the last refused ones were
+refused."""
 
 from __future__ import annotations
 
@@ -49,13 +50,22 @@ class TaskRecords:
     def end(self, task_id: str) -> None:
         self._client.delete(keys.door_starts(task_id))
 
-    def refuse(self, task: str, task_id: str, job: object, reason: str, *, parked: bool = False) -> RefusedTask:
+    def refuse(
+        self, task: str, task_id: str, job: object, reason: str, *, parked: bool = False
+    ) -> RefusedTask:
         named = job[:ID_MAX_CHARS] if isinstance(job, str) else None
         refusal = RefusedTask(
-            round(time.time(), 3), task, task_id[:ID_MAX_CHARS], named, reason[:REASON_MAX_CHARS], parked
+            round(time.time(), 3),
+            task,
+            task_id[:ID_MAX_CHARS],
+            named,
+            reason[:REASON_MAX_CHARS],
+            parked,
         )
         with self._client.pipeline(transaction=True) as pipe:
-            pipe.lpush(keys.REFUSED, json.dumps(asdict(refusal)))  # ASCII: a lone surrogate cannot fail it
+            pipe.lpush(
+                keys.REFUSED, json.dumps(asdict(refusal))
+            )  # ASCII: a lone surrogate cannot fail it
             pipe.ltrim(keys.REFUSED, 0, REFUSED_KEPT - 1)
             pipe.execute()
         return refusal

@@ -1,8 +1,10 @@
-"""Celery tasks for services that use Penstock through a plain Celery client; docs/doors.md is their page.
+"""Celery tasks for services that use Penstock through a plain Celery client; docs/doors.md is their
+page.
 
-Their arguments come from outside: they are checked against the operator's limits (`source_roots`, `hook_modules`,
-`doors.*`). Each start is counted, so a task ends by itself, by its time limit, or parked after it has crashed several
-processes. A refusal goes to the client (the task's result and its `task-failed` event) and is
+Their arguments come from outside: they are checked against the operator's limits (`source_roots`,
+`hook_modules`, `doors.*`). Each start is counted, so a task ends by itself, by its time limit, or
+parked after it has crashed several processes. A refusal goes to the client (the task's result and
+its `task-failed` event) and is
 kept for the operator (`penstock refused`), in both places without any content of documents.
 """
 
@@ -30,9 +32,15 @@ from penstock_workers.settings import WorkerSettings
 
 log = logging.getLogger(__name__)
 
-SUBMIT, OPEN, ENQUEUE, CLOSE = "penstock.submit", "penstock.open_job", "penstock.enqueue", "penstock.close_job"
+SUBMIT, OPEN, ENQUEUE, CLOSE = (
+    "penstock.submit",
+    "penstock.open_job",
+    "penstock.enqueue",
+    "penstock.close_job",
+)
 DOORS = frozenset({SUBMIT, OPEN, ENQUEUE, CLOSE})
-# Of a task's arguments as JSON text. Prompts and documents of some megabytes fit; larger ones belong into a source.
+# Of a task's arguments as JSON text. Prompts and documents of some megabytes fit; larger ones
+# belong into a source.
 MAX_TASK_BYTES = 8 * 1024 * 1024
 GRACE_S = 60.0  # beyond the task's own time limit; then the worker gives it up
 DATABASE_PAUSE_S = 2.0  # between two tries of a task that the database does not answer
@@ -40,7 +48,8 @@ REDIS_TIMEOUT_S = 5.0
 
 
 class Door:
-    """What the door tasks of a process share: a producer with the operator's limits, and the records. Opened on first use."""
+    """What the door tasks of a process share: a producer with the operator's limits, and the
+    records. Opened on first use."""
 
     def __init__(self, settings: WorkerSettings) -> None:
         self.settings = settings
@@ -62,7 +71,9 @@ class Door:
             if self._records is None:
                 address = RedisAddress.parse(self.settings.redis_url)
                 self._records = TaskRecords(
-                    address.connect(socket_timeout=REDIS_TIMEOUT_S, socket_connect_timeout=REDIS_TIMEOUT_S)
+                    address.connect(
+                        socket_timeout=REDIS_TIMEOUT_S, socket_connect_timeout=REDIS_TIMEOUT_S
+                    )
                 )
             return self._records
 
@@ -86,7 +97,9 @@ class DoorTask(Task):  # type: ignore[misc]  # Celery is untyped
         raise NotImplementedError
 
     def run(self, *args: Any, **kwargs: Any) -> Any:
-        """What ``serve`` returns. Raises DoorRefused, which is recorded, and Reject for a task that is parked."""
+        """What ``serve`` returns.
+
+        Raises DoorRefused, which is recorded, and Reject for a task that is parked."""
         given = self._given(args, kwargs)
         with self._counted(given):
             refusal = self._attend(given)
@@ -96,7 +109,8 @@ class DoorTask(Task):  # type: ignore[misc]  # Celery is untyped
         raise DoorRefused(refusal)
 
     def _attend(self, given: Mapping[str, Any] | str) -> _Served | str:
-        """Turn errors into text here, without their chain, whose messages could quote a document."""
+        """Turn errors into text here, without their chain, whose messages could quote a
+        document."""
         if isinstance(given, str):
             return given
         gives_up_at = time.monotonic() + self.door.settings.doors.submit_timeout_s
@@ -105,19 +119,25 @@ class DoorTask(Task):  # type: ignore[misc]  # Celery is untyped
                 return _Served(self.serve(self.door.producer, **given))
             except DatabaseUnavailable as error:
                 if time.monotonic() >= gives_up_at:
-                    return f"the database could not be reached for {self.door.settings.doors.submit_timeout_s:g} s"
+                    return (
+                        "the database could not be reached for "
+                        f"{self.door.settings.doors.submit_timeout_s:g} s"
+                    )
                 log.warning("%s %s waits: %s", self.name, self.request.id, error)
                 time.sleep(DATABASE_PAUSE_S)
             except PenstockError as error:
                 return error.public_message
             except Exception as error:
                 where = inspect.trace()[-1]
-                log.error("%s: %s at %s:%d", self.name, type(error).__name__, where.filename, where.lineno)
+                log.error(
+                    "%s: %s at %s:%d", self.name, type(error).__name__, where.filename, where.lineno
+                )
                 return f"an unexpected {type(error).__name__}; the log of the worker says where"
 
     @contextlib.contextmanager
     def _counted(self, given: Mapping[str, Any] | str) -> Iterator[None]:
-        """Count the start in Redis before the task is read, because the task may crash this process."""
+        """Count the start in Redis before the task is read, because the task may crash this
+        process."""
         task_id = str(self.request.id)
         try:
             crashes = self.door.records.begin(task_id)
@@ -125,7 +145,10 @@ class DoorTask(Task):  # type: ignore[misc]  # Celery is untyped
             raise Reject(f"Redis does not answer ({type(error).__name__})", requeue=True) from None
         most = self.door.settings.doors.max_crashes
         if crashes >= most:
-            reason = f"the process that worked on it has died {crashes} times (the setting doors.max_crashes is {most})"
+            reason = (
+                f"the process that worked on it has died {crashes} times (the setting "
+                f"doors.max_crashes is {most})"
+            )
             self.remember(given, reason, parked=True)
             self.given_back(task_id)
             raise Reject(reason, requeue=False)
@@ -133,16 +156,22 @@ class DoorTask(Task):  # type: ignore[misc]  # Celery is untyped
         self.given_back(task_id)
 
     def given_back(self, task_id: str) -> None:
-        """It ended, or returns to its queue because this process has to end: no crash is counted."""
+        """It ended, or returns to its queue because this process has to end: no crash is
+        counted."""
         with contextlib.suppress(RedisError):
             self.door.records.end(task_id)
 
     def overdue(self, task_id: str, given: Any) -> None:
-        """The worker gave it up; its thread may go on, which does no more harm than sending the task again."""
+        """The worker gave it up; its thread may go on, which does no more harm than sending the
+        task again."""
         self.given_back(task_id)
-        self.remember(given, f"it did not end within {self.time_limit:g} s and was given up", task_id=task_id)
+        self.remember(
+            given, f"it did not end within {self.time_limit:g} s and was given up", task_id=task_id
+        )
 
-    def remember(self, given: Any, reason: str, *, parked: bool = False, task_id: str | None = None) -> None:
+    def remember(
+        self, given: Any, reason: str, *, parked: bool = False, task_id: str | None = None
+    ) -> None:
         job = given.get("job_key") or given.get("job") if isinstance(given, Mapping) else None
         named = task_id or str(self.request.id)
         log.warning("%s %s is refused: %s", self.name, named, reason)
@@ -171,14 +200,20 @@ class SubmitTask(DoorTask):
     name = SUBMIT
     usage = "args=[source, spec], kwargs={'job_key': …}"
 
-    def serve(self, producer: Producer, source: str, spec: Mapping[str, Any], job_key: str | None = None) -> str:
+    def serve(
+        self, producer: Producer, source: str, spec: Mapping[str, Any], job_key: str | None = None
+    ) -> str:
         """Returns the job id."""
         timeout_s = self.door.settings.doors.submit_timeout_s
-        return producer.submit(source, spec, job_key=job_key or self.request.id, timeout_s=timeout_s).job_id
+        return producer.submit(
+            source, spec, job_key=job_key or self.request.id, timeout_s=timeout_s
+        ).job_id
 
 
 class OpenTask(DoorTask):
-    """Open a job that documents are pushed into. Sending it twice with the same ``job_key`` opens the same job."""
+    """Open a job that documents are pushed into.
+
+    Sending it twice with the same ``job_key`` opens the same job."""
 
     name = OPEN
     usage = "args=[spec], kwargs={'job_key': …}"
@@ -194,7 +229,9 @@ class EnqueueTask(DoorTask):
     name = ENQUEUE
     usage = "args=[job_key, doc_id, document]"
 
-    def serve(self, producer: Producer, job: str, doc_id: str | int, document: Mapping[str, Any]) -> bool:
+    def serve(
+        self, producer: Producer, job: str, doc_id: str | int, document: Mapping[str, Any]
+    ) -> bool:
         """Returns whether the document is new."""
         _check_may_push(producer, job, self.door.settings.doors.push_into)
         return producer.push(job, doc_id, document)
@@ -213,12 +250,15 @@ class CloseTask(DoorTask):
 
 
 def _check_may_push(producer: Producer, job: str, push_into: str) -> None:
-    """Documents are paid for by the job's tenant. Raises SpecError for one that clients may not name, and ProducerError."""
+    """Documents are paid for by the job's tenant.
+
+    Raises SpecError for one that clients may not name, and ProducerError."""
     producer.check_tenant(job)
     if push_into == "remote" and not producer.came_from_remote(job):
         raise ProducerError(
-            f"job {str(job)[:200]!r} was opened by a service with access to the database, and the setting doors.push_into "
-            "is remote: open a job of your own with penstock.open_job, or have the operator set it to any"
+            f"job {str(job)[:200]!r} was opened by a service with access to the database, and the "
+            "setting doors.push_into is remote: open a job of your own with penstock.open_job, or "
+            "have the operator set it to any"
         )
 
 

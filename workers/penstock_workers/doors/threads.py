@@ -25,8 +25,9 @@ Job = Callable[[], None]
 class TaskThreads:
     """``post`` brings a call to the hub thread; all methods are the hub thread's.
 
-    The threads are daemons: a task that hangs in a read must not keep the process from ending. One that hangs beyond
-    its time limit is given up: its thread cannot be ended, so another takes its place, as often as ``LOST_MAX``.
+    The threads are daemons: a task that hangs in a read must not keep the process from ending. One
+    that hangs beyond its time limit is given up: its thread cannot be ended, so another takes its
+    place, as often as ``LOST_MAX``.
     """
 
     def __init__(
@@ -38,7 +39,9 @@ class TaskThreads:
         self._post = post
         self._give_back = give_back
         self._call_later = call_later
-        self._requests: dict[str, Any] = {}  # by delivery tag: what runs or waits here; bounded by prefetch
+        self._requests: dict[
+            str, Any
+        ] = {}  # by delivery tag: what runs or waits here; bounded by prefetch
         self._jobs: SimpleQueue[Job] = SimpleQueue()
         self._threads: list[threading.Thread] = []
         self._lost = 0  # threads whose task was given up and has not come back
@@ -56,14 +59,19 @@ class TaskThreads:
     def _staff(self) -> None:
         """As many threads as there is work for, up to ``THREADS`` beside those that are lost."""
         while len(self._threads) - self._lost < min(THREADS, len(self._requests)):
-            thread = threading.Thread(target=self._work, name=f"penstock-task-{len(self._threads)}", daemon=True)
+            thread = threading.Thread(
+                target=self._work, name=f"penstock-task-{len(self._threads)}", daemon=True
+            )
             self._threads.append(thread)
             thread.start()
 
     def stop(self) -> None:
-        """What has not ended goes back to its queue, and its result here is dropped: tasks can be run again."""
+        """What has not ended goes back to its queue, and its result here is dropped: tasks can be
+        run again."""
         if self._requests:
-            log.warning("%d tasks did not end in time; they go back to their queues", len(self._requests))
+            log.warning(
+                "%d tasks did not end in time; they go back to their queues", len(self._requests)
+            )
         returned = [request for request in self._requests.values() if not request.acknowledged]
         for request in returned:
             request.acknowledged = True  # it must not be acknowledged from here on
@@ -71,7 +79,9 @@ class TaskThreads:
             self._give_back(request.message)
         self._requests.clear()
         if returned:
-            telling = threading.Thread(target=_tell_all, args=(returned,), name="penstock-task-end", daemon=True)
+            telling = threading.Thread(
+                target=_tell_all, args=(returned,), name="penstock-task-end", daemon=True
+            )
             telling.start()
             telling.join(TELL_S)
 
@@ -87,7 +97,9 @@ class TaskThreads:
                 target,
                 arguments,
                 callback=partial(self._post, self._if_here, request, options["callback"]),
-                accept_callback=partial(self._post, self._if_here, request, options["accept_callback"]),
+                accept_callback=partial(
+                    self._post, self._if_here, request, options["accept_callback"]
+                ),
             )
         except BaseException as raised:
             error = raised
@@ -102,7 +114,7 @@ class TaskThreads:
             log.error("task %s could not be run and is set aside", request, exc_info=error)
             request.reject(requeue=False)
 
-    # -- time limits -------------------------------------------------------------------------------------------------
+    # -- time limits -------------------------------------------------------------------------------
 
     def _watch(self, request: Any) -> None:
         """Start the time limit when the task starts; the sender's own time limit is ignored."""
@@ -114,11 +126,19 @@ class TaskThreads:
         if not self._is_here(request):
             return
         del self._requests[request.message.delivery_tag]
-        log.error("task %s hangs beyond its limit of %g s and is given up; its thread is lost", request, limit_s)
-        request.on_timeout(False, limit_s)  # the sender gets a failure, and the broker an acknowledgement
+        log.error(
+            "task %s hangs beyond its limit of %g s and is given up; its thread is lost",
+            request,
+            limit_s,
+        )
+        request.on_timeout(
+            False, limit_s
+        )  # the sender gets a failure, and the broker an acknowledgement
         self._lost += 1
         if self._lost > LOST_MAX:
-            log.error("%d threads hang in tasks: no more are started; restart this process", self._lost)
+            log.error(
+                "%d threads hang in tasks: no more are started; restart this process", self._lost
+            )
             self._lost = LOST_MAX
         self._staff()
         self._jobs.put(partial(_tell, request, "overdue", request.id, request.kwargs))
@@ -127,7 +147,9 @@ class TaskThreads:
         """Not given up, nor given back, nor another delivery of the same message."""
         return self._requests.get(request.message.delivery_tag) is request
 
-    def _if_here(self, request: Any, callback: Callable[..., object], *arguments: Any, **more: Any) -> None:
+    def _if_here(
+        self, request: Any, callback: Callable[..., object], *arguments: Any, **more: Any
+    ) -> None:
         """Ignore the result of a task that was given up or has returned to its queue."""
         if self._is_here(request):
             callback(*arguments, **more)

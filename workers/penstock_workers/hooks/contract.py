@@ -1,8 +1,10 @@
-"""A job's own functions around inference, named in its spec by import path: `package.module:function`.
+"""A job's own functions around inference, named in its spec by import path:
+`package.module:function`.
 
-``preprocess(item) -> item`` sees each request before it is sent; ``postprocess(item, response) -> response | Invalid`` each
-answer before it is stored. Either may be ``async``. They run in processes apart from the worker (docs/hooks.md): a hook
-that fails, ends its process or never returns affects its own item only.
+``preprocess(item) -> item`` sees each request before it is sent; ``postprocess(item, response) ->
+response | Invalid`` each answer before it is stored. Either may be ``async``. They run in processes
+apart from the worker (docs/hooks.md): a hook that fails, ends its process or never returns affects
+its own item only.
 
 This module is what hooks import, so it imports nothing heavy.
 """
@@ -15,7 +17,9 @@ from typing import Any
 
 @dataclass(slots=True)
 class Item:
-    """One document as hooks see it. ``body`` is the request body, parsed; change it in place or return a new item."""
+    """One document as hooks see it.
+
+    ``body`` is the request body, parsed; change it in place or return a new item."""
 
     job_id: str
     generation: int
@@ -26,7 +30,9 @@ class Item:
 
 @dataclass(frozen=True, slots=True)
 class Invalid:
-    """Returned by ``postprocess``: the answer is not usable. The item is retried as its job allows, unless ``retry`` is off."""
+    """Returned by ``postprocess``: the answer is not usable.
+
+    The item is retried as its job allows, unless ``retry`` is off."""
 
     reason: str
     retry: bool = True

@@ -1,4 +1,6 @@
-"""HTTP clients for workers: one interface, and behind it a lean client and aiohttp's. Imports nothing else of Penstock.
+"""HTTP clients for workers: one interface, and behind it a lean client and aiohttp's.
+
+Imports nothing else of Penstock.
 
 ``make_client("lean")`` gives a client, ``Target.of(url, headers)`` says where its requests go.
 """

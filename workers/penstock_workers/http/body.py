@@ -10,7 +10,9 @@ from penstock_workers.http.unpack import Unpacker, unpacker
 
 
 class Body:
-    """Fed by the parser. ``wants`` is how many bytes must be reserved before it takes more; 0 where it takes all."""
+    """Fed by the parser.
+
+    ``wants`` is how many bytes must be reserved before it takes more; 0 where it takes all."""
 
     __slots__ = ("_free", "_held_back", "_limits", "_parts", "_size", "_unpacker", "wants")
 

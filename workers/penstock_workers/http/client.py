@@ -15,18 +15,23 @@ class Limits(NamedTuple):
     """What a client holds and waits for. The defaults suit calls to a model."""
 
     max_body_bytes: int = 32 * 1024 * 1024  # of one answer, unpacked: what is larger is refused
-    free_body_bytes: int = 64 * 1024  # up to here a body is read without asking `reserve`: nearly every answer
+    free_body_bytes: int = (
+        64 * 1024
+    )  # up to here a body is read without asking `reserve`: nearly every answer
     connect_timeout_s: float = (
         10.0  # a server that does not accept in this time is down, whatever the request's own limit
     )
-    keepalive_s: float = (
-        30.0  # an idle connection is closed after this, or sooner where the server's Keep-Alive says so
+    # an idle connection is closed after this, or sooner where the server's Keep-Alive says so
+    keepalive_s: float = 30.0
+    idle_per_server: int = (
+        1024  # idle connections kept to one server; more are closed as they become idle
     )
-    idle_per_server: int = 1024  # idle connections kept to one server; more are closed as they become idle
 
 
 class HttpAnswer(NamedTuple):
-    """A whole answer. Names of headers are looked up in lower case; of a repeated one the first value counts."""
+    """A whole answer.
+
+    Names of headers are looked up in lower case; of a repeated one the first value counts."""
 
     status: int
     headers: Mapping[str, str]
@@ -34,10 +39,12 @@ class HttpAnswer(NamedTuple):
 
 
 class HttpClient(Protocol):
-    """Makes requests as they are given: each is sent once at most, redirects are answers, and there are no cookies.
+    """Makes requests as they are given: each is sent once at most, redirects are answers, and there
+    are no cookies.
 
-    Belongs to one event loop. Certificates are verified against the system's authorities, or those of SSL_CERT_FILE and
-    SSL_CERT_DIR. Variables such as HTTPS_PROXY do not count. A request that is cancelled takes its connection with it.
+    Belongs to one event loop. Certificates are verified against the system's authorities, or those
+    of SSL_CERT_FILE and SSL_CERT_DIR. Variables such as HTTPS_PROXY do not count. A request that is
+    cancelled takes its connection with it.
     """
 
     async def post(
@@ -51,7 +58,8 @@ class HttpClient(Protocol):
     ) -> HttpAnswer:
         """Send ``body`` and return the whole answer. Raises HttpError.
 
-        ``timeout_s`` holds from the call to the last byte; the time that ``reserve`` takes is not counted.
+        ``timeout_s`` holds from the call to the last byte; the time that ``reserve`` takes is not
+        counted.
         """
         ...
 

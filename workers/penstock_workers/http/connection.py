@@ -13,7 +13,9 @@ from penstock_workers.http.reader import AnswerReader
 
 WHOLE_BYTES = 64 * 1024  # a body up to here is written at once, with its head
 CLOCK_STEP_S = 0.001  # uvloop counts in milliseconds: a timer may ring so much early
-PIECE_BYTES = 256 * 1024  # of a larger body: the next piece is written when the socket has taken the one before
+PIECE_BYTES = (
+    256 * 1024
+)  # of a larger body: the next piece is written when the socket has taken the one before
 
 
 class Connection(asyncio.Protocol):
@@ -25,17 +27,21 @@ class Connection(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._waiter: asyncio.Future[None] | None = None  # of the request that is under way
         self._deadline = 0.0  # of the request that is under way
-        self._alarm: asyncio.TimerHandle | None = None  # rings no later than the deadline; see _expect
+        self._alarm: asyncio.TimerHandle | None = (
+            None  # rings no later than the deadline; see _expect
+        )
         self._room_to_write: asyncio.Future[None] | None = None  # while the socket takes no more
         self._is_uploading = False
         self._broke_by: Exception | None = None
         self.usable = True
         self.idle_since = self.idle_until = 0.0  # set by the pool
 
-    # -- one request -----------------------------------------------------------------------------------------------
+    # -- one request -------------------------------------------------------------------------------
 
     async def exchange(self, head: bytes, body: bytes, deadline: float, *, reserves: bool) -> int:
-        """Send a request and wait for its answer. Returns 0 when that is whole, or how many bytes it wants reserved.
+        """Send a request and wait for its answer.
+
+        Returns 0 when that is whole, or how many bytes it wants reserved.
 
         Raises HttpError. Whatever is raised, and where it is cancelled, the connection is closed.
         """
@@ -52,7 +58,9 @@ class Connection(asyncio.Protocol):
             self.close()
             raise
         finally:
-            del waiter  # an exception's traceback reaches this frame, and the waiter holds the exception
+            del (
+                waiter
+            )  # an exception's traceback reaches this frame, and the waiter holds the exception
             self._waiter = None
         return self._reader.wants
 
@@ -90,9 +98,11 @@ class Connection(asyncio.Protocol):
         return answer
 
     def _expect(self, deadline: float) -> asyncio.Future[None]:
-        """The timer stays from request to request: to set and clear one for each takes a microsecond or two.
+        """The timer stays from request to request: to set and clear one for each takes a
+        microsecond or two.
 
-        So it may have been set for an earlier request. Then it rings too early for this one, and is set again.
+        So it may have been set for an earlier request. Then it rings too early for this one, and is
+        set again.
         """
         self._waiter = waiter = self._loop.create_future()
         self._deadline = deadline
@@ -116,7 +126,7 @@ class Connection(asyncio.Protocol):
             transport.write(view[start : start + PIECE_BYTES])
         self._is_uploading = False
 
-    # -- ends ------------------------------------------------------------------------------------------------------
+    # -- ends --------------------------------------------------------------------------------------
 
     def close(self) -> None:
         """Does nothing when it is closed already."""
@@ -125,14 +135,17 @@ class Connection(asyncio.Protocol):
             self._transport.abort()
 
     def tls_session(self) -> ssl.SSLSession | None:
-        """What a later connection to the same server may begin with; None where this one has ended."""
+        """What a later connection to the same server may begin with; None where this one has
+        ended."""
         if self._transport is None:
             return None
         encrypted: ssl.SSLObject = self._transport.get_extra_info("ssl_object")
         return encrypted.session
 
     def is_stale(self) -> bool:
-        """Whether an idle connection has ended, or has bytes that the loop has not seen yet. Costs a system call."""
+        """Whether an idle connection has ended, or has bytes that the loop has not seen yet.
+
+        Costs a system call."""
         if self._transport is None or self._transport.is_closing():
             return True
         poll = select.poll()
@@ -169,13 +182,15 @@ class Connection(asyncio.Protocol):
         if writing is not None and not writing.done():
             writing.set_result(None)
 
-    # -- called by the loop ----------------------------------------------------------------------------------------
+    # -- called by the loop ------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
 
     def data_received(self, data: bytes) -> None:
-        if self._waiter is None:  # bytes that no request asked for: they could be taken for the next answer
+        if (
+            self._waiter is None
+        ):  # bytes that no request asked for: they could be taken for the next answer
             self.close()
             return
         reader = self._reader

@@ -1,4 +1,6 @@
-"""The ways in which a request can end without a whole answer. Each text is a sentence for a person."""
+"""The ways in which a request can end without a whole answer.
+
+Each text is a sentence for a person."""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ class CertificateRefused(NotConnected):
 
 
 class ConnectionLost(HttpError):
-    """The connection ended, or what came was no HTTP, before the answer was whole. The server may have seen the request."""
+    """The connection ended, or what came was no HTTP, before the answer was whole.
+
+    The server may have seen the request."""
 
 
 class TimedOut(HttpError):

@@ -1,7 +1,8 @@
 """HTTP/1.1 over kept connections, for many requests with whole bodies to few servers.
 
-A third of what aiohttp's client costs, which builds some forty objects per request for cookies, redirects, streams and
-traces that calls to a model have no use for. llhttp reads the answers, as it does for aiohttp and for Node.
+A third of what aiohttp's client costs, which builds some forty objects per request for cookies,
+redirects, streams and traces that calls to a model have no use for. llhttp reads the answers, as it
+does for aiohttp and for Node.
 """
 
 from __future__ import annotations
@@ -21,7 +22,9 @@ if TYPE_CHECKING:
 
 
 class LeanClient:
-    """Implements ``HttpClient``. Targets with a proxy are asked through aiohttp, which knows tunnels."""
+    """Implements ``HttpClient``.
+
+    Targets with a proxy are asked through aiohttp, which knows tunnels."""
 
     def __init__(self, limits: Limits | None = None) -> None:
         self._loop = asyncio.get_running_loop()
@@ -40,10 +43,16 @@ class LeanClient:
         reserve: Reserve | None = None,
     ) -> HttpAnswer:
         if target.proxy is not None:
-            return await self._through_proxy().post(target, body, headers=headers, timeout_s=timeout_s, reserve=reserve)
+            return await self._through_proxy().post(
+                target, body, headers=headers, timeout_s=timeout_s, reserve=reserve
+            )
         check_headers(headers.items())
         own = "".join([f"{name}: {value}\r\n" for name, value in headers.items()])
-        head = f"POST {target.resource} HTTP/1.1\r\n{target.head}{own}Content-Length: {len(body)}\r\n\r\n"
+        head = (
+            f"POST {target.resource} HTTP/1.1\r\n"
+            f"{target.head}{own}Content-Length: {len(body)}\r\n"
+            "\r\n"
+        )
         return await self._send(target.server, head.encode(), body, timeout_s, reserve)
 
     async def get(self, target: Target, *, timeout_s: float) -> HttpAnswer:
@@ -53,7 +62,9 @@ class LeanClient:
         return await self._send(target.server, head.encode(), b"", timeout_s, None)
 
     async def put(self, target: Target, *, timeout_s: float) -> HttpAnswer:
-        """Without a body, and never through a proxy: what AWS's metadata service wants. Raises HttpError."""
+        """Without a body, and never through a proxy: what AWS's metadata service wants.
+
+        Raises HttpError."""
         assert target.proxy is None, "asked of the machine's own metadata service only"
         head = f"PUT {target.resource} HTTP/1.1\r\n{target.head}Content-Length: 0\r\n\r\n"
         return await self._send(target.server, head.encode(), b"", timeout_s, None)
@@ -65,7 +76,9 @@ class LeanClient:
             pool.close()
         if self._proxied is not None:
             await self._proxied.close()
-        await asyncio.sleep(0)  # transports tell their protocols, and close their sockets, in the loop's next turn
+        await asyncio.sleep(
+            0
+        )  # transports tell their protocols, and close their sockets, in the loop's next turn
 
     async def _send(
         self, server: Server, head: bytes, body: bytes, timeout_s: float, reserve: Reserve | None
@@ -82,8 +95,12 @@ class LeanClient:
         pool.take_back(connection, answer.headers)
         return answer
 
-    async def _grant(self, connection: Connection, wants: int, deadline: float, reserve: Reserve) -> None:
-        """The wait for memory is not the server's time: the deadline moves along. Meanwhile nothing is read."""
+    async def _grant(
+        self, connection: Connection, wants: int, deadline: float, reserve: Reserve
+    ) -> None:
+        """The wait for memory is not the server's time: the deadline moves along.
+
+        Meanwhile nothing is read."""
         asked = self._loop.time()
         try:
             await reserve(wants)

@@ -19,10 +19,16 @@ from penstock_workers.http.errors import CertificateRefused, NotConnected, Timed
 from penstock_workers.http.target import Server
 from penstock_workers.http.tls import ResumingContext, client_context
 
-EYEBALLS_DELAY_S = 0.25  # before the next address of the server is tried beside the one that has not answered yet
-ADDRESSES_KEPT_S = 10.0  # what a name resolves to is asked again after this, and when no address answers
-CHECKED_AFTER_S = 1.0  # a connection that was idle for longer is looked at before its use: servers close idle ones
-SERVERS_MARGIN_S = 1.0  # we close an idle connection so much before the server would, which its Keep-Alive header tells
+EYEBALLS_DELAY_S = (
+    0.25  # before the next address of the server is tried beside the one that has not answered yet
+)
+ADDRESSES_KEPT_S = (
+    10.0  # what a name resolves to is asked again after this, and when no address answers
+)
+# a connection that was idle for longer is looked at before its use: servers close idle ones
+CHECKED_AFTER_S = 1.0
+# we close an idle connection so much before the server would, which its Keep-Alive header tells
+SERVERS_MARGIN_S = 1.0
 
 _KEEP_ALIVE = re.compile(r"timeout=(\d{1,6})\b", re.IGNORECASE)
 
@@ -59,8 +65,12 @@ class Pool:
         return None
 
     def take_back(self, connection: Connection, headers: Mapping[str, str]) -> None:
-        """A connection whose answer is whole, with that answer's headers. It is kept where it is usable."""
-        if self._server.secure and not connection.idle_since:  # its first answer: tickets come with it
+        """A connection whose answer is whole, with that answer's headers.
+
+        It is kept where it is usable."""
+        if (
+            self._server.secure and not connection.idle_since
+        ):  # its first answer: tickets come with it
             self._tls.session = connection.tls_session() or self._tls.session
         now = self._loop.time()
         connection.idle_since, connection.idle_until = now, now + self._keepalive_s(headers)
@@ -86,7 +96,9 @@ class Pool:
             else:
                 connection.close()
         self._idle = kept
-        self._sweep = self._loop.call_later(self._limits.keepalive_s, self._close_old) if kept else None
+        self._sweep = (
+            self._loop.call_later(self._limits.keepalive_s, self._close_old) if kept else None
+        )
 
     def close(self) -> None:
         self._is_closed = True
@@ -98,7 +110,7 @@ class Pool:
         for connection in list(self._all):
             connection.close()
 
-    # -- new connections -------------------------------------------------------------------------------------------
+    # -- new connections ---------------------------------------------------------------------------
 
     async def connect(self, timeout_s: float) -> Connection:
         """Raises NotConnected, and TimedOut where the request's own limit is the shorter one."""
@@ -110,7 +122,10 @@ class Pool:
                 connection = await self._open()
         except ssl.SSLCertVerificationError as error:
             raise CertificateRefused(f"{name}: {error}") from error
-        except (OSError, UnicodeError) as error:  # TimeoutError and every ssl.SSLError is an OSError
+        except (
+            OSError,
+            UnicodeError,
+        ) as error:  # TimeoutError and every ssl.SSLError is an OSError
             if not patience.expired():
                 self._addresses_until = 0.0
                 raise NotConnected(f"Cannot connect to host {name} [{error}]") from error
@@ -123,7 +138,9 @@ class Pool:
 
     async def _open(self) -> Connection:
         found = await self._resolve()
-        sock = await start_connection(found, happy_eyeballs_delay=EYEBALLS_DELAY_S, interleave=1, loop=self._loop)
+        sock = await start_connection(
+            found, happy_eyeballs_delay=EYEBALLS_DELAY_S, interleave=1, loop=self._loop
+        )
         secure = self._server.secure
         _, connection = await self._loop.create_connection(
             lambda: Connection(self._loop, self._limits),
@@ -141,7 +158,9 @@ class Pool:
         if self._loop.time() < self._addresses_until:
             return self._addresses
         if self._lookup is None:
-            self._lookup = self._loop.create_task(self._look_up(), name=f"look up {self._server.host}")
+            self._lookup = self._loop.create_task(
+                self._look_up(), name=f"look up {self._server.host}"
+            )
             self._lookup.add_done_callback(self._looked_up)
         return await asyncio.shield(self._lookup)
 

@@ -1,4 +1,5 @@
-"""One answer at a time, read by llhttp: head, body, and whether its connection can be used again."""
+"""One answer at a time, read by llhttp: head, body, and whether its connection can be used
+again."""
 
 from __future__ import annotations
 
@@ -8,7 +9,8 @@ from penstock_workers.http.body import Body
 from penstock_workers.http.client import HttpAnswer, Limits
 from penstock_workers.http.errors import ConnectionLost, HttpError
 
-# Of one answer's head, counted as HTTP/2 does: names, values and 32 bytes for each header. Real ones have some 2 KiB.
+# Of one answer's head, counted as HTTP/2 does: names, values and 32 bytes for each header. Real
+# ones have some 2 KiB.
 MAX_HEAD_BYTES = 64 * 1024
 HEADER_COST = 32
 # Of bytes that bring no body: half a header, trailers, extensions of chunks.
@@ -20,17 +22,24 @@ _names: dict[bytes, str] = {}
 
 
 class AnswerReader:
-    """Belongs to one connection. ``begin`` comes before each answer, then ``feed`` until it is ``complete``."""
+    """Belongs to one connection.
+
+    ``begin`` comes before each answer, then ``feed`` until it is ``complete``."""
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
         self._parser = HttpResponseParser(self)
-        # As aiohttp's client takes them, too: what old servers write, and nothing that moves where an answer ends.
-        self._parser.set_dangerous_leniencies(lenient_optional_cr_before_lf=True, lenient_spaces_after_chunk_size=True)
+        # As aiohttp's client takes them, too: what old servers write, and nothing that moves where
+        # an answer ends.
+        self._parser.set_dangerous_leniencies(
+            lenient_optional_cr_before_lf=True, lenient_spaces_after_chunk_size=True
+        )
         self.begin(reserves=False)
 
     def begin(self, *, reserves: bool) -> None:
-        """Expect an answer. Without ``reserves`` its body may become as large as the limits allow at once."""
+        """Expect an answer.
+
+        Without ``reserves`` its body may become as large as the limits allow at once."""
         self._reserves = reserves
         self._headers: dict[str, str] = {}
         self._head_left = MAX_HEAD_BYTES
@@ -49,19 +58,25 @@ class AnswerReader:
         return 0 if self._body is None else self._body.wants
 
     def feed(self, data: bytes) -> None:
-        """Raises HttpError. What comes behind a complete answer spoils the connection, not the answer."""
+        """Raises HttpError.
+
+        What comes behind a complete answer spoils the connection, not the answer."""
         self.has_begun = True
         self._idle_bytes += len(data)
         try:
             self._parser.feed_data(data)
         except HttpParserUpgrade:
-            raise ConnectionLost("the server switched to another protocol, which the request did not ask for") from None
+            raise ConnectionLost(
+                "the server switched to another protocol, which the request did not ask for"
+            ) from None
         except HttpParserError as error:
             self.keeps = False
             if not self.complete:
                 raise self._cause(str(error)) from None
         if self._idle_bytes > MAX_IDLE_BYTES and not self.complete:
-            raise ConnectionLost(f"the answer has {MAX_IDLE_BYTES} bytes in a row that bring no body")
+            raise ConnectionLost(
+                f"the answer has {MAX_IDLE_BYTES} bytes in a row that bring no body"
+            )
 
     def _cause(self, text: str) -> HttpError:
         """Forgets it: an exception that its own traceback reaches waits for the cycle collector."""
@@ -74,7 +89,9 @@ class AnswerReader:
         self._body.grant()
 
     def end(self) -> None:
-        """The server closed the connection. Raises ConnectionLost unless that is how this answer ends."""
+        """The server closed the connection.
+
+        Raises ConnectionLost unless that is how this answer ends."""
         if self.complete:
             return
         if not self._needs_eof:
@@ -83,11 +100,13 @@ class AnswerReader:
         self.complete = True
 
     def answer(self) -> HttpAnswer:
-        """Once, when it is complete and wants nothing. Raises ConnectionLost where a compressed body is cut short."""
+        """Once, when it is complete and wants nothing.
+
+        Raises ConnectionLost where a compressed body is cut short."""
         body, self._body = self._body, None  # an idle connection holds no memory
         return HttpAnswer(self._status, self._headers, b"" if body is None else body.whole())
 
-    # -- called by the parser --------------------------------------------------------------------------------------
+    # -- called by the parser ----------------------------------------------------------------------
 
     def on_message_begin(self) -> None:
         if self.complete:
@@ -107,13 +126,19 @@ class AnswerReader:
         status = self._parser.get_status_code()
         if status < 200:
             if status == SWITCHING:
-                raise self._fail("the server switched to another protocol, which the request did not ask for")
+                raise self._fail(
+                    "the server switched to another protocol, which the request did not ask for"
+                )
             return
         headers = self._headers
         coding = headers.get("transfer-encoding")
         if coding is not None and coding.strip().lower() != "chunked":
-            raise self._fail(f"the answer has the transfer encoding {coding[:40]!r}, which was not offered")
-        self._needs_eof = coding is None and "content-length" not in headers and status not in (204, 304)
+            raise self._fail(
+                f"the answer has the transfer encoding {coding[:40]!r}, which was not offered"
+            )
+        self._needs_eof = (
+            coding is None and "content-length" not in headers and status not in (204, 304)
+        )
         self._status = status
         try:
             self._body = Body(self._limits, headers, reserves=self._reserves)

@@ -1,4 +1,5 @@
-"""Where requests go, with all of their heads that never changes: made once, used for every request."""
+"""Where requests go, with all of their heads that never changes: made once, used for every
+request."""
 
 from __future__ import annotations
 
@@ -15,7 +16,17 @@ from penstock_workers.http.errors import UnusableRequest
 _NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")  # a token of RFC 9110
 _UNSAFE_VALUE = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")  # what could end a header and begin another
 _KEPT_IN_PATHS = "/%:@!$&'()*+,;=~-._"
-_OWN = frozenset({"host", "content-length", "transfer-encoding", "connection", "accept-encoding", "expect", "upgrade"})
+_OWN = frozenset(
+    {
+        "host",
+        "content-length",
+        "transfer-encoding",
+        "connection",
+        "accept-encoding",
+        "expect",
+        "upgrade",
+    }
+)
 _DEFAULT_PORTS = {"http": 80, "https": 443}
 
 
@@ -37,7 +48,9 @@ class Target:
     proxy: str | None = None
 
     @classmethod
-    def of(cls, url: str, headers: Mapping[str, str] | None = None, *, proxy: str | None = None) -> Target:
+    def of(
+        cls, url: str, headers: Mapping[str, str] | None = None, *, proxy: str | None = None
+    ) -> Target:
         """Raises UnusableRequest."""
         try:
             parts = urlsplit(url)
@@ -46,14 +59,20 @@ class Target:
             raise UnusableRequest(f"not a usable URL: {error}") from None
         if parts.scheme not in _DEFAULT_PORTS or not parts.hostname or port == 0:
             raise UnusableRequest(
-                "not a usable URL: it needs http:// or https://, a host, and a port from 1 to 65535 or none"
+                "not a usable URL: it needs http:// or https://, a host, and a port from 1 to "
+                "65535 or none"
             )
-        server = Server(parts.scheme == "https", _ascii_host(parts.hostname), port or _DEFAULT_PORTS[parts.scheme])
+        server = Server(
+            parts.scheme == "https",
+            _ascii_host(parts.hostname),
+            port or _DEFAULT_PORTS[parts.scheme],
+        )
         sent = dict(headers or {})
         if parts.username is not None:
             if any(name.lower() == "authorization" for name in sent):
                 raise UnusableRequest(
-                    "not a usable URL: it carries a user beside a key for the same server; leave one out"
+                    "not a usable URL: it carries a user beside a key for the same server; leave "
+                    "one out"
                 )
             login = f"{unquote(parts.username)}:{unquote(parts.password or '')}"
             sent["Authorization"] = "Basic " + base64.b64encode(login.encode()).decode()
@@ -70,16 +89,23 @@ class Target:
     @cached_property
     def head(self) -> str:
         """The header lines that never change, the last one's end included."""
-        lines = [("Host", _authority(self.server)), ("Accept", "*/*"), ("Accept-Encoding", "gzip, deflate")]
+        lines = [
+            ("Host", _authority(self.server)),
+            ("Accept", "*/*"),
+            ("Accept-Encoding", "gzip, deflate"),
+        ]
         return "".join(f"{name}: {value}\r\n" for name, value in (*lines, *self.headers.items()))
 
 
 def check_headers(headers: Iterable[tuple[str, str]]) -> None:
-    """Raises UnusableRequest for what would break a request apart, or is the client's own to say."""
+    """Raises UnusableRequest for what would break a request apart, or is the client's own to
+    say."""
     for name, value in headers:
         _check_name(name)
         if not (value.isascii() and value.isprintable()) and not _is_safe(value):
-            raise UnusableRequest(f"the value of the header {name} has control characters; leave them out")
+            raise UnusableRequest(
+                f"the value of the header {name} has control characters; leave them out"
+            )
 
 
 @lru_cache(maxsize=256)
@@ -99,7 +125,9 @@ def _ascii_host(host: str) -> str:
     try:
         name = host if host.isascii() else host.encode("idna").decode("ascii")
     except UnicodeError as error:
-        raise UnusableRequest(f"not a usable URL: its host has no form in ASCII ({error})") from None
+        raise UnusableRequest(
+            f"not a usable URL: its host has no form in ASCII ({error})"
+        ) from None
     if re.search(r"[\x00-\x20\x7f/?#@\\]", name):
         raise UnusableRequest("not a usable URL: its host has characters that no host has")
     return name
@@ -107,4 +135,8 @@ def _ascii_host(host: str) -> str:
 
 def _authority(server: Server) -> str:
     host = f"[{server.host}]" if ":" in server.host else server.host
-    return host if server.port == _DEFAULT_PORTS["https" if server.secure else "http"] else f"{host}:{server.port}"
+    return (
+        host
+        if server.port == _DEFAULT_PORTS["https" if server.secure else "http"]
+        else f"{host}:{server.port}"
+    )

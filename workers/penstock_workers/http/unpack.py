@@ -9,12 +9,15 @@ from penstock_workers.http.errors import ConnectionLost
 
 _GZIP = 16 + zlib.MAX_WBITS
 _RAW = -zlib.MAX_WBITS
-_ZLIB_METHOD = 8  # the low four bits of a zlib stream's first byte; a raw one, which some servers send, has others
+# the low four bits of a zlib stream's first byte; a raw one, which some servers send, has others
+_ZLIB_METHOD = 8
 
 
 class Unpacker(Protocol):
     def feed(self, packed: bytes, most: int) -> bytes:
-        """At most ``most`` bytes of body; the rest comes with later calls. Raises ConnectionLost for what is no such format."""
+        """At most ``most`` bytes of body; the rest comes with later calls.
+
+        Raises ConnectionLost for what is no such format."""
         ...
 
     def end(self) -> None:
@@ -22,7 +25,8 @@ class Unpacker(Protocol):
 
 
 def unpacker(encoding: str) -> Unpacker | None:
-    """None for an encoding that was not offered: its body stays as it is, and the status still counts."""
+    """None for an encoding that was not offered: its body stays as it is, and the status still
+    counts."""
     match encoding.strip().lower():
         case "gzip" | "x-gzip":
             return Gzip()
@@ -85,4 +89,6 @@ def _decompress(inner: zlib._Decompress, packed: bytes, most: int, name: str) ->
     try:
         return inner.decompress(packed, most)
     except zlib.error as error:
-        raise ConnectionLost(f"the answer's body is not the {name} that its header names: {error}") from None
+        raise ConnectionLost(
+            f"the answer's body is not the {name} that its header names: {error}"
+        ) from None

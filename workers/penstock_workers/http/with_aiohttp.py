@@ -1,4 +1,6 @@
-"""``HttpClient`` with aiohttp. Imported only where the settings choose it, or where a provider has a proxy."""
+"""``HttpClient`` with aiohttp.
+
+Imported only where the settings choose it, or where a provider has a proxy."""
 
 from __future__ import annotations
 
@@ -77,11 +79,16 @@ class AiohttpClient:
                 ) as response:
                     if response.status == SWITCHING:
                         raise ConnectionLost(
-                            "the server switched to another protocol, which the request did not ask for"
+                            "the server switched to another protocol, which the request did not "
+                            "ask for"
                         )
                     read = await self._read(response, reserve, patience)
                     return HttpAnswer(response.status, response.headers, read)
-        except (aiohttp.ClientError, OSError, HttpProcessingError) as error:  # TimeoutError is an OSError
+        except (
+            aiohttp.ClientError,
+            OSError,
+            HttpProcessingError,
+        ) as error:  # TimeoutError is an OSError
             raise _translated(error) from error
 
     async def _read(
@@ -102,7 +109,9 @@ class AiohttpClient:
             parts, read = [], 0
             async for part in response.content.iter_any():
                 read += len(part)
-                if free < read and free < most and reserve is not None:  # nothing says how large it becomes
+                if (
+                    free < read and free < most and reserve is not None
+                ):  # nothing says how large it becomes
                     await _reserve(reserve, most, patience)
                     free = most
                 if read > most:
@@ -118,7 +127,9 @@ class AiohttpClient:
 
 
 async def _reserve(reserve: Reserve, size: int, patience: asyncio.Timeout) -> None:
-    """The wait for memory is not the server's time: the deadline moves along. The server is held by its socket."""
+    """The wait for memory is not the server's time: the deadline moves along.
+
+    The server is held by its socket."""
     loop = asyncio.get_running_loop()
     ends_at, asked = patience.when(), loop.time()
     patience.reschedule(None)

@@ -1,4 +1,5 @@
-"""Runs in a child: calls a job's hooks, and turns their results and failures into answers for the worker."""
+"""Runs in a child: calls a job's hooks, and turns their results and failures into answers for the
+worker."""
 
 from __future__ import annotations
 
@@ -29,69 +30,97 @@ from penstock_workers.in_child.odd_objects import in_words, place_of, reason_tex
 
 # As an answer of a provider: what is larger would burden SQL and the memory of every reader.
 HOOK_RESULT_BYTES = 32 * 1024 * 1024
-CANCEL_S = 1.0  # for an async hook to end once its time is over; one that goes on ends with its child
+CANCEL_S = (
+    1.0  # for an async hook to end once its time is over; one that goes on ends with its child
+)
 
 
 class HookFault(Exception):
     """A call of a hook that failed. Its text is for the dead letter."""
 
-    def __init__(self, words: str, *, overtime: bool = False, hangs: bool = False, trace: str = "") -> None:
+    def __init__(
+        self, words: str, *, overtime: bool = False, hangs: bool = False, trace: str = ""
+    ) -> None:
         super().__init__(words)
         self.overtime, self.hangs, self.trace = overtime, hangs, trace
 
 
-Finish = Callable[[Any], ChildReply]  # from what a hook returned to the answer for the worker. Raises HookFault.
+Finish = Callable[
+    [Any], ChildReply
+]  # from what a hook returned to the answer for the worker. Raises HookFault.
 
 
 class HookCalls:
-    """Calls the hooks of all jobs. ``allowed`` names the modules they may come from; None allows all."""
+    """Calls the hooks of all jobs.
 
-    def __init__(self, running_calls: RunningCalls, allowed: Sequence[str] | None, timeout_s: float) -> None:
+    ``allowed`` names the modules they may come from; None allows all."""
+
+    def __init__(
+        self, running_calls: RunningCalls, allowed: Sequence[str] | None, timeout_s: float
+    ) -> None:
         self._imports = HookImports(running_calls, allowed)
         self._threads = HookThreads(running_calls)
         self._timeout_s = timeout_s
-        self._logged: set[str] = set()  # hooks whose traceback was sent; as many as were ever imported
+        self._logged: set[str] = (
+            set()
+        )  # hooks whose traceback was sent; as many as were ever imported
 
     async def answer(self, number: int, call: ImportHook | Preprocess | Postprocess) -> ChildReply:
         try:
             function = await self._imports.get(number, call.path)
             if isinstance(call, ImportHook):
                 return Fine()
-            return await (self._before if isinstance(call, Preprocess) else self._after)(number, function, call)
+            return await (self._before if isinstance(call, Preprocess) else self._after)(
+                number, function, call
+            )
         except HookMissing as error:
             return Missing(str(error), hangs=isinstance(error, ImportHangs))
         except HookFault as fault:
             trace = self._trace_once(call.path, fault.trace)
             return CallFault(str(fault), trace, fault.overtime, fault.hangs)
 
-    async def _before(self, number: int, function: Callable[..., Any], call: Preprocess | Postprocess) -> ChildReply:
+    async def _before(
+        self, number: int, function: Callable[..., Any], call: Preprocess | Postprocess
+    ) -> ChildReply:
         return await self._call(number, function, (_item(call),), _changed)
 
-    async def _after(self, number: int, function: Callable[..., Any], call: Preprocess | Postprocess) -> ChildReply:
+    async def _after(
+        self, number: int, function: Callable[..., Any], call: Preprocess | Postprocess
+    ) -> ChildReply:
         assert isinstance(call, Postprocess)
         return await self._call(number, function, (_item(call), parse_json(call.answer)), _judged)
 
     async def _call(
         self, number: int, function: Callable[..., Any], arguments: tuple[Any, ...], finish: Finish
     ) -> ChildReply:
-        """Return what ``finish`` makes of the hook's result, within the hook's own time and in its own thread: it reads
-        objects of the hook's making. Raises HookFault for everything that the hook raises."""
+        """Return what ``finish`` makes of the hook's result, within the hook's own time and in its
+        own thread: it reads objects of the hook's making. Raises HookFault for everything that the
+        hook raises."""
         in_thread = not inspect.iscoroutinefunction(function)
         came: Any = None
         if in_thread:
             try:
-                came = await self._threads.run(number, _quietly(function, arguments, finish), self._timeout_s)
+                came = await self._threads.run(
+                    number, _quietly(function, arguments, finish), self._timeout_s
+                )
             except TimeoutError:
                 raise self._overtime(hangs=True) from None
-        if not in_thread or isinstance(came, _Later):  # the latter: a plain function around an async one
-            came = await self._wait_for(came.begin if in_thread else lambda: function(*arguments), finish)
+        if not in_thread or isinstance(
+            came, _Later
+        ):  # the latter: a plain function around an async one
+            came = await self._wait_for(
+                came.begin if in_thread else lambda: function(*arguments), finish
+            )
         if isinstance(came, HookFault):
             raise came
         reply: ChildReply = came
         return reply
 
-    async def _wait_for(self, begin: Callable[[], Awaitable[Any]], finish: Finish) -> ChildReply | HookFault:
-        """Wait for an async hook in a task of its own: a hook may cancel the task that it runs in, or shrug off a cancel."""
+    async def _wait_for(
+        self, begin: Callable[[], Awaitable[Any]], finish: Finish
+    ) -> ChildReply | HookFault:
+        """Wait for an async hook in a task of its own: a hook may cancel the task that it runs in,
+        or shrug off a cancel."""
         task = asyncio.create_task(_finished(begin, finish))
         try:
             await asyncio.wait({task}, timeout=self._timeout_s)
@@ -125,8 +154,11 @@ class _Later:
         return self._awaitable
 
 
-def _quietly(function: Callable[..., Any], arguments: tuple[Any, ...], finish: Finish) -> Callable[[], Any]:
-    """Return a call that never raises: some exceptions would end a thread, a future or the event loop."""
+def _quietly(
+    function: Callable[..., Any], arguments: tuple[Any, ...], finish: Finish
+) -> Callable[[], Any]:
+    """Return a call that never raises: some exceptions would end a thread, a future or the event
+    loop."""
 
     def call() -> ChildReply | HookFault | _Later:
         try:

@@ -1,4 +1,5 @@
-"""In a child: from `package.module:function` to the function, imported when a job first needs it."""
+"""In a child: from `package.module:function` to the function, imported when a job first needs
+it."""
 
 from __future__ import annotations
 
@@ -16,7 +17,8 @@ from penstock_workers.errors import HookMissing
 from penstock_workers.in_child.odd_objects import in_words
 
 HOOKS_KEPT = 100  # functions; two per job that has them
-IMPORT_S = 300.0  # libraries of a hook may be gigabytes on a cold disk; a longer import is taken to have no end
+# libraries of a hook may be gigabytes on a cold disk; a longer import is taken to have no end
+IMPORT_S = 300.0
 
 Hook = Callable[..., Any]
 
@@ -32,15 +34,21 @@ class HookImports:
         self._running_calls, self._allowed = running_calls, allowed
         self._found: OrderedDict[str, Hook] = OrderedDict()
         self._importing = asyncio.Lock()
-        self._hung: str | None = None  # why, and then nothing more is imported here: the worker takes another process
+        self._hung: str | None = (
+            None  # why, and then nothing more is imported here: the worker takes another process
+        )
 
     async def get(self, number: int, path: str) -> Hook:
-        """For the call of this number. Raises HookMissing, again at each call, so that a corrected hook is found."""
+        """For the call of this number.
+
+        Raises HookMissing, again at each call, so that a corrected hook is found."""
         hook = self._found.get(path)
         if hook is not None:
             self._found.move_to_end(path)
             return hook
-        async with self._importing:  # hundreds of items may ask at once; and a module may take seconds to load
+        async with (
+            self._importing
+        ):  # hundreds of items may ask at once; and a module may take seconds to load
             hook = self._found.get(path)
             if hook is None:
                 self._check(path)
@@ -53,7 +61,9 @@ class HookImports:
         if self._hung is not None:
             raise ImportHangs(self._hung)
         try:
-            async with asyncio.timeout(IMPORT_S):  # wait_for of Python 3.11 loses a cancel that comes with the result
+            async with asyncio.timeout(
+                IMPORT_S
+            ):  # wait_for of Python 3.11 loses a cancel that comes with the result
                 return await asyncio.to_thread(self._import, number, path)
         except TimeoutError:
             words = f"its import took longer than {IMPORT_S:g} s"
@@ -68,9 +78,10 @@ class HookImports:
         if self._allowed is None or is_allowed(path, self._allowed):
             return
         listed = ", ".join(self._allowed) or "none"
+        variable = f"""PENSTOCK_HOOK_MODULES='["{path.partition(":")[0]}"]'"""
         raise HookMissing(
-            f"hook_missing: {path}: this worker's setting hook_modules allows {listed}; name the module there "
-            f"""(PENSTOCK_HOOK_MODULES='["{path.partition(":")[0]}"]'), restart the workers, then resume"""
+            f"hook_missing: {path}: this worker's setting hook_modules allows {listed}; name the "
+            f"module there ({variable}), restart the workers, then resume"
         )
 
 
@@ -80,20 +91,27 @@ def _import(path: str) -> Hook:
     importlib.invalidate_caches()  # the file may be new
     try:
         module = importlib.import_module(name)
-    except BaseException as error:  # whatever it is, it must not pass for a cancel of this call, or end this process
-        raise HookMissing(f"hook_missing: {path} cannot be imported here: {in_words(error)}") from None
+    except (
+        BaseException
+    ) as error:  # whatever it is, it must not pass for a cancel of this call, or end this process
+        raise HookMissing(
+            f"hook_missing: {path} cannot be imported here: {in_words(error)}"
+        ) from None
     hook = getattr(module, attribute, None)
     if not callable(hook):
         seen = "is not there" if hook is None else f"is {type(hook).__name__}, not a function"
         raise HookMissing(
-            f"hook_missing: {path}: {attribute} {seen}; correct {name} and restart the workers, then resume"
+            f"hook_missing: {path}: {attribute} {seen}; correct {name} and restart the workers, "
+            "then resume"
         )
     found: Hook = hook
     return found
 
 
 def _add_working_folder() -> None:
-    """Where the worker was started, as Celery does for its own imports. Last, so that it hides no installed package."""
+    """Where the worker was started, as Celery does for its own imports.
+
+    Last, so that it hides no installed package."""
     here = str(Path.cwd())
     if here not in sys.path and "" not in sys.path:
         sys.path.append(here)

@@ -1,7 +1,9 @@
-"""In a child: threads for hooks that are plain functions. One that never returns blocks its thread until its child is ended.
+"""In a child: threads for hooks that are plain functions.
 
-Not a ThreadPoolExecutor: there, waiting for a thread would count against a hook's time, a stuck hook would keep its place
-for good, and the interpreter would wait for it at its end.
+One that never returns blocks its thread until its child is ended.
+
+Not a ThreadPoolExecutor: there, waiting for a thread would count against a hook's time, a stuck
+hook would keep its place for good, and the interpreter would wait for it at its end.
 """
 
 from __future__ import annotations
@@ -55,7 +57,9 @@ class _HookThread:
     """One thread that makes one call at a time. It does not keep the process from ending."""
 
     def __init__(self) -> None:
-        self._calls: SimpleQueue[tuple[Callable[[], Any], asyncio.Future[Any]] | None] = SimpleQueue()
+        self._calls: SimpleQueue[tuple[Callable[[], Any], asyncio.Future[Any]] | None] = (
+            SimpleQueue()
+        )
         Thread(target=self._work, name="hook", daemon=True).start()
 
     def run(self, call: Callable[[], Any]) -> asyncio.Future[Any]:

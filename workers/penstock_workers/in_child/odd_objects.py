@@ -1,4 +1,6 @@
-"""In a child: reads the texts of objects that hooks made. Whatever they do when they are asked, a text comes of it."""
+"""In a child: reads the texts of objects that hooks made.
+
+Whatever they do when they are asked, a text comes of it."""
 
 from __future__ import annotations
 
@@ -14,7 +16,9 @@ TRACE_CHARS: Final = 20_000
 
 def in_words(error: BaseException) -> str:
     """Return the last line of its traceback."""
-    return _text(lambda: "".join(traceback.format_exception_only(error)).strip(), type(error))[:WORDS_CHARS]
+    return _text(lambda: "".join(traceback.format_exception_only(error)).strip(), type(error))[
+        :WORDS_CHARS
+    ]
 
 
 def place_of(error: BaseException) -> str:
@@ -41,4 +45,6 @@ def _text(read: Callable[[], str], kind: type) -> str:
     try:
         return replace_surrogates(read())
     except BaseException as error:  # such as SystemExit, in a method of the hook's own
-        return replace_surrogates(f"{kind.__name__}, whose text cannot be read ({type(error).__name__})")
+        return replace_surrogates(
+            f"{kind.__name__}, whose text cannot be read ({type(error).__name__})"
+        )

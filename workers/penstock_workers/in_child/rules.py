@@ -1,7 +1,9 @@
-"""In a child: which rule of the schema an answer breaks, and where, in words that hold nothing of the answer itself.
+"""In a child: which rule of the schema an answer breaks, and where, in words that hold nothing of
+the answer itself.
 
-They go back to the model as a message of the user. An answer may repeat what a document says, and a document may hold
-instructions; so names and values come from the schema, and a name that only the answer has is shown as `*`.
+They go back to the model as a message of the user. An answer may repeat what a document says, and a
+document may hold instructions; so names and values come from the schema, and a name that only the
+answer has is shown as `*`.
 """
 
 from __future__ import annotations
@@ -16,9 +18,14 @@ PATH_CHARS: Final = 300
 VALUE_CHARS: Final = 300  # of what the schema demands, a list of a thousand allowed words above all
 MISSING_SHOWN: Final = 10
 _TYPES: Final[Mapping[type, str]] = {
-    dict: "an object", list: "a list", str: "a string", bool: "a boolean", int: "a whole number", float: "a number",
+    dict: "an object",
+    list: "a list",
+    str: "a string",
+    bool: "a boolean",
+    int: "a whole number",
+    float: "a number",
     type(None): "null",
-}  # fmt: skip
+}
 
 
 def own_names(schema: Any) -> frozenset[str]:

@@ -1,4 +1,6 @@
-"""In a child: check answers against the JSON schema that a job asked for. Nothing is ever fetched for a schema."""
+"""In a child: check answers against the JSON schema that a job asked for.
+
+Nothing is ever fetched for a schema."""
 
 from __future__ import annotations
 
@@ -18,7 +20,13 @@ from penstock_workers.in_child.rules import own_names, rule_of
 VALIDATORS_KEPT = 100  # compiled schemas; one per job that has one
 WORDS_CHARS = 2_000
 ALWAYS_THE_SAME = "it refers to itself without end"
-_SAMPLES: tuple[Any, ...] = (None, {}, [], "", 0)  # values that a new schema is tested with before the first call
+_SAMPLES: tuple[Any, ...] = (
+    None,
+    {},
+    [],
+    "",
+    0,
+)  # values that a new schema is tested with before the first call
 
 
 class SchemaChecks:
@@ -72,5 +80,8 @@ def _in_words(error: Exception) -> str:
     if isinstance(error, RecursionError):
         return f"the schema cannot be used: {ALWAYS_THE_SAME}"
     if isinstance(error, Unresolvable):
-        return f"the schema cannot be used: it refers to {error.ref!r}, which is not in it, and nothing is fetched for a schema"
+        return (
+            f"the schema cannot be used: it refers to {error.ref!r}, which is not in it, and "
+            "nothing is fetched for a schema"
+        )
     return f"the schema cannot be used: {type(error).__name__}: {error}"[:WORDS_CHARS]

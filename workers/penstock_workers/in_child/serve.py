@@ -1,7 +1,8 @@
-"""The child: `python -m penstock_workers.in_child.serve SOCKET MARKS OPTIONS`, started by ``Child.start`` only.
+"""The child: `python -m penstock_workers.in_child.serve SOCKET MARKS OPTIONS`, started by
+``Child.start`` only.
 
-It answers calls until its worker ends. It leads a process group of its own, so that signals to the worker's group do not
-reach it, and processes that hooks start end with it.
+It answers calls until its worker ends. It leads a process group of its own, so that signals to the
+worker's group do not reach it, and processes that hooks start end with it.
 """
 
 from __future__ import annotations
@@ -72,7 +73,9 @@ _number: ContextVar[int] = ContextVar("number of the call")
 class ChildServer:
     """One connection to the worker."""
 
-    def __init__(self, writer: asyncio.StreamWriter, running_calls: RunningCalls, options: Options) -> None:
+    def __init__(
+        self, writer: asyncio.StreamWriter, running_calls: RunningCalls, options: Options
+    ) -> None:
         self._writer, self._running_calls, self._options = writer, running_calls, options
         self._hooks = HookCalls(running_calls, options.allowed, options.hook_s)
         self._tasks: dict[int, asyncio.Task[None]] = {}  # bounded by the worker
@@ -87,11 +90,15 @@ class ChildServer:
                 self._take(read_call(await read_frame(reader)))
 
     def _say(self, number: int, what: ChildReply) -> None:
-        """Answer the call. What cannot be sent is answered by its failure, since nothing else would end the call."""
+        """Answer the call.
+
+        What cannot be sent is answered by its failure, since nothing else would end the call."""
         try:
             message = frame(ReplyFrame(number, what))
         except Exception as error:
-            message = frame(ReplyFrame(number, CallFault(f"its answer cannot be sent: {in_words(error)}")))
+            message = frame(
+                ReplyFrame(number, CallFault(f"its answer cannot be sent: {in_words(error)}"))
+            )
         self._writer.write(message)
 
     def _take(self, asked: CallFrame) -> None:
@@ -108,7 +115,9 @@ class ChildServer:
                     self._tasks[number].cancel()
             case _:
                 token = _number.set(number)
-                self._tasks[number] = asyncio.get_running_loop().create_task(self._run(number, what))
+                self._tasks[number] = asyncio.get_running_loop().create_task(
+                    self._run(number, what)
+                )
                 _number.reset(token)
 
     def _check(self, what: Check | TrySchema) -> ChildReply:
@@ -126,11 +135,17 @@ class ChildServer:
 
     async def _run(self, number: int, what: ImportHook | Preprocess | Postprocess | Infer) -> None:
         try:
-            answer = await (self._infer(what) if isinstance(what, Infer) else self._hooks.answer(number, what))
-        except BaseException as error:  # an error in Penstock, or a cancel: a hook's exceptions come back as values
+            answer = await (
+                self._infer(what) if isinstance(what, Infer) else self._hooks.answer(number, what)
+            )
+        except (
+            BaseException
+        ) as error:  # an error in Penstock, or a cancel: a hook's exceptions come back as values
             answer = CallFault(in_words(error))
         self._tasks.pop(number, None)
-        self._say(number, answer)  # also of a call that its worker has cancelled, which knows its number no more
+        self._say(
+            number, answer
+        )  # also of a call that its worker has cancelled, which knows its number no more
 
     async def _infer(self, what: Infer) -> Inferred:
         """An exception does not count against the item; only a call that ends the process does."""
@@ -162,7 +177,9 @@ async def _open_lane(name: str) -> tuple[Lane, Failpoints]:
 class _Recorded:
     """A coroutine whose number is recorded while it has the loop."""
 
-    def __init__(self, coroutine: Coroutine[Any, Any, Any], running_calls: RunningCalls, number: int) -> None:
+    def __init__(
+        self, coroutine: Coroutine[Any, Any, Any], running_calls: RunningCalls, number: int
+    ) -> None:
         self._coroutine, self._running_calls, self._number = coroutine, running_calls, number
 
     def __await__(self) -> Generator[Any, Any, Any]:
@@ -205,7 +222,8 @@ async def _main(fd: int, running_calls: RunningCalls, options: Options) -> None:
 
 
 def _end_with_worker(worker: int) -> None:
-    """Have the kernel end this process with its worker, and before the worker when memory runs out."""
+    """Have the kernel end this process with its worker, and before the worker when memory runs
+    out."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
         with contextlib.suppress(OSError):
@@ -215,9 +233,11 @@ def _end_with_worker(worker: int) -> None:
 
 
 def _end_group_with_us() -> subprocess.Popen[bytes] | None:
-    """Start a shell that waits for the end of this process and kills what hooks have started, which would outlive it.
+    """Start a shell that waits for the end of this process and kills what hooks have started, which
+    would outlive it.
 
-    It learns of the end by a signal, or else by the end of a pipe, which processes forked by hooks may hold open.
+    It learns of the end by a signal, or else by the end of a pipe, which processes forked by hooks
+    may hold open.
     """
     if os.getpgrp() != os.getpid():
         return None  # started by hand: the process group belongs to a terminal
@@ -225,14 +245,20 @@ def _end_group_with_us() -> subprocess.Popen[bytes] | None:
     with contextlib.suppress(OSError):  # an image without a shell
         return subprocess.Popen(
             ["/bin/sh", "-c", "trap 'kill -9 0' TERM; read _; kill -9 0"],
-            stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
             preexec_fn=prctl and partial(prctl, PR_SET_PDEATHSIG, signal.SIGTERM),
-        )  # fmt: skip
+        )
     return None
 
 
 def main() -> None:
-    fd, running_calls_fd, options = int(sys.argv[1]), int(sys.argv[2]), msgspec.json.decode(sys.argv[3], type=Options)
+    fd, running_calls_fd, options = (
+        int(sys.argv[1]),
+        int(sys.argv[2]),
+        msgspec.json.decode(sys.argv[3], type=Options),
+    )
     os.set_inheritable(fd, False)  # processes that hooks start must not hold it open
     os.set_inheritable(running_calls_fd, False)
     _end_with_worker(options.worker)

@@ -13,22 +13,26 @@ from penstock_workers.item.answer_memory import Room
 
 
 class Answer(Struct, frozen=True):
-    """A complete HTTP answer (or its in-process equal). ``body`` is raw; nothing has looked inside yet."""
+    """A complete HTTP answer (or its in-process equal).
+
+    ``body`` is raw; nothing has looked inside yet."""
 
     status: int
     headers: Mapping[str, str]
     body: bytes
     latency_ms: int
     room: Room | None = None  # that a large body takes; None for small ones
-    packed: bool = False  # the body is vectors that the lane itself has packed (penstock_ledger.vectors), and no JSON
+    # the body is vectors that the lane itself has packed (penstock_ledger.vectors), and no JSON
+    packed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class NoAnswer:
     """The try ended without a complete answer.
 
-    ``failure`` is one of the names in item/run/fates.py: `timeout`, `connect_failed`, `connection_lost`, `answer_too_large`, …
-    ``sent`` tells whether the provider may have seen, and billed, the request.
+    ``failure`` is one of the names in item/run/fates.py: `timeout`, `connect_failed`,
+    `connection_lost`, `answer_too_large`, … ``sent`` tells whether the provider may have seen, and
+    billed, the request.
     """
 
     failure: str
@@ -42,7 +46,8 @@ Tried = Answer | NoAnswer
 
 
 def kept(status: int, body: bytes) -> bytes:
-    """Return what is kept of a body: an answer byte for byte as it came, and a refusal, which is only words, without secrets."""
+    """Return what is kept of a body: an answer byte for byte as it came, and a refusal, which is
+    only words, without secrets."""
     return body if status == 200 else redact_bytes(body)
 
 

@@ -1,4 +1,5 @@
-"""What stands in a good answer, whatever API gave it: OpenAI's chat and completions, Anthropic's Messages, Gemini's."""
+"""What stands in a good answer, whatever API gave it: OpenAI's chat and completions, Anthropic's
+Messages, Gemini's."""
 
 from __future__ import annotations
 
@@ -18,7 +19,8 @@ class Said(NamedTuple):
     is_empty: bool = False  # nothing in it can be used; calls of tools and refusals can
 
 
-# What Anthropic calls a stop reason, and Gemini a finish reason, in OpenAI's words. Others keep their own.
+# What Anthropic calls a stop reason, and Gemini a finish reason, in OpenAI's words. Others keep
+# their own.
 _REASONS: Final[Mapping[str, str]] = {
     "end_turn": "stop",
     "stop_sequence": "stop",
@@ -61,7 +63,8 @@ def usage_of(parsed: dict[str, Any]) -> Usage:
 
 
 def counted(usage: Usage) -> tuple[int | None, int | None]:
-    """Prompt and completion tokens; what is missing, negative or no integer counts as unknown and never as money."""
+    """Prompt and completion tokens; what is missing, negative or no integer counts as unknown and
+    never as money."""
     if usage is None:
         return None, None
     if counts_cache_beside(usage):
@@ -91,7 +94,11 @@ def _of_choice(choice: dict[str, Any]) -> Said:
 def _of_message(message: dict[str, Any]) -> Said:
     """Of Anthropic's: its content is a list of blocks."""
     blocks = _rows(message.get("content"))
-    texts = [text for block in blocks if block.get("type") == "text" and (text := _text(block.get("text"))) is not None]
+    texts = [
+        text
+        for block in blocks
+        if block.get("type") == "text" and (text := _text(block.get("text"))) is not None
+    ]
     usable = texts or any(block.get("type") == "tool_use" for block in blocks)
     return Said(_reason(message.get("stop_reason")), "".join(texts) if texts else None, not usable)
 
@@ -104,17 +111,24 @@ def _of_candidates(answer: dict[str, Any]) -> Said:
         return Said("content_filter" if blocked else None, is_empty=True)
     content = candidate.get("content")
     parts = [
-        part for part in _rows(content.get("parts") if isinstance(content, dict) else None) if not part.get("thought")
+        part
+        for part in _rows(content.get("parts") if isinstance(content, dict) else None)
+        if not part.get("thought")
     ]
     texts = [text for part in parts if (text := _text(part.get("text"))) is not None]
     usable = texts or any("functionCall" in part for part in parts)
-    return Said(_reason(candidate.get("finishReason")), "".join(texts) if texts else None, not usable)
+    return Said(
+        _reason(candidate.get("finishReason")), "".join(texts) if texts else None, not usable
+    )
 
 
 def _geminis_usage(given: dict[str, Any]) -> dict[str, Any]:
     """What it thought is paid for as output, and what its own tools brought as input."""
     thought = believed(given.get("thoughtsTokenCount")) or 0
-    prompt, of_tools = believed(given.get("promptTokenCount")), believed(given.get("toolUsePromptTokenCount")) or 0
+    prompt, of_tools = (
+        believed(given.get("promptTokenCount")),
+        believed(given.get("toolUsePromptTokenCount")) or 0,
+    )
     written = [believed(given.get(name)) for name in ("candidatesTokenCount", "thoughtsTokenCount")]
     known = [tokens for tokens in written if tokens is not None]
     return {
@@ -126,7 +140,8 @@ def _geminis_usage(given: dict[str, Any]) -> dict[str, Any]:
 
 
 def _with_cache(usage: Mapping[str, Any]) -> int | None:
-    """Anthropic counts a prompt in three parts: what was new, written to its cache, and read from it."""
+    """Anthropic counts a prompt in three parts: what was new, written to its cache, and read from
+    it."""
     fresh = believed(usage.get("input_tokens"))
     if fresh is None:
         return None

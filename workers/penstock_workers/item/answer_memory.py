@@ -1,7 +1,10 @@
-"""What large answers may occupy in a process, all together. Before one is read its room is taken, or waited for.
+"""What large answers may occupy in a process, all together.
 
-Room is taken once, for all that an answer may become, and never added to: two half-read answers cannot wait for each
-other. It is given back when the item is settled, for until then the answer is in memory.
+Before one is read its room is taken, or waited for.
+
+Room is taken once, for all that an answer may become, and never added to: two half-read answers
+cannot wait for each other. It is given back when the item is settled, for until then the answer is
+in memory.
 """
 
 from __future__ import annotations
@@ -12,7 +15,9 @@ from collections import deque
 
 
 class Room:
-    """The part of the memory that one answer has. Given back by ``release``, or when nothing holds it any more."""
+    """The part of the memory that one answer has.
+
+    Given back by ``release``, or when nothing holds it any more."""
 
     __slots__ = ("_memory", "size")
 
@@ -36,12 +41,16 @@ class Room:
 
 
 class AnswerMemory:
-    """``limit`` bytes, handed out in the order of asking. All but ``give_back`` belongs to the item loop."""
+    """``limit`` bytes, handed out in the order of asking.
+
+    All but ``give_back`` belongs to the item loop."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
         self._taken = 0
-        self._waiting: deque[tuple[int, asyncio.Future[Room]]] = deque()  # bounded by the runner's slots
+        self._waiting: deque[tuple[int, asyncio.Future[Room]]] = (
+            deque()
+        )  # bounded by the runner's slots
         self._loop: asyncio.AbstractEventLoop | None = None
 
     @property
@@ -50,7 +59,9 @@ class AnswerMemory:
 
     async def room(self, size: int) -> Room:
         """Room for ``size`` bytes, at most the limit; waits until the others leave as much."""
-        assert 0 <= size <= self._limit, "the settings see to it: one answer is never larger than all may be together"
+        assert 0 <= size <= self._limit, (
+            "the settings see to it: one answer is never larger than all may be together"
+        )
         if self._loop is None:
             self._loop = asyncio.get_running_loop()
         if not self._waiting and self._taken + size <= self._limit:
@@ -69,7 +80,9 @@ class AnswerMemory:
     def give_back(self, size: int) -> None:
         """Any thread: what is settled or forgotten may be let go of anywhere."""
         if size and self._loop is not None:
-            with contextlib.suppress(RuntimeError):  # the loop is closed, and the process about to end
+            with contextlib.suppress(
+                RuntimeError
+            ):  # the loop is closed, and the process about to end
                 self._loop.call_soon_threadsafe(self._take_back, size)
 
     def _take_back(self, size: int) -> None:

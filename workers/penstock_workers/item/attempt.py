@@ -1,4 +1,5 @@
-"""The nouns of one try: the item that a message names, its job as workers know it, the attempt, and what it ended in."""
+"""The nouns of one try: the item that a message names, its job as workers know it, the attempt, and
+what it ended in."""
 
 from __future__ import annotations
 
@@ -23,7 +24,8 @@ from penstock_workers.item.slots import SlotPlace
 from penstock_workers.item.spent import NOTHING_SPENT, Spent, spent_before
 from penstock_workers.settings import ProviderSettings
 
-# The moments of an item that traces are made of, in their order; a try apart repeats those from "seated" on.
+# The moments of an item that traces are made of, in their order; a try apart repeats those from
+# "seated" on.
 Mark = Literal["claimed", "read", "seated", "prepared", "admitted", "called", "answered", "decided"]
 Marks = dict[Mark, int]  # nanoseconds since 1970
 
@@ -38,14 +40,19 @@ class JobView:
     buckets: int  # of the completed set
     flow: Flow = DEFAULT_FLOW  # where its items stand in the lines of a worker
     reuse: ReusePolicy | None = None  # None: all of its requests are sent
-    fallback: JobView | None = None  # the same job with the next model that an item is asked of, see follow_ups.py
-    awaited: bool = False  # callers wait for its answers: they are settled without delay, and announced
+    fallback: JobView | None = (
+        None  # the same job with the next model that an item is asked of, see follow_ups.py
+    )
+    awaited: bool = (
+        False  # callers wait for its answers: they are settled without delay, and announced
+    )
     tenant_usd: float | None = None  # the budget of its tenant for a month, which bounds it, too
     named_endpoint: str | None = None  # the path that these items name, where it is not the job's
 
 
 class Item(Struct, eq=False):
-    """A message that was read: it says which item it is about, and what earlier attempts at it cost. Made by ``of``."""
+    """A message that was read: it says which item it is about, and what earlier attempts at it
+    cost. Made by ``of``."""
 
     delivery: Delivery
     message: ItemMessage
@@ -53,7 +60,9 @@ class Item(Struct, eq=False):
     marks: Marks | None = None  # None without tracing
     calls: int = 0  # requests sent in this attempt
     spent: Spent = NOTHING_SPENT  # by this attempt
-    lost: str = ""  # why its body cannot be read any more, where it cannot: a row of a table that is gone
+    lost: str = (
+        ""  # why its body cannot be read any more, where it cannot: a row of a table that is gone
+    )
 
     @classmethod
     def of(cls, delivery: Delivery, message: ItemMessage, marks: Marks | None = None) -> Item:
@@ -97,41 +106,64 @@ class Item(Struct, eq=False):
 
 
 class Attempt(Item, kw_only=True, eq=False):
-    """One try of an item: what the runner's steps pass on. Its job and its request body are known before there is one."""
+    """One try of an item: what the runner's steps pass on.
+
+    Its job and its request body are known before there is one."""
 
     job: JobView
     given: bytes  # the request body as it came: what retries and replays start from
     body: bytes  # the same until the job's hook changes it
-    first_body: bytes | None = None  # what follow-ups begin with: ``body`` without a conversation about its answer
+    first_body: bytes | None = (
+        None  # what follow-ups begin with: ``body`` without a conversation about its answer
+    )
     next_body: bytes | None = None  # what is sent in a follow-up
-    elsewhere: tuple[tuple[str, int, Spent], ...] = ()  # providers that were left: calls, and what they cost
+    elsewhere: tuple[
+        tuple[str, int, Spent], ...
+    ] = ()  # providers that were left: calls, and what they cost
     models_left: int = 0  # given up so far: ``job`` is as the next one is asked
     begun: bool = False  # the ledger has counted this start and waits for its conclusion
     started: bool = False  # Celery knows that it runs
     crashes: int = 0  # earlier starts that were never concluded
-    confined: bool = False  # a suspect: its hooks, its checks and the call itself run apart, see quarantine.py
+    confined: bool = (
+        False  # a suspect: its hooks, its checks and the call itself run apart, see quarantine.py
+    )
     line: int = 0  # of suspects: in how narrow a group; 0 is the widest
     sent_at: float = 0.0  # loop time at which the lane was asked; 0 before that
     last_answer: bytes | None = None
     place: SlotPlace | None = None  # its slot, until its outcome is in SQL
-    room: Room | None = None  # what a large answer takes of the memory for answers, until it is settled
+    room: Room | None = (
+        None  # what a large answer takes of the memory for answers, until it is settled
+    )
     happened: Failure | Reply | None = None  # what the call came to, before the job's own checks
     keep: Keep | None = None  # where its result will answer equal requests
 
     @property
     def repairs_left(self) -> int:
-        """How often a model may still be shown what is wrong with its answer: so many times for each model."""
-        return self.job.spec.schema_repairs * (self.spent_in_all.fallbacks + 1) - self.spent_in_all.repairs
+        """How often a model may still be shown what is wrong with its answer: so many times for
+        each model."""
+        return (
+            self.job.spec.schema_repairs * (self.spent_in_all.fallbacks + 1)
+            - self.spent_in_all.repairs
+        )
 
     @classmethod
     def at(cls, item: Item, job: JobView, given: bytes) -> Attempt:
         return Attempt(
-            item.delivery, item.message, item.key, item.marks, lost=item.lost, job=job, given=given, body=given
+            item.delivery,
+            item.message,
+            item.key,
+            item.marks,
+            lost=item.lost,
+            job=job,
+            given=given,
+            body=given,
         )
 
 
 class Settled(NamedTuple):
-    """What an attempt ended in. ``item`` is the attempt; the item while its job or body was not known, the delivery unread."""
+    """What an attempt ended in.
+
+    ``item`` is the attempt; the item while its job or body was not known, the delivery unread."""
 
     item: Delivery | Item | Attempt
     outcome: Outcome

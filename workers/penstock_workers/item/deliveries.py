@@ -1,8 +1,9 @@
-"""The interface between Celery and the item engine: deliveries go to the engine, outcomes come back.
+"""The interface between Celery and the item engine: deliveries go to the engine, outcomes come
+back.
 
-Two threads use it. The hub thread is the worker's main thread and owns all of Celery's state; the loop thread runs
-one asyncio loop and owns the engine. Every engine method but ``stats`` is called on the loop thread; bridge methods may
-be called there. ``handover.py`` is the bridge.
+Two threads use it. The hub thread is the worker's main thread and owns all of Celery's state; the
+loop thread runs one asyncio loop and owns the engine. Every engine method but ``stats`` is called
+on the loop thread; bridge methods may be called there. ``handover.py`` is the bridge.
 """
 
 from __future__ import annotations
@@ -17,13 +18,18 @@ from penstock_workers.metrics.samples import Sample
 
 @dataclass(slots=True, eq=False)
 class Delivery:
-    """One claimed message. Written by the hub thread before ``accept``, only read after; equal only to itself.
+    """One claimed message.
 
-    ``kwargs`` and ``headers`` come from outside: they may have any shape, and the engine decides what odd ones become.
+    Written by the hub thread before ``accept``, only read after; equal only to itself.
+
+    ``kwargs`` and ``headers`` come from outside: they may have any shape, and the engine decides
+    what odd ones become.
     """
 
     task_id: str
-    kwargs: Any  # what the message carries as kwargs: a mapping in every message that Penstock sends
+    kwargs: (
+        Any  # what the message carries as kwargs: a mapping in every message that Penstock sends
+    )
     headers: Mapping[str, Any]  # Celery's request headers: root_id, stamps, timelimit, …
     retries: int = 0
     redelivered: bool = False  # another worker held this message before and did not conclude it
@@ -32,20 +38,28 @@ class Delivery:
 
 
 class Bridge(Protocol):
-    """From the loop thread to the hub thread. Calls return at once; the hub works through them in order."""
+    """From the loop thread to the hub thread.
+
+    Calls return at once; the hub works through them in order."""
 
     def started(self, delivery: Delivery) -> None:
         """The item has left the waiting line: send task-started."""
 
     def conclude(self, pairs: Sequence[tuple[Delivery, Outcome]]) -> None:
-        """What attempts ended in, durable by now. A second outcome of a delivery, or one after ``abort``, is ignored."""
+        """What attempts ended in, durable by now.
+
+        A second outcome of a delivery, or one after ``abort``, is ignored."""
 
 
 class ItemEngine(Protocol):
-    """What runs items. The number of deliveries without an outcome is bounded by the worker's prefetch."""
+    """What runs items.
+
+    The number of deliveries without an outcome is bounded by the worker's prefetch."""
 
     async def start(self, bridge: Bridge) -> None:
-        """Called once, before the first ``accept``. An exception ends the worker with its message."""
+        """Called once, before the first ``accept``.
+
+        An exception ends the worker with its message."""
 
     def accept(self, delivery: Delivery) -> None:
         """Take charge of a delivery. Must not block."""
@@ -56,22 +70,27 @@ class ItemEngine(Protocol):
     async def drain(self, deadline_s: float) -> None:
         """No delivery comes any more: give each one its outcome within ``deadline_s`` seconds.
 
-        What has not started is released at once, so that others can take it; what does not finish in time, then.
-        What has no outcome when this returns is given back by the pool.
+        What has not started is released at once, so that others can take it; what does not finish
+        in time, then. What has no outcome when this returns is given back by the pool.
         """
 
     async def stop(self) -> None:
-        """Close what ``start`` opened. Called once, after ``drain``; on a cold shutdown without it."""
+        """Close what ``start`` opened.
+
+        Called once, after ``drain``; on a cold shutdown without it."""
 
     def slots(self) -> int:
-        """Items that it runs at once. Its start may find another number than `concurrency`; asked once it is up."""
+        """Items that it runs at once.
+
+        Its start may find another number than `concurrency`; asked once it is up."""
         ...
 
     def resize(self, concurrency: int) -> None:
         """Run this many items at once from now on (`celery control pool_grow`)."""
 
     def stats(self) -> Mapping[str, int | float | str]:
-        """Figures for `celery inspect stats`, read from the hub thread: must be cheap and safe to read there."""
+        """Figures for `celery inspect stats`, read from the hub thread: must be cheap and safe to
+        read there."""
         ...
 
     def stuck(self) -> str | None:
@@ -79,7 +98,8 @@ class ItemEngine(Protocol):
         ...
 
     def trouble(self) -> str | None:
-        """What the process waits for, such as a store that is down, in words for an operator; from the hub thread."""
+        """What the process waits for, such as a store that is down, in words for an operator; from
+        the hub thread."""
         ...
 
     def figures(self) -> Iterable[Sample]:

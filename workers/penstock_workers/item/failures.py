@@ -1,7 +1,9 @@
-"""Every failure has a name. ``name_failure`` reads what a call brought; ``fates.py`` says what outcome that name has.
+"""Every failure has a name.
 
-How an answer that is no 2xx is named, and what it says about the server and the account, stands in one table of error
-codes: ``penstock_ratelimit.refusals``.
+``name_failure`` reads what a call brought; ``fates.py`` says what outcome that name has.
+
+How an answer that is no 2xx is named, and what it says about the server and the account, stands in
+one table of error codes: ``penstock_ratelimit.refusals``.
 """
 
 from __future__ import annotations
@@ -34,7 +36,8 @@ class RefusedAnswer(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """A named failure with the words of the server, lane or hook that reported it, without the secrets in them."""
+    """A named failure with the words of the server, lane or hook that reported it, without the
+    secrets in them."""
 
     name: str
     detail: str
@@ -54,14 +57,22 @@ class Failure:
 
     @property
     def astray(self) -> bool:
-        """The address, a proxy or the key's rights may be at fault rather than this one document: see ``runs.py``."""
+        """The address, a proxy or the key's rights may be at fault rather than this one document:
+        see ``runs.py``."""
         if self.name in ASTRAY:
             return True
-        return self.page and self.signal is not Signal.THROTTLED and self.status is not None and self.status < 500
+        return (
+            self.page
+            and self.signal is not Signal.THROTTLED
+            and self.status is not None
+            and self.status < 500
+        )
 
 
 def refuses_format(name: str, detail: str) -> bool:
-    """Whether a provider's refusal is about the form that its answer was to have. No code says so: its words do."""
+    """Whether a provider's refusal is about the form that its answer was to have.
+
+    No code says so: its words do."""
     return name in _AT_FAULT and _FORMAT.search(detail) is not None
 
 
@@ -105,16 +116,22 @@ def name_failure(tried: Tried, now: float) -> Failure | Reply:
     if parsed is None and tried.packed:
         return _read_vectors(tried)
     if parsed is None:
-        failure = _failure("invalid_answer", f"200 with a body that is not a JSON object: {_cut(tried.body)}", 200)
+        failure = _failure(
+            "invalid_answer", f"200 with a body that is not a JSON object: {_cut(tried.body)}", 200
+        )
         return replace(failure, page=is_page(tried.headers, tried.body))
     if parsed.get("error"):
         return _failure_inside(tried, now)
     return _read_reply(tried, parsed)
 
 
-# Finish reasons of answers that are none, with the name and the words of the failure. vLLM's server says `abort` as it ends.
+# Finish reasons of answers that are none, with the name and the words of the failure. vLLM's server
+# says `abort` as it ends.
 _STOPPED: Mapping[str | None, tuple[str, str]] = {
-    "content_filter": ("content_filter", "the provider stopped the answer: finish_reason content_filter"),
+    "content_filter": (
+        "content_filter",
+        "the provider stopped the answer: finish_reason content_filter",
+    ),
     "abort": ("engine_aborted", "the server ended the request before its end: finish_reason abort"),
     "error": ("error_in_answer", "the server gave the request up: finish_reason error"),
 }
@@ -129,7 +146,13 @@ def _refused(answer: Answer, status: int, now: float) -> Failure:
     if refusal is None:
         return _failure("invalid_answer", f"HTTP {status}: {_cut(answer.body)}", status)
     return Failure(
-        refusal.name, refusal.detail, status, refusal.signal, refusal.retry_after_s, refusal.final, refusal.page
+        refusal.name,
+        refusal.detail,
+        status,
+        refusal.signal,
+        refusal.retry_after_s,
+        refusal.final,
+        refusal.page,
     )
 
 

@@ -13,7 +13,9 @@ from penstock_workers.item.attempt import Attempt
 
 
 class Request(Struct, frozen=True):
-    """One call to be made. ``tag`` names the item to the provider, so that its logs and Penstock's can be matched."""
+    """One call to be made.
+
+    ``tag`` names the item to the provider, so that its logs and Penstock's can be matched."""
 
     tag: str
     provider: str
@@ -25,15 +27,19 @@ class Request(Struct, frozen=True):
         None  # the job's JSON schema for answers, unless its requests are to say nothing of it
     )
     priority: Priority = "normal"
-    on_overflow: Overflow = "fail"  # what to do with a prompt that is longer than the model's context
+    on_overflow: Overflow = (
+        "fail"  # what to do with a prompt that is longer than the model's context
+    )
 
 
 class Prepared(Struct, eq=False):
     """A request, ready to be inferred at once: all that could be done on the CPU before is done.
 
-    ``tokens`` is what it may occupy in the engine's memory, prompt and longest output together; 0 where it is not counted.
-    ``sequences`` are the answers (or parts) that an engine computes for it at the same time.
-    ``refused`` is the answer to a request that can never be inferred: it gets its name like any other, and nothing is sent.
+    ``tokens`` is what it may occupy in the engine's memory, prompt and longest output together; 0
+    where it is not counted. ``sequences`` are the answers (or parts) that an engine computes for it
+    at the same time.
+    ``refused`` is the answer to a request that can never be inferred: it gets its name like any
+    other, and nothing is sent.
     """
 
     request: Request
@@ -61,21 +67,30 @@ class Lane(Protocol):
     """Infers one item at a time, hundreds of times at once, on the worker's event loop."""
 
     async def start(self) -> None:
-        """Open what the lane needs. Raises WorkerError with the fix when the settings cannot work."""
+        """Open what the lane needs.
+
+        Raises WorkerError with the fix when the settings cannot work."""
 
     async def prepare(self, request: Request) -> Prepared:
-        """Do what needs no engine: templates, tokens, checks. Must not block the loop; nothing is counted yet."""
+        """Do what needs no engine: templates, tokens, checks.
+
+        Must not block the loop; nothing is counted yet."""
         ...
 
     async def infer(self, prepared: Prepared) -> Tried:
-        """Make exactly one call. Every failure of the outside world comes back as a value; only a defect raises."""
+        """Make exactly one call.
+
+        Every failure of the outside world comes back as a value; only a defect raises."""
         ...
 
     def gauges(self) -> Mapping[str, float | str]:
-        """What the engine does now, for `penstock status`; {} for a lane without an engine. Cheap; any thread."""
+        """What the engine does now, for `penstock status`; {} for a lane without an engine.
+
+        Cheap; any thread."""
         ...
 
     def drain(self) -> None:
-        """The worker is about to end: what is in flight goes on, and nothing that takes long is begun."""
+        """The worker is about to end: what is in flight goes on, and nothing that takes long is
+        begun."""
 
     async def close(self) -> None: ...

@@ -28,23 +28,29 @@ class Retry:
 
     after_s: float
     error: str
-    counted: bool = True  # False where the item is not at fault (a rate limit, a busy server): it costs no attempt
+    # False where the item is not at fault (a rate limit, a busy server): it costs no attempt
+    counted: bool = True
     rate_limited: bool = False
-    to: str | None = None  # another queue than it came from: that of the next model of its job's `fallback`
+    to: str | None = (
+        None  # another queue than it came from: that of the next model of its job's `fallback`
+    )
 
 
 @dataclass(frozen=True, slots=True)
 class Released:
-    """Not tried, or stopped by this worker: the message goes back to its queue at once and no attempt is counted."""
+    """Not tried, or stopped by this worker: the message goes back to its queue at once and no
+    attempt is counted."""
 
     why: str
-    crashed: bool = False  # in flight as its engine died: its start stays counted, as after the death of a worker
+    # in flight as its engine died: its start stays counted, as after the death of a worker
+    crashed: bool = False
     to: str | None = None  # another queue than it came from: that of the model which it names
 
 
 @dataclass(frozen=True, slots=True)
 class Skipped:
-    """Nothing to do: the item is finished already, its job is cancelled, or goes on in another lane."""
+    """Nothing to do: the item is finished already, its job is cancelled, or goes on in another
+    lane."""
 
     why: str
     left_lane: bool = False  # the document goes on there: what was used up on it here is noted
@@ -52,16 +58,22 @@ class Skipped:
 
 @dataclass(frozen=True, slots=True)
 class Parked:
-    """The item waits outside the queue until its job is resumed. With ``pauses`` the job itself is paused for ``why``."""
+    """The item waits outside the queue until its job is resumed.
+
+    With ``pauses`` the job itself is paused for ``why``."""
 
     why: str
     pauses: bool = False
-    ends_in_s: float | None = None  # the job goes on by itself after so many seconds; None = when a person says so
+    ends_in_s: float | None = (
+        None  # the job goes on by itself after so many seconds; None = when a person says so
+    )
 
 
 @dataclass(frozen=True, slots=True)
 class Unreadable:
-    """The message names no item that this worker knows. It is set aside for a person, never dropped."""
+    """The message names no item that this worker knows.
+
+    It is set aside for a person, never dropped."""
 
     why: str
 

@@ -1,4 +1,6 @@
-"""Which answers the items of a job may take from others, and what makes two requests equal. Pure."""
+"""Which answers the items of a job may take from others, and what makes two requests equal.
+
+Pure."""
 
 from __future__ import annotations
 
@@ -17,11 +19,13 @@ from penstock_workers.settings import ProviderSettings
 
 SAME_REQUEST: Final = "same_request"  # why an item was put off: an equal request is on its way
 REQUEST_BYTES_MAX: Final = 1024 * 1024
-"""Larger requests are always sent: reading one as JSON holds up all other items for milliseconds."""
+"""Larger requests are always sent: reading one as JSON holds up all other items for
+milliseconds."""
 JOB_S: Final = 7 * 86_400
 """How old an answer of the job itself may be where no other age is said."""
 JOB_IDLE_S: Final = 86_400
-"""The book of a job in which nothing happens is forgotten after a day; a tenant's when its last answer is too old."""
+"""The book of a job in which nothing happens is forgotten after a day; a tenant's when its last
+answer is too old."""
 
 _VERSION: Final = 1  # of the digest: what is hashed, and how
 _BEYOND_DOUBLES: Final = re.compile(rb"\d{16}")  # numbers of which a reader may drop digits
@@ -49,26 +53,47 @@ class ReusePolicy:
             return None
         if not isinstance(fields, dict) or not self._may_be_shared(fields):
             return None
-        exact = body if _BEYOND_DOUBLES.search(body) else orjson.dumps(fields, option=orjson.OPT_SORT_KEYS)
-        digest = b2a_base64(hashlib.sha256(self.same + exact).digest(), newline=False).decode().rstrip("=")
+        exact = (
+            body
+            if _BEYOND_DOUBLES.search(body)
+            else orjson.dumps(fields, option=orjson.OPT_SORT_KEYS)
+        )
+        digest = (
+            b2a_base64(hashlib.sha256(self.same + exact).digest(), newline=False)
+            .decode()
+            .rstrip("=")
+        )
         return Asked(RequestName(self.book, digest), self.oldest_s, self.idle_s)
 
     def _may_be_shared(self, fields: dict[str, Any]) -> bool:
-        if self.across_jobs and not fields.get("model"):  # answered by whatever model the next worker hosts
+        if self.across_jobs and not fields.get(
+            "model"
+        ):  # answered by whatever model the next worker hosts
             return False
         return self.always or answers_alike(self.endpoint, fields)
 
 
-def policy_of(job_id: str, spec: JobSpec, provider: ProviderSettings, *, across_tenants: bool) -> ReusePolicy | None:
+def policy_of(
+    job_id: str, spec: JobSpec, provider: ProviderSettings, *, across_tenants: bool
+) -> ReusePolicy | None:
     """None for jobs whose requests are all sent."""
     if spec.dedup == "off" and spec.cache_s is None:
         return None
     across_jobs = spec.cache_s is not None
     lane = spec.lane if spec.lanes is None else (spec.lane, *spec.lanes)
     same = (
-        _VERSION, lane, spec.provider, provider.base_url, spec.endpoint, spec.response_schema, spec.postprocess,
-        spec.on_overflow, spec.embedding_dtype, spec.fallback, spec.fallback_on,
-    )  # fmt: skip
+        _VERSION,
+        lane,
+        spec.provider,
+        provider.base_url,
+        spec.endpoint,
+        spec.response_schema,
+        spec.postprocess,
+        spec.on_overflow,
+        spec.embedding_dtype,
+        spec.fallback,
+        spec.fallback_on,
+    )
     return ReusePolicy(
         book=keys.answers_of_tenant(None if across_tenants else spec.tenant or "")
         if across_jobs

@@ -1,4 +1,6 @@
-"""Where items wait in a worker: for a slot, for their turn, for what must be read. A drain ends all of these waits."""
+"""Where items wait in a worker: for a slot, for their turn, for what must be read.
+
+A drain ends all of these waits."""
 
 from __future__ import annotations
 
@@ -15,10 +17,11 @@ IDLE_SHARE = 8  # one slot in so many may wait for the group commit while items 
 
 
 class Slots:
-    """How many items are in flight at once: first come, first served inside a flow, fair between flows. On one event loop.
+    """How many items are in flight at once: first come, first served inside a flow, fair between
+    flows. On one event loop.
 
-    In flight is an item from its turn until its outcome is in SQL: the calls that a death of this process may repeat are
-    those of the items in its slots.
+    In flight is an item from its turn until its outcome is in SQL: the calls that a death of this
+    process may repeat are those of the items in its slots.
     """
 
     def __init__(self, size: int) -> None:
@@ -29,7 +32,9 @@ class Slots:
         self.taken = 0
 
     async def take(self, flow: Flow) -> None:
-        """Wait for a slot, to be ended by ``give_up``. Raises CancelledError once the slots are closed."""
+        """Wait for a slot, to be ended by ``give_up``.
+
+        Raises CancelledError once the slots are closed."""
         if self._closed:
             raise asyncio.CancelledError("this worker is draining")
         if self.taken < self.size and not self._waiting:
@@ -50,8 +55,11 @@ class Slots:
         return SlotPlace(self, flow)
 
     def are_short(self, answered: int) -> bool:
-        """Whether items wait for slots while more than a few are held by so many that only wait to be stored."""
-        return self.taken >= self.size and answered * IDLE_SHARE >= self.size and bool(self._waiting)
+        """Whether items wait for slots while more than a few are held by so many that only wait to
+        be stored."""
+        return (
+            self.taken >= self.size and answered * IDLE_SHARE >= self.size and bool(self._waiting)
+        )
 
     def resize(self, size: int) -> None:
         """Growing lets waiters in at once; shrinking takes effect as running items end."""
@@ -98,7 +106,8 @@ class SlotPlace:
 
 
 class Waiting:
-    """Items that wait for one thing while their start is not counted; ``with`` it, a task is one of them."""
+    """Items that wait for one thing while their start is not counted; ``with`` it, a task is one of
+    them."""
 
     __slots__ = ("_closed", "_tasks")
 

@@ -7,7 +7,9 @@ from typing import NamedTuple
 from penstock_ledger.model import Paid
 
 MOST_SPENT = 10**15  # of one item: what a message says beyond that is not believed
-_SUMS = 3  # of the header in every message; repairs and fallbacks follow where there are any, then what has no price
+# of the header in every message; repairs and fallbacks follow where there are any, then what has no
+# price
+_SUMS = 3
 _AGAIN = 5
 
 
@@ -36,14 +38,17 @@ class Spent(NamedTuple):
 
     def paid(self, calls: int) -> Paid:
         """As the job's account has it."""
-        return Paid(calls, self.prompt_tokens, self.completion_tokens, self.cost_microusd, self.unpriced)
+        return Paid(
+            calls, self.prompt_tokens, self.completion_tokens, self.cost_microusd, self.unpriced
+        )
 
 
 NOTHING_SPENT = Spent()
 
 
 def spent_before(header: object) -> Spent:
-    """What the header of a message says that earlier attempts used up; headers come from outside."""
+    """What the header of a message says that earlier attempts used up; headers come from
+    outside."""
     if (
         not isinstance(header, list)
         or len(header) not in (_SUMS, _AGAIN, len(NOTHING_SPENT))

@@ -1,4 +1,5 @@
-"""The one way out of the runner's recipe: a step raises, and this says which outcome or failure that is. Pure."""
+"""The one way out of the runner's recipe: a step raises, and this says which outcome or failure
+that is. Pure."""
 
 from __future__ import annotations
 
@@ -15,8 +16,8 @@ STOPPED = Released("this worker has stopped working on it")
 class TurnedAway(Exception):
     """A step does not go on with the item. The one way out of the runner's recipe.
 
-    ``outcome`` says what the item ends in; without one it is a suspect, and the same steps are taken once more, apart
-    from other items.
+    ``outcome`` says what the item ends in; without one it is a suspect, and the same steps are
+    taken once more, apart from other items.
     """
 
     def __init__(self, outcome: Outcome | None) -> None:
@@ -25,11 +26,14 @@ class TurnedAway(Exception):
 
 
 def outcome_of(error: Exception) -> Outcome | None:
-    """The outcome of an attempt that a step refused to go on with; None for an error that no step raises on purpose."""
+    """The outcome of an attempt that a step refused to go on with; None for an error that no step
+    raises on purpose."""
     match error:
         case TurnedAway():
             return error.outcome
-        case WireError() | JobNotFound() | BadReference():  # only the message is wrong: its job must not stop for it
+        case (
+            WireError() | JobNotFound() | BadReference()
+        ):  # only the message is wrong: its job must not stop for it
             return Unreadable(str(error))
         case JobCannotRun() | SpecError():
             return Parked(str(error), pauses=True)

@@ -1,7 +1,9 @@
-"""Which cards this machine has, seen without CUDA, torch or vLLM: a process that has started CUDA cannot give cards away.
+"""Which cards this machine has, seen without CUDA, torch or vLLM: a process that has started CUDA
+cannot give cards away.
 
-NVIDIA's are listed by `nvidia-smi -L`, a program of its own that can be cut off when its driver hangs, else by what the
-driver shows under /proc. AMD's are the nodes of /sys/class/kfd whose device is here.
+NVIDIA's are listed by `nvidia-smi -L`, a program of its own that can be cut off when its driver
+hangs, else by what the driver shows under /proc. AMD's are the nodes of /sys/class/kfd whose device
+is here.
 """
 
 from __future__ import annotations
@@ -28,7 +30,8 @@ VARIABLES: Final[dict[Make, tuple[str, ...]]] = {
     "nvidia": ("CUDA_VISIBLE_DEVICES",),
     "amd": ("HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES"),
 }
-"""Which cards a process may use, by maker; on AMD's vLLM wants both to say the same. The first that is set counts."""
+"""Which cards a process may use, by maker; on AMD's vLLM wants both to say the same. The first that
+is set counts."""
 
 
 class Device(NamedTuple):
@@ -48,7 +51,9 @@ class CardsSeen:
     looked: str
 
 
-def cards_seen(proc: Path = Path("/proc"), sys: Path = Path("/sys"), dev: Path = Path("/dev")) -> CardsSeen:
+def cards_seen(
+    proc: Path = Path("/proc"), sys: Path = Path("/sys"), dev: Path = Path("/dev")
+) -> CardsSeen:
     """All cards that the machine, or this container, has. The variables do not count here."""
     asked = _ask_nvidia()
     devices = () if isinstance(asked, str) else asked
@@ -58,7 +63,9 @@ def cards_seen(proc: Path = Path("/proc"), sys: Path = Path("/sys"), dev: Path =
     if isinstance(asked, str) and (shown := _shown_by_driver(proc)):
         return CardsSeen("nvidia", shown, f"{said}; {proc}/driver/nvidia/gpus lists {len(shown)}")
     amd = _amd(sys, dev)
-    looked = f"{said}; {sys}/class/kfd shows {len(amd) or 'no'} AMD card{'' if len(amd) == 1 else 's'}"
+    looked = (
+        f"{said}; {sys}/class/kfd shows {len(amd) or 'no'} AMD card{'' if len(amd) == 1 else 's'}"
+    )
     return CardsSeen("amd" if amd else "nvidia", amd, looked)
 
 
@@ -82,7 +89,9 @@ def _ask_nvidia() -> tuple[Device, ...] | str:
     if shutil.which(ASK[0]) is None:
         return "there is no nvidia-smi"
     try:
-        said = subprocess.run(ASK, capture_output=True, text=True, errors="replace", timeout=ASK_TIMEOUT_S)  # noqa: S603 - it is a constant
+        said = subprocess.run(  # noqa: S603 - it is a constant
+            ASK, capture_output=True, text=True, errors="replace", timeout=ASK_TIMEOUT_S
+        )
     except subprocess.TimeoutExpired:
         return f"nvidia-smi has not answered within {ASK_TIMEOUT_S:g} s: its driver hangs"
     except OSError as error:
@@ -102,11 +111,14 @@ def _shown_by_driver(proc: Path) -> tuple[Device, ...]:
 
 
 def _amd(sys: Path, dev: Path) -> tuple[Device, ...]:
-    """Nodes that compute and whose device file is here: a container sees the nodes of all cards, and files of its own."""
+    """Nodes that compute and whose device file is here: a container sees the nodes of all cards,
+    and files of its own."""
     found = 0
     nodes = sys / "class/kfd/kfd/topology/nodes"
     try:
-        folders = sorted(nodes.iterdir(), key=lambda folder: (len(folder.name), folder.name))[:CARDS_MAX]
+        folders = sorted(nodes.iterdir(), key=lambda folder: (len(folder.name), folder.name))[
+            :CARDS_MAX
+        ]
     except OSError:
         return ()
     for folder in folders:
@@ -115,6 +127,9 @@ def _amd(sys: Path, dev: Path) -> tuple[Device, ...]:
         except OSError:
             continue  # of a card that is not this container's
         facts = dict(line.split()[:2] for line in text.splitlines() if len(line.split()) > 1)
-        if facts.get("simd_count", "0") != "0" and (dev / "dri" / f"renderD{facts.get('drm_render_minor')}").exists():
+        if (
+            facts.get("simd_count", "0") != "0"
+            and (dev / "dri" / f"renderD{facts.get('drm_render_minor')}").exists()
+        ):
             found += 1
     return tuple(Device(str(number)) for number in range(found))

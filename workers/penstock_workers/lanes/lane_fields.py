@@ -1,4 +1,5 @@
-"""The settings that lanes bring, as fields of the worker's settings: each is named as its lane is."""
+"""The settings that lanes bring, as fields of the worker's settings: each is named as its lane
+is."""
 
 from __future__ import annotations
 
@@ -25,7 +26,8 @@ class LaneFields(BaseModel):
 
 
 def suitable_concurrency(lane: Any, given: Any) -> int | None:
-    """How many items a worker of this lane should hold by the lane's own settings, ``given`` as they were read."""
+    """How many items a worker of this lane should hold by the lane's own settings, ``given`` as
+    they were read."""
     field = LaneFields.model_fields.get(lane)
     if field is None:
         return None

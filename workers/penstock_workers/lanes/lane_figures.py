@@ -13,7 +13,9 @@ BOUND_BY: Final = ("queue", "quota", "slots", "engine", "memory", "starting")
 
 
 def engine_figures(lane: str, gauges: Mapping[str, float | str]) -> Iterator[Sample]:
-    """Those that the lane's row gives a metric. The others, such as rates of items, are counted elsewhere."""
+    """Those that the lane's row gives a metric.
+
+    The others, such as rates of items, are counted elsewhere."""
     metrics = lane_row(lane).gauges
     for name, value in gauges.items():
         if name in metrics and isinstance(value, (int, float)):

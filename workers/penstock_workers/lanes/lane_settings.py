@@ -11,33 +11,42 @@ from penstock_producer.settings import check_url
 
 
 class LaneSettings(BaseModel):
-    """The settings that one lane alone reads: `[NAME]` in penstock.toml, `PENSTOCK_NAME__FIELD` as variables."""
+    """The settings that one lane alone reads: `[NAME]` in penstock.toml, `PENSTOCK_NAME__FIELD` as
+    variables."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
 
     def suitable_concurrency(self) -> int | None:
-        """Items that a worker should hold where `concurrency` is not given; None = as many as any lane's."""
+        """Items that a worker should hold where `concurrency` is not given; None = as many as any
+        lane's."""
         return None
 
     def cards_per_engine(self) -> int | None:
-        """Cards of this machine that one engine uses; None where the lane's workers compute on none of their choosing."""
+        """Cards of this machine that one engine uses; None where the lane's workers compute on none
+        of their choosing."""
         return None
 
     def kept_in(self, folder: Path) -> Self:
-        """The same where a job has a folder of its own on this machine, with what it keeps beside the job."""
+        """The same where a job has a folder of its own on this machine, with what it keeps beside
+        the job."""
         return self
 
     def finds_names_later(self) -> bool:
-        """Whether workers serve names besides those of the settings, which are known once one is up."""
+        """Whether workers serve names besides those of the settings, which are known once one is
+        up."""
         return False
 
     def hosting(self, model: str) -> Self:
-        """The same with the model that a command line names. For lanes that host a model themselves."""
+        """The same with the model that a command line names.
+
+        For lanes that host a model themselves."""
         raise NotImplementedError(f"{type(self).__name__} hosts no model")
 
 
 def check_upstream(url: str, server: str, example: str) -> None:
-    """``url`` is a lane's `upstream_url`, where ``server`` answers with OpenAI's API. Raises ValueError."""
+    """``url`` is a lane's `upstream_url`, where ``server`` answers with OpenAI's API.
+
+    Raises ValueError."""
     try:
         check_url(url, ("http", "https"))
     except ValueError as error:

@@ -1,6 +1,8 @@
-"""What the doctor sees of the machine for lanes that host a model: cards and their driver, shared memory, files.
+"""What the doctor sees of the machine for lanes that host a model: cards and their driver, shared
+memory, files.
 
-Each sentence says what was seen here, and what could not be: a doctor often runs on another machine than the workers.
+Each sentence says what was seen here, and what could not be: a doctor often runs on another machine
+than the workers.
 """
 
 from __future__ import annotations
@@ -23,7 +25,8 @@ ASK_TIMEOUT_S: Final = 20.0
 """A driver that is being reset answers late; one that hangs would hold up the doctor for ever."""
 SHM: Final = Path("/dev/shm")  # noqa: S108 - only its size is looked at
 SHM_MIN_BYTES: Final = 1024**3
-"""What engines that talk to one another through shared memory need beyond a container's usual 64 MiB."""
+"""What engines that talk to one another through shared memory need beyond a container's usual 64
+MiB."""
 WEIGHTS: Final = ("*.safetensors", "*.bin", "*.gguf", "*.pt")
 TOKENIZERS: Final = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "tekken.json")
 INDEX: Final = "model.safetensors.index.json"
@@ -64,11 +67,16 @@ def find_cards(found: list[Card] | str) -> Iterator[LaneFinding]:
         fix = "run the doctor where the workers run; an engine that computes on a CPU needs no card"
         yield LaneFinding(False, found, fix)
     elif not found:
-        yield LaneFinding(False, "nvidia-smi lists no card", "give this container one (--gpus all, nvidia.com/gpu: 1)")
+        yield LaneFinding(
+            False,
+            "nvidia-smi lists no card",
+            "give this container one (--gpus all, nvidia.com/gpu: 1)",
+        )
     else:
         for card in found:
             seen = (
-                f"card {card.number}: {card.name}, {_gib(card.free)} of {_gib(card.total)} free, driver {card.driver}"
+                f"card {card.number}: {card.name}, {_gib(card.free)} of {_gib(card.total)} free, "
+                f"driver {card.driver}"
             )
             yield LaneFinding(True, seen)
 
@@ -76,13 +84,17 @@ def find_cards(found: list[Card] | str) -> Iterator[LaneFinding]:
 def find_shared_memory(*, processes: int, folder: Path = SHM) -> Iterator[LaneFinding]:
     """``processes`` of the engine, which share it where there are several."""
     if not folder.is_dir():
-        yield LaneFinding(False, f"there is no {folder} here", "engines of several processes need it")
+        yield LaneFinding(
+            False, f"there is no {folder} here", "engines of several processes need it"
+        )
         return
     usage = shutil.disk_usage(folder)
     seen = f"{folder} has {_gib(usage.free)} of {_gib(usage.total)} free"
     if processes > 1 and usage.free < SHM_MIN_BYTES:
         yield LaneFinding(
-            False, f"{seen}, and {processes} engine processes share it", "docker --shm-size 8g; gpu.shmSize"
+            False,
+            f"{seen}, and {processes} engine processes share it",
+            "docker --shm-size 8g; gpu.shmSize",
         )
     else:
         yield LaneFinding(True, seen)
@@ -93,52 +105,80 @@ def find_model(setting: str, folder: Path) -> Iterator[LaneFinding]:
     wrong = [name for name in ("config.json",) if not (folder / name).is_file()]
     if wrong:
         yield LaneFinding(
-            False, f"{setting}: {folder} has no {wrong[0]}", "give a model's own folder, with all its files"
+            False,
+            f"{setting}: {folder} has no {wrong[0]}",
+            "give a model's own folder, with all its files",
         )
         return
     missing = _missing_weights(folder)
     if missing:
         fix = "copy the model again: weights that its index names are not there"
         yield LaneFinding(
-            False, f"{setting}: {folder} lacks {len(missing)} files of its weights, such as {missing[0]}", fix
+            False,
+            f"{setting}: {folder} lacks {len(missing)} files of its weights, such as {missing[0]}",
+            fix,
         )
     size = weight_bytes(folder)
     if not size:
-        yield LaneFinding(False, f"{setting}: {folder} has no weights ({', '.join(WEIGHTS)})", "copy the model again")
+        yield LaneFinding(
+            False,
+            f"{setting}: {folder} has no weights ({', '.join(WEIGHTS)})",
+            "copy the model again",
+        )
     elif not missing:
         yield LaneFinding(True, f"{setting}: {folder} has {_gib(size)} of weights")
     if any((folder / name).is_file() for name in TOKENIZERS):
         yield LaneFinding(True, f"{setting}: {folder} has a tokenizer")
     else:
         fix = "copy it from the model's makers, or name one where the engine has a setting for it"
-        yield LaneFinding(False, f"{setting}: {folder} has no tokenizer ({', '.join(TOKENIZERS)})", fix)
+        yield LaneFinding(
+            False, f"{setting}: {folder} has no tokenizer ({', '.join(TOKENIZERS)})", fix
+        )
 
 
 def find_room(
     size: int, found: list[Card] | str, *, cards_used: int, replicas: int = 1, share: float = 0.0
 ) -> Iterator[LaneFinding]:
-    """Whether weights of ``size`` bytes fit into the ``cards_used`` of one replica, and ``share`` of each card is free."""
+    """Whether weights of ``size`` bytes fit into the ``cards_used`` of one replica, and ``share``
+    of each card is free."""
     if isinstance(found, str) or not found or not size:
         return
     needed = cards_used * replicas
     if needed > len(found):
         seen = f"the engine is to use {needed} cards, and {len(found)} are here"
-        fix = "lower tensor_parallel_size, pipeline_parallel_size or data_parallel_size, or use a larger machine"
+        fix = (
+            "lower tensor_parallel_size, pipeline_parallel_size or data_parallel_size, or use a "
+            "larger machine"
+        )
         yield LaneFinding(False, seen, fix)
         return
     memory = sum(sorted((card.total for card in found), reverse=True)[:cards_used])
     if size > memory:
-        seen = f"{_gib(size)} of weights do not fit into {_gib(memory)} of {cards_used} card{'s' if cards_used > 1 else ''}"
-        yield LaneFinding(False, seen, "use more cards (tensor_parallel_size), a larger one, or quantized weights")
+        seen = (
+            f"{_gib(size)} of weights do not fit into {_gib(memory)} of {cards_used} "
+            f"card{'s' if cards_used > 1 else ''}"
+        )
+        yield LaneFinding(
+            False, seen, "use more cards (tensor_parallel_size), a larger one, or quantized weights"
+        )
     free = sum(card.free >= share * card.total for card in found)
     if free < needed:
-        seen = f"an engine takes {share:.0%} of a card's memory at its start, and {free} of {len(found)} cards have that free"
-        fix = "see by nvidia-smi what uses them (a worker may, if one runs here), or lower gpu_memory_utilization"
+        seen = (
+            f"an engine takes {share:.0%} of a card's memory at its start, and {free} of "
+            f"{len(found)} cards have that free"
+        )
+        fix = (
+            "see by nvidia-smi what uses them (a worker may, if one runs here), or lower "
+            "gpu_memory_utilization"
+        )
         yield LaneFinding(False, f"{seen}; {needed} are to be used", fix)
 
 
 def weight_bytes(folder: Path) -> int:
-    return max((sum(file.stat().st_size for file in folder.glob(pattern)) for pattern in WEIGHTS), default=0)
+    return max(
+        (sum(file.stat().st_size for file in folder.glob(pattern)) for pattern in WEIGHTS),
+        default=0,
+    )
 
 
 def read_json(file: Path) -> dict[str, object] | None:

@@ -1,4 +1,5 @@
-"""A run of one request through a lane as a worker would start it, for `penstock doctor --lane … --try`."""
+"""A run of one request through a lane as a worker would start it, for `penstock doctor --lane …
+--try`."""
 
 from __future__ import annotations
 
@@ -20,13 +21,21 @@ RUN_MAX_S: Final = 120.0
 SHOWN_CHARS: Final = 300
 
 
-def one_run(row: LaneRow[Lane], settings: WorkerSettings, tries: Sequence[tuple[str, bytes]]) -> Iterator[LaneFinding]:
+def one_run(
+    row: LaneRow[Lane], settings: WorkerSettings, tries: Sequence[tuple[str, bytes]]
+) -> Iterator[LaneFinding]:
     """Start the lane, send requests (endpoint and body) until one is answered, and end it."""
     try:
         yield asyncio.run(_run(row.make(settings), tries))
-    except Exception as error:  # engines raise what they like; whatever it is, a worker would not start either
+    except (
+        Exception
+    ) as error:  # engines raise what they like; whatever it is, a worker would not start either
         said = f"{type(error).__name__}: {error}".strip()[:SHOWN_CHARS]
-        yield LaneFinding(False, f"a run of one token failed: {said}", "a worker with these settings would not start")
+        yield LaneFinding(
+            False,
+            f"a run of one token failed: {said}",
+            "a worker with these settings would not start",
+        )
 
 
 async def _run(lane: Lane, tries: Sequence[tuple[str, bytes]]) -> LaneFinding:
@@ -41,9 +50,15 @@ async def _run(lane: Lane, tries: Sequence[tuple[str, bytes]]) -> LaneFinding:
             prepared = await lane.prepare(request)
             tried = prepared.refused or await lane.infer(prepared)
             if isinstance(tried, Answer) and tried.status == 200:
-                seen = f"a run of one token went well: loaded in {loaded_s:.1f} s, answered in {tried.latency_ms} ms"
+                seen = (
+                    f"a run of one token went well: loaded in {loaded_s:.1f} s, answered in "
+                    f"{tried.latency_ms} ms"
+                )
                 return LaneFinding(True, seen)
             said = str(tried.body if isinstance(tried, Answer) else tried.detail)[:SHOWN_CHARS]
-        return LaneFinding(False, f"the model was loaded in {loaded_s:.1f} s, and refuses a run of one token: {said}")
+        return LaneFinding(
+            False,
+            f"the model was loaded in {loaded_s:.1f} s, and refuses a run of one token: {said}",
+        )
     finally:
         await lane.close()

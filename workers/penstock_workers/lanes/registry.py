@@ -1,7 +1,9 @@
-"""All lanes that workers serve, by name. To add one: a folder beside this file with its row, and the row here.
+"""All lanes that workers serve, by name.
 
-What producers must know of it is one line more, in penstock_producer/job/lanes.py; settings of its own are a field in
-lane_fields.py. docs/lanes.md goes through it step by step.
+To add one: a folder beside this file with its row, and the row here.
+
+What producers must know of it is one line more, in penstock_producer/job/lanes.py; settings of its
+own are a field in lane_fields.py. docs/lanes.md goes through it step by step.
 """
 
 from __future__ import annotations
@@ -20,7 +22,15 @@ from penstock_workers.lanes.gpu.row import GPU
 from penstock_workers.lanes.row import LaneRow
 from penstock_workers.settings import CONTROL_LANE, WorkerSettings
 
-__all__ = ["REGISTRY", "check_lane", "check_settings", "home_queue", "lane_row", "make_lane", "served_by"]
+__all__ = [
+    "REGISTRY",
+    "check_lane",
+    "check_settings",
+    "home_queue",
+    "lane_row",
+    "make_lane",
+    "served_by",
+]
 
 REGISTRY: Final[Mapping[str, LaneRow[Any]]] = {row.name: row for row in (API, GPU, EMBED, BATCH)}
 
@@ -47,7 +57,8 @@ def check_settings(settings: WorkerSettings) -> None:
 
 
 def served_by(settings: WorkerSettings) -> Served | None:
-    """The model that a worker with these settings hosts, as far as they say; None in lanes that host none.
+    """The model that a worker with these settings hosts, as far as they say; None in lanes that
+    host none.
 
     Raises TooManyNames.
     """
@@ -61,12 +72,15 @@ def served_by(settings: WorkerSettings) -> Served | None:
 
 
 def home_queue(settings: WorkerSettings) -> str:
-    """Under whose name a worker keeps what it holds: that of its model, or of its lane where it hosts none."""
+    """Under whose name a worker keeps what it holds: that of its model, or of its lane where it
+    hosts none."""
     served = served_by(settings)
     return queue_name(settings.lane) if served is None else served.home(settings.lane)
 
 
 def make_lane(settings: WorkerSettings) -> Lane:
-    """The lane that this worker serves. Raises UnknownLane, and what the lane finds wrong in its settings."""
+    """The lane that this worker serves.
+
+    Raises UnknownLane, and what the lane finds wrong in its settings."""
     lane: Lane = lane_row(settings.lane).make(settings)
     return lane

@@ -1,4 +1,6 @@
-"""What a lane brings to a worker: one row of the registry, light to import. Its engine is imported when it starts."""
+"""What a lane brings to a worker: one row of the registry, light to import.
+
+Its engine is imported when it starts."""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ if TYPE_CHECKING:
 
 L = TypeVar("L", bound=Lane)
 
-SUSPECT_CHILDREN = 4  # 64 calls in each: suspects of most lanes wait for a provider, not for a processor
+SUSPECT_CHILDREN = (
+    4  # 64 calls in each: suspects of most lanes wait for a provider, not for a processor
+)
 
 
 class Gauge(NamedTuple):
@@ -38,9 +42,8 @@ class LaneFinding(NamedTuple):
     seen: str
     fix: str = ""
     subject: str = ""  # empty: the lane's name
-    stops: bool = (
-        False  # no item is served so, whatever machine its workers run on: an error, where others are warnings
-    )
+    # no item is served so, whatever machine its workers run on: an error, where others are warnings
+    stops: bool = False
 
 
 class Beside(Protocol):
@@ -62,13 +65,15 @@ class LaneCheck(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaneRow(Generic[L]):
-    """One lane. ``make`` reads settings and opens nothing; it raises WorkerError where the lane cannot work.
+    """One lane.
 
-    ``admission`` is called on the event loop. ``quarantine`` is where suspects run; None = in child processes of which
-    each starts the lane anew, ``suspect_children`` of them.
+    ``make`` reads settings and opens nothing; it raises WorkerError where the lane cannot work.
 
-    A lane whose workers host a model says which: ``serves`` by the settings alone, ``announces`` once it is up, where it then
-    knows more.
+    ``admission`` is called on the event loop. ``quarantine`` is where suspects run; None = in child
+    processes of which each starts the lane anew, ``suspect_children`` of them.
+
+    A lane whose workers host a model says which: ``serves`` by the settings alone, ``announces``
+    once it is up, where it then knows more.
     """
 
     name: str
@@ -78,18 +83,34 @@ class LaneRow(Generic[L]):
     suspect_children: int = SUSPECT_CHILDREN
     serves: Callable[[WorkerSettings], Served] | None = None  # None: it hosts no model
     announces: Callable[[L], Served] | None = None
-    # Items that a worker holds at once where its engine, once it is up, says more than the settings; None = as they say.
+    # Items that a worker holds at once where its engine, once it is up, says more than the
+    # settings; None = as they say.
     slots: Callable[[WorkerSettings, L], int | None] | None = None
-    settings: type[LaneSettings] | None = None  # the field of WorkerSettings that is named as the lane
-    modules: tuple[str, ...] = ()  # what its start needs, imported ahead where a worker waits for its settings
-    gauges: Mapping[str, Gauge] = field(default_factory=dict)  # by the names that ``Lane.gauges`` gives
+    settings: type[LaneSettings] | None = (
+        None  # the field of WorkerSettings that is named as the lane
+    )
+    modules: tuple[
+        str, ...
+    ] = ()  # what its start needs, imported ahead where a worker waits for its settings
+    gauges: Mapping[str, Gauge] = field(
+        default_factory=dict
+    )  # by the names that ``Lane.gauges`` gives
     waits_for: str | None = None  # what an item with a slot waits for, in traces
-    engine: str | None = None  # OpenTelemetry's `gen_ai.provider.name` of what answers; None = the item's provider
-    engine_url: Callable[[WorkerSettings], str | None] | None = None  # where that is, should it be a server
-    inspect: Callable[[WorkerSettings], Iterator[LaneFinding]] | None = None  # the machine that this is run on
-    tries: tuple[tuple[str, bytes], ...] = ()  # endpoints and bodies of one token, of which a model answers one
+    engine: str | None = (
+        None  # OpenTelemetry's `gen_ai.provider.name` of what answers; None = the item's provider
+    )
+    engine_url: Callable[[WorkerSettings], str | None] | None = (
+        None  # where that is, should it be a server
+    )
+    inspect: Callable[[WorkerSettings], Iterator[LaneFinding]] | None = (
+        None  # the machine that this is run on
+    )
+    tries: tuple[
+        tuple[str, bytes], ...
+    ] = ()  # endpoints and bodies of one token, of which a model answers one
     check: LaneCheck | None = None  # None: its settings hold nothing to look at
-    # What runs in a worker whose documents are no items to be claimed; None: what runs items, with ``make`` and ``admission``.
+    # What runs in a worker whose documents are no items to be claimed; None: what runs items, with
+    # ``make`` and ``admission``.
     runs: Callable[[WorkerSettings, StartBeside], ItemEngine] | None = None
 
     def place_of_suspects(self, lane: L, children: ChildPool) -> Quarantine:

@@ -1,4 +1,5 @@
-"""A value of a request as an error shows it: cut, whatever it is, however large, and however deep it nests."""
+"""A value of a request as an error shows it: cut, whatever it is, however large, and however deep
+it nests."""
 
 from __future__ import annotations
 
@@ -6,7 +7,9 @@ from reprlib import Repr
 from typing import Any, Final
 
 SHOWN_CHARS: Final = 40
-_LOOK: Final = Repr()  # repr() itself would write all of it down first, and fails at a thousand levels
+_LOOK: Final = (
+    Repr()
+)  # repr() itself would write all of it down first, and fails at a thousand levels
 _LOOK.maxstring = _LOOK.maxlong = _LOOK.maxother = 2 * SHOWN_CHARS
 
 

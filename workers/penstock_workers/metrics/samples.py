@@ -12,7 +12,9 @@ Kind = Literal["counter", "gauge", "histogram"]
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """One entry of the catalogue. Labels have few values each, and never name a job, a document or a process."""
+    """One entry of the catalogue.
+
+    Labels have few values each, and never name a job, a document or a process."""
 
     name: str  # as expressions write it
     kind: Kind
@@ -26,7 +28,9 @@ class Metric:
         return self.name
 
     def __call__(self, value: float | Spread, *labels: str) -> Sample:
-        """One sample. Raises ValueError for another number of labels than the catalogue promises."""
+        """One sample.
+
+        Raises ValueError for another number of labels than the catalogue promises."""
         if len(labels) != len(self.labels):
             raise ValueError(f"{self.name} takes the labels {self.labels}, not {labels}")
         return Sample(self, labels, value)
@@ -42,7 +46,9 @@ Source = Callable[[], Iterable[Sample]]
 
 
 class Spread:
-    """A histogram. Written by one thread; a reader may see the sum one observation behind the buckets."""
+    """A histogram.
+
+    Written by one thread; a reader may see the sum one observation behind the buckets."""
 
     __slots__ = ("bounds", "counts", "total")
 

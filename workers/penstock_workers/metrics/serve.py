@@ -6,7 +6,12 @@ import contextlib
 import logging
 from collections.abc import Iterable, Iterator
 
-from prometheus_client import CollectorRegistry, PlatformCollector, ProcessCollector, start_http_server
+from prometheus_client import (
+    CollectorRegistry,
+    PlatformCollector,
+    ProcessCollector,
+    start_http_server,
+)
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.registry import Collector
 
@@ -19,7 +24,9 @@ Family = CounterMetricFamily | GaugeMetricFamily | HistogramMetricFamily
 
 
 class SourcesCollector(Collector):
-    """Reads the sources when it is scraped. A source that fails is left out, and the failure is logged."""
+    """Reads the sources when it is scraped.
+
+    A source that fails is left out, and the failure is logged."""
 
     def __init__(self, sources: Iterable[Source]) -> None:
         self._sources = tuple(sources)
@@ -48,13 +55,15 @@ class SourcesCollector(Collector):
                 yield from list(source())
             except Exception:
                 log.exception(
-                    "some figures of the worker are missing from this page because of an error in Penstock: please report it"
+                    "some figures of the worker are missing from this page because of an error in "
+                    "Penstock: please report it"
                 )
 
 
 @contextlib.contextmanager
 def start_metrics(settings: WorkerSettings, *sources: Source) -> Iterator[int | None]:
-    """Serve the page until the block ends, and give its port: that of ``metrics_port``, or a free one for 0.
+    """Serve the page until the block ends, and give its port: that of ``metrics_port``, or a free
+    one for 0.
 
     A port that is taken costs the page, not the work: the log says so.
     """
@@ -66,9 +75,12 @@ def start_metrics(settings: WorkerSettings, *sources: Source) -> Iterator[int | 
         server, thread = start_http_server(settings.metrics_port, settings.metrics_host, registry)
     except OSError as error:
         log.error(
-            "no metrics: metrics_port=%d on metrics_host=%s cannot be opened (%s); give each process of a machine its own",
-            settings.metrics_port, settings.metrics_host, error,
-        )  # fmt: skip
+            "no metrics: metrics_port=%d on metrics_host=%s cannot be opened (%s); give each "
+            "process of a machine its own",
+            settings.metrics_port,
+            settings.metrics_host,
+            error,
+        )
         yield None
         return
     try:
@@ -89,7 +101,9 @@ def registry_of(*sources: Source) -> CollectorRegistry:
 
 def _family(metric: Metric) -> Family:
     if metric.kind == "counter":
-        return CounterMetricFamily(metric.name.removesuffix("_total"), metric.help, labels=metric.labels)
+        return CounterMetricFamily(
+            metric.name.removesuffix("_total"), metric.help, labels=metric.labels
+        )
     if metric.kind == "histogram":
         return HistogramMetricFamily(metric.name, metric.help, labels=metric.labels)
     return GaugeMetricFamily(metric.name, metric.help, labels=metric.labels)

@@ -1,1 +1,3 @@
-"""Spot notices by asking the cloud's metadata service; see watch.py. Off unless `spot_notices` names the cloud."""
+"""Spot notices by asking the cloud's metadata service; see watch.py.
+
+Off unless `spot_notices` names the cloud."""

@@ -7,12 +7,21 @@ from typing import Final
 
 from penstock_workers.http import HttpAnswer, Target
 from penstock_workers.http.lean import LeanClient
-from penstock_workers.spot.notice import TIMEOUT_S, Notice, Unusable, believed, expect_ok, json_object, shown
+from penstock_workers.spot.notice import (
+    TIMEOUT_S,
+    Notice,
+    Unusable,
+    believed,
+    expect_ok,
+    json_object,
+    shown,
+)
 
 TOKEN_PATH: Final = "/latest/api/token"  # noqa: S105 - where a token is fetched
 ACTION_PATH: Final = "/latest/meta-data/spot/instance-action"
 TOKEN_HEADER: Final = "X-aws-ec2-metadata-token"  # noqa: S105 - the name of a header
-TOKEN_TTL_S: Final = 21_600  # the longest there is; once it has ended the service answers 401, and a new one is fetched
+# the longest there is; once it has ended the service answers 401, and a new one is fetched
+TOKEN_TTL_S: Final = 21_600
 MAX_TOKEN_CHARS: Final = 1024  # real ones have 56
 ACTIONS: Final = frozenset({"terminate", "stop", "hibernate"})
 
@@ -24,7 +33,9 @@ class AwsService:
     interval_s = 5.0  # as AWS advises
 
     def __init__(self, url: str) -> None:
-        self._token_target = Target.of(url + TOKEN_PATH, {f"{TOKEN_HEADER}-ttl-seconds": str(TOKEN_TTL_S)})
+        self._token_target = Target.of(
+            url + TOKEN_PATH, {f"{TOKEN_HEADER}-ttl-seconds": str(TOKEN_TTL_S)}
+        )
         self._action_url = url + ACTION_PATH
         self._token: str | None = None
 
@@ -41,14 +52,22 @@ class AwsService:
     async def _ask(self, client: LeanClient) -> HttpAnswer:
         if self._token is None:
             self._token = await self._new_token(client)
-        return await client.get(Target.of(self._action_url, {TOKEN_HEADER: self._token}), timeout_s=TIMEOUT_S)
+        return await client.get(
+            Target.of(self._action_url, {TOKEN_HEADER: self._token}), timeout_s=TIMEOUT_S
+        )
 
     async def _new_token(self, client: LeanClient) -> str:
         answer = await client.put(self._token_target, timeout_s=TIMEOUT_S)
         expect_ok(answer, f"PUT {TOKEN_PATH}")
         token = answer.body.decode("latin-1").strip()
-        if not token or len(token) > MAX_TOKEN_CHARS or not (token.isascii() and token.isprintable()):
-            raise Unusable(f"it answered PUT {TOKEN_PATH} with {len(answer.body)} bytes that are not a token")
+        if (
+            not token
+            or len(token) > MAX_TOKEN_CHARS
+            or not (token.isascii() and token.isprintable())
+        ):
+            raise Unusable(
+                f"it answered PUT {TOKEN_PATH} with {len(answer.body)} bytes that are not a token"
+            )
         return token
 
 
@@ -56,11 +75,15 @@ def _read(answer: HttpAnswer) -> Notice:
     found = json_object(answer, ACTION_PATH)
     action, time = found.get("action"), found.get("time")
     if not isinstance(action, str) or action not in ACTIONS:
-        raise Unusable(f"its notice has the action {shown(action)}; known are {', '.join(sorted(ACTIONS))}")
+        raise Unusable(
+            f"its notice has the action {shown(action)}; known are {', '.join(sorted(ACTIONS))}"
+        )
     try:
         ends_at = datetime.fromisoformat(time) if isinstance(time, str) else None
     except ValueError:
         ends_at = None
     if ends_at is None:
-        raise Unusable(f"its notice ({action}) has the time {shown(time)}, which is not a time in ISO 8601")
+        raise Unusable(
+            f"its notice ({action}) has the time {shown(time)}, which is not a time in ISO 8601"
+        )
     return believed(AwsService.cloud, action, ends_at)

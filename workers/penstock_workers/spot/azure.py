@@ -1,6 +1,7 @@
 """Azure: Scheduled Events with a `Preempt` event that names this virtual machine.
 
-Nothing is acknowledged: that would make Azure begin at once, for every process of every machine that the event names.
+Nothing is acknowledged: that would make Azure begin at once, for every process of every machine
+that the event names.
 """
 
 from __future__ import annotations
@@ -11,7 +12,15 @@ from typing import Any, Final
 
 from penstock_workers.http import Target
 from penstock_workers.http.lean import LeanClient
-from penstock_workers.spot.notice import TIMEOUT_S, Notice, Unusable, believed, expect_ok, json_object, shown
+from penstock_workers.spot.notice import (
+    TIMEOUT_S,
+    Notice,
+    Unusable,
+    believed,
+    expect_ok,
+    json_object,
+    shown,
+)
 
 EVENTS_PATH: Final = "/metadata/scheduledevents"
 NAME_PATH: Final = "/metadata/instance/compute/name"
@@ -28,7 +37,9 @@ class AzureService:
 
     def __init__(self, url: str) -> None:
         self._events = Target.of(f"{url}{EVENTS_PATH}?api-version=2020-07-01", HEADERS)
-        self._name_target = Target.of(f"{url}{NAME_PATH}?api-version=2021-02-01&format=text", HEADERS)
+        self._name_target = Target.of(
+            f"{url}{NAME_PATH}?api-version=2021-02-01&format=text", HEADERS
+        )
         self._name: str | None = None  # of this virtual machine
 
     async def look(self, client: LeanClient) -> Notice | None:
@@ -38,7 +49,9 @@ class AzureService:
         expect_ok(answer, EVENTS_PATH)
         events = json_object(answer, EVENTS_PATH).get("Events")
         if not isinstance(events, list) or len(events) > MAX_EVENTS:
-            raise Unusable(f"it answered {EVENTS_PATH} with {shown(answer.body)}, which has no list of Events")
+            raise Unusable(
+                f"it answered {EVENTS_PATH} with {shown(answer.body)}, which has no list of Events"
+            )
         ours = next((event for event in events if _is_preemption_of(event, self._name)), None)
         return None if ours is None else _read(ours)
 
@@ -47,7 +60,9 @@ class AzureService:
         expect_ok(answer, NAME_PATH)
         name = answer.body.decode("utf-8", "replace").strip()
         if not name or len(name) > MAX_NAME_CHARS:
-            raise Unusable(f"it answered {NAME_PATH} with {shown(answer.body)}, which is not a name")
+            raise Unusable(
+                f"it answered {NAME_PATH} with {shown(answer.body)}, which is not a name"
+            )
         return name.lower()
 
 
@@ -55,7 +70,9 @@ def _is_preemption_of(event: Any, name: str) -> bool:
     if not isinstance(event, dict) or event.get("EventType") != "Preempt":
         return False
     resources = event.get("Resources")
-    return isinstance(resources, list) and any(isinstance(one, str) and one.lower() == name for one in resources)
+    return isinstance(resources, list) and any(
+        isinstance(one, str) and one.lower() == name for one in resources
+    )
 
 
 def _read(event: dict[str, Any]) -> Notice:
@@ -67,5 +84,7 @@ def _read(event: dict[str, Any]) -> Notice:
     except (ValueError, OverflowError):
         ends_at = None
     if ends_at is None:
-        raise Unusable(f"its Preempt event has the NotBefore {shown(time)}, which is not an HTTP date")
+        raise Unusable(
+            f"its Preempt event has the NotBefore {shown(time)}, which is not an HTTP date"
+        )
     return believed(AzureService.cloud, "Preempt", ends_at)

@@ -1,4 +1,6 @@
-"""Google Cloud: `instance/preempted`, which is FALSE until the notice. One request waits for the change."""
+"""Google Cloud: `instance/preempted`, which is FALSE until the notice.
+
+One request waits for the change."""
 
 from __future__ import annotations
 
@@ -11,7 +13,9 @@ from penstock_workers.http.lean import LeanClient
 from penstock_workers.spot.notice import TIMEOUT_S, Notice, Unusable, expect_ok, shown
 
 PATH: Final = "/computeMetadata/v1/instance/preempted"
-WAIT_S: Final = 60  # that one request waits: a connection which has silently gone is noticed after it
+WAIT_S: Final = (
+    60  # that one request waits: a connection which has silently gone is noticed after it
+)
 NOTICE_S: Final = 30.0  # from the preemption to the end; the service itself names no time
 NO_ETAG: Final = "NONE"  # unlike any state: what is so now is answered at once
 ETAG: Final = re.compile(r"[0-9A-Za-z]{1,64}")
@@ -19,7 +23,9 @@ HEADERS: Final = {"Metadata-Flavor": "Google"}
 
 
 class GcpService:
-    """Implements ``SpotService``. GKE's workload identity puts a server of its own in front, which answers 404 here."""
+    """Implements ``SpotService``.
+
+    GKE's workload identity puts a server of its own in front, which answers 404 here."""
 
     cloud = "gcp"
     interval_s = 1.0  # between the answer to one waiting request and the next
@@ -29,10 +35,15 @@ class GcpService:
         self._etag = NO_ETAG
 
     async def look(self, client: LeanClient) -> Notice | None:
-        answer = await client.get(Target.of(self._url + self._etag, HEADERS), timeout_s=WAIT_S + TIMEOUT_S)
+        answer = await client.get(
+            Target.of(self._url + self._etag, HEADERS), timeout_s=WAIT_S + TIMEOUT_S
+        )
         expect_ok(answer, PATH)
         if answer.headers.get("metadata-flavor") != "Google":
-            raise Unusable(f"its answer to {PATH} lacks the header Metadata-Flavor: Google, so it is another server's")
+            raise Unusable(
+                f"its answer to {PATH} lacks the header Metadata-Flavor: Google, so it is another "
+                "server's"
+            )
         state = answer.body.strip()
         if state == b"TRUE":
             return Notice(self.cloud, "preempted", time.time() + NOTICE_S)

@@ -1,4 +1,5 @@
-"""What a cloud says of the end of this machine, and how its answers are read: believed only where they make sense."""
+"""What a cloud says of the end of this machine, and how its answers are read: believed only where
+they make sense."""
 
 from __future__ import annotations
 
@@ -13,13 +14,16 @@ from penstock_workers.http.lean import LeanClient
 
 TIMEOUT_S: Final = 3.0  # of one question; GKE's own metadata server takes up to 2 s
 SHOWN_CHARS: Final = 80  # of what was answered, in the log
-# The shortest notice of any cloud is 30 s, the longest of a spot machine 2 minutes; clocks differ by seconds at most.
+# The shortest notice of any cloud is 30 s, the longest of a spot machine 2 minutes; clocks differ
+# by seconds at most.
 MAX_AHEAD_S: Final = 900.0
 MAX_AGO_S: Final = 300.0  # such a machine is still here, so the notice is of an earlier life of it
 
 
 class Unusable(Exception):
-    """The metadata service has answered, but not as its documentation says. The text is a sentence for a person."""
+    """The metadata service has answered, but not as its documentation says.
+
+    The text is a sentence for a person."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,11 +45,15 @@ class SpotService(Protocol):
 
 
 def believed(cloud: str, event: str, ends_at: datetime) -> Notice:
-    """Raises Unusable for a time that no notice has: a wrong clock or a wrong service must not end a worker."""
+    """Raises Unusable for a time that no notice has: a wrong clock or a wrong service must not end
+    a worker."""
     aware = ends_at if ends_at.tzinfo is not None else ends_at.replace(tzinfo=UTC)
     left = aware.timestamp() - time.time()
     if not -MAX_AGO_S <= left <= MAX_AHEAD_S:
-        raise Unusable(f"its notice ({event}) names {aware.isoformat()}, {left:.0f} s from now, which no notice does")
+        raise Unusable(
+            f"its notice ({event}) names {aware.isoformat()}, {left:.0f} s from now, which no "
+            "notice does"
+        )
     return Notice(cloud, event, aware.timestamp())
 
 

@@ -1,7 +1,9 @@
-"""Asks the cloud's metadata service for a spot notice until there is one, in a thread with a loop of its own.
+"""Asks the cloud's metadata service for a spot notice until there is one, in a thread with a loop
+of its own.
 
-A lane may block the item loop while a model loads, and a notice counts then, too. Whatever the service answers other than
-a notice that makes sense leaves the worker as it is: it is asked again, less often, and SIGTERM works as ever.
+A lane may block the item loop while a model loads, and a notice counts then, too. Whatever the
+service answers other than a notice that makes sense leaves the worker as it is: it is asked again,
+less often, and SIGTERM works as ever.
 """
 
 from __future__ import annotations
@@ -25,7 +27,8 @@ from penstock_workers.spot.notice import Notice, SpotService, Unusable
 
 log = logging.getLogger(__name__)
 
-# One address for all three. Never through a proxy, and a name that DNS could point elsewhere is not asked for.
+# One address for all three. Never through a proxy, and a name that DNS could point elsewhere is not
+# asked for.
 METADATA_URL: Final = "http://169.254.169.254"
 SERVICES: Final[dict[str, Callable[[str], SpotService]]] = {
     "aws": AwsService,
@@ -33,14 +36,19 @@ SERVICES: Final[dict[str, Callable[[str], SpotService]]] = {
     "azure": AzureService,
 }
 LIMITS: Final = Limits(max_body_bytes=256 * 1024, connect_timeout_s=3.0, idle_per_server=1)
-BACKOFF_S: Final = 15.0  # at most, between two questions to a service that fails: half of the shortest notice
+BACKOFF_S: Final = (
+    15.0  # at most, between two questions to a service that fails: half of the shortest notice
+)
 LOG_AGAIN_S: Final = 600.0  # a state that comes and goes is logged no more often
-TROUBLE_AFTER: Final = 2  # failures in a row: a single one may be a connection that was closed while it was idle
+TROUBLE_AFTER: Final = (
+    2  # failures in a row: a single one may be a connection that was closed while it was idle
+)
 STOP_S: Final = 1.0  # for the watch's thread to end with the worker; it is a daemon
 
 
 class SpotWatch:
-    """``act`` is called once, in the watch's thread, with the first notice; nothing is asked after it."""
+    """``act`` is called once, in the watch's thread, with the first notice; nothing is asked after
+    it."""
 
     def __init__(self, service: SpotService, act: Callable[[Notice], None]) -> None:
         self._service = service
@@ -52,7 +60,9 @@ class SpotWatch:
         self._logged_at: dict[str, float] = {}  # by state: one of few words
         self._loop: asyncio.AbstractEventLoop | None = None
         self._task: asyncio.Task[None] | None = None
-        self._thread = threading.Thread(target=self._main, name="penstock-spot-notices", daemon=True)
+        self._thread = threading.Thread(
+            target=self._main, name="penstock-spot-notices", daemon=True
+        )
 
     @classmethod
     def of(cls, settings: WorkerSettings, act: Callable[[Notice], None]) -> SpotWatch | None:
@@ -61,7 +71,7 @@ class SpotWatch:
             return None
         return cls(SERVICES[settings.spot_notices](settings.spot_notices_url or METADATA_URL), act)
 
-    # -- any thread ------------------------------------------------------------------------------------------------------
+    # -- any thread --------------------------------------------------------------------------------
 
     def start(self) -> None:
         self._thread.start()
@@ -80,9 +90,11 @@ class SpotWatch:
         cloud, notice = self._service.cloud, self._notice
         yield catalogue.SPOT_ANSWERS(float(self._answers), lane, cloud)
         if notice is not None:
-            yield catalogue.SPOT_LEFT(max(0.0, notice.ends_at - time.time()), lane, cloud, notice.event)
+            yield catalogue.SPOT_LEFT(
+                max(0.0, notice.ends_at - time.time()), lane, cloud, notice.event
+            )
 
-    # -- the watch's thread ----------------------------------------------------------------------------------------------
+    # -- the watch's thread ------------------------------------------------------------------------
 
     def _main(self) -> None:
         try:
@@ -102,14 +114,18 @@ class SpotWatch:
             await client.close()
 
     async def ask(self, client: LeanClient) -> float | None:
-        """One question. Returns how long to wait before the next; None after a notice, which is the last."""
+        """One question.
+
+        Returns how long to wait before the next; None after a notice, which is the last."""
         try:
             notice = await self._service.look(client)
         except (HttpError, Unusable) as error:
             return self._failed(type(error).__name__, str(error))
         except Exception as error:  # an error in Penstock must end neither the watch nor the worker
             log.debug("the watch for spot notices", exc_info=True)
-            return self._failed("error", f"{type(error).__name__}: {error}, because of an error in Penstock")
+            return self._failed(
+                "error", f"{type(error).__name__}: {error}, because of an error in Penstock"
+            )
         self._answers, self._failures = True, 0
         if notice is None:
             self._enter("answers", logging.INFO, "it answers, and has no notice for this machine")
@@ -126,8 +142,8 @@ class SpotWatch:
             self._enter(
                 state,
                 logging.WARNING,
-                f"{why}. The worker goes on without its notices, and a SIGTERM drains it as ever; it is asked again "
-                f"every {BACKOFF_S:.0f} s at the latest",
+                f"{why}. The worker goes on without its notices, and a SIGTERM drains it as ever; "
+                f"it is asked again every {BACKOFF_S:.0f} s at the latest",
             )
         return wait_s
 
@@ -138,4 +154,9 @@ class SpotWatch:
         now = time.monotonic()
         if now - self._logged_at.get(state, -LOG_AGAIN_S) >= LOG_AGAIN_S:
             self._logged_at[state] = now
-            log.log(level, "spot notices from the metadata service of %s: %s", self._service.cloud, words)
+            log.log(
+                level,
+                "spot notices from the metadata service of %s: %s",
+                self._service.cloud,
+                words,
+            )

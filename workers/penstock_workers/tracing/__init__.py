@@ -1,8 +1,8 @@
 """Traces of items with OpenTelemetry, for those who switch them on (docs/tracing.md).
 
-One item is one trace: ``send`` by the feeder that published it, a ``process`` per try with what it waited for, the call to
-the model and its settlement. `trace_share` says for how many items; with 0 nothing of this package is used and
-OpenTelemetry is not imported.
+One item is one trace: ``send`` by the feeder that published it, a ``process`` per try with what it
+waited for, the call to the model and its settlement. `trace_share` says for how many items; with 0
+nothing of this package is used and OpenTelemetry is not imported.
 """
 
 from __future__ import annotations
@@ -45,7 +45,9 @@ class Tracing:
 
 @contextlib.contextmanager
 def open_tracing(settings: WorkerSettings, lane: str) -> Iterator[Tracing | None]:
-    """What ``trace_share`` asks for; None for a share of 0. ``lane`` names the part of the process in its resource.
+    """What ``trace_share`` asks for; None for a share of 0.
+
+    ``lane`` names the part of the process in its resource.
 
     What waits when the block ends is delivered, within a limit. Raises TracingMissing.
     """

@@ -1,4 +1,6 @@
-"""The span of one call to a model, by OpenTelemetry's conventions for generative AI. It has numbers and names, never texts."""
+"""The span of one call to a model, by OpenTelemetry's conventions for generative AI.
+
+It has numbers and names, never texts."""
 
 from __future__ import annotations
 
@@ -19,13 +21,19 @@ from penstock_workers.tracing.spans import Kind, Span, Value, short
 
 GIVEN_UP = "given_up"  # the worker ended the call: it drains, or the item was revoked
 _OPERATIONS = {
-    "/v1/chat/completions": "chat", "/v1/responses": "chat", "/v1/completions": "text_completion",
+    "/v1/chat/completions": "chat",
+    "/v1/responses": "chat",
+    "/v1/completions": "text_completion",
     "/v1/embeddings": "embeddings",
-}  # fmt: skip
+}
 # Metering profiles whose name is not OpenTelemetry's name of the provider.
 _PROVIDERS = {"azure": "azure.ai.openai", "bedrock": "aws.bedrock", "gemini": "gcp.gemini"}
 _ASKED = (
-    ("gen_ai.request.max_tokens", ("max_completion_tokens", "max_tokens", "max_output_tokens"), int),
+    (
+        "gen_ai.request.max_tokens",
+        ("max_completion_tokens", "max_tokens", "max_output_tokens"),
+        int,
+    ),
     ("gen_ai.request.temperature", ("temperature",), float),
     ("gen_ai.request.top_p", ("top_p",), float),
 )
@@ -39,11 +47,16 @@ class ModelCalls:
         self._engine = row.engine
         self._engine_url = None if row.engine_url is None else row.engine_url(settings)
 
-    def span(self, attempt: Attempt, marks: Marks, context: SpanContext, parent: SpanContext) -> Span:
+    def span(
+        self, attempt: Attempt, marks: Marks, context: SpanContext, parent: SpanContext
+    ) -> Span:
         """CLIENT in all lanes: the caller's view, wherever the model runs."""
         fields = _fields(attempt.body)
         operation = _operation(attempt.job.spec.endpoint)
-        attributes: dict[str, Value] = {"gen_ai.operation.name": operation, **self._whom(attempt.job.provider, attempt)}
+        attributes: dict[str, Value] = {
+            "gen_ai.operation.name": operation,
+            **self._whom(attempt.job.provider, attempt),
+        }
         model = fields.get("model") or attempt.job.spec.model
         if isinstance(model, str):
             attributes["gen_ai.request.model"] = short(model)
@@ -65,7 +78,10 @@ class ModelCalls:
             name = profile_for(provider.base_url, provider.profile).name
             known = attempt.job.spec.provider if name == "generic" else _PROVIDERS.get(name, name)
             return {"gen_ai.provider.name": known, **_server(provider.base_url)}
-        return {"gen_ai.provider.name": self._engine, **(_server(self._engine_url) if self._engine_url else {})}
+        return {
+            "gen_ai.provider.name": self._engine,
+            **(_server(self._engine_url) if self._engine_url else {}),
+        }
 
 
 def _operation(endpoint: str) -> str:
@@ -88,7 +104,9 @@ def _asked(fields: Mapping[str, Any]) -> Mapping[str, Value]:
     """Only numbers: a field of another type could hold text of a document."""
     found: dict[str, Value] = {}
     for attribute, names, kind in _ASKED:
-        value = next((fields[name] for name in names if isinstance(fields.get(name), int | float)), None)
+        value = next(
+            (fields[name] for name in names if isinstance(fields.get(name), int | float)), None
+        )
         if value is not None:
             found[attribute] = kind(value)
     return found
@@ -111,7 +129,9 @@ def _answered(happened: Failure | Reply | None) -> Mapping[str, Value]:
 def _reply(reply: Reply) -> Mapping[str, Value]:
     told: dict[str, Value | None] = {
         "gen_ai.response.model": None if reply.model is None else short(reply.model),
-        "gen_ai.response.finish_reasons": None if reply.finish_reason is None else [short(reply.finish_reason)],
+        "gen_ai.response.finish_reasons": None
+        if reply.finish_reason is None
+        else [short(reply.finish_reason)],
         "gen_ai.usage.input_tokens": reply.prompt_tokens,
         "gen_ai.usage.output_tokens": reply.completion_tokens,
     }

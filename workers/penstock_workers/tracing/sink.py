@@ -1,9 +1,10 @@
-"""Spans on their way out: OpenTelemetry's batch processor and OTLP exporter, with Penstock's limits. The only module that imports
-OpenTelemetry.
+"""Spans on their way out: OpenTelemetry's batch processor and OTLP exporter, with Penstock's
+limits. The only module that imports OpenTelemetry.
 
-Spans are built when an item is settled, with ids and times of their own, so they are handed to the processor as finished
-``ReadableSpan`` instead of going through a tracer: a tracer would draw the ids, and takes several times as long.
-tests/integration/test_tracing.py checks this with a real receiver.
+Spans are built when an item is settled, with ids and times of their own, so they are handed to the
+processor as finished ``ReadableSpan`` instead of going through a tracer: a tracer would draw the
+ids, and takes several times as long. tests/integration/test_tracing.py checks this with a real
+receiver.
 """
 
 from __future__ import annotations
@@ -34,7 +35,9 @@ log = logging.getLogger(__name__)
 SPANS_HELD = 8_192  # waiting and on their way; spans beyond that are dropped and counted
 SPANS_PER_EXPORT = 512
 EXPORT_EACH_MS = 1_000  # at the latest; sooner once there are enough for an export
-FLUSH_S = 2.0  # at the end of a process, for what waits; two sinks of one process fit into the drain's stop timeout
+# at the end of a process, for what waits; two sinks of one process fit into the drain's stop
+# timeout
+FLUSH_S = 2.0
 RESULTS = ("delivered", "failed", "dropped")
 
 _KINDS = {kind: SpanKind[kind.value] for kind in Kind}
@@ -43,7 +46,9 @@ _UNSET, _ERROR = Status(StatusCode.UNSET), Status(StatusCode.ERROR)
 
 
 class SpanSink:
-    """Takes spans from any thread, and never waits for the collector. One exporter thread, in the process that made it."""
+    """Takes spans from any thread, and never waits for the collector.
+
+    One exporter thread, in the process that made it."""
 
     def __init__(self, lane: str, exporter: SpanExporter | None = None) -> None:
         self._lane = lane
@@ -69,7 +74,8 @@ class SpanSink:
         except Exception:
             if not self._erred:
                 log.exception(
-                    "some spans are missing because of an error in Penstock: please report it; this is logged once"
+                    "some spans are missing because of an error in Penstock: please report it; "
+                    "this is logged once"
                 )
             self._erred = True
 
@@ -88,7 +94,11 @@ class SpanSink:
         if ending.is_alive():
             self._exports.shutdown()
             lost = self._taken - self._exports.concluded
-            log.warning("traces: %d spans could not be delivered within %g s of the end; they are lost", lost, FLUSH_S)
+            log.warning(
+                "traces: %d spans could not be delivered within %g s of the end; they are lost",
+                lost,
+                FLUSH_S,
+            )
 
     def figures(self) -> Iterator[Sample]:
         """Any thread."""
@@ -100,7 +110,9 @@ class SpanSink:
         return ReadableSpan(
             span.name,
             context=_context(span.context, remote=False),
-            parent=None if span.parent is None else _context(span.parent, remote=span.kind is Kind.CONSUMER),
+            parent=None
+            if span.parent is None
+            else _context(span.parent, remote=span.kind is Kind.CONSUMER),
             resource=self._resource,
             attributes=span.attributes,
             links=[Link(_context(link, remote=True)) for link in span.links],
@@ -113,7 +125,9 @@ class SpanSink:
 
 
 class _Exports(SpanExporter):
-    """Counts the spans that the exporter delivers and loses. Written by the processor's thread; any thread may read."""
+    """Counts the spans that the exporter delivers and loses.
+
+    Written by the processor's thread; any thread may read."""
 
     def __init__(self, exporter: SpanExporter) -> None:
         self._exporter = exporter
@@ -130,7 +144,9 @@ class _Exports(SpanExporter):
         try:
             result = self._exporter.export(spans)
         finally:
-            self.counts["delivered" if result is SpanExportResult.SUCCESS else "failed"] += len(spans)
+            self.counts["delivered" if result is SpanExportResult.SUCCESS else "failed"] += len(
+                spans
+            )
         self._tell(result is not SpanExportResult.SUCCESS)
         return result
 
@@ -140,9 +156,15 @@ class _Exports(SpanExporter):
     def _tell(self, failing: bool) -> None:
         """Log when an outage begins and ends, not for each batch."""
         if failing and not self._failing:
-            log.warning("traces: the collector does not take spans (%s); they are lost, the work goes on", self._words)
+            log.warning(
+                "traces: the collector does not take spans (%s); they are lost, the work goes on",
+                self._words,
+            )
         elif self._failing and not failing:
-            log.info("traces: the collector takes spans again; %d were lost so far", self.counts["failed"])
+            log.info(
+                "traces: the collector takes spans again; %d were lost so far",
+                self.counts["failed"],
+            )
         self._failing = failing
 
 

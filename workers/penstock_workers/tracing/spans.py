@@ -1,7 +1,8 @@
 """A span as plain data, and its attribute names. ``sink.py`` turns it into OpenTelemetry's.
 
-Attributes follow OpenTelemetry's semantic conventions for messaging and for generative AI; what those have no word for
-starts with `penstock.`. No attribute ever holds a prompt, a document, an answer, or the words of an error.
+Attributes follow OpenTelemetry's semantic conventions for messaging and for generative AI; what
+those have no word for starts with `penstock.`. No attribute ever holds a prompt, a document, an
+answer, or the words of an error.
 """
 
 from __future__ import annotations

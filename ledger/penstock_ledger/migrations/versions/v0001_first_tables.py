@@ -109,12 +109,22 @@ def _create_outcomes() -> None:
     )
     _partial_index("outcomes_dead", "outcomes", ["job_id", "generation", "doc_id"], "kind = 'dead'")
     _partial_index(
-        "outcomes_superseded", "outcomes", ["job_id", "superseded_by", "doc_id"], "superseded_by IS NOT NULL"
+        "outcomes_superseded",
+        "outcomes",
+        ["job_id", "superseded_by", "doc_id"],
+        "superseded_by IS NOT NULL",
     )
 
 
 def _create_tallies() -> None:
-    figures = ("number", "after_retry", "calls", "prompt_tokens", "completion_tokens", "cost_microusd")
+    figures = (
+        "number",
+        "after_retry",
+        "calls",
+        "prompt_tokens",
+        "completion_tokens",
+        "cost_microusd",
+    )
     op.create_table(
         "tallies",
         sa.Column("job_id", ID, nullable=False),
@@ -157,7 +167,13 @@ def _create_outbox_and_meta() -> None:
     )
 
 
-def _partial_index(name: str, table: str, columns: list[str], where: str, *, sqlite: str | None = None) -> None:
+def _partial_index(
+    name: str, table: str, columns: list[str], where: str, *, sqlite: str | None = None
+) -> None:
     op.create_index(
-        name, table, columns, postgresql_where=sa.text(where), sqlite_where=sa.text(sqlite if sqlite else where)
+        name,
+        table,
+        columns,
+        postgresql_where=sa.text(where),
+        sqlite_where=sa.text(sqlite if sqlite else where),
     )

@@ -1,4 +1,6 @@
-"""Jobs that start themselves: schedules, and what came of each planned time. Older processes do not read them, and go on."""
+"""Jobs that start themselves: schedules, and what came of each planned time.
+
+Older processes do not read them, and go on."""
 
 from __future__ import annotations
 

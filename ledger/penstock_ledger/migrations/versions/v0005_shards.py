@@ -1,7 +1,7 @@
 """Shards: parts of a job's source, each with a cursor and a lease of its own.
 
-Older processes do not read them. One that leads the feed of such a job reads its whole source: what others have fed or
-finished is dropped by the ledger, as after a restart.
+Older processes do not read them. One that leads the feed of such a job reads its whole source: what
+others have fed or finished is dropped by the ledger, as after a restart.
 """
 
 from __future__ import annotations

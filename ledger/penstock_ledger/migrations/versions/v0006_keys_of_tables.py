@@ -1,4 +1,6 @@
-"""The keys of the rows that a job reads from a table in a database. Older processes do not read them, and go on."""
+"""The keys of the rows that a job reads from a table in a database.
+
+Older processes do not read them, and go on."""
 
 from __future__ import annotations
 

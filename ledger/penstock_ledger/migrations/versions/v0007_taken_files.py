@@ -1,4 +1,6 @@
-"""The files that a schedule over a watched folder has taken. Older processes do not read them, and go on."""
+"""The files that a schedule over a watched folder has taken.
+
+Older processes do not read them, and go on."""
 
 from __future__ import annotations
 

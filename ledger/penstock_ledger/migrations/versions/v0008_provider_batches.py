@@ -1,5 +1,6 @@
-"""Batches at providers, and the documents that such a batch left without an outcome. Older processes do not read them, and
-go on."""
+"""Batches at providers, and the documents that such a batch left without an outcome.
+
+Older processes do not read them, and go on."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Files that notifications of a bucket have named, until a job of their schedule takes them. Older processes list, and go on."""
+"""Files that notifications of a bucket have named, until a job of their schedule takes them.
+
+Older processes list, and go on."""
 
 from __future__ import annotations
 

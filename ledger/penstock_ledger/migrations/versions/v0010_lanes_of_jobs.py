@@ -1,5 +1,7 @@
-"""The lane that a job has now, each change of it, and what was paid besides outcomes. Older processes read none
-of it, and go on: those of a job that has changed its lane work on in its first one."""
+"""The lane that a job has now, each change of it, and what was paid besides outcomes.
+
+Older processes read none of it, and go on: those of a job that has changed its lane work on in its
+first one."""
 
 from __future__ import annotations
 
@@ -13,7 +15,9 @@ down_revision = "0009"
 def upgrade() -> None:
     names = sa.Text().with_variant(sa.Text(collation="C"), "postgresql")
     op.add_column("jobs", sa.Column("lane", sa.Text()))
-    op.add_column("jobs", sa.Column("moves", sa.Integer(), nullable=False, server_default=sa.text("0")))
+    op.add_column(
+        "jobs", sa.Column("moves", sa.Integer(), nullable=False, server_default=sa.text("0"))
+    )
     op.create_table(
         "lane_moves",
         sa.Column("job_id", names, nullable=False),
@@ -40,7 +44,9 @@ def upgrade() -> None:
         sa.Column("completion_tokens", sa.BigInteger(), nullable=False),
         sa.Column("cost_microusd", sa.BigInteger(), nullable=False),
         sa.Column("at", sa.Double(), nullable=False),
-        sa.PrimaryKeyConstraint("job_id", "generation", "doc_id", "answer", name="paid_beside_pkey"),
+        sa.PrimaryKeyConstraint(
+            "job_id", "generation", "doc_id", "answer", name="paid_beside_pkey"
+        ),
     )
 
 

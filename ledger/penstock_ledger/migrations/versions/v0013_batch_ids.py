@@ -1,5 +1,6 @@
-"""The ids of open provider batches, and how many documents the next batch of a remainder may have. Older processes write none of
-these, and go on."""
+"""The ids of open provider batches, and how many documents the next batch of a remainder may have.
+
+Older processes write none of these, and go on."""
 
 from __future__ import annotations
 

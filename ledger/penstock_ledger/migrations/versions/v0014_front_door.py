@@ -1,7 +1,9 @@
-"""What the HTTP doors keep: keys, files, batches, calls, webhooks, costs of purged jobs; the tenant of a job, by which they
-search; and the endpoint of an outcome, where its document named another one than its job.
+"""What the HTTP doors keep: keys, files, batches, calls, webhooks, costs of purged jobs; the tenant
+of a job, by which they search; and the endpoint of an outcome, where its document named another one
+than its job.
 
-Processes of the release before write jobs without the column, and go on: such a job is the operator's until its row is filled in.
+Processes of the release before write jobs without the column, and go on: such a job is the
+operator's until its row is filled in.
 """
 
 from __future__ import annotations
@@ -18,7 +20,11 @@ NAMES = sa.Text().with_variant(sa.Text(collation="C"), "postgresql")
 def upgrade() -> None:
     op.add_column("jobs", sa.Column("tenant", NAMES))
     op.create_index("jobs_tenant", "jobs", ["tenant", "created_at", "job_id"])
-    field = "json_extract(spec, '$.tenant')" if op.get_bind().dialect.name == "sqlite" else "spec::json ->> 'tenant'"
+    field = (
+        "json_extract(spec, '$.tenant')"
+        if op.get_bind().dialect.name == "sqlite"
+        else "spec::json ->> 'tenant'"
+    )
     op.execute(f"""UPDATE jobs SET tenant = {field} WHERE spec LIKE '%"tenant":"%'""")  # noqa: S608  # one of two constants
     op.add_column("outcomes", sa.Column("endpoint", sa.Text()))
     _keys_and_files()
@@ -103,7 +109,9 @@ def _batches_and_calls() -> None:
         sa.Column("owner", sa.Text()),
         sa.Column("lease_until", sa.Double()),
     )
-    op.create_index("door_batches_created", "door_batches", ["tenant", "kind", "created_at", "batch_id"])
+    op.create_index(
+        "door_batches_created", "door_batches", ["tenant", "kind", "created_at", "batch_id"]
+    )
     op.create_index("door_batches_state", "door_batches", ["state"])
     op.create_table(
         "door_calls",
@@ -136,7 +144,9 @@ def _webhooks() -> None:
         sa.Column("disabled_at", sa.Double()),
         sa.Column("why", sa.Text()),
     )
-    op.create_index("webhook_endpoints_created", "webhook_endpoints", ["tenant", "created_at", "endpoint_id"])
+    op.create_index(
+        "webhook_endpoints_created", "webhook_endpoints", ["tenant", "created_at", "endpoint_id"]
+    )
     op.create_table(
         "webhook_deliveries",
         sa.Column("event_id", NAMES, nullable=False),
@@ -154,13 +164,21 @@ def _webhooks() -> None:
         sa.PrimaryKeyConstraint("event_id", "endpoint_id", name="webhook_deliveries_pkey"),
     )
     op.create_index("webhook_deliveries_next", "webhook_deliveries", ["next_at"])
-    op.create_index("webhook_deliveries_endpoint", "webhook_deliveries", ["endpoint_id", "created_at"])
+    op.create_index(
+        "webhook_deliveries_endpoint", "webhook_deliveries", ["endpoint_id", "created_at"]
+    )
 
 
 def downgrade() -> None:
     for table in (
-        "webhook_deliveries", "webhook_endpoints", "door_calls", "door_batches", "door_files", "purged_costs", "api_keys",
-    ):  # fmt: skip
+        "webhook_deliveries",
+        "webhook_endpoints",
+        "door_calls",
+        "door_batches",
+        "door_files",
+        "purged_costs",
+        "api_keys",
+    ):
         op.drop_table(table)
     op.drop_index("jobs_tenant", "jobs")
     op.drop_column("outcomes", "endpoint")

@@ -1,8 +1,9 @@
-"""Keep what jobs have spent that no visible outcome says, through replays, lost batches and purges, and count the answers of
-which no price is known.
+"""Keep what jobs have spent that no visible outcome says, through replays, lost batches and purges,
+and count the answers of which no price is known.
 
-Processes of the release before go on beside it: what they settle is in the tallies, which the account adds up with this table. A
-replay of theirs lacks its row here until a newer process sees the job, see ``stores/account.py``.
+Processes of the release before go on beside it: what they settle is in the tallies, which the
+account adds up with this table. A replay of theirs lacks its row here until a newer process sees
+the job, see ``stores/account.py``.
 """
 
 from __future__ import annotations
@@ -33,12 +34,17 @@ def upgrade() -> None:
         sa.Column("completion_tokens", sa.BigInteger(), nullable=False),
         sa.Column("cost_microusd", sa.BigInteger(), nullable=False),
         sa.Column("unpriced", sa.BigInteger(), nullable=False),
-        sa.PrimaryKeyConstraint("job_id", "generation", "kind", "lane", "shard", name="spending_pkey"),
+        sa.PrimaryKeyConstraint(
+            "job_id", "generation", "kind", "lane", "shard", name="spending_pkey"
+        ),
     )
     op.create_index("spending_accepted", "spending", ["tenant", "accepted_at"])
     op.add_column("outcomes", sa.Column("unpriced", sa.Integer()))
     for table in COUNTED:
-        op.add_column(table, sa.Column("unpriced", sa.BigInteger(), nullable=False, server_default=sa.text("0")))
+        op.add_column(
+            table,
+            sa.Column("unpriced", sa.BigInteger(), nullable=False, server_default=sa.text("0")),
+        )
     _keep_replayed()
     _show_known_costs()
 
@@ -56,11 +62,14 @@ def _make_views(cost: str) -> None:
     for view in ("results", "dead_letters"):
         op.execute(f"DROP VIEW {view}")
     op.execute(
-        "CREATE VIEW results AS SELECT job_id, generation, doc_id, status_code, request_id, model, finish_reason,"  # noqa: S608
-        f" {common}, attempts, calls, created_at, body FROM outcomes WHERE kind = 'result' AND superseded_by IS NULL"
+        "CREATE VIEW results AS SELECT job_id, generation, doc_id, status_code, request_id, "  # noqa: S608
+        "model, finish_reason,"
+        f" {common}, attempts, calls, created_at, body FROM outcomes WHERE kind = 'result' AND "
+        "superseded_by IS NULL"
     )
     op.execute(
-        "CREATE VIEW dead_letters AS SELECT job_id, generation, doc_id, reason, attempts, calls, last_error, status_code,"  # noqa: S608
+        "CREATE VIEW dead_letters AS SELECT job_id, generation, doc_id, reason, attempts, calls, "  # noqa: S608
+        "last_error, status_code,"
         f" line, {common}, created_at, request, body AS response FROM outcomes"
         " WHERE kind = 'dead' AND superseded_by IS NULL"
     )
@@ -69,10 +78,14 @@ def _make_views(cost: str) -> None:
 def _keep_replayed() -> None:
     """What dead letters cost that were replayed before: their rows are still there."""
     op.execute(
-        "INSERT INTO spending SELECT outcomes.job_id, superseded_by, 'superseded', coalesce(outcomes.lane, ''), 0, jobs.tenant,"
-        " jobs.created_at, count(*), sum(calls), coalesce(sum(prompt_tokens), 0), coalesce(sum(completion_tokens), 0),"
-        " sum(cost_microusd), 0 FROM outcomes JOIN jobs ON jobs.job_id = outcomes.job_id WHERE superseded_by IS NOT NULL"
-        " GROUP BY outcomes.job_id, superseded_by, coalesce(outcomes.lane, ''), jobs.tenant, jobs.created_at"
+        "INSERT INTO spending SELECT outcomes.job_id, superseded_by, 'superseded', "
+        "coalesce(outcomes.lane, ''), 0, jobs.tenant,"
+        " jobs.created_at, count(*), sum(calls), coalesce(sum(prompt_tokens), 0), "
+        "coalesce(sum(completion_tokens), 0),"
+        " sum(cost_microusd), 0 FROM outcomes JOIN jobs ON jobs.job_id = outcomes.job_id WHERE "
+        "superseded_by IS NOT NULL"
+        " GROUP BY outcomes.job_id, superseded_by, coalesce(outcomes.lane, ''), jobs.tenant, "
+        "jobs.created_at"
     )
 
 

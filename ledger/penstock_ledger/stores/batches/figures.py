@@ -1,4 +1,5 @@
-"""What the journal of provider batches says, read only: their figures, their states, and what they hold."""
+"""What the journal of provider batches says, read only: their figures, their states, and what they
+hold."""
 
 from __future__ import annotations
 
@@ -8,7 +9,19 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 import orjson
-from sqlalchemy import ColumnElement, Connection, Row, and_, bindparam, case, exists, func, not_, or_, select
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    Row,
+    and_,
+    bindparam,
+    case,
+    exists,
+    func,
+    not_,
+    or_,
+    select,
+)
 
 from penstock_ledger.model import JobState
 from penstock_ledger.provider_batch import (
@@ -29,14 +42,18 @@ SUMS_MAX: Final = 200  # kinds of provider batches that a job is summed up by
 TROUBLES_MAX: Final = 1_000  # batches of a job whose troubles are summed up
 IS_OPEN: Final = table.c.state != bindparam("settled", str(BatchState.SETTLED))
 _AT_PROVIDER: Final = (BatchState.UPLOADED, BatchState.CREATED)
-_READ: Final = (BatchState.COLLECTED, BatchState.SETTLED)  # then the journal says why a batch has ended
+_READ: Final = (
+    BatchState.COLLECTED,
+    BatchState.SETTLED,
+)  # then the journal says why a batch has ended
 _CUT_SHORT: Final = (
     "lane_left",
     "batch_cancelled",
     "batch_stuck",
     "batch_refused",
 )  # how the reasons of such batches begin
-# Since its end a batch that a living worker leads keeps its documents for so long: its answers are read.
+# Since its end a batch that a living worker leads keeps its documents for so long: its answers are
+# read.
 _READING_S: Final = 1_800.0
 _TAKEN: Final = select(func.count(), func.coalesce(func.sum(table.c.requests), 0)).where(
     table.c.job_id == bindparam("job"), table.c.remote_id.is_not(None)
@@ -51,26 +68,34 @@ class BatchFigures:
         self._db = db
 
     def refused_in_a_row(self, job_id: str, at_least: int, why: str) -> bool:
-        """Whether so many of the newest batches of a job that were created have all come to nothing, for a reason that
-        begins with ``why``."""
+        """Whether so many of the newest batches of a job that were created have all come to
+        nothing, for a reason that begins with ``why``."""
         query = select(table.c.why).where(table.c.job_id == job_id, table.c.created_at.is_not(None))
         newest = query.order_by(table.c.created_at.desc()).limit(at_least)
         found = self._db.read(lambda connection: connection.execute(newest).scalars().all())
-        return len(found) == at_least and all(one is not None and one.startswith(why) for one in found)
+        return len(found) == at_least and all(
+            one is not None and one.startswith(why) for one in found
+        )
 
     def tokens_beside(self, batch: ProviderBatch) -> int:
         """Those of all other batches that are at its provider."""
-        return int(self._db.read(lambda connection: connection.execute(held_beside(batch)).scalar_one()))
+        return int(
+            self._db.read(lambda connection: connection.execute(held_beside(batch)).scalar_one())
+        )
 
     def spent(self, job_id: str) -> int:
         """Millionths of a dollar that are in the job's account."""
         return self._db.read(lambda connection: cost_of_jobs(connection, [job_id]))
 
     def may_cost(self, job_id: str) -> dict[str, int]:
-        """The most that each batch of a job which may be at its provider costs, by their tags. None is settled."""
+        """The most that each batch of a job which may be at its provider costs, by their tags.
+
+        None is settled."""
         query = select(table.c.tag, table.c.may_cost_microusd)
         query = query.where(table.c.job_id == job_id, IS_OPEN, table.c.creating_at.is_not(None))
-        return self._db.read(lambda connection: {row[0]: int(row[1]) for row in connection.execute(query)})
+        return self._db.read(
+            lambda connection: {row[0]: int(row[1]) for row in connection.execute(query)}
+        )
 
     def tags_of(self, job_id: str) -> set[str]:
         """Of the batches of a job that are not settled."""
@@ -78,36 +103,55 @@ class BatchFigures:
         return self._db.read(lambda connection: set(connection.execute(query).scalars()))
 
     def not_handed_over(self, job_id: str) -> list[ProviderBatch]:
-        """Batches of a job that are not settled, and whose documents are not in another lane by now; the oldest first."""
+        """Batches of a job that are not settled, and whose documents are not in another lane by
+        now; the oldest first."""
         query = select(table).where(table.c.job_id == job_id, IS_OPEN, table.c.handed_at.is_(None))
         query = query.order_by(table.c.packed_at, table.c.tag)
-        return self._db.read(lambda connection: [batch_of(row) for row in connection.execute(query)])
+        return self._db.read(
+            lambda connection: [batch_of(row) for row in connection.execute(query)]
+        )
 
     def to_hand_over(self, job_id: str) -> list[ProviderBatch]:
-        """The same without those whose answers a living worker reads now. Answers that are missing are not being read."""
+        """The same without those whose answers a living worker reads now.
+
+        Answers that are missing are not being read."""
 
         def read(connection: Connection) -> list[ProviderBatch]:
-            is_led = and_(table.c.owner.is_not(None), table.c.lease_until > self._db.now(connection))
+            is_led = and_(
+                table.c.owner.is_not(None), table.c.lease_until > self._db.now(connection)
+            )
             is_fresh = func.coalesce(table.c.ended_at, 0.0) > time.time() - _READING_S
             has_ended = table.c.state.in_((BatchState.ENDED, BatchState.COLLECTED))
             is_read = and_(has_ended, is_led, is_fresh, table.c.missing.is_(None))
-            query = select(table).where(table.c.job_id == job_id, IS_OPEN, table.c.handed_at.is_(None), not_(is_read))
-            return [batch_of(row) for row in connection.execute(query.order_by(table.c.packed_at, table.c.tag))]
+            query = select(table).where(
+                table.c.job_id == job_id, IS_OPEN, table.c.handed_at.is_(None), not_(is_read)
+            )
+            return [
+                batch_of(row)
+                for row in connection.execute(query.order_by(table.c.packed_at, table.c.tag))
+            ]
 
         return self._db.read(read)
 
     def holds_documents(self, job_id: str, generation: int) -> bool:
-        """Whether documents of a generation are in batches that are neither settled nor handed over."""
+        """Whether documents of a generation are in batches that are neither settled nor handed
+        over."""
         query = select(
             exists().where(
-                table.c.job_id == job_id, table.c.generation == generation, IS_OPEN, table.c.handed_at.is_(None)
+                table.c.job_id == job_id,
+                table.c.generation == generation,
+                IS_OPEN,
+                table.c.handed_at.is_(None),
             )
         )
         return bool(self._db.read(lambda connection: connection.execute(query).scalar_one()))
 
     def is_handed_over(self, tag: str) -> bool:
         query = select(table.c.handed_at).where(table.c.tag == tag)
-        return self._db.read(lambda connection: connection.execute(query).scalar_one_or_none()) is not None
+        return (
+            self._db.read(lambda connection: connection.execute(query).scalar_one_or_none())
+            is not None
+        )
 
     def open_of(self, job_id: str) -> int:
         """Batches of a job that are not settled."""
@@ -118,7 +162,11 @@ class BatchFigures:
         """Whether documents of a job are in a batch, or wait for one, or for another lane."""
         in_batch = exists().where(table.c.job_id == job_id, IS_OPEN, table.c.handed_at.is_(None))
         waits = exists().where(batch_remainders.c.job_id == job_id)
-        return bool(self._db.read(lambda connection: connection.execute(select(or_(in_batch, waits))).scalar_one()))
+        return bool(
+            self._db.read(
+                lambda connection: connection.execute(select(or_(in_batch, waits))).scalar_one()
+            )
+        )
 
     def open_tags(self) -> set[str]:
         """Of all jobs."""
@@ -126,8 +174,9 @@ class BatchFigures:
         return self._db.read(lambda connection: set(connection.execute(query).scalars()))
 
     def packed_waiting(self, provider: str) -> int:
-        """Batches of a provider that wait to be created: their files take room, and their turn has not come. Those of jobs
-        that are paused do not count: other jobs would wait until a person resumes them."""
+        """Batches of a provider that wait to be created: their files take room, and their turn has
+        not come. Those of jobs that are paused do not count: other jobs would wait until a person
+        resumes them."""
         running = select(jobs.c.job_id).where(jobs.c.state == str(JobState.RUNNING))
         query = select(func.count()).where(
             table.c.state.in_((BatchState.PACKED, BatchState.UPLOADED)),
@@ -138,8 +187,15 @@ class BatchFigures:
 
     def of_job(self, job_id: str, limit: int = 1_000) -> list[ProviderBatch]:
         """The batches of a job, oldest first."""
-        query = select(table).where(table.c.job_id == job_id).order_by(table.c.packed_at, table.c.tag).limit(limit)
-        return self._db.read(lambda connection: [batch_of(row) for row in connection.execute(query)])
+        query = (
+            select(table)
+            .where(table.c.job_id == job_id)
+            .order_by(table.c.packed_at, table.c.tag)
+            .limit(limit)
+        )
+        return self._db.read(
+            lambda connection: [batch_of(row) for row in connection.execute(query)]
+        )
 
     def sums(self, job_id: str) -> list[BatchSum]:
         """The batches of a job, summed up by their states."""
@@ -147,14 +203,26 @@ class BatchFigures:
 
         def read(connection: Connection) -> list[BatchSum]:
             is_led = case(
-                (and_(columns.owner.is_not(None), columns.lease_until > self._db.now(connection)), 1), else_=0
+                (
+                    and_(
+                        columns.owner.is_not(None), columns.lease_until > self._db.now(connection)
+                    ),
+                    1,
+                ),
+                else_=0,
             )
             query = (
                 select(
-                    columns.state, columns.status, columns.provider, func.count().label("batches"),
-                    func.sum(columns.requests).label("requests"), func.sum(columns.succeeded).label("succeeded"),
-                    func.sum(columns.failed).label("failed"), func.count(columns.succeeded).label("counted"),
-                    func.max(columns.why).label("why"), func.sum(is_led).label("led"),
+                    columns.state,
+                    columns.status,
+                    columns.provider,
+                    func.count().label("batches"),
+                    func.sum(columns.requests).label("requests"),
+                    func.sum(columns.succeeded).label("succeeded"),
+                    func.sum(columns.failed).label("failed"),
+                    func.count(columns.succeeded).label("counted"),
+                    func.max(columns.why).label("why"),
+                    func.sum(is_led).label("led"),
                     func.coalesce(func.sum(columns.unread), 0).label("unread"),
                     func.sum(columns.unread_microusd).label("unread_microusd"),
                     func.count(columns.unread_microusd).label("priced"),
@@ -164,7 +232,7 @@ class BatchFigures:
                 .group_by(columns.state, columns.status, columns.provider)
                 .order_by(func.min(columns.packed_at))
                 .limit(SUMS_MAX)
-            )  # fmt: skip
+            )
             troubles = _troubles(connection, job_id)
             return [_sum_of(row, troubles) for row in connection.execute(query)]
 
@@ -172,18 +240,25 @@ class BatchFigures:
 
     def created(self, job_id: str) -> tuple[int, int]:
         """Batches of a job that its providers took, and the requests in them."""
-        batches, requests = self._db.read(lambda connection: connection.execute(_TAKEN, {"job": job_id}).one())
+        batches, requests = self._db.read(
+            lambda connection: connection.execute(_TAKEN, {"job": job_id}).one()
+        )
         return int(batches), int(requests)
 
     def unread(self, job_id: str) -> tuple[int, int | None]:
-        """Return the answers to a job's batches that were paid for and could not be read, and what they cost at most, in
-        millionths of a dollar; None where for some of them no price is known."""
+        """Return the answers to a job's batches that were paid for and could not be read, and what
+        they cost at most, in millionths of a dollar; None where for some of them no price is
+        known."""
         columns = table.c
         query = select(
-            func.coalesce(func.sum(columns.unread), 0), func.coalesce(func.sum(columns.unread_microusd), 0),
-            func.count(columns.unread), func.count(columns.unread_microusd),
-        ).where(columns.job_id == job_id)  # fmt: skip
-        answers, cost, of, priced = self._db.read(lambda connection: connection.execute(query).one())
+            func.coalesce(func.sum(columns.unread), 0),
+            func.coalesce(func.sum(columns.unread_microusd), 0),
+            func.count(columns.unread),
+            func.count(columns.unread_microusd),
+        ).where(columns.job_id == job_id)
+        answers, cost, of, priced = self._db.read(
+            lambda connection: connection.execute(query).one()
+        )
         return int(answers), int(cost) if of == priced else None
 
     def open_times(self, job_id: str) -> BatchesOpen:
@@ -196,25 +271,36 @@ class BatchFigures:
             ),
             func.min(columns.packed_at).filter(waits),
             func.max(columns.why).filter(waits),
-            func.coalesce(func.sum(columns.succeeded).filter(columns.state == str(BatchState.CREATED)), 0),
+            func.coalesce(
+                func.sum(columns.succeeded).filter(columns.state == str(BatchState.CREATED)), 0
+            ),
         ).where(columns.job_id == job_id, IS_OPEN)
         return self._db.read(lambda connection: _open_of(connection.execute(query).one()))
 
     def lasted(self, provider: str, limit: int) -> list[float]:
-        """Seconds from the create to the end of the provider's last batches of all jobs, as it worked on them: without those
-        that were cancelled or refused, or that their job did not wait for."""
+        """Seconds from the create to the end of the provider's last batches of all jobs, as it
+        worked on them: without those that were cancelled or refused, or that their job did not wait
+        for."""
         columns = table.c
         status, why = func.lower(func.coalesce(columns.status, "")), func.coalesce(columns.why, "")
         ended = select(columns.ended_at - columns.created_at).where(
-            columns.provider == provider, columns.created_at.is_not(None), columns.ended_at.is_not(None),
-            columns.state.in_(_READ), columns.handed_at.is_(None), status.not_like("%cancel%"), status.not_like("%fail%"),
+            columns.provider == provider,
+            columns.created_at.is_not(None),
+            columns.ended_at.is_not(None),
+            columns.state.in_(_READ),
+            columns.handed_at.is_(None),
+            status.not_like("%cancel%"),
+            status.not_like("%fail%"),
             *(~why.startswith(word, autoescape=True) for word in _CUT_SHORT),
-        )  # fmt: skip
+        )
         query = ended.order_by(columns.ended_at.desc()).limit(limit)
-        return self._db.read(lambda connection: [float(seconds) for seconds in connection.execute(query).scalars()])
+        return self._db.read(
+            lambda connection: [float(seconds) for seconds in connection.execute(query).scalars()]
+        )
 
     def kept_ids(self, tag: str) -> bytes | None:
-        """Which documents a batch has, as its packer wrote it; None where that was too much, or the batch is settled."""
+        """Which documents a batch has, as its packer wrote it; None where that was too much, or the
+        batch is settled."""
         query = select(ids.c.ids).where(ids.c.tag == tag)
         return self._db.read(lambda connection: connection.execute(query).scalar_one_or_none())
 
@@ -234,7 +320,10 @@ def batch_of(row: Row[Any], *, fence: int | None = None) -> ProviderBatch:
     for name in ("cursor_before", "cursor_behind"):
         values[name] = None if values[name] is None else orjson.loads(values[name])
     values["state"] = BatchState(row.state)
-    values["trouble"], values["missing"] = BatchTrouble.from_text(row.trouble), Missing.from_text(row.missing)
+    values["trouble"], values["missing"] = (
+        BatchTrouble.from_text(row.trouble),
+        Missing.from_text(row.missing),
+    )
     values["fence"] = row.fence if fence is None else fence
     return ProviderBatch(**values)
 
@@ -249,10 +338,13 @@ Troubles = Mapping[Kind, tuple[tuple[int, BatchTrouble], ...]]
 
 
 def _troubles(connection: Connection, job_id: str) -> Troubles:
-    """Return the troubles of a job's open batches: those that are alike together, shown by the one that is tried next."""
+    """Return the troubles of a job's open batches: those that are alike together, shown by the one
+    that is tried next."""
     columns = table.c
     query = select(columns.state, columns.status, columns.provider, columns.trouble)
-    query = query.where(columns.job_id == job_id, IS_OPEN, columns.trouble.is_not(None)).limit(TROUBLES_MAX)
+    query = query.where(columns.job_id == job_id, IS_OPEN, columns.trouble.is_not(None)).limit(
+        TROUBLES_MAX
+    )
     found: defaultdict[Kind, dict[tuple[str, str], tuple[int, BatchTrouble]]] = defaultdict(dict)
     for state, status, provider, text in connection.execute(query):
         trouble = BatchTrouble.from_text(text)
@@ -270,8 +362,16 @@ def _sum_of(row: Any, troubles: Troubles) -> BatchSum:
     counted = row.counted == row.batches
     is_priced = row.with_unread > 0 and row.priced == row.with_unread
     return BatchSum(
-        BatchState(row.state), row.status, row.batches, int(row.requests),
-        int(row.succeeded) if counted else None, int(row.failed or 0) if counted else None, row.why, int(row.led),
-        row.provider, troubles.get((row.state, row.status, row.provider), ()), int(row.unread),
+        BatchState(row.state),
+        row.status,
+        row.batches,
+        int(row.requests),
+        int(row.succeeded) if counted else None,
+        int(row.failed or 0) if counted else None,
+        row.why,
+        int(row.led),
+        row.provider,
+        troubles.get((row.state, row.status, row.provider), ()),
+        int(row.unread),
         int(row.unread_microusd) if is_priced else None,
-    )  # fmt: skip
+    )

@@ -1,7 +1,8 @@
 """The journal of the `batch` lane: provider batches, each with one leader at a time.
 
-A lease runs on the database's clock and its fence grows with every change of owner, as with feeds. Every step that a leader
-writes names both, so that a leader that was frozen changes nothing when it comes back.
+A lease runs on the database's clock and its fence grows with every change of owner, as with feeds.
+Every step that a leader writes names both, so that a leader that was frozen changes nothing when it
+comes back.
 """
 
 from __future__ import annotations
@@ -33,9 +34,13 @@ from penstock_ledger.stores.spool import mark_fed
 from penstock_ledger.stores.tallies import add_beside
 
 _LED: Final = (
-    table.c.tag == bindparam("its_tag"), table.c.owner == bindparam("by"), table.c.fence == bindparam("its_fence")
-)  # fmt: skip
-_RELEASE: Final = update(table).where(table.c.owner == bindparam("by")).values(owner=None, lease_until=None)
+    table.c.tag == bindparam("its_tag"),
+    table.c.owner == bindparam("by"),
+    table.c.fence == bindparam("its_fence"),
+)
+_RELEASE: Final = (
+    update(table).where(table.c.owner == bindparam("by")).values(owner=None, lease_until=None)
+)
 
 
 class ProviderBatchStore(BatchFigures):
@@ -45,7 +50,7 @@ class ProviderBatchStore(BatchFigures):
         super().__init__(db)
         self._lane = lane
 
-    # -- leaders -------------------------------------------------------------------------------------------------------
+    # -- leaders -----------------------------------------------------------------------------------
 
     def take(
         self,
@@ -56,10 +61,11 @@ class ProviderBatchStore(BatchFigures):
         providers: Collection[str] | None = None,
         besides: Collection[str] = (),
     ) -> list[ProviderBatch]:
-        """Become the leader of up to ``limit`` open batches at ``providers`` (None: at any) that no process leads, the oldest
-        first.
+        """Become the leader of up to ``limit`` open batches at ``providers`` (None: at any) that no
+        process leads, the oldest first.
 
-        ``besides``: those that ``owner`` works on already; what else is its own by name is taken up again.
+        ``besides``: those that ``owner`` works on already; what else is its own by name is taken up
+        again.
         """
 
         def wanted(connection: Connection) -> Any:
@@ -96,7 +102,7 @@ class ProviderBatchStore(BatchFigures):
         """Let the next leader start at once."""
         self._db.write(lambda connection: connection.execute(_RELEASE, {"by": owner}))
 
-    # -- packing -------------------------------------------------------------------------------------------------------
+    # -- packing -----------------------------------------------------------------------------------
 
     def add_of_feed(
         self,
@@ -109,7 +115,8 @@ class ProviderBatchStore(BatchFigures):
         exhausted: bool,
         ids: Mapping[str, bytes] | None = None,
     ) -> None:
-        """Note batches that ``owner`` has packed from a feed, and move its cursor behind their documents, or neither.
+        """Note batches that ``owner`` has packed from a feed, and move its cursor behind their
+        documents, or neither.
 
         ``ids``: what ``kept_ids`` returns later, by tag. Raises FeedLost.
         """
@@ -120,15 +127,24 @@ class ProviderBatchStore(BatchFigures):
         FeedStore(self._db).advance_feed(feed, owner, cursor=cursor, exhausted=exhausted, also=add)
 
     def add_of_spool(
-        self, feed: Feed, owner: str, waiting: Sequence[Remainder], rows: Sequence[int], *, exhausted: bool
+        self,
+        feed: Feed,
+        owner: str,
+        waiting: Sequence[Remainder],
+        rows: Sequence[int],
+        *,
+        exhausted: bool,
     ) -> None:
-        """Documents of an open job, by the ``rows`` of its spool: from now on they wait as remainders do. Raises FeedLost."""
+        """Documents of an open job, by the ``rows`` of its spool: from now on they wait as
+        remainders do. Raises FeedLost."""
 
         def add(connection: Connection) -> None:
             put_back(connection, "", waiting)
             mark_fed(connection, feed.job_id, rows)
 
-        FeedStore(self._db).advance_feed(feed, owner, cursor=feed.cursor, exhausted=exhausted, also=add)
+        FeedStore(self._db).advance_feed(
+            feed, owner, cursor=feed.cursor, exhausted=exhausted, also=add
+        )
 
     def add_of_remainders(
         self,
@@ -137,13 +153,20 @@ class ProviderBatchStore(BatchFigures):
         batches: Sequence[tuple[NewProviderBatch, Sequence[ItemKey]]],
         ids: Mapping[str, bytes] | None = None,
     ) -> bool:
-        """Note batches that were packed of remainders; False, and nothing is noted, where another process was first."""
+        """Note batches that were packed of remainders; False, and nothing is noted, where another
+        process was first."""
 
         def add(connection: Connection) -> None:
             for batch, keys in batches:
                 if not claim(connection, keys, batch.tag):
                     raise _Claimed
-            _add(connection, [batch for batch, _ in batches], owner, self._db.now(connection) + ttl_s, ids or {})
+            _add(
+                connection,
+                [batch for batch, _ in batches],
+                owner,
+                self._db.now(connection) + ttl_s,
+                ids or {},
+            )
 
         try:
             self._db.write(add)
@@ -151,48 +174,69 @@ class ProviderBatchStore(BatchFigures):
             return False
         return True
 
-    # -- steps ---------------------------------------------------------------------------------------------------------
+    # -- steps -------------------------------------------------------------------------------------
 
     def step(self, batch: ProviderBatch, owner: str, **values: Any) -> bool:
         """Write columns of a batch; False when ``owner`` leads it no more."""
         led = {"its_tag": batch.tag, "by": owner, "its_fence": batch.fence}
         return (
             self._db.write(
-                lambda connection: connection.execute(update(table).where(*_LED).values(values), led).rowcount
+                lambda connection: (
+                    connection.execute(update(table).where(*_LED).values(values), led).rowcount
+                )
             )
             == 1
         )
 
     def collected(
-        self, batch: ProviderBatch, owner: str, why: str, unread: int = 0, unread_microusd: int | None = None
+        self,
+        batch: ProviderBatch,
+        owner: str,
+        why: str,
+        unread: int = 0,
+        unread_microusd: int | None = None,
     ) -> bool:
-        """Note that what a batch has answered is settled; False when ``owner`` leads it no more, or it was noted before. The
-        ``unread`` answers were paid for and never came: they are added to the account of the job with this step."""
+        """Note that what a batch has answered is settled; False when ``owner`` leads it no more, or
+        it was noted before. The ``unread`` answers were paid for and never came: they are added to
+        the account of the job with this step."""
         led = {"its_tag": batch.tag, "by": owner, "its_fence": batch.fence}
         step: dict[str, Any] = {
-            "state": str(BatchState.COLLECTED), "collected_at": time.time(), "why": why, "trouble": None, "missing": None,
-        }  # fmt: skip
+            "state": str(BatchState.COLLECTED),
+            "collected_at": time.time(),
+            "why": why,
+            "trouble": None,
+            "missing": None,
+        }
         if unread:
             step |= {"unread": unread, "unread_microusd": unread_microusd}
 
         def write(connection: Connection) -> bool:
-            ended = update(table).where(*_LED, table.c.collected_at.is_(None) if unread else IS_OPEN)
+            ended = update(table).where(
+                *_LED, table.c.collected_at.is_(None) if unread else IS_OPEN
+            )
             if connection.execute(ended.values(step), led).rowcount != 1:
                 return False
             if unread:
                 unpriced = unread if unread_microusd is None else 0
                 add_spent(
-                    connection, batch.job_id, kind=UNREAD, lane=self._lane, generation=batch.generation, calls=unread,
-                    cost_microusd=unread_microusd or 0, unpriced=unpriced,
-                )  # fmt: skip
+                    connection,
+                    batch.job_id,
+                    kind=UNREAD,
+                    lane=self._lane,
+                    generation=batch.generation,
+                    calls=unread,
+                    cost_microusd=unread_microusd or 0,
+                    unpriced=unpriced,
+                )
             return True
 
         return self._db.write(write)
 
     def end(self, batch: ProviderBatch, owner: str, why: str | None) -> bool:
-        """Note that a batch is settled; False when ``owner`` leads it no more. Remainders that are still its own (its job
-        was cancelled, or a row of the source has changed) wait again: a row that no batch gives back would keep its job
-        from ever ending."""
+        """Note that a batch is settled; False when ``owner`` leads it no more.
+
+        Remainders that are still its own (its job was cancelled, or a row of the source has
+        changed) wait again: a row that no batch gives back would keep its job from ever ending."""
         ended = {"state": str(BatchState.SETTLED), "why": why, "settled_at": time.time()}
         led = {"its_tag": batch.tag, "by": owner, "its_fence": batch.fence}
 
@@ -206,10 +250,11 @@ class ProviderBatchStore(BatchFigures):
         return self._db.write(write)
 
     def begin_create(self, batch: ProviderBatch, owner: str, cap: int | None) -> bool:
-        """Note that the batch is about to be created; False, and nothing is noted, where there is no room for it.
+        """Note that the batch is about to be created; False, and nothing is noted, where there is
+        no room for it.
 
-        Its tokens must fit into the account's ``cap`` beside those of all batches that are at the provider; the only batch
-        of an account always fits. Raises BatchLost.
+        Its tokens must fit into the account's ``cap`` beside those of all batches that are at the
+        provider; the only batch of an account always fits. Raises BatchLost.
         """
 
         def reserve(connection: Connection) -> bool | None:
@@ -219,7 +264,9 @@ class ProviderBatchStore(BatchFigures):
                 if held and held + batch.tokens > cap:
                     return False
             led = {"its_tag": batch.tag, "by": owner, "its_fence": batch.fence}
-            noted = connection.execute(update(table).where(*_LED).values(creating_at=time.time()), led).rowcount
+            noted = connection.execute(
+                update(table).where(*_LED).values(creating_at=time.time()), led
+            ).rowcount
             return True if noted == 1 else None
 
         reserved = self._db.write(reserve)
@@ -227,23 +274,35 @@ class ProviderBatchStore(BatchFigures):
             raise BatchLost(batch.tag)
         return reserved
 
-    def replace(self, batch: ProviderBatch, owner: str, new_tag: str, why: str) -> ProviderBatch | None:
-        """The same documents as another batch, since the provider will not run this one. None where ``owner`` leads it no
-        more. Remainders go along."""
+    def replace(
+        self, batch: ProviderBatch, owner: str, new_tag: str, why: str
+    ) -> ProviderBatch | None:
+        """The same documents as another batch, since the provider will not run this one.
+
+        None where ``owner`` leads it no more. Remainders go along."""
 
         def write(connection: Connection) -> ProviderBatch | None:
             led = {"its_tag": batch.tag, "by": owner, "its_fence": batch.fence}
             ended = {"state": str(BatchState.SETTLED), "why": why, "settled_at": time.time()}
             row = connection.execute(select(table).where(*_LED, IS_OPEN), led).one_or_none()
-            if row is None or connection.execute(update(table).where(*_LED).values(ended), led).rowcount != 1:
+            if (
+                row is None
+                or connection.execute(update(table).where(*_LED).values(ended), led).rowcount != 1
+            ):
                 return None
             fresh = {name: getattr(row, name) for name in _OF_NEW} | {
-                "tag": new_tag, "state": str(BatchState.PACKED), "packed_at": row.packed_at, "fence": 1, "owner": owner,
+                "tag": new_tag,
+                "state": str(BatchState.PACKED),
+                "packed_at": row.packed_at,
+                "fence": 1,
+                "owner": owner,
                 "lease_until": row.lease_until,
-            }  # fmt: skip
+            }
             connection.execute(insert(table).values(fresh))
             move(connection, batch.tag, new_tag)
-            connection.execute(update(kept_ids).where(kept_ids.c.tag == batch.tag).values(tag=new_tag))
+            connection.execute(
+                update(kept_ids).where(kept_ids.c.tag == batch.tag).values(tag=new_tag)
+            )
             return batch_of(connection.execute(select(table).where(table.c.tag == new_tag)).one())
 
         return self._db.write(write)
@@ -257,9 +316,10 @@ class ProviderBatchStore(BatchFigures):
         beside: Sequence[PaidBeside] = (),
         earlier: Mapping[ItemKey, Paid] = NOTHING_EARLIER,
     ) -> set[ItemKey]:
-        """What documents of a batch came to, in one transaction: outcomes, those that wait for another batch, and what was
-        paid ``beside`` for those whose job has left the lane. ``earlier``: what outcomes say of earlier attempts. Returns those
-        that had an outcome before. Doing it again changes nothing."""
+        """What documents of a batch came to, in one transaction: outcomes, those that wait for
+        another batch, and what was paid ``beside`` for those whose job has left the lane.
+        ``earlier``: what outcomes say of earlier attempts. Returns those that had an outcome
+        before. Doing it again changes nothing."""
 
         def also(connection: Connection) -> None:
             put_back(connection, tag, left)
@@ -274,24 +334,31 @@ class ProviderBatchStore(BatchFigures):
         self._db.write(lambda connection: take_out_earlier(connection, earlier, remainders=True))
 
     def passed_on(self, keys: Collection[ItemKey]) -> None:
-        """These remainders are in another lane by now, whose outcomes say nothing of what batches have cost before: that is
-        noted as paid beside. Those that a batch has again stay."""
+        """These remainders are in another lane by now, whose outcomes say nothing of what batches
+        have cost before: that is noted as paid beside. Those that a batch has again stay."""
 
         def write(connection: Connection) -> None:
             for one in take_waiting(connection, keys):
-                add_beside(connection, [_cost_of(one)] if any(_cost_of(one)[2:]) else [], _waited(one))
+                add_beside(
+                    connection, [_cost_of(one)] if any(_cost_of(one)[2:]) else [], _waited(one)
+                )
 
         self._db.write(write)
 
-    # -- when a job leaves the lane --------------------------------------------------------------------------------------
+    # -- when a job leaves the lane ----------------------------------------------------------------
 
     def hand_over(self, batch: ProviderBatch) -> None:
-        """All documents of a batch go on elsewhere: those of the source wait as remainders already, and those that were
-        remainders wait again. What the provider still answers is stored where it is the first answer."""
+        """All documents of a batch go on elsewhere: those of the source wait as remainders already,
+        and those that were remainders wait again. What the provider still answers is stored where
+        it is the first answer."""
 
         def write(connection: Connection) -> None:
             now = {"handed_at": time.time()}
-            connection.execute(update(table).where(table.c.tag == batch.tag, table.c.handed_at.is_(None)).values(now))
+            connection.execute(
+                update(table)
+                .where(table.c.tag == batch.tag, table.c.handed_at.is_(None))
+                .values(now)
+            )
             move(connection, batch.tag, None)
 
         self._db.write(write)
@@ -312,15 +379,27 @@ def _add(
     rows = [
         {name: getattr(batch, name) for name in _OF_NEW if not name.startswith("cursor_")}
         | {
-            "cursor_before": None if batch.cursor_before is None else json_text(batch.cursor_before),
-            "cursor_behind": None if batch.cursor_behind is None else json_text(batch.cursor_behind),
-            "state": str(BatchState.PACKED), "packed_at": now, "fence": 0, "owner": owner, "lease_until": lease_until,
+            "cursor_before": None
+            if batch.cursor_before is None
+            else json_text(batch.cursor_before),
+            "cursor_behind": None
+            if batch.cursor_behind is None
+            else json_text(batch.cursor_behind),
+            "state": str(BatchState.PACKED),
+            "packed_at": now,
+            "fence": 0,
+            "owner": owner,
+            "lease_until": lease_until,
         }
         for batch in batches
-    ]  # fmt: skip
+    ]
     if rows:
         connection.execute(insert(table), rows)
-    kept = [{"tag": one.tag, "job_id": one.job_id, "ids": ids[one.tag]} for one in batches if one.tag in ids]
+    kept = [
+        {"tag": one.tag, "job_id": one.job_id, "ids": ids[one.tag]}
+        for one in batches
+        if one.tag in ids
+    ]
     if kept:
         connection.execute(insert(kept_ids), kept)
 
@@ -330,7 +409,9 @@ _OF_NEW: Final = tuple(NewProviderBatch.__dataclass_fields__)
 
 def _cost_of(one: Remainder) -> PaidBeside:
     """Its calls are in its message, which counts its tries."""
-    return PaidBeside(one.key, 0, one.prompt_tokens, one.completion_tokens, one.cost_microusd, one.unpriced)
+    return PaidBeside(
+        one.key, 0, one.prompt_tokens, one.completion_tokens, one.cost_microusd, one.unpriced
+    )
 
 
 def _waited(one: Remainder) -> str:

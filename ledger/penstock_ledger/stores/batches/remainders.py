@@ -1,7 +1,8 @@
 """Documents that a provider batch left without an outcome, until a later one has them.
 
-A document has one row at most. Reading the same answers twice changes nothing: a row is only added for a document that has
-neither an outcome nor a row, and only the batch that has a document now may give it back.
+A document has one row at most. Reading the same answers twice changes nothing: a row is only added
+for a document that has neither an outcome nor a row, and only the batch that has a document now may
+give it back.
 """
 
 from __future__ import annotations
@@ -24,19 +25,30 @@ from penstock_ledger.stores.outcome_insert import terminal_keys
 IDS_MAX: Final = 500  # per statement
 PAGE: Final = 1_000
 
-_MOVE: Final = update(table).where(table.c.tag == bindparam("from_tag")).values(tag=bindparam("to_tag"))
+_MOVE: Final = (
+    update(table).where(table.c.tag == bindparam("from_tag")).values(tag=bindparam("to_tag"))
+)
 _AGAIN: Final = (
     update(table)
     .where(
-        table.c.job_id == bindparam("job"), table.c.generation == bindparam("nth"), table.c.doc_id == bindparam("doc"),
+        table.c.job_id == bindparam("job"),
+        table.c.generation == bindparam("nth"),
+        table.c.doc_id == bindparam("doc"),
         table.c.tag == bindparam("from_tag"),
     )
     .values(
-        tag=None, attempts=bindparam("now_attempts"), calls=bindparam("now_calls"), prompt_tokens=bindparam("now_in"),
-        completion_tokens=bindparam("now_out"), cost_microusd=bindparam("now_cost"), reason=bindparam("why"),
-        since=bindparam("now"), most=bindparam("now_most"), unpriced=table.c.unpriced + bindparam("more_unpriced"),
+        tag=None,
+        attempts=bindparam("now_attempts"),
+        calls=bindparam("now_calls"),
+        prompt_tokens=bindparam("now_in"),
+        completion_tokens=bindparam("now_out"),
+        cost_microusd=bindparam("now_cost"),
+        reason=bindparam("why"),
+        since=bindparam("now"),
+        most=bindparam("now_most"),
+        unpriced=table.c.unpriced + bindparam("more_unpriced"),
     )
-)  # fmt: skip
+)
 
 
 class RemainderStore:
@@ -46,20 +58,33 @@ class RemainderStore:
         self._db = db
 
     def waiting(self, job_ids: Collection[str]) -> list[Waiting]:
-        """How many documents of these jobs are in no batch, by feed and by how many of them may be in one."""
+        """How many documents of these jobs are in no batch, by feed and by how many of them may be
+        in one."""
         query = (
-            select(table.c.job_id, table.c.generation, func.count(), func.min(table.c.since), table.c.most)
+            select(
+                table.c.job_id,
+                table.c.generation,
+                func.count(),
+                func.min(table.c.since),
+                table.c.most,
+            )
             .where(table.c.job_id.in_(job_ids), table.c.tag.is_(None))
             .group_by(table.c.job_id, table.c.generation, table.c.most)
             .order_by(table.c.job_id, table.c.generation, table.c.most)
         )
-        return self._db.read(lambda connection: [Waiting(*row) for row in connection.execute(query)]) if job_ids else []
+        return (
+            self._db.read(lambda connection: [Waiting(*row) for row in connection.execute(query)])
+            if job_ids
+            else []
+        )
 
     def elsewhere(self, keys: Collection[ItemKey], tag: str) -> set[ItemKey]:
         """Those of ``keys`` that wait, or that another batch than ``tag`` has by now."""
         found = set[ItemKey]()
         for (job_id, generation), docs in by_feed(keys).items():
-            query = select(table.c.doc_id).where(table.c.job_id == job_id, table.c.generation == generation)
+            query = select(table.c.doc_id).where(
+                table.c.job_id == job_id, table.c.generation == generation
+            )
             query = query.where(or_(table.c.tag.is_(None), table.c.tag != tag))
             for start in range(0, len(docs), IDS_MAX):
                 rows = self._rows(query.where(table.c.doc_id.in_(docs[start : start + IDS_MAX])))
@@ -71,17 +96,28 @@ class RemainderStore:
         return self.elsewhere(keys, "")
 
     def add(self, waiting: Sequence[Remainder]) -> None:
-        """Documents that no batch has and that have to go on; those that have an outcome, or wait already, are left out."""
+        """Documents that no batch has and that have to go on; those that have an outcome, or wait
+        already, are left out."""
         self._db.write(lambda connection: put_back(connection, "", waiting))
 
     def unclaimed(self, job_id: str, generation: int, page: int = PAGE) -> Iterator[Remainder]:
         """Those of a feed that are in no batch, by document id; read in pages."""
-        return self._paged(page, table.c.job_id == job_id, table.c.generation == generation, table.c.tag.is_(None))
+        return self._paged(
+            page, table.c.job_id == job_id, table.c.generation == generation, table.c.tag.is_(None)
+        )
 
-    def alike(self, job_id: str, generation: int, most: int | None, page: int = PAGE) -> Iterator[Remainder]:
+    def alike(
+        self, job_id: str, generation: int, most: int | None, page: int = PAGE
+    ) -> Iterator[Remainder]:
         """Those of them with the same ``most``."""
-        of_feed = (table.c.job_id == job_id, table.c.generation == generation, table.c.tag.is_(None))
-        return self._paged(page, *of_feed, table.c.most.is_(None) if most is None else table.c.most == most)
+        of_feed = (
+            table.c.job_id == job_id,
+            table.c.generation == generation,
+            table.c.tag.is_(None),
+        )
+        return self._paged(
+            page, *of_feed, table.c.most.is_(None) if most is None else table.c.most == most
+        )
 
     def of_batch(self, tag: str, page: int = PAGE) -> Iterator[Remainder]:
         """Those that a batch has, by document id; read in pages."""
@@ -92,14 +128,19 @@ class RemainderStore:
         rows = self._rows(query)
         while rows:
             yield from map(_remainder_of, rows)
-            rows = self._rows(query.where(table.c.doc_id > rows[-1].doc_id)) if len(rows) == page else []
+            rows = (
+                self._rows(query.where(table.c.doc_id > rows[-1].doc_id))
+                if len(rows) == page
+                else []
+            )
 
     def _rows(self, query: Any) -> Sequence[Row[Any]]:
         return self._db.read(lambda connection: connection.execute(query).all())
 
 
 def claim(connection: Connection, keys: Sequence[ItemKey], tag: str) -> bool:
-    """Give waiting documents of one feed to a batch, as part of a larger transaction; False where another has some of them."""
+    """Give waiting documents of one feed to a batch, as part of a larger transaction; False where
+    another has some of them."""
     claimed = 0
     for start in range(0, len(keys), IDS_MAX):
         some = keys[start : start + IDS_MAX]
@@ -129,40 +170,71 @@ def take_waiting(connection: Connection, keys: Iterable[ItemKey]) -> list[Remain
     """Those of ``keys`` that are in no batch, whose rows go, as part of a larger transaction."""
     taken: list[Remainder] = []
     for (job_id, generation), docs in by_feed(keys).items():
-        of_feed = delete(table).where(table.c.job_id == job_id, table.c.generation == generation, table.c.tag.is_(None))
+        of_feed = delete(table).where(
+            table.c.job_id == job_id, table.c.generation == generation, table.c.tag.is_(None)
+        )
         for start in range(0, len(docs), IDS_MAX):
-            some = of_feed.where(table.c.doc_id.in_(docs[start : start + IDS_MAX])).returning(*table.c)
+            some = of_feed.where(table.c.doc_id.in_(docs[start : start + IDS_MAX])).returning(
+                *table.c
+            )
             taken += map(_remainder_of, connection.execute(some))
     return taken
 
 
 def move(connection: Connection, from_tag: str, to_tag: str | None) -> None:
-    """What one batch had, another one has, as part of a larger transaction. None: it waits for one."""
+    """What one batch had, another one has, as part of a larger transaction.
+
+    None: it waits for one."""
     connection.execute(_MOVE, {"from_tag": from_tag, "to_tag": to_tag})
 
 
 def _again(one: Remainder, tag: str, now: float) -> dict[str, Any]:
     return {
-        "job": one.key.job_id, "nth": one.key.generation, "doc": one.key.doc_id, "from_tag": tag,
-        "now_attempts": bounded_count(one.attempts), "now_calls": bounded_count(one.calls),
-        "now_in": bounded_figure(one.prompt_tokens), "now_out": bounded_figure(one.completion_tokens),
-        "now_cost": bounded_figure(one.cost_microusd), "why": one.reason, "now": now, "now_most": one.most,
+        "job": one.key.job_id,
+        "nth": one.key.generation,
+        "doc": one.key.doc_id,
+        "from_tag": tag,
+        "now_attempts": bounded_count(one.attempts),
+        "now_calls": bounded_count(one.calls),
+        "now_in": bounded_figure(one.prompt_tokens),
+        "now_out": bounded_figure(one.completion_tokens),
+        "now_cost": bounded_figure(one.cost_microusd),
+        "why": one.reason,
+        "now": now,
+        "now_most": one.most,
         "more_unpriced": bounded_count(one.unpriced),
-    }  # fmt: skip
+    }
 
 
 def _row(one: Remainder, now: float) -> dict[str, Any]:
     return {
-        "job_id": one.key.job_id, "generation": one.key.generation, "doc_id": one.key.doc_id, "position": one.position,
-        "tag": None, "attempts": bounded_count(one.attempts), "calls": bounded_count(one.calls),
-        "prompt_tokens": bounded_figure(one.prompt_tokens), "completion_tokens": bounded_figure(one.completion_tokens),
-        "cost_microusd": bounded_figure(one.cost_microusd), "reason": one.reason, "since": now, "most": one.most,
+        "job_id": one.key.job_id,
+        "generation": one.key.generation,
+        "doc_id": one.key.doc_id,
+        "position": one.position,
+        "tag": None,
+        "attempts": bounded_count(one.attempts),
+        "calls": bounded_count(one.calls),
+        "prompt_tokens": bounded_figure(one.prompt_tokens),
+        "completion_tokens": bounded_figure(one.completion_tokens),
+        "cost_microusd": bounded_figure(one.cost_microusd),
+        "reason": one.reason,
+        "since": now,
+        "most": one.most,
         "unpriced": bounded_count(one.unpriced),
-    }  # fmt: skip
+    }
 
 
 def _remainder_of(row: Row[Any]) -> Remainder:
     return Remainder(
-        ItemKey(row.job_id, row.generation, row.doc_id), row.position, row.attempts, row.calls, row.prompt_tokens,
-        row.completion_tokens, row.cost_microusd, row.reason, row.most, row.unpriced,
-    )  # fmt: skip
+        ItemKey(row.job_id, row.generation, row.doc_id),
+        row.position,
+        row.attempts,
+        row.calls,
+        row.prompt_tokens,
+        row.completion_tokens,
+        row.cost_microusd,
+        row.reason,
+        row.most,
+        row.unpriced,
+    )

@@ -29,7 +29,9 @@ if TYPE_CHECKING:
 __all__ = ["markdown"]
 
 CELL_CHARS = 300
-_SPECIAL = re.compile(r"([\\`*_{}\[\]<>()#!|~&$@:])")  # what Markdown, or HTML in it, would take for its own
+_SPECIAL = re.compile(
+    r"([\\`*_{}\[\]<>()#!|~&$@:])"
+)  # what Markdown, or HTML in it, would take for its own
 _BACKTICKS = re.compile(r"`+")
 
 
@@ -55,7 +57,9 @@ def plain(text: str) -> str:
 
 
 def code(text: str) -> str:
-    """Foreign text as code, in more backticks than it has itself. Within a table a bar ends the cell even there."""
+    """Foreign text as code, in more backticks than it has itself.
+
+    Within a table a bar ends the cell even there."""
     shown = one_line(text, CELL_CHARS).replace("|", "\\|")
     longest = max((len(found) for found in _BACKTICKS.findall(shown)), default=0)
     fence = "`" * (longest + 1)
@@ -103,13 +107,24 @@ def _lanes(report: Report) -> Iterator[str]:
     yield from ("## Cost", "")
     rows = [
         (
-            plain(lane_name(one)), count(one.documents), count(one.prompt_tokens), count(one.completion_tokens),
+            plain(lane_name(one)),
+            count(one.documents),
+            count(one.prompt_tokens),
+            count(one.completion_tokens),
             one.money.words,
         )
         for one in report.cost_by_lane
-    ]  # fmt: skip
-    total = ("together", count(report.finished), count(report.prompt_tokens), count(report.completion_tokens))
-    yield from _table(("lane", "documents", "tokens in", "tokens out", "cost"), [*rows, (*total, report.money.words)])
+    ]
+    total = (
+        "together",
+        count(report.finished),
+        count(report.prompt_tokens),
+        count(report.completion_tokens),
+    )
+    yield from _table(
+        ("lane", "documents", "tokens in", "tokens out", "cost"),
+        [*rows, (*total, report.money.words)],
+    )
     yield ""
 
 
@@ -128,8 +143,8 @@ def _course(course: Course) -> Iterator[str]:
 def _effort(report: Report) -> Iterator[str]:
     yield from ("## Effort", "")
     yield (
-        f"- {duration(report.seconds)} at {rate(report.items_per_second)}, {count(report.calls)} calls, "
-        f"{count(report.retries)} retries, {count(report.rate_limited)} rate limited"
+        f"- {duration(report.seconds)} at {rate(report.items_per_second)}, {count(report.calls)} "
+        f"calls, {count(report.retries)} retries, {count(report.rate_limited)} rate limited"
         f"{asked_again(report.repairs, report.fallbacks)}"
     )
     retried = retried_line(report.retried_by_reason)

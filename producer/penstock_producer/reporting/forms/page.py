@@ -1,4 +1,5 @@
-"""The report as one page of HTML: no script, nothing from elsewhere, and nothing in it that a document could have written."""
+"""The report as one page of HTML: no script, nothing from elsewhere, and nothing in it that a
+document could have written."""
 
 from __future__ import annotations
 
@@ -49,8 +50,12 @@ class Bar(NamedTuple):
 
 def page(report: Report, course: Course, *, dlq_command: str, now: float) -> str:
     style = files("penstock_producer.reporting.forms").joinpath("page.css").read_text("utf-8")
-    template = files("penstock_producer.reporting.forms").joinpath("page.html.jinja").read_text("utf-8")
-    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    template = (
+        files("penstock_producer.reporting.forms").joinpath("page.html.jinja").read_text("utf-8")
+    )
+    environment = Environment(
+        autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
     digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
     return environment.from_string(template).render(
         style=style,
@@ -101,7 +106,10 @@ def _tiers(report: Report) -> list[Bar]:
 def _reasons(report: Report, dlq_command: str) -> list[Bar]:
     found = reasons_of(report, dlq_command)
     most = max((row.documents for row in found), default=1)
-    return [Bar(row.reason, count(row.documents), row.documents / most, "bad", row.command) for row in found]
+    return [
+        Bar(row.reason, count(row.documents), row.documents / most, "bad", row.command)
+        for row in found
+    ]
 
 
 def _lanes(report: Report) -> list[Bar]:
@@ -120,7 +128,11 @@ def _lanes(report: Report) -> list[Bar]:
 def _latencies(course: Course) -> list[Bar]:
     most = max((one.milliseconds for one in course.latencies), default=0)
     return [
-        Bar(f"{one.percent} %", milliseconds(one.milliseconds), one.milliseconds / most if most else 0.0)
+        Bar(
+            f"{one.percent} %",
+            milliseconds(one.milliseconds),
+            one.milliseconds / most if most else 0.0,
+        )
         for one in course.latencies
     ]
 
@@ -136,7 +148,8 @@ def _stretches(course: Course) -> list[tuple[str, str, str]]:
 def _effort(report: Report) -> list[Any]:
     retried = retried_line(report.retried_by_reason)
     return [
-        f"{count(report.calls)} calls, {count(report.retries)} retries, {count(report.rate_limited)} rate limited"
+        f"{count(report.calls)} calls, {count(report.retries)} retries, "
+        f"{count(report.rate_limited)} rate limited"
         f"{asked_again(report.repairs, report.fallbacks)}",
         f"{count(report.prompt_tokens)} tokens in, {count(report.completion_tokens)} out",
         *batches_line(report.batches),

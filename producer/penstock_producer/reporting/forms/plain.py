@@ -35,10 +35,17 @@ def plain_text(report: Report, *, dlq_command: str) -> str:
 def headline(report: Report) -> list[tuple[str, str]]:
     """Each part of the first line, with the colour that a terminal gives it."""
     parts = [
-        (f"{percent(report.succeeded, report.total)} succeeded", "green" if report.succeeded else "default"),
+        (
+            f"{percent(report.succeeded, report.total)} succeeded",
+            "green" if report.succeeded else "default",
+        ),
         (f", {percent(report.succeeded_after_retry, report.total)} after retry, ", ""),
         (f"{percent(report.dead, report.total)} dead", "red" if report.dead else "default"),
-        (f"  ({count(report.succeeded)} + {count(report.dead)} of {count(report.total)} documents)", ""),
+        (
+            f"  ({count(report.succeeded)} + {count(report.dead)} of {count(report.total)} "
+            "documents)",
+            "",
+        ),
     ]
     return parts if report.state == "completed" else [*parts, (f"  {report.state}", "yellow")]
 
@@ -47,10 +54,11 @@ def effort(report: Report) -> list[str]:
     """What it took, and what was changed or saved on the way."""
     retried = retried_line(report.retried_by_reason)
     return [
-        f"{duration(report.seconds)} at {rate(report.items_per_second)} · {count(report.calls)} calls · "
-        f"{count(report.retries)} retries · {count(report.rate_limited)} rate limited"
+        f"{duration(report.seconds)} at {rate(report.items_per_second)} · {count(report.calls)} "
+        f"calls · {count(report.retries)} retries · {count(report.rate_limited)} rate limited"
         f"{asked_again(report.repairs, report.fallbacks)}",
-        f"{count(report.prompt_tokens)} tokens in, {count(report.completion_tokens)} out · {_cost(report)}",
+        f"{count(report.prompt_tokens)} tokens in, {count(report.completion_tokens)} out · "
+        f"{_cost(report)}",
         *lane_lines(report.cost_by_lane),
         *batches_line(report.batches),
         *reused_lines(report.deduplicated, report.cached),

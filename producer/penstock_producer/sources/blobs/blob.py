@@ -8,7 +8,8 @@ from typing import Any, Protocol
 
 from penstock_producer.errors import SourceError
 
-# One read. Large enough that the cost per read does not count, small enough to hold a few in memory.
+# One read. Large enough that the cost per read does not count, small enough to hold a few in
+# memory.
 CHUNK_BYTES = 1024 * 1024
 
 
@@ -45,13 +46,14 @@ class Deadline:
         if time.monotonic() > self._ends_at:
             raise SourceError(
                 "source_too_slow",
-                f"{self._uri} was not read and checked within {self._timeout_s:g} s; split it, or raise "
-                "doors.submit_timeout_s (PENSTOCK_DOORS__SUBMIT_TIMEOUT_S)",
+                f"{self._uri} was not read and checked within {self._timeout_s:g} s; split it, or "
+                "raise doors.submit_timeout_s (PENSTOCK_DOORS__SUBMIT_TIMEOUT_S)",
             )
 
 
 class TimedBlob:
-    """A blob that has to be read within ``timeout_s`` seconds from now; looked at once per chunk or read."""
+    """A blob that has to be read within ``timeout_s`` seconds from now; looked at once per chunk or
+    read."""
 
     def __init__(self, blob: Blob, timeout_s: float) -> None:
         self.uri = blob.uri

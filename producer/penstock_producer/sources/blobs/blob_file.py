@@ -39,8 +39,9 @@ class BlobFile(io.RawIOBase):
         if self._most is not None and length > self._most:
             raise SourceError(
                 "record_batch_too_large",
-                f"{self._blob.uri} has a piece of {length} bytes that is decoded whole, and at most {self._most} are; write "
-                "smaller record batches (pyarrow: max_chunksize=10_000), or Parquet",
+                f"{self._blob.uri} has a piece of {length} bytes that is decoded whole, and at "
+                f"most {self._most} are; write smaller record batches (pyarrow: "
+                "max_chunksize=10_000), or Parquet",
             )
         data = self._blob.read(self._at, length) if length else b""
         self._at += len(data)

@@ -80,10 +80,13 @@ class ZstdStream:
                 from backports import zstd
             except ImportError as error:
                 raise SourceUnavailable(
-                    "reading .zst needs backports.zstd on this machine; `pip install penstock[zstd]`"
+                    "reading .zst needs backports.zstd on this machine; `pip install "
+                    "penstock[zstd]`"
                 ) from error
         self._error = zstd.ZstdError
-        self._frame = zstd.ZstdDecompressor(options={zstd.DecompressionParameter.window_log_max: _ZSTD_WINDOW_LOG})
+        self._frame = zstd.ZstdDecompressor(
+            options={zstd.DecompressionParameter.window_log_max: _ZSTD_WINDOW_LOG}
+        )
 
     @property
     def eof(self) -> bool:

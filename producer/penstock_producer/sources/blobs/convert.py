@@ -1,4 +1,5 @@
-"""What to do about a source that is not read: its kind, and one command that makes JSON Lines of it."""
+"""What to do about a source that is not read: its kind, and one command that makes JSON Lines of
+it."""
 
 from __future__ import annotations
 
@@ -10,8 +11,15 @@ from typing import Final
 from penstock_producer.errors import SourceError, SourceUnavailable
 
 _BY_ENDING: Final = {".xlsx": "Excel", ".bz2": "bzip2", ".xz": "xz", ".zip": "zip"}
-_BY_MAGIC: Final = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd", b"BZh": "bzip2", b"\xfd7zXZ": "xz", b"PAR1": "Parquet",
-                    b"ARROW1": "Arrow", b"PK\x03\x04": "zip"}  # fmt: skip
+_BY_MAGIC: Final = {
+    b"\x1f\x8b": "gzip",
+    b"\x28\xb5\x2f\xfd": "zstd",
+    b"BZh": "bzip2",
+    b"\xfd7zXZ": "xz",
+    b"PAR1": "Parquet",
+    b"ARROW1": "Arrow",
+    b"PK\x03\x04": "zip",
+}
 _READ: Final = {"gzip": ".gz", "zstd": ".zst", "Parquet": ".parquet", "Arrow": ".arrow"}
 _PATTERN = frozenset("*?[")
 
@@ -20,14 +28,19 @@ def refuse_ending(uri: str) -> None:
     """Raises SourceError for a name that says a format that is not read."""
     for ending, kind in _BY_ENDING.items():
         if uri.lower().endswith(ending):
-            raise SourceError("unsupported_format", f"{uri} is {kind}, which is not read; {recipe(kind, uri)}")
+            raise SourceError(
+                "unsupported_format", f"{uri} is {kind}, which is not read; {recipe(kind, uri)}"
+            )
 
 
 def refuse_magic(uri: str, start: bytes, wanted: str) -> None:
-    """Raises SourceError for first bytes that are those of another format than ``wanted``, its name in words."""
+    """Raises SourceError for first bytes that are those of another format than ``wanted``, its name
+    in words."""
     for magic, kind in _BY_MAGIC.items():
         if start.startswith(magic):
-            raise SourceError("unsupported_format", f"{uri} is {kind}, not {wanted}; {_remedy(kind, uri)}")
+            raise SourceError(
+                "unsupported_format", f"{uri} is {kind}, not {wanted}; {_remedy(kind, uri)}"
+            )
 
 
 def refuse_content(uri: str, start: bytes) -> None:
@@ -36,7 +49,8 @@ def refuse_content(uri: str, start: bytes) -> None:
     if start.lstrip()[:1] == b"[":
         raise SourceError(
             "json_array",
-            f"{uri} is one JSON array, and JSON Lines has one object per line; {recipe('a JSON array', uri)}",
+            f"{uri} is one JSON array, and JSON Lines has one object per line; "
+            f"{recipe('a JSON array', uri)}",
         )
 
 
@@ -58,7 +72,8 @@ def recipe(kind: str, uri: str) -> str:
     match kind:
         case "Excel":
             code = (
-                'import pandas, sys; pandas.read_excel(sys.argv[1]).to_json(sys.argv[2], orient="records", lines=True)'
+                "import pandas, sys; pandas.read_excel(sys.argv[1]).to_json(sys.argv[2], "
+                'orient="records", lines=True)'
             )
             command = f"python3 -c '{code}' {old} {new}"
         case "a JSON array":
@@ -77,10 +92,14 @@ def refuse_kind(path: str, mode: int) -> None:
         return
     quoted = shlex.quote(path)
     if stat.S_ISDIR(mode):
-        words = f"{path} is a folder; write {quoted}/ to read its files as one job, or name files by a pattern: {quoted}/*.jsonl"
+        words = (
+            f"{path} is a folder; write {quoted}/ to read its files as one job, or name files by a "
+            f"pattern: {quoted}/*.jsonl"
+        )
     elif stat.S_ISFIFO(mode):
         words = (
-            f"{path} is a pipe, and a source is read more than once; keep it as a file: cat {quoted} > documents.jsonl"
+            f"{path} is a pipe, and a source is read more than once; keep it as a file: cat "
+            f"{quoted} > documents.jsonl"
         )
     else:
         words = f"{path} is a device or socket; name a file of rows"
@@ -92,15 +111,22 @@ def cannot_open(path: str, error: OSError) -> SourceError:
     if isinstance(error, FileNotFoundError) and _PATTERN & set(path):
         return SourceError(
             "no_such_file",
-            f"{path} is a pattern, and a remote door takes one file; join what it stands for first: cat {path} > all.jsonl",
+            f"{path} is a pattern, and a remote door takes one file; join what it stands for "
+            f"first: cat {path} > all.jsonl",
         )
     if isinstance(error, FileNotFoundError) and Path(path).name == "-":
         return SourceError(
-            "no_such_file", "- is not a source: it is read more than once; keep it as a file: cat > documents.jsonl"
+            "no_such_file",
+            "- is not a source: it is read more than once; keep it as a file: cat > "
+            "documents.jsonl",
         )
     if isinstance(error, FileNotFoundError):
-        return SourceUnavailable(f"{path}: there is no such file; check the path, or name an object as s3://bucket/key")
-    return SourceUnavailable(f"{path} cannot be opened ({error.strerror}); check the path and its rights")
+        return SourceUnavailable(
+            f"{path}: there is no such file; check the path, or name an object as s3://bucket/key"
+        )
+    return SourceUnavailable(
+        f"{path} cannot be opened ({error.strerror}); check the path and its rights"
+    )
 
 
 def _renamed(source: str) -> str:

@@ -1,7 +1,8 @@
 """A local file as a pinned blob.
 
-The pin holds size, sha256 and modification time. A reader compares size and time, which is free, and hashes the file
-again only when the time differs; so a touched or copied file is fine and a changed one is never read.
+The pin holds size, sha256 and modification time. A reader compares size and time, which is free,
+and hashes the file again only when the time differs; so a touched or copied file is fine and a
+changed one is never read.
 """
 
 from __future__ import annotations
@@ -13,7 +14,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from penstock_producer.errors import BadReference, SourceChanged, SourceError, SourceUnavailable, seen
+from penstock_producer.errors import (
+    BadReference,
+    SourceChanged,
+    SourceError,
+    SourceUnavailable,
+    seen,
+)
 from penstock_producer.source_roots import SourceRoots
 from penstock_producer.sources.blobs.blob import CHUNK_BYTES
 from penstock_producer.sources.blobs.convert import cannot_open, refuse_kind
@@ -22,7 +29,9 @@ KIND = "file"
 
 
 class _Identity(NamedTuple):
-    """What changes with any ordinary write. Compared for each chunk, so a file edited under a reader is noticed."""
+    """What changes with any ordinary write.
+
+    Compared for each chunk, so a file edited under a reader is noticed."""
 
     size: int
     mtime_ns: int
@@ -36,7 +45,11 @@ class LocalFile:
     """
 
     def __init__(
-        self, path: str | Path, pinned: Mapping[str, Any] | None = None, *, roots: SourceRoots | None = None
+        self,
+        path: str | Path,
+        pinned: Mapping[str, Any] | None = None,
+        *,
+        roots: SourceRoots | None = None,
     ) -> None:
         self._path = self.uri = str(Path(path).absolute())
         self._roots = roots
@@ -49,19 +62,26 @@ class LocalFile:
             pass
         assert self._verified is not None
         return {
-            "kind": KIND, "uri": self._path, "size": self._verified.size, "sha256": self._sha256,
+            "kind": KIND,
+            "uri": self._path,
+            "size": self._verified.size,
+            "sha256": self._sha256,
             "mtime_ns": self._verified.mtime_ns,
-        }  # fmt: skip
+        }
 
     def pinning(self) -> Iterator[bytes]:
         return self.chunks(0) if self._sha256 is None or self._verified is None else iter(())
 
     def unchanged(self) -> bool:
-        """Whether size and modification time are those of the pin: enough to skip a second survey of the same job."""
+        """Whether size and modification time are those of the pin: enough to skip a second survey
+        of the same job."""
         if self._pinned is None:
             return False
         with self._opened() as (_, identity):
-            return (identity.size, identity.mtime_ns) == (self._pinned["size"], self._pinned.get("mtime_ns"))
+            return (identity.size, identity.mtime_ns) == (
+                self._pinned["size"],
+                self._pinned.get("mtime_ns"),
+            )
 
     def chunks(self, offset: int) -> Iterator[bytes]:
         with self._opened() as (descriptor, identity):
@@ -79,14 +99,21 @@ class LocalFile:
                 self._verified = identity
 
     def read(self, offset: int, length: int) -> bytes:
-        """Bytes of the file. Raises BadReference beyond its end, SourceChanged and SourceUnavailable."""
+        """Bytes of the file.
+
+        Raises BadReference beyond its end, SourceChanged and SourceUnavailable."""
         with self._opened() as (descriptor, identity):
             self._verify(descriptor, identity)
             if offset + length > identity.size:
-                raise BadReference(f"{self.uri} has {identity.size} bytes and no document at {offset}:{length}")
+                raise BadReference(
+                    f"{self.uri} has {identity.size} bytes and no document at {offset}:{length}"
+                )
             data = os.pread(descriptor, length, offset)
         if len(data) != length:
-            raise SourceChanged(f"{self.uri} ends before byte {offset + length}; restore the file that was submitted")
+            raise SourceChanged(
+                f"{self.uri} ends before byte {offset + length}; restore the file that was "
+                "submitted"
+            )
         return data
 
     def _open(self) -> int:
@@ -94,12 +121,15 @@ class LocalFile:
         return os.open(self._path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
 
     def _verify(self, descriptor: int, identity: _Identity) -> None:
-        """Hold the open file against the pin, reading it whole only when it is not plainly the same."""
+        """Hold the open file against the pin, reading it whole only when it is not plainly the
+        same."""
         if self._verified is not None:
             self._expect(self._verified, identity)
         elif self._pinned is not None:
             same_time = identity.mtime_ns == self._pinned.get("mtime_ns")
-            if identity.size != self._pinned["size"] or not (same_time or self._hash(descriptor) == self._sha256):
+            if identity.size != self._pinned["size"] or not (
+                same_time or self._hash(descriptor) == self._sha256
+            ):
                 raise self._changed()
             self._verified = identity
 
@@ -116,9 +146,12 @@ class LocalFile:
 
     def _changed(self) -> SourceChanged:
         if self._pinned is None:
-            return SourceChanged(f"{self.uri} changed while it was read; submit it once its writer has finished")
+            return SourceChanged(
+                f"{self.uri} changed while it was read; submit it once its writer has finished"
+            )
         return SourceChanged(
-            f"{self.uri} is not the file that was submitted; restore it, or submit the new content as a new job"
+            f"{self.uri} is not the file that was submitted; restore it, or submit the new content "
+            "as a new job"
         )
 
     @contextmanager
@@ -128,7 +161,9 @@ class LocalFile:
         except OSError as error:
             raise cannot_open(self.uri, error) from error
         except ValueError:  # a NUL, or half a surrogate pair
-            raise SourceError("invalid_path", f"{seen(self.uri)} cannot be a path; check its characters") from None
+            raise SourceError(
+                "invalid_path", f"{seen(self.uri)} cannot be a path; check its characters"
+            ) from None
         try:
             refuse_kind(self.uri, os.fstat(descriptor).st_mode)
             yield descriptor, _identity(descriptor)

@@ -40,7 +40,12 @@ class RangedObject(ABC):
     def pin(self) -> dict[str, Any]:
         if self._pin is None:
             found = self._version()
-            self._pin = {"kind": self._kind, "uri": self._address, "size": found.size, "etag": found.etag}
+            self._pin = {
+                "kind": self._kind,
+                "uri": self._address,
+                "size": found.size,
+                "etag": found.etag,
+            }
         return dict(self._pin)
 
     def pinning(self) -> Iterator[bytes]:
@@ -58,18 +63,27 @@ class RangedObject(ABC):
             offset += len(chunk)
 
     def read(self, offset: int, length: int) -> bytes:
-        """Bytes of the object. Raises BadReference beyond its end, SourceChanged and SourceUnavailable."""
+        """Bytes of the object.
+
+        Raises BadReference beyond its end, SourceChanged and SourceUnavailable."""
         pin = self.pin()
         if offset + length > int(pin["size"]):
-            raise BadReference(f"{self.uri} has {pin['size']} bytes and no document at {offset}:{length}")
+            raise BadReference(
+                f"{self.uri} has {pin['size']} bytes and no document at {offset}:{length}"
+            )
         if length == 0:  # which no range can ask for
             return b""
         data = self._range(offset, length, str(pin["etag"]))
         if len(data) != length:
-            raise SourceChanged(f"{self.uri} gave {len(data)} of {length} bytes at {offset}; restore the pinned object")
+            raise SourceChanged(
+                f"{self.uri} gave {len(data)} of {length} bytes at {offset}; restore the pinned "
+                "object"
+            )
         return data
 
 
 def another_object(uri: str) -> SourceChanged:
     """For an object whose ETag is not the pinned one."""
-    return SourceChanged(f"{uri} is not the object that was submitted; restore it, or submit it as a new job")
+    return SourceChanged(
+        f"{uri} is not the object that was submitted; restore it, or submit it as a new job"
+    )

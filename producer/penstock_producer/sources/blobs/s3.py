@@ -1,8 +1,10 @@
-"""An S3 object as a pinned blob: every read is a ranged GET with If-Match, so other content is refused by the server.
+"""An S3 object as a pinned blob: every read is a ranged GET with If-Match, so other content is
+refused by the server.
 
 Workers read models and adapters with it, which lie under a prefix (``S3Prefix``).
 
-An endpoint comes from the setting `s3_endpoint_url`, else from what boto3 reads (AWS_ENDPOINT_URL_S3).
+An endpoint comes from the setting `s3_endpoint_url`, else from what boto3 reads
+(AWS_ENDPOINT_URL_S3).
 """
 
 from __future__ import annotations
@@ -26,7 +28,12 @@ class S3Object(RangedObject):
     """One object of S3."""
 
     def __init__(
-        self, uri: str, pinned: Mapping[str, Any] | None = None, *, endpoint_url: str | None = None, client: Any = None
+        self,
+        uri: str,
+        pinned: Mapping[str, Any] | None = None,
+        *,
+        endpoint_url: str | None = None,
+        client: Any = None,
     ) -> None:
         try:
             parts = urlsplit(uri)
@@ -37,7 +44,9 @@ class S3Object(RangedObject):
         super().__init__(KIND, uri, pinned)
         self._bucket, self._key = parts.netloc, unquote(parts.path.lstrip("/"))
         if not self._bucket or not self._key:
-            raise SourceError("source_unavailable", f"{seen(uri)} names no object; write s3://bucket/key")
+            raise SourceError(
+                "source_unavailable", f"{seen(uri)} names no object; write s3://bucket/key"
+            )
         self._client = client if client is not None else _client(endpoint_url)
 
     def _version(self) -> Version:
@@ -47,7 +56,10 @@ class S3Object(RangedObject):
     def _range(self, offset: int, length: int, etag: str) -> bytes:
         def get() -> bytes:
             answer = self._client.get_object(
-                Bucket=self._bucket, Key=self._key, Range=f"bytes={offset}-{offset + length - 1}", IfMatch=etag
+                Bucket=self._bucket,
+                Key=self._key,
+                Range=f"bytes={offset}-{offset + length - 1}",
+                IfMatch=etag,
             )
             return bytes(answer["Body"].read())
 
@@ -65,12 +77,16 @@ class Listed(NamedTuple):
 
 
 class S3Prefix:
-    """`s3://bucket/prefix`, with all objects below `prefix/`. Safe to use in several threads, as boto3's clients are."""
+    """`s3://bucket/prefix`, with all objects below `prefix/`.
+
+    Safe to use in several threads, as boto3's clients are."""
 
     def __init__(self, uri: str, *, endpoint_url: str | None = None) -> None:
         parts = urlsplit(uri)
         if parts.scheme != "s3" or not parts.netloc or parts.query or parts.fragment:
-            raise SourceError("invalid_uri", f"{seen(uri)} is no prefix of a bucket; write s3://bucket/prefix")
+            raise SourceError(
+                "invalid_uri", f"{seen(uri)} is no prefix of a bucket; write s3://bucket/prefix"
+            )
         self._bucket, prefix = parts.netloc, unquote(parts.path).strip("/")
         self._below = f"{prefix}/" if prefix else ""
         self.uri = f"s3://{self._bucket}/{prefix}"
@@ -83,22 +99,33 @@ class S3Prefix:
             found.append(listed)
             if len(found) > most:
                 raise SourceError(
-                    "too_many_objects", f"{self.uri} has more than {most:,} objects; name a prefix with fewer"
+                    "too_many_objects",
+                    f"{self.uri} has more than {most:,} objects; name a prefix with fewer",
                 )
         return found
 
     def listed(self, after: str = "") -> Iterator[Listed]:
-        """In the order of their names, those later than ``after``; a page of 1,000 at a time. Raises SourceUnavailable."""
+        """In the order of their names, those later than ``after``; a page of 1,000 at a time.
+
+        Raises SourceUnavailable."""
         given = {"StartAfter": f"{self._below}{after}"} if after else {}
         while True:
             page = _ask(
                 self.uri,
-                lambda: self._client.list_objects_v2(Bucket=self._bucket, Prefix=self._below, **given),  # noqa: B023 - at once
+                lambda: self._client.list_objects_v2(
+                    Bucket=self._bucket,
+                    Prefix=self._below,
+                    **given,  # noqa: B023 - at once
+                ),
             )
             for entry in page.get("Contents", ()):
                 path = entry["Key"][len(self._below) :]
-                if path and not path.endswith("/"):  # consoles make such objects and show them as folders
-                    yield Listed(path, entry["Size"], entry["ETag"], entry["LastModified"].timestamp())
+                if path and not path.endswith(
+                    "/"
+                ):  # consoles make such objects and show them as folders
+                    yield Listed(
+                        path, entry["Size"], entry["ETag"], entry["LastModified"].timestamp()
+                    )
             if not page.get("IsTruncated"):
                 return
             given = {"ContinuationToken": page["NextContinuationToken"]}
@@ -118,7 +145,9 @@ class S3Prefix:
         found = _ask(f"{self.uri}/{path}", head)
         if found is None:
             return None
-        return Listed(path, int(found["ContentLength"]), str(found["ETag"]), found["LastModified"].timestamp())
+        return Listed(
+            path, int(found["ContentLength"]), str(found["ETag"]), found["LastModified"].timestamp()
+        )
 
     def object(self, listed: Listed) -> S3Object:
         """Pinned to what was listed."""
@@ -134,9 +163,11 @@ class S3Files:
         self._client = _client(endpoint_url)
 
     def read(self, uri: str, most: int) -> tuple[bytes, int, int]:
-        """The bytes where there are at most ``most``, how many there are, and when they were changed (Unix time in ns).
+        """The bytes where there are at most ``most``, how many there are, and when they were
+        changed (Unix time in ns).
 
-        Raises FileNotFoundError for what is not there or not allowed, and SourceUnavailable where S3 does not answer.
+        Raises FileNotFoundError for what is not there or not allowed, and SourceUnavailable where
+        S3 does not answer.
         """
         from botocore.exceptions import ClientError
 
@@ -144,12 +175,17 @@ class S3Files:
 
         def get() -> tuple[bytes, int, int]:
             try:
-                answer = self._client.get_object(Bucket=parts.netloc, Key=unquote(parts.path.lstrip("/")))
+                answer = self._client.get_object(
+                    Bucket=parts.netloc, Key=unquote(parts.path.lstrip("/"))
+                )
             except ClientError as error:
                 if error.response.get("ResponseMetadata", {}).get("HTTPStatusCode") in (403, 404):
                     raise FileNotFoundError(uri) from None
                 raise
-            size, changed_ns = int(answer["ContentLength"]), int(answer["LastModified"].timestamp()) * 10**9
+            size, changed_ns = (
+                int(answer["ContentLength"]),
+                int(answer["LastModified"].timestamp()) * 10**9,
+            )
             with contextlib.closing(answer["Body"]) as body:
                 return b"" if size > most else bytes(body.read(most + 1)), size, changed_ns
 
@@ -166,19 +202,28 @@ def _ask(uri: str, request: Callable[[], Any]) -> Any:
         status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode")
         if status in (412, 416):
             raise another_object(uri) from error
-        raise SourceUnavailable(f"{uri}: S3 answered {status} ({error}); check the name and the rights") from error
+        raise SourceUnavailable(
+            f"{uri}: S3 answered {status} ({error}); check the name and the rights"
+        ) from error
     except FileNotFoundError:
         raise
-    except RecursionError as error:  # botocore asks a store that redirects for the region, and is redirected again
+    except (
+        RecursionError
+    ) as error:  # botocore asks a store that redirects for the region, and is redirected again
         raise SourceUnavailable(
-            f"{uri}: S3 sends each request elsewhere and does not say where; check the endpoint and the region"
+            f"{uri}: S3 sends each request elsewhere and does not say where; check the endpoint "
+            "and the region"
         ) from error
     except (BotoCoreError, HTTPClientError, OSError) as error:
-        raise SourceUnavailable(f"{uri}: {error}; check the endpoint, region and credentials") from error
+        raise SourceUnavailable(
+            f"{uri}: {error}; check the endpoint, region and credentials"
+        ) from error
 
 
 def _client(endpoint_url: str | None) -> Any:
     try:
         return connected(endpoint_url, tries=TRIES)
     except ImportError as error:
-        raise SourceUnavailable("reading s3:// needs boto3 on this machine; `pip install penstock[s3]`") from error
+        raise SourceUnavailable(
+            "reading s3:// needs boto3 on this machine; `pip install penstock[s3]`"
+        ) from error

@@ -1,8 +1,10 @@
-"""An object of Google Cloud Storage (`gs://`) or Azure (`az://`) as a pinned blob, by obstore, as s3.py does it by boto3.
+"""An object of Google Cloud Storage (`gs://`) or Azure (`az://`) as a pinned blob, by obstore, as
+s3.py does it by boto3.
 
-obstore is imported when the first object is opened: it is an extra (`pip install penstock[stores]`). Credentials, the account
-and another endpoint come from the environment, as obstore names them: GOOGLE_APPLICATION_CREDENTIALS,
-AZURE_STORAGE_ACCOUNT_NAME, AZURE_STORAGE_ENDPOINT and so on. Without credentials those of the machine are looked for. An
+obstore is imported when the first object is opened: it is an extra (`pip install
+penstock[stores]`). Credentials, the account and another endpoint come from the environment, as
+obstore names them: GOOGLE_APPLICATION_CREDENTIALS, AZURE_STORAGE_ACCOUNT_NAME,
+AZURE_STORAGE_ENDPOINT and so on. Without credentials those of the machine are looked for. An
 endpoint without TLS needs GOOGLE_ALLOW_HTTP=true or AZURE_ALLOW_HTTP=true.
 """
 
@@ -25,11 +27,15 @@ _PAGE: Final = 1_000
 class StoreObject(RangedObject):
     """One object of Google Cloud Storage or Azure."""
 
-    def __init__(self, uri: str, pinned: Mapping[str, Any] | None = None, *, store: Any = None) -> None:
+    def __init__(
+        self, uri: str, pinned: Mapping[str, Any] | None = None, *, store: Any = None
+    ) -> None:
         scheme, bucket, self._key = _parts(uri)
         super().__init__(scheme, uri, pinned)
         if not self._key:
-            raise SourceError("source_unavailable", f"{seen(uri)} names no object; write {scheme}://bucket/key")
+            raise SourceError(
+                "source_unavailable", f"{seen(uri)} names no object; write {scheme}://bucket/key"
+            )
         self._store = open_store(scheme, bucket) if store is None else store
 
     def _version(self) -> Version:
@@ -62,8 +68,8 @@ class StoreObject(RangedObject):
         return data
 
     def _refuse_encoded(self, answer: Any) -> None:
-        """Google unpacks an object on its way where its attribute says gzip, whatever it holds: then sizes and ranges mean
-        nothing. Raises SourceError."""
+        """Google unpacks an object on its way where its attribute says gzip, whatever it holds:
+        then sizes and ranges mean nothing. Raises SourceError."""
         if answer.attributes.get("Content-Encoding", "identity").lower() not in ("", "identity"):
             raise self._encoded()
 
@@ -75,9 +81,9 @@ class StoreObject(RangedObject):
         )
         return SourceError(
             "content_encoding",
-            f"{self.uri} has the attribute Content-Encoding, by which stores and clients unpack it on its way, so that its size "
-            f"and places in it are others than those listed; clear it: {clear}. A name that ends in .gz or .zst says that it is "
-            "packed",
+            f"{self.uri} has the attribute Content-Encoding, by which stores and clients unpack it "
+            "on its way, so that its size and places in it are others than those listed; clear it: "
+            f"{clear}. A name that ends in .gz or .zst says that it is packed",
         )
 
 
@@ -91,12 +97,15 @@ class StorePrefix:
         self._store = open_store(self._scheme, self._bucket) if store is None else store
 
     def listed(self, after: str = "") -> Iterator[Listed]:
-        """In the order in which the service lists them, which is that of their names; those later than ``after``."""
+        """In the order in which the service lists them, which is that of their names; those later
+        than ``after``."""
         import obstore
 
         given: dict[str, Any] = {"offset": f"{self._below}{after}"} if after else {}
         prefix = self._below.rstrip("/") or None
-        pages = iter(ask(self.uri, lambda: obstore.list(self._store, prefix, chunk_size=_PAGE, **given)))
+        pages = iter(
+            ask(self.uri, lambda: obstore.list(self._store, prefix, chunk_size=_PAGE, **given))
+        )
         while True:
             page = ask(self.uri, lambda: next(pages, None))
             if page is None:
@@ -133,7 +142,9 @@ def ask(uri: str, request: Callable[[], Any]) -> Any:
         raise SourceUnavailable(f"{uri}: there is no such object; check the name") from error
     except (BaseError, OSError) as error:
         reason = str(error).partition("\n")[0]
-        raise SourceUnavailable(f"{uri}: {reason}; check the endpoint, account and credentials") from error
+        raise SourceUnavailable(
+            f"{uri}: {reason}; check the endpoint, account and credentials"
+        ) from error
 
 
 def _parts(uri: str) -> tuple[str, str, str]:
@@ -141,20 +152,31 @@ def _parts(uri: str) -> tuple[str, str, str]:
     try:
         parts = urlsplit(uri)
     except ValueError as error:
-        raise SourceError("invalid_uri", f"{seen(uri)} is not an address ({error}); write gs://bucket/key") from None
+        raise SourceError(
+            "invalid_uri", f"{seen(uri)} is not an address ({error}); write gs://bucket/key"
+        ) from None
     if parts.scheme not in SCHEMES or not parts.netloc or parts.query or parts.fragment:
-        raise SourceError("invalid_uri", f"{seen(uri)} names no bucket; write gs://bucket/key or az://container/key")
+        raise SourceError(
+            "invalid_uri",
+            f"{seen(uri)} names no bucket; write gs://bucket/key or az://container/key",
+        )
     return parts.scheme, parts.netloc, unquote(parts.path.removeprefix("/"))
 
 
 def _listed(meta: Mapping[str, Any], below: str) -> Listed:
     changed: datetime.datetime = meta["last_modified"]
-    return Listed(str(meta["path"])[len(below) :], int(meta["size"]), _tag(meta), changed.timestamp())
+    return Listed(
+        str(meta["path"])[len(below) :], int(meta["size"]), _tag(meta), changed.timestamp()
+    )
 
 
 def _tag(meta: Mapping[str, Any]) -> str:
     """Raises SourceError where a service gives none: nothing would tell its objects from others."""
     tag = meta.get("e_tag") or meta.get("version")
     if not tag:
-        raise SourceError("unsupported_source", f"{meta['path']} has no ETag, by which it would be known again")
-    return str(tag).strip('"')  # Azure's lists leave the quotes out, which are a part of the tag in HTTP
+        raise SourceError(
+            "unsupported_source", f"{meta['path']} has no ETag, by which it would be known again"
+        )
+    return str(tag).strip(
+        '"'
+    )  # Azure's lists leave the quotes out, which are a part of the tag in HTTP

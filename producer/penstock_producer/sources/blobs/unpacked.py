@@ -1,7 +1,9 @@
-"""A compressed file as a blob of its plain bytes: offsets are those of the plain bytes, the pin is the packed file's.
+"""A compressed file as a blob of its plain bytes: offsets are those of the plain bytes, the pin is
+the packed file's.
 
-A stream cannot be entered in the middle, so reading from an offset starts at the member (gzip) or frame (zstd) before it.
-The survey notes where some of them begin, and the pin carries these places to every later reader.
+A stream cannot be entered in the middle, so reading from an offset starts at the member (gzip) or
+frame (zstd) before it. The survey notes where some of them begin, and the pin carries these places
+to every later reader.
 """
 
 from __future__ import annotations
@@ -17,10 +19,15 @@ from penstock_producer.sources.blobs.codecs import CODECS, Damaged
 
 PACKED: Final = "packed"  # of a pin: the codec
 MEMBERS_KEPT: Final = 128  # evenly spread; they are in the pin, and so in the row of the job
-_FIRST_SPACING: Final = 1024 * 1024  # plain bytes between two of them; doubled each time when there are too many
-MOST_TIMES: Final = 250  # larger than its packed form; JSON Lines of one prompt reach 100, and a bomb 1,000 and more
+_FIRST_SPACING: Final = (
+    1024 * 1024
+)  # plain bytes between two of them; doubled each time when there are too many
+# larger than its packed form; JSON Lines of one prompt reach 100, and a bomb 1,000 and more
+MOST_TIMES: Final = 250
 FREE_BYTES: Final = 64 * 1024 * 1024  # plain bytes that may come of any small file
-KEPT_BEHIND: Final = 8 * 1024 * 1024  # plain bytes that a fetch can go back: documents come nearly in order
+KEPT_BEHIND: Final = (
+    8 * 1024 * 1024
+)  # plain bytes that a fetch can go back: documents come nearly in order
 
 
 class Member(NamedTuple):
@@ -31,14 +38,18 @@ class Member(NamedTuple):
 
 
 class Unpacked:
-    """The plain bytes of ``blob``. ``pinned`` is what ``pin()`` returned at submit, None before that. Thread-safe."""
+    """The plain bytes of ``blob``.
+
+    ``pinned`` is what ``pin()`` returned at submit, None before that. Thread-safe."""
 
     def __init__(self, blob: Blob, codec: str, pinned: Mapping[str, Any] | None = None) -> None:
         self.uri = blob.uri
         self._blob = blob
         self._codec = CODECS[codec]
         self._surveyed = pinned is not None
-        self._members = [Member(0, 0)] if pinned is None else [Member(*pair) for pair in pinned[MEMBERS]]
+        self._members = (
+            [Member(0, 0)] if pinned is None else [Member(*pair) for pair in pinned[MEMBERS]]
+        )
         self._whole = self._surveyed  # whether the members are those of the whole file
         self._window = _Window()
         self._lock = threading.Lock()
@@ -46,7 +57,10 @@ class Unpacked:
     def pin(self) -> dict[str, Any]:
         for _ in self.pinning():
             pass
-        return self._blob.pin() | {PACKED: self._codec.name, MEMBERS: [list(member) for member in self._members]}
+        return self._blob.pin() | {
+            PACKED: self._codec.name,
+            MEMBERS: [list(member) for member in self._members],
+        }
 
     def pinning(self) -> Iterator[bytes]:
         return self._blob.pinning() if self._whole else self.chunks(0)
@@ -66,14 +80,18 @@ class Unpacked:
                 window.restart(self._plain(nearest), nearest.plain)
             data = window.read(offset, length)
         if len(data) != length:
-            raise BadReference(f"{self.uri} has no document at {offset}:{length} of its unpacked bytes")
+            raise BadReference(
+                f"{self.uri} has no document at {offset}:{length} of its unpacked bytes"
+            )
         return data
 
     def _before(self, offset: int) -> Member:
         return max(member for member in self._members if member.plain <= offset)
 
     def _plain(self, start: Member) -> Iterator[bytes]:
-        """The plain bytes from a member on. A first whole pass finds the members and refuses bombs."""
+        """The plain bytes from a member on.
+
+        A first whole pass finds the members and refuses bombs."""
         finder = None if self._whole or start.packed else _MemberFinder()
         packed, plain = start  # offsets of what has been taken and given
         stream = None
@@ -106,14 +124,16 @@ class Unpacked:
     def _damaged(self, where: str) -> SourceError:
         name = self._codec.name
         return SourceError(
-            f"invalid_{name}", f"{self.uri} is damaged {where}; check it with `{name} -t`, and write it again"
+            f"invalid_{name}",
+            f"{self.uri} is damaged {where}; check it with `{name} -t`, and write it again",
         )
 
     def _bomb(self, plain: int, packed: int) -> SourceError:
         return SourceError(
             "decompressed_too_large",
-            f"the first {packed} bytes of {self.uri} unpack to {plain} and more, and at most {MOST_TIMES} times their size "
-            f"is read; if that is right, submit it unpacked: {self._codec.name} -dc",
+            f"the first {packed} bytes of {self.uri} unpack to {plain} and more, and at most "
+            f"{MOST_TIMES} times their size is read; if that is right, submit it unpacked: "
+            f"{self._codec.name} -dc",
         )
 
 
@@ -161,7 +181,9 @@ class _Window:
         self._data.clear()
 
     def read(self, offset: int, length: int) -> bytes:
-        """Fewer bytes at the end of the stream. Raises what the stream raises, and then starts anew at the next read."""
+        """Fewer bytes at the end of the stream.
+
+        Raises what the stream raises, and then starts anew at the next read."""
         assert self._pieces is not None, "it was started"
         pieces, self._pieces = self._pieces, None
         while self.end < offset + length:

@@ -1,7 +1,8 @@
 """Where a database is that documents are read from: how it is named, and what of its name is kept.
 
-A source is named by a URL without a password, or by a variable that holds a whole URL (`env:WAREHOUSE_URL`). Only that name
-is stored with the job and shown: every process that reads the table looks the password up where it runs.
+A source is named by a URL without a password, or by a variable that holds a whole URL
+(`env:WAREHOUSE_URL`). Only that name is stored with the job and shown: every process that reads the
+table looks the password up where it runs.
 """
 
 from __future__ import annotations
@@ -14,7 +15,14 @@ from typing import TYPE_CHECKING, Final
 from penstock_ledger.redaction import is_secret_option, remember, remember_url
 from penstock_producer.errors import SourceError, SourceUnavailable, seen
 from penstock_producer.settings import variable
-from penstock_producer.source_names import BY_VARIABLE, DUCKDB, MOTHERDUCK, POSTGRESQL, SQLITE, variable_in
+from penstock_producer.source_names import (
+    BY_VARIABLE,
+    DUCKDB,
+    MOTHERDUCK,
+    POSTGRESQL,
+    SQLITE,
+    variable_in,
+)
 
 if TYPE_CHECKING:
     from sqlalchemy import URL
@@ -40,45 +48,57 @@ class Address:
     def file(self) -> str | None:
         """Of a database that is one file here."""
         path = self.url.database or ""
-        is_file = self.backend == "sqlite" or (self.backend == DUCKDB and not path.startswith(MOTHERDUCK))
+        is_file = self.backend == "sqlite" or (
+            self.backend == DUCKDB and not path.startswith(MOTHERDUCK)
+        )
         return path if is_file else None
 
 
 def whole(where: str) -> str:
-    """The name of a database that means the same in every working folder. Raises SourceError, as ``address_of``."""
+    """The name of a database that means the same in every working folder.
+
+    Raises SourceError, as ``address_of``."""
     return where if where.startswith(BY_VARIABLE) else address_of(where).name
 
 
 def address_of(where: str) -> Address:
-    """Raises SourceError for a name that cannot be used, and SourceUnavailable for a variable that is not set here."""
+    """Raises SourceError for a name that cannot be used, and SourceUnavailable for a variable that
+    is not set here."""
     if not where.startswith(BY_VARIABLE):
         return _addressed(None, where)
     name = variable_in(where)
     if name is None:
-        raise SourceError("invalid_url", f"{seen(where)} names no variable; write env:NAME, as env:WAREHOUSE_URL")
+        raise SourceError(
+            "invalid_url", f"{seen(where)} names no variable; write env:NAME, as env:WAREHOUSE_URL"
+        )
     value = variable(name)
     if not value:
         raise SourceUnavailable(
-            f"{where}: the variable {name} is not set in this process; set it to the URL of the database, here and for "
-            "control processes and workers"
+            f"{where}: the variable {name} is not set in this process; set it to the URL of the "
+            "database, here and for control processes and workers"
         )
     return _addressed(where, value)
 
 
 def _addressed(name: str | None, given: str) -> Address:
-    """``name``: of the variable that ``given`` was read from. Nothing of ``given`` is shown before it is taken apart."""
+    """``name``: of the variable that ``given`` was read from.
+
+    Nothing of ``given`` is shown before it is taken apart."""
     from sqlalchemy import make_url
     from sqlalchemy.exc import ArgumentError
 
     remember_url(given)
     try:
         url = make_url(given)
-    except (ArgumentError, ValueError):  # a port that is no number, as where a password has an @ in it
+    except (
+        ArgumentError,
+        ValueError,
+    ):  # a port that is no number, as where a password has an @ in it
         place = "the source" if name is None else name
         raise SourceError(
             "invalid_url",
-            f"{place} is not the URL of a database: write sqlite:///file.db or postgresql://user@host/database, and "
-            "%-encode what is special in user and password",
+            f"{place} is not the URL of a database: write sqlite:///file.db or "
+            "postgresql://user@host/database, and %-encode what is special in user and password",
         ) from None
     options = [option for option in url.query if is_secret_option(option)]
     secrets = [url.password, *(url.query[option] for option in options)]
@@ -87,9 +107,14 @@ def _addressed(name: str | None, given: str) -> Address:
     if name is None and any(secrets):
         raise SourceError(
             "password_in_url",
-            f"{shown}: a password in the source would be stored with the job, and others see it in the list of processes; "
-            f"export WAREHOUSE_URL={url.drivername}://… and name the source env:WAREHOUSE_URL"
-            + (", or put the password into PGPASSWORD or ~/.pgpass" if url.drivername in POSTGRESQL else ""),
+            f"{shown}: a password in the source would be stored with the job, and others see it in "
+            f"the list of processes; export WAREHOUSE_URL={url.drivername}://… and name the source "
+            "env:WAREHOUSE_URL"
+            + (
+                ", or put the password into PGPASSWORD or ~/.pgpass"
+                if url.drivername in POSTGRESQL
+                else ""
+            ),
         )
     return _chosen(name, url, shown)
 
@@ -99,7 +124,9 @@ def _chosen(name: str | None, url: URL, shown: str) -> Address:
     from penstock_producer.sources.databases.drivers import check_driver  # with SQLAlchemy
 
     backend = url.drivername.partition("+")[0]
-    if url.drivername in SQLITE or (backend == DUCKDB and not (url.database or "").startswith(MOTHERDUCK)):
+    if url.drivername in SQLITE or (
+        backend == DUCKDB and not (url.database or "").startswith(MOTHERDUCK)
+    ):
         return _file(name, url, shown)
     if url.drivername in POSTGRESQL:
         if util.find_spec("psycopg") is None:
@@ -108,7 +135,8 @@ def _chosen(name: str | None, url: URL, shown: str) -> Address:
     if backend in ("sqlite", "postgresql", "postgres"):
         raise SourceError(
             "unsupported_source",
-            f"{shown}: its driver is chosen here; write {'sqlite' if backend == 'sqlite' else 'postgresql'}://",
+            f"{shown}: its driver is chosen here; write "
+            f"{'sqlite' if backend == 'sqlite' else 'postgresql'}://",
         )
     return Address(name or shown, check_driver(url, shown))
 
@@ -118,7 +146,9 @@ def _file(name: str | None, url: URL, shown: str) -> Address:
         kind = "DuckDB" if url.drivername == DUCKDB else "SQLite"
         scheme = kind.lower()
         raise SourceError(
-            "invalid_url", f"{shown} names no file of {kind}; write {scheme}:///file.db, or {scheme}:////folder/file.db"
+            "invalid_url",
+            f"{shown} names no file of {kind}; write {scheme}:///file.db, or "
+            f"{scheme}:////folder/file.db",
         )
     from penstock_producer.sources.databases.drivers import check_driver  # with SQLAlchemy
 

@@ -1,7 +1,7 @@
 """Rows by their keys, with bounded memory whatever they hold.
 
-A page of rows is asked for with a limit on each, so that all of them together are small. Those that are longer come without
-their values, and are asked for again, few at a time.
+A page of rows is asked for with a limit on each, so that all of them together are small. Those that
+are longer come without their values, and are asked for again, few at a time.
 """
 
 from __future__ import annotations
@@ -46,7 +46,8 @@ class RowsByKey:
         return self._asked(ask, [key], self._max_bytes).get(key)
 
     def some(self, ask: Ask, keys: Sequence[Key]) -> Iterator[Row | None]:
-        """As many as there are keys, of which ROWS may come at once, in their order; None also for a key that is none."""
+        """As many as there are keys, of which ROWS may come at once, in their order; None also for
+        a key that is none."""
         wanted = [key for key in keys if key is not None]
         rows = self._asked(ask, wanted, min(SHORT, self._max_bytes)) if wanted else {}
         groups = self._groups(wanted, rows)

@@ -1,8 +1,10 @@
-"""The columns of a table or a query, and how each is asked for: as a value that JSON has, and how long it is.
+"""The columns of a table or a query, and how each is asked for: as a value that JSON has, and how
+long it is.
 
-PostgreSQL makes text of everything that has no form of its own in JSON: dates as ISO 8601, decimals digit by digit, arrays
-and composite values as JSON. So no value that Python could not hold (the year 10000, a date `infinity`) stops a page of rows.
-Values of SQLite and of other databases bring their types with them, and become what PostgreSQL's would be.
+PostgreSQL makes text of everything that has no form of its own in JSON: dates as ISO 8601, decimals
+digit by digit, arrays and composite values as JSON. So no value that Python could not hold (the
+year 10000, a date `infinity`) stops a page of rows. Values of SQLite and of other databases bring
+their types with them, and become what PostgreSQL's would be.
 """
 
 from __future__ import annotations
@@ -129,19 +131,28 @@ def _parsed(text: str, column: Column) -> Any:
     try:
         return parse_object(b'{"value":%s}' % text.encode(), ())["value"]
     except RowFault as fault:
-        fault.field, fault.message = column.name, f"The JSON of the column {column.name!r} is refused: {fault.message}"
+        fault.field, fault.message = (
+            column.name,
+            f"The JSON of the column {column.name!r} is refused: {fault.message}",
+        )
         raise
 
 
 def _bytes(column: Column, value: str) -> RowFault:
     return RowFault(
-        "invalid_type", f"The column {column.name!r} holds bytes, which a prompt cannot show.",
-        fix="leave it out of the prompt, or make text of it by --query", field=column.name, value=value,
-    )  # fmt: skip
+        "invalid_type",
+        f"The column {column.name!r} holds bytes, which a prompt cannot show.",
+        fix="leave it out of the prompt, or make text of it by --query",
+        field=column.name,
+        value=value,
+    )
 
 
 def _not_finite(column: Column, value: Any) -> RowFault:
     return RowFault(
-        "invalid_number", f"The column {column.name!r} holds a number that is not finite.",
-        fix="write null where there is no number", field=column.name, value=seen(value),
-    )  # fmt: skip
+        "invalid_number",
+        f"The column {column.name!r} holds a number that is not finite.",
+        fix="write null where there is no number",
+        field=column.name,
+        value=seen(value),
+    )

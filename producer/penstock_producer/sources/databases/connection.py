@@ -1,4 +1,5 @@
-"""Connections to the database of a source: reading only, in one snapshot per transaction, each statement bounded."""
+"""Connections to the database of a source: reading only, in one snapshot per transaction, each
+statement bounded."""
 
 from __future__ import annotations
 
@@ -26,13 +27,20 @@ from penstock_producer.sources.databases.faults import Wording, explained
 
 __all__ = ["ReadOnly"]
 
-POOL_SIZE: Final = 2  # of one source in one process: what is read by reference, in threads, waits its turn
+POOL_SIZE: Final = (
+    2  # of one source in one process: what is read by reference, in threads, waits its turn
+)
 LOCK_S: Final = 10.0  # a table that is being changed
 BUSY_S: Final = 30.0  # a file that another program writes
-OPS_BETWEEN_LOOKS: Final = 20_000  # steps of SQLite's machine between two looks at the clock: some milliseconds
-_DEADLINE: Final = "deadline"  # of the statement under way, in what SQLAlchemy keeps with a connection
+OPS_BETWEEN_LOOKS: Final = (
+    20_000  # steps of SQLite's machine between two looks at the clock: some milliseconds
+)
+_DEADLINE: Final = (
+    "deadline"  # of the statement under way, in what SQLAlchemy keeps with a connection
+)
 _SNAPSHOT: Final = (
-    "SET TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY; SET LOCAL TimeZone = 'UTC'; SET LOCAL DateStyle = 'ISO'"
+    "SET TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY; SET LOCAL TimeZone = 'UTC'; SET "
+    "LOCAL DateStyle = 'ISO'"
 )
 
 
@@ -71,7 +79,9 @@ class ReadOnly:
     def _postgresql(self) -> Engine:
         waits = Waits(statement_s=self.wording.timeout_s, lock_s=LOCK_S)
         engine = open_engine(self._address.url, pool_size=POOL_SIZE, waits=waits, role="source")
-        event.listen(engine, "begin", lambda connection: connection.exec_driver_sql(_SNAPSHOT), insert=True)
+        event.listen(
+            engine, "begin", lambda connection: connection.exec_driver_sql(_SNAPSHOT), insert=True
+        )
         return engine
 
     def _sqlite(self) -> Engine:
@@ -89,7 +99,11 @@ class ReadOnly:
 
         event.listen(engine, "connect", bound)
         event.listen(engine, "begin", lambda connection: connection.exec_driver_sql("BEGIN"))
-        event.listen(engine, "before_cursor_execute", lambda connection, *_: connection.info[_DEADLINE].begin())
+        event.listen(
+            engine,
+            "before_cursor_execute",
+            lambda connection, *_: connection.info[_DEADLINE].begin(),
+        )
         return engine
 
 
@@ -99,20 +113,27 @@ def _check_file(path: str, *, is_sqlite: bool) -> None:
     except FileNotFoundError:
         raise SourceUnavailable(f"{path}: there is no such file; check the path") from None
     except OSError as error:
-        raise SourceUnavailable(f"{path} cannot be opened ({error.strerror}); check the path and its rights") from error
+        raise SourceUnavailable(
+            f"{path} cannot be opened ({error.strerror}); check the path and its rights"
+        ) from error
     if not is_sqlite:
         return
     with contextlib.suppress(OSError), Path(path).open("rb") as file:
         start = file.read(16)
         if start and start != b"SQLite format 3\0":
             raise SourceError(
-                "invalid_database", f"{path} is not a database of SQLite; name it without sqlite:/// as a file"
+                "invalid_database",
+                f"{path} is not a database of SQLite; name it without sqlite:/// as a file",
             )
 
 
 def _connected(path: str) -> sqlite3.Connection:
     connection = sqlite3.connect(
-        f"file:{quote(path)}?mode=ro", uri=True, timeout=BUSY_S, check_same_thread=False, isolation_level=None
+        f"file:{quote(path)}?mode=ro",
+        uri=True,
+        timeout=BUSY_S,
+        check_same_thread=False,
+        isolation_level=None,
     )
     connection.text_factory = _text
     for pragma in ("query_only = ON", "trusted_schema = OFF", "cell_size_check = ON"):
@@ -136,5 +157,6 @@ class _Deadline:
 
 
 def _text(raw: bytes) -> str:
-    """Bytes that are not UTF-8 become half surrogate pairs, which the checks of texts name and refuse."""
+    """Bytes that are not UTF-8 become half surrogate pairs, which the checks of texts name and
+    refuse."""
     return raw.decode("utf-8", "surrogateescape")

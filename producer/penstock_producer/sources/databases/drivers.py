@@ -1,7 +1,8 @@
-"""Databases beside SQLite and PostgreSQL: which package each needs, and how it is opened for reading, each statement bounded.
+"""Databases beside SQLite and PostgreSQL: which package each needs, and how it is opened for
+reading, each statement bounded.
 
-DuckDB, MySQL and MariaDB are held to what they were asked for: reading only, one snapshot per transaction, a time limit. Of
-others only what their SQLAlchemy dialect does by itself.
+DuckDB, MySQL and MariaDB are held to what they were asked for: reading only, one snapshot per
+transaction, a time limit. Of others only what their SQLAlchemy dialect does by itself.
 """
 
 from __future__ import annotations
@@ -25,23 +26,39 @@ POOL_SIZE: Final = 2  # as of PostgreSQL: of one source in one process
 POOL_WAIT_S: Final = 30.0
 CONNECT_TIMEOUT_S: Final = 10
 LOCK_S: Final = 10  # a table that is being changed
-SILENCE_S: Final = 30  # beyond the limit of a statement: the server that should have ended it is gone
+SILENCE_S: Final = (
+    30  # beyond the limit of a statement: the server that should have ended it is gone
+)
 # By the scheme of the URL where that names a driver, else by its database.
 _PACKAGES: Final = {
-    "duckdb": "duckdb-engine", "mysql": "pymysql", "mariadb": "pymysql", "mysql+mysqldb": "mysqlclient",
-    "mariadb+mysqldb": "mysqlclient", "mysql+mysqlconnector": "mysql-connector-python", "mssql": "pyodbc",
-    "mssql+pymssql": "pymssql", "oracle": "oracledb", "snowflake": "snowflake-sqlalchemy",
-    "bigquery": "sqlalchemy-bigquery", "redshift": "sqlalchemy-redshift", "clickhouse": "clickhouse-sqlalchemy",
-    "trino": "trino[sqlalchemy]", "cockroachdb": "sqlalchemy-cockroachdb",
-}  # fmt: skip
+    "duckdb": "duckdb-engine",
+    "mysql": "pymysql",
+    "mariadb": "pymysql",
+    "mysql+mysqldb": "mysqlclient",
+    "mariadb+mysqldb": "mysqlclient",
+    "mysql+mysqlconnector": "mysql-connector-python",
+    "mssql": "pyodbc",
+    "mssql+pymssql": "pymssql",
+    "oracle": "oracledb",
+    "snowflake": "snowflake-sqlalchemy",
+    "bigquery": "sqlalchemy-bigquery",
+    "redshift": "sqlalchemy-redshift",
+    "clickhouse": "clickhouse-sqlalchemy",
+    "trino": "trino[sqlalchemy]",
+    "cockroachdb": "sqlalchemy-cockroachdb",
+}
 _WITH_READ_TIMEOUT: Final = frozenset({"pymysql", "mysqldb"})
 _WATCH: Final = "watch"  # of the statement under way, in what SQLAlchemy keeps with a connection
 
 
 def check_driver(url: URL, shown: str) -> URL:
-    """The URL with the driver that is used. Connects to nothing. Raises SourceUnavailable where a package is not installed."""
+    """The URL with the driver that is used.
+
+    Connects to nothing. Raises SourceUnavailable where a package is not installed."""
     chosen = url
-    if url.drivername in MYSQL and util.find_spec("MySQLdb") is None:  # the driver that SQLAlchemy takes by itself
+    if (
+        url.drivername in MYSQL and util.find_spec("MySQLdb") is None
+    ):  # the driver that SQLAlchemy takes by itself
         chosen = url.set(drivername=f"{url.drivername}+pymysql")
     try:
         engine = create_engine(chosen, poolclass=NullPool)
@@ -49,18 +66,31 @@ def check_driver(url: URL, shown: str) -> URL:
         package = _PACKAGES.get(url.drivername) or _PACKAGES.get(url.get_backend_name())
         if package is None and not is_database(f"{url.drivername}://"):
             raise SourceError(
-                "invalid_url", f"{shown} is not the URL of a database; write one as postgresql:// and sqlite:// have it"
+                "invalid_url",
+                f"{shown} is not the URL of a database; write one as postgresql:// and sqlite:// "
+                "have it",
             ) from error
-        need = f"pip install {package}" if package else f"install the SQLAlchemy dialect of {url.drivername}"
+        need = (
+            f"pip install {package}"
+            if package
+            else f"install the SQLAlchemy dialect of {url.drivername}"
+        )
         raise SourceUnavailable(
-            f"{shown} needs a driver that is not installed here: {need}, here and for control processes and workers"
+            f"{shown} needs a driver that is not installed here: {need}, here and for control "
+            "processes and workers"
         ) from error
-    except (ArgumentError, TypeError, ValueError) as error:  # a dialect that wants other parts in its URL
+    except (
+        ArgumentError,
+        TypeError,
+        ValueError,
+    ) as error:  # a dialect that wants other parts in its URL
         raise SourceError(
             "invalid_url", f"{shown} is not a URL that {url.drivername} takes: {redact(str(error))}"
         ) from error
     if engine.dialect.is_async:
-        raise SourceError("unsupported_source", f"{shown} names an asynchronous driver; name one that is not")
+        raise SourceError(
+            "unsupported_source", f"{shown} names an asynchronous driver; name one that is not"
+        )
     return chosen
 
 
@@ -92,14 +122,21 @@ def _bound_mysql(connection: Any, timeout_s: float) -> None:
     with contextlib.closing(connection.cursor()) as cursor:
         cursor.execute("SELECT VERSION()")
         is_mariadb = "mariadb" in str(cursor.fetchone()[0]).lower()
-        limit = f"max_statement_time = {timeout_s}" if is_mariadb else f"max_execution_time = {int(timeout_s * 1000)}"
+        limit = (
+            f"max_statement_time = {timeout_s}"
+            if is_mariadb
+            else f"max_execution_time = {int(timeout_s * 1000)}"
+        )
         cursor.execute(f"SET SESSION {limit}, lock_wait_timeout = {LOCK_S}, time_zone = '+00:00'")
         cursor.execute("SET SESSION TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
 
 
 def _duckdb(url: URL, timeout_s: float) -> Engine:
-    """Opened for each transaction and closed behind it: while it is open no other process can write the file."""
-    engine = create_engine(url, poolclass=NullPool, hide_parameters=True, connect_args={"read_only": True})
+    """Opened for each transaction and closed behind it: while it is open no other process can write
+    the file."""
+    engine = create_engine(
+        url, poolclass=NullPool, hide_parameters=True, connect_args={"read_only": True}
+    )
 
     def begin(connection: Connection, *_: object) -> None:
         _end(connection.info.pop(_WATCH, None))

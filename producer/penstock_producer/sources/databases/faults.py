@@ -1,4 +1,5 @@
-"""What a database says when it refuses, in the words of sources: what to correct, and whether waiting helps."""
+"""What a database says when it refuses, in the words of sources: what to correct, and whether
+waiting helps."""
 
 from __future__ import annotations
 
@@ -30,10 +31,16 @@ _SQLITE: Final = (
     (_DATA, ("malformed json", "overflow")),
 )
 _DUCKDB: Final = {  # by the names of its exceptions
-    "InterruptException": _TIMEOUT, "CatalogException": _UNDEFINED, "BinderException": ("42703",),
-    "ParserException": ("42",), "SyntaxException": ("42",), "PermissionException": _FORBIDDEN,
-    "InvalidInputException": ("42",), "ConversionException": _DATA, "OutOfRangeException": _DATA,
-}  # fmt: skip
+    "InterruptException": _TIMEOUT,
+    "CatalogException": _UNDEFINED,
+    "BinderException": ("42703",),
+    "ParserException": ("42",),
+    "SyntaxException": ("42",),
+    "PermissionException": _FORBIDDEN,
+    "InvalidInputException": ("42",),
+    "ConversionException": _DATA,
+    "OutOfRangeException": _DATA,
+}
 _MYSQL: Final = (  # by the numbers of its errors
     (_TIMEOUT, (3024, 1969, 1317)),
     (_UNDEFINED, (1146, 1054, 1305, 1051)),
@@ -56,28 +63,40 @@ class Wording:
         state, said = _state(error), _said(error)
         if state.startswith(_TIMEOUT):
             return SourceUnavailable(
-                f"{self.name} did not answer within {self.timeout_s:g} s; make the query faster (an index on the id column), or "
-                "raise the setting source_query_timeout_s (PENSTOCK_SOURCE_QUERY_TIMEOUT_S)",
+                f"{self.name} did not answer within {self.timeout_s:g} s; make the query faster "
+                "(an index on the id column), or raise the setting source_query_timeout_s "
+                "(PENSTOCK_SOURCE_QUERY_TIMEOUT_S)",
                 code="source_timeout",
             )
         if state.startswith(_WRITES):
-            return SourceError("query_writes", f"{self.name} is opened for reading only: {said}; give a plain SELECT")
+            return SourceError(
+                "query_writes",
+                f"{self.name} is opened for reading only: {said}; give a plain SELECT",
+            )
         if state.startswith(_UNDEFINED) and self.accepted:
             return SourceUnavailable(
-                f"{self.name} is not what it was at submit: {said}; restore it, then resume the job",
+                f"{self.name} is not what it was at submit: {said}; restore it, then resume the "
+                "job",
                 code="source_changed",
             )
         if state.startswith((*_FORBIDDEN, *_REFUSED)):
-            return self._refused("invalid_query", f"{self.name} cannot be read: {said}; correct it, or its rights")
+            return self._refused(
+                "invalid_query", f"{self.name} cannot be read: {said}; correct it, or its rights"
+            )
         if state.startswith(_DATA):
-            return self._refused("query_failed", f"{self.name} cannot be read: {said}; correct the query or the row")
+            return self._refused(
+                "query_failed", f"{self.name} cannot be read: {said}; correct the query or the row"
+            )
         return SourceUnavailable(
-            f"{self.name} cannot be read now: {said}; check the database, its address and its rights"
+            f"{self.name} cannot be read now: {said}; check the database, its address and its "
+            "rights"
         )
 
     def _refused(self, code: str, message: str) -> SourceError:
         """A person can put it right; until then a job that was accepted waits."""
-        return SourceUnavailable(message, code=code) if self.accepted else SourceError(code, message)
+        return (
+            SourceUnavailable(message, code=code) if self.accepted else SourceError(code, message)
+        )
 
 
 @contextlib.contextmanager
@@ -91,16 +110,20 @@ def explained(wording: Wording) -> Iterator[None]:
         raise SourceError("invalid_query", f"{wording.name} cannot be read: {error}") from error
     except UnicodeDecodeError as error:  # PostgreSQL in SQL_ASCII
         raise SourceError(
-            "invalid_encoding", f"{wording.name} holds text that is not UTF-8: {error.reason}; convert it in a query"
+            "invalid_encoding",
+            f"{wording.name} holds text that is not UTF-8: {error.reason}; convert it in a query",
         ) from error
 
 
 def _state(error: SQLAlchemyError) -> str:
-    """The SQLSTATE, or one that says the same of SQLite's words; "" where the database was not reached."""
+    """The SQLSTATE, or one that says the same of SQLite's words; "" where the database was not
+    reached."""
     orig = error.orig if isinstance(error, DBAPIError) else None
     if isinstance(orig, sqlite3.Error):
         words = str(orig).lower()
-        return next((states[0] for states, signs in _SQLITE if any(sign in words for sign in signs)), "42")
+        return next(
+            (states[0] for states, signs in _SQLITE if any(sign in words for sign in signs)), "42"
+        )
     number = orig.args[0] if orig is not None and orig.args else None
     if type(number) is int:
         return next((states[0] for states, numbers in _MYSQL if number in numbers), "")

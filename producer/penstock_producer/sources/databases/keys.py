@@ -1,7 +1,8 @@
-"""The keys of the rows that a job has: gathered in the survey, kept in pages with the job, read page by page.
+"""The keys of the rows that a job has: gathered in the survey, kept in pages with the job, read
+page by page.
 
-A key is a whole number or a text. One that is no document's id (null, or too long) has None in its place: its row was
-refused in the survey, and is not asked for again.
+A key is a whole number or a text. One that is no document's id (null, or too long) has None in its
+place: its row was refused in the survey, and is not asked for again.
 """
 
 from __future__ import annotations
@@ -21,12 +22,15 @@ __all__ = ["PAGE_ROWS", "Gathered", "Key", "KeyOrder", "StoredKeys", "equal_keys
 
 Key = int | str | None
 PAGE_ROWS: Final = 5_000  # of every page but the last; a row's number says which page it is in
-MAX_PAGE_BYTES: Final = 16 * 1024 * 1024  # unpacked: 5,000 keys of 512 bytes, each written as JSON at its longest
+MAX_PAGE_BYTES: Final = (
+    16 * 1024 * 1024
+)  # unpacked: 5,000 keys of 512 bytes, each written as JSON at its longest
 _LENGTH_BYTES: Final = 4
 
 
 def key_of(value: Any) -> Key:
-    """What a row is found by; None for what is no document's id: also a number that JSON cannot keep."""
+    """What a row is found by; None for what is no document's id: also a number that JSON cannot
+    keep."""
     if type(value) is int:
         return value if -(2**63) <= value < 2**64 else None
     return value if isinstance(value, str) and id_fault(value) is None else None
@@ -36,8 +40,10 @@ def equal_keys(uri: str, id_field: str, key: object) -> SourceError:
     """Two rows that the database takes for one by this key."""
     return SourceError(
         "duplicate_key",
-        f"{uri} has two rows whose {id_field!r} is {seen(key)}; name a column whose values are unique "  # noqa: S608  # words
-        "(--id-field), or make one of several by a query: --query \"SELECT a || '-' || b AS id, … FROM …\"",
+        f"{uri} has two rows whose {id_field!r} is {seen(key)}; name a column whose values are "  # noqa: S608  # words
+        "unique "
+        "(--id-field), or make one of several by a query: --query \"SELECT a || '-' || b AS id, "
+        '… FROM …"',
     )
 
 
@@ -59,14 +65,17 @@ class KeyOrder:
             if self._last is not None and type(key) is not type(self._last):
                 raise SourceError(
                     "invalid_key",
-                    f"{self._uri}: the column {self._id_field!r} holds numbers and texts, as {seen(self._last)} and {seen(key)}; "  # noqa: S608  # words
+                    f"{self._uri}: the column {self._id_field!r} holds numbers and texts, as "  # noqa: S608  # words
+                    f"{seen(self._last)} and {seen(key)}; "
                     'make one kind of them: --query "SELECT CAST(id AS text) AS id, … FROM …"',
                 )
             self._last = key
 
 
 class Gathered:
-    """Pages in a file that the system removes: a hundred million keys take no memory. May be read more than once."""
+    """Pages in a file that the system removes: a hundred million keys take no memory.
+
+    May be read more than once."""
 
     def __init__(self) -> None:
         self.rows = 0
@@ -117,13 +126,16 @@ class StoredKeys:
         self._rows = rows
 
     def pages(self, line: int) -> Iterator[tuple[int, list[Key]]]:
-        """The keys of the rows after ``line``, page by page, each with the rows before it. Raises SourceChanged."""
+        """The keys of the rows after ``line``, page by page, each with the rows before it.
+
+        Raises SourceChanged."""
         while line < self._rows:
             number, within = divmod(line, PAGE_ROWS)
             stored = self._page(number)
             if stored is None:
                 raise SourceChanged(
-                    f"the ledger has lost which rows of the table this job has (page {number} of source_keys); restore it"
+                    f"the ledger has lost which rows of the table this job has (page {number} of "
+                    "source_keys); restore it"
                 )
             keys: list[Key] = orjson.loads(zlib.decompressobj().decompress(stored, MAX_PAGE_BYTES))
             yield line, keys[within:]

@@ -1,8 +1,9 @@
-"""A table or a query of any database that SQLAlchemy has a dialect for, in SQL that all of them know.
+"""A table or a query of any database that SQLAlchemy has a dialect for, in SQL that all of them
+know.
 
-Keys are read in pages, each from behind the last key of the page before, because few drivers answer a second statement while
-a result is open. Rows with equal keys would be passed over there. So the database is asked for them first, by its own
-equality, which may take 'a' and 'A' for one.
+Keys are read in pages, each from behind the last key of the page before, because few drivers answer
+a second statement while a result is open. Rows with equal keys would be passed over there. So the
+database is asked for them first, by its own equality, which may take 'a' and 'A' for one.
 """
 
 from __future__ import annotations
@@ -54,18 +55,30 @@ class PortableRelation:
         self._key: ColumnElement[Any] = sa.column(key)
 
     def key_parts(self, connection: Connection, rows: int) -> Iterator[Sequence[Sequence[Any]]]:
-        """The keys of all rows in their order, those without one first, ``rows`` at a time; each with its bytes."""
+        """The keys of all rows in their order, those without one first, ``rows`` at a time; each
+        with its bytes."""
         self._refuse_equal(connection)
         missing = self._of_rows(sa.func.count()).where(self._key.is_(None))
         without = int(connection.execute(missing).scalar_one())
         for start in range(0, without, rows):
             yield [(None, None)] * min(rows, without - start)
         size = self._size(self._key)
-        page = self._of_rows(sa.case((size <= KEY_BYTES, self._key)), size).order_by(self._key).limit(rows)
-        first, following = page.where(self._key.is_not(None)), page.where(self._key > sa.bindparam("last"))
+        page = (
+            self._of_rows(sa.case((size <= KEY_BYTES, self._key)), size)
+            .order_by(self._key)
+            .limit(rows)
+        )
+        first, following = (
+            page.where(self._key.is_not(None)),
+            page.where(self._key > sa.bindparam("last")),
+        )
         last: Key = None
         while True:
-            found = connection.execute(first) if last is None else connection.execute(following, {"last": last})
+            found = (
+                connection.execute(first)
+                if last is None
+                else connection.execute(following, {"last": last})
+            )
             some = found.all()
             if not some:
                 return
@@ -73,22 +86,33 @@ class PortableRelation:
             yield some
 
     def rows_statement(self, columns: Sequence[Column]) -> Select[Any]:
-        """The rows with some keys: key, size, and the values of rows that are not longer than ``most``."""
+        """The rows with some keys: key, size, and the values of rows that are not longer than
+        ``most``."""
         values: list[ColumnElement[Any]] = [sa.column(one.name) for one in columns]
         sizes = [sa.func.coalesce(self._size(value), 0) for value in values]
-        size = functools.reduce(operator.add, sizes, cast(ColumnElement[Any], sa.literal_column("0")))
+        size = functools.reduce(
+            operator.add, sizes, cast(ColumnElement[Any], sa.literal_column("0"))
+        )
         labelled = [value.label(f"c{at}") for at, value in enumerate(values)]
         asked_for = self._key.in_(sa.bindparam("keys", expanding=True))
-        inner = self._of_rows(self._key.label("k"), size.label("s"), *labelled).where(asked_for).subquery("sized")
+        inner = (
+            self._of_rows(self._key.label("k"), size.label("s"), *labelled)
+            .where(asked_for)
+            .subquery("sized")
+        )
         found = inner.c
-        capped = [sa.case((found.s <= sa.bindparam("most"), found[f"c{at}"])) for at in range(len(columns))]
+        capped = [
+            sa.case((found.s <= sa.bindparam("most"), found[f"c{at}"]))
+            for at in range(len(columns))
+        ]
         return sa.select(found.k, found.s, *capped)
 
     def parameters(self, keys: Sequence[Key], most: int) -> Mapping[str, Any]:
         return {"keys": list(keys), "most": most}
 
     def has_index(self, connection: Connection) -> bool:
-        """Whether rows are found quickly by their key; DuckDB looks through a column quickly, and tells of no index."""
+        """Whether rows are found quickly by their key; DuckDB looks through a column quickly, and
+        tells of no index."""
         return self._dialect == DUCKDB or has_index(self._what, connection, self.key.name)
 
     def _of_rows(self, *values: ColumnElement[Any]) -> Select[Any]:
@@ -96,7 +120,9 @@ class PortableRelation:
 
     def _source(self) -> sa.FromClause | sa.TextClause:
         if self._what.table is None:
-            return sa.text(f"({escaped(self._what.query)}\n) source")  # a newline: the query may end in a comment
+            return sa.text(
+                f"({escaped(self._what.query)}\n) source"
+            )  # a newline: the query may end in a comment
         *schema, name = parts(self._what.table)
         return sa.table(name, schema=schema[0] if schema else None)
 
@@ -125,12 +151,17 @@ class PortableRelation:
         """Where the next page begins. Raises SourceError for keys that rows cannot be found by."""
         for value, size in some:
             if type(value) not in (int, str):
-                found = f"has {size} bytes" if value is None else f"is {seen(value)}, a {type(value).__name__}"
+                found = (
+                    f"has {size} bytes"
+                    if value is None
+                    else f"is {seen(value)}, a {type(value).__name__}"
+                )
                 raise SourceError(
                     "invalid_key",
-                    f"{self._what.words}: the column {seen(self.key.name)} {found}, by which rows are not found; name a "
-                    f"column of whole numbers or short texts (--id-field), or make one by a query: "
-                    f"--query 'SELECT CAST({self.key.name} AS CHAR(36)) AS id, …'",
+                    f"{self._what.words}: the column {seen(self.key.name)} {found}, by which rows "
+                    "are not found; name a column of whole numbers or short texts (--id-field), or "
+                    f"make one by a query: --query 'SELECT CAST({self.key.name} AS CHAR(36)) AS "
+                    "id, …'",
                 )
         last = some[-1][0]
         if last == before:

@@ -1,6 +1,8 @@
-"""What a job reads of a database: a table, or a query in the place of one, with the statements that read it.
+"""What a job reads of a database: a table, or a query in the place of one, with the statements that
+read it.
 
-A query is asked inside of another statement, so it can be one SELECT and nothing else. Names are quoted, so capitals count.
+A query is asked inside of another statement, so it can be one SELECT and nothing else. Names are
+quoted, so capitals count.
 """
 
 from __future__ import annotations
@@ -21,13 +23,35 @@ from penstock_producer.sources.databases.columns import Column, Kind, kind_in_po
 from penstock_producer.sources.databases.keys import Key
 
 __all__ = [
-    "KEY_BYTES", "Named", "Relation", "Row", "escaped", "has_index", "key_column", "named", "parts", "refuse_twice",
-]  # fmt: skip
+    "KEY_BYTES",
+    "Named",
+    "Relation",
+    "Row",
+    "escaped",
+    "has_index",
+    "key_column",
+    "named",
+    "parts",
+    "refuse_twice",
+]
 
 KEY_BYTES: Final = 2_048  # of a text that is asked for as a key; no id is so long
-_KEY_TYPES: Final = frozenset({
-    "", "int2", "int4", "int8", "numeric", "text", "varchar", "bpchar", "uuid", "date", "timestamp", "timestamptz",
-})  # fmt: skip
+_KEY_TYPES: Final = frozenset(
+    {
+        "",
+        "int2",
+        "int4",
+        "int8",
+        "numeric",
+        "text",
+        "varchar",
+        "bpchar",
+        "uuid",
+        "date",
+        "timestamp",
+        "timestamptz",
+    }
+)
 _END: Final = re.compile(r"[\s;]+\Z")
 _FIRST: Final = re.compile(
     r"(?:\s|\(|--[^\n]*(?:\n|\Z)|/\*.*?\*/)*+([A-Za-z]+)", re.DOTALL
@@ -62,14 +86,16 @@ def named(address: Address, spec: JobSpec) -> Named:
     if spec.format is not None or spec.encoding is not None:
         raise SourceError(
             "unsupported_format",
-            f"{address.name} is a database, whose rows have no format; leave --format and --encoding out",
+            f"{address.name} is a database, whose rows have no format; leave --format and "
+            "--encoding out",
         )
     if spec.table is not None:
         return Named(f"table {spec.table} of {address.name}", spec.table, "")
     if spec.query is None:
         raise SourceError(
             "no_table",
-            f"{address.name} is a database; say what to read of it: --table NAME, or --query 'SELECT id, text FROM …'",  # noqa: S608  # words
+            f"{address.name} is a database; say what to read of it: --table NAME, or --query "  # noqa: S608  # words
+            "'SELECT id, text FROM …'",
         )
     query = _END.sub("", spec.query)
     if not query or "\0" in query:
@@ -80,7 +106,8 @@ def named(address: Address, spec: JobSpec) -> Named:
         why = f"begins with {begins}, and was not run, as sources are only read"
         raise SourceError(
             "invalid_query",
-            f"the query on {address.name} {why}; write one SELECT, such as SELECT id, text FROM tickets",  # noqa: S608  # words
+            f"the query on {address.name} {why}; write one SELECT, such as SELECT id, text FROM "  # noqa: S608  # words
+            "tickets",
         )
     return Named(f"the query on {address.name}", None, query)
 
@@ -96,8 +123,11 @@ class Relation:
         self.key = key_column(self.columns, key, what.words)
 
     def key_parts(self, connection: Connection, rows: int) -> Iterator[Sequence[Sequence[Any]]]:
-        """The keys of all rows in their order, ``rows`` at a time, each with the bytes that it has."""
-        return connection.execute(self.keys_statement(), execution_options={"yield_per": rows}).partitions(rows)
+        """The keys of all rows in their order, ``rows`` at a time, each with the bytes that it
+        has."""
+        return connection.execute(
+            self.keys_statement(), execution_options={"yield_per": rows}
+        ).partitions(rows)
 
     def keys_statement(self) -> TextClause:
         """The keys of all rows in their order, each with the bytes that it has."""
@@ -108,22 +138,32 @@ class Relation:
         return text(escaped(f"SELECT {value}, {present} FROM {self._what.sql()} ORDER BY {quoted}"))  # noqa: S608  # quoted names
 
     def rows_statement(self, columns: Sequence[Column]) -> TextClause:
-        """The rows with some keys: key, size, and the values of rows that are not longer than ``most``."""
+        """The rows with some keys: key, size, and the values of rows that are not longer than
+        ``most``."""
         names = {column.name: _quoted(column.name) for column in columns}
         sizes = [size for column in columns if (size := column.size(names[column.name]))]
-        values = [f"{column.value(names[column.name])} AS c{at}" for at, column in enumerate(columns)]
-        size = " + ".join(["CAST(0 AS bigint)", *sizes])  # some columns of a gigabyte are more than an int4 holds
-        inner = f"SELECT {self._key_sql()} AS k, {size} AS s, {', '.join(values)} FROM {self._what.sql()} WHERE "  # noqa: S608  # quoted names
+        values = [
+            f"{column.value(names[column.name])} AS c{at}" for at, column in enumerate(columns)
+        ]
+        size = " + ".join(
+            ["CAST(0 AS bigint)", *sizes]
+        )  # some columns of a gigabyte are more than an int4 holds
+        inner = (
+            f"SELECT {self._key_sql()} AS k, {size} AS s, {', '.join(values)} FROM "  # noqa: S608  # quoted names
+            f"{self._what.sql()} WHERE "
+        )
         capped = ", ".join(f"CASE WHEN s <= :most THEN c{at} END" for at in range(len(columns)))
         return text(
-            f"SELECT k, s, {capped} FROM ({escaped(inner)}{escaped(_quoted(self.key.name))} {self._is_asked_for()}) AS sized"  # noqa: S608  # quoted names
+            f"SELECT k, s, {capped} FROM ({escaped(inner)}{escaped(_quoted(self.key.name))} "  # noqa: S608  # quoted names
+            f"{self._is_asked_for()}) AS sized"
         )
 
     def parameters(self, keys: Sequence[Key], most: int) -> Mapping[str, Any]:
         return {"keys": orjson.dumps(keys).decode() if self._sqlite else list(keys), "most": most}
 
     def has_index(self, connection: Connection) -> bool:
-        """Whether rows are found quickly by their key; True where nothing says so, as of views and queries."""
+        """Whether rows are found quickly by their key; True where nothing says so, as of views and
+        queries."""
         return has_index(self._what, connection, self.key.name)
 
     def _key_sql(self) -> str:
@@ -136,7 +176,8 @@ class Relation:
 
 
 def has_index(what: Named, connection: Connection, key: str) -> bool:
-    """Whether an index of a table begins with ``key``; True where nothing says so, as of views and queries."""
+    """Whether an index of a table begins with ``key``; True where nothing says so, as of views and
+    queries."""
     if what.table is None:
         return True
     *schema, table = parts(what.table)
@@ -154,8 +195,12 @@ def has_index(what: Named, connection: Connection, key: str) -> bool:
 
 
 def _columns(what: Named, connection: Connection, is_sqlite: bool) -> dict[str, Column]:
-    # With a parameter, so that psycopg does not take several statements at once: a query must not end our transaction.
-    found = connection.execute(text(escaped(f"SELECT * FROM {what.sql()} LIMIT ") + ":none"), {"none": 0})  # noqa: S608  # quoted names
+    # With a parameter, so that psycopg does not take several statements at once: a query must not
+    # end our transaction.
+    found = connection.execute(
+        text(escaped(f"SELECT * FROM {what.sql()} LIMIT ") + ":none"),  # noqa: S608  # quoted names
+        {"none": 0},
+    )
     described: Sequence[Any] = cast(Any, found.cursor).description
     found.close()
     names = [str(one[0]) for one in described]
@@ -165,7 +210,10 @@ def _columns(what: Named, connection: Connection, is_sqlite: bool) -> dict[str, 
     oids = [int(one[1]) for one in described]
     types = {int(row[0]): str(row[1]) for row in connection.execute(_TYPES, {"oids": oids})}
     kinds = [types.get(oid, "unknown") for oid in oids]
-    return {name: Column(name, kind_in_postgresql(kind), kind) for name, kind in zip(names, kinds, strict=True)}
+    return {
+        name: Column(name, kind_in_postgresql(kind), kind)
+        for name, kind in zip(names, kinds, strict=True)
+    }
 
 
 def refuse_twice(names: Sequence[str], words: str) -> None:
@@ -173,7 +221,8 @@ def refuse_twice(names: Sequence[str], words: str) -> None:
     twice = [name for name in names if names.count(name) > 1]
     if twice:
         raise SourceError(
-            "duplicate_column", f"{words} has two columns {seen(twice[0])}; name one of them otherwise (AS …)"
+            "duplicate_column",
+            f"{words} has two columns {seen(twice[0])}; name one of them otherwise (AS …)",
         )
 
 
@@ -183,14 +232,14 @@ def key_column(columns: Mapping[str, Column], name: str, words: str) -> Column:
     if key is None:
         raise SourceError(
             "missing_column",
-            f"{words} has no column {seen(name)} to find its rows by; name a column whose values are unique (--id-field): "
-            f"{', '.join(map(seen, list(columns)[:20]))}",
+            f"{words} has no column {seen(name)} to find its rows by; name a column whose values "
+            f"are unique (--id-field): {', '.join(map(seen, list(columns)[:20]))}",
         )
     if key.type not in _KEY_TYPES:
         raise SourceError(
             "invalid_key",
-            f"{words}: the column {seen(name)} is of type {key.type}, by which rows are not found; name another (--id-field), "
-            f"or write --query 'SELECT CAST({name} AS text) AS id, …'",
+            f"{words}: the column {seen(name)} is of type {key.type}, by which rows are not found; "
+            f"name another (--id-field), or write --query 'SELECT CAST({name} AS text) AS id, …'",
         )
     return key
 

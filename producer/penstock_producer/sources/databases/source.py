@@ -1,8 +1,9 @@
 """The rows of a table or a query as documents.
 
-In the survey all keys are read in the order of the database, and the rows by their keys, in one snapshot. The keys are then
-kept with the job: its documents are the rows with these keys, whatever is added to the table later. Values are those that
-the row has when it is read. A position is the key, a cursor the number of rows before.
+In the survey all keys are read in the order of the database, and the rows by their keys, in one
+snapshot. The keys are then kept with the job: its documents are the rows with these keys, whatever
+is added to the table later. Values are those that the row has when it is read. A position is the
+key, a cursor the number of rows before.
 """
 
 from __future__ import annotations
@@ -45,7 +46,8 @@ AnyRelation = Relation | PortableRelation
 
 
 class TableSource:
-    """``pin`` and ``keys`` are those of a job that was accepted; without them the source is surveyed."""
+    """``pin`` and ``keys`` are those of a job that was accepted; without them the source is
+    surveyed."""
 
     def __init__(
         self,
@@ -57,19 +59,28 @@ class TableSource:
         keys: StoredKeys | None = None,
         timeout_s: float | None = None,
     ) -> None:
-        """Raises SourceError for what cannot be read, and SpecError for a spec that makes no requests. Connects to nothing."""
+        """Raises SourceError for what cannot be read, and SpecError for a spec that makes no
+        requests. Connects to nothing."""
         address = address_of(where)
         self._address = address
         self._what = named(address, spec)
         self.uri = self._what.words
         self.id_field = spec.id_field
-        limits = pin or {"max_line_bytes": settings.max_line_bytes, "max_body_bytes": settings.max_body_bytes}
-        self._max_line_bytes, self._max_body_bytes = int(limits["max_line_bytes"]), int(limits["max_body_bytes"])
+        limits = pin or {
+            "max_line_bytes": settings.max_line_bytes,
+            "max_body_bytes": settings.max_body_bytes,
+        }
+        self._max_line_bytes, self._max_body_bytes = (
+            int(limits["max_line_bytes"]),
+            int(limits["max_body_bytes"]),
+        )
         self._form = form_of(spec, self._max_body_bytes, media_of(spec, None, self._max_body_bytes))
         self._pin = dict(pin) if pin is not None else None
         self._keys = keys
         self._gathered: Gathered | None = None
-        wording = Wording(self.uri, accepted=pin is not None, timeout_s=settings.source_query_timeout_s)
+        wording = Wording(
+            self.uri, accepted=pin is not None, timeout_s=settings.source_query_timeout_s
+        )
         self._database = ReadOnly(address, wording)
         self._reader: RowsByKey | None = None
         self._ends_at = None if timeout_s is None else time.monotonic() + timeout_s
@@ -79,9 +90,11 @@ class TableSource:
         if self._pin is not None:
             return dict(self._pin)
         pin = {
-            "kind": KIND, "uri": self._address.name, "max_line_bytes": self._max_line_bytes,
+            "kind": KIND,
+            "uri": self._address.name,
+            "max_line_bytes": self._max_line_bytes,
             "max_body_bytes": self._max_body_bytes,
-        }  # fmt: skip
+        }
         if self._reader is not None:
             pin["columns"] = {column.name: column.type for column in self._reader.columns}
         if self._gathered is not None:
@@ -123,7 +136,7 @@ class TableSource:
     def mark_published(self, documents: Sequence[Document]) -> None:
         """Nothing to remember: the cursor is enough."""
 
-    # -- whole passes --------------------------------------------------------------------------------------------------
+    # -- whole passes ------------------------------------------------------------------------------
 
     def _surveyed_rows(self, skip: int) -> Iterator[Document | BadRow]:
         with self._database.transaction() as connection:
@@ -157,9 +170,13 @@ class TableSource:
                 line, some = before + start, keys[start : start + by_key.ROWS]
                 for key, row in zip(some, reader.some(self._asked, some), strict=True):
                     line += 1
-                    yield self._read(reader, key, row, line) if key is not None else self._without_key(None, None, line)
+                    yield (
+                        self._read(reader, key, row, line)
+                        if key is not None
+                        else self._without_key(None, None, line)
+                    )
 
-    # -- rows ----------------------------------------------------------------------------------------------------------
+    # -- rows --------------------------------------------------------------------------------------
 
     def _asked(self, statement: Executable, values: Mapping[str, Any]) -> Sequence[Any]:
         with self._database.transaction() as connection:
@@ -170,16 +187,23 @@ class TableSource:
         try:
             if row is None:
                 raise RowFault(
-                    SOURCE_LOST, "The row that was here at submit is gone.", fix="put it back, and submit it again",
-                    field=self.id_field, doc_id=str(key),
-                )  # fmt: skip
+                    SOURCE_LOST,
+                    "The row that was here at submit is gone.",
+                    fix="put it back, and submit it again",
+                    field=self.id_field,
+                    doc_id=str(key),
+                )
             if row.values is None:
                 raise RowFault(
-                    "line_too_long", f"The row has {row.size} bytes, and max_line_bytes allows {self._max_line_bytes}.",
-                    fix="leave the long column out of the prompt, or raise max_line_bytes", doc_id=str(key),
-                )  # fmt: skip
+                    "line_too_long",
+                    f"The row has {row.size} bytes, and max_line_bytes allows "
+                    f"{self._max_line_bytes}.",
+                    fix="leave the long column out of the prompt, or raise max_line_bytes",
+                    doc_id=str(key),
+                )
             record = {
-                column.name: plain(value, column) for column, value in zip(reader.columns, row.values, strict=True)
+                column.name: plain(value, column)
+                for column, value in zip(reader.columns, row.values, strict=True)
             }
             doc_id, body, endpoint = self._form.read(record)
         except RowFault as fault:
@@ -188,26 +212,40 @@ class TableSource:
         return Document(doc_id, body, orjson.dumps(key).decode(), line, cursor, endpoint)
 
     def _without_key(self, value: Any, size: int | None, line: int) -> BadRow:
-        """``value`` is what cannot be an id; None where it is null, or has more bytes than are asked for."""
+        """``value`` is what cannot be an id; None where it is null, or has more bytes than are
+        asked for."""
         try:
             if value is None:
                 what = "null" if size is None else f"of {size} bytes"
                 raise RowFault(
-                    "invalid_id", f"The column {self.id_field!r} is {what} in this row.",
-                    fix="give every row an id of its own, or name another id column (--id-field)", field=self.id_field,
-                )  # fmt: skip
+                    "invalid_id",
+                    f"The column {self.id_field!r} is {what} in this row.",
+                    fix="give every row an id of its own, or name another id column (--id-field)",
+                    field=self.id_field,
+                )
             check_doc_id(value, self.id_field)
-            raise RowFault("invalid_id", "This cannot be an id.", fix="name another id column (--id-field)")
+            raise RowFault(
+                "invalid_id", "This cannot be an id.", fix="name another id column (--id-field)"
+            )
         except RowFault as fault:
             return self._bad(line, fault, {"line": line}, f"row {line}")
 
     def _bad(self, line: int, fault: RowFault, cursor: Cursor, place: str) -> BadRow:
         return BadRow(
-            self.uri, line, fault.code, fault.field, fault.message, fault.value, fault.fix, fault.doc_id, cursor,
-            named=place, is_new=self._keys is not None,
-        )  # fmt: skip
+            self.uri,
+            line,
+            fault.code,
+            fault.field,
+            fault.message,
+            fault.value,
+            fault.fix,
+            fault.doc_id,
+            cursor,
+            named=place,
+            is_new=self._keys is not None,
+        )
 
-    # -- what is read --------------------------------------------------------------------------------------------------
+    # -- what is read ------------------------------------------------------------------------------
 
     def _looked_up(self) -> RowsByKey:
         if self._reader is None:
@@ -216,7 +254,8 @@ class TableSource:
         return self._reader
 
     def _known(self, connection: Connection) -> tuple[AnyRelation, RowsByKey]:
-        """Raises SourceError for what cannot be a source; where the job was accepted, it waits until that is put right."""
+        """Raises SourceError for what cannot be a source; where the job was accepted, it waits
+        until that is put right."""
         try:
             relation = relation_of(self._what, connection, self.id_field)
             self._check_types(relation)
@@ -226,7 +265,9 @@ class TableSource:
         except SourceError as error:
             if self._pin is None:
                 raise
-            raise SourceUnavailable(f"{error}; restore it, then resume the job", code="source_changed") from error
+            raise SourceUnavailable(
+                f"{error}; restore it, then resume the job", code="source_changed"
+            ) from error
         self._reader = RowsByKey(relation, self._needed(relation), self._max_line_bytes)
         return relation, self._reader
 
@@ -244,24 +285,27 @@ class TableSource:
             now = relation.columns[name].type if name in relation.columns else "gone"
             if now != type_:
                 raise SourceUnavailable(
-                    f"{self.uri} is not what it was at submit: the column {seen(name)} was {type_} and is {now}; restore it, "
-                    "then resume the job",
+                    f"{self.uri} is not what it was at submit: the column {seen(name)} was {type_} "
+                    f"and is {now}; restore it, then resume the job",
                     code="source_changed",
                 )
 
     def _warn(self, relation: AnyRelation, connection: Connection) -> None:
         if not relation.has_index(connection):
             log.warning(
-                "%s has no index that begins with %r, so that the database looks through all of it for each %d rows; make one: "
-                "it is used at once",
-                self.uri, self.id_field, by_key.ROWS,
-            )  # fmt: skip
+                "%s has no index that begins with %r, so that the database looks through all of it "
+                "for each %d rows; make one: it is used at once",
+                self.uri,
+                self.id_field,
+                by_key.ROWS,
+            )
 
     def _check_time(self) -> None:
         if self._ends_at is not None and time.monotonic() > self._ends_at:
             raise SourceError(
                 "source_too_slow",
-                f"{self.uri} was not read and checked in the time that this submit may take; split it by a query",
+                f"{self.uri} was not read and checked in the time that this submit may take; split "
+                "it by a query",
             )
 
 

@@ -1,4 +1,5 @@
-"""What is asked about a plain record, as a request body: the job's prompt rendered for it, or the messages in its column."""
+"""What is asked about a plain record, as a request body: the job's prompt rendered for it, or the
+messages in its column."""
 
 from __future__ import annotations
 
@@ -43,7 +44,9 @@ class Attachments(Protocol):
         ...
 
     def texts(self, record: Mapping[str, Any], used: Collection[str]) -> Mapping[str, Any]:
-        """The row as a prompt that uses these columns may have it: without contents. Raises RowFault."""
+        """The row as a prompt that uses these columns may have it: without contents.
+
+        Raises RowFault."""
         ...
 
 
@@ -56,15 +59,30 @@ def asked_of(spec: JobSpec, max_body_bytes: int, tally: Tally, media: Attachment
 
 
 class RenderedPrompt:
-    """The prompt, rendered for each record: its texts cut first, blanks taken out after, images and sounds behind it."""
+    """The prompt, rendered for each record: its texts cut first, blanks taken out after, images and
+    sounds behind it."""
 
     def __init__(
-        self, spec: JobSpec, prompt: Prompt, max_body_bytes: int, tally: Tally, media: Attachments | None
+        self,
+        spec: JobSpec,
+        prompt: Prompt,
+        max_body_bytes: int,
+        tally: Tally,
+        media: Attachments | None,
     ) -> None:
         named = (*spec.image_fields, *spec.audio_fields)
         if named and media is None:
             fix = "name files, or push documents into an open job"
-            raise SpecError([Problem("invalid_value", "/image_fields", "this source has no images and sounds", fix)])
+            raise SpecError(
+                [
+                    Problem(
+                        "invalid_value",
+                        "/image_fields",
+                        "this source has no images and sounds",
+                        fix,
+                    )
+                ]
+            )
         self._media = media
         self._prompt = prompt
         self._language: Language = spec.template
@@ -96,11 +114,15 @@ class RenderedPrompt:
         return body
 
     def _check_cuts(self) -> None:
-        """Raises SpecError for a column that the prompt does not have: its texts would be sent as they are."""
+        """Raises SpecError for a column that the prompt does not have: its texts would be sent as
+        they are."""
         known = () if self.whole_row else self._prompt.fields
         for name in self._cuts:
             if known and name not in known and name.partition(".")[0] not in known:
-                fix = f"{meant(name, dict.fromkeys(known))}name one of {columns_of(dict.fromkeys(known))}"
+                fix = (
+                    f"{meant(name, dict.fromkeys(known))}name one of "
+                    f"{columns_of(dict.fromkeys(known))}"
+                )
                 message = f"the prompt has no column {name!r}"
                 raise SpecError([Problem("invalid_value", f"/truncate/{name}", message, fix)])
 
@@ -109,7 +131,9 @@ class RenderedPrompt:
         try:
             text = self._rendered(self._shortened(record)[0])
         except RowFault as fault:
-            raise SpecError([Problem(fault.code, at, fault.message.rstrip("."), fault.fix)]) from None
+            raise SpecError(
+                [Problem(fault.code, at, fault.message.rstrip("."), fault.fix)]
+            ) from None
         return compressed(text) if self._compresses else text
 
     def _shortened(self, record: Mapping[str, Any]) -> tuple[Mapping[str, Any], list[str]]:
@@ -118,8 +142,12 @@ class RenderedPrompt:
         except NotText as error:
             raise RowFault(
                 "truncate_not_text",
-                f"The column {error.name!r} is to be cut, and it holds {type(error.value).__name__}, not text.",
-                fix="cut lists in the prompt, as {% for one in column[:10] %} (--template jinja), or give text",
+                f"The column {error.name!r} is to be cut, and it holds "
+                f"{type(error.value).__name__}, not text.",
+                fix=(
+                    "cut lists in the prompt, as {% for one in column[:10] %} (--template jinja), "
+                    "or give text"
+                ),
                 field=error.name,
             ) from None
 
@@ -127,7 +155,9 @@ class RenderedPrompt:
         try:
             return self._prompt.render(record, self._max_body_bytes)
         except TextTooLong as error:
-            raise too_large(f"more than {error.max_chars} characters", error.max_chars, error.name) from None
+            raise too_large(
+                f"more than {error.max_chars} characters", error.max_chars, error.name
+            ) from None
         except RenderFailed as failed:
             raise RowFault(
                 "template_failed",
@@ -139,14 +169,16 @@ class RenderedPrompt:
             raise RowFault(
                 MISSING_FIELD,
                 f"The prompt uses the column {missing.name!r}, which {what} this row.",
-                fix=f"{meant(missing.name, record)}fill it, or write {default_in(self._language, missing.name)} in the "
-                f"prompt; columns here: {columns_of(record)}",
+                fix=f"{meant(missing.name, record)}fill it, or write "
+                f"{default_in(self._language, missing.name)} in the prompt; columns here: "
+                f"{columns_of(record)}",
                 field=missing.name,
             ) from None
 
 
 class MessagesColumn:
-    """The messages in a column of each record, with the job's system message and examples before them."""
+    """The messages in a column of each record, with the job's system message and examples before
+    them."""
 
     def __init__(self, spec: JobSpec, name: str, max_body_bytes: int, tally: Tally) -> None:
         self._name = name
@@ -165,7 +197,11 @@ class MessagesColumn:
             built = self._build.of_messages(messages, params)
         except BadMessages as error:
             raise RowFault(
-                "invalid_messages", error.message, fix=error.fix, field=f"{self._name}{error.place}", value=error.value
+                "invalid_messages",
+                error.message,
+                fix=error.fix,
+                field=f"{self._name}{error.place}",
+                value=error.value,
             ) from None
         body = bounded(built, self._max_body_bytes)
         if saved:
@@ -179,8 +215,8 @@ class MessagesColumn:
             raise RowFault(
                 MISSING_FIELD,
                 f"The column of messages, {self._name!r}, {what} this row.",
-                fix=f"{meant(self._name, record)}fill it, or name another column (--messages-field); "
-                f"columns here: {columns_of(record)}",
+                fix=f"{meant(self._name, record)}fill it, or name another column "
+                f"(--messages-field); columns here: {columns_of(record)}",
                 field=self._name,
             )
         return self._parsed(value) if isinstance(value, str) else value
@@ -190,7 +226,10 @@ class MessagesColumn:
             return parse_value(text.encode(errors="surrogatepass"))
         except RowFault as fault:
             raise BadMessages(
-                "", f"The column holds text that cannot be read as JSON ({fault.code}).", _JSON, text
+                "",
+                f"The column holds text that cannot be read as JSON ({fault.code}).",
+                _JSON,
+                text,
             ) from None
 
 

@@ -1,10 +1,11 @@
 """The two forms of an input row, each turned into (doc_id, request body, endpoint).
 
-OpenAI Batch lines `{"custom_id", "method", "url", "body"}` keep their body: the spec's model and params only fill in
-what it lacks. (A line for OpenAI's chat in a job for Anthropic's Messages or for Gemini is translated; any other line may name
-a path of its own, where all lanes of the job answer it.) Plain records become
-a body through the spec's prompt, or with the messages in one of their columns. The spec decides which form it is: with one of
-both, plain records; without, batch lines.
+OpenAI Batch lines `{"custom_id", "method", "url", "body"}` keep their body: the spec's model and
+params only fill in what it lacks. (A line for OpenAI's chat in a job for Anthropic's Messages or
+for Gemini is translated; any other line may name a path of its own, where all lanes of the job
+answer it.) Plain records become
+a body through the spec's prompt, or with the messages in one of their columns. The spec decides
+which form it is: with one of both, plain records; without, batch lines.
 """
 
 from __future__ import annotations
@@ -33,18 +34,23 @@ from penstock_producer.tally import Tally
 
 class RowForm(Protocol):
     control_keys: tuple[bytes, ...]
-    columns: tuple[str, ...] | None  # that every row must have; None where rows are requests of their own
+    columns: (
+        tuple[str, ...] | None
+    )  # that every row must have; None where rows are requests of their own
     param_columns: tuple[str, ...]  # that parameters come from: a row may leave them empty
     read_columns: tuple[str, ...] | None  # that may be read, others need not be; None for all
     media_columns: tuple[str, ...]  # of images and sounds: their values may be bytes
     tally: Tally  # of what it changed in rows
 
     def read(self, record: dict[str, Any]) -> tuple[str, bytes, str | None]:
-        """Document id and request body of a row of a file, and its endpoint where that is not the job's. Raises RowFault."""
+        """Document id and request body of a row of a file, and its endpoint where that is not the
+        job's. Raises RowFault."""
         ...
 
     def request(self, given: dict[str, Any]) -> bytes:
-        """The request body for what a service pushes: a body without a prompt, a record with one. Raises RowFault."""
+        """The request body for what a service pushes: a body without a prompt, a record with one.
+
+        Raises RowFault."""
         ...
 
     def mistaken_for(self, record: Mapping[str, Any]) -> str | None:
@@ -52,20 +58,34 @@ class RowForm(Protocol):
         ...
 
 
-def form_of(spec: JobSpec, max_body_bytes: int = DEFAULT_MAX_BODY_BYTES, media: Attachments | None = None) -> RowForm:
-    """The form that ``spec`` asks for. Raises SpecError when the spec cannot make requests out of plain records.
+def form_of(
+    spec: JobSpec, max_body_bytes: int = DEFAULT_MAX_BODY_BYTES, media: Attachments | None = None
+) -> RowForm:
+    """The form that ``spec`` asks for.
 
-    A row whose request would be larger than ``max_body_bytes`` is refused. ``media``: what reads the images and sounds that
-    rows name, where the spec has columns of them.
+    Raises SpecError when the spec cannot make requests out of plain records.
+
+    A row whose request would be larger than ``max_body_bytes`` is refused. ``media``: what reads
+    the images and sounds that rows name, where the spec has columns of them.
     """
-    return PlainRecords(spec, max_body_bytes, media) if spec.takes_records else BatchLines(spec, max_body_bytes)
+    return (
+        PlainRecords(spec, max_body_bytes, media)
+        if spec.takes_records
+        else BatchLines(spec, max_body_bytes)
+    )
 
 
 def check_doc_id(value: Any, field: str, *, fix: str = "give every row an id of its own") -> str:
-    """``value`` as a document id: text of 1 to 512 bytes without control characters. Raises RowFault."""
+    """``value`` as a document id: text of 1 to 512 bytes without control characters.
+
+    Raises RowFault."""
     if type(value) is not str:
         raise RowFault(
-            "invalid_id", f"An id is text, not {type(value).__name__}.", fix=fix, field=field, value=seen(value)
+            "invalid_id",
+            f"An id is text, not {type(value).__name__}.",
+            fix=fix,
+            field=field,
+            value=seen(value),
         )
     fault = id_fault(value)
     if fault is not None:
@@ -77,7 +97,8 @@ def check_doc_id(value: Any, field: str, *, fix: str = "give every row an id of 
 class BatchLines:
     """OpenAI Batch input lines."""
 
-    # Where the last of two values would win in silence; of `method` and `url` only one value is accepted anyway.
+    # Where the last of two values would win in silence; of `method` and `url` only one value is
+    # accepted anyway.
     control_keys: tuple[bytes, ...] = (b'"custom_id"', b'"body"', b'"model"')
     columns: tuple[str, ...] | None = None
     param_columns: tuple[str, ...] = ()
@@ -86,7 +107,10 @@ class BatchLines:
 
     def __init__(self, spec: JobSpec, max_body_bytes: int = DEFAULT_MAX_BODY_BYTES) -> None:
         self._endpoint = spec.endpoint
-        self._spec, self._others = spec, dict[str, BatchLines]()  # by endpoint: as the lines that name it are read
+        self._spec, self._others = (
+            spec,
+            dict[str, BatchLines](),
+        )  # by endpoint: as the lines that name it are read
         self._max_body_bytes = max_body_bytes
         self._needs_model = spec.asks_a_provider
         self._defaults = ({} if spec.model is None else {"model": spec.model}) | spec.sent_params()
@@ -98,7 +122,12 @@ class BatchLines:
 
     def read(self, record: dict[str, Any]) -> tuple[str, bytes, str | None]:
         try:
-            custom_id, method, url, body = record["custom_id"], record["method"], record["url"], record["body"]
+            custom_id, method, url, body = (
+                record["custom_id"],
+                record["method"],
+                record["url"],
+                record["body"],
+            )
         except KeyError as missing:
             raise _missing(str(missing.args[0]), record) from None
         doc_id = check_doc_id(custom_id, "custom_id", fix="give every line a custom_id of its own")
@@ -107,7 +136,11 @@ class BatchLines:
             form = self._of_target(method, url)
             if form is not self:
                 return doc_id, form.request(body), url
-            return doc_id, self.request(self._translated(body) if url != self._endpoint else body), None
+            return (
+                doc_id,
+                self.request(self._translated(body) if url != self._endpoint else body),
+                None,
+            )
         except RowFault as fault:
             fault.doc_id, fault.endpoint = doc_id, None if form is self else url
             raise
@@ -133,7 +166,8 @@ class BatchLines:
         if any(name in record for name in ("custom_id", "method", "url", "body")):
             return None
         return (
-            f"the first row is a plain record with the columns {columns_of(record)}, not an OpenAI Batch line; "
+            f"the first row is a plain record with the columns {columns_of(record)}, not an "
+            "OpenAI Batch line; "
             f'give a prompt such as "Summarise: {{{next(iter(record), "text")}}}" (--prompt)'
         )
 
@@ -144,54 +178,81 @@ class BatchLines:
             return translated(body) if type(body) is dict else body
         except BadMessages as error:
             raise RowFault(
-                "untranslatable_request", error.message, fix=error.fix, field=f"body.{error.place}", value=error.value
+                "untranslatable_request",
+                error.message,
+                fix=error.fix,
+                field=f"body.{error.place}",
+                value=error.value,
             ) from None
 
     def _of_target(self, method: Any, url: Any) -> BatchLines:
         """What reads a line with this target: itself, or another one for another endpoint."""
         if method != "POST":
             raise RowFault(
-                "invalid_method", "Only POST is supported.", fix='write "POST"', field="method", value=seen(method)
+                "invalid_method",
+                "Only POST is supported.",
+                fix='write "POST"',
+                field="method",
+                value=seen(method),
             )
         if url == self._endpoint or (url == CHAT and (self._is_anthropic or self._is_gemini)):
             return self
         return self.at(url)
 
     def at(self, url: Any) -> BatchLines:
-        """What reads lines that name this path, which is not the job's. Raises RowFault for a path that none may name."""
+        """What reads lines that name this path, which is not the job's.
+
+        Raises RowFault for a path that none may name."""
         other = self._others.get(url) if type(url) is str else None
         if other is None:
             if (refusal := url_refusal(url, self._spec)) is not None:
                 why, fix = refusal
                 raise RowFault("invalid_url", why, fix=fix, field="url", value=seen(url))
-            other = self._others[url] = BatchLines(at_endpoint(self._spec, url), self._max_body_bytes)
+            other = self._others[url] = BatchLines(
+                at_endpoint(self._spec, url), self._max_body_bytes
+            )
         return other
 
     def _check_request(self, request: Mapping[str, Any]) -> None:
         if request.get("stream"):
             raise RowFault(
-                "streaming_unsupported", "Results are stored whole, not streamed.", fix='remove "stream"',
-                field="body.stream", value=seen(request["stream"]),
-            )  # fmt: skip
+                "streaming_unsupported",
+                "Results are stored whole, not streamed.",
+                fix='remove "stream"',
+                field="body.stream",
+                value=seen(request["stream"]),
+            )
         model = request.get("model")
         if (self._needs_model or model is not None) and (type(model) is not str or not model):
-            raise _invalid_request("model", model, "name a model here, or one for all lines (--model)")
+            raise _invalid_request(
+                "model", model, "name a model here, or one for all lines (--model)"
+            )
         if self._is_gemini and generate_path(model) is None:
             raise _invalid_request(
-                "model", model, "write its name, such as gemini-2.5-flash or models/gemini-2.5-flash"
+                "model",
+                model,
+                "write its name, such as gemini-2.5-flash or models/gemini-2.5-flash",
             )
         longest = request.get("max_tokens")
         if self._is_anthropic and (type(longest) is not int or longest < 1):
-            raise _invalid_request("max_tokens", longest, "give it here, or for all lines (--param max_tokens=1024)")
+            raise _invalid_request(
+                "max_tokens", longest, "give it here, or for all lines (--param max_tokens=1024)"
+            )
         if self._text_field is not None and not request.get(self._text_field):
-            raise _invalid_request(self._text_field, request.get(self._text_field), "give the text to work on")
+            raise _invalid_request(
+                self._text_field, request.get(self._text_field), "give the text to work on"
+            )
 
 
 class PlainRecords:
-    """Records of any columns, turned into requests by the spec's prompt, or by the messages that a column holds."""
+    """Records of any columns, turned into requests by the spec's prompt, or by the messages that a
+    column holds."""
 
     def __init__(
-        self, spec: JobSpec, max_body_bytes: int = DEFAULT_MAX_BODY_BYTES, media: Attachments | None = None
+        self,
+        spec: JobSpec,
+        max_body_bytes: int = DEFAULT_MAX_BODY_BYTES,
+        media: Attachments | None = None,
     ) -> None:
         self.tally = Tally()
         self._asked = asked_of(spec, max_body_bytes, self.tally, media)
@@ -199,7 +260,9 @@ class PlainRecords:
         self._param_fields = spec.param_fields
         self._endpoint = spec.endpoint
         self._flag = "--prompt" if spec.messages_field is None else "--messages-field"
-        self.columns: tuple[str, ...] | None = tuple(dict.fromkeys((spec.id_field, *self._asked.required)))
+        self.columns: tuple[str, ...] | None = tuple(
+            dict.fromkeys((spec.id_field, *self._asked.required))
+        )
         self.param_columns: tuple[str, ...] = tuple(spec.param_fields.values())
         self.media_columns: tuple[str, ...] = (*spec.image_fields, *spec.audio_fields)
         names = dict.fromkeys((spec.id_field, *self._asked.fields, *spec.param_fields.values()))
@@ -227,17 +290,20 @@ class PlainRecords:
             fix = value_fault(name, value, self._endpoint)
             if fix is not None:
                 message = (
-                    f"The parameter {name} of this row comes from the column {column!r}, and its value is refused."
+                    f"The parameter {name} of this row comes from the column {column!r}, and its "
+                    "value is refused."
                 )
-                raise RowFault("invalid_parameter", message, fix=fix, field=column, value=seen(given[column]))
+                raise RowFault(
+                    "invalid_parameter", message, fix=fix, field=column, value=seen(given[column])
+                )
             found[name] = value
         return as_sent(found)
 
     def mistaken_for(self, record: Mapping[str, Any]) -> str | None:
         if all(name in record for name in ("custom_id", "method", "url", "body")):
             return (
-                "the first row is an OpenAI Batch line, which has a request of its own; leave the prompt out "
-                f"({self._flag})"
+                "the first row is an OpenAI Batch line, which has a request of its own; leave the "
+                f"prompt out ({self._flag})"
             )
         return None
 
@@ -253,7 +319,9 @@ class PlainRecords:
         if type(value) is int:
             return str(value)
         return check_doc_id(
-            value, self._id_field, fix="give every row an id of its own, or name another id column (--id-field)"
+            value,
+            self._id_field,
+            fix="give every row an id of its own, or name another id column (--id-field)",
         )
 
 
@@ -262,7 +330,10 @@ def _missing(name: str, record: Mapping[str, Any]) -> RowFault:
     return RowFault(
         "missing_required_parameter",
         f"Missing required parameter: {name!r}.",
-        fix="a batch line has custom_id, method, url and body; plain records need a prompt (--prompt)",
+        fix=(
+            "a batch line has custom_id, method, url and body; plain records need a prompt "
+            "(--prompt)"
+        ),
         field=name,
         value=f"columns {columns_of(record)}",
         doc_id=doc_id if isinstance(doc_id, str) else None,
@@ -271,5 +342,9 @@ def _missing(name: str, record: Mapping[str, Any]) -> RowFault:
 
 def _invalid_request(name: str, value: Any, fix: str) -> RowFault:
     return RowFault(
-        "invalid_request", f"The request has no usable {name!r}.", fix=fix, field=f"body.{name}", value=seen(value)
+        "invalid_request",
+        f"The request has no usable {name!r}.",
+        fix=fix,
+        field=f"body.{name}",
+        value=seen(value),
     )

@@ -21,7 +21,10 @@ def too_large(size: str, limit: int, field: str | None = None) -> RowFault:
     return RowFault(
         "body_too_large",
         f"The request has {size}, and the setting max_body_bytes allows {limit}.",
-        fix="shorten the text, name the column once, or raise max_body_bytes where requests really are larger",
+        fix=(
+            "shorten the text, name the column once, or raise max_body_bytes where requests really "
+            "are larger"
+        ),
         field=field,
     )
 
@@ -35,7 +38,9 @@ def bounded(body: bytes, limit: int) -> bytes:
 
 def columns_of(record: Mapping[str, Any]) -> str:
     names = [seen(name) for name in islice(record, _MAX_COLUMNS_SHOWN)]
-    return ", ".join(names) + (", …" if len(record) > _MAX_COLUMNS_SHOWN else "") if names else "none"
+    return (
+        ", ".join(names) + (", …" if len(record) > _MAX_COLUMNS_SHOWN else "") if names else "none"
+    )
 
 
 def meant(name: str, given: Mapping[str, Any]) -> str:

@@ -1,8 +1,9 @@
-"""One line of JSON, read strictly: what Python's reader lets pass and a database or a provider refuses later is refused
-here, by name.
+"""One line of JSON, read strictly: what Python's reader lets pass and a database or a provider
+refuses later is refused here, by name.
 
-The fast path is orjson, which already rejects NaN, infinities, lone surrogates, raw control characters and bad UTF-8.
-The rest is found by cheap looks at the bytes; only a line that fails or looks suspicious is taken apart slowly.
+The fast path is orjson, which already rejects NaN, infinities, lone surrogates, raw control
+characters and bad UTF-8. The rest is found by cheap looks at the bytes; only a line that fails or
+looks suspicious is taken apart slowly.
 """
 
 from __future__ import annotations
@@ -19,7 +20,9 @@ import orjson
 from penstock_producer.errors import seen
 from penstock_producer.json_bounds import overfull
 
-MAX_DEPTH = 64  # no request body of a known provider nests a quarter of this; parsers fail from 1,000 on
+MAX_DEPTH = (
+    64  # no request body of a known provider nests a quarter of this; parsers fail from 1,000 on
+)
 _MIN_INT, _MAX_INT = -(2**63), 2**64 - 1  # what every JSON reader on the way keeps exactly
 _MAX_INT_DIGITS = 20
 
@@ -36,7 +39,14 @@ class RowFault(Exception):
     """Why a row is refused; the reader adds file and line."""
 
     def __init__(
-        self, code: str, message: str, *, fix: str, field: str | None = None, value: str = "", doc_id: str | None = None
+        self,
+        code: str,
+        message: str,
+        *,
+        fix: str,
+        field: str | None = None,
+        value: str = "",
+        doc_id: str | None = None,
     ) -> None:
         self.code = code
         self.message = message
@@ -48,8 +58,12 @@ class RowFault(Exception):
         super().__init__(code)
 
 
-def parse_object(line: bytes, control_keys: tuple[bytes, ...], *, last: bool = False) -> dict[str, Any]:
-    """The JSON object of one line. ``control_keys`` are quoted keys that must not occur twice in one object.
+def parse_object(
+    line: bytes, control_keys: tuple[bytes, ...], *, last: bool = False
+) -> dict[str, Any]:
+    """The JSON object of one line.
+
+    ``control_keys`` are quoted keys that must not occur twice in one object.
 
     ``last`` says that the file ends in this line without a newline. Raises RowFault.
     """
@@ -93,12 +107,16 @@ def _check_fullness(line: bytes) -> None:
     too_much = overfull(line)
     if too_much is not None:
         raise RowFault(
-            "too_many_values", f"This line has {too_much}.", fix="write fewer, or pass a part as text", value=seen(line)
+            "too_many_values",
+            f"This line has {too_much}.",
+            fix="write fewer, or pass a part as text",
+            value=seen(line),
         )
 
 
 def _is_suspicious(line: bytes, control_keys: tuple[bytes, ...]) -> bool:
-    """Whether the line may hold what orjson lets pass: NUL escapes, huge integers, deep nesting, repeated keys."""
+    """Whether the line may hold what orjson lets pass: NUL escapes, huge integers, deep nesting,
+    repeated keys."""
     # find() and not `in`: half the time on short lines.
     if len(line) > 2 * MAX_DEPTH and line.count(b"{") + line.count(b"[") > MAX_DEPTH:
         return True
@@ -116,7 +134,12 @@ def _classify(line: bytes, reason: str, *, last: bool) -> NoReturn:
     _check_depth(line)
     with contextlib.suppress(json.JSONDecodeError):
         _check_strings(
-            json.loads(line.decode(), parse_constant=_refuse_constant, parse_int=_integer, parse_float=_finite)
+            json.loads(
+                line.decode(),
+                parse_constant=_refuse_constant,
+                parse_int=_integer,
+                parse_float=_finite,
+            )
         )
     hint = " The file may be truncated." if last else ""
     raise RowFault(
@@ -168,14 +191,19 @@ def _check_encoding(line: bytes) -> None:
                 fix="write the character itself in UTF-8",
                 value=seen(line[error.start : error.start + 8]),
             ) from None
-        _refuse_encoding(line, error.start, f"byte {error.start} of this line is 0x{line[error.start]:02x}")
+        _refuse_encoding(
+            line, error.start, f"byte {error.start} of this line is 0x{line[error.start]:02x}"
+        )
 
 
 def _refuse_encoding(line: bytes, offset: int, why: str) -> NoReturn:
     raise RowFault(
         "invalid_encoding",
         f"This line is not UTF-8: {why}.",
-        fix="convert the file, for example with `iconv -f LATIN1 -t UTF-8` or `iconv -f UTF-16 -t UTF-8`",
+        fix=(
+            "convert the file, for example with `iconv -f LATIN1 -t UTF-8` or `iconv -f UTF-16 -t "
+            "UTF-8`"
+        ),
         value=seen(line[max(0, offset - 8) : offset + 8]),
     )
 
@@ -195,7 +223,8 @@ def _check_depth(line: bytes) -> None:
 
 
 def _check_strings(value: Any) -> None:
-    """Refuse NUL and lone surrogates anywhere, keys included: PostgreSQL and UTF-8 cannot hold them."""
+    """Refuse NUL and lone surrogates anywhere, keys included: PostgreSQL and UTF-8 cannot hold
+    them."""
     waiting = [value]
     while waiting:
         part = waiting.pop()
@@ -212,14 +241,20 @@ def check_text(text: str, field: str | None = None) -> None:
     """Raises RowFault for a text that databases or UTF-8 cannot hold."""
     if "\x00" in text:
         raise RowFault(
-            "nul_character", "A text holds a NUL character (\\u0000).", fix="remove it: databases refuse it",
-            field=field, value=seen(text),
-        )  # fmt: skip
+            "nul_character",
+            "A text holds a NUL character (\\u0000).",
+            fix="remove it: databases refuse it",
+            field=field,
+            value=seen(text),
+        )
     if not text.isascii() and _SURROGATE.search(text) is not None:
         raise RowFault(
-            "invalid_unicode", "A text holds half a surrogate pair.", fix="write the whole character, or remove it",
-            field=field, value=seen(text),
-        )  # fmt: skip
+            "invalid_unicode",
+            "A text holds half a surrogate pair.",
+            fix="write the whole character, or remove it",
+            field=field,
+            value=seen(text),
+        )
 
 
 def _integer(digits: str) -> int:
@@ -241,6 +276,8 @@ def _refuse_constant(name: str) -> NoReturn:
 
 def _refuse_number(text: str, why: str) -> NoReturn:
     raise RowFault(
-        "invalid_number", f"The number {why}.", fix="write a finite number of at most 64 bits, or quote it as text",
+        "invalid_number",
+        f"The number {why}.",
+        fix="write a finite number of at most 64 bits, or quote it as text",
         value=seen(text),
-    )  # fmt: skip
+    )

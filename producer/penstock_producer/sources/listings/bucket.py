@@ -28,9 +28,15 @@ class BucketListing:
     def look(self, name: str) -> Entry | None:
         """One object of S3 as it is now; None where there is none. Raises SourceUnavailable."""
         if not isinstance(self._prefix, S3Prefix):
-            raise SourceError("unsupported_source", f"{self.uri}: single objects are looked up in s3:// only")
+            raise SourceError(
+                "unsupported_source", f"{self.uri}: single objects are looked up in s3:// only"
+            )
         found = self._prefix.look(name)
-        return None if found is None else Entry(found.path, found.size, found.etag, int(found.changed * 1e9))
+        return (
+            None
+            if found is None
+            else Entry(found.path, found.size, found.etag, int(found.changed * 1e9))
+        )
 
     def named(self, name: str, size: int, tag: str) -> Entry:
         return Entry(name, size, tag, 0)

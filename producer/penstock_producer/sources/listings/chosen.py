@@ -32,7 +32,9 @@ class Chosen:
         self.pattern = pattern
 
     def entries(self, after: str = "") -> Iterator[Entry]:
-        """In the order of their names, those later than ``after``. Raises SourceError, SourceUnavailable."""
+        """In the order of their names, those later than ``after``.
+
+        Raises SourceError, SourceUnavailable."""
         return (entry for entry in self.listing.entries(after) if self.holds(entry.name))
 
     def holds(self, name: str) -> bool:
@@ -40,13 +42,16 @@ class Chosen:
         return matches(self.pattern, name)
 
     def form(self, given: str | None) -> str:
-        """What its files are: TEXT or MEDIA where each is a document, else ROWS. As the job says, else by the first of them
-        whose name tells, or whose first bytes are those of an image or a sound. Raises SourceError for no file."""
+        """What its files are: TEXT or MEDIA where each is a document, else ROWS.
+
+        As the job says, else by the first of them whose name tells, or whose first bytes are those
+        of an image or a sound. Raises SourceError for no file."""
         first = list(islice(self.entries(), _FIRST_FILES))
         if not first:
             raise SourceError(
                 "no_such_file",
-                f"{self.uri} stands for no file; check the path (names with . or _ in front are left out)",
+                f"{self.uri} stands for no file; check the path (names with . or _ in front are "
+                "left out)",
             )
         if given is not None:
             return given if given in (TEXT, MEDIA) else ROWS
@@ -88,7 +93,8 @@ def choose(where: str, s3_endpoint_url: str | None = None) -> Chosen | None:
 
 
 def folder_and_pattern(where: str) -> tuple[str, str] | None:
-    """The place that files lie below, and the pattern of their names, empty for all; None where ``where`` names one file."""
+    """The place that files lie below, and the pattern of their names, empty for all; None where
+    ``where`` names one file."""
     scheme = _scheme(where)
     if scheme not in ("", "s3", *SCHEMES):
         return None

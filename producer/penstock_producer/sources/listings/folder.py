@@ -1,4 +1,6 @@
-"""A local folder, all levels deep. Links inside it are followed to files that lie inside it, never to folders."""
+"""A local folder, all levels deep.
+
+Links inside it are followed to files that lie inside it, never to folders."""
 
 from __future__ import annotations
 
@@ -18,7 +20,9 @@ MAX_DEPTH: Final = 64  # of folders
 
 
 class LocalFolder:
-    """``depth``: levels of folders that are read, all without it. ``follow``: links may lead out of the folder."""
+    """``depth``: levels of folders that are read, all without it.
+
+    ``follow``: links may lead out of the folder."""
 
     at_once = 1
 
@@ -34,14 +38,20 @@ class LocalFolder:
         return self._below("", order(after), 0)
 
     def named(self, name: str, size: int, tag: str) -> Entry:
-        """The file of a name that the survey gave, in bytes and with its tag of then. Raises BadReference."""
+        """The file of a name that the survey gave, in bytes and with its tag of then.
+
+        Raises BadReference."""
         parts = name.split("/")
         if not all(parts) or {".", ".."} & set(parts) or "\0" in name or not is_data(name):
             raise BadReference(f"{seen(name)} is no name of a file in {self.uri}")
         return Entry(name, size, tag, 0, self._look(name, is_link=True).fault)
 
     def pinned(self, entry: Entry) -> LocalFile:
-        pin = {"size": entry.size, "mtime_ns": int(entry.tag) if entry.tag.isdecimal() else -1, "sha256": ""}
+        pin = {
+            "size": entry.size,
+            "mtime_ns": int(entry.tag) if entry.tag.isdecimal() else -1,
+            "sha256": "",
+        }
         return LocalFile(f"{self.uri}{entry.name}", pin)
 
     def fresh(self, entry: Entry) -> LocalFile:
@@ -53,13 +63,19 @@ class LocalFolder:
             if kind is not _Kind.FOLDER:
                 if key > after:
                     yield self._look(name, is_link=kind is _Kind.LINK)
-            elif depth < self._depth and not (after > key and not after.startswith(key)):  # not wholly before it
+            elif depth < self._depth and not (
+                after > key and not after.startswith(key)
+            ):  # not wholly before it
                 yield from self._below(name, after, depth + 1)
             elif depth == MAX_DEPTH:
-                raise SourceError("too_deep", f"{self.uri} has folders in folders, more than {MAX_DEPTH}; move them up")
+                raise SourceError(
+                    "too_deep",
+                    f"{self.uri} has folders in folders, more than {MAX_DEPTH}; move them up",
+                )
 
     def _sorted(self, prefix: str) -> list[tuple[str, _Kind]]:
-        """The names of one folder; those of folders end in a slash, and sort as the names below them do."""
+        """The names of one folder; those of folders end in a slash, and sort as the names below
+        them do."""
         found: list[tuple[str, _Kind]] = []
         try:
             with os.scandir(f"{self._path}/{prefix}") as entries:
@@ -67,16 +83,23 @@ class LocalFolder:
                     self._left -= 1
                     if self._left < 0:
                         raise SourceError(
-                            "too_many_files", f"{self.uri} holds more than {MAX_ENTRIES:,} files; name a smaller folder"
+                            "too_many_files",
+                            f"{self.uri} holds more than {MAX_ENTRIES:,} files; name a smaller "
+                            "folder",
                         )
                     if is_data(entry.name):
                         kind = _kind(entry)
-                        found.append((f"{prefix}{entry.name}{'/' if kind is _Kind.FOLDER else ''}", kind))
+                        found.append(
+                            (f"{prefix}{entry.name}{'/' if kind is _Kind.FOLDER else ''}", kind)
+                        )
         except ValueError:  # a NUL, or half a surrogate pair
-            raise SourceError("invalid_path", f"{seen(self._path)} cannot be a path; check its characters") from None
+            raise SourceError(
+                "invalid_path", f"{seen(self._path)} cannot be a path; check its characters"
+            ) from None
         except OSError as error:
             raise SourceUnavailable(
-                f"{self.uri}{prefix} cannot be listed ({error.strerror}); check the path and its rights"
+                f"{self.uri}{prefix} cannot be listed ({error.strerror}); check the path and its "
+                "rights"
             ) from error
         return sorted(found, key=lambda one: order(one[0]))
 
@@ -85,7 +108,9 @@ class LocalFolder:
         try:
             status = os.stat(path)
         except OSError as error:
-            words = "a link that leads nowhere" if is_link else f"not to be opened ({error.strerror})"
+            words = (
+                "a link that leads nowhere" if is_link else f"not to be opened ({error.strerror})"
+            )
             return Entry(name, 0, "", 0, _irregular(words))
         fault = self._fault(path, status.st_mode, is_link=is_link)
         return Entry(name, status.st_size, str(status.st_mtime_ns), status.st_mtime_ns, fault)
@@ -97,7 +122,9 @@ class LocalFolder:
             return _irregular("a link out of the folder")
         if not os.access(path, os.R_OK):
             return Fault(
-                "no_right_to_read", "This user has no right to read the file.", "change its rights (chmod a+r)"
+                "no_right_to_read",
+                "This user has no right to read the file.",
+                "change its rights (chmod a+r)",
             )
         return None
 
@@ -122,5 +149,7 @@ _KINDS: Final = {stat.S_IFDIR: "a link to a folder", stat.S_IFIFO: "a pipe"}
 
 def _irregular(words: str) -> Fault:
     return Fault(
-        "not_a_regular_file", f"This is {words}.", "put the file itself there, or name the files to read by a pattern"
+        "not_a_regular_file",
+        f"This is {words}.",
+        "put the file itself there, or name the files to read by a pattern",
     )

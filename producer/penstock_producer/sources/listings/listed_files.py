@@ -1,4 +1,5 @@
-"""Some files of a folder, prefix or pattern as a listing of its own: those that a watched one has for its next job."""
+"""Some files of a folder, prefix or pattern as a listing of its own: those that a watched one has
+for its next job."""
 
 from __future__ import annotations
 
@@ -19,13 +20,20 @@ class ListedFiles:
     @classmethod
     def of_pins(cls, listing: Listing, pins: Sequence[Mapping[str, Any]]) -> Self:
         """Raises BadReference for a name that the listing does not give."""
-        entries = [listing.named(unquoted(one["name"]), int(one["size"]), str(one["etag"])) for one in pins]
+        entries = [
+            listing.named(unquoted(one["name"]), int(one["size"]), str(one["etag"])) for one in pins
+        ]
         return cls(listing, entries)
 
     def pins(self) -> list[dict[str, Any]]:
         """What the job keeps of each."""
         return [
-            {"uri": self.fresh(one).uri, "name": quoted(one.name), "size": one.size, "etag": one.tag}
+            {
+                "uri": self.fresh(one).uri,
+                "name": quoted(one.name),
+                "size": one.size,
+                "etag": one.tag,
+            }
             for one in self._entries
         ]
 

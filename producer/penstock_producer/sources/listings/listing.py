@@ -1,4 +1,5 @@
-"""What a listing yields, wherever the files lie: names in the order of their UTF-8 bytes, as object stores give them."""
+"""What a listing yields, wherever the files lie: names in the order of their UTF-8 bytes, as object
+stores give them."""
 
 from __future__ import annotations
 
@@ -9,7 +10,9 @@ from urllib.parse import quote, unquote_to_bytes
 from penstock_producer.errors import seen
 from penstock_producer.sources.blobs.blob import Blob
 
-_RAW: Final = "surrogateescape"  # a file's name is bytes: those that are not UTF-8 are lone surrogates here
+_RAW: Final = (
+    "surrogateescape"  # a file's name is bytes: those that are not UTF-8 are lone surrogates here
+)
 
 
 class Fault(NamedTuple):
@@ -70,7 +73,9 @@ def quoted(name: str) -> str:
     """A name as printable text, from which ``unquoted`` makes the name again."""
     if name.isprintable() and "%" not in name:
         return name
-    return "".join(one if one.isprintable() and one != "%" else quote(order(one), safe="") for one in name)
+    return "".join(
+        one if one.isprintable() and one != "%" else quote(order(one), safe="") for one in name
+    )
 
 
 def unquoted(text: str) -> str:

@@ -1,4 +1,5 @@
-"""A folder that `datasets.save_to_disk` of Hugging Face wrote: Arrow streams, and `state.json`, which has their order."""
+"""A folder that `datasets.save_to_disk` of Hugging Face wrote: Arrow streams, and `state.json`,
+which has their order."""
 
 from __future__ import annotations
 
@@ -23,25 +24,30 @@ def shards(listing: Listing, entries: Sequence[Entry]) -> list[Entry] | None:
     """
     by_name = {entry.name: entry for entry in entries}
     if _SPLITS in by_name:
-        raise SourceError("several_splits", _advice(listing, _json(listing, by_name[_SPLITS]).get("splits")))
+        raise SourceError(
+            "several_splits", _advice(listing, _json(listing, by_name[_SPLITS]).get("splits"))
+        )
     if _STATE not in by_name or _INFO not in by_name:
         return None
     state = _json(listing, by_name[_STATE])
     if state.get("_indices_data_files") or state.get("_indices_files"):
         raise SourceError(
             "unsupported_format",
-            f"{listing.uri} holds a selection of rows by numbers; write it with dataset.flatten_indices().save_to_disk(…)",
+            f"{listing.uri} holds a selection of rows by numbers; write it with "
+            "dataset.flatten_indices().save_to_disk(…)",
         )
     given = state.get("_data_files")
     names = (
-        [str(one.get("filename") if isinstance(one, dict) else one) for one in given] if isinstance(given, list) else []
+        [str(one.get("filename") if isinstance(one, dict) else one) for one in given]
+        if isinstance(given, list)
+        else []
     )
     missing = [name for name in names if name not in by_name]
     if not names or missing:
         raise SourceError(
             "invalid_dataset",
-            f"{listing.uri}{_STATE} names {seen(missing[0]) if missing else 'no files'}, and the folder has no such file; "
-            "save the dataset again",
+            f"{listing.uri}{_STATE} names {seen(missing[0]) if missing else 'no files'}, and the "
+            "folder has no such file; save the dataset again",
         )
     return [by_name[name] for name in names]
 
@@ -51,12 +57,15 @@ def _json(listing: Listing, entry: Entry) -> dict[str, Any]:
     if entry.size > _MAX_STATE_BYTES:
         raise SourceError(
             "invalid_dataset",
-            f"{uri} has {entry.size} bytes, at most {_MAX_STATE_BYTES} are read; save the dataset again",
+            f"{uri} has {entry.size} bytes, at most {_MAX_STATE_BYTES} are read; save the dataset "
+            "again",
         )
     try:
         value = orjson.loads(listing.pinned(entry).read(0, entry.size))
     except orjson.JSONDecodeError as error:
-        raise SourceError("invalid_dataset", f"{uri} is not JSON ({error}); save the dataset again") from None
+        raise SourceError(
+            "invalid_dataset", f"{uri} is not JSON ({error}); save the dataset again"
+        ) from None
     if not isinstance(value, dict):
         raise SourceError("invalid_dataset", f"{uri} is not a JSON object; save the dataset again")
     return value
@@ -65,4 +74,6 @@ def _json(listing: Listing, entry: Entry) -> dict[str, Any]:
 def _advice(listing: Listing, splits: Any) -> str:
     names = [name for name in splits if isinstance(name, str)] if isinstance(splits, list) else []
     shown = " or ".join(f"{listing.uri}{name}/" for name in names[:5]) or "the folder of one split"
-    return f"{listing.uri} holds several splits of a dataset; submit each as a job of its own: {shown}"
+    return (
+        f"{listing.uri} holds several splits of a dataset; submit each as a job of its own: {shown}"
+    )

@@ -1,10 +1,21 @@
-"""What images and sounds are, by their first bytes. Nothing is decoded here: names and claims of a document do not count."""
+"""What images and sounds are, by their first bytes.
+
+Nothing is decoded here: names and claims of a document do not count."""
 
 from __future__ import annotations
 
 from typing import Final, NamedTuple
 
-__all__ = ["AUDIO", "EITHER", "IMAGE", "LOOKED_AT", "Kind", "kind_of", "media_type_of", "refusal_of"]
+__all__ = [
+    "AUDIO",
+    "EITHER",
+    "IMAGE",
+    "LOOKED_AT",
+    "Kind",
+    "kind_of",
+    "media_type_of",
+    "refusal_of",
+]
 
 IMAGE: Final = "image"
 AUDIO: Final = "audio"
@@ -29,8 +40,10 @@ _STARTS: Final = (
 _IN_RIFF: Final = {b"WEBP": Kind(IMAGE, "webp"), b"WAVE": Kind(AUDIO, "wav")}
 _WORDS: Final = {IMAGE: "images", AUDIO: "sounds", EITHER: "images and sounds"}
 _READABLE: Final = {
-    IMAGE: "PNG, JPEG, GIF or WebP", AUDIO: "WAV, MP3, FLAC or Ogg", EITHER: "PNG, JPEG, GIF, WebP, WAV, MP3, FLAC or Ogg",
-}  # fmt: skip
+    IMAGE: "PNG, JPEG, GIF or WebP",
+    AUDIO: "WAV, MP3, FLAC or Ogg",
+    EITHER: "PNG, JPEG, GIF, WebP, WAV, MP3, FLAC or Ogg",
+}
 
 
 def kind_of(data: bytes) -> Kind | None:
@@ -50,18 +63,27 @@ def kind_of(data: bytes) -> Kind | None:
 def media_type_of(data: bytes) -> str | None:
     """As in `image/png`; None for what models do not take."""
     kind = kind_of(data)
-    return None if kind is None else f"{kind.modality}/{'mpeg' if kind.name == 'mp3' else kind.name}"
+    return (
+        None if kind is None else f"{kind.modality}/{'mpeg' if kind.name == 'mp3' else kind.name}"
+    )
 
 
 def refusal_of(data: bytes, modality: str) -> tuple[str, str] | None:
-    """What is wrong with these bytes as an image or a sound, and the fix; None where they may be one."""
+    """What is wrong with these bytes as an image or a sound, and the fix; None where they may be
+    one."""
     kind = kind_of(data)
     if kind is not None and modality in (kind.modality, EITHER):
         return None
     wanted = _READABLE[modality]
     if kind is not None:
-        return f"It is {kind.name} ({kind.modality}), and the column holds {_WORDS[modality]}.", f"give {wanted}"
+        return (
+            f"It is {kind.name} ({kind.modality}), and the column holds {_WORDS[modality]}.",
+            f"give {wanted}",
+        )
     if b"<svg" in data[:LOOKED_AT].lower():
         return "It is SVG, a program that models do not take.", "convert it to PNG"
     what = "empty" if not data else f"none of them by its first bytes ({data[:8].hex(' ')})"
-    return f"The column holds {_WORDS[modality]}, which are {wanted}, and this is {what}.", f"convert it to {wanted}"
+    return (
+        f"The column holds {_WORDS[modality]}, which are {wanted}, and this is {what}.",
+        f"convert it to {wanted}",
+    )

@@ -1,10 +1,11 @@
 """The images and sounds of a row as parts of a chat message.
 
-`https://` addresses of images are passed on: the provider fetches them. `data:` addresses, files and objects go into the
-request, if their first bytes are of a kind that models take and they fit the limits. Nothing is decoded.
+`https://` addresses of images are passed on: the provider fetches them. `data:` addresses, files
+and objects go into the request, if their first bytes are of a kind that models take and they fit
+the limits. Nothing is decoded.
 
-A column of Parquet or Arrow may hold the content itself: bytes, or `{"bytes": …, "path": …}` as Hugging Face's datasets store
-images and sounds, where the path counts only if there are no bytes.
+A column of Parquet or Arrow may hold the content itself: bytes, or `{"bytes": …, "path": …}` as
+Hugging Face's datasets store images and sounds, where the path counts only if there are no bytes.
 """
 
 from __future__ import annotations
@@ -35,7 +36,9 @@ _SCHEME: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]{0,20}):")
 class MediaParts:
     """Puts the images and sounds that a row names behind its text."""
 
-    def __init__(self, fields: Sequence[tuple[str, str]], places: MediaPlaces, max_body_bytes: int) -> None:
+    def __init__(
+        self, fields: Sequence[tuple[str, str]], places: MediaPlaces, max_body_bytes: int
+    ) -> None:
         """``fields``: columns, each with what it holds."""
         self._fields = fields
         self._places = places
@@ -48,21 +51,35 @@ class MediaParts:
         for name, modality in self._fields:
             for where in _named(record, name):
                 if len(parts) > MAX_ITEMS:
-                    raise _invalid(name, where, f"The row has more than {MAX_ITEMS} images and sounds.", "name fewer")
+                    raise _invalid(
+                        name,
+                        where,
+                        f"The row has more than {MAX_ITEMS} images and sounds.",
+                        "name fewer",
+                    )
                 parts.append(self._part(where, modality, name, left))
                 left -= _size(parts[-1])
         return parts
 
     def texts(self, record: Mapping[str, Any], used: Collection[str]) -> Mapping[str, Any]:
-        """The row without the content of images and sounds, which is no text for a prompt. Raises RowFault."""
+        """The row without the content of images and sounds, which is no text for a prompt.
+
+        Raises RowFault."""
         content = [name for name, _ in self._fields if _holds_bytes(record.get(name))]
         for name in content:
             if name in used:
                 raise RowFault(
-                    "invalid_type", f"The prompt uses the column {name!r}, and this row holds bytes there, no text.",
-                    fix="leave it out of the prompt: images and sounds go behind it", field=name,
-                )  # fmt: skip
-        return {**record, **{name: _without_bytes(record[name]) for name in content}} if content else record
+                    "invalid_type",
+                    f"The prompt uses the column {name!r}, and this row holds bytes there, no "
+                    "text.",
+                    fix="leave it out of the prompt: images and sounds go behind it",
+                    field=name,
+                )
+        return (
+            {**record, **{name: _without_bytes(record[name]) for name in content}}
+            if content
+            else record
+        )
 
     def _part(self, where: str | bytes, modality: str, field: str, left: int) -> dict[str, Any]:
         if isinstance(where, bytes):
@@ -75,11 +92,16 @@ class MediaParts:
             fix = "give an https:// address, a path, or s3://bucket/key"
             raise _invalid(field, where, f"{scheme}: is not read.", fix)
         most = self._most(left, field)
-        data = _decoded(where, most, field) if scheme == "data" else self._places.read(where, most, field)
+        data = (
+            _decoded(where, most, field)
+            if scheme == "data"
+            else self._places.read(where, most, field)
+        )
         return _inlined(data, where, modality, field)
 
     def _most(self, left: int, field: str) -> int:
-        """How many bytes may still go into the request: base64 has four characters for three of them."""
+        """How many bytes may still go into the request: base64 has four characters for three of
+        them."""
         most = min(MAX_BYTES, left * 3 // 4)
         if most <= 0:
             raise too_large(f"more than {self._max_body_bytes} bytes", self._max_body_bytes, field)
@@ -87,10 +109,15 @@ class MediaParts:
 
 
 def media_of(spec: JobSpec, places: MediaPlaces | None, max_body_bytes: int) -> MediaParts | None:
-    """What reads the images and sounds of a job's rows; None for a job without. No ``places``: addresses only."""
+    """What reads the images and sounds of a job's rows; None for a job without.
+
+    No ``places``: addresses only."""
     if not spec.image_fields and not spec.audio_fields:
         return None
-    fields = (*((name, IMAGE) for name in spec.image_fields), *((name, AUDIO) for name in spec.audio_fields))
+    fields = (
+        *((name, IMAGE) for name in spec.image_fields),
+        *((name, AUDIO) for name in spec.audio_fields),
+    )
     return MediaParts(fields, places or MediaPlaces(), max_body_bytes)
 
 
@@ -106,7 +133,11 @@ def _holds_bytes(value: Any) -> bool:
 
 
 def _without_bytes(value: Any) -> Any:
-    return {name: part for name, part in value.items() if name != "bytes"} if isinstance(value, dict) else None
+    return (
+        {name: part for name, part in value.items() if name != "bytes"}
+        if isinstance(value, dict)
+        else None
+    )
 
 
 def _inlined(data: bytes, where: str | bytes, modality: str, field: str) -> dict[str, Any]:
@@ -124,26 +155,37 @@ def _inlined(data: bytes, where: str | bytes, modality: str, field: str) -> dict
 def _bounded(data: bytes, most: int, field: str) -> bytes:
     if len(data) > most:
         raise RowFault(
-            "media_too_large", f"It has {len(data)} bytes, and {most} may still go into this request.",
-            fix="make it smaller, or give an https:// address", field=field, value=f"{len(data)} bytes",
-        )  # fmt: skip
+            "media_too_large",
+            f"It has {len(data)} bytes, and {most} may still go into this request.",
+            fix="make it smaller, or give an https:// address",
+            field=field,
+            value=f"{len(data)} bytes",
+        )
     return data
 
 
 def _named(record: Mapping[str, Any], name: str) -> Iterator[str | bytes]:
-    """What a column holds: a path, an address or content, or a list of them; an empty text names nothing."""
+    """What a column holds: a path, an address or content, or a list of them; an empty text names
+    nothing."""
     value = record.get(name)
     if value is None:
         what = "is null in" if name in record else "is missing from"
         raise RowFault(
-            MISSING_FIELD, f"The column {name!r} {what} this row.",
-            fix=f"{meant(name, record)}fill it; an empty text or list means none; columns here: {columns_of(record)}",
+            MISSING_FIELD,
+            f"The column {name!r} {what} this row.",
+            fix=(
+                f"{meant(name, record)}fill it; an empty text or list means none; columns here: "
+                f"{columns_of(record)}"
+            ),
             field=name,
-        )  # fmt: skip
+        )
     for one in value if isinstance(value, list) else [value]:
         inside = (one.get("bytes") or one.get("path")) if isinstance(one, dict) else one
         if not isinstance(inside, str | bytes):
-            fix = "write a path or an address, or a list of them; columns of Parquet and Arrow may hold the bytes"
+            fix = (
+                "write a path or an address, or a list of them; columns of Parquet and Arrow may "
+                "hold the bytes"
+            )
             raise _invalid(name, one, "It is neither text nor bytes.", fix)
         if inside or isinstance(inside, bytes):
             yield inside
@@ -152,10 +194,14 @@ def _named(record: Mapping[str, Any], name: str) -> Iterator[str | bytes]:
 def _passed_on(url: str, scheme: str, modality: str, field: str) -> dict[str, Any]:
     if modality == AUDIO:
         fix = "give a path: it goes into the request"
-        raise _invalid(field, url, "A request holds the sounds themselves, not their addresses.", fix)
+        raise _invalid(
+            field, url, "A request holds the sounds themselves, not their addresses.", fix
+        )
     try:
         parts = urlsplit(url)
-        usable = bool(parts.hostname) and parts.username is None and url.isprintable() and " " not in url
+        usable = (
+            bool(parts.hostname) and parts.username is None and url.isprintable() and " " not in url
+        )
     except ValueError:  # brackets that are no address
         usable = False
     if scheme != "https" or not usable or len(url) > MAX_URL_CHARS:

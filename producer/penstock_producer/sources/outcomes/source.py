@@ -1,11 +1,13 @@
 """The outcomes of another job as a source: `--from-job J --where …`.
 
-The pin names the job and its generation, and what a generation left never changes: a later replay of that job changes
-nothing here. Outcomes come by generation and document id, so a cursor is the last of both, and a position is one of both.
+The pin names the job and its generation, and what a generation left never changes: a later replay
+of that job changes nothing here. Outcomes come by generation and document id, so a cursor is the
+last of both, and a position is one of both.
 
-With a prompt each outcome is a record, with the columns of ``where.OWN``, `prompt` (the text that was sent; dead letters keep
-it) and the fields of the answer. Without one, the request of a dead letter is sent again, with the model and parameters of
-this job in the place of its own; a result keeps no request.
+With a prompt each outcome is a record, with the columns of ``where.OWN``, `prompt` (the text that
+was sent; dead letters keep it) and the fields of the answer. Without one, the request of a dead
+letter is sent again, with the model and parameters of this job in the place of its own; a result
+keeps no request.
 """
 
 from __future__ import annotations
@@ -36,22 +38,34 @@ _POSITION: Final = re.compile(r"(\d{1,9}):(.+)", re.DOTALL)  # generation and do
 
 
 def pin_of(
-    job: Job, where: Where, max_body_bytes: int = DEFAULT_MAX_BODY_BYTES, *, after_generation: int = 0
+    job: Job,
+    where: Where,
+    max_body_bytes: int = DEFAULT_MAX_BODY_BYTES,
+    *,
+    after_generation: int = 0,
 ) -> dict[str, Any]:
-    """What a job over the outcomes of ``job`` reads: those of all generations, or of those after one.
+    """What a job over the outcomes of ``job`` reads: those of all generations, or of those after
+    one.
 
     Raises SourceUnavailable while that job has not ended.
     """
     if not job.state.final:
         raise SourceUnavailable(
-            f"job {job.job_key} is {job.state}: its outcomes can be read once it has ended (penstock status --watch)",
+            f"job {job.job_key} is {job.state}: its outcomes can be read once it has ended "
+            "(penstock status --watch)",
             code="job_not_ended",
         )
     later = {AFTER: after_generation} if after_generation else {}
     return {
-        "kind": KIND, "uri": f"job:{job.job_id}", "job_id": job.job_id, "job_key": job.job_key,
-        "generation": job.generation, "where": list(where.texts), "max_body_bytes": max_body_bytes, **later,
-    }  # fmt: skip
+        "kind": KIND,
+        "uri": f"job:{job.job_id}",
+        "job_id": job.job_id,
+        "job_key": job.job_key,
+        "generation": job.generation,
+        "where": list(where.texts),
+        "max_body_bytes": max_body_bytes,
+        **later,
+    }
 
 
 class OutcomesSource:
@@ -59,7 +73,9 @@ class OutcomesSource:
 
     id_field = "id"
 
-    def __init__(self, pin: Mapping[str, Any], spec: JobSpec, jobs: JobStore, outcomes: OutcomeStore) -> None:
+    def __init__(
+        self, pin: Mapping[str, Any], spec: JobSpec, jobs: JobStore, outcomes: OutcomeStore
+    ) -> None:
         """Raises SpecError for conditions, or a spec, that cannot be used."""
         self.uri = str(pin["uri"])
         self._pin = dict(pin)
@@ -106,7 +122,9 @@ class OutcomesSource:
             raise BadReference(f"{self.uri} has no outcome at {seen(position)}")
         document = self._read(outcome)
         if not isinstance(document, Document):
-            raise BadReference(f"{self.uri}: the outcome at {seen(position)} is no document of this job")
+            raise BadReference(
+                f"{self.uri}: the outcome at {seen(position)} is no document of this job"
+            )
         return document
 
     def mark_published(self, documents: Sequence[Document]) -> None:
@@ -124,10 +142,23 @@ class OutcomesSource:
         cursor: Cursor = {"generation": generation, "after": doc_id}
         request = outcome.request if isinstance(outcome, DeadLetter) else b""
         try:
-            body = self._asked(record, fields, request) if self._spec.takes_records else self._again(outcome)
+            body = (
+                self._asked(record, fields, request)
+                if self._spec.takes_records
+                else self._again(outcome)
+            )
         except RowFault as fault:
             return BadRow(
-                self.uri, 0, fault.code, fault.field, fault.message, fault.value, fault.fix, doc_id, cursor, request
+                self.uri,
+                0,
+                fault.code,
+                fault.field,
+                fault.message,
+                fault.value,
+                fault.fix,
+                doc_id,
+                cursor,
+                request,
             )
         endpoint = None if self._spec.takes_records else outcome.endpoint
         return Document(doc_id, body, f"{generation}:{doc_id}", 0, cursor, endpoint)
@@ -135,11 +166,17 @@ class OutcomesSource:
     def _again(self, outcome: Result | DeadLetter) -> bytes:
         if isinstance(outcome, Result):
             raise RowFault(
-                "no_request", "A result keeps no request that could be sent again.",
-                fix="choose dead letters (--where status=dead), or give a prompt over {answer} (--prompt)",
-            )  # fmt: skip
+                "no_request",
+                "A result keeps no request that could be sent again.",
+                fix=(
+                    "choose dead letters (--where status=dead), or give a prompt over {answer} "
+                    "(--prompt)"
+                ),
+            )
         if not outcome.request:
-            raise RowFault(outcome.reason, outcome.last_error, fix="correct the row and submit it again")
+            raise RowFault(
+                outcome.reason, outcome.last_error, fix="correct the row and submit it again"
+            )
         request = _loads(outcome.request)
         form: RowForm = self._form
         if outcome.endpoint is not None and isinstance(self._form, BatchLines):
@@ -156,22 +193,33 @@ class OutcomesSource:
             self._jobs.get(self._pin["job_id"])
         except JobNotFound:
             raise SourceChanged(
-                f"job {self._pin['job_key']}, whose outcomes are read, was purged; restore the database, or cancel this job"
+                f"job {self._pin['job_key']}, whose outcomes are read, was purged; restore the "
+                "database, or cancel this job"
             ) from None
 
 
 def _record(outcome: Result | DeadLetter, text: str | None) -> dict[str, Any]:
     """The outcome's own fields, those that it has."""
     common = {
-        "id": outcome.key.doc_id, "generation": outcome.key.generation, "attempts": outcome.attempts,
-        "calls": outcome.calls, "prompt_tokens": outcome.prompt_tokens, "completion_tokens": outcome.completion_tokens,
-        "cost_usd": usd_of_outcome(outcome), "latency_ms": outcome.latency_ms,
-    }  # fmt: skip
+        "id": outcome.key.doc_id,
+        "generation": outcome.key.generation,
+        "attempts": outcome.attempts,
+        "calls": outcome.calls,
+        "prompt_tokens": outcome.prompt_tokens,
+        "completion_tokens": outcome.completion_tokens,
+        "cost_usd": usd_of_outcome(outcome),
+        "latency_ms": outcome.latency_ms,
+    }
     own: dict[str, Any]
     if isinstance(outcome, DeadLetter):
         own = {"status": "dead", "reason": outcome.reason, "error": outcome.last_error}
     else:
-        own = {"status": "done", "model": outcome.model, "finish_reason": outcome.finish_reason, "answer": text}
+        own = {
+            "status": "done",
+            "model": outcome.model,
+            "finish_reason": outcome.finish_reason,
+            "answer": text,
+        }
     return {name: value for name, value in (common | own).items() if value is not None}
 
 

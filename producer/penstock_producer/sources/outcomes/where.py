@@ -1,10 +1,12 @@
-"""Conditions on the outcomes of a job: `status=dead`, `reason=context_overflow`, `score<0.5 and label!=spam`.
+"""Conditions on the outcomes of a job: `status=dead`, `reason=context_overflow`, `score<0.5 and
+label!=spam`.
 
-A name is one of the outcome's own (``OWN``); any other is a field of the answer, where that is a JSON object: `score`, or
-`answer.score` where the name is taken, `rating.score` for a field within a field. Nothing is ever executed: a condition is
-a name, a comparison and a value.
+A name is one of the outcome's own (``OWN``); any other is a field of the answer, where that is a
+JSON object: `score`, or `answer.score` where the name is taken, `rating.score` for a field within a
+field. Nothing is ever executed: a condition is a name, a comparison and a value.
 
-A field that is absent is null: `score=null` finds outcomes without it, and `<`, `<=`, `>`, `>=` hold for numbers only.
+A field that is absent is null: `score=null` finds outcomes without it, and `<`, `<=`, `>`, `>=`
+hold for numbers only.
 """
 
 from __future__ import annotations
@@ -20,18 +22,37 @@ from penstock_producer.errors import Problem, SpecError, seen
 __all__ = ["OWN", "Where"]
 
 OWN: Final = (
-    "id", "status", "reason", "error", "model", "finish_reason", "attempts", "calls", "prompt_tokens", "completion_tokens",
-    "cost_usd", "latency_ms", "generation", "answer",
-)  # fmt: skip
+    "id",
+    "status",
+    "reason",
+    "error",
+    "model",
+    "finish_reason",
+    "attempts",
+    "calls",
+    "prompt_tokens",
+    "completion_tokens",
+    "cost_usd",
+    "latency_ms",
+    "generation",
+    "answer",
+)
 STATUSES: Final = ("done", "dead")
 MAX_CHARS: Final = 2_000  # of all conditions together
 MAX_CONDITIONS: Final = 20
 
-_CONDITION: Final = re.compile(r"\s*([A-Za-z_][\w.-]{0,200})\s*(<=|>=|!=|=|<|>)\s*(\S.*?)\s*", re.DOTALL)
-_AND: Final = re.compile(r"\s+and\s+(?=[A-Za-z_][\w.-]*\s*[<>=!])")  # a value may hold the word "and"
+_CONDITION: Final = re.compile(
+    r"\s*([A-Za-z_][\w.-]{0,200})\s*(<=|>=|!=|=|<|>)\s*(\S.*?)\s*", re.DOTALL
+)
+_AND: Final = re.compile(
+    r"\s+and\s+(?=[A-Za-z_][\w.-]*\s*[<>=!])"
+)  # a value may hold the word "and"
 _ORDER: Final[Mapping[str, Callable[[float, float], bool]]] = {
-    "<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge
-}  # fmt: skip
+    "<": operator.lt,
+    "<=": operator.le,
+    ">": operator.gt,
+    ">=": operator.ge,
+}
 
 
 class _Condition(NamedTuple):
@@ -55,8 +76,13 @@ class Where:
 
     @property
     def status(self) -> str | None:
-        """The one status that can satisfy them; None where both can. It spares reading the others."""
-        return next((one.text for one in self._conditions if (one.name, one.compare) == ("status", "=")), None)
+        """The one status that can satisfy them; None where both can.
+
+        It spares reading the others."""
+        return next(
+            (one.text for one in self._conditions if (one.name, one.compare) == ("status", "=")),
+            None,
+        )
 
     def holds(self, record: Mapping[str, Any], answer: Any) -> bool:
         """``record``: the outcome's own fields; ``answer``: what the answer is as JSON."""
@@ -66,7 +92,9 @@ class Where:
 def _condition(text: str) -> _Condition:
     found = _CONDITION.fullmatch(text)
     if found is None:
-        raise _refused(text, "write NAME=VALUE, or another of != < <= > >=, such as status=dead or score<0.5")
+        raise _refused(
+            text, "write NAME=VALUE, or another of != < <= > >=, such as status=dead or score<0.5"
+        )
     name, compare, value = found.groups()
     if len(value) > 1 and value[0] == value[-1] and value[0] in "\"'":
         return _Condition(name, compare, value[1:-1], None)
@@ -91,7 +119,9 @@ def _holds(condition: _Condition, value: Any) -> bool:
     if condition.compare in _ORDER:
         number = value if isinstance(value, int | float) and not isinstance(value, bool) else None
         return (
-            number is not None and condition.number is not None and _ORDER[condition.compare](number, condition.number)
+            number is not None
+            and condition.number is not None
+            and _ORDER[condition.compare](number, condition.number)
         )
     return _equal(condition, value) is (condition.compare == "=")
 

@@ -1,7 +1,9 @@
-"""Arrow IPC: the file form, which Feather is too, and the stream form, which Hugging Face datasets write.
+"""Arrow IPC: the file form, which Feather is too, and the stream form, which Hugging Face datasets
+write.
 
-A group is a record batch. It is decoded whole, so its size is bounded before it is read. The file form lists its batches at
-its end; those of a stream are found by going from header to header, without reading what lies between.
+A group is a record batch. It is decoded whole, so its size is bounded before it is read. The file
+form lists its batches at its end; those of a stream are found by going from header to header,
+without reading what lies between.
 """
 
 from __future__ import annotations
@@ -17,7 +19,9 @@ from penstock_producer.sources.blobs.blob_file import BlobFile
 ROWS_PER_BATCH: Final = 1_000  # what is made into Python objects at a time
 # Of one record batch: of the columns that are read in the file form, of all in a stream.
 MAX_BATCH_BYTES: Final = 512 * 1024**2
-MAX_BATCHES: Final = 1_000_000  # of a stream; each costs a look at its header when the file is opened
+MAX_BATCHES: Final = (
+    1_000_000  # of a stream; each costs a look at its header when the file is opened
+)
 _MAGIC: Final = b"ARROW1"
 _CONTINUED: Final = b"\xff" * 4  # before each header of a stream
 _MAX_HEADER_BYTES: Final = 16 * 1024**2  # a schema of 100,000 columns
@@ -42,7 +46,8 @@ class Groups(Protocol):
 
 
 def open_arrow(blob: Blob, size: int) -> Groups:
-    """Raises pyarrow's own errors for what is no Arrow file, and SourceError for a batch that is too large."""
+    """Raises pyarrow's own errors for what is no Arrow file, and SourceError for a batch that is
+    too large."""
     from pyarrow import ArrowInvalid
 
     start = blob.read(0, min(size, len(_MAGIC)))
@@ -50,7 +55,9 @@ def open_arrow(blob: Blob, size: int) -> Groups:
         return _ArrowFile(blob, size)
     if start.startswith(_CONTINUED):
         return _ArrowStream(blob, size)
-    raise ArrowInvalid("it begins neither as a file of Arrow IPC nor as a stream; Feather of version 1 is not read")
+    raise ArrowInvalid(
+        "it begins neither as a file of Arrow IPC nor as a stream; Feather of version 1 is not read"
+    )
 
 
 class _ArrowFile:
@@ -78,7 +85,9 @@ class _ArrowFile:
         from pyarrow import ipc
 
         if self._columns != tuple(columns):
-            chosen = ipc.IpcReadOptions(included_fields=[self.names.index(name) for name in columns])
+            chosen = ipc.IpcReadOptions(
+                included_fields=[self.names.index(name) for name in columns]
+            )
             bounded = BlobFile(self._blob, self._size, most=MAX_BATCH_BYTES)
             self._file, self._columns = ipc.open_file(bounded, options=chosen), tuple(columns)
         return self._file
@@ -99,7 +108,8 @@ class _ArrowStream:
                 raise too_large(blob.uri, len(self._offsets), length)
             if len(self._offsets) >= MAX_BATCHES:
                 raise SourceError(
-                    "too_many_batches", f"{blob.uri} has more than {MAX_BATCHES:,} record batches; write larger ones"
+                    "too_many_batches",
+                    f"{blob.uri} has more than {MAX_BATCHES:,} record batches; write larger ones",
                 )
             self._has_dictionaries |= kind == _DICTIONARY
             if kind == _BATCH:
@@ -112,7 +122,9 @@ class _ArrowStream:
         return depth_of(self._schema.field(column).type)
 
     def batches(self, group: int, columns: Sequence[str]) -> Iterator[Any]:
-        batch = self._from_start(group) if self._has_dictionaries else self._at(self._offsets[group])
+        batch = (
+            self._from_start(group) if self._has_dictionaries else self._at(self._offsets[group])
+        )
         yield from _pieces(batch, columns, group, self._blob.uri)
 
     def _at(self, offset: int) -> Any:
@@ -144,8 +156,8 @@ def depth_of(kind: Any) -> int:
 def too_large(uri: str, group: int, size: int) -> SourceError:
     return SourceError(
         "record_batch_too_large",
-        f"record batch {group} of {uri} has {size} bytes, and at most {MAX_BATCH_BYTES} are read; write smaller ones "
-        "(pyarrow: max_chunksize=10_000), or Parquet",
+        f"record batch {group} of {uri} has {size} bytes, and at most {MAX_BATCH_BYTES} are read; "
+        "write smaller ones (pyarrow: max_chunksize=10_000), or Parquet",
     )
 
 
@@ -160,16 +172,21 @@ def _pieces(batch: Any, columns: Sequence[str], group: int, uri: str) -> Iterato
 
 
 def _validate(column: Any) -> None:
-    """Raises pyarrow's error for values that lie outside of their buffers: nothing checks that before, and it ends processes."""
+    """Raises pyarrow's error for values that lie outside of their buffers: nothing checks that
+    before, and it ends processes."""
     from pyarrow import types
 
-    if types.is_string(column.type) or types.is_large_string(column.type):  # UTF-8 is each row's own question
+    if types.is_string(column.type) or types.is_large_string(
+        column.type
+    ):  # UTF-8 is each row's own question
         column = column.view("binary" if types.is_string(column.type) else "large_binary")
     column.validate(full=True)
 
 
 def _headers(blob: Blob, size: int) -> Iterator[tuple[int, int, int]]:
-    """Kind, offset, and bytes after the header, of each message of a stream. Raises pyarrow's error for a damaged one."""
+    """Kind, offset, and bytes after the header, of each message of a stream.
+
+    Raises pyarrow's error for a damaged one."""
     from pyarrow import ArrowInvalid
 
     offset = 0
@@ -190,14 +207,18 @@ def _headers(blob: Blob, size: int) -> Iterator[tuple[int, int, int]]:
 
 
 def _kind_and_body(header: bytes) -> tuple[int, int]:
-    """Two fields of a flatbuffer `Message`, which pyarrow shows only together with what follows it. Raises struct.error."""
+    """Two fields of a flatbuffer `Message`, which pyarrow shows only together with what follows it.
+
+    Raises struct.error."""
     (table,) = struct.unpack_from("<I", header, 0)
     (back,) = struct.unpack_from("<i", header, table)
     fields = table - back  # where the table says where its fields are
     if not 0 <= fields < len(header):
         raise struct.error
     (width,) = struct.unpack_from("<H", header, fields)
-    at = struct.unpack_from("<4H", header, fields + 4) if width >= 12 else (0, 0, 0, 0)  # version, kind, header, length
+    at = (
+        struct.unpack_from("<4H", header, fields + 4) if width >= 12 else (0, 0, 0, 0)
+    )  # version, kind, header, length
     kind = struct.unpack_from("<B", header, table + at[1])[0] if at[1] else 0
     body = struct.unpack_from("<q", header, table + at[3])[0] if at[3] else 0
     return kind, body

@@ -21,20 +21,30 @@ from penstock_producer.sources.readers.columnar import damaged, open_groups
 from penstock_producer.sources.readers.pinned_rows import FORMAT, PinnedRows, RowOptions
 
 _POSITION = re.compile(r"(\d{1,9}):(\d{1,12})", re.ASCII)  # "group:row"
-PIECE_BYTES: Final = 32 * 1024 * 1024  # of a batch that become Python objects at a time: rows may hold images
-_BYTES_FIX: Final = "write it as text; a column of images or sounds is named by --image-field or --audio-field"
-KEPT_BYTES: Final = 64 * 1024 * 1024  # of a group, for the next fetch: documents come nearly in order
+PIECE_BYTES: Final = (
+    32 * 1024 * 1024
+)  # of a batch that become Python objects at a time: rows may hold images
+_BYTES_FIX: Final = (
+    "write it as text; a column of images or sounds is named by --image-field or --audio-field"
+)
+KEPT_BYTES: Final = (
+    64 * 1024 * 1024
+)  # of a group, for the next fetch: documents come nearly in order
 
 
 class ColumnarSource(PinnedRows):
-    """Documents of one file. A position is "group:row", a cursor the next one's group, row and number in the file.
+    """Documents of one file.
+
+    A position is "group:row", a cursor the next one's group, row and number in the file.
 
     ``size``: of the blob, where it is pinned already.
     """
 
     unit = ROW
 
-    def __init__(self, blob: Blob, spec: JobSpec, options: RowOptions, rows: str, *, size: int | None = None) -> None:
+    def __init__(
+        self, blob: Blob, spec: JobSpec, options: RowOptions, rows: str, *, size: int | None = None
+    ) -> None:
         super().__init__(blob, spec, options)
         self._rows = rows
         self._size = size
@@ -56,16 +66,24 @@ class ColumnarSource(PinnedRows):
                 row += batch.num_rows - wanted.num_rows
                 for record in _in_pieces(wanted):
                     number += 1
-                    yield self._read(record, f"{group}:{row}", number, {"group": group, "row": row + 1, "rows": number})
+                    yield self._read(
+                        record,
+                        f"{group}:{row}",
+                        number,
+                        {"group": group, "row": row + 1, "rows": number},
+                    )
                     row += 1
             skip = 0
 
     def fetch(self, position: str) -> Document:
-        """Raises BadReference for a position that the survey cannot have given: the pinned bytes have not changed."""
+        """Raises BadReference for a position that the survey cannot have given: the pinned bytes
+        have not changed."""
         span = _POSITION.fullmatch(position)
         with self._lock:
             if span is None or int(span[1]) >= self._groups().count():
-                raise BadReference(f"{seen(position)} is not the position of a document in {self.uri}")
+                raise BadReference(
+                    f"{seen(position)} is not the position of a document in {self.uri}"
+                )
             group, row = int(span[1]), int(span[2])
             if not self._window.reaches(group, row):
                 self._window.restart(group, self._batches(group))
@@ -77,13 +95,18 @@ class ColumnarSource(PinnedRows):
             raise self._no_document(position, document.code, document.message)
         return document
 
-    def _read(self, record: dict[str, Any] | RowFault, position: str, number: int, cursor: Cursor) -> Document | BadRow:
+    def _read(
+        self, record: dict[str, Any] | RowFault, position: str, number: int, cursor: Cursor
+    ) -> Document | BadRow:
         try:
             if isinstance(record, RowFault):
                 raise record
             media = self._form.media_columns
             doc_id, body, endpoint = self._form.read(
-                {name: _plain(value, name, takes_bytes=name in media) for name, value in record.items()}
+                {
+                    name: _plain(value, name, takes_bytes=name in media)
+                    for name, value in record.items()
+                }
             )
         except RowFault as fault:
             return self._bad(number, fault, cursor)
@@ -104,7 +127,8 @@ class ColumnarSource(PinnedRows):
             twice = {name for name in groups.names if list(groups.names).count(name) > 1}
             if twice:
                 raise SourceError(
-                    "duplicate_column", f"{self.uri} has two columns {seen(min(twice))}; rename one of them"
+                    "duplicate_column",
+                    f"{self.uri} has two columns {seen(min(twice))}; rename one of them",
                 )
             check_columns(self.uri, self._form, groups.names, nested=True)
             self._columns = _needed(groups.names, self._form.read_columns)
@@ -112,7 +136,8 @@ class ColumnarSource(PinnedRows):
                 if groups.depth(name) > MAX_DEPTH:
                     raise SourceError(
                         "nesting_too_deep",
-                        f"{self.uri}: the column {seen(name)} nests deeper than {MAX_DEPTH} levels; flatten it",
+                        f"{self.uri}: the column {seen(name)} nests deeper than {MAX_DEPTH} "
+                        "levels; flatten it",
                     )
             self._opened = groups
         return self._opened
@@ -127,14 +152,16 @@ def _needed(names: Sequence[str], used: tuple[str, ...] | None) -> list[str]:
 
 
 def _in_pieces(batch: Any) -> Iterator[dict[str, Any] | RowFault]:
-    """All rows of a batch, of which as many are Python objects at a time as come to ``PIECE_BYTES``."""
+    """All rows of a batch, of which as many are Python objects at a time as come to
+    ``PIECE_BYTES``."""
     rows = max(1, batch.num_rows * PIECE_BYTES // max(1, batch.nbytes))
     for start in range(0, batch.num_rows, rows):
         yield from _records(batch.slice(start, rows))
 
 
 def _records(batch: Any) -> Iterator[dict[str, Any] | RowFault]:
-    """The rows of a record batch as Python objects; a fault for one whose text is not UTF-8, which writers do not check."""
+    """The rows of a record batch as Python objects; a fault for one whose text is not UTF-8, which
+    writers do not check."""
     try:
         yield from batch.to_pylist()
     except UnicodeDecodeError as error:
@@ -143,13 +170,17 @@ def _records(batch: Any) -> Iterator[dict[str, Any] | RowFault]:
                 yield from _records(batch.slice(row, 1))
         else:
             yield RowFault(
-                "invalid_encoding", "A text of this row is not UTF-8.", fix="write the column as text, not as bytes",
+                "invalid_encoding",
+                "A text of this row is not UTF-8.",
+                fix="write the column as text, not as bytes",
                 value=seen(error.object[:40]),
-            )  # fmt: skip
+            )
 
 
 def _plain(value: Any, column: str, *, takes_bytes: bool = False) -> Any:
-    """A value of a column as JSON has it, or with the bytes of images and sounds. Raises RowFault."""
+    """A value of a column as JSON has it, or with the bytes of images and sounds.
+
+    Raises RowFault."""
     match value:
         case bytes() if takes_bytes:
             return value
@@ -162,11 +193,16 @@ def _plain(value: Any, column: str, *, takes_bytes: bool = False) -> Any:
             if math.isfinite(value):
                 return value
             raise RowFault(
-                "invalid_number", f"The column {column!r} holds a number that is not finite.",
-                fix="write null where there is no number", field=column, value=seen(value),
-            )  # fmt: skip
+                "invalid_number",
+                f"The column {column!r} holds a number that is not finite.",
+                fix="write null where there is no number",
+                field=column,
+                value=seen(value),
+            )
         case dict():
-            return {name: _plain(part, column, takes_bytes=takes_bytes) for name, part in value.items()}
+            return {
+                name: _plain(part, column, takes_bytes=takes_bytes) for name, part in value.items()
+            }
         case list() | tuple():
             return [_plain(part, column, takes_bytes=takes_bytes) for part in value]
         case datetime.date() | datetime.time():  # a datetime is a date
@@ -174,9 +210,12 @@ def _plain(value: Any, column: str, *, takes_bytes: bool = False) -> Any:
         case decimal.Decimal():
             return str(value)
     raise RowFault(
-        "invalid_type", f"The column {column!r} holds {type(value).__name__}, which is no text, number or list.",
-        fix=_BYTES_FIX if isinstance(value, bytes) else "write it as text", field=column, value=seen(value),
-    )  # fmt: skip
+        "invalid_type",
+        f"The column {column!r} holds {type(value).__name__}, which is no text, number or list.",
+        fix=_BYTES_FIX if isinstance(value, bytes) else "write it as text",
+        field=column,
+        value=seen(value),
+    )
 
 
 class _Window:
@@ -195,7 +234,9 @@ class _Window:
         self._group, self._start, self._kept, self._batches = group, 0, [], batches
 
     def row(self, row: int) -> Any | None:
-        """One row as a batch; None beyond the end. Raises what reading raises, and then starts anew at the next fetch."""
+        """One row as a batch; None beyond the end.
+
+        Raises what reading raises, and then starts anew at the next fetch."""
         group, self._group = self._group, -1
         end = self._start + sum(batch.num_rows for batch in self._kept)
         while row >= end and (batch := next(self._batches, None)) is not None:

@@ -1,4 +1,5 @@
-"""Whether the beginning of a file whose name says nothing is CSV: each of its first records has the same number of fields."""
+"""Whether the beginning of a file whose name says nothing is CSV: each of its first records has the
+same number of fields."""
 
 from __future__ import annotations
 
@@ -17,9 +18,12 @@ _JSON: Final = ("{", "[")
 
 
 def csv_or_tsv(start: bytes, *, whole: bool) -> str | None:
-    """CSV, TSV, or None for what may be anything else. ``whole``: the file has no more than these bytes.
+    """CSV, TSV, or None for what may be anything else.
 
-    Two records at least, none of which begins as JSON does; the delimiter is that which the header is read by.
+    ``whole``: the file has no more than these bytes.
+
+    Two records at least, none of which begins as JSON does; the delimiter is that which the header
+    is read by.
     """
     data = start.removeprefix(BOM)[:LOOKED_AT]
     whole = whole and len(start) <= LOOKED_AT
@@ -39,7 +43,10 @@ def _numbers_of_fields(text: str, delimiter: str, *, whole: bool) -> list[int]:
     """Of the first whole records; none where there is only one, or where they cannot be read."""
     rows: list[int] = []
     try:
-        for row in islice(csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True), _RECORDS + 1):
+        for row in islice(
+            csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True),
+            _RECORDS + 1,
+        ):
             if row:
                 rows.append(len(row))
     except csv.Error:  # a quote that closes later than here

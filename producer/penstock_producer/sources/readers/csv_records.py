@@ -1,6 +1,7 @@
 """Records of CSV and TSV as Python's csv module reads them, each with its place in the bytes.
 
-The module says where a record ends only by the lines that it took, so it is given our numbered lines and these are counted.
+The module says where a record ends only by the lines that it took, so it is given our numbered
+lines and these are counted.
 """
 
 from __future__ import annotations
@@ -12,7 +13,9 @@ from typing import Final, NamedTuple
 from penstock_producer.errors import SourceError
 from penstock_producer.sources.blobs.lines import Line
 
-_CSV_LIMIT: Final = 131_072  # characters of a field; the module's own default, which is for the whole process
+_CSV_LIMIT: Final = (
+    131_072  # characters of a field; the module's own default, which is for the whole process
+)
 
 
 class Dialect(NamedTuple):
@@ -30,16 +33,23 @@ class Record(NamedTuple):
     next_line: int
     values: list[str]
     fault: str  # the parser's words; empty for a record that was read
-    doubtful: bool  # whether values may hold NUL, or bytes that do not decode: these are lone surrogates then
+    # whether values may hold NUL, or bytes that do not decode: these are lone surrogates then
+    doubtful: bool
 
 
-def read_records(lines: Iterable[Line], dialect: Dialect, uri: str, max_bytes: int) -> Iterator[Record]:
-    """All records but blank lines. Raises SourceError for a quote that is not closed, and a record that is too long.
+def read_records(
+    lines: Iterable[Line], dialect: Dialect, uri: str, max_bytes: int
+) -> Iterator[Record]:
+    """All records but blank lines.
+
+    Raises SourceError for a quote that is not closed, and a record that is too long.
 
     After either it is unknown which newlines are quoted, and so which lines are documents.
     """
     if csv.field_size_limit() < max_bytes:
-        csv.field_size_limit(max(max_bytes, _CSV_LIMIT))  # never lowered: it belongs to the whole process
+        csv.field_size_limit(
+            max(max_bytes, _CSV_LIMIT)
+        )  # never lowered: it belongs to the whole process
     feed = _Feed(lines, dialect.encoding, uri, max_bytes)
     reader = csv.reader(feed, delimiter=dialect.delimiter, strict=True)
     while True:
@@ -59,7 +69,9 @@ def read_records(lines: Iterable[Line], dialect: Dialect, uri: str, max_bytes: i
 
 def parse_record(data: bytes, dialect: Dialect) -> list[str]:
     """The values of exactly one record. Raises csv.Error and UnicodeDecodeError."""
-    return next(csv.reader((data.decode(dialect.encoding),), delimiter=dialect.delimiter, strict=True))
+    return next(
+        csv.reader((data.decode(dialect.encoding),), delimiter=dialect.delimiter, strict=True)
+    )
 
 
 class _Feed:
@@ -115,14 +127,15 @@ def _unclosed(uri: str, first: Line | None) -> SourceError:
     line = first[0] if first is not None else 0
     return SourceError(
         "csv_unclosed_quote",
-        f"{uri} line {line}: a quote opens in this record and is not closed by the end of the file, so all that follows "
-        "would be one value; close it, or double it where the text has a quote",
+        f"{uri} line {line}: a quote opens in this record and is not closed by the end of the "
+        "file, so all that follows would be one value; close it, or double it where the text has a "
+        "quote",
     )
 
 
 def _too_long(uri: str, first: Line, max_bytes: int) -> SourceError:
     return SourceError(
         "line_too_long",
-        f"{uri} line {first[0]}: this record has more than {max_bytes} bytes; close its quote, or raise max_line_bytes where "
-        "documents really are larger",
+        f"{uri} line {first[0]}: this record has more than {max_bytes} bytes; close its quote, or "
+        "raise max_line_bytes where documents really are larger",
     )

@@ -1,4 +1,5 @@
-"""CSV and TSV over any blob: RFC 4180 with a header, each record a plain record whose values are texts."""
+"""CSV and TSV over any blob: RFC 4180 with a header, each record a plain record whose values are
+texts."""
 
 from __future__ import annotations
 
@@ -16,7 +17,12 @@ from penstock_producer.sources.blobs.convert import refuse_magic
 from penstock_producer.sources.blobs.lines import split_lines
 from penstock_producer.sources.forms.columns import check_columns
 from penstock_producer.sources.forms.strict_json import RowFault, check_text
-from penstock_producer.sources.readers.csv_records import Dialect, Record, parse_record, read_records
+from penstock_producer.sources.readers.csv_records import (
+    Dialect,
+    Record,
+    parse_record,
+    read_records,
+)
 from penstock_producer.sources.readers.pinned_rows import FORMAT, PinnedRows, RowOptions
 
 _DELIMITERS: Final = ",;\t|"
@@ -24,9 +30,13 @@ _WIDE: Final = (b"\xff\xfe", b"\xfe\xff")
 
 
 class CsvSource(PinnedRows):
-    """Documents of one CSV blob. A position is "offset:length" of a record in bytes, a cursor the next one's offset and line."""
+    """Documents of one CSV blob.
 
-    def __init__(self, blob: Blob, spec: JobSpec, options: RowOptions, *, tabs: bool = False) -> None:
+    A position is "offset:length" of a record in bytes, a cursor the next one's offset and line."""
+
+    def __init__(
+        self, blob: Blob, spec: JobSpec, options: RowOptions, *, tabs: bool = False
+    ) -> None:
         super().__init__(blob, spec, options)
         self._tabs = tabs
         self._encoding = spec.encoding or UTF_8
@@ -42,7 +52,9 @@ class CsvSource(PinnedRows):
             return
         names, dialect = header
         chunks = self._blob.chunks(offset)
-        lines = split_lines(chunks, offset=offset, number=number, max_line_bytes=self._max_line_bytes)
+        lines = split_lines(
+            chunks, offset=offset, number=number, max_line_bytes=self._max_line_bytes
+        )
         records = read_records(lines, dialect, self.uri, self._max_line_bytes)
         if offset == 0:
             next(records, None)  # the header
@@ -50,7 +62,8 @@ class CsvSource(PinnedRows):
             yield self._read(record, names)
 
     def fetch(self, position: str) -> Document:
-        """Raises BadReference for a position that the survey cannot have given: the pinned bytes have not changed."""
+        """Raises BadReference for a position that the survey cannot have given: the pinned bytes
+        have not changed."""
         offset, length = self._span(position)
         header = self._header()
         data = self._blob.read(offset, length)
@@ -62,7 +75,9 @@ class CsvSource(PinnedRows):
         except RowFault as fault:
             raise self._no_document(position, fault.code, fault.message) from None
         except (csv.Error, UnicodeDecodeError, StopIteration) as fault:
-            raise BadReference(f"{self.uri}: at {position} there is no document ({type(fault).__name__})") from None
+            raise BadReference(
+                f"{self.uri}: at {position} there is no document ({type(fault).__name__})"
+            ) from None
         return Document(doc_id, body, position, 0, {}, endpoint)
 
     def _read(self, record: Record, names: list[str]) -> Document | BadRow:
@@ -76,14 +91,19 @@ class CsvSource(PinnedRows):
             doc_id, body, endpoint = self._form.read(row)
         except RowFault as fault:
             return self._bad(record.line, fault, cursor)
-        return Document(doc_id, body, f"{record.offset}:{record.length}", record.line, cursor, endpoint)
+        return Document(
+            doc_id, body, f"{record.offset}:{record.length}", record.line, cursor, endpoint
+        )
 
     def _named(self, values: list[str], names: list[str]) -> dict[str, Any]:
         if len(values) != len(names):
             raise RowFault(
                 "csv_ragged",
                 f"This record has {len(values)} values, and the header has {len(names)} columns.",
-                fix="give every record a value for each column, and put values with a delimiter, quote or newline into quotes",
+                fix=(
+                    "give every record a value for each column, and put values with a delimiter, "
+                    "quote or newline into quotes"
+                ),
                 value=seen(values[-1] if values else ""),
             )
         return dict(zip(names, values, strict=True))
@@ -98,7 +118,11 @@ class CsvSource(PinnedRows):
                     f"Character {error.start + 1} of the column {name!r} is not {self._encoding}.",
                     fix="name the encoding of the file (--encoding cp1252), or convert it to UTF-8",
                     field=name,
-                    value=seen(text[max(0, error.start - 8) : error.start + 8].encode(errors="surrogateescape")),
+                    value=seen(
+                        text[max(0, error.start - 8) : error.start + 8].encode(
+                            errors="surrogateescape"
+                        )
+                    ),
                 ) from None
             check_text(text, name)
 
@@ -122,24 +146,38 @@ class CsvSource(PinnedRows):
         if start.startswith(_WIDE):
             raise SourceError(
                 "invalid_encoding",
-                f"{self.uri} looks like UTF-16; convert it: iconv -f UTF-16 -t UTF-8 {quote(self.uri)} > utf8.csv",
+                f"{self.uri} looks like UTF-16; convert it: iconv -f UTF-16 -t UTF-8 "
+                f"{quote(self.uri)} > utf8.csv",
             )
 
     def _first(self, dialect: Dialect) -> tuple[Record, Dialect]:
-        """The first record of the file as the dialect has it; one without values for a file without any."""
-        lines = split_lines(self._blob.chunks(0), offset=0, number=1, max_line_bytes=self._max_line_bytes)
+        """The first record of the file as the dialect has it; one without values for a file without
+        any."""
+        lines = split_lines(
+            self._blob.chunks(0), offset=0, number=1, max_line_bytes=self._max_line_bytes
+        )
         records = read_records(lines, dialect, self.uri, self._max_line_bytes)
         return next(records, Record(0, 0, 0, 0, 0, [], "", False)), dialect
 
     def _check_header(self, header: Record) -> None:
         names = header.values
         if header.fault or header.doubtful:
-            why = header.fault or f"it is not {self._encoding}; name the encoding (--encoding cp1252)"
-            raise SourceError("csv_header", f"{self.uri} line {header.line}: the header cannot be read: {why}")
-        twice = [name for name in names if names.count(name) > 1] if len(set(names)) < len(names) else []
+            why = (
+                header.fault or f"it is not {self._encoding}; name the encoding (--encoding cp1252)"
+            )
+            raise SourceError(
+                "csv_header", f"{self.uri} line {header.line}: the header cannot be read: {why}"
+            )
+        twice = (
+            [name for name in names if names.count(name) > 1]
+            if len(set(names)) < len(names)
+            else []
+        )
         if twice:
             raise SourceError(
-                "csv_header", f"{self.uri}: the header names the column {seen(twice[0])} twice; rename one of them"
+                "csv_header",
+                f"{self.uri}: the header names the column {seen(twice[0])} twice; rename one of "
+                "them",
             )
         check_columns(self.uri, self._form, names, nested=False)
 
@@ -148,5 +186,8 @@ def _malformed(words: str) -> RowFault:
     return RowFault(
         "csv_malformed",
         f"This record is not RFC 4180 ({words}).",
-        fix='put a value with a delimiter, quote or newline into quotes, and double its quotes: "say ""hi"""',
+        fix=(
+            "put a value with a delimiter, quote or newline into quotes, and double its quotes: "
+            '"say ""hi"""'
+        ),
     )

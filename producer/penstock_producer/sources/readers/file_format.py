@@ -1,4 +1,5 @@
-"""The format of a file: by its name, by its first bytes where the name says none, or as the job says."""
+"""The format of a file: by its name, by its first bytes where the name says none, or as the job
+says."""
 
 from __future__ import annotations
 
@@ -16,14 +17,39 @@ from penstock_producer.sources.readers.csv_look import LOOKED_AT, csv_or_tsv
 from penstock_producer.sources.readers.pinned_rows import FORMAT
 
 _BY_ENDING: Final = {
-    ".jsonl": JSONL, ".ndjson": JSONL, ".json": JSONL, ".csv": CSV, ".tsv": TSV, ".tab": TSV, ".parquet": PARQUET,
-    ".pq": PARQUET, ".arrow": ARROW, ".arrows": ARROW, ".feather": ARROW,
-}  # fmt: skip
+    ".jsonl": JSONL,
+    ".ndjson": JSONL,
+    ".json": JSONL,
+    ".csv": CSV,
+    ".tsv": TSV,
+    ".tab": TSV,
+    ".parquet": PARQUET,
+    ".pq": PARQUET,
+    ".arrow": ARROW,
+    ".arrows": ARROW,
+    ".feather": ARROW,
+}
 # Of files that are a document each. Others are by --format text.
-_TEXTS: Final = frozenset({
-    ".txt", ".text", ".md", ".markdown", ".rst", ".adoc", ".org", ".tex", ".html", ".htm", ".xhtml", ".xml", ".log", ".srt",
-    ".vtt", ".eml",
-})  # fmt: skip
+_TEXTS: Final = frozenset(
+    {
+        ".txt",
+        ".text",
+        ".md",
+        ".markdown",
+        ".rst",
+        ".adoc",
+        ".org",
+        ".tex",
+        ".html",
+        ".htm",
+        ".xhtml",
+        ".xml",
+        ".log",
+        ".srt",
+        ".vtt",
+        ".eml",
+    }
+)
 _BY_MAGIC: Final = {b"PAR1": PARQUET, b"ARROW1": ARROW}
 
 
@@ -33,7 +59,9 @@ class FileFormat(NamedTuple):
 
 
 def format_of(blob: Blob, given: str | None) -> FileFormat:
-    """``given`` is the job's word. Reads only where the name says nothing. Raises SourceError for packed Parquet or Arrow."""
+    """``given`` is the job's word.
+
+    Reads only where the name says nothing. Raises SourceError for packed Parquet or Arrow."""
     packed, ending = _endings(blob.uri)
     named = _BY_ENDING.get(ending)
     if packed is None and named is None:
@@ -42,7 +70,8 @@ def format_of(blob: Blob, given: str | None) -> FileFormat:
     if packed is not None and chosen in COLUMNAR:
         raise SourceError(
             "unsupported_format",
-            f"{blob.uri} is {chosen} inside of {packed}, and {chosen} is entered by its row groups; unpack it: {packed} -d",
+            f"{blob.uri} is {chosen} inside of {packed}, and {chosen} is entered by its row "
+            f"groups; unpack it: {packed} -d",
         )
     return FileFormat(chosen, packed)
 

@@ -1,4 +1,5 @@
-"""JSON Lines over any blob: OpenAI Batch lines or plain records, each line a document or a bad row."""
+"""JSON Lines over any blob: OpenAI Batch lines or plain records, each line a document or a bad
+row."""
 
 from __future__ import annotations
 
@@ -17,13 +18,21 @@ from penstock_producer.sources.readers.pinned_rows import PinnedRows
 
 
 class JsonlSource(PinnedRows):
-    """Documents of one JSONL blob. A position is "offset:length" in bytes, a cursor the next line's offset and number."""
+    """Documents of one JSONL blob.
+
+    A position is "offset:length" in bytes, a cursor the next line's offset and number."""
 
     def documents(self, cursor: Mapping[str, Any]) -> Iterator[Document | BadRow]:
         offset, number = int(cursor.get("offset", 0)), int(cursor.get("line", 1))
         first = offset == 0
-        chunks = _refuse_others(self.uri, self._blob.chunks(offset)) if first else self._blob.chunks(offset)
-        for line in split_lines(chunks, offset=offset, number=number, max_line_bytes=self._max_line_bytes):
+        chunks = (
+            _refuse_others(self.uri, self._blob.chunks(offset))
+            if first
+            else self._blob.chunks(offset)
+        )
+        for line in split_lines(
+            chunks, offset=offset, number=number, max_line_bytes=self._max_line_bytes
+        ):
             data = line[2]
             if data is not None and (not data or data.isspace()):
                 continue
@@ -31,7 +40,8 @@ class JsonlSource(PinnedRows):
             first = False
 
     def fetch(self, position: str) -> Document:
-        """Raises BadReference for a position that the survey cannot have given: the pinned bytes have not changed."""
+        """Raises BadReference for a position that the survey cannot have given: the pinned bytes
+        have not changed."""
         offset, length = self._span(position)
         data = self._blob.read(offset, length)
         try:
@@ -57,7 +67,11 @@ class JsonlSource(PinnedRows):
         return Document(doc_id, body, f"{offset}:{length}", number, cursor, endpoint)
 
     def _parse(self, data: bytes, last: bool) -> dict[str, Any]:
-        return parse_surveyed(data) if self._surveyed else parse_object(data, self._form.control_keys, last=last)
+        return (
+            parse_surveyed(data)
+            if self._surveyed
+            else parse_object(data, self._form.control_keys, last=last)
+        )
 
     def _too_long(self, length: int) -> RowFault:
         return RowFault(
@@ -69,7 +83,8 @@ class JsonlSource(PinnedRows):
 
 
 def _refuse_others(uri: str, chunks: Iterator[bytes]) -> Iterator[bytes]:
-    """Refuse compressed and columnar files and JSON arrays by their first bytes: each would be a million bad rows."""
+    """Refuse compressed and columnar files and JSON arrays by their first bytes: each would be a
+    million bad rows."""
     for index, chunk in enumerate(chunks):
         if index == 0:
             refuse_content(uri, chunk.removeprefix(BOM))
@@ -83,6 +98,7 @@ def _refuse_media(uri: str, start: bytes) -> None:
         folder = uri.rpartition("/")[0] or "."
         raise SourceError(
             "unsupported_format",
-            f"{uri} is {media.name} ({media.modality}), not JSON Lines; images and sounds are read as the files of a folder: "
-            f"write {folder}/, or a pattern such as {folder}/*{PurePosixPath(uri).suffix}",
+            f"{uri} is {media.name} ({media.modality}), not JSON Lines; images and sounds are read "
+            f"as the files of a folder: write {folder}/, or a pattern such as "
+            f"{folder}/*{PurePosixPath(uri).suffix}",
         )

@@ -1,4 +1,5 @@
-"""What the sources over one blob have in common: pin, limits, the form of their rows, and how a bad one is said."""
+"""What the sources over one blob have in common: pin, limits, the form of their rows, and how a bad
+one is said."""
 
 from __future__ import annotations
 
@@ -29,9 +30,12 @@ _POSITION = re.compile(r"(\d{1,18}):(\d{1,10})", re.ASCII)  # "offset:length"
 class RowOptions:
     """What readers of all formats take."""
 
-    max_line_bytes: int  # both limits travel in the pin: a reader with other settings must refuse the same rows
+    max_line_bytes: (
+        int  # both limits travel in the pin: a reader with other settings must refuse the same rows
+    )
     max_body_bytes: int
-    surveyed: bool  # the survey has read these bytes: rows that it refused may come as documents; callers drop them
+    # the survey has read these bytes: rows that it refused may come as documents; callers drop them
+    surveyed: bool
     places: MediaPlaces  # where files that rows name may lie
 
 
@@ -57,7 +61,11 @@ class PinnedRows(ABC):
 
     def pin(self) -> dict[str, Any]:
         limits = {"max_line_bytes": self._max_line_bytes, "max_body_bytes": self._max_body_bytes}
-        return self._blob.pin() | limits | ({} if self._places is None else {MEDIA_NEWEST: self._places.newest_ns})
+        return (
+            self._blob.pin()
+            | limits
+            | ({} if self._places is None else {MEDIA_NEWEST: self._places.newest_ns})
+        )
 
     @abstractmethod
     def documents(self, cursor: Mapping[str, Any]) -> Iterator[Document | BadRow]: ...
@@ -91,12 +99,24 @@ class PinnedRows(ABC):
         advice = self._form.mistaken_for(record)
         if advice is not None:
             public = (
-                f"{self.uri}: the first row has not the form that the job asks for: batch lines go without a prompt, "
+                f"{self.uri}: the first row has not the form that the job asks for: batch lines go "
+                "without a prompt, "
             )
-            raise SourceError("wrong_form", f"{self.uri}: {advice}", public=public + "plain records need one")
+            raise SourceError(
+                "wrong_form", f"{self.uri}: {advice}", public=public + "plain records need one"
+            )
 
     def _bad(self, number: int, fault: RowFault, cursor: Cursor) -> BadRow:
         return BadRow(
-            self.uri, number, fault.code, fault.field, fault.message, fault.value, fault.fix, fault.doc_id, cursor,
-            unit=self.unit, endpoint=fault.endpoint,
-        )  # fmt: skip
+            self.uri,
+            number,
+            fault.code,
+            fault.field,
+            fault.message,
+            fault.value,
+            fault.fix,
+            fault.doc_id,
+            cursor,
+            unit=self.unit,
+            endpoint=fault.endpoint,
+        )

@@ -1,7 +1,9 @@
-"""A folder, a prefix or a pattern of images or sounds: each file goes behind the prompt, which may use what is known of it.
+"""A folder, a prefix or a pattern of images or sounds: each file goes behind the prompt, which may
+use what is known of it.
 
-A row has `file` (the content), `id`, `name`, `bytes` (how many) and `media_type`. `--image-field file` or `--audio-field file`
-says that all of them are images, or sounds; without either each is what its first bytes say.
+A row has `file` (the content), `id`, `name`, `bytes` (how many) and `media_type`. `--image-field
+file` or `--audio-field file` says that all of them are images, or sounds; without either each is
+what its first bytes say.
 """
 
 from __future__ import annotations
@@ -52,12 +54,18 @@ class MediaFiles(WholeFiles):
                 else either_of(FILE, max_body_bytes)
             )
         super().__init__(
-            chosen, asked, form_of(asked, max_body_bytes, media),
-            max_file_bytes=max_file_bytes or MAX_BYTES, max_body_bytes=max_body_bytes, pin=pin, timeout_s=timeout_s,
-        )  # fmt: skip
+            chosen,
+            asked,
+            form_of(asked, max_body_bytes, media),
+            max_file_bytes=max_file_bytes or MAX_BYTES,
+            max_body_bytes=max_body_bytes,
+            pin=pin,
+            timeout_s=timeout_s,
+        )
 
     def _expect(self, entry: Entry) -> None:
-        """What is no image and no sound is a bad row by its name: cameras and people leave other files beside them."""
+        """What is no image and no sound is a bad row by its name: cameras and people leave other
+        files beside them."""
 
     def _row(self, entry: Entry, data: bytes) -> dict[str, Any]:
         check_name(entry.name)
@@ -66,6 +74,7 @@ class MediaFiles(WholeFiles):
     def _too_large(self, entry: Entry) -> RowFault:
         return RowFault(
             "file_too_large",
-            f"The file has {entry.size} bytes, and an image or a sound may have {self._max_file_bytes}.",
+            f"The file has {entry.size} bytes, and an image or a sound may have "
+            f"{self._max_file_bytes}.",
             fix="make it smaller, or give rows with https:// addresses of images",
         )

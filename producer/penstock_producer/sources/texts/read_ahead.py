@@ -1,4 +1,5 @@
-"""The content of many small files: one by one from a disk, several at a time from a bucket, in the order that was asked for."""
+"""The content of many small files: one by one from a disk, several at a time from a bucket, in the
+order that was asked for."""
 
 from __future__ import annotations
 
@@ -14,7 +15,8 @@ AHEAD_BYTES: Final = 32 * 1024 * 1024
 
 
 def contents(listing: Listing, entries: Sequence[Entry], most: int) -> Iterator[bytes | None]:
-    """For each entry its bytes; None for one that is not read: it has a fault, or more than ``most`` bytes.
+    """For each entry its bytes; None for one that is not read: it has a fault, or more than
+    ``most`` bytes.
 
     Raises SourceChanged, SourceUnavailable.
     """

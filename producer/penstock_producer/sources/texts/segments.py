@@ -1,8 +1,10 @@
-"""What identifies 500,000 files in a pin of bounded size: a digest for each thousand of them, in the order of their names.
+"""What identifies 500,000 files in a pin of bounded size: a digest for each thousand of them, in
+the order of their names.
 
-A reader lists a thousand files, compares their digest, and only then reads one of them. So a feeder can begin at any thousand,
-and needs no list of all files. Files that are newer than every one in the pin are left out of the comparison, so files that
-come later change nothing. Where a digest differs all the same, it is not known which of the thousand files was changed.
+A reader lists a thousand files, compares their digest, and only then reads one of them. So a feeder
+can begin at any thousand, and needs no list of all files. Files that are newer than every one in
+the pin are left out of the comparison, so files that come later change nothing. Where a digest
+differs all the same, it is not known which of the thousand files was changed.
 """
 
 from __future__ import annotations
@@ -42,7 +44,8 @@ class SegmentNotes:
         for some in _thousands(uri, entries):
             if self.files + len(some) > MAX_FILES:
                 raise SourceError(
-                    "too_many_files", f"{uri} stands for more than {MAX_FILES:,} files; make several jobs of it"
+                    "too_many_files",
+                    f"{uri} stands for more than {MAX_FILES:,} files; make several jobs of it",
                 )
             self._segments.append([quoted(self._last), _digest(some)])
             before, self._last = self.files, some[-1].name
@@ -52,7 +55,12 @@ class SegmentNotes:
             yield Group(before, some)
 
     def pin(self) -> dict[str, Any]:
-        return {"count": self.files, "size": self.bytes, NEWEST: self._newest_ns, SEGMENTS: self._segments}
+        return {
+            "count": self.files,
+            "size": self.bytes,
+            NEWEST: self._newest_ns,
+            SEGMENTS: self._segments,
+        }
 
 
 class PinnedSegments:
@@ -70,7 +78,9 @@ class PinnedSegments:
         return segment, unquoted(self._segments[segment][0])
 
     def groups(self, segment: int, entries: Iterable[Entry]) -> Iterator[Group]:
-        """From a segment on. Raises SourceChanged for files that are not those of the pin, SourceUnavailable for none."""
+        """From a segment on.
+
+        Raises SourceChanged for files that are not those of the pin, SourceUnavailable for none."""
         late: list[str] = []
         known = _thousands(self._uri, self._listed(entries, late))
         for number in range(segment, len(self._segments)):
@@ -78,8 +88,8 @@ class PinnedSegments:
             some = next(known, [])[: self._count - before]
             if not some:
                 raise SourceUnavailable(
-                    f"{self._uri} holds {before} of its {self._count} files; restore the others (is the disk mounted?), and "
-                    "resume the job"
+                    f"{self._uri} holds {before} of its {self._count} files; restore the others "
+                    "(is the disk mounted?), and resume the job"
                 )
             if _digest(some) != self._segments[number][1]:
                 raise self._changed(some, before, late)
@@ -94,10 +104,15 @@ class PinnedSegments:
 
     def _changed(self, some: Sequence[Entry], before: int, late: Sequence[str]) -> SourceChanged:
         between = f" ({shown('', some[0].name)} to {shown('', some[-1].name)})" if some else ""
-        newer = "; newer than the job are " + ", ".join(shown("", name) for name in late) if late else ""
+        newer = (
+            "; newer than the job are " + ", ".join(shown("", name) for name in late)
+            if late
+            else ""
+        )
         return SourceChanged(
-            f"of the files {before + 1} to {min(before + SEGMENT, self._count)} of {self._uri}{between}, one was changed, "
-            f"removed or added after it was submitted{newer}; restore them, or submit the folder as a new job"
+            f"of the files {before + 1} to {min(before + SEGMENT, self._count)} of "
+            f"{self._uri}{between}, one was changed, removed or added after it was "
+            f"submitted{newer}; restore them, or submit the folder as a new job"
         )
 
 
@@ -107,7 +122,9 @@ def _thousands(uri: str, entries: Iterable[Entry]) -> Iterator[list[Entry]]:
     for entry in entries:
         key = order(entry.name)
         if key <= last:
-            raise SourceError("unordered", f"{uri} is not listed in the order of names ({shown('', entry.name)})")
+            raise SourceError(
+                "unordered", f"{uri} is not listed in the order of names ({shown('', entry.name)})"
+            )
         last = key
         some.append(entry)
         if len(some) == SEGMENT:

@@ -24,7 +24,8 @@ def text_of(name: str, data: bytes, encoding: str) -> str:
     except UnicodeDecodeError as error:
         why = f"its byte {error.start + len(data) - len(plain)} is 0x{plain[error.start]:02x}"
         fix = (
-            "name the encoding of the files (--encoding cp1252); images and sounds are read from a folder of their own"
+            "name the encoding of the files (--encoding cp1252); images and sounds are read from a "
+            "folder of their own"
         )
         raise _no_text(why, plain, error.start, fix) from None
     check_text(text, "text")
@@ -45,6 +46,9 @@ def check_name(name: str) -> None:
 
 def _no_text(why: str, data: bytes, at: int, fix: str) -> RowFault:
     return RowFault(
-        "invalid_encoding", f"The file is not text in the encoding that is expected: {why}.", fix=fix, field="text",
+        "invalid_encoding",
+        f"The file is not text in the encoding that is expected: {why}.",
+        fix=fix,
+        field="text",
         value=seen(data[max(0, at - 8) : at + 8]),
-    )  # fmt: skip
+    )

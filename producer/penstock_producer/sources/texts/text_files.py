@@ -1,4 +1,5 @@
-"""A folder, a prefix or a pattern of texts: a prompt may use `{text}`, `{id}`, `{name}` and `{size}` of each."""
+"""A folder, a prefix or a pattern of texts: a prompt may use `{text}`, `{id}`, `{name}` and
+`{size}` of each."""
 
 from __future__ import annotations
 
@@ -38,18 +39,26 @@ class TextFiles(WholeFiles):
     ) -> None:
         form = form_of(spec, max_body_bytes, media_of(spec, None, max_body_bytes))
         super().__init__(
-            chosen, spec, form,
-            max_file_bytes=max_line_bytes, max_body_bytes=max_body_bytes, pin=pin, timeout_s=timeout_s,
-        )  # fmt: skip
+            chosen,
+            spec,
+            form,
+            max_file_bytes=max_line_bytes,
+            max_body_bytes=max_body_bytes,
+            pin=pin,
+            timeout_s=timeout_s,
+        )
         self._encoding = spec.encoding or UTF_8
-        self._mixed = spec.format == TEXT or bool(chosen.pattern)  # names need not say that they are texts
+        self._mixed = spec.format == TEXT or bool(
+            chosen.pattern
+        )  # names need not say that they are texts
 
     def _expect(self, entry: Entry) -> None:
         if not self._mixed and not has_text_ending(entry.name):
             raise SourceError(
                 "unsupported_format",
-                f"{self.uri} holds texts, and {shown(self.uri, entry.name)}, whose name does not say that it is one; name the "
-                f"files to read by a pattern such as {self.uri}*.txt, or read all as texts with --format text",
+                f"{self.uri} holds texts, and {shown(self.uri, entry.name)}, whose name does not "
+                f"say that it is one; name the files to read by a pattern such as {self.uri}*.txt, "
+                "or read all as texts with --format text",
             )
 
     def _row(self, entry: Entry, data: bytes) -> dict[str, Any]:
@@ -58,6 +67,7 @@ class TextFiles(WholeFiles):
     def _too_large(self, entry: Entry) -> RowFault:
         return RowFault(
             "file_too_large",
-            f"The file has {entry.size} bytes, and the setting max_line_bytes allows {self._max_file_bytes}.",
+            f"The file has {entry.size} bytes, and the setting max_line_bytes allows "
+            f"{self._max_file_bytes}.",
             fix="split it, or raise max_line_bytes where documents really are larger",
         )

@@ -1,8 +1,8 @@
 """A folder, a prefix or a pattern whose files are one document each.
 
-A document's id is the file's name below the folder; what else its row has is said by those who read texts (text_files.py), and
-images and sounds (media_files.py). A position says size, tag and name, so that a worker reads nothing but the content that
-was submitted.
+A document's id is the file's name below the folder; what else its row has is said by those who read
+texts (text_files.py), and images and sounds (media_files.py). A position says size, tag and name,
+so that a worker reads nothing but the content that was submitted.
 """
 
 from __future__ import annotations
@@ -30,13 +30,16 @@ from penstock_producer.sources.texts.read_ahead import contents
 from penstock_producer.sources.texts.segments import PinnedSegments, SegmentNotes
 from penstock_producer.tally import Tally
 
-SOME: Final = "some_"  # before the kind of a pin that names its files: those of a watched folder that were new
+# before the kind of a pin that names its files: those of a watched folder that were new
+SOME: Final = "some_"
 _POSITION: Final = re.compile(r"(\d{1,18}):([^:]*):(.+)", re.ASCII | re.DOTALL)
 _MAX_POSITION_CHARS: Final = 1_000  # what a message carries
 
 
 def unchanged(pin: Mapping[str, Any], chosen: Chosen) -> bool:
-    """Whether all files have the names, sizes and times of the pin, and none was added. Reads no content."""
+    """Whether all files have the names, sizes and times of the pin, and none was added.
+
+    Reads no content."""
     notes = SegmentNotes()
     for _ in notes.groups(chosen.uri, chosen.entries()):
         pass
@@ -83,14 +86,18 @@ class WholeFiles(ABC):
         return self._first_pass(done) if self._pin is None else self._again(self._pin, done)
 
     def fetch(self, position: str) -> Document:
-        """Raises BadReference for a position that the survey cannot have given, and SourceChanged for another content."""
+        """Raises BadReference for a position that the survey cannot have given, and SourceChanged
+        for another content."""
         found = _POSITION.fullmatch(position)
         name = "" if found is None else unquoted(found[3])
         if found is None or not self._chosen.holds(name) or int(found[1]) > self._max_file_bytes:
             raise BadReference(f"{seen(position)} is not the position of a document in {self.uri}")
         entry = self._listing.named(name, int(found[1]), unquote(found[2]))
         if entry.fault is not None:
-            raise SourceChanged(f"{shown(self.uri, name)}: {entry.fault.message} It was a file when it was submitted")
+            raise SourceChanged(
+                f"{shown(self.uri, name)}: {entry.fault.message} It was a file when it was "
+                "submitted"
+            )
         row = self._read(0, entry, self._listing.pinned(entry).read(0, entry.size))
         if isinstance(row, BadRow):
             raise BadReference(f"{row.uri} is no document ({row.code})")
@@ -120,19 +127,28 @@ class WholeFiles(ABC):
                     yield self._read(number, entry, data)
         some = {FILES: self._listing.pins()} if isinstance(self._listing, ListedFiles) else {}
         self._pin = {
-            "kind": f"{SOME if some else ''}{self.kind}", **some, "uri": self.uri, "sha256": content.hexdigest(), **notes.pin(),
-            "max_line_bytes": self._max_file_bytes, "max_body_bytes": self._max_body_bytes,
-        }  # fmt: skip
+            "kind": f"{SOME if some else ''}{self.kind}",
+            **some,
+            "uri": self.uri,
+            "sha256": content.hexdigest(),
+            **notes.pin(),
+            "max_line_bytes": self._max_file_bytes,
+            "max_body_bytes": self._max_body_bytes,
+        }
 
     def _again(self, pin: Mapping[str, Any], done: int) -> Iterator[Document | BadRow]:
         pinned = PinnedSegments(self.uri, pin)
         segment, after = pinned.start(done)
         for group in pinned.groups(segment, self._chosen.entries(after)):
             skipped = min(max(0, done - group.before), len(group.entries))
-            for number, entry, data in self._contents(group.before + skipped, group.entries[skipped:]):
+            for number, entry, data in self._contents(
+                group.before + skipped, group.entries[skipped:]
+            ):
                 yield self._read(number, entry, data)
 
-    def _contents(self, before: int, entries: Sequence[Entry]) -> Iterator[tuple[int, Entry, bytes | None]]:
+    def _contents(
+        self, before: int, entries: Sequence[Entry]
+    ) -> Iterator[tuple[int, Entry, bytes | None]]:
         read = contents(self._listing, entries, self._max_file_bytes)
         for number, (entry, data) in enumerate(zip(entries, read, strict=True), before + 1):
             if self._deadline is not None:
@@ -158,14 +174,24 @@ class WholeFiles(ABC):
             position = f"{entry.size}:{quote(entry.tag, safe='')}:{quoted(entry.name)}"
             if len(position) > _MAX_POSITION_CHARS:
                 raise RowFault(
-                    "name_too_long", f"The file's name has {len(entry.name)} characters.", fix="give it a shorter one"
+                    "name_too_long",
+                    f"The file's name has {len(entry.name)} characters.",
+                    fix="give it a shorter one",
                 )
         except RowFault as fault:
             is_id = self.id_field == "id" and id_fault(entry.name) is None
             return BadRow(
-                shown(self._listing.uri, entry.name), number, fault.code, fault.field, fault.message, fault.value, fault.fix,
-                entry.name if is_id else fault.doc_id, cursor, unit=FILE,
-            )  # fmt: skip
+                shown(self._listing.uri, entry.name),
+                number,
+                fault.code,
+                fault.field,
+                fault.message,
+                fault.value,
+                fault.fix,
+                entry.name if is_id else fault.doc_id,
+                cursor,
+                unit=FILE,
+            )
         return Document(doc_id, body, position, number, cursor, endpoint)
 
     def _record(self, entry: Entry, data: bytes | None) -> dict[str, Any]:

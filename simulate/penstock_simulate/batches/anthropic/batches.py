@@ -14,7 +14,13 @@ from penstock_simulate.answers import refusals
 from penstock_simulate.answers.refusals import Refusal
 from penstock_simulate.batches import pages
 from penstock_simulate.batches.anthropic.headers import key_of, version_fault
-from penstock_simulate.batches.anthropic.lines import QUEUE_FULL, AnthropicReader, AnthropicWording, no_room, split
+from penstock_simulate.batches.anthropic.lines import (
+    QUEUE_FULL,
+    AnthropicReader,
+    AnthropicWording,
+    no_room,
+    split,
+)
 from penstock_simulate.batches.anthropic.shown import is_archived, shown
 from penstock_simulate.batches.batch import Batch, Dialect
 from penstock_simulate.batches.folder import TooLarge
@@ -52,7 +58,9 @@ class AnthropicBatches:
         batch = await self._shop.admit(ident, dialect, source)
         if batch.problems:
             code, message, *_ = batch.problems[0]
-            raise Refused(Refusal(429, message, code) if code == QUEUE_FULL else refusals.invalid(message))
+            raise Refused(
+                Refusal(429, message, code) if code == QUEUE_FULL else refusals.invalid(message)
+            )
         self._shop.keep(batch)
         self._batches[ident] = batch
         if self._shop.strikes("create", self._shop.config.batch_create_500_share):
@@ -67,7 +75,9 @@ class AnthropicBatches:
             found, more = pages.before(names, query["before_id"], limit)
         else:
             found, more = pages.after(names, query.get("after_id"), limit)
-        return json(pages.listed([self._shown(self._batches[name], request) for name in found], more=more))
+        return json(
+            pages.listed([self._shown(self._batches[name], request) for name in found], more=more)
+        )
 
     async def look(self, request: web.Request) -> web.StreamResponse:
         self._enter("messages.batches.retrieve", request)
@@ -88,14 +98,18 @@ class AnthropicBatches:
         self._enter("messages.batches.cancel", request)
         batch = self._batch(request)
         if not self._shop.cancel(batch) and batch.course.is_over(self._shop.now()):
-            raise Refused(refusals.invalid(f"Batch {batch.id} has already ended and cannot be canceled."))
+            raise Refused(
+                refusals.invalid(f"Batch {batch.id} has already ended and cannot be canceled.")
+            )
         return json(self._shown(batch, request))
 
     async def delete(self, request: web.Request) -> web.StreamResponse:
         self._enter("messages.batches.delete", request)
         batch = self._batch(request)
         if not batch.course.is_over(self._shop.now()):
-            raise Refused(refusals.invalid(f"Batch {batch.id} cannot be deleted while it is in progress."))
+            raise Refused(
+                refusals.invalid(f"Batch {batch.id} cannot be deleted while it is in progress.")
+            )
         del self._batches[batch.id]
         self._shop.forget_results(batch)
         return json({"id": batch.id, "type": "message_batch_deleted"})

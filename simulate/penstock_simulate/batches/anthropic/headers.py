@@ -22,4 +22,6 @@ def version_fault(headers: Mapping[str, str]) -> Refusal | None:
         return None
     if given is None:
         return refusals.invalid("anthropic-version: header is required")
-    return refusals.invalid(f"anthropic-version: {given!r} is not a valid version; send {VERSIONS[-1]}")
+    return refusals.invalid(
+        f"anthropic-version: {given!r} is not a valid version; send {VERSIONS[-1]}"
+    )

@@ -35,17 +35,24 @@ class _Body(msgspec.Struct):
 
 
 def split(body: Path, into: Path) -> None:
-    """Put each request of a body on a line of its own. Raises msgspec.DecodeError for a body that is none."""
+    """Put each request of a body on a line of its own.
+
+    Raises msgspec.DecodeError for a body that is none."""
     with into.open("wb") as lines:
         for raw in msgspec.json.decode(body.read_bytes(), type=_Body).requests:
-            # Between the tokens of JSON a space is as good as a line end, and within a text there is none.
+            # Between the tokens of JSON a space is as good as a line end, and within a text there
+            # is none.
             lines.write(bytes(raw).replace(b"\n", b" ").replace(b"\r", b" ") + b"\n")
 
 
 def read_request(given: dict[str, Any]) -> Asked:
-    """A document is known by what is asked about it, as in real time where a client gives no name to it."""
+    """A document is known by what is asked about it, as in real time where a client gives no name
+    to it."""
     params, custom_id = given["params"], given["custom_id"]
-    document = "body-" + blake2b(orjson.dumps(params, option=orjson.OPT_SORT_KEYS), digest_size=8).hexdigest()
+    document = (
+        "body-"
+        + blake2b(orjson.dumps(params, option=orjson.OPT_SORT_KEYS), digest_size=8).hexdigest()
+    )
     call = Call(MESSAGES, b"", None, document, 1, document)
     return Asked(custom_id, call, usable=misshapen(call, params) is None)
 
@@ -75,7 +82,9 @@ class AnthropicReader:
 
     def whole(self, requests: int) -> None:
         if requests == 0:
-            self.problems.append(Problem("invalid_request_error", "requests: List should have at least 1 item"))
+            self.problems.append(
+                Problem("invalid_request_error", "requests: List should have at least 1 item")
+            )
         elif requests > MAX_REQUESTS:
             told = f"requests: List should have at most {MAX_REQUESTS} items, not {requests}"
             self.problems = [Problem("invalid_request_error", told)]
@@ -86,11 +95,15 @@ class AnthropicReader:
         custom_id = given.get("custom_id")
         if not isinstance(custom_id, str) or CUSTOM_ID.fullmatch(custom_id) is None:
             return "custom_id: String should match pattern '^[a-zA-Z0-9_-]{1,64}$'"
-        return f"custom_id: {custom_id!r} is used more than once" if custom_id in self._seen else None
+        return (
+            f"custom_id: {custom_id!r} is used more than once" if custom_id in self._seen else None
+        )
 
 
 class AnthropicWording:
-    """One line for each request, whatever became of it. A batch writes its prompts to a cache once and reads them after."""
+    """One line for each request, whatever became of it.
+
+    A batch writes its prompts to a cache once and reads them after."""
 
     apart = False
 
@@ -118,7 +131,9 @@ class AnthropicWording:
             case Undone.CANCELLED:
                 return _line(asked, {"type": "canceled"})
             case Undone.TIMED_OUT:
-                refusal = Refusal(504, "The request timed out while it was processed.", "timeout_error")
+                refusal = Refusal(
+                    504, "The request timed out while it was processed.", "timeout_error"
+                )
                 return self.refused(asked, refusal, request_id)
 
     def unknown(self, line: bytes, asked: Asked) -> bytes:
@@ -129,7 +144,10 @@ def no_room(queue: Queue, config: SimulatorConfig) -> Problem | None:
     most = config.batch_enqueued_requests
     if most is None or queue.requests <= most:
         return None
-    told = f"This batch would exceed the limit of {most:,} batch requests in the processing queue. Try again later."
+    told = (
+        f"This batch would exceed the limit of {most:,} batch requests in the processing queue. "
+        "Try again later."
+    )
     return Problem(QUEUE_FULL, told)
 
 

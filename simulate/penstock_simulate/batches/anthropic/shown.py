@@ -16,8 +16,12 @@ def is_archived(batch: Batch, now: float) -> bool:
 
 
 def shown(batch: Batch, now: float, results_url: str) -> dict[str, Any]:
-    """All requests are processing until the batch has ended: only then it shows what became of them."""
-    status, at = batch.course.status(now), {moment.status: moment.at for moment in batch.course.moments(now)}
+    """All requests are processing until the batch has ended: only then it shows what became of
+    them."""
+    status, at = (
+        batch.course.status(now),
+        {moment.status: moment.at for moment in batch.course.moments(now)},
+    )
     over, archived = status in OVER, is_archived(batch, now)
     return {
         "id": batch.id,
@@ -50,4 +54,10 @@ def _counts(batch: Batch, now: float) -> dict[str, int]:
 
 
 def _counted(processing: int = 0, succeeded: int = 0, errored: int = 0) -> dict[str, int]:
-    return {"processing": processing, "succeeded": succeeded, "errored": errored, "canceled": 0, "expired": 0}
+    return {
+        "processing": processing,
+        "succeeded": succeeded,
+        "errored": errored,
+        "canceled": 0,
+        "expired": 0,
+    }

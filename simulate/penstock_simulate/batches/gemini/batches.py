@@ -1,4 +1,5 @@
-"""Gemini's batches: create from a file or from requests in the call, look, list, cancel and delete."""
+"""Gemini's batches: create from a file or from requests in the call, look, list, cancel and
+delete."""
 
 from __future__ import annotations
 
@@ -60,12 +61,16 @@ class GeminiBatches:
         model, (display, config) = request.match_info["model"], _given(await request.read())
         inline = "fileName" not in config
         source = self._inline(config) if inline else self._shop.folder.link(self._input(config))
-        dialect = Dialect("gemini", GeminiReader(model), GeminiWording(model), no_room, shuffled=not inline)
+        dialect = Dialect(
+            "gemini", GeminiReader(model), GeminiWording(model), no_room, shuffled=not inline
+        )
         batch = await self._shop.admit("batches/" + uuid4().hex[:24], dialect, source, display)
         batch.model = model
         if batch.problems and (inline or batch.problems[0].code == QUEUE_FULL):
             code, message, *_ = batch.problems[0]
-            raise Refused(Refusal(429, message, code) if code == QUEUE_FULL else refusals.invalid(message))
+            raise Refused(
+                Refusal(429, message, code) if code == QUEUE_FULL else refusals.invalid(message)
+            )
         self._shop.keep(batch)
         made = self._batches[batch.id] = GeminiBatch(batch, inline)
         if self._shop.strikes("create", self._shop.config.batch_create_500_share):
@@ -89,7 +94,9 @@ class GeminiBatches:
         self._enter("batches.cancel", request)
         found = self._batch(request)
         if not self._shop.cancel(found.batch) and found.batch.course.is_over(self._shop.now()):
-            raise Refused(refusals.invalid(f"{found.batch.id} is not running and cannot be cancelled."))
+            raise Refused(
+                refusals.invalid(f"{found.batch.id} is not running and cannot be cancelled.")
+            )
         return json({})
 
     async def delete(self, request: web.Request) -> web.StreamResponse:
@@ -114,7 +121,9 @@ class GeminiBatches:
     async def _shown(self, found: GeminiBatch) -> dict[str, Any]:
         now = self._shop.now()
         output = None
-        if found.batch.course.status(now) is not Status.EXPIRED:  # what was done by then is not given out
+        if (
+            found.batch.course.status(now) is not Status.EXPIRED
+        ):  # what was done by then is not given out
             results = await self._shop.results(found.batch, now)
             output = None if results is None else await self._output(found, results, now)
         return shown(found.batch, now, output)
@@ -124,11 +133,17 @@ class GeminiBatches:
             return {}
         if found.inline:
             found.batch.reads += 1
-            return {"inlinedResponses": {"inlinedResponses": await asyncio.to_thread(_lines, results.answers)}}
+            return {
+                "inlinedResponses": {
+                    "inlinedResponses": await asyncio.to_thread(_lines, results.answers)
+                }
+            }
         if found.responses_file is None:
             found.responses_file = "files/batch-" + found.batch.id.removeprefix("batches/")
             self._files.add(
-                GeminiFile(found.responses_file, results.answers, "", "application/jsonl", now, found.batch)
+                GeminiFile(
+                    found.responses_file, results.answers, "", "application/jsonl", now, found.batch
+                )
             )
         return {"responsesFile": found.responses_file}
 
@@ -140,7 +155,11 @@ class GeminiBatches:
         given = config.get("requests")
         requests = given.get("requests") if isinstance(given, dict) else None
         if not isinstance(requests, list) or not all(isinstance(one, dict) for one in requests):
-            raise Refused(refusals.invalid("input_config: give file_name, or requests.requests, a list of requests."))
+            raise Refused(
+                refusals.invalid(
+                    "input_config: give file_name, or requests.requests, a list of requests."
+                )
+            )
         path = self._shop.folder.empty()
         with path.open("wb") as file:
             for one in requests:
@@ -158,7 +177,9 @@ def _given(raw: bytes) -> tuple[str, Mapping[str, Any]]:
     except orjson.JSONDecodeError as error:
         raise Refused(refusals.invalid(f"Invalid JSON payload received: {error}")) from None
     batch = given.get("batch") if isinstance(given, dict) else None
-    config = batch.get("inputConfig", batch.get("input_config")) if isinstance(batch, dict) else None
+    config = (
+        batch.get("inputConfig", batch.get("input_config")) if isinstance(batch, dict) else None
+    )
     if not isinstance(batch, dict) or not isinstance(config, dict):
         raise Refused(refusals.invalid("batch.input_config: is required", "batch.inputConfig"))
     if "file_name" in config:

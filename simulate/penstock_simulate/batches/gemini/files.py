@@ -39,7 +39,11 @@ class GeminiFile:
 
     def shown(self, origin: str) -> dict[str, Any]:
         created = google.timestamp(self.created_at)
-        where = {} if self.of is None else {"downloadUri": f"{origin}/v1beta/{self.name}:download?alt=media"}
+        where = (
+            {}
+            if self.of is None
+            else {"downloadUri": f"{origin}/v1beta/{self.name}:download?alt=media"}
+        )
         return {
             "name": self.name,
             "displayName": self.display_name,
@@ -77,17 +81,25 @@ class GeminiFiles:
     def add(self, file: GeminiFile) -> None:
         """Raises Refused where there are too many."""
         if len(self._files) >= MAX_FILES:
-            raise Refused(refusals.invalid(f"This simulator holds {MAX_FILES} files and has as many: delete some."))
+            raise Refused(
+                refusals.invalid(
+                    f"This simulator holds {MAX_FILES} files and has as many: delete some."
+                )
+            )
         self._files[file.name] = file
 
     def get(self, name: str) -> GeminiFile:
-        """Raises Refused for one that is not there any more, or never was: as Google does, with a 403."""
+        """Raises Refused for one that is not there any more, or never was: as Google does, with a
+        403."""
         file = self._files.get(name)
         if file is not None and self._shop.now() < file.created_at + KEPT_S:
             return file
         if file is not None:
             self._remove(file)
-        told = f"You do not have permission to access the File {name.removeprefix('files/')} or it may not exist."
+        told = (
+            f"You do not have permission to access the File {name.removeprefix('files/')} or it "
+            "may not exist."
+        )
         raise Refused(refusals.invalid(told, status=403))
 
     async def start(self, request: web.Request) -> web.StreamResponse:
@@ -96,31 +108,49 @@ class GeminiFiles:
         if self._shop.strikes("no upload", self._shop.config.batch_no_upload_share):
             raise Refused(refusals.failed())
         if request.headers.get("X-Goog-Upload-Protocol") != "resumable":
-            raise Refused(refusals.invalid("This simulator takes uploads with X-Goog-Upload-Protocol: resumable."))
+            raise Refused(
+                refusals.invalid(
+                    "This simulator takes uploads with X-Goog-Upload-Protocol: resumable."
+                )
+            )
         file = self._announced(await request.read(), request)
         upload = uuid4().hex
         self._open[upload] = file
         if len(self._open) > MAX_OPEN:
             self._shop.folder.remove(self._open.pop(next(iter(self._open))).path)
         address = f"{request.url.origin()}{START}/{upload}"
-        return web.Response(headers={"x-goog-upload-url": address, "x-goog-upload-status": "active"})
+        return web.Response(
+            headers={"x-goog-upload-url": address, "x-goog-upload-status": "active"}
+        )
 
     async def piece(self, request: web.Request) -> web.StreamResponse:
         """The last one ends the upload."""
         file = self._open.get(request.match_info["upload"])
         if file is None:
-            raise Refused(refusals.invalid("This upload has ended, or was never begun.", status=404))
+            raise Refused(
+                refusals.invalid("This upload has ended, or was never begun.", status=404)
+            )
         command = request.headers.get("X-Goog-Upload-Command", "")
         have, offset = file.path.stat().st_size, request.headers.get("X-Goog-Upload-Offset", "0")
         if "query" in command:
-            return web.Response(headers={"x-goog-upload-status": "active", "x-goog-upload-size-received": str(have)})
+            return web.Response(
+                headers={"x-goog-upload-status": "active", "x-goog-upload-size-received": str(have)}
+            )
         if offset != str(have):
-            raise Refused(refusals.invalid(f"X-Goog-Upload-Offset: {offset!r} is not {have}, the bytes that are here."))
+            raise Refused(
+                refusals.invalid(
+                    f"X-Goog-Upload-Offset: {offset!r} is not {have}, the bytes that are here."
+                )
+            )
         try:
-            await self._shop.folder.extend(file.path, request.content.iter_chunked(CHUNK_BYTES), MAX_FILE_BYTES)
+            await self._shop.folder.extend(
+                file.path, request.content.iter_chunked(CHUNK_BYTES), MAX_FILE_BYTES
+            )
         except TooLarge:
             self._shop.folder.remove(self._open.pop(request.match_info["upload"]).path)
-            raise Refused(refusals.invalid(f"File is too large: the maximum is {MAX_FILE_BYTES}.")) from None
+            raise Refused(
+                refusals.invalid(f"File is too large: the maximum is {MAX_FILE_BYTES}.")
+            ) from None
         if "finalize" not in command:
             return web.Response(headers={"x-goog-upload-status": "active"})
         self._open.pop(request.match_info["upload"], None)
@@ -172,6 +202,10 @@ class GeminiFiles:
         name = str(about.get("name") or "files/" + uuid4().hex[:12])
         if name in self._files:
             raise Refused(refusals.invalid(f"Resource already exists: {name}", status=409))
-        kind = about.get("mimeType") or request.headers.get("X-Goog-Upload-Header-Content-Type") or "text/plain"
+        kind = (
+            about.get("mimeType")
+            or request.headers.get("X-Goog-Upload-Header-Content-Type")
+            or "text/plain"
+        )
         display = str(about.get("displayName") or about.get("display_name") or "")
         return GeminiFile(name, self._shop.folder.empty(), display, str(kind), self._shop.now())

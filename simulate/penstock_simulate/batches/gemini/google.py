@@ -21,8 +21,12 @@ def timestamp(unix_s: float) -> str:
     return datetime.fromtimestamp(unix_s, UTC).isoformat().replace("+00:00", "Z")
 
 
-def page(names: Sequence[str], request: web.Request, default: int, most: int) -> tuple[Sequence[str], str | None]:
-    """The page that the query asks for, and the token of the next. Raises Refused for a token that is none."""
+def page(
+    names: Sequence[str], request: web.Request, default: int, most: int
+) -> tuple[Sequence[str], str | None]:
+    """The page that the query asks for, and the token of the next.
+
+    Raises Refused for a token that is none."""
     size, token = request.query.get("pageSize", str(default)), request.query.get("pageToken", "0")
     for name, given in (("pageSize", size), ("pageToken", token)):
         if not given.isascii() or not given.isdecimal():

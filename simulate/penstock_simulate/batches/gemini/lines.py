@@ -39,7 +39,10 @@ def read_request(given: dict[str, Any], model: str) -> Asked:
     if isinstance(key, str) and key:
         document = document_of(key)
     else:
-        document = "body-" + blake2b(orjson.dumps(body, option=orjson.OPT_SORT_KEYS), digest_size=8).hexdigest()
+        document = (
+            "body-"
+            + blake2b(orjson.dumps(body, option=orjson.OPT_SORT_KEYS), digest_size=8).hexdigest()
+        )
     call = Call(GENERATE, b"", None, document, 1, document, model=model)
     echo: dict[str, Any] = {name: given[name] for name in ("key", "metadata") if name in given}
     return Asked(document, call, misshapen(call, body) is None, echo)
@@ -63,10 +66,14 @@ class GeminiReader:
         try:
             given = orjson.loads(raw)
         except orjson.JSONDecodeError as error:
-            self.problems.append(Problem("INVALID_ARGUMENT", f"Line {number} is not valid JSON: {error}", number))
+            self.problems.append(
+                Problem("INVALID_ARGUMENT", f"Line {number} is not valid JSON: {error}", number)
+            )
             return None
         if not isinstance(given, dict) or not isinstance(given.get("request"), dict):
-            self.problems.append(Problem("INVALID_ARGUMENT", f"Line {number} has no 'request'.", number))
+            self.problems.append(
+                Problem("INVALID_ARGUMENT", f"Line {number} has no 'request'.", number)
+            )
             return None
         return read_request(given, self._model)
 
@@ -76,7 +83,9 @@ class GeminiReader:
 
 
 class GeminiWording:
-    """One line for each request. Those of inline requests repeat their metadata, which those of a file have not."""
+    """One line for each request.
+
+    Those of inline requests repeat their metadata, which those of a file have not."""
 
     apart = False
 
@@ -96,7 +105,11 @@ class GeminiWording:
 
     def undone(self, asked: Asked, why: Undone, request_id: str) -> bytes:
         if why is Undone.TIMED_OUT:
-            return _failed(asked, RPC_CODES["DEADLINE_EXCEEDED"], "The deadline expired before the request was done.")
+            return _failed(
+                asked,
+                RPC_CODES["DEADLINE_EXCEEDED"],
+                "The deadline expired before the request was done.",
+            )
         return _failed(asked, CANCELLED, "The request was cancelled.")
 
     def unknown(self, line: bytes, asked: Asked) -> bytes:
@@ -107,7 +120,10 @@ def no_room(queue: Queue, config: SimulatorConfig) -> Problem | None:
     most = config.batch_enqueued_tokens
     if most is None or queue.tokens <= most:
         return None
-    told = f"You exceeded your current quota: {queue.model} may have {most:,} enqueued tokens in batches."
+    told = (
+        f"You exceeded your current quota: {queue.model} may have {most:,} enqueued tokens in "
+        "batches."
+    )
     return Problem(QUEUE_FULL, told)
 
 

@@ -1,4 +1,6 @@
-"""What a client asks for when it creates a batch at OpenAI. All functions raise Refused for what cannot be."""
+"""What a client asks for when it creates a batch at OpenAI.
+
+All functions raise Refused for what cannot be."""
 
 from __future__ import annotations
 
@@ -27,7 +29,9 @@ def given_in(raw: bytes, relative: Relative) -> Mapping[str, Any]:
         raise Refused(refusals.invalid("The body of your request must be a JSON object."))
     given = relative.asked(given)
     if given.get("completion_window") != WINDOW:
-        told = f"Invalid value: {given.get('completion_window')!r}. Supported values are: '{WINDOW}'."
+        told = (
+            f"Invalid value: {given.get('completion_window')!r}. Supported values are: '{WINDOW}'."
+        )
         raise Refused(refusals.invalid(told, "completion_window", "invalid_value"))
     return given
 
@@ -44,8 +48,15 @@ def metadata_of(given: object) -> dict[str, str] | None:
     if given is None:
         return None
     fits = isinstance(given, dict) and len(given) <= MAX_PAIRS
-    if not isinstance(given, dict) or not fits or not all(_pair_fits(key, given[key]) for key in given):
-        told = f"metadata: give up to {MAX_PAIRS} pairs, keys up to {MAX_KEY} and texts up to {MAX_VALUE} characters."
+    if (
+        not isinstance(given, dict)
+        or not fits
+        or not all(_pair_fits(key, given[key]) for key in given)
+    ):
+        told = (
+            f"metadata: give up to {MAX_PAIRS} pairs, keys up to {MAX_KEY} and texts up to "
+            f"{MAX_VALUE} characters."
+        )
         raise Refused(refusals.invalid(told, "metadata"))
     return given
 
@@ -60,7 +71,11 @@ def outputs_expire_s(given: Mapping[str, Any]) -> float:
         return EXPIRES_S
     seconds = wanted.get("seconds") if isinstance(wanted, dict) else None
     least, most = CLIENT_EXPIRES_S
-    if not isinstance(seconds, int) or not least <= seconds <= most or wanted.get("anchor") != "created_at":
+    if (
+        not isinstance(seconds, int)
+        or not least <= seconds <= most
+        or wanted.get("anchor") != "created_at"
+    ):
         told = f"output_expires_after: give the anchor 'created_at' and {least} to {most} seconds."
         raise Refused(refusals.invalid(told, "output_expires_after"))
     return seconds

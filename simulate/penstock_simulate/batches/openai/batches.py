@@ -12,7 +12,13 @@ from aiohttp import web
 from penstock_simulate.answers import refusals
 from penstock_simulate.batches.batch import Batch, Dialect
 from penstock_simulate.batches.course import Status
-from penstock_simulate.batches.openai.asked import WINDOW, endpoint_of, given_in, metadata_of, outputs_expire_s
+from penstock_simulate.batches.openai.asked import (
+    WINDOW,
+    endpoint_of,
+    given_in,
+    metadata_of,
+    outputs_expire_s,
+)
 from penstock_simulate.batches.openai.check import OpenAIReader, no_room
 from penstock_simulate.batches.openai.file_store import EXPIRES_S, OUTPUT, FileStore, key_in
 from penstock_simulate.batches.openai.lines import OpenAIWording
@@ -64,7 +70,11 @@ class OpenAIBatch:
             "expired_at": at.get(Status.EXPIRED),
             "cancelling_at": at.get(Status.CANCELLING),
             "cancelled_at": at.get(Status.CANCELLED),
-            "request_counts": {"total": counts.total, "completed": counts.good, "failed": counts.bad + counts.undone},
+            "request_counts": {
+                "total": counts.total,
+                "completed": counts.good,
+                "failed": counts.bad + counts.undone,
+            },
             "usage": None if usage is None else _usage(usage),
             "metadata": self.metadata,
         }
@@ -99,10 +109,14 @@ class OpenAIBatches:
         relative, now = self._relative, self._shop.now()
         given = given_in(await request.read(), relative)
         endpoint, metadata = endpoint_of(given), metadata_of(given.get("metadata"))
-        source = self._store.get_input(given.get("input_file_id"), now, relative, self._shop.config.batch_step_s)
+        source = self._store.get_input(
+            given.get("input_file_id"), now, relative, self._shop.config.batch_step_s
+        )
         added = {"method": "POST", "url": endpoint} if relative.bare_lines else {}
         dialect = Dialect("openai", OpenAIReader(endpoint, added), OpenAIWording(added), no_room)
-        kept = self._shop.folder.link(source.path)  # the client may delete its file while the batch runs
+        kept = self._shop.folder.link(
+            source.path
+        )  # the client may delete its file while the batch runs
         batch = self._shop.submit("batch_" + uuid4().hex, dialect, kept, metadata)
         made = OpenAIBatch(batch, source.id, endpoint, metadata, outputs_expire_s(given))
         self._batches[batch.id] = made
@@ -113,8 +127,12 @@ class OpenAIBatches:
 
     async def page(self, request: web.Request) -> web.StreamResponse:
         self._enter("batches.list", request)
-        names, more = self._relative.page(list(reversed(self._batches)), request.query, PAGE, MAX_PAGE)
-        return json(self._relative.frame([await self._shown(self._batches[name]) for name in names], more))
+        names, more = self._relative.page(
+            list(reversed(self._batches)), request.query, PAGE, MAX_PAGE
+        )
+        return json(
+            self._relative.frame([await self._shown(self._batches[name]) for name in names], more)
+        )
 
     async def look(self, request: web.Request) -> web.StreamResponse:
         self._enter("batches.retrieve", request)
@@ -127,7 +145,9 @@ class OpenAIBatches:
         found = self._batch(request)
         if not self._shop.cancel(found.batch):
             status = found.batch.course.status(self._shop.now())
-            raise Refused(refusals.invalid(f"Cannot cancel a batch with status '{status}'.", status=409))
+            raise Refused(
+                refusals.invalid(f"Cannot cancel a batch with status '{status}'.", status=409)
+            )
         return await self._answer(found)
 
     def _enter(self, call: str, request: web.Request, *, spends: bool = False) -> None:
@@ -137,7 +157,9 @@ class OpenAIBatches:
         ident = request.match_info["id"]
         found = self._batches.get(ident)
         if found is None:
-            raise Refused(refusals.invalid(f"No batch found with id '{ident}'.", "batch_id", status=404))
+            raise Refused(
+                refusals.invalid(f"No batch found with id '{ident}'.", "batch_id", status=404)
+            )
         return found
 
     async def _answer(self, found: OpenAIBatch) -> web.Response:

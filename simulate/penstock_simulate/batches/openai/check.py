@@ -1,4 +1,5 @@
-"""What OpenAI's validation of a batch input finds, line by line: the batch fails with all of it listed."""
+"""What OpenAI's validation of a batch input finds, line by line: the batch fails with all of it
+listed."""
 
 from __future__ import annotations
 
@@ -57,28 +58,43 @@ class OpenAIReader:
 
     def whole(self, requests: int) -> None:
         if requests == 0:
-            self.problems.append(Problem("empty_file", "The input file is empty: it must have at least one request."))
+            self.problems.append(
+                Problem("empty_file", "The input file is empty: it must have at least one request.")
+            )
         elif requests > MAX_REQUESTS:
-            message = f"The input file has more requests than the {MAX_REQUESTS} that one batch may have."
+            message = (
+                f"The input file has more requests than the {MAX_REQUESTS} that one batch may have."
+            )
             self.problems = [Problem("too_many_tasks", message)]
         elif self._endpoint == EMBEDDINGS and self._texts > MAX_REQUESTS:
-            message = f"The requests have {self._texts} embedding inputs together; a batch may have {MAX_REQUESTS}."
+            message = (
+                f"The requests have {self._texts} embedding inputs together; a batch may have "
+                f"{MAX_REQUESTS}."
+            )
             self.problems.append(Problem("too_many_tasks", message))
 
     def _fits(self, line: dict[str, Any]) -> tuple[str, str, str] | None:
         """How a line differs from the batch or the lines before it."""
         custom_id, model = line["custom_id"], line["body"].get("model")
         if line["url"] != self._endpoint:
-            told = f"The url {line['url']!r} does not match the batch's endpoint {self._endpoint!r}."
+            told = (
+                f"The url {line['url']!r} does not match the batch's endpoint {self._endpoint!r}."
+            )
             return "url_mismatch", told, "url"
         if custom_id in self._seen:
-            told = f"The custom_id {custom_id!r} is a duplicate: it must be unique for each request in a batch."
+            told = (
+                f"The custom_id {custom_id!r} is a duplicate: it must be unique for each request "
+                "in a batch."
+            )
             return "duplicate_custom_id", told, "custom_id"
         self._seen.add(custom_id)
         if self._model is None:
             self._model = model
         if model != self._model:
-            told = f"The model {model!r} is not that of the lines before, {self._model!r}: a batch has one model."
+            told = (
+                f"The model {model!r} is not that of the lines before, {self._model!r}: a batch "
+                "has one model."
+            )
             return "model_mismatch", told, "body.model"
         return None
 
@@ -91,7 +107,11 @@ def _shape(line: dict[str, Any]) -> tuple[str, str, str] | None:
     if not isinstance(line.get("custom_id"), str) or not line["custom_id"]:
         return "missing_required_parameter", "Missing required parameter: 'custom_id'.", "custom_id"
     if line.get("method") != "POST":
-        return "invalid_method", f"Invalid method {line.get('method')!r}: only 'POST' is supported.", "method"
+        return (
+            "invalid_method",
+            f"Invalid method {line.get('method')!r}: only 'POST' is supported.",
+            "method",
+        )
     if not isinstance(line.get("url"), str):
         return "missing_required_parameter", "Missing required parameter: 'url'.", "url"
     if not isinstance(line.get("body"), dict):
@@ -104,7 +124,7 @@ def no_room(queue: Queue, config: SimulatorConfig) -> Problem | None:
     if most is None or queue.tokens <= most:
         return None
     message = (
-        f"Enqueued token limit reached for {queue.model} in this organization. Limit: {most:,} enqueued tokens. "
-        "Please try again once some in_progress batches have been completed."
+        f"Enqueued token limit reached for {queue.model} in this organization. Limit: {most:,} "
+        "enqueued tokens. Please try again once some in_progress batches have been completed."
     )
     return Problem("token_limit_exceeded", message)

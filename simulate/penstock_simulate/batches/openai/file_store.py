@@ -67,14 +67,28 @@ class FileStore:
         self._folder = folder
         self._files: dict[str, StoredFile] = {}
 
-    def add(self, path: Path, now: float, filename: str, purpose: str, expires_s: float | None = None) -> StoredFile:
+    def add(
+        self, path: Path, now: float, filename: str, purpose: str, expires_s: float | None = None
+    ) -> StoredFile:
         """Raises Refused where there are too many."""
         if len(self._files) >= MAX_FILES:
-            raise Refused(refusals.invalid(f"This simulator holds {MAX_FILES} files and has as many: delete some."))
+            raise Refused(
+                refusals.invalid(
+                    f"This simulator holds {MAX_FILES} files and has as many: delete some."
+                )
+            )
         if expires_s is None and purpose in (BATCH, OUTPUT):
             expires_s = EXPIRES_S
         expires_at = None if expires_s is None else now + expires_s
-        file = StoredFile("file-" + uuid4().hex[:22], path, path.stat().st_size, now, expires_at, filename, purpose)
+        file = StoredFile(
+            "file-" + uuid4().hex[:22],
+            path,
+            path.stat().st_size,
+            now,
+            expires_at,
+            filename,
+            purpose,
+        )
         self._files[file.id] = file
         return file
 
@@ -86,15 +100,26 @@ class FileStore:
         raise Refused(refusals.invalid(f"No such File object: {ident}", "id", status=404))
 
     def get_input(self, ident: object, now: float, relative: Relative, step_s: float) -> StoredFile:
-        """What a batch is made from. Raises Refused where there is no such file, or it is for something else."""
+        """What a batch is made from.
+
+        Raises Refused where there is no such file, or it is for something else."""
         file = self._files.get(ident) if isinstance(ident, str) else None
         if file is None or self._has_expired(file, now):
-            raise Refused(refusals.invalid(f"Invalid 'input_file_id': no such File object: {ident}", "input_file_id"))
+            raise Refused(
+                refusals.invalid(
+                    f"Invalid 'input_file_id': no such File object: {ident}", "input_file_id"
+                )
+            )
         if file.purpose != relative.purpose:
-            message = f"Invalid file purpose '{file.purpose}': the input of a batch needs '{relative.purpose}'."
+            message = (
+                f"Invalid file purpose '{file.purpose}': the input of a batch needs "
+                f"'{relative.purpose}'."
+            )
             raise Refused(refusals.invalid(message, "input_file_id"))
         if not file.is_checked(relative, now, step_s):
-            raise Refused(refusals.invalid("The input file has not been processed yet.", "input_file_id"))
+            raise Refused(
+                refusals.invalid("The input file has not been processed yet.", "input_file_id")
+            )
         return file
 
     def delete(self, file: StoredFile) -> None:

@@ -11,7 +11,12 @@ from aiohttp import BodyPartReader, web
 
 from penstock_simulate.answers import refusals
 from penstock_simulate.batches.folder import TooLarge
-from penstock_simulate.batches.openai.file_store import CLIENT_EXPIRES_S, FileStore, StoredFile, key_in
+from penstock_simulate.batches.openai.file_store import (
+    CLIENT_EXPIRES_S,
+    FileStore,
+    StoredFile,
+    key_in,
+)
 from penstock_simulate.batches.openai.relatives import Relative
 from penstock_simulate.batches.refused import Refused
 from penstock_simulate.batches.sent import CHUNK_BYTES, LINES, download, json
@@ -70,8 +75,13 @@ class OpenAIFiles:
 
     async def page(self, request: web.Request) -> web.StreamResponse:
         self._enter("files.list", request)
-        files = {file.id: file for file in self._store.newest(self._shop.now(), request.query.get("purpose"))}
-        found = list(files) if request.query.get("order", "desc") == "desc" else list(reversed(files))
+        files = {
+            file.id: file
+            for file in self._store.newest(self._shop.now(), request.query.get("purpose"))
+        }
+        found = (
+            list(files) if request.query.get("order", "desc") == "desc" else list(reversed(files))
+        )
         names, more = self._relative.page(found, request.query, MAX_PAGE, MAX_PAGE)
         return json(self._relative.files_frame([self._shown(files[name]) for name in names], more))
 
@@ -106,16 +116,24 @@ class OpenAIFiles:
         if form.path is None:
             raise Refused(refusals.invalid("'file' is a required property", "file"))
         if purpose not in (*PURPOSES, self._relative.purpose):
-            raise Refused(refusals.invalid(f"{purpose!r} is not one of {list(PURPOSES)} - 'purpose'", "purpose"))
+            raise Refused(
+                refusals.invalid(
+                    f"{purpose!r} is not one of {list(PURPOSES)} - 'purpose'", "purpose"
+                )
+            )
         missing = [name for name in self._relative.needed if name not in form.fields]
         if missing:
             raise Refused(refusals.invalid(f"{missing[0]!r} is a required property", missing[0]))
         if purpose == self._relative.purpose and form.path.stat().st_size > MAX_BATCH_FILE_BYTES:
             raise _too_large(MAX_BATCH_FILE_BYTES)
-        return self._store.add(form.path, self._shop.now(), form.filename, purpose, _expires_s(form.fields))
+        return self._store.add(
+            form.path, self._shop.now(), form.filename, purpose, _expires_s(form.fields)
+        )
 
     async def _form(self, request: web.Request) -> _Form:
-        """The file goes to disk as it arrives. Raises Refused for a body that is no form, or too large."""
+        """The file goes to disk as it arrives.
+
+        Raises Refused for a body that is no form, or too large."""
         if not request.content_type.startswith("multipart/"):
             raise Refused(refusals.invalid("The body of an upload must be multipart/form-data."))
         form, parts = _Form(), await request.multipart()
@@ -130,7 +148,9 @@ class OpenAIFiles:
 
     async def _part(self, form: _Form, part: BodyPartReader) -> None:
         if part.name != "file":
-            form.fields[part.name or ""] = (await part.read_chunk(MAX_FIELD_BYTES)).decode("utf-8", "replace")
+            form.fields[part.name or ""] = (await part.read_chunk(MAX_FIELD_BYTES)).decode(
+                "utf-8", "replace"
+            )
             return
         if form.path is not None:
             raise Refused(refusals.invalid("Give one 'file'.", "file"))

@@ -17,7 +17,11 @@ from penstock_simulate.batches.intake import Asked
 from penstock_simulate.batches.results import Undone
 from penstock_simulate.reply import Usage
 
-ENDPOINTS = (CHAT, COMPLETIONS, EMBEDDINGS)  # of those that OpenAI takes: what this simulator answers
+ENDPOINTS = (
+    CHAT,
+    COMPLETIONS,
+    EMBEDDINGS,
+)  # of those that OpenAI takes: what this simulator answers
 MESSAGES = {
     Undone.TIMED_OUT: "This request could not be completed in time.",
     Undone.EXPIRED: "This request could not be executed before the completion window expired.",
@@ -26,7 +30,9 @@ MESSAGES = {
 
 
 def read_line(line: dict[str, Any]) -> Asked:
-    """A line whose outer fields are in order. A body that is not is an error of this request alone."""
+    """A line whose outer fields are in order.
+
+    A body that is not is an error of this request alone."""
     custom_id, body = line["custom_id"], line["body"]
     call = Call(line["url"], b"", None, custom_id, 1, document_of(custom_id))
     return Asked(custom_id, call, usable=misshapen(call, body) is None)
@@ -54,7 +60,9 @@ class OpenAIWording:
 
     def undone(self, asked: Asked, why: Undone, request_id: str) -> bytes:
         error = {"code": why.value, "message": MESSAGES[why]}
-        return orjson.dumps({"id": _id(request_id), "custom_id": asked.custom_id, "response": None, "error": error})
+        return orjson.dumps(
+            {"id": _id(request_id), "custom_id": asked.custom_id, "response": None, "error": error}
+        )
 
     def unknown(self, line: bytes, asked: Asked) -> bytes:
         return orjson.dumps(orjson.loads(line) | {"custom_id": f"unknown-{uuid4().hex[:12]}"})
@@ -62,7 +70,9 @@ class OpenAIWording:
 
 def _line(custom_id: str, status: int, request_id: str, body: bytes) -> bytes:
     response = {"status_code": status, "request_id": request_id, "body": orjson.Fragment(body)}
-    return orjson.dumps({"id": _id(request_id), "custom_id": custom_id, "response": response, "error": None})
+    return orjson.dumps(
+        {"id": _id(request_id), "custom_id": custom_id, "response": response, "error": None}
+    )
 
 
 def _id(request_id: str) -> str:

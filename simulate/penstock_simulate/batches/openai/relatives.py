@@ -1,9 +1,10 @@
 """Providers whose batch API has OpenAI's form with differences, played where `--like` names them.
 
-Nothing here was compared with the providers themselves: it follows what they publish. Azure: learn.microsoft.com
-.../foundry/reference/rest/batches-create-batch. Groq: groq-python, its batch_create_params. Together: docs.together.ai
-/reference/upload-file and together-python, its resources and types of batches. Mistral: mistralai/client-python,
-docs/sdks/batchjobs and docs/sdks/files.
+Nothing here was compared with the providers themselves: it follows what they publish. Azure:
+learn.microsoft.com .../foundry/reference/rest/batches-create-batch. Groq: groq-python, its
+batch_create_params. Together: docs.together.ai /reference/upload-file and together-python, its
+resources and types of batches. Mistral: mistralai/client-python, docs/sdks/batchjobs and
+docs/sdks/files.
 """
 
 from __future__ import annotations
@@ -34,16 +35,22 @@ def _as_it_is(shown: Shown) -> Shown:
     return shown
 
 
-def _behind(names: Sequence[str], query: Mapping[str, str], default: int, most: int) -> tuple[Sequence[str], bool]:
+def _behind(
+    names: Sequence[str], query: Mapping[str, str], default: int, most: int
+) -> tuple[Sequence[str], bool]:
     """From behind the one that `after` names."""
     return pages.after(names, query.get("after"), pages.limit_of(query, default, most))
 
 
-def _all(names: Sequence[str], query: Mapping[str, str], default: int, most: int) -> tuple[Sequence[str], bool]:
+def _all(
+    names: Sequence[str], query: Mapping[str, str], default: int, most: int
+) -> tuple[Sequence[str], bool]:
     return names, False
 
 
-def _numbered(names: Sequence[str], query: Mapping[str, str], default: int, most: int) -> tuple[Sequence[str], bool]:
+def _numbered(
+    names: Sequence[str], query: Mapping[str, str], default: int, most: int
+) -> tuple[Sequence[str], bool]:
     number, size = int(query.get("page", "0")), int(query.get("page_size", str(MISTRAL_PAGE)))
     return names[number * size : (number + 1) * size], False
 
@@ -62,7 +69,10 @@ def _in_data(rows: list[Shown], more: bool) -> Any:
 
 def _asked_of_together(given: Shown) -> Shown:
     """`completion_window` may be left out; metadata are not known."""
-    return {"completion_window": "24h", **{name: given[name] for name in given if name != "metadata"}}
+    return {
+        "completion_window": "24h",
+        **{name: given[name] for name in given if name != "metadata"},
+    }
 
 
 def _shown_by_together(shown: Shown) -> Shown:
@@ -88,8 +98,14 @@ def _shown_by_together(shown: Shown) -> Shown:
 def _asked_of_mistral(given: Shown) -> Shown:
     inputs = given.get("input_files")
     if not isinstance(inputs, list) or len(inputs) != 1 or not isinstance(given.get("model"), str):
-        raise Refused(refusals.invalid("This simulator takes one of input_files, and needs a model.", status=422))
-    asked: Shown = {name: given[name] for name in ("endpoint", "metadata", "model") if name in given}
+        raise Refused(
+            refusals.invalid(
+                "This simulator takes one of input_files, and needs a model.", status=422
+            )
+        )
+    asked: Shown = {
+        name: given[name] for name in ("endpoint", "metadata", "model") if name in given
+    }
     return {**asked, "completion_window": "24h", "input_file_id": inputs[0]}
 
 
@@ -128,11 +144,15 @@ class Relative(NamedTuple):
     batches: str = "/batches"
     bare_lines: bool = False  # of an id and a body
     key_header: str | None = None  # instead of Authorization
-    checks_files: bool = False  # an upload is pending for `--batch-step-s`, and no batch is made of it until then
+    checks_files: bool = (
+        False  # an upload is pending for `--batch-step-s`, and no batch is made of it until then
+    )
     asked: Callable[[Shown], Shown] = _as_it_is  # what a create was given, as OpenAI is given it
     shown: Callable[[Shown], Shown] = _as_it_is
     made_in: str | None = None  # the field of a create's answer with the batch
-    page: Callable[[Sequence[str], Mapping[str, str], int, int], tuple[Sequence[str], bool]] = _behind
+    page: Callable[[Sequence[str], Mapping[str, str], int, int], tuple[Sequence[str], bool]] = (
+        _behind
+    )
     frame: Callable[[list[Shown], bool], Any] = _framed  # of a page of batches
     files_frame: Callable[[list[Shown], bool], Any] = _framed
 

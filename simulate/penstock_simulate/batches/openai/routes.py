@@ -1,4 +1,5 @@
-"""OpenAI's paths for files and batches, or those of a provider that has its form with differences."""
+"""OpenAI's paths for files and batches, or those of a provider that has its form with
+differences."""
 
 from __future__ import annotations
 
@@ -16,5 +17,8 @@ from penstock_simulate.batches.shop import BatchShop
 def openai_routes(shop: BatchShop) -> list[web.RouteDef]:
     relative = RELATIVES.get(shop.config.like or "", OPENAI)
     store = FileStore(shop.folder)
-    made = [*OpenAIFiles(shop, store, relative).routes(), *OpenAIBatches(shop, store, relative).routes()]
+    made = [
+        *OpenAIFiles(shop, store, relative).routes(),
+        *OpenAIBatches(shop, store, relative).routes(),
+    ]
     return in_words_of(dialects.openai, made)

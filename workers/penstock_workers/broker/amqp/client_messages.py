@@ -1,5 +1,5 @@
-"""Messages that a Celery client has sent to RabbitMQ itself, such as `penstock.submit`: they are written to
-Redis in kombu's format, and from then on are treated like any other message."""
+"""Messages that a Celery client has sent to RabbitMQ itself, such as `penstock.submit`: they are
+written to Redis in kombu's format, and from then on are treated like any other message."""
 
 from __future__ import annotations
 
@@ -15,7 +15,9 @@ _PROPERTIES = ("correlation_id", "reply_to", "priority", "expiration", "timestam
 
 
 def arrived(queue: str, message: Any) -> Arrived:
-    """From py-amqp's message. Its tag is the task's id, so a second delivery is recognised; each retry gets
+    """From py-amqp's message.
+
+    Its tag is the task's id, so a second delivery is recognised; each retry gets
     a tag of its own."""
     properties = message.properties
     headers = properties.get("application_headers") or {}

@@ -1,4 +1,5 @@
-"""Connects to RabbitMQ outside of a worker's consumer, and registers Penstock's AMQP transports with kombu."""
+"""Connects to RabbitMQ outside of a worker's consumer, and registers Penstock's AMQP transports
+with kombu."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""How many messages of a lane lie ready in RabbitMQ, and when those that it should have are lost."""
+"""How many messages of a lane lie ready in RabbitMQ, and when those that it should have are
+lost."""
 
 from __future__ import annotations
 
@@ -8,9 +9,11 @@ SHRINK = 8  # the target shrinks by this part at a look that finds most of it st
 
 
 class ReadyMessages:
-    """Keeps just enough ready that workers find something at any time: whatever is urgent waits behind that.
+    """Keeps just enough ready that workers find something at any time: whatever is urgent waits
+    behind that.
 
-    A lane that empties the queue between two looks gets twice as much, one that leaves most of it gets an eighth less.
+    A lane that empties the queue between two looks gets twice as much, one that leaves most of it
+    gets an eighth less.
     """
 
     def __init__(self) -> None:
@@ -26,8 +29,9 @@ class ReadyMessages:
 
 
 class Losses:
-    """Finds the relayed messages to recall: those that were old at one look, and again at the next, while RabbitMQ had
-    nothing ready. They may still wait in a worker; then the recall makes a second copy, and one of the two is dropped.
+    """Finds the relayed messages to recall: those that were old at one look, and again at the next,
+    while RabbitMQ had nothing ready. They may still wait in a worker; then the recall makes a
+    second copy, and one of the two is dropped.
 
     Times are Redis' own, in seconds.
     """

@@ -1,8 +1,9 @@
 """Deliveries from RabbitMQ that this worker has not taken yet.
 
-Deliveries wait here, unacknowledged, until the worker has room. Then one script call in Redis takes as many as fit, and
-RabbitMQ is asked to forget them, copies included. While that call is under way more deliveries gather, so a busy worker
-takes them in groups. A worker that dies before leaves its deliveries to RabbitMQ, one that dies after to its leases.
+Deliveries wait here, unacknowledged, until the worker has room. Then one script call in Redis takes
+as many as fit, and RabbitMQ is asked to forget them, copies included. While that call is under way
+more deliveries gather, so a busy worker takes them in groups. A worker that dies before leaves its
+deliveries to RabbitMQ, one that dies after to its leases.
 """
 
 from __future__ import annotations
@@ -21,11 +22,12 @@ from penstock_workers.broker.leases import BROKER_ERRORS, FAILURES_LOGGED_EACH_S
 
 log = logging.getLogger(__name__)
 
-RELAYED_TYPE = "penstock.relayed"  # the AMQP property `type` of what a shovel has published; `message_id` is the tag
+# the AMQP property `type` of what a shovel has published; `message_id` is the tag
+RELAYED_TYPE = "penstock.relayed"
 PREFETCH_MAX = 64  # deliveries that wait here: one group, taken from Redis in one round trip
-PREFETCH_SHARE = (
-    8  # at most one waits here for so many that the worker holds: other workers may have room for it sooner
-)
+# at most one waits here for so many that the worker holds: other workers may have room for it
+# sooner
+PREFETCH_SHARE = 8
 RETRY_S = 0.5  # while Redis cannot be reached
 
 
@@ -41,8 +43,8 @@ class Delivered(NamedTuple):
 class Intake:
     """The deliveries of one channel. Used by the hub thread; ``take`` runs in a thread of its own.
 
-    ``soon`` runs a call on the hub thread; ``ack`` acknowledges all deliveries up to a number, ``reject`` returns one to its
-    queue; ``disconnect`` closes the connection that ``take`` uses.
+    ``soon`` runs a call on the hub thread; ``ack`` acknowledges all deliveries up to a number,
+    ``reject`` returns one to its queue; ``disconnect`` closes the connection that ``take`` uses.
     """
 
     def __init__(
@@ -65,7 +67,9 @@ class Intake:
         self._disconnect = disconnect
         self.delivered = 0
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="penstock-take")
-        self._waiting: deque[Delivered] = deque()  # bounded by the prefetch that the channel has asked for
+        self._waiting: deque[Delivered] = (
+            deque()
+        )  # bounded by the prefetch that the channel has asked for
         self._group: list[Delivered] = []  # the deliveries that the call under way takes
         self._call: Future[Taken] | None = None
         self._not_before = self._failed_at = 0.0
@@ -95,11 +99,14 @@ class Intake:
         if room <= 0:
             return
         self._group = [self._waiting.popleft() for _ in range(room)]
-        call = self._call = self._thread.submit(self._take, [waiting.arrived for waiting in self._group])
+        call = self._call = self._thread.submit(
+            self._take, [waiting.arrived for waiting in self._group]
+        )
         call.add_done_callback(lambda _: self._soon(lambda: self._end(call)))
 
     def cancel(self, consumer: str) -> None:
-        """This consumer takes no more deliveries: those that wait return to RabbitMQ, for workers that have room."""
+        """This consumer takes no more deliveries: those that wait return to RabbitMQ, for workers
+        that have room."""
         self._settle_call()
         kept = [waiting for waiting in self._waiting if waiting.consumer != consumer]
         unwanted = [waiting for waiting in self._waiting if waiting.consumer == consumer]
@@ -108,7 +115,9 @@ class Intake:
             self._reject(waiting.number)
 
     def close(self) -> None:
-        """The channel is gone, and RabbitMQ delivers again what waits here. What a call under way takes is given back."""
+        """The channel is gone, and RabbitMQ delivers again what waits here.
+
+        What a call under way takes is given back."""
         self._waiting.clear()
         call, self._call = self._call, None
         if call is not None:
@@ -118,7 +127,7 @@ class Intake:
         self._thread.submit(self._disconnect)  # after the call
         self._thread.shutdown(wait=False)
 
-    # -- the end of a call -------------------------------------------------------------------------------------------
+    # -- the end of a call -------------------------------------------------------------------------
 
     def _end(self, call: Future[Taken]) -> None:
         if call is not self._call:  # ``cancel`` or ``close`` has settled it
@@ -128,12 +137,15 @@ class Intake:
             return
         self._note(group, taken)
         try:
-            self._hand_over(waiting for waiting, is_held in zip(group, taken.held, strict=True) if is_held)
+            self._hand_over(
+                waiting for waiting, is_held in zip(group, taken.held, strict=True) if is_held
+            )
         finally:
             self._ack(group[-1].number)
 
     def _settle_call(self) -> None:
-        """Wait for the call under way, which ends within the timeout of its connection, and give back what it took."""
+        """Wait for the call under way, which ends within the timeout of its connection, and give
+        back what it took."""
         if self._call is None:
             return
         group, taken = self._ended(self._call)
@@ -150,17 +162,27 @@ class Intake:
             self._not_before = monotonic() + RETRY_S
             if monotonic() - self._failed_at >= FAILURES_LOGGED_EACH_S:
                 self._failed_at = monotonic()
-                log.warning("cannot take %d messages (%s); they wait until Redis answers", len(self), error)
+                log.warning(
+                    "cannot take %d messages (%s); they wait until Redis answers", len(self), error
+                )
             return group, None
 
     def _note(self, group: Sequence[Delivered], taken: Taken) -> list[str]:
-        """Returns the tags that this call has taken. The tag of a copy may be held already: never give it back."""
-        held = [waiting.arrived.tag for waiting, is_held in zip(group, taken.held, strict=True) if is_held]
+        """Returns the tags that this call has taken.
+
+        The tag of a copy may be held already: never give it back."""
+        held = [
+            waiting.arrived.tag
+            for waiting, is_held in zip(group, taken.held, strict=True)
+            if is_held
+        ]
         self._leases.claimed(held, taken.score, dropped=len(group) - len(held))
         return held
 
     def _give_back(self, call: Future[Taken], group: Sequence[Delivered]) -> None:
-        """Runs on the call's thread. If the call failed, nothing was taken, or its leases run out."""
+        """Runs on the call's thread.
+
+        If the call failed, nothing was taken, or its leases run out."""
         if call.cancelled() or call.exception() is not None:
             return
         self._leases.conclude(self._note(group, call.result()), BrokerAction.GIVE_BACK)

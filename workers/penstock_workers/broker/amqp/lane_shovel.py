@@ -1,4 +1,6 @@
-"""The shovel's work for one queue of a lane: claim, announce, publish, confirm. Each step is bounded."""
+"""The shovel's work for one queue of a lane: claim, announce, publish, confirm.
+
+Each step is bounded."""
 
 from __future__ import annotations
 
@@ -22,20 +24,25 @@ from penstock_workers.broker.leases import SWEEPS_PER_TIMEOUT
 
 log = logging.getLogger(__name__)
 
-GROUP_MAX = 500  # messages per claim and per wait for confirmations; about 10 ms of Redis per script
-LEAD_S = 5.0  # a shovel that was killed is replaced after this
-CONFIRM_SHARE = (
-    3  # of the visibility timeout: what is not confirmed by then is still under the shovel's lease, and goes back
+GROUP_MAX = (
+    500  # messages per claim and per wait for confirmations; about 10 ms of Redis per script
 )
+LEAD_S = 5.0  # a shovel that was killed is replaced after this
+# of the visibility timeout: what is not confirmed by then is still under the shovel's lease, and
+# goes back
+CONFIRM_SHARE = 3
 CONFIRM_MAX_S = 10.0
-REFUSED_S = 10.0  # a lane whose queue RabbitMQ refuses (of another type, or no permission) is tried again after this
+# a lane whose queue RabbitMQ refuses (of another type, or no permission) is tried again after this
+REFUSED_S = 10.0
 LOOKS_PER_TIMEOUT = 3  # for lost messages: those that no worker took within a visibility timeout
 
 
 class LaneShovel:
     """Belongs to the shovel's thread. Raises redis-py's and py-amqp's errors."""
 
-    def __init__(self, client: redis.Redis, queue: str, visibility_timeout_s: float, *, owner: str) -> None:
+    def __init__(
+        self, client: redis.Redis, queue: str, visibility_timeout_s: float, *, owner: str
+    ) -> None:
         self.queue = queue
         self._client: Any = client
         self._owner = owner.encode()
@@ -56,7 +63,8 @@ class LaneShovel:
         return now >= self._not_before and (waiting > 0 or (relayed > 0 and now >= self._look_at))
 
     def leads(self) -> bool:
-        """Whether this process moves the lane's messages for the next seconds; asks Redis twice in that time at most."""
+        """Whether this process moves the lane's messages for the next seconds; asks Redis twice in
+        that time at most."""
         now = monotonic()
         if now < self._leads_until - LEAD_S / 2:
             return True
@@ -81,13 +89,19 @@ class LaneShovel:
         self._publisher = None
 
     def sweep(self) -> None:
-        """Return messages that dead shovels held. Workers of the lane do so, too, but the lane may have none."""
+        """Return messages that dead shovels held.
+
+        Workers of the lane do so, too, but the lane may have none."""
         if monotonic() >= self._sweep_at:
             found = self._leases.restore(self._sweep_each_s)
-            self._sweep_at = monotonic() + (0.0 if found >= RESTORED_PER_SWEEP else self._sweep_each_s)
+            self._sweep_at = monotonic() + (
+                0.0 if found >= RESTORED_PER_SWEEP else self._sweep_each_s
+            )
 
     def turn(self, broker: Any, waiting: int, relayed: int) -> bool:
-        """Top up the queue. True when it was empty, or a whole group was moved: then there is more to do at once.
+        """Top up the queue.
+
+        True when it was empty, or a whole group was moved: then there is more to do at once.
 
         What RabbitMQ refuses about this queue must not hold up the other lanes.
         """
@@ -103,7 +117,11 @@ class LaneShovel:
 
     def _refuse(self, error: Exception) -> None:
         if not self._is_refused:
-            log.error("RabbitMQ refuses the queue %s, so its messages wait in Redis: %s", self.queue, error)
+            log.error(
+                "RabbitMQ refuses the queue %s, so its messages wait in Redis: %s",
+                self.queue,
+                error,
+            )
         self._is_refused = True
         self._not_before = monotonic() + REFUSED_S
         publisher, self._publisher = self._publisher, None
@@ -133,13 +151,19 @@ class LaneShovel:
         leases = [Lease(claimed.tag, claim.score) for claimed in claim.messages]
         self._announce(leases)
         try:
-            publisher.publish([(claimed.tag, claimed.raw) for claimed in claim.messages], self._confirm_s)
+            publisher.publish(
+                [(claimed.tag, claimed.raw) for claimed in claim.messages], self._confirm_s
+            )
         finally:
             refused = publisher.unconfirmed()
             self._scripts.confirm([lease for lease in leases if lease.tag not in refused])
             self._scripts.recall([lease.tag for lease in leases if lease.tag in refused])
         if refused:
-            log.warning("RabbitMQ refused %d messages of %s; they are back in Redis", len(refused), self.queue)
+            log.warning(
+                "RabbitMQ refused %d messages of %s; they are back in Redis",
+                len(refused),
+                self.queue,
+            )
         return len(leases) - len(refused)
 
     def _announce(self, leases: Sequence[Lease]) -> None:
@@ -152,7 +176,9 @@ class LaneShovel:
 
     def _claim(self, room: int) -> Claim:
         while True:
-            command = self._claims.command(self._scripts.where, [(self.queue, self.queue)], (), room)
+            command = self._claims.command(
+                self._scripts.where, [(self.queue, self.queue)], (), room
+            )
             try:
                 return self._claims.read(self._client.execute_command(*command))
             except NoScriptError:
@@ -164,4 +190,6 @@ class LaneShovel:
             return
         returned = self._scripts.recall_before(before)
         if returned:
-            log.warning("RabbitMQ has lost %d messages of %s; they are back in Redis", returned, self.queue)
+            log.warning(
+                "RabbitMQ has lost %d messages of %s; they are back in Redis", returned, self.queue
+            )

@@ -1,4 +1,5 @@
-"""Publishing in groups with confirms: many messages, then their confirmations, in place of a round trip each."""
+"""Publishing in groups with confirms: many messages, then their confirmations, in place of a round
+trip each."""
 
 from __future__ import annotations
 
@@ -24,13 +25,17 @@ class QueueState(NamedTuple):
 
 
 class Publisher:
-    """To one queue, over a channel of its own. Every method may raise py-amqp's errors and OSError; make a new one after that."""
+    """To one queue, over a channel of its own.
+
+    Every method may raise py-amqp's errors and OSError; make a new one after that."""
 
     def __init__(self, channel: Any, queue: str) -> None:
         self._channel = channel
         self._queue = queue
         self._sent = 0
-        self._open: dict[int, str] = {}  # number -> tag of messages not yet confirmed or refused; one group at most
+        self._open: dict[
+            int, str
+        ] = {}  # number -> tag of messages not yet confirmed or refused; one group at most
         self._left: set[str] = set()  # tags of the group that are not confirmed, sent or not
         self._returned: set[str] = set()  # tags that RabbitMQ confirmed but could not route
         channel.confirm_select()
@@ -40,17 +45,23 @@ class Publisher:
 
     def look(self) -> QueueState:
         """Declares the queue, which may have been deleted."""
-        found = self._channel.queue_declare(self._queue, durable=True, auto_delete=False, arguments=QUORUM)
+        found = self._channel.queue_declare(
+            self._queue, durable=True, auto_delete=False, arguments=QUORUM
+        )
         return QueueState(found.message_count, found.consumer_count)
 
     def publish(self, messages: Sequence[tuple[str, bytes]], timeout_s: float) -> None:
-        """Pairs of tag and text. Returns when each was confirmed or refused; raises when that takes too long."""
+        """Pairs of tag and text.
+
+        Returns when each was confirmed or refused; raises when that takes too long."""
         until = monotonic() + timeout_s
         self._left = {tag for tag, _ in messages}
         for tag, raw in messages:
             self._sent += 1
             self._open[self._sent] = tag
-            self._channel.basic_publish(_message(tag, raw), routing_key=self._queue, mandatory=True, timeout=timeout_s)
+            self._channel.basic_publish(
+                _message(tag, raw), routing_key=self._queue, mandatory=True, timeout=timeout_s
+            )
         while self._open:
             self._channel.connection.drain_events(timeout=max(0.001, until - monotonic()))
 
@@ -70,8 +81,12 @@ class Publisher:
     def _on_nack(self, number: int, multiple: bool) -> None:
         self._answered(number, multiple)
 
-    def _on_return(self, _error: Exception, _exchange: str, _routing_key: str, message: Any) -> None:
-        """The queue was deleted since the last look. RabbitMQ returns the message, and still confirms it."""
+    def _on_return(
+        self, _error: Exception, _exchange: str, _routing_key: str, message: Any
+    ) -> None:
+        """The queue was deleted since the last look.
+
+        RabbitMQ returns the message, and still confirms it."""
         self._returned.add(message.properties["message_id"])
 
     def _answered(self, number: int, multiple: bool) -> list[str]:
@@ -81,4 +96,10 @@ class Publisher:
 
 def _message(tag: str, raw: bytes) -> Any:
     make: Any = amqp.Message
-    return make(raw, message_id=tag, type=RELAYED_TYPE, content_type="application/json", delivery_mode=_PERSISTENT)
+    return make(
+        raw,
+        message_id=tag,
+        type=RELAYED_TYPE,
+        content_type="application/json",
+        delivery_mode=_PERSISTENT,
+    )

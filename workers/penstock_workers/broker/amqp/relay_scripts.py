@@ -1,8 +1,8 @@
 """Typed stubs of the scripts that move messages between Redis and RabbitMQ.
 
-``penstock:relayed:<queue>`` holds the tags that lie in RabbitMQ, or are on their way there, and the time of each. A message
-is recorded in ``unacked`` all the while: under the shovel's lease until RabbitMQ has confirmed it, under none (+inf) until a
-worker takes it, then under the worker's.
+``penstock:relayed:<queue>`` holds the tags that lie in RabbitMQ, or are on their way there, and the
+time of each. A message is recorded in ``unacked`` all the while: under the shovel's lease until
+RabbitMQ has confirmed it, under none (+inf) until a worker takes it, then under the worker's.
 """
 
 from __future__ import annotations
@@ -65,14 +65,18 @@ class RelayScripts:
         self._recall = client.register_script(script_text("recall"))
 
     def announce(self, leases: Sequence[Lease]) -> None:
-        """Record the messages before they are published: RabbitMQ may deliver one before it confirms it."""
+        """Record the messages before they are published: RabbitMQ may deliver one before it
+        confirms it."""
         self._client.zadd(self.key, {lease.tag: lease.seen for lease in leases})
 
     def confirm(self, leases: Sequence[Lease]) -> int:
         """Record that RabbitMQ has the messages; returns how many no worker has taken yet."""
         if not leases:
             return 0
-        arguments: list[str | float] = [self.where.visibility_timeout_s, *chain.from_iterable(leases)]
+        arguments: list[str | float] = [
+            self.where.visibility_timeout_s,
+            *chain.from_iterable(leases),
+        ]
         return int(self._relay([self.where.unacked_index, self.key], arguments))
 
     def recall(self, tags: Sequence[str]) -> int:
@@ -84,7 +88,8 @@ class RelayScripts:
         return int(self._recall(paths, [where.prefix, where.steps_text, *tags]))
 
     def recall_before(self, seconds: float) -> int:
-        """Recall what was relayed before this time of the server's clock, ``RECALL_MAX`` at most."""
+        """Recall what was relayed before this time of the server's clock, ``RECALL_MAX`` at
+        most."""
         found = self._client.zrangebyscore(self.key, "-inf", seconds, start=0, num=RECALL_MAX)
         return self.recall([_text(tag) for tag in found])
 
@@ -97,7 +102,8 @@ class RelayScripts:
         return returned
 
     def oldest(self) -> float | None:
-        """When the oldest relayed message was relayed, by the server's clock; None where there is none."""
+        """When the oldest relayed message was relayed, by the server's clock; None where there is
+        none."""
         found = self._client.zrange(self.key, 0, 0, withscores=True)
         return float(found[0][1]) if found else None
 

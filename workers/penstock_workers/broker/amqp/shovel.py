@@ -1,8 +1,10 @@
-"""Moves messages from the lanes' lists in Redis to their queues in RabbitMQ. One thread beside each control loop.
+"""Moves messages from the lanes' lists in Redis to their queues in RabbitMQ.
 
-One shovel at a time moves a lane's messages, to save work; two at once are safe, too, since each message is
-claimed, and what is published twice is taken once. Whatever fails, a message is in its list, or is given back to it, or
-comes back when the lease ends under which it was being moved.
+One thread beside each control loop.
+
+One shovel at a time moves a lane's messages, to save work; two at once are safe, too, since each
+message is claimed, and what is published twice is taken once. Whatever fails, a message is in its
+list, or is given back to it, or comes back when the lease ends under which it was being moved.
 """
 
 from __future__ import annotations
@@ -30,12 +32,16 @@ REDIS_TIMEOUT_S = 10.0
 
 
 class Shovel:
-    """Belongs to its thread. Connects to RabbitMQ when there is something to move, or to look after."""
+    """Belongs to its thread.
+
+    Connects to RabbitMQ when there is something to move, or to look after."""
 
     def __init__(self, settings: WorkerSettings, address: AmqpAddress) -> None:
         self._address = address
         self._redis = RedisAddress.parse(settings.redis_url).connect(
-            socket_timeout=REDIS_TIMEOUT_S, socket_connect_timeout=REDIS_TIMEOUT_S, socket_keepalive=True
+            socket_timeout=REDIS_TIMEOUT_S,
+            socket_connect_timeout=REDIS_TIMEOUT_S,
+            socket_keepalive=True,
         )
         self._queues = FleetQueues(self._redis)
         self._timeout_s = settings.visibility_timeout_s
@@ -45,16 +51,20 @@ class Shovel:
         self._not_before = 0.0
 
     def run(self, stop: threading.Event) -> None:
-        """Run until ``stop`` is set. An error is logged once, and the shovel tries again until it works."""
+        """Run until ``stop`` is set.
+
+        An error is logged once, and the shovel tries again until it works."""
         while not stop.is_set():
             wait_s = IDLE_S
             try:
                 wait_s = 0.0 if self._turn() else IDLE_S
             except (*BROKER_ERRORS, *AMQP_ERRORS) as error:
                 wait_s = self._fail(error)
-            except Exception:  # a defect of the shovel: messages wait in their lists meanwhile, and nothing is lost
+            # a defect of the shovel: messages wait in their lists meanwhile, and nothing is lost
+            except Exception:
                 log.exception(
-                    "moving messages to RabbitMQ failed because of an error in Penstock; it goes on. Please report this"
+                    "moving messages to RabbitMQ failed because of an error in Penstock; it goes "
+                    "on. Please report this"
                 )
                 wait_s = self._fail(None)
             stop.wait(wait_s)
@@ -77,12 +87,14 @@ class Shovel:
         return more
 
     def _meet_new_queues(self) -> None:
-        """Queues of models come and go; one that is gone is empty, and its shovel had nothing to do."""
+        """Queues of models come and go; one that is gone is empty, and its shovel had nothing to
+        do."""
         known = {lane.queue: lane for lane in self._lanes}
         queues = self._queues.now()
         if queues != list(known):
             self._lanes = [
-                known.get(queue) or LaneShovel(self._redis, queue, self._timeout_s, owner=process_name())
+                known.get(queue)
+                or LaneShovel(self._redis, queue, self._timeout_s, owner=process_name())
                 for queue in queues
             ]
 
@@ -107,13 +119,19 @@ class Shovel:
         self._faults = 0
 
     def _fail(self, error: Exception | None) -> float:
-        """Leave the lanes to other processes, which may reach RabbitMQ; returns how long to wait."""
-        wait_s = BACKOFF_BASE_S + full_jitter(self._faults, base_s=BACKOFF_BASE_S, cap_s=BACKOFF_CAP_S)
+        """Leave the lanes to other processes, which may reach RabbitMQ; returns how long to
+        wait."""
+        wait_s = BACKOFF_BASE_S + full_jitter(
+            self._faults, base_s=BACKOFF_BASE_S, cap_s=BACKOFF_CAP_S
+        )
         if error is not None and self._faults == 0:
             log.warning(
-                "messages cannot go to RabbitMQ at %s (%s: %s); they wait in Redis, and it is tried again",
-                self._address.shown, type(error).__name__, error,
-            )  # fmt: skip
+                "messages cannot go to RabbitMQ at %s (%s: %s); they wait in Redis, and it is "
+                "tried again",
+                self._address.shown,
+                type(error).__name__,
+                error,
+            )
         self._faults += 1
         self._disconnect()
         with contextlib.suppress(*BROKER_ERRORS):
@@ -126,7 +144,9 @@ class Shovel:
             lane.disconnect()
         broker, self._broker = self._broker, None
         if broker is not None:
-            with contextlib.suppress(*AMQP_ERRORS, AttributeError):  # py-amqp, of a connection that is gone
+            with contextlib.suppress(
+                *AMQP_ERRORS, AttributeError
+            ):  # py-amqp, of a connection that is gone
                 broker.release()
 
 

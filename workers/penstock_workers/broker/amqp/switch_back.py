@@ -1,4 +1,5 @@
-"""After a switch from RabbitMQ back to Redis: messages that are still in RabbitMQ return to their lists in Redis."""
+"""After a switch from RabbitMQ back to Redis: messages that are still in RabbitMQ return to their
+lists in Redis."""
 
 from __future__ import annotations
 
@@ -15,7 +16,8 @@ log = logging.getLogger(__name__)
 
 
 class SwitchBack:
-    """Recalls messages that an earlier RabbitMQ broker still has, in a fleet whose broker is Redis."""
+    """Recalls messages that an earlier RabbitMQ broker still has, in a fleet whose broker is
+    Redis."""
 
     def __init__(self, client: redis.Redis, settings: WorkerSettings) -> None:
         self._client = client
@@ -31,4 +33,8 @@ class SwitchBack:
         for queue in self._queues.now():
             returned = RelayScripts(self._client, queue, self._each_s).recall_unclaimed()
             if returned:
-                log.warning("%d messages of %s were still in RabbitMQ; they are back in Redis", returned, queue)
+                log.warning(
+                    "%d messages of %s were still in RabbitMQ; they are back in Redis",
+                    returned,
+                    queue,
+                )

@@ -1,8 +1,10 @@
-"""kombu's pyamqp transport, with consumers whose messages are leased in Redis, as Penstock's Redis transport leases them.
+"""kombu's pyamqp transport, with consumers whose messages are leased in Redis, as Penstock's Redis
+transport leases them.
 
-With the options ``leases``, ``address`` and ``keys`` (a worker has them) each queue that is consumed with acknowledgements
-goes through an ``Intake``. RabbitMQ's own prefetch is small and fixed; the worker's is counted over its leases, so it can
-grow and shrink. Control commands, events and publishing are pyamqp's.
+With the options ``leases``, ``address`` and ``keys`` (a worker has them) each queue that is
+consumed with acknowledgements goes through an ``Intake``. RabbitMQ's own prefetch is small and
+fixed; the worker's is counted over its leases, so it can grow and shrink. Control commands, events
+and publishing are pyamqp's.
 """
 
 from __future__ import annotations
@@ -30,7 +32,9 @@ from penstock_workers.broker.messages import Message, payload_of
 
 log = logging.getLogger(__name__)
 
-TURN_S = 0.05  # a worker that was full looks for room this often, and at each turn of its hub besides
+TURN_S = (
+    0.05  # a worker that was full looks for room this often, and at each turn of its hub besides
+)
 ANSWER_TIMEOUT_S = 10.0  # a connection on which RabbitMQ does not answer for longer is closed
 ASK_EACH_S = 5.0  # an idle worker asks whether messages are ready
 FRAMES_PER_TURN = 3 * PREFETCH_MAX  # a message has three; then the hub serves its other callbacks
@@ -38,7 +42,8 @@ TAKE_TIMEOUT_S = 5.0  # of the connection that takes messages; the hub waits for
 
 
 class LeaseChannel:
-    """Stands in for the channel of a leased message, which may outlive the connection that delivered it."""
+    """Stands in for the channel of a leased message, which may outlive the connection that
+    delivered it."""
 
     no_ack_consumers = None
 
@@ -50,7 +55,9 @@ class LeaseChannel:
 
     def basic_reject(self, delivery_tag: str, requeue: bool = False) -> None:
         """Without ``requeue`` the message is set aside: nothing is dropped here."""
-        self._leases.conclude([delivery_tag], BrokerAction.GIVE_BACK if requeue else BrokerAction.SET_ASIDE)
+        self._leases.conclude(
+            [delivery_tag], BrokerAction.GIVE_BACK if requeue else BrokerAction.SET_ASIDE
+        )
 
     def decode_body(self, body: str, encoding: str | None = None) -> str | bytes:
         return base64.b64decode(body) if encoding == "base64" else body
@@ -65,27 +72,42 @@ class Channel(pyamqp.Channel):  # type: ignore[misc]  # kombu is untyped
         self._worker_leases = connection.worker_leases
         self._limit = 0  # what the worker may hold; 0 = as many as come
         self._intake: Intake | None = None
-        self._consuming: dict[str, str] = {}  # consumer tags that go through the intake, and their queues
-        self._passed_over = -1  # deliveries so far, when RabbitMQ had messages for this idle worker; -1 = it had none
+        self._consuming: dict[
+            str, str
+        ] = {}  # consumer tags that go through the intake, and their queues
+        self._passed_over = (
+            -1
+        )  # deliveries so far, when RabbitMQ had messages for this idle worker; -1 = it had none
         self._ask_at = 0.0
         self._leave_hub: list[Callable[[], object]] = []
         super().__init__(connection, *arguments, **options)
 
-    def basic_qos(self, prefetch_size: int, prefetch_count: int, a_global: bool, argsig: str = "lBb") -> Any:
-        """RabbitMQ gets a part of the prefetch limit: what the worker holds is acknowledged to RabbitMQ already."""
+    def basic_qos(
+        self, prefetch_size: int, prefetch_count: int, a_global: bool, argsig: str = "lBb"
+    ) -> Any:
+        """RabbitMQ gets a part of the prefetch limit: what the worker holds is acknowledged to
+        RabbitMQ already."""
         if self._worker_leases is None:
             return super().basic_qos(prefetch_size, prefetch_count, a_global, argsig)
         self._limit = prefetch_count
-        share = max(1, min(PREFETCH_MAX, prefetch_count // PREFETCH_SHARE)) if prefetch_count else PREFETCH_MAX
+        share = (
+            max(1, min(PREFETCH_MAX, prefetch_count // PREFETCH_SHARE))
+            if prefetch_count
+            else PREFETCH_MAX
+        )
         return super().basic_qos(0, share, False)
 
-    def basic_consume(self, queue: str, *arguments: Any, no_ack: bool = False, **options: Any) -> str:
+    def basic_consume(
+        self, queue: str, *arguments: Any, no_ack: bool = False, **options: Any
+    ) -> str:
         if no_ack or self._worker_leases is None:
             return str(super().basic_consume(queue, *arguments, no_ack=no_ack, **options))
         callback = options.pop("callback")
         intake = self._open_intake(self._worker_leases)
         arrive = partial(intake.add, queue, partial(self._deliver, callback))
-        tag = str(super().basic_consume(queue, *arguments, no_ack=False, callback=arrive, **options))
+        tag = str(
+            super().basic_consume(queue, *arguments, no_ack=False, callback=arrive, **options)
+        )
         self._consuming[tag] = queue
         return tag
 
@@ -118,7 +140,9 @@ class Channel(pyamqp.Channel):  # type: ignore[misc]  # kombu is untyped
         return self._limit - len(self._worker_leases.leases) if self._limit else PREFETCH_MAX
 
     def _on_basic_cancel(self, consumer_tag: str) -> None:
-        """RabbitMQ cancels a consumer whose queue is deleted. Celery reconnects; until then this worker asks for nothing."""
+        """RabbitMQ cancels a consumer whose queue is deleted.
+
+        Celery reconnects; until then this worker asks for nothing."""
         self._consuming.pop(consumer_tag, None)
         super()._on_basic_cancel(consumer_tag)
 
@@ -127,14 +151,20 @@ class Channel(pyamqp.Channel):  # type: ignore[misc]  # kombu is untyped
             return self._intake
         hub = self.connection.hub if self.connection is not None else None
         if hub is None:
-            raise RuntimeError("messages that are leased need Celery's event loop: start a worker, without -P")
+            raise RuntimeError(
+                "messages that are leased need Celery's event loop: start a worker, without -P"
+            )
         worker_leases.leases.open(worker_leases.connect_keeper, worker_leases.keys)
         client = worker_leases.connect(TAKE_TIMEOUT_S)
         intake = self._intake = Intake(
-            worker_leases.leases, TakeScript(client, worker_leases.keys).take, room=self.room, soon=hub.call_soon,
+            worker_leases.leases,
+            TakeScript(client, worker_leases.keys).take,
+            room=self.room,
+            soon=hub.call_soon,
             ack=lambda number: self.basic_ack(number, multiple=True),
-            reject=lambda number: self.basic_reject(number, requeue=True), disconnect=client.close,
-        )  # fmt: skip
+            reject=lambda number: self.basic_reject(number, requeue=True),
+            disconnect=client.close,
+        )
         hub.on_tick.add(self._turn)
         self._leave_hub += [
             partial(hub.on_tick.discard, self._turn),
@@ -151,27 +181,37 @@ class Channel(pyamqp.Channel):  # type: ignore[misc]  # kombu is untyped
             self._ask(self._intake)
 
     def _ask(self, intake: Intake) -> None:
-        """Reconnect where the consumer gets nothing though messages are ready, as after its queue was declared anew."""
+        """Reconnect where the consumer gets nothing though messages are ready, as after its queue
+        was declared anew."""
         delivered = intake.delivered
         if len(intake) or self.room() <= 0 or not any(map(self._ready, self._consuming.values())):
             self._passed_over = -1
         elif delivered != self._passed_over or intake.delivered != delivered:
             self._passed_over = intake.delivered
         else:
-            raise RecoverableConnectionError("RabbitMQ has messages for this worker, and does not deliver them")
+            raise RecoverableConnectionError(
+                "RabbitMQ has messages for this worker, and does not deliver them"
+            )
 
     def _ready(self, queue: str) -> int:
         found: Any = self.queue_declare(queue, passive=True)
         return int(found.message_count)
 
     def _deliver(self, callback: Callable[[Any], object], arrived: Arrived) -> None:
-        """To the consumer of its queue. A message that makes the consumer fail must not take the worker with it."""
+        """To the consumer of its queue.
+
+        A message that makes the consumer fail must not take the worker with it."""
         try:
             callback(arrived)
         except (*BROKER_ERRORS, *pyamqp.Transport.connection_errors):
             raise
         except Exception:
-            log.exception("message %s of queue %s cannot be taken; kept in %s", arrived.tag, arrived.queue, PARKED_KEY)
+            log.exception(
+                "message %s of queue %s cannot be taken; kept in %s",
+                arrived.tag,
+                arrived.queue,
+                PARKED_KEY,
+            )
             assert self._worker_leases is not None, "only an intake delivers"
             self._worker_leases.leases.conclude([arrived.tag], BrokerAction.SET_ASIDE)
 
@@ -214,7 +254,9 @@ class Connection(pyamqp.Connection):  # type: ignore[misc]  # kombu is untyped
     ) -> None:
         self.hub: Any = None  # Celery's event loop; Transport writes it
         self.worker_leases = (
-            None if leases is None or address is None or keys is None else WorkerLeases(leases, address, keys)
+            None
+            if leases is None or address is None or keys is None
+            else WorkerLeases(leases, address, keys)
         )
         super().__init__(*arguments, **options)
 
@@ -230,7 +272,9 @@ class Transport(pyamqp.Transport):  # type: ignore[misc]  # kombu is untyped
         return connection
 
     def on_readable(self, connection: Any, loop: Any) -> None:
-        """kombu reads one message per turn of the hub. Here a turn reads what has come, and deliveries are taken together."""
+        """kombu reads one message per turn of the hub.
+
+        Here a turn reads what has come, and deliveries are taken together."""
         if not connection.connected:
             raise RecoverableConnectionError("RabbitMQ closed the connection")
         try:
@@ -253,7 +297,8 @@ class TlsTransport(Transport):
     default_port = pyamqp.DEFAULT_SSL_PORT
 
     def establish_connection(self) -> Any:
-        """Check the certificate against the node that is tried: kombu keeps the first node's host name."""
+        """Check the certificate against the node that is tried: kombu keeps the first node's host
+        name."""
         if self.client.ssl.get("server_hostname") is not None:
             self.client.ssl = {**self.client.ssl, "server_hostname": self.client.hostname}
         return super().establish_connection()

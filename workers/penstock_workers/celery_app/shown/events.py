@@ -1,7 +1,8 @@
 """Task events in groups, so that an open Flower costs the worker little.
 
-Celery sends what has gathered at the end of each turn of the hub: nearly one PUBLISH per item, which halves a worker's
-throughput. Half a second of delay in a dashboard does not matter. ``sampling.py`` chooses the items that send events.
+Celery sends what has gathered at the end of each turn of the hub: nearly one PUBLISH per item,
+which halves a worker's throughput. Half a second of delay in a dashboard does not matter.
+``sampling.py`` chooses the items that send events.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ FLEET_LOOK_EACH_S = 10.0
 
 
 def gather_events(consumer: Any, sample: EventSample, decided: DecidedTimes | None = None) -> None:
-    """To be called once per broker connection: each has a dispatcher of its own, and ends its timers.
+    """To be called once per broker connection: each has a dispatcher of its own, and ends its
+    timers.
 
     ``decided``: times of schedules, which are shown as well.
     """
@@ -49,6 +51,8 @@ def count_workers(dispatcher: Any, sample: EventSample) -> None:
     """Count the workers that send events; while Redis does not answer, the last count stays."""
     if not dispatcher.groups or "task" in dispatcher.groups:
         try:
-            sample.share_fleet(int(dispatcher.connection.default_channel.client.zcard(keys.WORKERS)))
+            sample.share_fleet(
+                int(dispatcher.connection.default_channel.client.zcard(keys.WORKERS))
+            )
         except (RedisError, AttributeError):  # another broker has no such client
             return

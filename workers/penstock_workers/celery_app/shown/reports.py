@@ -1,4 +1,5 @@
-"""What Celery's request gets for an outcome, in the form of its own pools: (failed, report or None, runtime in s).
+"""What Celery's request gets for an outcome, in the form of its own pools: (failed, report or None,
+runtime in s).
 
 A report has the shape of an ExceptionInfo, without a traceback to format.
 """
@@ -36,10 +37,18 @@ def celery_result(outcome: Outcome) -> tuple[int, ErrorReport | None, float]:
         case Done(result):
             return 0, None, result.latency_ms / 1000
         case Dead(letter):
-            return 1, ErrorReport(ItemFailed(_cut(f"{letter.reason}: {letter.last_error}")), ""), 0.0
+            return (
+                1,
+                ErrorReport(ItemFailed(_cut(f"{letter.reason}: {letter.last_error}")), ""),
+                0.0,
+            )
         case Retry(after_s, error):
             words = _cut(error)
-            return 1, ErrorReport(CeleryRetry(words, exc=ItemWillRetry(words), when=after_s), ""), 0.0
+            return (
+                1,
+                ErrorReport(CeleryRetry(words, exc=ItemWillRetry(words), when=after_s), ""),
+                0.0,
+            )
         case _:  # nothing was run: it was finished before, or is parked
             return 0, None, 0.0
 

@@ -1,4 +1,5 @@
-"""Celery's requests as events and `inspect` show them: ids and reasons, never a document, a prompt or a job's spec."""
+"""Celery's requests as events and `inspect` show them: ids and reasons, never a document, a prompt
+or a job's spec."""
 
 from __future__ import annotations
 
@@ -14,14 +15,18 @@ from penstock_ledger.redaction import redact
 from penstock_producer.feed.wire import CALLS_HEADER
 from penstock_workers.celery_app.shown.sampling import EventSample
 
-ROUTINE = frozenset({"task-started", "task-succeeded"})  # sent for sampled items only; other events are always sent
+ROUTINE = frozenset(
+    {"task-started", "task-succeeded"}
+)  # sent for sampled items only; other events are always sent
 WORDS = ("exception", "traceback", "reason")  # fields of an event that hold text from outside
-TASK_ID_MAX_CHARS = 255  # of a door's task: it becomes a part of keys, log lines and, without a job_key, the job's key
+# of a door's task: it becomes a part of keys, log lines and, without a job_key, the job's key
+TASK_ID_MAX_CHARS = 255
 ID_MAX_CHARS = 64  # of a document's or a job's id, beside the task id
 
 
 class QuietRequest(Request):  # type: ignore[misc]  # Celery is untyped
-    """Shows nothing of its arguments but the names in ``SHOWN``: Celery's own clients put a kilobyte of them into headers."""
+    """Shows nothing of its arguments but the names in ``SHOWN``: Celery's own clients put a
+    kilobyte of them into headers."""
 
     SHOWN: tuple[str, ...] = ("job_key",)
 
@@ -51,24 +56,40 @@ class QuietRequest(Request):  # type: ignore[misc]  # Celery is untyped
 class DoorRequest(QuietRequest):
     """A task of a remote door. Of the sender's headers only those in ``HEADERS`` are passed on.
 
-    Celery lets a message name tasks to send when it has ended (links, chains, chords), to any queue: the worker would
-    write them with its own rights to Redis, which its sender does not have. Its time limit is the operator's, and a task
-    for later would stay in memory until then. Celery's own log lines read two headers in which clients put a kilobyte of
-    arguments.
+    Celery lets a message name tasks to send when it has ended (links, chains, chords), to any
+    queue: the worker would write them with its own rights to Redis, which its sender does not have.
+    Its time limit is the operator's, and a task for later would stay in memory until then. Celery's
+    own log lines read two headers in which clients put a kilobyte of arguments.
     """
 
     SHOWN = ("job_key", "job")
-    HEADERS: tuple[str, ...] = ("id", "task", "root_id", "parent_id", "retries", "expires", "ignore_result")
+    HEADERS: tuple[str, ...] = (
+        "id",
+        "task",
+        "root_id",
+        "parent_id",
+        "retries",
+        "expires",
+        "ignore_result",
+    )
 
     def __init__(
-        self, message: Any, *, body: Any = None, headers: Any = None, decoded: bool = False, **more: Any
+        self,
+        message: Any,
+        *,
+        body: Any = None,
+        headers: Any = None,
+        decoded: bool = False,
+        **more: Any,
     ) -> None:
         """Raises InvalidTaskError for a message that is of another shape, or for later."""
         given = message.headers if headers is None else headers
         payload = body if decoded else message.payload
         kept = {name: given.get(name) for name in self.HEADERS}
         _check(kept, payload, later=given.get("eta") is not None)
-        super().__init__(message, body=(payload[0], payload[1], {}), headers=kept, decoded=True, **more)
+        super().__init__(
+            message, body=(payload[0], payload[1], {}), headers=kept, decoded=True, **more
+        )
         self._argsrepr, self._kwargsrepr = self.argsrepr, self.kwargsrepr
         self._request_dict |= {"argsrepr": self._argsrepr, "kwargsrepr": self._kwargsrepr}
 
@@ -78,7 +99,9 @@ def _check(headers: Mapping[str, Any], payload: Any, *, later: bool) -> None:
     if not isinstance(task_id, str) or not 0 < len(task_id) <= TASK_ID_MAX_CHARS:
         raise InvalidTaskError(f"a task's id is text of 1 to {TASK_ID_MAX_CHARS} characters")
     if later:
-        raise InvalidTaskError("tasks of doors are done at once: send them without eta and countdown")
+        raise InvalidTaskError(
+            "tasks of doors are done at once: send them without eta and countdown"
+        )
     if not isinstance(payload, list | tuple) or len(payload) < 2:
         raise InvalidTaskError("a task's body is [args, kwargs, …]")
     if not isinstance(payload[0], list | tuple) or not isinstance(payload[1], dict):
@@ -86,7 +109,9 @@ def _check(headers: Mapping[str, Any], payload: Any, *, later: bool) -> None:
 
 
 class ItemRequest(QuietRequest):
-    """Sends all events of an item, or only those of failures. ``ItemTask.send_events`` is off, so Celery adds none."""
+    """Sends all events of an item, or only those of failures.
+
+    ``ItemTask.send_events`` is off, so Celery adds none."""
 
     SHOWN = ("job", "gen", "doc")
 
@@ -94,7 +119,9 @@ class ItemRequest(QuietRequest):
     _announced = False  # task-received is sent
 
     def receive(self, sample: EventSample) -> None:
-        """Decide whether the item's events are sent. A retried item's always are, or Flower shows its retry for ever."""
+        """Decide whether the item's events are sent.
+
+        A retried item's always are, or Flower shows its retry for ever."""
         self._received_at = time()
         eventer = self._listened()
         if eventer is not None and (sample.takes(self.id) or self._came_before()):
@@ -115,7 +142,11 @@ class ItemRequest(QuietRequest):
     def _listened(self) -> Any:
         """The event dispatcher, where task events are switched on."""
         eventer: Any = self._eventer
-        if eventer is None or not eventer.enabled or (eventer.groups and "task" not in eventer.groups):
+        if (
+            eventer is None
+            or not eventer.enabled
+            or (eventer.groups and "task" not in eventer.groups)
+        ):
             return None
         return eventer
 
@@ -127,14 +158,21 @@ class ItemRequest(QuietRequest):
         self._announced = True
         headers = self._request_dict
         eventer.send(
-            "task-received", uuid=self.id, name=_short(self.name), args=self.argsrepr, kwargs=self.kwargsrepr,
-            root_id=_short(headers.get("root_id")), parent_id=None, retries=_short(headers.get("retries")) or 0,
+            "task-received",
+            uuid=self.id,
+            name=_short(self.name),
+            args=self.argsrepr,
+            kwargs=self.kwargsrepr,
+            root_id=_short(headers.get("root_id")),
+            parent_id=None,
+            retries=_short(headers.get("retries")) or 0,
             timestamp=self._received_at or time(),
-        )  # fmt: skip
+        )
 
 
 def _redacted(fields: dict[str, Any]) -> dict[str, Any]:
-    """The reason of a failure comes from outside: remove secrets and terminal control characters."""
+    """The reason of a failure comes from outside: remove secrets and terminal control
+    characters."""
     words = {name: several_lines(redact(str(fields[name]))) for name in WORDS if fields.get(name)}
     return {**fields, **words}
 

@@ -1,4 +1,5 @@
-"""Which items send task events, where the fleet is too fast for Flower to receive all: chosen by a hash of the task id."""
+"""Which items send task events, where the fleet is too fast for Flower to receive all: chosen by a
+hash of the task id."""
 
 from __future__ import annotations
 
@@ -7,7 +8,9 @@ from time import monotonic
 from zlib import crc32
 
 EVENTS_PER_ITEM = 3  # received, started, succeeded
-WORKER_EVENTS_PER_S = 600.0  # 200 items a second in one process: above what providers answer, below what costs
+WORKER_EVENTS_PER_S = (
+    600.0  # 200 items a second in one process: above what providers answer, below what costs
+)
 FLEET_EVENTS_PER_S = 1_800.0  # shared by the live workers: half a core of Flower on a slow machine
 BURST_S = 5.0  # of events that may be sent at once: claims come in groups
 PACE_HALF_LIFE_S = 1.0
@@ -20,9 +23,12 @@ def hash_of(task_id: str) -> int:
 
 
 class EventSample:
-    """Decides once per item, when it is received. ``fixed`` is the setting `event_sample`. Used by the hub thread.
+    """Decides once per item, when it is received.
 
-    ``share`` follows the pace, so that the events chosen spread over time; the budget holds when the pace jumps.
+    ``fixed`` is the setting `event_sample`. Used by the hub thread.
+
+    ``share`` follows the pace, so that the events chosen spread over time; the budget holds when
+    the pace jumps.
     """
 
     def __init__(self, fixed: float | None, *, clock: Callable[[], float] = monotonic) -> None:
@@ -65,5 +71,8 @@ class EventSample:
             self.share = min(1.0, self.items_per_s / self._pace) if self._pace > 0.0 else 1.0
 
     def share_fleet(self, workers: int) -> None:
-        """Share the fleet's event budget among this many workers, so that one Flower can take all events."""
-        self.items_per_s = min(WORKER_EVENTS_PER_S, FLEET_EVENTS_PER_S / max(1, workers)) / EVENTS_PER_ITEM
+        """Share the fleet's event budget among this many workers, so that one Flower can take all
+        events."""
+        self.items_per_s = (
+            min(WORKER_EVENTS_PER_S, FLEET_EVENTS_PER_S / max(1, workers)) / EVENTS_PER_ITEM
+        )

@@ -1,8 +1,9 @@
 """A Celery request for ordinary items, without the parts of Celery's own that no item uses.
 
-Celery's own request reads dates, time limits, stamps and results from each message, and its strategy asks per message what
-is the same for all of them. tests/contract/test_celery_short_requests.py holds both kinds of request side by side, so that
-a change in a new Celery is noticed.
+Celery's own request reads dates, time limits, stamps and results from each message, and its
+strategy asks per message what is the same for all of them.
+tests/contract/test_celery_short_requests.py holds both kinds of request side by side, so that a
+change in a new Celery is noticed.
 """
 
 from __future__ import annotations
@@ -24,10 +25,12 @@ _strategy_log = get_logger("celery.worker.strategy")
 
 
 class ShortRequest(ItemRequest):
-    """``of_consumer`` makes the class whose instances are requests: what all of them share are its attributes."""
+    """``of_consumer`` makes the class whose instances are requests: what all of them share are its
+    attributes."""
 
     def __init__(self, message: Any, on_ack: Any) -> None:
-        """Celery's own reads some thirty fields; here those that are seldom asked for are read when they are."""
+        """Celery's own reads some thirty fields; here those that are seldom asked for are read when
+        they are."""
         self._message, self._on_ack, self.id = message, on_ack, message.headers["id"]
         self._args, self._kwargs, _ = message.payload
 
@@ -35,18 +38,25 @@ class ShortRequest(ItemRequest):
     def _request_dict(self) -> dict[str, Any]:
         message = self._message
         return {
-            **message.headers, "properties": message.properties, "delivery_info": self._delivery_info,
-            "reply_to": message.properties.get("reply_to"), "hostname": self._hostname,
-            "correlation_id": message.properties.get("correlation_id"), "args": self._args, "kwargs": self._kwargs,
-        }  # fmt: skip
+            **message.headers,
+            "properties": message.properties,
+            "delivery_info": self._delivery_info,
+            "reply_to": message.properties.get("reply_to"),
+            "hostname": self._hostname,
+            "correlation_id": message.properties.get("correlation_id"),
+            "args": self._args,
+            "kwargs": self._kwargs,
+        }
 
     @cached_property
     def _delivery_info(self) -> dict[str, Any]:
         info, properties = self._message.delivery_info, self._message.properties
         return {
-            "exchange": info.get("exchange"), "routing_key": info.get("routing_key"),
-            "priority": properties.get("priority"), "redelivered": info.get("redelivered", False),
-        }  # fmt: skip
+            "exchange": info.get("exchange"),
+            "routing_key": info.get("routing_key"),
+            "priority": properties.get("priority"),
+            "redelivered": info.get("redelivered", False),
+        }
 
     _on_reject = cached_property(lambda self: self._message.reject_log_error)
     _body = cached_property(lambda self: self._message.body)
@@ -60,18 +70,28 @@ class ShortRequest(ItemRequest):
 
     @staticmethod
     def of_consumer(task: Any, app: Any, consumer: Any) -> type[ShortRequest]:
-        """For one connection of the consumer: its event dispatcher is another one after each reconnect."""
+        """For one connection of the consumer: its event dispatcher is another one after each
+        reconnect."""
         common = {
-            "_app": app, "_task": task, "_type": task.name, "name": task.name, "_hostname": consumer.hostname,
-            "_eventer": consumer.event_dispatcher, "_connection_errors": consumer.connection_errors or (),
-            "_utc": app.uses_utc_timezone(), "_decoded": False, "_eta": None, "_expires": None,
+            "_app": app,
+            "_task": task,
+            "_type": task.name,
+            "name": task.name,
+            "_hostname": consumer.hostname,
+            "_eventer": consumer.event_dispatcher,
+            "_connection_errors": consumer.connection_errors or (),
+            "_utc": app.uses_utc_timezone(),
+            "_decoded": False,
+            "_eta": None,
+            "_expires": None,
             "_ignore_result": task.ignore_result,
-        }  # fmt: skip
+        }
         return type("ShortItemRequest", (ShortRequest,), common)
 
     @staticmethod
     def suits(message: Any) -> bool:
-        """False for what Celery's own strategy must see: dates, limits, stamps, a listener to its signal, its log."""
+        """False for what Celery's own strategy must see: dates, limits, stamps, a listener to its
+        signal, its log."""
         headers = message.headers
         return (
             headers.keys().isdisjoint(UNUSUAL)
@@ -103,7 +123,8 @@ class ShortRequest(ItemRequest):
             self.terminate(*self._terminate_on_ack)
 
     def on_success(self, failed__retval__runtime: tuple[int, Any, float], **options: Any) -> None:
-        """It has ended: as Celery's, without Celery's list of finished tasks: the ledger has them."""
+        """It has ended: as Celery's, without Celery's list of finished tasks: the ledger has
+        them."""
         failed, retval, runtime = failed__retval__runtime
         if failed:
             super().on_success(failed__retval__runtime, **options)

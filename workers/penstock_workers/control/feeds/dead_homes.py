@@ -1,7 +1,9 @@
-"""What workers of a model held when the last of them died: no worker of that model is left to return it.
+"""What workers of a model held when the last of them died: no worker of that model is left to
+return it.
 
-Where a model has workers they sweep their own leases. Without any, items that another worker could answer by another name, or
-that a new model should answer, would stay held for ever; so the control loop returns them to their queues.
+Where a model has workers they sweep their own leases. Without any, items that another worker could
+answer by another name, or that a new model should answer, would stay held for ever; so the control
+loop returns them to their queues.
 """
 
 from __future__ import annotations
@@ -43,7 +45,8 @@ class DeadHomes:
             self._hot.queues.forget_idle(queue_name(lane))
 
     def _sweep(self, lane: str) -> None:
-        """Homes of workers that were heard of in the last minute are left to them: their timeout may be a longer one.
+        """Homes of workers that were heard of in the last minute are left to them: their timeout
+        may be a longer one.
 
         One whose model loads sweeps nothing yet.
         """
@@ -56,6 +59,12 @@ class DeadHomes:
             if queue in alive:
                 continue
             where = queue_keys(queue, visibility_timeout_s=self._timeout_s)
-            returned = LeaseScripts(self._client, where).restore(self._timeout_s / SWEEPS_PER_TIMEOUT)
+            returned = LeaseScripts(self._client, where).restore(
+                self._timeout_s / SWEEPS_PER_TIMEOUT
+            )
             if returned > 0:
-                log.warning("%d messages were held by workers of %s, which are gone; they are back", returned, queue)
+                log.warning(
+                    "%d messages were held by workers of %s, which are gone; they are back",
+                    returned,
+                    queue,
+                )

@@ -1,8 +1,10 @@
-"""How control processes share the shards of a source, and its shards the room that the job has in the queue.
+"""How control processes share the shards of a source, and its shards the room that the job has in
+the queue.
 
-Each process knows how many of them turn, and sees in SQL who leads what. So each takes shards one by one until it has its
-part, and lets go of one where it has more: a process that joins gets its part, and the shards of one that died are taken by
-the others when their leases end. No process asks another.
+Each process knows how many of them turn, and sees in SQL who leads what. So each takes shards one
+by one until it has its part, and lets go of one where it has more: a process that joins gets its
+part, and the shards of one that died are taken by the others when their leases end. No process asks
+another.
 """
 
 from __future__ import annotations
@@ -24,7 +26,9 @@ WORTH_A_STEP: Final = 500
 
 
 class Processes:
-    """How many control processes turn. Belongs to the control thread. ``number`` raises redis.RedisError."""
+    """How many control processes turn.
+
+    Belongs to the control thread. ``number`` raises redis.RedisError."""
 
     def __init__(self, hot: RedisLedger, owner: str) -> None:
         self._hot = hot
@@ -48,7 +52,8 @@ class Processes:
 
 
 def taken_on(shards: Sequence[LiveFeed], owner: str, processes: int) -> list[LiveFeed]:
-    """The next shard to lead; one in each round, so that processes that see the same free shards each get some of them."""
+    """The next shard to lead; one in each round, so that processes that see the same free shards
+    each get some of them."""
     if _led(shards, owner) >= _part(shards, processes):
         return []
     return [shard for shard in shards if shard.free][:1]
@@ -62,10 +67,12 @@ def given_up(shards: Sequence[LiveFeed], owner: str, processes: int) -> list[Liv
 
 
 def room_of(place: int, shards: int, room: int) -> int:
-    """What the shard at ``place`` (from 0) of those that have a leader may add, of what all of them may add together.
+    """What the shard at ``place`` (from 0) of those that have a leader may add, of what all of them
+    may add together.
 
-    They feed at the same time, in processes that see the same room; so their parts add up to it and to no more. Where the
-    room is for a few steps only, feeding is not what the job waits for, and the first shards alone are read.
+    They feed at the same time, in processes that see the same room; so their parts add up to it and
+    to no more. Where the room is for a few steps only, feeding is not what the job waits for, and
+    the first shards alone are read.
     """
     steps = max(1, min(shards, room // WORTH_A_STEP))
     whole, rest = divmod(room, steps)

@@ -1,4 +1,5 @@
-"""How much may be in the queue: a share per job, and never so much that Redis runs out of memory."""
+"""How much may be in the queue: a share per job, and never so much that Redis runs out of
+memory."""
 
 from __future__ import annotations
 
@@ -22,29 +23,46 @@ from penstock_workers.item.run.reading.jobs import flow_of
 
 log = logging.getLogger(__name__)
 
-WINDOW_S = 20.0  # of work at the fleet's pace: outlasts a leader that died, and a new job waits no longer behind it
-SHARED_WINDOW_S = 5.0  # where jobs share: a queue is first in, first out, so they take turns of at most so long
-WINDOW_PER_SLOT = 3  # at least: more than workers hold, so that slow answers, or none yet, leave no slot empty
+# of work at the fleet's pace: outlasts a leader that died, and a new job waits no longer behind it
+WINDOW_S = 20.0
+SHARED_WINDOW_S = (
+    5.0  # where jobs share: a queue is first in, first out, so they take turns of at most so long
+)
+WINDOW_PER_SLOT = (
+    3  # at least: more than workers hold, so that slow answers, or none yet, leave no slot empty
+)
 WINDOW_MIN = 100  # keeps a small or a starting fleet busy until its pace is known
 WINDOW_PER_SLOT_MAX = 20  # at most: seconds of work for the quickest answers, not hours
 WINDOW_SMALL_FLEET_MAX = 2_000  # in place of that for a fleet of few slots
 WINDOW_MAX = 50_000  # about 50 MB of messages; more would only slow down cancel and fairness
-STEP = 2.0  # times what was finished since the last tick, fed at once while others feed too: the documents of all mix
+# times what was finished since the last tick, fed at once while others feed too: the documents of
+# all mix
+STEP = 2.0
 STEP_MIN = 20  # documents worth a step
-# A job in prefix order is fed half a window at a time: sorted a few documents at a time they would be in no order at all.
-# The other half is more than the slots hold, so that none is empty meanwhile.
+# A job in prefix order is fed half a window at a time: sorted a few documents at a time they would
+# be in no order at all. The other half is more than the slots hold, so that none is empty
+# meanwhile.
 ORDERED_STEP = 0.5
-URGENT_SHARE = 0.75  # of the slots: the others always hold work that is not urgent, so none of it starves
+URGENT_SHARE = (
+    0.75  # of the slots: the others always hold work that is not urgent, so none of it starves
+)
 LOOK_EVERY_S = 2.0  # fleet size and memory change slowly
 SLOTS_DIGITS = 7  # fewer than ten million slots in one worker
-ACTIVE_S = 2.0  # a job with nothing outstanding for so long leaves its share to the others: an open job may be idle
+# a job with nothing outstanding for so long leaves its share to the others: an open job may be idle
+ACTIVE_S = 2.0
 
 
 class FeedWindows:
-    """Computes how many more documents of a job may be published now. Each queue has slots of its own, a lane's or a model's."""
+    """Computes how many more documents of a job may be published now.
+
+    Each queue has slots of its own, a lane's or a model's."""
 
     def __init__(
-        self, hot: RedisLedger, fixed_window: int | None, specs: Specs, clock: Callable[[], float] = time.monotonic
+        self,
+        hot: RedisLedger,
+        fixed_window: int | None,
+        specs: Specs,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._hot = hot
         self._specs = specs
@@ -55,20 +73,34 @@ class FeedWindows:
         self._full = False
         self._look_at = 0.0
         self._now, self._tick_s = clock(), 0.0  # the latest tick, and how long after the one before
-        self._active: dict[str, float] = {}  # running job -> when it last had something outstanding, or was new
+        self._active: dict[
+            str, float
+        ] = {}  # running job -> when it last had something outstanding, or was new
         self._known: dict[str, tuple[str, Flow]] = {}  # queue and flow of each live job
-        self._lanes: dict[str, str] = {}  # of these, as they were then: the queue changes with the lane alone
+        self._lanes: dict[
+            str, str
+        ] = {}  # of these, as they were then: the queue changes with the lane alone
         self._outstanding: Mapping[str, Sequence[int]] = {}  # by job and generation
         self._shares: dict[str, dict[str, Share]] = {}  # of this round, by queue and job
-        self._rivals: defaultdict[str, dict[str, Flow]] = defaultdict(dict)  # queue -> flows of its active jobs, by job
-        self._turns: defaultdict[str, Turns] = defaultdict(Turns)  # by queue, for jobs of small shares
+        self._rivals: defaultdict[str, dict[str, Flow]] = defaultdict(
+            dict
+        )  # queue -> flows of its active jobs, by job
+        self._turns: defaultdict[str, Turns] = defaultdict(
+            Turns
+        )  # by queue, for jobs of small shares
 
     def update(
-        self, live: Collection[Job], outstanding: Mapping[str, Sequence[int]], led: Collection[str] | None = None
+        self,
+        live: Collection[Job],
+        outstanding: Mapping[str, Sequence[int]],
+        led: Collection[str] | None = None,
     ) -> None:
-        """Note which jobs share the queues now, in every round before ``for_feed``. ``outstanding``: documents by generation.
+        """Note which jobs share the queues now, in every round before ``for_feed``.
 
-        ``led``: the jobs that this process feeds, by default all. Other processes feed theirs into parts of their own.
+        ``outstanding``: documents by generation.
+
+        ``led``: the jobs that this process feeds, by default all. Other processes feed theirs into
+        parts of their own.
         """
         now = self._clock()
         self._now, self._tick_s = now, now - self._now
@@ -98,7 +130,8 @@ class FeedWindows:
             self._begin_turns(queue, led)
 
     def _note_active(self, running: Collection[Job], now: float) -> None:
-        """Those with documents in the queue or with a worker, and, for a while, those that are new here."""
+        """Those with documents in the queue or with a worker, and, for a while, those that are new
+        here."""
         self._active = {job.job_id: self._active.get(job.job_id, now) for job in running}
         for job in running:
             if any(self._outstanding[job.job_id]):
@@ -118,7 +151,12 @@ class FeedWindows:
         window = self._window(queue, SHARED_WINDOW_S if len(rivals) > 1 else WINDOW_S)
         share = self._shares_of(queue, rivals, window)[job.job_id]
         room = max(0, share.documents - self._outstanding[job.job_id][generation - 1])
-        if len(rivals) == 1 and ordered and not share.urgent and room < ORDERED_STEP * share.documents:
+        if (
+            len(rivals) == 1
+            and ordered
+            and not share.urgent
+            and room < ORDERED_STEP * share.documents
+        ):
             return Share(0, False)
         if len(rivals) > 1 and not share.urgent:
             room = min(room, max(STEP_MIN, self._step(queue) * share.documents // window))
@@ -133,7 +171,8 @@ class FeedWindows:
         self._turns[self._known[job.job_id][0]].note(job.job_id, documents)
 
     def _takes_turns(self, queue: str, flow: Flow) -> bool:
-        """A job that shares a queue with many, or that has had nothing to feed for a while and comes back to many."""
+        """A job that shares a queue with many, or that has had nothing to feed for a while and
+        comes back to many."""
         turns = self._turns[queue]
         comes_back = flow.job not in self._rivals[queue] and flow.priority != Priority.URGENT
         return turns.applies_to(flow.job) or (bool(turns) and comes_back)
@@ -145,17 +184,24 @@ class FeedWindows:
         return room
 
     def _begin_turns(self, queue: str, led: Collection[str] | None) -> None:
-        """Jobs whose share of the window is less than a step of many take turns; the others keep to their shares."""
+        """Jobs whose share of the window is less than a step of many take turns; the others keep to
+        their shares."""
         rivals, small = self._rivals[queue], dict[str, float]()
         if len(rivals) > TURNS:
             of_window = parts_of_window(list(rivals.values()), self._front(queue))
             here = of_window.keys() if led is None else of_window.keys() & set(led)
             small = {job: of_window[job] for job in here if of_window[job] < 1 / TURNS}
-        outstanding = {job: sum(generations) for job, generations in self._outstanding.items()} if small else {}
+        outstanding = (
+            {job: sum(generations) for job, generations in self._outstanding.items()}
+            if small
+            else {}
+        )
         window, per_s = self._window(queue, SHARED_WINDOW_S), self._pace[queue].per_s
         self._turns[queue].begin(small, outstanding, window, per_s, self._now)
 
-    def _shares_of(self, queue: str, rivals: Mapping[str, Flow], window: int) -> Mapping[str, Share]:
+    def _shares_of(
+        self, queue: str, rivals: Mapping[str, Flow], window: int
+    ) -> Mapping[str, Share]:
         """Computed once per round and queue for its active jobs; anew for a job that joins them."""
         known = self._shares.get(queue, {})
         if known.keys() != rivals.keys():
@@ -169,7 +215,9 @@ class FeedWindows:
     def _queues_of(self, lane: str) -> set[str]:
         """Those that jobs of the lane share now; its own where there is no job."""
         own = queue_name(lane)
-        return {queue for queue in self._rivals if keys.lane_queue(queue) == own and self._rivals[queue]} or {own}
+        return {
+            queue for queue in self._rivals if keys.lane_queue(queue) == own and self._rivals[queue]
+        } or {own}
 
     def _window_now(self, queue: str) -> int:
         return self._window(queue, SHARED_WINDOW_S if self._is_shared(queue) else WINDOW_S)
@@ -182,7 +230,8 @@ class FeedWindows:
         return max(1, int(URGENT_SHARE * self._slots[queue]))
 
     def _step(self, queue: str) -> int:
-        """Documents that all jobs together may add now: one per slot, or more than was finished meanwhile."""
+        """Documents that all jobs together may add now: one per slot, or more than was finished
+        meanwhile."""
         return max(self._slots[queue], int(STEP * self._tick_s * self._pace[queue].per_s))
 
     def _window(self, queue: str, seconds: float) -> int:
@@ -198,9 +247,12 @@ class FeedWindows:
         full = memory.is_tight
         if full and not self._full:
             log.warning(
-                "feeding pauses: Redis uses %d of %d bytes, above %.0f %%; it goes on by itself when memory is free",
-                memory.used, memory.maxmemory, FED_UP_TO * 100,
-            )  # fmt: skip
+                "feeding pauses: Redis uses %d of %d bytes, above %.0f %%; it goes on by itself "
+                "when memory is free",
+                memory.used,
+                memory.maxmemory,
+                FED_UP_TO * 100,
+            )
         self._full = full
 
     def _look_at_workers(self) -> None:
@@ -212,7 +264,9 @@ class FeedWindows:
 
     def _look_at_pace(self, now: float) -> None:
         finished: dict[str, dict[str, int]] = defaultdict(dict)
-        for (job_id, (queue, _)), number in zip(self._known.items(), self._hot.finished_of(self._known), strict=True):
+        for (job_id, (queue, _)), number in zip(
+            self._known.items(), self._hot.finished_of(self._known), strict=True
+        ):
             finished[queue][job_id] = number
         for queue, by_job in finished.items():
             self._pace[queue].note(by_job, now)

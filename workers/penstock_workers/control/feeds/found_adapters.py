@@ -1,7 +1,9 @@
-"""What waits for adapters that workers have found in a folder, counted for an autoscaler that does not know their names.
+"""What waits for adapters that workers have found in a folder, counted for an autoscaler that does
+not know their names.
 
-An autoscaler counts queues that its configuration names. The queues of these adapters are named by workers, while they run and
-after that: so a pool that has gone to zero wakes for an adapter that it has served before.
+An autoscaler counts queues that its configuration names. The queues of these adapters are named by
+workers, while they run and after that: so a pool that has gone to zero wakes for an adapter that it
+has served before.
 """
 
 from __future__ import annotations
@@ -22,7 +24,9 @@ class FoundAdapters:
 
     def __init__(self, hot: RedisLedger) -> None:
         self._hot = hot
-        self._shown: set[str] = set()  # queues of models for which something was shown; bounded by the book of queues
+        self._shown: set[str] = (
+            set()
+        )  # queues of models for which something was shown; bounded by the book of queues
         self._next_at = 0.0
 
     def look(self) -> None:
@@ -35,7 +39,10 @@ class FoundAdapters:
 
     def _count(self, lane: str) -> None:
         found = self._hot.queues.found(lane)
-        homes = {*found.values(), *(home for home in self._shown if self._hot.queues.is_of(lane, home))}
+        homes = {
+            *found.values(),
+            *(home for home in self._shown if self._hot.queues.is_of(lane, home)),
+        }
         if not homes:
             return
         waiting = Counter(dict.fromkeys(homes, 0))

@@ -1,10 +1,12 @@
-"""Which feeds this process leads: each feed has one leader at a time, by a lease in SQL with a fence.
+"""Which feeds this process leads: each feed has one leader at a time, by a lease in SQL with a
+fence.
 
-Each round reads all leases together with the jobs, so a leader needs no statement of its own: one write takes the free
-leases, and one write renews all leases of a process when a third of their time is gone. The cursor is protected by the
-fence, which is compared at each write.
+Each round reads all leases together with the jobs, so a leader needs no statement of its own: one
+write takes the free leases, and one write renews all leases of a process when a third of their time
+is gone. The cursor is protected by the fence, which is compared at each write.
 
-A source that is split has a leader for each of its shards as well, and the processes share them evenly (`even.py`).
+A source that is split has a leader for each of its shards as well, and the processes share them
+evenly (`even.py`).
 """
 
 from __future__ import annotations
@@ -19,9 +21,12 @@ from penstock_workers.control.feeds.even import given_up, taken_on
 from penstock_workers.control.feeds.reconcile import Reconciler
 
 FEED_LEASE_S = 15.0  # a dead leader is replaced after this
-RENEW_BELOW_S = FEED_LEASE_S * 2 / 3  # of what is left: two renewals may fail before a leader loses its feeds
+RENEW_BELOW_S = (
+    FEED_LEASE_S * 2 / 3
+)  # of what is left: two renewals may fail before a leader loses its feeds
 
-TAKEN_MAX = 500  # leases per round: the transaction lasts some tenths of a second, and the next round takes more
+# leases per round: the transaction lasts some tenths of a second, and the next round takes more
+TAKEN_MAX = 500
 
 FeedName = tuple[str, int, int]  # job id, generation and shard
 
@@ -39,7 +44,9 @@ class LedFeed:
 class Leadership:
     """Takes, renews and hands over the leases of one process. Belongs to the control thread."""
 
-    def __init__(self, jobs: JobStore, owner: str, open_led: Callable[[Job, Feed], LedFeed]) -> None:
+    def __init__(
+        self, jobs: JobStore, owner: str, open_led: Callable[[Job, Feed], LedFeed]
+    ) -> None:
         self._jobs = jobs
         self._owner = owner
         self._open_led = open_led
@@ -59,21 +66,33 @@ class Leadership:
         """All leases of this process, as soon as one of them has lost a third of its time."""
         led = [feed for feed in _with_shards(live) if feed.led_by(self._owner)]
         if any(feed.lease_s < RENEW_BELOW_S for feed in led):
-            self._jobs.renew_feeds(self._owner, FEED_LEASE_S, shards=any(feed.feed.shard for feed in led))
+            self._jobs.renew_feeds(
+                self._owner, FEED_LEASE_S, shards=any(feed.feed.shard for feed in led)
+            )
 
     def take(self, live: Collection[LiveJob], processes: int = 1) -> None:
-        """Feeds that no process leads, at most ``TAKEN_MAX`` in each round, in one transaction; and of each source that is
-        split a shard, while this process has fewer than its part among so many ``processes``."""
+        """Feeds that no process leads, at most ``TAKEN_MAX`` in each round, in one transaction; and
+        of each source that is split a shard, while this process has fewer than its part among so
+        many ``processes``."""
         free = [(feed.feed.job_id, feed.feed.generation) for feed in _worked_on(live) if feed.free]
         leased = self._jobs.lease_feeds(free[:TAKEN_MAX], self._owner, FEED_LEASE_S)
-        wanted = [shard for feed in _worked_on(live) for shard in taken_on(feed.shards, self._owner, processes)]
+        wanted = [
+            shard
+            for feed in _worked_on(live)
+            for shard in taken_on(feed.shards, self._owner, processes)
+        ]
         shards = [(shard.feed.job_id, shard.feed.generation, shard.feed.shard) for shard in wanted]
         leased += self._jobs.lease_shards(shards[:TAKEN_MAX], self._owner, FEED_LEASE_S)
         self._taken = {_name(feed): feed for feed in leased}
 
     def share(self, live: Collection[LiveJob], processes: int) -> None:
-        """Let go of a shard of each source of which this process leads more than its part, for another process to take."""
-        surplus = [shard.feed for feed in _worked_on(live) for shard in given_up(feed.shards, self._owner, processes)]
+        """Let go of a shard of each source of which this process leads more than its part, for
+        another process to take."""
+        surplus = [
+            shard.feed
+            for feed in _worked_on(live)
+            for shard in given_up(feed.shards, self._owner, processes)
+        ]
         for shard in surplus:
             self._jobs.release_feed(shard, self._owner)
         self._given_up = frozenset(map(_name, surplus))
@@ -84,7 +103,8 @@ class Leadership:
         return held | {job_id for job_id, _, _ in self._taken}
 
     def lead(self, job: Job, live: LiveFeed) -> LedFeed | None:
-        """The feed or shard as this process leads it; None while another process leads it, or none yet."""
+        """The feed or shard as this process leads it; None while another process leads it, or none
+        yet."""
         name = _name(live.feed)
         led_here = live.led_by(self._owner) and name not in self._given_up
         feed = live.feed if led_here else self._taken.get(name)

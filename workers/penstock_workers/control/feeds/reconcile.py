@@ -1,7 +1,8 @@
-"""Reconcile: fed - finished - queued - leased - delayed - parked = missing; missing documents are published again.
+"""Reconcile: fed - finished - queued - leased - delayed - parked = missing; missing documents are
+published again.
 
-So a lost message costs time only. A document must be missing in two rounds running before it is published again, because
-it may just be moving from one place to another.
+So a lost message costs time only. A document must be missing in two rounds running before it is
+published again, because it may just be moving from one place to another.
 """
 
 from __future__ import annotations
@@ -22,7 +23,9 @@ REPUBLISH_MAX = 5_000  # documents per round; the next round takes the rest
 
 
 class Reconciler:
-    """Watches one feed. Scans only when nothing moved since the last round, or when the counts do not add up."""
+    """Watches one feed.
+
+    Scans only when nothing moved since the last round, or when the counts do not add up."""
 
     def __init__(self, outcomes: OutcomeStore, hot: RedisLedger) -> None:
         self._outcomes = outcomes
@@ -31,14 +34,23 @@ class Reconciler:
         self._last_progress = -1
 
     def round(
-        self, job: Job, feed: Feed, feeder: Feeder, queue: str, outstanding: int, besides: Sequence[str] = ()
+        self,
+        job: Job,
+        feed: Feed,
+        feeder: Feeder,
+        queue: str,
+        outstanding: int,
+        besides: Sequence[str] = (),
     ) -> int:
-        """One round for ``outstanding`` documents of the feed; returns how many were published again. ``besides``: queues of
-        lanes that the job has left, whose workers may still end what they hold."""
+        """One round for ``outstanding`` documents of the feed; returns how many were published
+        again. ``besides``: queues of lanes that the job has left, whose workers may still end what
+        they hold."""
         if not outstanding or not self._worth_a_scan(job, queue, outstanding):
             self._suspects = frozenset()
             return 0
-        missing = dict(self._hot.missing(queue, feed.job_id, feed.generation, item_tag, besides=besides))
+        missing = dict(
+            self._hot.missing(queue, feed.job_id, feed.generation, item_tag, besides=besides)
+        )
         confirmed = [doc for doc in missing if doc in self._suspects][:REPUBLISH_MAX]
         self._suspects = frozenset(missing)
         lost = self._drop_finished(job, feed, confirmed)
@@ -56,15 +68,24 @@ class Reconciler:
         progress = stats.get("succeeded", 0) + stats.get("dead", 0) + retries(stats)
         stalled, self._last_progress = progress == self._last_progress, progress
         depth = self._hot.depth(queue)
-        return stalled or bool(self._suspects) or outstanding > depth.queued + depth.unacked + depth.delayed
+        return (
+            stalled
+            or bool(self._suspects)
+            or outstanding > depth.queued + depth.unacked + depth.delayed
+        )
 
     def _drop_finished(self, job: Job, feed: Feed, docs: list[str]) -> list[str]:
-        """Of ``docs``, those without an outcome. The others were settled in SQL only: settle them in Redis, too."""
+        """Of ``docs``, those without an outcome.
+
+        The others were settled in SQL only: settle them in Redis, too."""
         keys = [ItemKey(feed.job_id, feed.generation, doc) for doc in docs]
         finished = self._outcomes.terminal(keys)
         if finished:
             self._hot.rehydrate(
-                feed.job_id, feed.generation, [(key.doc_id, False) for key in finished], buckets_for(job)
+                feed.job_id,
+                feed.generation,
+                [(key.doc_id, False) for key in finished],
+                buckets_for(job),
             )
             self._hot.drop_from_window(sorted(finished))
         return [key.doc_id for key in keys if key not in finished]

@@ -1,8 +1,9 @@
 """How many documents of each job may wait in a queue, by fair shares.
 
-Classes by priority, tenants evenly inside a class, jobs by weight inside a tenant. A queue is first in, first out, so a
-job that keeps twice as many documents in it is served twice as often. Urgent documents go to the consuming end instead;
-there may be only so many of them at once that every moment some slots claim others.
+Classes by priority, tenants evenly inside a class, jobs by weight inside a tenant. A queue is first
+in, first out, so a job that keeps twice as many documents in it is served twice as often. Urgent
+documents go to the consuming end instead; there may be only so many of them at once that every
+moment some slots claim others.
 """
 
 from __future__ import annotations
@@ -24,13 +25,18 @@ class Share(NamedTuple):
 
 
 def shares(flows: Collection[Flow], front: int, window: int) -> dict[str, Share]:
-    """Shares by job of ``front`` documents for urgent jobs and of a ``window`` for the others, each at least one.
+    """Shares by job of ``front`` documents for urgent jobs and of a ``window`` for the others, each
+    at least one.
 
-    Urgent jobs that find no place at the front, because there are more jobs than places, are fed as normal ones.
+    Urgent jobs that find no place at the front, because there are more jobs than places, are fed as
+    normal ones.
     """
     placed = _placed(flows, front)
     found = {job: Share(documents, True) for job, documents in placed.items()}
-    found |= {job: Share(max(1, int(window * part)), False) for job, part in _parts_beside(flows, placed).items()}
+    found |= {
+        job: Share(max(1, int(window * part)), False)
+        for job, part in _parts_beside(flows, placed).items()
+    }
     return found
 
 
@@ -46,7 +52,9 @@ def parts(flows: Iterable[Flow]) -> dict[str, float]:
         classes[flow.priority][flow.tenant][flow.job] = flow.weight
     return {
         job: of_class * of_tenant * of_job
-        for priority, of_class in _split({priority: CLASS_STEP**-priority for priority in classes}).items()
+        for priority, of_class in _split(
+            {priority: CLASS_STEP**-priority for priority in classes}
+        ).items()
         for tenant, of_tenant in _split(dict.fromkeys(classes[priority], 1.0)).items()
         for job, of_job in _split(classes[priority][tenant]).items()
     }
@@ -69,7 +77,8 @@ def _parts_beside(flows: Collection[Flow], placed: Collection[str]) -> dict[str,
 
 
 def _places(urgent: Collection[Flow], front: int) -> dict[str, int]:
-    """Places at the front by job, never more than there are; when they run out the largest parts come first."""
+    """Places at the front by job, never more than there are; when they run out the largest parts
+    come first."""
     placed: dict[str, int] = {}
     for job, part in sorted(parts(urgent).items(), key=lambda row: (-row[1], row[0])):
         wanted = max(1, int(front * part))

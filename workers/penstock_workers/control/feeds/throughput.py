@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-FADE = 0.8  # what is left of an old figure at each look: answers that come in bursts count on for some seconds
+# what is left of an old figure at each look: answers that come in bursts count on for some seconds
+FADE = 0.8
 
 
 class Throughput:
-    """The latest rate, or what is left of an earlier and higher one: feeding by a momentary rate would leave workers idle."""
+    """The latest rate, or what is left of an earlier and higher one: feeding by a momentary rate
+    would leave workers idle."""
 
     def __init__(self) -> None:
         self.per_s = 0.0
@@ -16,8 +18,12 @@ class Throughput:
         self._at = 0.0
 
     def note(self, finished: Mapping[str, int], now: float) -> None:
-        """``finished`` documents by job at ``now`` (seconds). A job counts from its second look on."""
-        done = sum(max(0, count - self._seen[job]) for job, count in finished.items() if job in self._seen)
+        """``finished`` documents by job at ``now`` (seconds).
+
+        A job counts from its second look on."""
+        done = sum(
+            max(0, count - self._seen[job]) for job, count in finished.items() if job in self._seen
+        )
         if now > self._at:
             self.per_s = max(done / (now - self._at), FADE * self.per_s)
         self._seen, self._at = dict(finished), now

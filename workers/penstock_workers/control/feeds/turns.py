@@ -1,9 +1,11 @@
-"""Which jobs feed next where so many share a queue that the share of each is worth no step of its own.
+"""Which jobs feed next where so many share a queue that the share of each is worth no step of its
+own.
 
-A thousand jobs with a thousandth of a window each would be fed a few documents at a time: a script call and a transaction for
-each handful, and a queue in which no two neighbours belong to one job, so that workers start and settle them one by one. So
-they take turns: at most ``TURNS`` of them fill the room that they share, each with a step worth its price, and next comes
-the one that has had least for its part (start-time fair queueing, as in the line of a worker). No credit for idle time.
+A thousand jobs with a thousandth of a window each would be fed a few documents at a time: a script
+call and a transaction for each handful, and a queue in which no two neighbours belong to one job,
+so that workers start and settle them one by one. So they take turns: at most ``TURNS`` of them fill
+the room that they share, each with a step worth its price, and next comes the one that has had
+least for its part (start-time fair queueing, as in the line of a worker). No credit for idle time.
 """
 
 from __future__ import annotations
@@ -11,28 +13,44 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-TURNS = 8  # steps that fill the shared room: fewer would let small jobs wait longer, more would be smaller steps
-STUCK = 2.0  # times what the fleet needs for a whole window: documents that are out for longer wait for something else
+# steps that fill the shared room: fewer would let small jobs wait longer, more would be smaller
+# steps
+TURNS = 8
+# times what the fleet needs for a whole window: documents that are out for longer wait for
+# something else
+STUCK = 2.0
 
 
 class Turns:
-    """Of the jobs of one lane. Belongs to the control thread; ``begin`` comes first in every round."""
+    """Of the jobs of one lane.
+
+    Belongs to the control thread; ``begin`` comes first in every round."""
 
     def __init__(self) -> None:
         self._parts: Mapping[str, float] = {}  # of the window, by job that takes turns
         self._had: dict[str, float] = {}  # job -> documents fed for its part, in virtual time
         self._virtual = 0.0  # of the latest turn: a job that comes later starts here
-        self._fed_at: dict[str, float] = {}  # job with documents outstanding -> when its latest turn was
+        self._fed_at: dict[
+            str, float
+        ] = {}  # job with documents outstanding -> when its latest turn was
         self._stuck: frozenset[str] = frozenset()
         self._now = 0.0
         self._room = self._step = 0
 
     def begin(
-        self, parts: Mapping[str, float], outstanding: Mapping[str, int], window: int, per_s: float, now: float
+        self,
+        parts: Mapping[str, float],
+        outstanding: Mapping[str, int],
+        window: int,
+        per_s: float,
+        now: float,
     ) -> None:
-        """``parts`` of a ``window`` by job; ``outstanding``: documents of each live job; ``per_s``: that the fleet finishes."""
+        """``parts`` of a ``window`` by job; ``outstanding``: documents of each live job; ``per_s``:
+        that the fleet finishes."""
         self._parts, self._now = parts, now
-        self._had = {job: had for job, had in self._had.items() if job in outstanding and had > self._virtual}
+        self._had = {
+            job: had for job, had in self._had.items() if job in outstanding and had > self._virtual
+        }
         self._fed_at = {job: self._fed_at.get(job, now) for job in parts if outstanding[job]}
         stuck_before = now - (STUCK * window / per_s if per_s > 0 else math.inf)
         self._stuck = frozenset(job for job in parts if self._fed_at.get(job, now) < stuck_before)
@@ -49,7 +67,8 @@ class Turns:
         return bool(self._parts)
 
     def applies_to(self, job: str) -> bool:
-        """False: its own share says what it may have outstanding, as it does for a job whose documents are stuck."""
+        """False: its own share says what it may have outstanding, as it does for a job whose
+        documents are stuck."""
         return job in self._parts and job not in self._stuck
 
     def room(self) -> int:
@@ -61,7 +80,8 @@ class Turns:
         return max(self._virtual, self._had.get(job, 0.0)) if self._parts else 0.0
 
     def note(self, job: str, documents: int) -> None:
-        """So many were fed in this turn, maybe of a job that had nothing to feed until now and has no part yet."""
+        """So many were fed in this turn, maybe of a job that had nothing to feed until now and has
+        no part yet."""
         if not documents or not self._parts:
             return
         self._virtual = self.place(job)

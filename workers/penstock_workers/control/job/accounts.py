@@ -1,5 +1,5 @@
-"""The accounts of jobs with a budget, as a control process keeps them right: it gives Redis what SQL knows, and gives back what
-dead workers had reserved."""
+"""The accounts of jobs with a budget, as a control process keeps them right: it gives Redis what
+SQL knows, and gives back what dead workers had reserved."""
 
 from __future__ import annotations
 
@@ -15,10 +15,12 @@ from penstock_workers.control.job.budget import MICROUSD
 log = logging.getLogger(__name__)
 
 SPENT_S: Final = 5.0
-"""Between two looks into SQL for what a job has spent; a worker that died between SQL and Redis has counted it there only."""
+"""Between two looks into SQL for what a job has spent; a worker that died between SQL and Redis has
+counted it there only."""
 STRAY_S: Final = 20.0
-"""Between two looks for reservations of dead workers. Only what both find is given back, since a worker that starts, or a Redis
-that was lost, may show one too few. With the lease of a worker that makes a minute and a half at most."""
+"""Between two looks for reservations of dead workers. Only what both find is given back, since a
+worker that starts, or a Redis that was lost, may show one too few. With the lease of a worker that
+makes a minute and a half at most."""
 
 
 class Accounts:
@@ -26,8 +28,12 @@ class Accounts:
 
     def __init__(self, book: BudgetBook, batches: BatchFigures, tenants: TenantAccounts) -> None:
         self._book, self._batches, self._tenants = book, batches, tenants
-        self._spent_at: dict[str, float] = {}  # monotonic times of the latest looks into SQL, by job
-        self._known_spent: dict[str, int] = {}  # millionths of a dollar, as the latest look found them, by job
+        self._spent_at: dict[
+            str, float
+        ] = {}  # monotonic times of the latest looks into SQL, by job
+        self._known_spent: dict[
+            str, int
+        ] = {}  # millionths of a dollar, as the latest look found them, by job
         self._stray_at: dict[str, float] = {}
         self._stray: dict[str, dict[str, str]] = {}  # as the latest look found them
         self._limited: set[str] = set()  # jobs seen with a budget
@@ -36,7 +42,8 @@ class Accounts:
         return self._tenants.budget_of(job)
 
     def look(self, job: Job, budget_usd: float | None, tenant_usd: float | None) -> Account:
-        """The account of a job; from now on workers have this budget for it, and this one for all jobs of its tenant."""
+        """The account of a job; from now on workers have this budget for it, and this one for all
+        jobs of its tenant."""
         job_id = job.job_id
         self._limited.add(job_id)
         now = time.monotonic()
@@ -47,14 +54,18 @@ class Accounts:
             self._spent_at[job_id] = now
             spent_now = self._batches.spent(job_id)
         account = self._look(job, budget_usd, tenant_usd, spent_now)
-        if account.spent < self._known_spent.get(job_id, 0):  # Redis was lost since it said that it knows the job
+        if account.spent < self._known_spent.get(
+            job_id, 0
+        ):  # Redis was lost since it said that it knows the job
             return self._look_with_sql(job, budget_usd, tenant_usd)
         self._known_spent[job_id] = account.spent
         if account.reserved:
             self._give_back_strays(job_id, now)
         return account
 
-    def _look_with_sql(self, job: Job, budget_usd: float | None, tenant_usd: float | None) -> Account:
+    def _look_with_sql(
+        self, job: Job, budget_usd: float | None, tenant_usd: float | None
+    ) -> Account:
         """Bring Redis what SQL knows of the job."""
         job_id = job.job_id
         self._spent_at[job_id] = time.monotonic()
@@ -77,14 +88,16 @@ class Accounts:
         return self._tenants.look(job, budget, tenant_usd, spent=spent, batches=batches)
 
     def lift(self, job_id: str, *, some_wait: bool) -> None:
-        """The job has no budget: workers reserve nothing for it. What waits may do so for one that another process saw."""
+        """The job has no budget: workers reserve nothing for it.
+
+        What waits may do so for one that another process saw."""
         if some_wait or job_id in self._limited:
             self._limited.discard(job_id)
             self._book.lift(job_id)
 
     def free_paused(self, job: Job) -> None:
-        """Of a paused job, whose account is not looked at: what dead workers have reserved for it would keep other jobs of its
-        tenant waiting."""
+        """Of a paused job, whose account is not looked at: what dead workers have reserved for it
+        would keep other jobs of its tenant waiting."""
         if self._tenants.budget_of(job) is not None:
             self._give_back_strays(job.job_id, time.monotonic())
 
@@ -102,12 +115,19 @@ class Accounts:
         if now - self._stray_at.get(job_id, -STRAY_S) < STRAY_S:
             return
         self._stray_at[job_id] = now
-        found, before = self._book.stray(job_id, self._batches.tags_of(job_id)), self._stray.get(job_id, {})
+        found, before = (
+            self._book.stray(job_id, self._batches.tags_of(job_id)),
+            self._stray.get(job_id, {}),
+        )
         self._stray[job_id] = found
         dead = {name: entry for name, entry in found.items() if before.get(name) == entry}
         if dead:
             freed = self._book.give_back(job_id, dead) / MICROUSD
             log.warning(
-                "job %s: %d calls or batches were under way in workers that died; what was reserved for them is given back, and "
-                "up to %.4f USD may be billed for them that no account shows", job_id, len(dead), freed,
-            )  # fmt: skip
+                "job %s: %d calls or batches were under way in workers that died; what was "
+                "reserved for them is given back, and up to %.4f USD may be billed for them that "
+                "no account shows",
+                job_id,
+                len(dead),
+                freed,
+            )

@@ -1,4 +1,5 @@
-"""Work of the control loop that takes longer than a round: in threads, so that one job's files hold up no other job's feeding."""
+"""Work of the control loop that takes longer than a round: in threads, so that one job's files hold
+up no other job's feeding."""
 
 from __future__ import annotations
 
@@ -19,14 +20,16 @@ class Key(NamedTuple):
 class Background:
     """At most ``at_once`` pieces of work at a time; what finds no room is started by a later round.
 
-    The threads are daemons: the process that leads the job next does all of it again, so no end of a process waits for them.
-    ``start`` and ``ended`` belong to the control thread.
+    The threads are daemons: the process that leads the job next does all of it again, so no end of
+    a process waits for them. ``start`` and ``ended`` belong to the control thread.
     """
 
     def __init__(self, at_once: int, on_ended: Callable[[], None]) -> None:
         self._at_once = at_once
         self._on_ended = on_ended  # called in the working thread, after success and failure
-        self._work: dict[Key, Future[None]] = {}  # bounded by the jobs that are led here, and their sinks
+        self._work: dict[
+            Key, Future[None]
+        ] = {}  # bounded by the jobs that are led here, and their sinks
 
     def start(self, key: Key, work: Callable[[], None]) -> bool:
         """False when there is no room now, or when it is under way."""
@@ -48,7 +51,11 @@ class Background:
 
     def keep_only(self, live: Collection[str]) -> None:
         """Forget what ended for jobs that are not live any more."""
-        self._work = {key: future for key, future in self._work.items() if key.job_id in live or not future.done()}
+        self._work = {
+            key: future
+            for key, future in self._work.items()
+            if key.job_id in live or not future.done()
+        }
 
     def _run(self, work: Callable[[], None], future: Future[None]) -> None:
         try:

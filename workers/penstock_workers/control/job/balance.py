@@ -1,4 +1,6 @@
-"""Whether a job has one outcome in SQL for every document. A job where this cannot become true ends with a reason."""
+"""Whether a job has one outcome in SQL for every document.
+
+A job where this cannot become true ends with a reason."""
 
 from __future__ import annotations
 
@@ -11,7 +13,9 @@ from penstock_ledger.model import Counts, Job, JobState
 
 log = logging.getLogger(__name__)
 
-REWINDS_MAX = 3  # readings of a whole source without one more outcome: a fourth would not help, either
+REWINDS_MAX = (
+    3  # readings of a whole source without one more outcome: a fourth would not help, either
+)
 
 
 class Unbalanced(NamedTuple):
@@ -27,14 +31,18 @@ class Balance:
     def __init__(self, jobs: JobStore, outcomes: OutcomeStore) -> None:
         self._jobs = jobs
         self._outcomes = outcomes
-        self._rewound: dict[str, tuple[int, int]] = {}  # job -> outcomes at its last rewind, rewinds without a new one
+        self._rewound: dict[
+            str, tuple[int, int]
+        ] = {}  # job -> outcomes at its last rewind, rewinds without a new one
 
     def keep_only(self, live: Collection[str]) -> None:
         """Forget jobs that have ended."""
         self._rewound = {job_id: seen for job_id, seen in self._rewound.items() if job_id in live}
 
     def close(self, job: Job) -> Counts | Unbalanced | None:
-        """The counts of a job that has every outcome. None: something was lost, and its feeds read everything again."""
+        """The counts of a job that has every outcome.
+
+        None: something was lost, and its feeds read everything again."""
         assert job.total is not None, "an open job has no number of documents to compare with"
         counts = self._outcomes.counts(job.job_id)
         if _sum(counts) > job.total:
@@ -59,26 +67,32 @@ class Balance:
             return Unbalanced(JobState.PAUSED, _too_few(job, found))
         self._rewound[job.job_id] = (found, rewinds)
         log.warning(
-            "job %s: everything is read and nothing is under way, but %d of %s outcomes are there; reading it again (%d of %d)",
-            job.job_id, found, job.total, rewinds, REWINDS_MAX,
-        )  # fmt: skip
+            "job %s: everything is read and nothing is under way, but %d of %s outcomes are there; "
+            "reading it again (%d of %d)",
+            job.job_id,
+            found,
+            job.total,
+            rewinds,
+            REWINDS_MAX,
+        )
         self._jobs.rewind_feeds(job.job_id)
         return None
 
 
 def _too_many(job: Job, found: int) -> str:
     return (
-        f"too_many_outcomes: {found} outcomes for {job.total} documents: something other than this job's feed has put items "
-        "into its queue. What is stored stays readable (`penstock results`); find out who can write to Redis or RabbitMQ, then "
-        "submit the source again under another key"
+        f"too_many_outcomes: {found} outcomes for {job.total} documents: something other than this "
+        "job's feed has put items into its queue. What is stored stays readable (`penstock "
+        "results`); find out who can write to Redis or RabbitMQ, then submit the source again "
+        "under another key"
     )
 
 
 def _too_few(job: Job, found: int) -> str:
     return (
-        f"too_few_outcomes: everything was read {REWINDS_MAX + 1} times and only {found} of {job.total} documents have an "
-        "outcome. `penstock resume` reads it again, `penstock cancel` writes off what is missing; please report this with the "
-        "log of the control loop"
+        f"too_few_outcomes: everything was read {REWINDS_MAX + 1} times and only {found} of "
+        f"{job.total} documents have an outcome. `penstock resume` reads it again, `penstock "
+        "cancel` writes off what is missing; please report this with the log of the control loop"
     )
 
 

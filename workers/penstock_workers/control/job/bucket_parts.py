@@ -1,4 +1,5 @@
-"""Results of a job in the bucket of `results_url` while it runs, and `output.jsonl` made of them, as `results_parts` says."""
+"""Results of a job in the bucket of `results_url` while it runs, and `output.jsonl` made of them,
+as `results_parts` says."""
 
 from __future__ import annotations
 
@@ -51,12 +52,14 @@ class BucketParts:
     def _opened(self) -> Place:
         """Two threads may open it at the same time, which does no harm."""
         if self._bucket is None:
-            bucket = bucket_at(str(self._settings.results_url), s3_endpoint_url=self._settings.s3_endpoint_url)
+            bucket = bucket_at(
+                str(self._settings.results_url), s3_endpoint_url=self._settings.s3_endpoint_url
+            )
             self._conditional = bucket.takes_conditions()
             if not self._conditional:
                 log.warning(
-                    "%s has no conditional writes: two control processes that both take a job for theirs replace each other's "
-                    "index of parts; each is whole",
+                    "%s has no conditional writes: two control processes that both take a job for "
+                    "theirs replace each other's index of parts; each is whole",
                     self._settings.results_url,
                 )
             self._bucket = bucket

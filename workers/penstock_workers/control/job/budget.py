@@ -1,7 +1,9 @@
-"""How many documents of a job with a budget are fed: those that the rest of it pays for at the mean cost so far.
+"""How many documents of a job with a budget are fed: those that the rest of it pays for at the mean
+cost so far.
 
-That the budget holds is not decided here: workers reserve what each call may cost before they send it. What is fed beyond the
-budget would only wait. Before the first costs are known only a few are fed, since a document may then be estimated badly.
+That the budget holds is not decided here: workers reserve what each call may cost before they send
+it. What is fed beyond the budget would only wait. Before the first costs are known only a few are
+fed, since a document may then be estimated badly.
 """
 
 from __future__ import annotations
@@ -20,10 +22,14 @@ def mean_cost(stats: Mapping[str, int]) -> float | None:
 
 
 def affordable(left_usd: float, stats: Mapping[str, int], under_way: int) -> int:
-    """Documents that may be fed beside those under way. ``left_usd``: of the budget, without what is spent."""
+    """Documents that may be fed beside those under way.
+
+    ``left_usd``: of the budget, without what is spent."""
     mean = mean_cost(stats)
     if mean is None:
         return max(0, FIRST_DOCUMENTS - under_way)
     known = max(FIRST_DOCUMENTS, GROWTH * (stats.get("succeeded", 0) + stats.get("dead", 0)))
-    paid_for = int(left_usd / mean + 1e-9) if mean else known  # requests that are refused cost nothing, and say nothing
+    paid_for = (
+        int(left_usd / mean + 1e-9) if mean else known
+    )  # requests that are refused cost nothing, and say nothing
     return max(0, min(paid_for, known) - under_way)

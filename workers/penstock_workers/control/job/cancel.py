@@ -1,11 +1,19 @@
-"""A job that is being cancelled: every document without an outcome gets one, the dead letter `cancelled`."""
+"""A job that is being cancelled: every document without an outcome gets one, the dead letter
+`cancelled`."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Collection, Sequence
 
-from penstock_ledger import CANCEL_WAIT_S, BatchFigures, FeedLost, JobStore, OutcomeStore, RedisLedger
+from penstock_ledger import (
+    CANCEL_WAIT_S,
+    BatchFigures,
+    FeedLost,
+    JobStore,
+    OutcomeStore,
+    RedisLedger,
+)
 from penstock_ledger.model import Job, JobState
 from penstock_producer.errors import SourceError
 from penstock_producer.feed.repair import write_off
@@ -40,10 +48,16 @@ class Cancelling:
         self._lease_s = lease_s  # a worker that has not renewed a lease for so long is dead
         self._since: dict[str, float] = {}  # job -> monotonic time of the first look
 
-    def step(self, job: Job, queue: str, feeds: Sequence[LedFeed], shards: Sequence[LedFeed]) -> None:
-        """Bounded; ``feeds`` and ``shards`` are those that this process leads. The job ends when all are written off."""
+    def step(
+        self, job: Job, queue: str, feeds: Sequence[LedFeed], shards: Sequence[LedFeed]
+    ) -> None:
+        """Bounded; ``feeds`` and ``shards`` are those that this process leads.
+
+        The job ends when all are written off."""
         if job.total is None:
-            self._jobs.close(job.job_id)  # an open job takes no more documents; the next round knows how many there are
+            self._jobs.close(
+                job.job_id
+            )  # an open job takes no more documents; the next round knows how many there are
             return
         if self._waits_for_calls(job, queue, [*feeds, *shards]):
             return  # calls under way may still end with a result; no more are started
@@ -52,12 +66,17 @@ class Cancelling:
             if any(not write_off(led.feeder, WRITE_OFF_MAX).exhausted for led in (*whole, *shards)):
                 return
         except SourceError as error:
-            reason = f"{job.reason}; documents that were not started have no dead letter, because {error}"
+            reason = (
+                f"{job.reason}; documents that were not started have no dead letter, because "
+                f"{error}"
+            )
             self._states.move(job, JobState.CANCELLED, reason)
             return
         except FeedLost:
             return  # another process leads now, or the feed was rewound; the next round shows which
-        leads_newest = any(led.feeder.feed.generation == job.generation for led in feeds)  # one process counts
+        leads_newest = any(
+            led.feeder.feed.generation == job.generation for led in feeds
+        )  # one process counts
         if leads_newest and all(feed.exhausted for feed in self._jobs.feeds(job.job_id)):
             self._end(job)
 
@@ -70,10 +89,12 @@ class Cancelling:
         if now >= self._since.setdefault(job.job_id, now) + CANCEL_WAIT_S:
             return False
         if self._batches.open_of(job.job_id):
-            return True  # those that ran are cancelled at their provider, and what they have answered is kept
+            # those that ran are cancelled at their provider, and what they have answered is kept
+            return True
         generations = {led.feeder.feed.generation for led in feeds}
         return any(
-            self._hot.under_way(queue, job.job_id, generation, item_tag, self._lease_s) for generation in generations
+            self._hot.under_way(queue, job.job_id, generation, item_tag, self._lease_s)
+            for generation in generations
         )
 
     def _end(self, job: Job) -> None:

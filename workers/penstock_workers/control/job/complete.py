@@ -1,4 +1,5 @@
-"""Completes a job that has all its outcomes: checks the counts in SQL, then has its results written."""
+"""Completes a job that has all its outcomes: checks the counts in SQL, then has its results
+written."""
 
 from __future__ import annotations
 
@@ -18,7 +19,9 @@ log = logging.getLogger(__name__)
 class Completion:
     """Belongs to the control thread."""
 
-    def __init__(self, jobs: JobStore, hot: RedisLedger, states: JobStates, balance: Balance, sinks: JobSinks) -> None:
+    def __init__(
+        self, jobs: JobStore, hot: RedisLedger, states: JobStates, balance: Balance, sinks: JobSinks
+    ) -> None:
         self._jobs = jobs
         self._hot = hot
         self._states = states
@@ -26,8 +29,10 @@ class Completion:
         self._sinks = sinks
 
     def complete(self, job: Job, spec: JobSpec) -> None:
-        """End the job if SQL counts one outcome for every document. Call it once everything seems read and nothing under way:
-        both are asked again, because a replay may have begun, or the last documents have been fed, since that was seen."""
+        """End the job if SQL counts one outcome for every document.
+
+        Call it once everything seems read and nothing under way: both are asked again, because a
+        replay may have begun, or the last documents have been fed, since that was seen."""
         feeds = self._jobs.feeds(job.job_id)
         if not all(feed.exhausted for feed in feeds):
             return
@@ -38,7 +43,9 @@ class Completion:
             log.error("job %s: %s", job.job_id, closed.reason)
             self._states.move(job, closed.state, closed.reason)
         elif closed is not None and self._written(job, spec):
-            if self._hot.stats(job.job_id).get("succeeded", 0) != closed.succeeded:  # drifted while Redis was rebuilt
+            if (
+                self._hot.stats(job.job_id).get("succeeded", 0) != closed.succeeded
+            ):  # drifted while Redis was rebuilt
                 self._hot.reset_stats(job.job_id, stats_from(closed, self._hot.stats(job.job_id)))
             self._states.move(job, JobState.COMPLETED, None)
 

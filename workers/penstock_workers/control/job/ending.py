@@ -1,7 +1,8 @@
-"""Whether a job is about to end, so that its last outcome is noticed sooner than at the next ordinary tick.
+"""Whether a job is about to end, so that its last outcome is noticed sooner than at the next
+ordinary tick.
 
-A control loop polls. Near a job's end it polls more often, as long as outcomes keep coming: where the last calls take many
-seconds, a fifth of a second more does not matter.
+A control loop polls. Near a job's end it polls more often, as long as outcomes keep coming: where
+the last calls take many seconds, a fifth of a second more does not matter.
 """
 
 from __future__ import annotations
@@ -33,7 +34,8 @@ class JobEnding:
         """How long the loop may wait for its next tick."""
         now = self._clock()
         ends = any(
-            under_way <= ENDING_DOCUMENTS and now - since < ENDING_FOR_S for under_way, since in self._moved.values()
+            under_way <= ENDING_DOCUMENTS and now - since < ENDING_FOR_S
+            for under_way, since in self._moved.values()
         )
         return min(usual_s, ENDING_INTERVAL_S) if ends else usual_s
 

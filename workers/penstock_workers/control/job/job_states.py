@@ -15,8 +15,11 @@ class JobStates:
         self._hot = hot
 
     def move(self, job: Job, to: JobState, reason: str | None) -> bool:
-        """From the state that this round found; False when it has been moved by others meanwhile."""
-        moved = self._jobs.set_state(job.job_id, to, reason=reason and redact(reason), expect={job.state})
+        """From the state that this round found; False when it has been moved by others
+        meanwhile."""
+        moved = self._jobs.set_state(
+            job.job_id, to, reason=reason and redact(reason), expect={job.state}
+        )
         if moved:
             self._hot.set_job_state(job.job_id, to)
         return moved

@@ -6,7 +6,15 @@ import time
 from collections.abc import Collection
 from typing import Final, NamedTuple
 
-from penstock_ledger import Account, JobSeen, OutcomeStore, RedisLedger, TenantAccount, month_of, tenant_of_job
+from penstock_ledger import (
+    Account,
+    JobSeen,
+    OutcomeStore,
+    RedisLedger,
+    TenantAccount,
+    month_of,
+    tenant_of_job,
+)
 from penstock_ledger.model import Job, JobState
 from penstock_ledger.pause import PausedBy
 from penstock_producer.job.lanes import packs
@@ -22,13 +30,17 @@ from penstock_workers.control.job.budget import MICROUSD, affordable, mean_cost
 from penstock_workers.control.job.job_states import JobStates
 
 QUIET_S: Final = 10.0
-"""With nothing under way and a document that the rest does not pay for, others in the queue are waited for so long."""
+"""With nothing under way and a document that the rest does not pay for, others in the queue are
+waited for so long."""
 ENDED_S: Final = 5.0
-"""Between two looks whether a job that is paused by its budget or its stop-loss has all its outcomes by now."""
+"""Between two looks whether a job that is paused by its budget or its stop-loss has all its
+outcomes by now."""
 RETURNED: Final = 2
-"""So many times the documents that the room pays for go back to the queue: while they are there, other calls end."""
+"""So many times the documents that the room pays for go back to the queue: while they are there,
+other calls end."""
 TRIED: Final = 10
-"""With no room for the least that was refused, so many others go back in a round: those not tried since may cost less."""
+"""With no room for the least that was refused, so many others go back in a round: those not tried
+since may cost less."""
 
 
 class _Bound(NamedTuple):
@@ -58,19 +70,26 @@ class _Look(NamedTuple):
 class JobLimits:
     """Belongs to the control thread."""
 
-    def __init__(self, outcomes: OutcomeStore, hot: RedisLedger, states: JobStates, accounts: Accounts) -> None:
+    def __init__(
+        self, outcomes: OutcomeStore, hot: RedisLedger, states: JobStates, accounts: Accounts
+    ) -> None:
         self._outcomes = outcomes
         self._hot = hot
         self._states = states
         self._accounts = accounts
-        self._mended: dict[str, int] = {}  # generations of jobs up to which replays are in their accounts
+        self._mended: dict[
+            str, int
+        ] = {}  # generations of jobs up to which replays are in their accounts
         self._looks: dict[str, _Look] = {}  # of jobs with a budget
-        self._untried: dict[str, int] = {}  # messages that wait since the others of their job went back to the queue
+        self._untried: dict[
+            str, int
+        ] = {}  # messages that wait since the others of their job went back to the queue
         self._least: dict[str, int] = {}  # what a document that waits is taken to cost at least
         self._quiet_since: dict[str, float] = {}  # monotonic
         self._ended_at: dict[
             str, float
-        ] = {}  # monotonic times of the latest looks at paused jobs that may have all their outcomes
+            # monotonic times of the latest looks at paused jobs that may have all their outcomes
+        ] = {}
 
     def stop(self, job: Job, spec: JobSpec, seen: JobSeen) -> bool:
         """Whether the job is past a limit, and therefore stopped in this round."""
@@ -78,7 +97,9 @@ class JobLimits:
             self._outcomes.mend_replays(job.job_id)
             self._mended[job.job_id] = job.generation
         if spec.deadline_s is not None and time.time() > job.created_at + spec.deadline_s:
-            reason = f"deadline_exceeded: the job is older than its deadline of {spec.deadline_s:g} s"
+            reason = (
+                f"deadline_exceeded: the job is older than its deadline of {spec.deadline_s:g} s"
+            )
             return self._states.move(job, JobState.CANCELLING, reason)
         tenant_usd = self._accounts.budget_of_tenant(job)
         if spec.budget_usd is None and tenant_usd is None:
@@ -88,7 +109,8 @@ class JobLimits:
         return self._stop_at_budget(job, spec.budget_usd, tenant_usd, seen)
 
     def within_budget(self, job: Job, documents: int) -> int:
-        """Of so many documents those that the budget pays for; several feeds of one job share that."""
+        """Of so many documents those that the budget pays for; several feeds of one job share
+        that."""
         look = self._looks.get(job.job_id)
         if look is None:
             return documents
@@ -97,7 +119,8 @@ class JobLimits:
         return documents
 
     def to_unpark(self, job: Job, parked: int, most: int) -> int:
-        """How many of the messages that wait outside the queue go back to it: about as many as the budget has room for."""
+        """How many of the messages that wait outside the queue go back to it: about as many as the
+        budget has room for."""
         look, name = self._looks.get(job.job_id), job.job_id
         if look is None:
             return most
@@ -110,14 +133,17 @@ class JobLimits:
             self._least[name] = least
         else:
             number = min(left, TRIED)
-        if not look.bound.reserved:  # no call will leave more room than there is: see which of all finds some
+        if (
+            not look.bound.reserved
+        ):  # no call will leave more room than there is: see which of all finds some
             number = max(number, left)
         number = min(number, most)
         self._untried[name] = max(0, left - number)
         return number
 
     def go_on_if_done(self, job: Job) -> bool:
-        """Let a job end that is paused by its budget or its stop-loss, where what was under way has given it all its outcomes."""
+        """Let a job end that is paused by its budget or its stop-loss, where what was under way has
+        given it all its outcomes."""
         now = time.monotonic()
         if (
             not (is_budget_spent(job.reason) or _is_stop_loss(job))
@@ -139,16 +165,31 @@ class JobLimits:
     def keep_only(self, live: Collection[str]) -> None:
         """Forget jobs that have ended."""
         self._accounts.keep_only(live)
-        for held in (self._mended, self._looks, self._untried, self._least, self._quiet_since, self._ended_at):
+        for held in (
+            self._mended,
+            self._looks,
+            self._untried,
+            self._least,
+            self._quiet_since,
+            self._ended_at,
+        ):
             for job_id in held.keys() - set(live):
                 del held[job_id]
 
-    def _stop_at_budget(self, job: Job, budget_usd: float | None, tenant_usd: float | None, seen: JobSeen) -> bool:
-        """Note what the budgets still pay for; pause the job when that is nothing, unless it has all its outcomes."""
-        account, stats = self._accounts.look(job, budget_usd, tenant_usd), self._hot.stats(job.job_id)
+    def _stop_at_budget(
+        self, job: Job, budget_usd: float | None, tenant_usd: float | None, seen: JobSeen
+    ) -> bool:
+        """Note what the budgets still pay for; pause the job when that is nothing, unless it has
+        all its outcomes."""
+        account, stats = (
+            self._accounts.look(job, budget_usd, tenant_usd),
+            self._hot.stats(job.job_id),
+        )
         under_way = sum(seen.outstanding)
         bounds = [_bound_of(account, budget_usd), _bound_of_tenant(account.tenant)]
-        tightest = min((bound for bound in bounds if bound is not None), key=lambda bound: bound.room)
+        tightest = min(
+            (bound for bound in bounds if bound is not None), key=lambda bound: bound.room
+        )
         left = min(bound.left for bound in bounds if bound is not None)
         documents = affordable(left / MICROUSD, stats, under_way)
         look = self._looks[job.job_id] = _Look(documents, account.lacking, tightest)
@@ -159,12 +200,15 @@ class JobLimits:
             return False
         mean = mean_cost(stats)
         if account.tenant is not None and tightest is bounds[1]:
-            return self._states.move(job, JobState.PAUSED, self._why_tenant(job, account.tenant, account.lacking, mean))
+            return self._states.move(
+                job, JobState.PAUSED, self._why_tenant(job, account.tenant, account.lacking, mean)
+            )
         assert budget_usd is not None, "a budget that is not the tenant's is the job's own"
         return self._states.move(job, JobState.PAUSED, self._why(job, budget_usd, account, mean))
 
     def _is_at_end(self, job: Job, look: _Look, seen: JobSeen) -> bool:
-        """Whether nothing is under way that could leave something of what is reserved, and the rest pays for nothing."""
+        """Whether nothing is under way that could leave something of what is reserved, and the rest
+        pays for nothing."""
         under_way = sum(seen.outstanding)
         if look.bound.reserved:
             self._quiet_since.pop(job.job_id, None)
@@ -185,15 +229,26 @@ class JobLimits:
 
     def _why(self, job: Job, budget_usd: float, account: Account, mean_usd: float | None) -> str:
         return spent_budget(
-            job.job_key, budget_usd=budget_usd, spent_usd=account.spent / MICROUSD, left=self._left(job),
-            mean_usd=mean_usd, next_usd=(account.lacking or 0) / MICROUSD,
-        )  # fmt: skip
+            job.job_key,
+            budget_usd=budget_usd,
+            spent_usd=account.spent / MICROUSD,
+            left=self._left(job),
+            mean_usd=mean_usd,
+            next_usd=(account.lacking or 0) / MICROUSD,
+        )
 
-    def _why_tenant(self, job: Job, account: TenantAccount, lacking: int | None, mean_usd: float | None) -> str:
+    def _why_tenant(
+        self, job: Job, account: TenantAccount, lacking: int | None, mean_usd: float | None
+    ) -> str:
         return spent_tenant_budget(
-            str(tenant_of_job(job)), month_of(job.created_at).name, budget_usd=account.budget / MICROUSD,
-            spent_usd=account.spent / MICROUSD, left=self._left(job), mean_usd=mean_usd, next_usd=(lacking or 0) / MICROUSD,
-        )  # fmt: skip
+            str(tenant_of_job(job)),
+            month_of(job.created_at).name,
+            budget_usd=account.budget / MICROUSD,
+            spent_usd=account.spent / MICROUSD,
+            left=self._left(job),
+            mean_usd=mean_usd,
+            next_usd=(lacking or 0) / MICROUSD,
+        )
 
     def _left(self, job: Job) -> int | None:
         """Documents without an outcome; None where their number is not known yet."""
@@ -206,7 +261,11 @@ def _is_stop_loss(job: Job) -> bool:
 
 
 def _bound_of(account: Account, budget_usd: float | None) -> _Bound | None:
-    return None if budget_usd is None else _Bound(round(budget_usd * MICROUSD) - account.spent, account.reserved)
+    return (
+        None
+        if budget_usd is None
+        else _Bound(round(budget_usd * MICROUSD) - account.spent, account.reserved)
+    )
 
 
 def _bound_of_tenant(account: TenantAccount | None) -> _Bound | None:

@@ -35,24 +35,37 @@ class OutputFiles:
         form = _table_of(spec)
         if self._settings.results_url is None:
             log.warning(
-                "job %s asks for %s, and this process has no results_url: `penstock results` writes it at any time",
-                job.job_id, form,
-            )  # fmt: skip
+                "job %s asks for %s, and this process has no results_url: `penstock results` "
+                "writes it at any time",
+                job.job_id,
+                form,
+            )
             return
         destination = f"{self._settings.results_url.rstrip('/')}/{job.job_id}"
         endpoint = self._settings.s3_endpoint_url
         self._end_uploads(destination, form)
         if form is not None:
             write_table(
-                Reading(self._database, job, whole=whole), destination, f"output.{form}", check_format(form),
-                escape_formulas=bool(spec.escape_formulas), s3_endpoint_url=endpoint,
-            )  # fmt: skip
+                Reading(self._database, job, whole=whole),
+                destination,
+                f"output.{form}",
+                check_format(form),
+                escape_formulas=bool(spec.escape_formulas),
+                s3_endpoint_url=endpoint,
+            )
         if self._settings.writes_parts:  # bucket_parts.py makes the other one
-            letters = write_errors(self._outcomes, job.job_id, destination, s3_endpoint_url=endpoint)
+            letters = write_errors(
+                self._outcomes, job.job_id, destination, s3_endpoint_url=endpoint
+            )
             log.info("job %s: %d dead letters written", job.job_id, letters)
             return
         written = write_outputs(self._outcomes, job.job_id, destination, s3_endpoint_url=endpoint)
-        log.info("job %s: %d results, %d dead letters written", job.job_id, written.results, written.dead_letters)
+        log.info(
+            "job %s: %d results, %d dead letters written",
+            job.job_id,
+            written.results,
+            written.dead_letters,
+        )
 
     def forget(self, job_id: str) -> None:
         """Nothing is kept."""

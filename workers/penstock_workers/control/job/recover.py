@@ -1,10 +1,12 @@
 """After Redis lost data, or may have: rebuilds it from SQL before a call is paid twice.
 
-A sentinel in Redis holds the epoch of the ledger and the run id of the server that it was written to. It is missing after a
-FLUSHALL or a lost disk, and names another run after a restart, when the newest second of the append-only file, or a whole
-day with a restored backup, may be gone. Both are repaired alike: the completed set and the counters are written again from
-SQL, and feeds of the jobs that lost their window start from the beginning of their source, dropping what is finished. Where
-such a job has documents in provider batches, since it was in that lane before, ``Feeding`` waits for them at the start.
+A sentinel in Redis holds the epoch of the ledger and the run id of the server that it was written
+to. It is missing after a FLUSHALL or a lost disk, and names another run after a restart, when the
+newest second of the append-only file, or a whole day with a restored backup, may be gone. Both are
+repaired alike: the completed set and the counters are written again from SQL, and feeds of the jobs
+that lost their window start from the beginning of their source, dropping what is finished. Where
+such a job has documents in provider batches, since it was in that lane before, ``Feeding`` waits
+for them at the start.
 """
 
 from __future__ import annotations
@@ -26,19 +28,24 @@ REHYDRATE_PAGE = 5_000  # finished documents per round trip while the completed 
 class Recovery:
     """Makes Redis agree with SQL again. Idempotent: two processes may do it at once."""
 
-    def __init__(self, jobs: JobStore, outcomes: OutcomeStore, hot: RedisLedger, moves: LaneMoves) -> None:
+    def __init__(
+        self, jobs: JobStore, outcomes: OutcomeStore, hot: RedisLedger, moves: LaneMoves
+    ) -> None:
         self._moves = moves
         self._jobs = jobs
         self._outcomes = outcomes
         self._hot = hot
 
     def rebuild_if_lost(self, live: Iterable[Job]) -> bool:
-        """Rebuild what Redis holds of these jobs if its sentinel is missing or another server's. True when it was rebuilt."""
+        """Rebuild what Redis holds of these jobs if its sentinel is missing or another server's.
+
+        True when it was rebuilt."""
         if self._hot.check_epoch():
             return False
         jobs = list(live)
         log.warning(
-            "Redis is new, was restarted or lost its data: %d live jobs are rebuilt from SQL, then feeding goes on",
+            "Redis is new, was restarted or lost its data: %d live jobs are rebuilt from SQL, then "
+            "feeding goes on",
             len(jobs),
         )
         for job in jobs:
@@ -54,24 +61,33 @@ class Recovery:
         known = stats_from(self._outcomes.counts(job.job_id), self._hot.stats(job.job_id))
         self._hot.reset_stats(job.job_id, known)
         self._end_calls(job)
-        self._hot.budgets.relearn(job.job_id)  # the round after this reserves what SQL knows of batches
+        self._hot.budgets.relearn(
+            job.job_id
+        )  # the round after this reserves what SQL knows of batches
         self._hot.set_job_lane(job)
         is_leaving = job.moves and self._moves.of(job.job_id)[-1].left_at is None
         if not packs(job.lane) or is_leaving:  # what is in batches is known to SQL alone
             self._jobs.rewind_feeds(job.job_id)
 
     def _end_calls(self, job: Job) -> None:
-        """Redis may have lost the end of a call whose outcome SQL has: nothing is reserved for that document any more."""
+        """Redis may have lost the end of a call whose outcome SQL has: nothing is reserved for that
+        document any more."""
         calls = self._hot.budgets.calls(job.job_id)
         ended = self._outcomes.terminal(calls)
-        self._hot.budgets.end_calls(job.job_id, {key: entry for key, entry in calls.items() if key in ended})
+        self._hot.budgets.end_calls(
+            job.job_id, {key: entry for key, entry in calls.items() if key in ended}
+        )
 
 
 def stats_from(counts: Counts, kept: Mapping[str, int]) -> dict[str, int]:
-    """The counters as SQL knows them. ``kept`` are those that Redis still has: what finished documents were asked more often than
+    """The counters as SQL knows them.
+
+    ``kept`` are those that Redis still has: what finished documents were asked more often than
     these say was tried again for reasons that are lost."""
     asked_again = kept.get("repairs", 0) + kept.get("fallbacks", 0)
-    tried_again = counts.calls + sum(counts.reused.values()) - counts.succeeded - counts.dead - asked_again
+    tried_again = (
+        counts.calls + sum(counts.reused.values()) - counts.succeeded - counts.dead - asked_again
+    )
     lost = max(0, tried_again - retries(kept))
     return {
         "succeeded": counts.succeeded,

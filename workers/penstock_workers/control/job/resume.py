@@ -18,13 +18,17 @@ log = logging.getLogger(__name__)
 
 
 class Resumes:
-    """Belongs to the control thread. Any process may find that a job goes on; the states in SQL and Redis say who was first."""
+    """Belongs to the control thread.
+
+    Any process may find that a job goes on; the states in SQL and Redis say who was first."""
 
     def __init__(self, jobs: JobStore, states: JobStates, quotas: redis.Redis) -> None:
         self._jobs = jobs
         self._states = states
         self._quotas = quotas
-        self._paused: dict[str, float | None] = {}  # jobs last seen paused -> when that ends by itself
+        self._paused: dict[
+            str, float | None
+        ] = {}  # jobs last seen paused -> when that ends by itself
         self._running: set[str] = set()  # jobs last seen running
 
     def resume_when_over(self, job: Job) -> None:
@@ -36,10 +40,12 @@ class Resumes:
             log.info("job %s goes on by itself: its pause is over (%s)", job.job_id, job.reason)
 
     def lift_hold(self, job: Job, seen: JobSeen) -> None:
-        """Lift the hold on a provider when its job is resumed by hand, which says that the account is in order.
+        """Lift the hold on a provider when its job is resumed by hand, which says that the account
+        is in order.
 
-        Redis still calls the job paused until a control process sees that it was resumed, so one that has started since
-        sees it, too. A job that went on by itself says nothing about the account: a hold from another job stays.
+        Redis still calls the job paused until a control process sees that it was resumed, so one
+        that has started since sees it, too. A job that went on by itself says nothing about the
+        account: a hold from another job stays.
         """
         if job.state is not JobState.RUNNING:
             self._running.discard(job.job_id)
@@ -59,7 +65,9 @@ class Resumes:
     def keep_only(self, live: Collection[str]) -> None:
         """Forget jobs that have ended."""
         self._running.intersection_update(live)
-        self._paused = {job_id: ends_at for job_id, ends_at in self._paused.items() if job_id in live}
+        self._paused = {
+            job_id: ends_at for job_id, ends_at in self._paused.items() if job_id in live
+        }
 
     def close(self) -> None:
         self._quotas.close()

@@ -1,7 +1,9 @@
-"""Where a job's results go in a fleet: what grows while it runs, and what is written before it is called complete.
+"""Where a job's results go in a fleet: what grows while it runs, and what is written before it is
+called complete.
 
-A pass that fails is tried again, later and later, and the job runs on meanwhile. It is paused with the reason where trying again
-cannot help, and at its end where that did not help; once it is resumed it goes on where it was.
+A pass that fails is tried again, later and later, and the job runs on meanwhile. It is paused with
+the reason where trying again cannot help, and at its end where that did not help; once it is
+resumed it goes on where it was.
 """
 
 from __future__ import annotations
@@ -29,7 +31,8 @@ RETRY_CAP_S: Final = 120.0
 
 
 class Sink(Protocol):
-    """``write`` runs in a thread of its own, one at a time for each job; calling it again does nothing twice."""
+    """``write`` runs in a thread of its own, one at a time for each job; calling it again does
+    nothing twice."""
 
     @property
     def name(self) -> str: ...
@@ -67,7 +70,10 @@ class JobSinks:
     """Belongs to the control thread of the process that leads the job's last generation."""
 
     def __init__(
-        self, sinks: Sequence[Sink], on_ended: Callable[[], None], clock: Callable[[], float] = time.monotonic
+        self,
+        sinks: Sequence[Sink],
+        on_ended: Callable[[], None],
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._sinks = sinks
         self._passes = Background(PASSES_AT_ONCE, on_ended)
@@ -84,7 +90,9 @@ class JobSinks:
     def written(self, job: Job, spec: JobSpec) -> bool:
         """All outcomes are there: True once every sink has them. Raises SinkGivenUp."""
         wanted = [sink for sink in self._sinks if sink.is_wanted(spec)]
-        turns = [self._turn(sink, job, spec, whole=True) for sink in wanted]  # each begins, whatever others do
+        turns = [
+            self._turn(sink, job, spec, whole=True) for sink in wanted
+        ]  # each begins, whatever others do
         return all(turns)
 
     def keep_only(self, live: Collection[str]) -> None:
@@ -125,13 +133,19 @@ class JobSinks:
             return False
         except Exception as error:
             progress.failures += 1
-            if isinstance(error, SinkUnfit | PlaceLost) or (progress.begun_whole and progress.failures >= TRIES):
+            if isinstance(error, SinkUnfit | PlaceLost) or (
+                progress.begun_whole and progress.failures >= TRIES
+            ):
                 del self._progress[key]  # once the job is resumed it begins anew
                 raise SinkGivenUp(f"results_not_written: {error}") from error
             wait_s = min(RETRY_CAP_S, RETRY_BASE_S * 2 ** (progress.failures - 1))
             progress.not_before = self._clock() + wait_s
             log.warning(
                 "job %s: results could not be written (%s), tried again in %.0f s: %s: %s",
-                key.job_id, key.sink, wait_s, type(error).__name__, error,
-            )  # fmt: skip
+                key.job_id,
+                key.sink,
+                wait_s,
+                type(error).__name__,
+                error,
+            )
             return False

@@ -1,4 +1,5 @@
-"""Rows of a job in a table of a database, as its option `into` says: while the job runs, and whole at its end."""
+"""Rows of a job in a table of a database, as its option `into` says: while the job runs, and whole
+at its end."""
 
 from __future__ import annotations
 
@@ -17,14 +18,18 @@ log = logging.getLogger(__name__)
 
 
 class TableRows:
-    """One pass writes what is new. The place in the table goes with the rows, so passes may be repeated and taken over."""
+    """One pass writes what is new.
+
+    The place in the table goes with the rows, so passes may be repeated and taken over."""
 
     grows = True
     name = "into"
 
     def __init__(self, database: Database) -> None:
         self._database = database
-        self._places: dict[str, str | None] = {}  # of jobs that are led here: up to where the table has them
+        self._places: dict[
+            str, str | None
+        ] = {}  # of jobs that are led here: up to where the table has them
 
     def is_wanted(self, spec: JobSpec) -> bool:
         return spec.into is not None
@@ -35,9 +40,11 @@ class TableRows:
             return
         assert spec.into is not None, "a job without a table has no passes"
         sink = TableSink(
-            into_url(spec.into, os.environ), spec.into_table or "", Reading(self._database, job).table,
+            into_url(spec.into, os.environ),
+            spec.into_table or "",
+            Reading(self._database, job).table,
             id_column=spec.into_id,
-        )  # fmt: skip
+        )
         try:
             sink.prepare()
             reading = Reading(self._database, job, sink.place(job.job_id), whole=whole)
@@ -48,16 +55,20 @@ class TableRows:
             raise
         except PlaceLost:
             raise SinkUnfit(
-                f"table {spec.into_table} has a place that job {job.job_id} does not have in this ledger, which was copied or "
-                f"restored: to write all of it again, delete the job's row in the table penstock_progress beside it"
+                f"table {spec.into_table} has a place that job {job.job_id} does not have in this "
+                "ledger, which was copied or restored: to write all of it again, delete the job's "
+                "row in the table penstock_progress beside it"
             ) from None
         finally:
             sink.close()
         if filled.missing:
             log.warning(
-                "job %s: %d documents have no row in table %s, and it takes no others: it has columns that must not be null",
-                job.job_id, filled.missing, spec.into_table,
-            )  # fmt: skip
+                "job %s: %d documents have no row in table %s, and it takes no others: it has "
+                "columns that must not be null",
+                job.job_id,
+                filled.missing,
+                spec.into_table,
+            )
 
     def forget(self, job_id: str) -> None:
         self._places.pop(job_id, None)

@@ -1,1 +1,2 @@
-"""Which of its lanes a job goes to, and when it goes to another: what is known of each, the choice, and the step that asks."""
+"""Which of its lanes a job goes to, and when it goes to another: what is known of each, the choice,
+and the step that asks."""

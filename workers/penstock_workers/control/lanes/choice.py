@@ -1,10 +1,13 @@
-"""The choice between lanes, as a function of what is known: the cheapest that is expected to meet the deadline.
+"""The choice between lanes, as a function of what is known: the cheapest that is expected to meet
+the deadline.
 
-A lane is looked at with what may follow it: a cheap one that is slow, or whose time is not known, may be tried as long as
-another lane can still do what is left before the deadline. A batch that stands still looks like one that works, so no job
-waits for one beyond the last moment at which another lane would be in time. What costs more than is left of the job's budget
-is taken only where nothing that works costs less: not even for the deadline, since the job would pause half-way. Without
-a deadline a real-time price is paid only where the job permits no other, or says the order of its lanes itself.
+A lane is looked at with what may follow it: a cheap one that is slow, or whose time is not known,
+may be tried as long as another lane can still do what is left before the deadline. A batch that
+stands still looks like one that works, so no job waits for one beyond the last moment at which
+another lane would be in time. What costs more than is left of the job's budget is taken only where
+nothing that works costs less: not even for the deadline, since the job would pause half-way.
+Without a deadline a real-time price is paid only where the job permits no other, or says the order
+of its lanes itself.
 """
 
 from __future__ import annotations
@@ -40,16 +43,30 @@ def choose(job: JobNow, lanes: Sequence[LaneNow], now: float, rules: LaneChangeS
     free = _best(job._replace(usd_left=None), lanes, here, now, rules)
     meets = None if job.deadline_at is None else best.meets
     why = f"{sentence(job, here, best, now)}{of_budget(job, best, free, _passes(job, best))}"
-    return Choice(best.now.lane, _reason(job, lanes, here, best), why, _figures(job, lanes, best, now, rules), meets)
+    return Choice(
+        best.now.lane,
+        _reason(job, lanes, here, best),
+        why,
+        _figures(job, lanes, best, now, rules),
+        meets,
+    )
 
 
-def _plans(job: JobNow, lanes: Sequence[LaneNow], now: float, rules: LaneChangeSettings) -> list[Plan]:
+def _plans(
+    job: JobNow, lanes: Sequence[LaneNow], now: float, rules: LaneChangeSettings
+) -> list[Plan]:
     """What can be done from now on, for each lane the best."""
     horizon_s = math.inf if job.deadline_at is None else job.deadline_at - now
     return [_plan(job, one, lanes, horizon_s, rules) for one in lanes]
 
 
-def _best(job: JobNow, lanes: Sequence[LaneNow], here: LaneNow | None, now: float, rules: LaneChangeSettings) -> Plan:
+def _best(
+    job: JobNow,
+    lanes: Sequence[LaneNow],
+    here: LaneNow | None,
+    now: float,
+    rules: LaneChangeSettings,
+) -> Plan:
     permitted = lanes if job.deadline_at is not None else _without_real_time(job, lanes)
     usable = [one for one in permitted if one.trouble is None]
     if not usable:
@@ -59,7 +76,9 @@ def _best(job: JobNow, lanes: Sequence[LaneNow], here: LaneNow | None, now: floa
     usable = [one for one in usable if one.lane not in job.left_late] or usable
     found = _plans(job, usable, now, rules)
     meeting = [plan for plan in found if plan.meets]
-    meeting = [plan for plan in meeting if not _is_last_moment(job, plan, usable, now, rules)] or meeting
+    meeting = [
+        plan for plan in meeting if not _is_last_moment(job, plan, usable, now, rules)
+    ] or meeting
     if not meeting:
         return min(found, key=lambda plan: (_late(plan), *_preference(job, lanes, plan)))
     best = min(meeting, key=lambda plan: _preference(job, lanes, plan))
@@ -68,27 +87,39 @@ def _best(job: JobNow, lanes: Sequence[LaneNow], here: LaneNow | None, now: floa
 
 
 def _passes(job: JobNow, plan: Plan) -> bool:
-    """Whether it would cost more than is left of the budget, as far as that is known. What batches have answered is paid, and
-    not paid again elsewhere."""
+    """Whether it would cost more than is left of the budget, as far as that is known.
+
+    What batches have answered is paid, and not paid again elsewhere."""
     if job.usd_left is None or plan.usd is None:
         return False
-    again = 0.0 if plan.now.lane == job.lane or not job.left else plan.usd * min(job.answered, job.left) / job.left
+    again = (
+        0.0
+        if plan.now.lane == job.lane or not job.left
+        else plan.usd * min(job.answered, job.left) / job.left
+    )
     return plan.usd - again > job.usd_left + CENT
 
 
-def _is_last_moment(job: JobNow, plan: Plan, lanes: Sequence[LaneNow], now: float, rules: LaneChangeSettings) -> bool:
-    """Whether this is a wait for batches, and another lane could do now what they might leave, but not at the next look."""
+def _is_last_moment(
+    job: JobNow, plan: Plan, lanes: Sequence[LaneNow], now: float, rules: LaneChangeSettings
+) -> bool:
+    """Whether this is a wait for batches, and another lane could do now what they might leave, but
+    not at the next look."""
     if job.deadline_at is None or not isinstance(plan.now.pace, InBatches):
         return False
     left, horizon_s = max(0, job.left - job.answered), job.deadline_at - now
     others = [other.pace for other in lanes if other is not plan.now and other.pace is not None]
-    needs_s = min((rules.moving_s + rules.margin * pace.seconds_for(left) for pace in others), default=math.inf)
+    needs_s = min(
+        (rules.moving_s + rules.margin * pace.seconds_for(left) for pace in others),
+        default=math.inf,
+    )
     begins_s = rules.look_s + (rules.moving_s if job.lane not in (None, plan.now.lane) else 0.0)
     return needs_s <= horizon_s < begins_s + needs_s
 
 
 def _is_worth_a_move(job: JobNow, stays: Plan, best: Plan) -> bool:
-    """Where the job's order decides, a lane that comes earlier in it is; else one that costs clearly less."""
+    """Where the job's order decides, a lane that comes earlier in it is; else one that costs
+    clearly less."""
     if job.by_order or stays.usd is None or best.usd is None:
         return True
     return best.usd < (1 - WORTH) * stays.usd
@@ -101,14 +132,22 @@ def _without_real_time(job: JobNow, lanes: Sequence[LaneNow]) -> Sequence[LaneNo
     return [one for one in lanes if not one.is_real_time] or lanes
 
 
-def _preference(job: JobNow, lanes: Sequence[LaneNow], plan: Plan) -> tuple[float, float, bool, bool, bool, int]:
-    """The lower, the better: by the job's order or by price, then with fewer moves. An unknown price loses against a known."""
+def _preference(
+    job: JobNow, lanes: Sequence[LaneNow], plan: Plan
+) -> tuple[float, float, bool, bool, bool, int]:
+    """The lower, the better: by the job's order or by price, then with fewer moves.
+
+    An unknown price loses against a known."""
     place = lanes.index(plan.now)
     cost = math.inf if plan.usd is None else round(plan.usd / CENT)
     return (
-        place if job.by_order else 0.0, cost, plan.then is not None, plan.now.is_real_time, plan.now.lane != job.lane,
+        place if job.by_order else 0.0,
+        cost,
+        plan.then is not None,
+        plan.now.is_real_time,
+        plan.now.lane != job.lane,
         place,
-    )  # fmt: skip
+    )
 
 
 def _cost(plan: Plan) -> float:
@@ -116,17 +155,25 @@ def _cost(plan: Plan) -> float:
 
 
 def _late(plan: Plan) -> float:
-    """Where no plan meets the deadline: seconds until the end, and those that are not known come last."""
+    """Where no plan meets the deadline: seconds until the end, and those that are not known come
+    last."""
     return math.inf if plan.ends_s is None else plan.ends_s
 
 
-def _plan(job: JobNow, one: LaneNow, lanes: Sequence[LaneNow], horizon_s: float, rules: LaneChangeSettings) -> Plan:
-    """The best that begins with this lane: alone where that meets the deadline, else with the one that follows."""
+def _plan(
+    job: JobNow, one: LaneNow, lanes: Sequence[LaneNow], horizon_s: float, rules: LaneChangeSettings
+) -> Plan:
+    """The best that begins with this lane: alone where that meets the deadline, else with the one
+    that follows."""
     moving_s = rules.moving_s if job.lane not in (None, one.lane) else 0.0
     alone = _alone(job, one, horizon_s, moving_s, rules)
     if alone.meets and not _passes(job, alone):
         return alone
-    others = [other for other in lanes if other.lane != one.lane and other.trouble is None and other.pace is not None]
+    others = [
+        other
+        for other in lanes
+        if other.lane != one.lane and other.trouble is None and other.pace is not None
+    ]
     followed = [_followed(job, one, other, horizon_s, moving_s, rules) for other in others]
     found = [alone, *(plan for plan in followed if plan is not None)]
     found = [plan for plan in found if not _passes(job, plan)] or found
@@ -134,19 +181,28 @@ def _plan(job: JobNow, one: LaneNow, lanes: Sequence[LaneNow], horizon_s: float,
     return min(meeting, key=_cost) if meeting else min(found, key=_late)
 
 
-def _alone(job: JobNow, one: LaneNow, horizon_s: float, moving_s: float, rules: LaneChangeSettings) -> Plan:
+def _alone(
+    job: JobNow, one: LaneNow, horizon_s: float, moving_s: float, rules: LaneChangeSettings
+) -> Plan:
     usd = None if one.usd_each is None else one.usd_each * job.left
     if one.pace is None:
         return Plan(one, None, 0.0, None, usd, meets=math.isinf(horizon_s))
     need_s = one.pace.seconds_for(job.left)
-    return Plan(one, None, 0.0, moving_s + need_s, usd, meets=moving_s + rules.margin * need_s <= horizon_s)
+    return Plan(
+        one, None, 0.0, moving_s + need_s, usd, meets=moving_s + rules.margin * need_s <= horizon_s
+    )
 
 
 def _followed(
-    job: JobNow, one: LaneNow, other: LaneNow, horizon_s: float, moving_s: float, rules: LaneChangeSettings
+    job: JobNow,
+    one: LaneNow,
+    other: LaneNow,
+    horizon_s: float,
+    moving_s: float,
+    rules: LaneChangeSettings,
 ) -> Plan | None:
-    """``one`` for as long as ``other`` can still do the rest in time, or, where it cannot, so that both end soonest. None where
-    ``one`` would bring nothing, or there is no time for it."""
+    """``one`` for as long as ``other`` can still do the rest in time, or, where it cannot, so that
+    both end soonest. None where ``one`` would bring nothing, or there is no time for it."""
     assert other.pace is not None
     first_s = moving_s + rules.look_s
     if horizon_s <= first_s or (one.pace is None and not (job.by_order or _is_cheaper(one, other))):
@@ -155,13 +211,21 @@ def _followed(
     for moment in range(MOMENTS):
         at_s = first_s + (horizon_s - first_s) * moment / MOMENTS
         plan = _both(job, one, other, at_s, at_s - moving_s, horizon_s, rules)
-        if plan is not None and (last is None or plan.meets or (not last.meets and _late(plan) < _late(last))):
+        if plan is not None and (
+            last is None or plan.meets or (not last.meets and _late(plan) < _late(last))
+        ):
             last = plan
     return last
 
 
 def _both(
-    job: JobNow, one: LaneNow, other: LaneNow, at_s: float, works_s: float, horizon_s: float, rules: LaneChangeSettings
+    job: JobNow,
+    one: LaneNow,
+    other: LaneNow,
+    at_s: float,
+    works_s: float,
+    horizon_s: float,
+    rules: LaneChangeSettings,
 ) -> Plan | None:
     """``one`` works for so long, and ``other`` does what it leaves from ``at_s`` on."""
     assert other.pace is not None
@@ -169,18 +233,26 @@ def _both(
         usd = None if one.usd_each is None else one.usd_each * job.left
         late_s = at_s + rules.moving_s + rules.margin * other.pace.seconds_for(job.left)
         return Plan(one, other, at_s, None, usd, meets=True) if late_s <= horizon_s else None
-    done, surely = one.pace.done_in(works_s, job.left), one.pace.done_in(works_s / rules.margin, job.left)
+    done, surely = (
+        one.pace.done_in(works_s, job.left),
+        one.pace.done_in(works_s / rules.margin, job.left),
+    )
     if done <= 0:
         return None
     late_s = at_s + rules.moving_s + rules.margin * other.pace.seconds_for(job.left - surely)
     ends_s = at_s + rules.moving_s + other.pace.seconds_for(job.left - done)
     known = one.usd_each is not None and other.usd_each is not None
-    usd = (one.usd_each or 0.0) * done + (other.usd_each or 0.0) * (job.left - done) if known else None
+    usd = (
+        (one.usd_each or 0.0) * done + (other.usd_each or 0.0) * (job.left - done)
+        if known
+        else None
+    )
     return Plan(one, other, at_s, ends_s, usd, meets=late_s <= horizon_s)
 
 
 def _is_cheaper(one: LaneNow, other: LaneNow) -> bool:
-    """An unknown price loses against a known one; of two that are not known the real-time one is the higher."""
+    """An unknown price loses against a known one; of two that are not known the real-time one is
+    the higher."""
     if one.usd_each is None or other.usd_each is None:
         both = one.usd_each is None and other.usd_each is None
         return other.is_real_time and not one.is_real_time if both else other.usd_each is None
@@ -216,8 +288,9 @@ def _figures(
         seconds = None if one.pace is None else round(one.pace.seconds_for(job.left), 1)
         figures |= {
             f"{one.lane}.usd": None if one.usd_each is None else round(one.usd_each * job.left, 6),
-            f"{one.lane}.seconds": seconds, f"{one.lane}.seconds_by": one.pace_by,
-        }  # fmt: skip
+            f"{one.lane}.seconds": seconds,
+            f"{one.lane}.seconds_by": one.pace_by,
+        }
         if one.trouble is not None:
             figures[f"{one.lane}.no_choice"] = f"{one.trouble.reason}: {one.trouble.words}"
     return figures

@@ -1,4 +1,5 @@
-"""What is known of a job and of each lane that it permits, read from the ledger, Redis and the settings."""
+"""What is known of a job and of each lane that it permits, read from the ledger, Redis and the
+settings."""
 
 from __future__ import annotations
 
@@ -8,7 +9,15 @@ from typing import Final, NamedTuple
 
 import redis
 
-from penstock_ledger import BatchesOpen, BatchFigures, Database, LaneMove, OutcomeStore, RedisLedger, WorkerSeen
+from penstock_ledger import (
+    BatchesOpen,
+    BatchFigures,
+    Database,
+    LaneMove,
+    OutcomeStore,
+    RedisLedger,
+    WorkerSeen,
+)
 from penstock_ledger.model import Counts, Job, JobState
 from penstock_producer.job.lanes import AUTO, LANES, has_own_model, packs
 from penstock_producer.job.spec import JobSpec
@@ -63,8 +72,12 @@ class LaneFacts:
         self._hot, self._quotas, self._specs = hot, quotas, specs
         self._measured = Measured()
         self._live: Sequence[Job] = ()
-        self._lasted: dict[str, tuple[float, list[float]]] = {}  # by provider: when it was read, and seconds
-        self._since: dict[tuple[str, str, str], float] = {}  # job, lane and reason: when that trouble began
+        self._lasted: dict[
+            str, tuple[float, list[float]]
+        ] = {}  # by provider: when it was read, and seconds
+        self._since: dict[
+            tuple[str, str, str], float
+        ] = {}  # job, lane and reason: when that trouble began
         self._workers: Sequence[WorkerSeen] | None = None  # as this round has read them
         self._views: dict[str, QuotaView | None] = {}  # by provider, as this round has read them
         self._began = clock()
@@ -75,10 +88,15 @@ class LaneFacts:
         now, names = self._clock(), [job.job_id for job in self._live]
         for job, finished in zip(self._live, self._hot.finished_of(names), strict=True):
             if not packs(job.lane) and len(self._specs.of(job).permitted_lanes) == 1:
-                self._measured.note(job.job_id, self._lane_of(job.lane, self._specs.of(job)), finished, 0.0, now)
+                self._measured.note(
+                    job.job_id, self._lane_of(job.lane, self._specs.of(job)), finished, 0.0, now
+                )
 
-    def of(self, job: Job, moves: Sequence[LaneMove], outstanding: int) -> tuple[JobNow, list[LaneNow]]:
-        """``moves`` are the job's; ``outstanding``: its documents that were fed and have no outcome."""
+    def of(
+        self, job: Job, moves: Sequence[LaneMove], outstanding: int
+    ) -> tuple[JobNow, list[LaneNow]]:
+        """``moves`` are the job's; ``outstanding``: its documents that were fed and have no
+        outcome."""
         around = self._around(job, outstanding)
         spec, now = around.spec, around.now
         if not packs(job.lane):
@@ -102,13 +120,20 @@ class LaneFacts:
         self._measured.forget(job.job_id, job.lane)
 
     def older_worker(self) -> str | None:
-        """One that lives and does not look at a job's lane, since its release is an older one; None: there is none."""
+        """One that lives and does not look at a job's lane, since its release is an older one;
+        None: there is none."""
         return next(
-            (one.name for one in self._workers_now() if one.seconds_ago < ALIVE_S and KNOWS_MOVES not in one.info), None
+            (
+                one.name
+                for one in self._workers_now()
+                if one.seconds_ago < ALIVE_S and KNOWS_MOVES not in one.info
+            ),
+            None,
         )
 
     def keep_only(self, live: Collection[str]) -> None:
-        """Forget jobs that have ended, and what the round before has read: all jobs of a round share it."""
+        """Forget jobs that have ended, and what the round before has read: all jobs of a round
+        share it."""
         self._workers, self._views = None, {}
         self._since = {known: since for known, since in self._since.items() if known[0] in live}
 
@@ -129,7 +154,9 @@ class LaneFacts:
 
     def _view(self, provider: str) -> QuotaView | None:
         if provider not in self._views:
-            self._views[provider] = next(iter(read_quotas(self._quotas, quota_ids=[provider])), None)
+            self._views[provider] = next(
+                iter(read_quotas(self._quotas, quota_ids=[provider])), None
+            )
         return self._views[provider]
 
     def _lane(self, lane: str, around: _Around) -> LaneNow:
@@ -145,11 +172,17 @@ class LaneFacts:
         model = spec.model or model_of(around.job.source)
         prices = None if around.provider is None else around.provider.prices_of(model)
         usd = own.usd_each if own is not None else usd_each(lane, around.tokens, prices)
-        return LaneNow(lane, usd, speed.pace, speed.by, LANES[lane].is_real_time, self._trouble(lane, around))
+        return LaneNow(
+            lane, usd, speed.pace, speed.by, LANES[lane].is_real_time, self._trouble(lane, around)
+        )
 
     def _usd_left(self, job: Job, spec: JobSpec) -> float | None:
         """Of its budget; what is reserved for what is under way is for documents that are left."""
-        return None if spec.budget_usd is None else spec.budget_usd - self._batches.spent(job.job_id) / 1e6
+        return (
+            None
+            if spec.budget_usd is None
+            else spec.budget_usd - self._batches.spent(job.job_id) / 1e6
+        )
 
     def _is_silent(self, around: _Around) -> bool:
         """The job is in a lane that does not answer: nothing is assumed of it."""
@@ -162,15 +195,20 @@ class LaneFacts:
             cap = None if around.provider is None else around.provider.batch_enqueued_tokens
             lasted = self._history(spec.provider, around.now)
             now_open = around.batches if is_here else None
-            return speeds.of_batches(lasted, now_open, cap, around.tokens, self._rules.margin, around.now)
+            return speeds.of_batches(
+                lasted, now_open, cap, around.tokens, self._rules.margin, around.now
+            )
         declared: Mapping[str, float] = {} if around.provider is None else around.provider.limits
         limits = {} if has_own_model(lane) else speeds.limits_of(around.view, declared)
         own = self._measured.of_job(job.job_id, lane) if is_here else None
         of_lane = self._measured.of_lane(self._lane_of(lane, spec), around.now)
-        return speeds.one_by_one(own, of_lane, limits, around.tokens, self._sharing(lane, job, spec))
+        return speeds.one_by_one(
+            own, of_lane, limits, around.tokens, self._sharing(lane, job, spec)
+        )
 
     def _trouble(self, lane: str, around: _Around) -> Trouble | None:
-        """One that has lasted; before the first choice any, but for workers that may be starting."""
+        """One that has lasted; before the first choice any, but for workers that may be
+        starting."""
         found = self._trouble_now(lane, around)
         job_id, now = around.job.job_id, around.now
         known = {key for key in self._since if key[:2] == (job_id, lane)}
@@ -197,7 +235,9 @@ class LaneFacts:
         if has_own_model(lane):
             return 0
         return sum(
-            other.job_id != job.job_id and other.lane == lane and self._specs.of(other).provider == spec.provider
+            other.job_id != job.job_id
+            and other.lane == lane
+            and self._specs.of(other).provider == spec.provider
             for other in self._live
         )
 

@@ -1,4 +1,5 @@
-"""What may be said of a job's lanes before it is submitted: which would be chosen, and whether its deadline can be met."""
+"""What may be said of a job's lanes before it is submitted: which would be chosen, and whether its
+deadline can be met."""
 
 from __future__ import annotations
 
@@ -35,32 +36,59 @@ class Known(NamedTuple):
 
 
 def forecast(
-    spec: JobSpec, guess: Estimate, documents: int, known: Known, rules: LaneChangeSettings, now: float
+    spec: JobSpec,
+    guess: Estimate,
+    documents: int,
+    known: Known,
+    rules: LaneChangeSettings,
+    now: float,
 ) -> Choice:
     """What control would choose first, as far as that is known now."""
     deadline_at = None if spec.deadline_s is None else now + spec.deadline_s
     begins = None if spec.lane == AUTO else spec.first_lane
-    job = JobNow(begins, documents, deadline_at, by_order=spec.lane != AUTO, usd_left=spec.budget_usd)
-    lanes = [_lane(lane, spec, guess, documents, known, rules, now) for lane in spec.permitted_lanes]
+    job = JobNow(
+        begins, documents, deadline_at, by_order=spec.lane != AUTO, usd_left=spec.budget_usd
+    )
+    lanes = [
+        _lane(lane, spec, guess, documents, known, rules, now) for lane in spec.permitted_lanes
+    ]
     return choose(job, lanes, now, rules)
 
 
 def late(
-    spec: JobSpec, guess: Estimate, documents: int, known: Known, rules: LaneChangeSettings, now: float
+    spec: JobSpec,
+    guess: Estimate,
+    documents: int,
+    known: Known,
+    rules: LaneChangeSettings,
+    now: float,
 ) -> str | None:
-    """That no permitted lane is expected to meet the deadline, and what would; None where one is, or there is no deadline."""
+    """That no permitted lane is expected to meet the deadline, and what would; None where one is,
+    or there is no deadline."""
     if spec.deadline_s is None or not documents:
         return None
     choice = forecast(spec, guess, documents, known, rules, now)
     if choice.meets:
         return None
-    seen = [_lane(lane, spec, guess, documents, known, rules, now) for lane in LANES if can_answer(lane, spec.endpoint)]
+    seen = [
+        _lane(lane, spec, guess, documents, known, rules, now)
+        for lane in LANES
+        if can_answer(lane, spec.endpoint)
+    ]
     ours = [one for one in seen if one.lane in spec.permitted_lanes]
-    if any(one.pace is None and (not packs(one.lane) or spec.deadline_s >= WINDOW_S) for one in ours):
+    if any(
+        one.pace is None and (not packs(one.lane) or spec.deadline_s >= WINDOW_S) for one in ours
+    ):
         return None  # that lane's speed is not known, and may well be enough
     said = [_ends(one, documents, spec.deadline_s, now) for one in ours]
-    fixes = [_in_time(one, documents, spec) for one in seen if one not in ours and _meets(one, documents, spec, rules)]
-    ends_s = [rules.margin * one.pace.seconds_for(documents) for one in ours if one.pace is not None]
+    fixes = [
+        _in_time(one, documents, spec)
+        for one in seen
+        if one not in ours and _meets(one, documents, spec, rules)
+    ]
+    ends_s = [
+        rules.margin * one.pace.seconds_for(documents) for one in ours if one.pace is not None
+    ]
     if ends_s:
         fixes.append(f"a deadline of {lasting(min(ends_s))} or more")
     meets = f"; what would meet it: {', or '.join(fixes)}" if fixes else ""
@@ -69,7 +97,13 @@ def late(
 
 
 def _lane(
-    lane: str, spec: JobSpec, guess: Estimate, documents: int, known: Known, rules: LaneChangeSettings, now: float
+    lane: str,
+    spec: JobSpec,
+    guess: Estimate,
+    documents: int,
+    known: Known,
+    rules: LaneChangeSettings,
+    now: float,
 ) -> LaneNow:
     many = max(1, documents)
     tokens = Tokens(guess.tokens_in / many, guess.tokens_out / many)
@@ -94,9 +128,13 @@ def _ends(one: LaneNow, documents: int, deadline_s: float, now: float) -> str:
 
 def _meets(one: LaneNow, documents: int, spec: JobSpec, rules: LaneChangeSettings) -> bool:
     assert spec.deadline_s is not None
-    return one.pace is not None and rules.margin * one.pace.seconds_for(documents) <= spec.deadline_s
+    return (
+        one.pace is not None and rules.margin * one.pace.seconds_for(documents) <= spec.deadline_s
+    )
 
 
 def _in_time(one: LaneNow, documents: int, spec: JobSpec) -> str:
-    cost = "" if one.usd_each is None else f", which costs about {dollars(one.usd_each * documents)}"
+    cost = (
+        "" if one.usd_each is None else f", which costs about {dollars(one.usd_each * documents)}"
+    )
     return f"--lane {AUTO} --lanes {','.join((*spec.permitted_lanes, one.lane))}{cost}"

@@ -1,4 +1,5 @@
-"""How many documents a job finishes in its lane, and at what cost, over the last minutes; and what its lane was measured at."""
+"""How many documents a job finishes in its lane, and at what cost, over the last minutes; and what
+its lane was measured at."""
 
 from __future__ import annotations
 
@@ -62,7 +63,9 @@ class Measured:
         if not looks or (seconds := looks[-1].at - looks[0].at) < LEAST_S:
             return None
         done, paid = looks[-1].finished - looks[0].finished, looks[-1].cost_usd - looks[0].cost_usd
-        return Rate(done / seconds, paid / done if done and paid > 0 else None, seconds, looks[-1].at)
+        return Rate(
+            done / seconds, paid / done if done and paid > 0 else None, seconds, looks[-1].at
+        )
 
     def of_lane(self, of: LaneOf, now: float) -> Rate | None:
         """The latest of any job there; None where it is too long ago."""

@@ -22,11 +22,16 @@ def sentence(job: JobNow, here: LaneNow | None, best: Plan, now: float) -> str:
         said = f"{_why_left(job, here, best, now)}; {_why_taken(job, here, best, now)}"
     if job.deadline_at is None or best.meets:
         return said
-    return f"{said}. No lane is expected to meet the deadline at {clock(job.deadline_at, now)}; {best.now.lane} comes nearest"
+    return (
+        f"{said}. No lane is expected to meet the deadline at {clock(job.deadline_at, now)}; "
+        f"{best.now.lane} comes nearest"
+    )
 
 
 def of_budget(job: JobNow, best: Plan, free: Plan, passes: bool) -> str:
-    """What the budget has to do with it, as the end of the sentence. ``free``: what would be taken without one."""
+    """What the budget has to do with it, as the end of the sentence.
+
+    ``free``: what would be taken without one."""
     if job.usd_left is None:
         return ""
     left = f"the {dollars(max(0.0, job.usd_left))} that are left of the budget"
@@ -44,11 +49,22 @@ def _together(plan: Plan) -> str:
 def _of_choice(job: JobNow, best: Plan, now: float) -> str:
     one = best.now
     if one.trouble is not None:
-        waits = "" if job.deadline_at is not None or job.by_order else ": without a deadline no real-time price is paid"
+        waits = (
+            ""
+            if job.deadline_at is not None or job.by_order
+            else ": without a deadline no real-time price is paid"
+        )
         return f"{one.lane} {one.trouble.words}, and the job waits for it{waits}"
-    cost = "what it costs is not known" if best.usd is None else f"{_paid(best)} about {dollars(best.usd)} in all"
+    cost = (
+        "what it costs is not known"
+        if best.usd is None
+        else f"{_paid(best)} about {dollars(best.usd)} in all"
+    )
     if best.then is not None:
-        return f"{_tried(best)}; {best.then.lane} can do the rest from {clock(now + best.at_s, now)} on; {cost}"
+        return (
+            f"{_tried(best)}; {best.then.lane} can do the rest from {clock(now + best.at_s, now)} "
+            f"on; {cost}"
+        )
     if job.deadline_at is None:
         return f"{cost}; there is no deadline"
     return f"{_when(job, one, best.ends_s, now)}; {cost}"
@@ -56,7 +72,11 @@ def _of_choice(job: JobNow, best: Plan, now: float) -> str:
 
 def _paid(best: Plan) -> str:
     """What costs so much: a lane alone, or as far as it comes; or both together."""
-    return "both cost" if best.then is not None and best.ends_s is not None else f"{best.now.lane} costs"
+    return (
+        "both cost"
+        if best.then is not None and best.ends_s is not None
+        else f"{best.now.lane} costs"
+    )
 
 
 def _tried(best: Plan) -> str:
@@ -72,7 +92,10 @@ def _why_left(job: JobNow, here: LaneNow, best: Plan, now: float) -> str:
     ends_s = None if here.pace is None else here.pace.seconds_for(job.left)
     in_time = ends_s is not None and job.deadline_at is not None and now + ends_s <= job.deadline_at
     if in_time and isinstance(here.pace, InBatches) and not _is_less(best.now, here):
-        return f"{here.lane} has not ended, and {best.now.lane} would be late if it began later than now"
+        return (
+            f"{here.lane} has not ended, and {best.now.lane} would be late if it began later than "
+            "now"
+        )
     return _when(job, here, ends_s, now)
 
 
@@ -115,7 +138,10 @@ def _difference(job: JobNow, here: LaneNow, one: LaneNow) -> str:
     if one.usd_each is None:
         return "what it costs is not known"
     if here.usd_each is None:
-        return f"costs about {dollars(one.usd_each * job.left)}; what {here.lane} would cost is not known"
+        return (
+            f"costs about {dollars(one.usd_each * job.left)}; what {here.lane} would cost is not "
+            "known"
+        )
     more = (one.usd_each - here.usd_each) * job.left
     if abs(more) < CENTS / 100:
         return "costs the same"

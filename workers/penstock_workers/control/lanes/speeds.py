@@ -31,20 +31,31 @@ class Speed(NamedTuple):
 
 
 def one_by_one(
-    own: Rate | None, of_lane: Rate | None, limits: Mapping[str, float], tokens: Tokens | None, sharing: int
+    own: Rate | None,
+    of_lane: Rate | None,
+    limits: Mapping[str, float],
+    tokens: Tokens | None,
+    sharing: int,
 ) -> Speed:
-    """Of a lane that answers each document by itself. ``limits``: units a second, by their words; ``sharing``: other jobs that
-    have a part of them."""
+    """Of a lane that answers each document by itself.
+
+    ``limits``: units a second, by their words; ``sharing``: other jobs that have a part of them."""
     if own is not None and own.per_s > 0:
         return Speed(OneByOne(own.per_s), f"measured over {lasting(own.seconds)}")
     if own is not None and own.seconds >= SILENT_S:
         return Speed(None, f"it has answered nothing for {lasting(own.seconds)}")
-    found = {of_lane.per_s: "measured with other jobs lately"} if of_lane is not None and of_lane.per_s > 0 else {}
+    found = (
+        {of_lane.per_s: "measured with other jobs lately"}
+        if of_lane is not None and of_lane.per_s > 0
+        else {}
+    )
     for words, units in limits.items():
         each = _units_each(words, tokens)
         if each:
             shared = f", shared with {sharing} more" if sharing else ""
-            found[units / each / (1 + sharing)] = f"by the limit of {units * 60:,.0f} {words} a minute{shared}"
+            found[units / each / (1 + sharing)] = (
+                f"by the limit of {units * 60:,.0f} {words} a minute{shared}"
+            )
     if not found:
         return Speed(None, "no limit is declared, and no job was measured there yet")
     slowest = min(found)
@@ -52,7 +63,8 @@ def one_by_one(
 
 
 def half_of(span_s: float, documents: int) -> Speed:
-    """What is taken for the speed of a lane in real time that is not known: so much of the job's time is left for it."""
+    """What is taken for the speed of a lane in real time that is not known: so much of the job's
+    time is left for it."""
     return Speed(
         OneByOne(max(1, documents) / (UNKNOWN_PART * span_s)),
         f"how fast it is, is not known: {UNKNOWN_PART:.0%} of the job's time is left for it",
@@ -60,19 +72,32 @@ def half_of(span_s: float, documents: int) -> Speed:
 
 
 def of_batches(
-    lasted: Sequence[float], now_open: BatchesOpen | None, cap_tokens: int | None, tokens: Tokens | None,
-    margin: float, now: float,
-) -> Speed:  # fmt: skip
-    """Of a provider's batches. ``lasted``: seconds of the last ones; ``now_open``: those of the job, where it is in the lane."""
+    lasted: Sequence[float],
+    now_open: BatchesOpen | None,
+    cap_tokens: int | None,
+    tokens: Tokens | None,
+    margin: float,
+    now: float,
+) -> Speed:
+    """Of a provider's batches.
+
+    ``lasted``: seconds of the last ones; ``now_open``: those of the job, where it is in the
+    lane."""
     seconds = typical(lasted)
     age_s = None if now_open is None or now_open.created_at is None else now - now_open.created_at
     if seconds is None:
         runs = "" if age_s is None else f", and its own runs for {lasting(age_s)}"
-        return Speed(None, f"no batch of this provider has ended here yet, and they may take 24 h{runs}")
+        return Speed(
+            None, f"no batch of this provider has ended here yet, and they may take 24 h{runs}"
+        )
     by = f"as {len(lasted)} batches took" if len(lasted) > 1 else "as one batch took"
     if age_s is not None and age_s > margin * seconds:
         return Speed(None, f"a batch runs for {lasting(age_s)}, and others took {lasting(seconds)}")
-    at_once = None if cap_tokens is None or not tokens or not tokens.into else max(1, int(cap_tokens / tokens.into))
+    at_once = (
+        None
+        if cap_tokens is None or not tokens or not tokens.into
+        else max(1, int(cap_tokens / tokens.into))
+    )
     first_s = None if age_s is None else max(0.0, seconds - age_s)
     return Speed(InBatches(seconds, at_once, first_s), by)
 
@@ -85,7 +110,8 @@ def typical(lasted: Sequence[float]) -> float | None:
 
 
 def limits_of(view: QuotaView | None, declared: Mapping[str, float]) -> dict[str, float]:
-    """Units a second by what they are of: as the fleet's quota has them now, else as ``declared`` per minute."""
+    """Units a second by what they are of: as the fleet's quota has them now, else as ``declared``
+    per minute."""
     if view is not None and view.dimensions:
         return {_words(one.name): one.allowed for one in view.dimensions if one.allowed > 0}
     return {_words(name): limit / 60 for name, limit in declared.items()}
@@ -101,4 +127,8 @@ def _units_each(words: str, tokens: Tokens | None) -> float | None:
         return 1.0
     if tokens is None:
         return None
-    return {"tokens": tokens.into + tokens.out, "input tokens": tokens.into, "output tokens": tokens.out}.get(words)
+    return {
+        "tokens": tokens.into + tokens.out,
+        "input tokens": tokens.into,
+        "output tokens": tokens.out,
+    }.get(words)

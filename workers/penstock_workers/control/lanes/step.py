@@ -31,7 +31,9 @@ class Facts(Protocol):
 
     def note(self, live: Sequence[Job]) -> None: ...
 
-    def of(self, job: Job, moves: Sequence[LaneMove], outstanding: int) -> tuple[JobNow, list[LaneNow]]: ...
+    def of(
+        self, job: Job, moves: Sequence[LaneMove], outstanding: int
+    ) -> tuple[JobNow, list[LaneNow]]: ...
 
     def moved(self, job: Job) -> None: ...
 
@@ -64,7 +66,8 @@ class Moves(Protocol):
 
 
 class LaneChoices:
-    """Belongs to the control thread of any process: of two that decide at once, the ledger lets one move the job."""
+    """Belongs to the control thread of any process: of two that decide at once, the ledger lets one
+    move the job."""
 
     def __init__(
         self,
@@ -90,7 +93,9 @@ class LaneChoices:
         self._facts.note(live)
 
     def look(self, job: Job, spec: JobSpec, outstanding: int) -> bool:
-        """Whether the job was moved, or is not to be worked on before its lane is chosen. ``job`` runs."""
+        """Whether the job was moved, or is not to be worked on before its lane is chosen.
+
+        ``job`` runs."""
         if len(spec.permitted_lanes) == 1 or _is_over(job, spec, now := self._clock()):
             return False
         undecided = spec.lane == AUTO and not job.moves
@@ -110,10 +115,15 @@ class LaneChoices:
         return self._go(job, job.lane, choice, now)
 
     def leave(self, job: Job, spec: JobSpec, outstanding: int) -> bool:
-        """Whether a job that its lane has paused was moved to another one that it permits, and runs there. Where none is better,
-        the job waits for a person, and is looked at again: another lane may have workers later."""
+        """Whether a job that its lane has paused was moved to another one that it permits, and runs
+        there. Where none is better, the job waits for a person, and is looked at again: another
+        lane may have workers later."""
         now = self._clock()
-        if len(spec.permitted_lanes) == 1 or _is_over(job, spec, now) or not is_lane_at_fault(job.reason):
+        if (
+            len(spec.permitted_lanes) == 1
+            or _is_over(job, spec, now)
+            or not is_lane_at_fault(job.reason)
+        ):
             return False
         if now < self._next_leave.get(job.job_id, 0.0):
             return False
@@ -124,7 +134,10 @@ class LaneChoices:
         seen, lanes = self._facts.of(job, moves, outstanding)
         fault = troubles.of_pause(job.reason or "")
         choice = choose(
-            seen, [one._replace(trouble=fault) if one.lane == job.lane else one for one in lanes], now, self._rules
+            seen,
+            [one._replace(trouble=fault) if one.lane == job.lane else one for one in lanes],
+            now,
+            self._rules,
         )
         return choice.lane != job.lane and self._go(job, job.lane, choice, now)
 
@@ -139,7 +152,14 @@ class LaneChoices:
             return False
         paused_for = job.reason if job.state is JobState.PAUSED else None
         moved = self._door.move(
-            job.job_id, before, choice.lane, choice.reason, choice.why, choice.figures, now=now, paused_for=paused_for
+            job.job_id,
+            before,
+            choice.lane,
+            choice.reason,
+            choice.why,
+            choice.figures,
+            now=now,
+            paused_for=paused_for,
         )
         if moved is None:
             return False  # another process was first, or the job is no more where it was
@@ -147,24 +167,33 @@ class LaneChoices:
             log.info("job %s goes to lane %s: %s", job.job_id, choice.lane, choice.why)
         else:
             log.info(
-                "job %s moves from lane %s to %s (%s): %s", job.job_id, before, choice.lane, choice.reason, choice.why
+                "job %s moves from lane %s to %s (%s): %s",
+                job.job_id,
+                before,
+                choice.lane,
+                choice.reason,
+                choice.why,
             )
         self._facts.moved(job)
         return True
 
     def _waits_for_upgrade(self) -> bool:
-        """Workers of an older release do not look at a job's lane: they would go on with what has left theirs."""
+        """Workers of an older release do not look at a job's lane: they would go on with what has
+        left theirs."""
         older = self._facts.older_worker()
         if older is not None and not self._is_older_told:
             log.warning(
-                "no job is moved to another lane by itself as long as workers of an older release run, such as %s: they do not "
-                "look at a job's lane, and would ask for the same documents a second time", older,
-            )  # fmt: skip
+                "no job is moved to another lane by itself as long as workers of an older release "
+                "run, such as %s: they do not look at a job's lane, and would ask for the same "
+                "documents a second time",
+                older,
+            )
         self._is_older_told = older is not None
         return older is not None
 
     def _is_too_soon(self, choice: Choice, moves: Sequence[LaneMove], now: float) -> bool:
-        """A job that has moved stays for a while, so that it does not swing; the first choice is no move."""
+        """A job that has moved stays for a while, so that it does not swing; the first choice is no
+        move."""
         if choice.reason in AT_ONCE or not moves or moves[-1].before is None:
             return False
         return now - moves[-1].at < self._rules.move_each_s

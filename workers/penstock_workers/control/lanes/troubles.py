@@ -1,4 +1,5 @@
-"""Why a lane is no choice now: no workers, no quota, a pause of the provider, or batches that stand still."""
+"""Why a lane is no choice now: no workers, no quota, a pause of the provider, or batches that stand
+still."""
 
 from __future__ import annotations
 
@@ -33,11 +34,16 @@ def of_workers(lane: str, model: str | None, workers: Collection[WorkerSeen]) ->
     if not has_own_model(lane):
         return None
     missing = missing_model(serving_of(workers, lane), model)
-    return None if missing is None else Trouble(NO_WORKERS, f"has none for the model ({_shown(missing)})")
+    return (
+        None
+        if missing is None
+        else Trouble(NO_WORKERS, f"has none for the model ({_shown(missing)})")
+    )
 
 
 def of_provider(lane: str, view: QuotaView | None) -> Trouble | None:
-    """By what the fleet's quota holds of it; None in lanes that ask no provider, and where nothing is known."""
+    """By what the fleet's quota holds of it; None in lanes that ask no provider, and where nothing
+    is known."""
     if view is None or has_own_model(lane):
         return None
     if view.hold:
@@ -47,7 +53,11 @@ def of_provider(lane: str, view: QuotaView | None) -> Trouble | None:
     if view.pause_left_s > PAUSE_S:
         return Trouble("paused", f"is paused by the provider for {lasting(view.pause_left_s)}")
     if view.breaker is not Breaker.CLOSED:
-        ago = "" if view.answered_ago_s is None else f", the last good answer was {lasting(view.answered_ago_s)} ago"
+        ago = (
+            ""
+            if view.answered_ago_s is None
+            else f", the last good answer was {lasting(view.answered_ago_s)} ago"
+        )
         return Trouble("paused", f"gets no good answers from the provider{ago}")
     return None
 
@@ -56,11 +66,17 @@ def of_batches(batches: BatchesOpen, now: float) -> Trouble | None:
     """By the job's own."""
     if batches.created_at is not None:
         age_s = now - batches.created_at
-        return Trouble("stuck", f"stands still: a batch runs for {lasting(age_s)}") if age_s > STUCK_S else None
+        return (
+            Trouble("stuck", f"stands still: a batch runs for {lasting(age_s)}")
+            if age_s > STUCK_S
+            else None
+        )
     if batches.waits_since is None or (waits_s := now - batches.waits_since) <= WAITS_S:
         return None
     why = f" ({_shown(batches.why)})" if batches.why else ""
-    return Trouble("stuck", f"stands still: a batch waits for {lasting(waits_s)} to be created{why}")
+    return Trouble(
+        "stuck", f"stands still: a batch waits for {lasting(waits_s)} to be created{why}"
+    )
 
 
 def of_pause(reason: str) -> Trouble:

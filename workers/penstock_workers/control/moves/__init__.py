@@ -1,1 +1,2 @@
-"""A job changes its lane while it runs: what the lane before still holds goes on in the one that it has now."""
+"""A job changes its lane while it runs: what the lane before still holds goes on in the one that it
+has now."""

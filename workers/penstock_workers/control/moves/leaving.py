@@ -1,12 +1,16 @@
-"""What the lane before still holds of a job that has moved: it goes to SQL, where it waits for the lane that the job has now.
+"""What the lane before still holds of a job that has moved: it goes to SQL, where it waits for the
+lane that the job has now.
 
-What was in a queue: every document of the window that no worker holds becomes a row of ``batch_remainders``, and leaves the
-window; workers that come upon its message drop it, since they see the job's lane at begin. What workers hold may end there, and
-is looked at again. What is in batches at a provider: a worker of the batch lane cancels them, and what they leave waits in the
-same table. Where that takes longer than the patience allows, all documents of such a batch go on at once: the first answer
-counts, and an answer that comes second is counted as paid. Batches that have ended are left to the worker that reads them.
+What was in a queue: every document of the window that no worker holds becomes a row of
+``batch_remainders``, and leaves the window; workers that come upon its message drop it, since they
+see the job's lane at begin. What workers hold may end there, and is looked at again. What is in
+batches at a provider: a worker of the batch lane cancels them, and what they leave waits in the
+same table. Where that takes longer than the patience allows, all documents of such a batch go on at
+once: the first answer counts, and an answer that comes second is counted as paid. Batches that have
+ended are left to the worker that reads them.
 
-Each step may be taken twice, by any process: a row is added once, and never for a document that has its outcome.
+Each step may be taken twice, by any process: a row is added once, and never for a document that has
+its outcome.
 """
 
 from __future__ import annotations
@@ -46,7 +50,9 @@ log = logging.getLogger(__name__)
 PAGE: Final = 1_000  # documents that go to SQL in one transaction
 PAGES_MAX: Final = 5  # in one round
 LOOK_AGAIN_S: Final = 2.0  # at what workers held, and at batches that still run
-OF_DEADLINE: Final = 0.25  # of the time that was left at the move: patience with a provider takes no more of it
+OF_DEADLINE: Final = (
+    0.25  # of the time that was left at the move: patience with a provider takes no more of it
+)
 _LEFT: Final = "lane_left"
 
 Page = list[Remainder]
@@ -63,7 +69,12 @@ class Leaving:
     """Belongs to the control thread."""
 
     def __init__(
-        self, settings: WorkerSettings, database: Database, hot: RedisLedger, moves: KnownMoves, failpoints: Failpoints
+        self,
+        settings: WorkerSettings,
+        database: Database,
+        hot: RedisLedger,
+        moves: KnownMoves,
+        failpoints: Failpoints,
     ) -> None:
         self._settings, self._database, self._hot = settings, database, hot
         self._moves, self._failpoints = moves, failpoints
@@ -74,7 +85,9 @@ class Leaving:
         self._look_at: dict[str, float] = {}  # by job: monotonic time
 
     def step(self, job: Job, spec: JobSpec, outstanding: int) -> bool:
-        """One bounded step; whether documents of the job may be fed now. ``outstanding``: those in its windows.
+        """One bounded step; whether documents of the job may be fed now.
+
+        ``outstanding``: those in its windows.
 
         Raises SourceError, and errors of the stores.
         """
@@ -95,7 +108,8 @@ class Leaving:
         return True
 
     def held_elsewhere(self, job: Job) -> list[str]:
-        """Queues of lanes that the job has left, as long as their workers may still end what they hold."""
+        """Queues of lanes that the job has left, as long as their workers may still end what they
+        hold."""
         moves = self._moves.of(job)
         if not moves or time.time() >= moves[-1].at + self._settings.lanes.moving_s:
             return []
@@ -108,7 +122,7 @@ class Leaving:
             for job_id in [name for name in known if name not in live]:
                 known.pop(job_id)
 
-    # -- what was in a queue -------------------------------------------------------------------------------------------
+    # -- what was in a queue -----------------------------------------------------------------------
 
     def _empty_window(self, job: Job, moves: Sequence[LaneMove]) -> bool:
         """True once all of it was looked at."""
@@ -132,7 +146,10 @@ class Leaving:
         for generation in range(1, job.generation + 1):
             found = self._hot.window(job.job_id, generation)
             while some := list(islice(found, PAGE)):
-                yield [_waiting(ItemKey(job.job_id, generation, doc), position) for doc, position in some]
+                yield [
+                    _waiting(ItemKey(job.job_id, generation, doc), position)
+                    for doc, position in some
+                ]
         yield []
 
     def _held(self, moves: Sequence[LaneMove], page: Page) -> set[ItemKey]:
@@ -140,11 +157,14 @@ class Leaving:
         keys = [one.key for one in page]
         return {key for queue in _queues(moves) for key in self._hot.held(queue, keys, item_tag)}
 
-    # -- what is in batches --------------------------------------------------------------------------------------------
+    # -- what is in batches ------------------------------------------------------------------------
 
     def _hand_over(self, job: Job, spec: JobSpec, moves: Sequence[LaneMove]) -> bool:
         """Let documents of batches that do not end go on; True while there is more to do."""
-        left = next((move for move in reversed(moves) if move.before is not None and packs(move.before)), None)
+        left = next(
+            (move for move in reversed(moves) if move.before is not None and packs(move.before)),
+            None,
+        )
         if left is None or time.time() < left.at + self._patience_s(job, spec, left):
             return False
         still_open = self._batches.to_hand_over(job.job_id)
@@ -166,28 +186,45 @@ class Leaving:
         del self._handed[job.job_id]
         self._batches.hand_over(batch)
         log.warning(
-            "job %s: provider batch %s is %s %.0f s after the job has left its lane; its %d documents go on in lane %s, and "
-            "what the provider still answers may be paid twice", job.job_id, batch.tag, batch.status or batch.state,
-            time.time() - self._moves.of(job)[-1].at, batch.requests, job.lane,
-        )  # fmt: skip
+            "job %s: provider batch %s is %s %.0f s after the job has left its lane; its %d "
+            "documents go on in lane %s, and what the provider still answers may be paid twice",
+            job.job_id,
+            batch.tag,
+            batch.status or batch.state,
+            time.time() - self._moves.of(job)[-1].at,
+            batch.requests,
+            job.lane,
+        )
 
     def _documents(self, job: Job, spec: JobSpec, batch: ProviderBatch) -> Iterator[Page]:
-        """An empty page is the last one. Documents that were remainders are in the table already."""
+        """An empty page is the last one.
+
+        Documents that were remainders are in the table already."""
         rows = self._rows(job, spec, batch) if batch.is_of_source else iter(())
         while page := list(islice(rows, PAGE)):
             yield page
         yield []
 
     def _rows(self, job: Job, spec: JobSpec, batch: ProviderBatch) -> Iterator[Remainder]:
-        """Its own documents, as its packer kept them. Where they were too many to keep, all that lie between its cursors: some
-        may be in batches for other models and endpoints, and be paid twice."""
+        """Its own documents, as its packer kept them.
+
+        Where they were too many to keep, all that lie between its cursors: some may be in batches
+        for other models and endpoints, and be paid twice."""
         kept = self._batches.kept_ids(batch.tag)
         if kept is not None:
             for document in kept_documents(kept):
-                yield _waiting(ItemKey(job.job_id, batch.generation, document.doc_id), document.position)
+                yield _waiting(
+                    ItemKey(job.job_id, batch.generation, document.doc_id), document.position
+                )
             return
-        feed = next(feed for feed in self._jobs.feeds(job.job_id) if feed.generation == batch.generation)
-        refused = self._outcomes.refused_lines(job.job_id) if feed.kind is FeedKind.SOURCE else frozenset[int]()
+        feed = next(
+            feed for feed in self._jobs.feeds(job.job_id) if feed.generation == batch.generation
+        )
+        refused = (
+            self._outcomes.refused_lines(job.job_id)
+            if feed.kind is FeedKind.SOURCE
+            else frozenset[int]()
+        )
         part = replace(feed, ends_at=batch.cursor_behind)
         source = source_of(self._database, job, part, self._settings, spec)
         for row in source.documents(batch.cursor_before or {}):
@@ -208,5 +245,6 @@ def _queues(moves: Sequence[LaneMove]) -> list[str]:
 
 
 def _waiting(key: ItemKey, position: str) -> Remainder:
-    """Of a document of which no more is known here: what earlier attempts used up is noted when its message is dropped."""
+    """Of a document of which no more is known here: what earlier attempts used up is noted when its
+    message is dropped."""
     return Remainder(key, position, 0, 0, 0, 0, 0, _LEFT)

@@ -1,1 +1,2 @@
-"""Jobs that start themselves: looked after by any control process, each planned time decided by one."""
+"""Jobs that start themselves: looked after by any control process, each planned time decided by
+one."""

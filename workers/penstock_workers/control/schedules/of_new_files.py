@@ -1,4 +1,5 @@
-"""The job of a planned time over a watched folder or prefix: of what is listed there, or of what notifications have named."""
+"""The job of a planned time over a watched folder or prefix: of what is listed there, or of what
+notifications have named."""
 
 from __future__ import annotations
 
@@ -8,7 +9,14 @@ from datetime import UTC, datetime
 from functools import partial
 from typing import Final
 
-from penstock_ledger import FiringOutcome, JobNotFound, JobStore, NoticedStore, Schedule, ScheduleStore
+from penstock_ledger import (
+    FiringOutcome,
+    JobNotFound,
+    JobStore,
+    NoticedStore,
+    Schedule,
+    ScheduleStore,
+)
 from penstock_ledger.schedule import TAKEN_MAX
 from penstock_producer import Producer, SourceError
 from penstock_producer.pins import FILES
@@ -18,20 +26,28 @@ from penstock_workers.control.schedules.starts import Started
 
 log = logging.getLogger(__name__)
 
-START_TIMEOUT_S: Final = 3_600.0  # of reading and checking a source; a control process has few threads for it
+START_TIMEOUT_S: Final = (
+    3_600.0  # of reading and checking a source; a control process has few threads for it
+)
 FILES_MAX: Final = 1_000  # of one job
 _LOOKED: Final = (FiringOutcome.STARTED, FiringOutcome.NOTHING_NEW)
 
 
 def start_new_files(
-    producer: Producer, jobs: JobStore, schedules: ScheduleStore, noticed: NoticedStore, schedule: Schedule
+    producer: Producer,
+    jobs: JobStore,
+    schedules: ScheduleStore,
+    noticed: NoticedStore,
+    schedule: Schedule,
 ) -> Started:
     """Submit the files that no earlier job of this schedule has. Raises what a submit raises."""
     _make_room(producer, schedules, schedule)
     if EVENTS not in schedule.source:
         return _submitted(producer, schedules, schedule, None)
     counts = collect(noticed, schedule)
-    said = "".join(f"; {number} {outcome} by notifications" for outcome, number in sorted(counts.items()))
+    said = "".join(
+        f"; {number} {outcome} by notifications" for outcome, number in sorted(counts.items())
+    )
     if _lists(jobs, schedules, schedule):
         return _submitted(producer, schedules, schedule, None, said)
     waiting = noticed.waiting(schedule.schedule_id, FILES_MAX)
@@ -43,7 +59,11 @@ def start_new_files(
 
 
 def _submitted(
-    producer: Producer, schedules: ScheduleStore, schedule: Schedule, among: Sequence[str] | None, said: str = ""
+    producer: Producer,
+    schedules: ScheduleStore,
+    schedule: Schedule,
+    among: Sequence[str] | None,
+    said: str = "",
 ) -> Started:
     job, unsettled = producer.submit_new_files(
         schedule.source[NEW_FILES],
@@ -58,19 +78,25 @@ def _submitted(
         return Started(job.job_id)
     why_not = "no new file"
     if unsettled:
-        why_not += f"; {unsettled} were changed seconds ago, may still be written, and wait for the next time"
+        why_not += (
+            f"; {unsettled} were changed seconds ago, may still be written, and wait for the next "
+            "time"
+        )
     return Started(None, why_not=why_not + said)
 
 
 def _lists(jobs: JobStore, schedules: ScheduleStore, schedule: Schedule) -> bool:
-    """Whether a schedule that takes notifications looks at the whole place: the first time, the first time of each day (UTC),
-    since one may be lost, and once more after a job that had all the files that a job may have."""
+    """Whether a schedule that takes notifications looks at the whole place: the first time, the
+    first time of each day (UTC), since one may be lost, and once more after a job that had all the
+    files that a job may have."""
     looked = (one for one in schedules.firings(schedule.schedule_id) if one.outcome in _LOOKED)
     last = next(looked, None)
     if last is None or _day(last.planned_at) != _day(schedule.next_at):
         return True
     try:
-        source: Mapping[str, object] = jobs.get(last.job_id).source if last.job_id is not None else {}
+        source: Mapping[str, object] = (
+            jobs.get(last.job_id).source if last.job_id is not None else {}
+        )
     except JobNotFound:
         return False
     files = source.get(FILES)
@@ -82,7 +108,9 @@ def _day(at: float) -> int:
 
 
 def _make_room(producer: Producer, schedules: ScheduleStore, schedule: Schedule) -> None:
-    """At the limit forget the taken files that are there no more. Raises SourceError where all of them are."""
+    """At the limit forget the taken files that are there no more.
+
+    Raises SourceError where all of them are."""
     if schedules.has_taken(schedule.schedule_id) < TAKEN_MAX:
         return
     forgotten = 0
@@ -93,7 +121,9 @@ def _make_room(producer: Producer, schedules: ScheduleStore, schedule: Schedule)
     if forgotten == 0:
         raise SourceError(
             "too_many_files",
-            f"jobs of this schedule have {TAKEN_MAX:,} files of {schedule.source[NEW_FILES]}, the most that are remembered, and "
-            "all are still there; move those away that are done",
+            f"jobs of this schedule have {TAKEN_MAX:,} files of {schedule.source[NEW_FILES]}, the "
+            "most that are remembered, and all are still there; move those away that are done",
         )
-    log.warning("schedule %s: %d files that are there no more are forgotten", schedule.name, forgotten)
+    log.warning(
+        "schedule %s: %d files that are there no more are forgotten", schedule.name, forgotten
+    )

@@ -1,4 +1,5 @@
-"""The job of a planned time over the outcomes of another job: of one that is named, or of the newest one of a schedule."""
+"""The job of a planned time over the outcomes of another job: of one that is named, or of the
+newest one of a schedule."""
 
 from __future__ import annotations
 
@@ -8,10 +9,18 @@ from penstock_producer.schedules.marks import OUTCOMES_OF, job_key, mark, taken_
 from penstock_workers.control.schedules.starts import Started
 
 
-def start_over_outcomes(producer: Producer, jobs: JobStore, schedules: ScheduleStore, schedule: Schedule) -> Started:
-    """Submit what no earlier job of this schedule has read. Raises what a submit raises, JobNotFound and ScheduleNotFound."""
+def start_over_outcomes(
+    producer: Producer, jobs: JobStore, schedules: ScheduleStore, schedule: Schedule
+) -> Started:
+    """Submit what no earlier job of this schedule has read.
+
+    Raises what a submit raises, JobNotFound and ScheduleNotFound."""
     over = OutcomesOf.of(schedule.source[OUTCOMES_OF])
-    found = _named(jobs, over.job) if over.job is not None else _newest(jobs, schedules, schedule, str(over.schedule))
+    found = (
+        _named(jobs, over.job)
+        if over.job is not None
+        else _newest(jobs, schedules, schedule, str(over.schedule))
+    )
     if isinstance(found, Started):
         return found
     read = _read_up_to(schedules, schedule, found)
@@ -38,8 +47,12 @@ def _named(jobs: JobStore, name: str) -> Job | Started:
     return job if job.state.final else _waits(job)
 
 
-def _newest(jobs: JobStore, schedules: ScheduleStore, schedule: Schedule, source: str) -> Job | Started:
-    """The newest job of the schedule ``source`` that has ended. Where that was read, one that still runs is waited for."""
+def _newest(
+    jobs: JobStore, schedules: ScheduleStore, schedule: Schedule, source: str
+) -> Job | Started:
+    """The newest job of the schedule ``source`` that has ended.
+
+    Where that was read, one that still runs is waited for."""
     running: Job | None = None
     for firing in schedules.firings(schedules.get(source).schedule_id):
         job = _job(jobs, firing.job_id)
@@ -73,7 +86,9 @@ def _read_up_to(schedules: ScheduleStore, schedule: Schedule, job: Job) -> int:
 
 
 def _waits(job: Job) -> Started:
-    return Started(None, why_not=f"job {job.job_key}, whose outcomes are read, is {job.state}", waits=True)
+    return Started(
+        None, why_not=f"job {job.job_key}, whose outcomes are read, is {job.state}", waits=True
+    )
 
 
 def _was_read(job: Job) -> str:

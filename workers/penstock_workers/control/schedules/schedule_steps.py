@@ -1,7 +1,9 @@
-"""What the control loop does for schedules: decides planned times that have come, one at a time for each schedule.
+"""What the control loop does for schedules: decides planned times that have come, one at a time for
+each schedule.
 
-Any control process does it. Holding a schedule is a lease in SQL, and each planned time has one job key, so a process that
-dies between the submit and writing it down is followed by one that finds the job.
+Any control process does it. Holding a schedule is a lease in SQL, and each planned time has one job
+key, so a process that dies between the submit and writing it down is followed by one that finds the
+job.
 """
 
 from __future__ import annotations
@@ -12,9 +14,22 @@ from collections import Counter
 from collections.abc import Callable
 from functools import partial
 
-from penstock_ledger import DatabaseUnavailable, Decision, FiringOutcome, PenstockError, Schedule, ScheduleStore
+from penstock_ledger import (
+    DatabaseUnavailable,
+    Decision,
+    FiringOutcome,
+    PenstockError,
+    Schedule,
+    ScheduleStore,
+)
 from penstock_ledger.redaction import redact
-from penstock_producer.errors import ScheduleError, SinkError, SinkUnfit, SourceForbidden, SourceUnavailable
+from penstock_producer.errors import (
+    ScheduleError,
+    SinkError,
+    SinkUnfit,
+    SourceForbidden,
+    SourceUnavailable,
+)
 from penstock_producer.pins import DOOR, REMOTE
 from penstock_producer.schedules.due import Due, due
 from penstock_producer.schedules.timetable import Timetable
@@ -46,8 +61,8 @@ class ScheduleSteps:
         decided: DecidedTimes | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """``start`` submits the job of a planned time, in a thread; ``firings`` counts what came of the times decided here,
-        and ``decided``, which has a bound, gets each of them."""
+        """``start`` submits the job of a planned time, in a thread; ``firings`` counts what came of
+        the times decided here, and ``decided``, which has a bound, gets each of them."""
         self._store = store
         self._owner = owner
         self._firings = firings
@@ -58,7 +73,9 @@ class ScheduleSteps:
         self._next_look = 0.0
 
     def look(self) -> None:
-        """One bounded step for each schedule that is due. Raises the database's errors; the next look goes on."""
+        """One bounded step for each schedule that is due.
+
+        Raises the database's errors; the next look goes on."""
         for start in self._starts.ended():
             self._guarded(start.schedule, partial(self._write_down, start))
         if self._clock() < self._next_look:
@@ -80,7 +97,9 @@ class ScheduleSteps:
             return
         try:
             timetable = Timetable(schedule.cron, schedule.timezone)
-        except ScheduleError as error:  # this machine knows fewer zones than the one it was added on
+        except (
+            ScheduleError
+        ) as error:  # this machine knows fewer zones than the one it was added on
             self._store.wait(schedule, self._owner, str(error), retry_at=now + RETRY_S)
             return
         step = due(timetable, schedule.catch_up, schedule.next_at, now)
@@ -98,10 +117,14 @@ class ScheduleSteps:
         """A time that was tried in vain has failed; one that nothing tried was skipped."""
         outcome = FiringOutcome.FAILED if schedule.tries else FiringOutcome.SKIPPED
         why = schedule.waits_for or "no control process was there to start it"
-        reason = f"missed ({why}); catch-up is {schedule.catch_up}, next is {timetable.shown(step.then)}"
+        reason = (
+            f"missed ({why}); catch-up is {schedule.catch_up}, next is {timetable.shown(step.then)}"
+        )
         decision = Decision(schedule.next_at, outcome, step.then, reason=reason)
         if self._decide(schedule, decision):
-            log.warning("schedule %s: %s: %s", schedule.name, timetable.shown(schedule.next_at), reason)
+            log.warning(
+                "schedule %s: %s: %s", schedule.name, timetable.shown(schedule.next_at), reason
+            )
 
     def _write_down(self, start: Start) -> None:
         schedule = start.schedule
@@ -121,11 +144,14 @@ class ScheduleSteps:
             return
         if started.job_id is None:
             outcome, why = FiringOutcome.NOTHING_NEW, started.why_not
-            self._decide(schedule, Decision(schedule.next_at, outcome, then, reason=why, taken=started.read))
+            self._decide(
+                schedule, Decision(schedule.next_at, outcome, then, reason=why, taken=started.read)
+            )
             return
         decision = Decision(schedule.next_at, FiringOutcome.STARTED, then, job_id=started.job_id)
         if self._decide(schedule, decision):
-            # not INFO, which processes leave out: a night's work began, and this is the only line that says so
+            # not INFO, which processes leave out: a night's work began, and this is the only line
+            # that says so
             log.warning("schedule %s: %s: started job %s", schedule.name, shown, started.job_id)
 
     def _failed(self, schedule: Schedule, error: BaseException, then: float, shown: str) -> None:
@@ -136,7 +162,14 @@ class ScheduleSteps:
             nth = f"try {tries} of {TRIES_MAX}"
             retry_at = self._store.now() + RETRY_S
             self._store.wait(schedule, self._owner, f"{nth}: {told}", retry_at=retry_at, tried=True)
-            log.warning("schedule %s: %s: %s: %s; tried again in %g s", schedule.name, shown, nth, why, RETRY_S)
+            log.warning(
+                "schedule %s: %s: %s: %s; tried again in %g s",
+                schedule.name,
+                shown,
+                nth,
+                why,
+                RETRY_S,
+            )
             return
         decision = Decision(schedule.next_at, FiringOutcome.FAILED, then, reason=told)
         if self._decide(schedule, decision):
@@ -166,20 +199,27 @@ class ScheduleSteps:
 
 def _error_of(start: Start) -> BaseException | None:
     if start.hangs:
-        return TimeoutError("reading the source hangs; look at the file system or the network that it lies on")
+        return TimeoutError(
+            "reading the source hangs; look at the file system or the network that it lies on"
+        )
     return start.result.exception()
 
 
 def _told(schedule: Schedule, error: BaseException) -> str:
-    """What is kept with the schedule: of one that a remote door has added, what its caller may know. The log has it all."""
+    """What is kept with the schedule: of one that a remote door has added, what its caller may
+    know. The log has it all."""
     if schedule.source.get(DOOR) != REMOTE:
         return redact(str(error) or type(error).__name__)
-    return redact(error.public_message) if isinstance(error, PenstockError) else "the source could not be read"
+    return (
+        redact(error.public_message)
+        if isinstance(error, PenstockError)
+        else "the source could not be read"
+    )
 
 
 def _may_pass(error: BaseException) -> bool:
-    """A source, a database or a place for results that is away, a full disk, and what was not foreseen; not what only an edit
-    corrects."""
+    """A source, a database or a place for results that is away, a full disk, and what was not
+    foreseen; not what only an edit corrects."""
     if isinstance(error, PenstockError):
         away = isinstance(error, SourceUnavailable | DatabaseUnavailable | SinkError)
         return away and not isinstance(error, SourceForbidden | SinkUnfit)

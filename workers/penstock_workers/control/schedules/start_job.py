@@ -1,8 +1,17 @@
-"""Starting the job of a planned time, once, however often and by however many processes it is tried."""
+"""Starting the job of a planned time, once, however often and by however many processes it is
+tried."""
 
 from __future__ import annotations
 
-from penstock_ledger import Job, JobConflict, JobNotFound, JobStore, NoticedStore, Schedule, ScheduleStore
+from penstock_ledger import (
+    Job,
+    JobConflict,
+    JobNotFound,
+    JobStore,
+    NoticedStore,
+    Schedule,
+    ScheduleStore,
+)
 from penstock_producer import Producer
 from penstock_producer.pins import DOOR, REMOTE
 from penstock_producer.schedules.marks import NEW_FILES, OUTCOMES_OF, SOURCE, is_of, job_key, mark
@@ -19,11 +28,12 @@ def start_job(
     noticed: NoticedStore,
     schedule: Schedule,
 ) -> Started:
-    """Submit what the schedule holds for ``next_at``, with ``remote`` where it was added through a remote door: its source then
-    lies in `source_roots`, and its options keep to `doors.*`, at this moment as well.
+    """Submit what the schedule holds for ``next_at``, with ``remote`` where it was added through a
+    remote door: its source then lies in `source_roots`, and its options keep to `doors.*`, at this
+    moment as well.
 
-    A process that died after its submit, or was thought dead, has left the job under this key: that one counts, even if
-    the source has changed since. Raises what a submit raises.
+    A process that died after its submit, or was thought dead, has left the job under this key: that
+    one counts, even if the source has changed since. Raises what a submit raises.
     """
     found = _started_before(jobs, schedule)
     if found is not None:

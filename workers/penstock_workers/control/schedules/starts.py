@@ -1,4 +1,5 @@
-"""Submits under way, in threads: reading a source may take long or hang, and must hold up neither jobs nor other schedules."""
+"""Submits under way, in threads: reading a source may take long or hang, and must hold up neither
+jobs nor other schedules."""
 
 from __future__ import annotations
 
@@ -38,7 +39,9 @@ class Start:
 
 
 class Starts:
-    """Belongs to the control thread. The threads are daemons: the process that holds the schedule next submits the same job."""
+    """Belongs to the control thread.
+
+    The threads are daemons: the process that holds the schedule next submits the same job."""
 
     def __init__(self, start: Callable[[Schedule], Started], on_ended: Callable[[], None]) -> None:
         self._start = start
@@ -57,10 +60,16 @@ class Starts:
     def begin(self, schedule: Schedule) -> None:
         start = Start(schedule, Future(), time.monotonic())
         self._under_way[schedule.schedule_id] = start
-        threading.Thread(target=self._run, args=(start,), name="schedule-start", daemon=True).start()
+        threading.Thread(
+            target=self._run, args=(start,), name="schedule-start", daemon=True
+        ).start()
 
     def running(self) -> Sequence[Start]:
-        return [start for start in self._under_way.values() if not start.result.done() and not start.hangs]
+        return [
+            start
+            for start in self._under_way.values()
+            if not start.result.done() and not start.hangs
+        ]
 
     def ended(self) -> Sequence[Start]:
         """Done, failed or hanging; each until it is forgotten."""

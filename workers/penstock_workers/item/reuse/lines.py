@@ -1,4 +1,5 @@
-"""Items of this process that make the same request: the first asks and is sent, the others wait in a line behind it."""
+"""Items of this process that make the same request: the first asks and is sent, the others wait in
+a line behind it."""
 
 from __future__ import annotations
 
@@ -12,7 +13,8 @@ from penstock_ledger import InFlight, RequestName
 from penstock_ledger.model import Result
 
 WAIT_S: Final = 5.0
-"""How long an item waits here: then its message goes into the delayed set, so that others find room in this worker."""
+"""How long an item waits here: then its message goes into the delayed set, so that others find room
+in this worker."""
 KNOWN_S: Final = 60.0
 """How long an answer is kept in memory: until it is settled, and for the next equal ones."""
 KNOWN_BYTES_MAX: Final = 16 * 1024 * 1024
@@ -24,7 +26,10 @@ class Turn(Enum):
     """What an item learns beside an answer."""
 
     LEAD = "send it, for all who wait"
-    ALONE = "send it, and do not wait for others: the request has failed, or its answer is too large to share"
+    ALONE = (
+        "send it, and do not wait for others: the request has failed, or its answer is too large "
+        "to share"
+    )
 
 
 Found = Result | InFlight | Turn
@@ -81,7 +86,8 @@ class Lines:
 
 
 class KnownAnswers:
-    """What this process has learned lately of requests: their answers, or that they are not to be waited for."""
+    """What this process has learned lately of requests: their answers, or that they are not to be
+    waited for."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock

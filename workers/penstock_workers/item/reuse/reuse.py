@@ -1,8 +1,9 @@
 """Takes an item through its steps once for all that make the same request.
 
-An answer is looked for before the item waits for a slot or for the quota: in this process, then in the book in Redis, which
-says whose result in SQL it is. Where another worker is at it, the message goes into the delayed set and no attempt counts.
-Where the book or SQL cannot be asked, the request is sent: that costs a call, and waiting would cost the job.
+An answer is looked for before the item waits for a slot or for the quota: in this process, then in
+the book in Redis, which says whose result in SQL it is. Where another worker is at it, the message
+goes into the delayed set and no attempt counts. Where the book or SQL cannot be asked, the request
+is sent: that costs a call, and waiting would cost the job.
 """
 
 from __future__ import annotations
@@ -30,10 +31,12 @@ log = logging.getLogger(__name__)
 
 GROUP_MAX: Final = 500  # requests per look into the book
 ANSWER_BYTES_MAX: Final = 1024 * 1024
-"""Larger answers are no one else's: each would be in memory once more for every item that takes it."""
+"""Larger answers are no one else's: each would be in memory once more for every item that takes
+it."""
 AGAIN_MIN_S: Final = 1.0
 PATIENCE_S: Final = 3_600.0
-"""An equal request that has been on its way for longer, such as one of a job that gets little of the quota, is sent again."""
+"""An equal request that has been on its way for longer, such as one of a job that gets little of
+the quota, is sent again."""
 RENEWALS_PER_LEASE: Final = 3
 
 Steps = Callable[[Attempt], Awaitable[Outcome]]
@@ -51,11 +54,15 @@ class _Look(NamedTuple):
 class Reuse:
     """Used on the item loop; the stores are asked in a thread."""
 
-    def __init__(self, book: AnswerBook, outcomes: OutcomeStore, begin: Begin, waiting: Waiting) -> None:
+    def __init__(
+        self, book: AnswerBook, outcomes: OutcomeStore, begin: Begin, waiting: Waiting
+    ) -> None:
         clock = asyncio.get_running_loop().time
         self._book, self._outcomes, self._begin, self._waiting = book, outcomes, begin, waiting
         self._lines, self._known = Lines(clock), KnownAnswers(clock)
-        self._leading: dict[RequestName, Asked] = {}  # claims of this process; bounded by what it holds
+        self._leading: dict[
+            RequestName, Asked
+        ] = {}  # claims of this process; bounded by what it holds
         self._looks: Gatherer[_Look] = Gatherer(self._look, group_max=GROUP_MAX, linger_s=0)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="reuse")
         self._failure_log = FailureLog(log)
@@ -73,25 +80,35 @@ class Reuse:
         self._thread.shutdown()
 
     async def once(self, attempt: Attempt, steps: Steps) -> Outcome:
-        """The outcome of ``steps``, or of an equal request in their place. Raises what they do, and TurnedAway."""
+        """The outcome of ``steps``, or of an equal request in their place.
+
+        Raises what they do, and TurnedAway."""
         policy = attempt.job.reuse
         asked = None if policy is None else policy.asked(attempt.given)
         found = Turn.ALONE if asked is None else await self._find(asked)
-        if asked is None or found is Turn.ALONE or (isinstance(found, InFlight) and found.age_s > PATIENCE_S):
+        if (
+            asked is None
+            or found is Turn.ALONE
+            or (isinstance(found, InFlight) and found.age_s > PATIENCE_S)
+        ):
             return await steps(attempt)
         if found is Turn.LEAD:
             return await self._lead(asked, attempt, steps)
-        await self._begin(attempt)  # it may be finished, or its job paused; and earlier crashes stay counted
+        await self._begin(
+            attempt
+        )  # it may be finished, or its job paused; and earlier crashes stay counted
         if isinstance(found, Result):
             return Done(_taken(attempt, found))
         assert isinstance(found, InFlight), found
         # It has taken this long already, and may take as long again.
         after_s = min(max(AGAIN_MIN_S, found.age_s), self._book.lease_s)
         return Retry(
-            after_s, f"{SAME_REQUEST}: an equal request is being sent; its answer is waited for", counted=False
+            after_s,
+            f"{SAME_REQUEST}: an equal request is being sent; its answer is waited for",
+            counted=False,
         )
 
-    # -- what is known of the request ------------------------------------------------------------------------------
+    # -- what is known of the request --------------------------------------------------------------
 
     async def _find(self, asked: Asked) -> Found:
         name = asked.name
@@ -123,7 +140,7 @@ class Reuse:
             self._known.put(name, found)
         self._lines.tell(name, found)
 
-    # -- the one that is sent --------------------------------------------------------------------------------------
+    # -- the one that is sent ----------------------------------------------------------------------
 
     async def _lead(self, asked: Asked, attempt: Attempt, steps: Steps) -> Outcome:
         attempt.keep = Keep(*asked.name, asked.oldest_s)
@@ -134,9 +151,13 @@ class Reuse:
             raise
         match outcome:
             case Done(result) if len(result.body) <= ANSWER_BYTES_MAX:
-                self._leading.pop(asked.name, None)  # the claim stays until it is settled, or its lease ends
+                self._leading.pop(
+                    asked.name, None
+                )  # the claim stays until it is settled, or its lease ends
                 self._learn(asked.name, result)
-            case Done() | Dead() | Retry(counted=True):  # waiting for one another, they would fail one after the other
+            case (
+                Done() | Dead() | Retry(counted=True)
+            ):  # waiting for one another, they would fail one after the other
                 attempt.keep = None
                 self._release(asked)
                 self._learn(asked.name, Turn.ALONE)
@@ -153,18 +174,22 @@ class Reuse:
         self._leading.pop(asked.name, None)
         self._looks.put(_Look(asked, is_over=True))
 
-    # -- the stores ------------------------------------------------------------------------------------------------
+    # -- the stores --------------------------------------------------------------------------------
 
     async def _look(self, group: Sequence[_Look]) -> None:
         asked = [
-            one for one in group if not one.is_over and (one.answer is not None or one.asked.name in self._leading)
+            one
+            for one in group
+            if not one.is_over and (one.answer is not None or one.asked.name in self._leading)
         ]
         released = [one.asked.name for one in group if one.is_over]
         look_up = partial(self._look_up, [one.asked for one in asked], released)
         try:
             found = await asyncio.get_running_loop().run_in_executor(self._thread, look_up)
         except Exception as error:
-            self._failure_log.tell("answers to equal requests cannot be looked up", error, "the requests are sent")
+            self._failure_log.tell(
+                "answers to equal requests cannot be looked up", error, "the requests are sent"
+            )
             found = [Turn.LEAD] * len(asked)
         for one, told in zip(asked, found, strict=True):
             if one.answer is not None and not one.answer.done():
@@ -192,7 +217,8 @@ def _found(told: ItemKey | InFlight | None, results: dict[ItemKey, Result]) -> F
 
 
 def _taken(attempt: Attempt, result: Result) -> Result:
-    """The answer as the result of this item: with the tokens that it took, at no cost but that of earlier attempts."""
+    """The answer as the result of this item: with the tokens that it took, at no cost but that of
+    earlier attempts."""
     spent = attempt.spent_in_all
     return structs.replace(
         result,

@@ -1,7 +1,7 @@
 """Why calls fail: in the worker's log, and in Redis for `penstock status`, `limits` and the panel.
 
-A good answer costs nothing here. Failures are added up in memory and written every ``FLUSH_S``; the log has a line at the
-first of a kind and then one in ``LOG_EVERY_S``, with the count.
+A good answer costs nothing here. Failures are added up in memory and written every ``FLUSH_S``; the
+log has a line at the first of a kind and then one in ``LOG_EVERY_S``, with the count.
 """
 
 from __future__ import annotations
@@ -31,12 +31,16 @@ Kind = tuple[str, str, str]  # provider, job, class
 
 
 class Causes:
-    """``note`` is called on the item loop; ``write`` runs in a thread. Without a ``write`` there is only the log."""
+    """``note`` is called on the item loop; ``write`` runs in a thread.
+
+    Without a ``write`` there is only the log."""
 
     def __init__(self, write: Note | None = None, clock: Callable[[], float] = time.time) -> None:
         self._write, self._clock = write, clock
         self._fresh: dict[Kind, Cause] = {}  # not written yet
-        self._logged: dict[Kind, tuple[float, int]] = {}  # when the last line was logged, and how many failures since
+        self._logged: dict[
+            Kind, tuple[float, int]
+        ] = {}  # when the last line was logged, and how many failures since
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
@@ -56,7 +60,9 @@ class Causes:
         kind = (attempt.job.spec.provider, attempt.key.job_id, happened.name)
         cause = self._fresh.get(kind)
         if cause is not None:
-            self._fresh[kind] = replace(cause, text=happened.detail, count=cause.count + 1, last=now)
+            self._fresh[kind] = replace(
+                cause, text=happened.detail, count=cause.count + 1, last=now
+            )
         elif len(self._fresh) < KINDS_MAX:
             self._fresh[kind] = Cause(*kind[:2], kind[2], happened.detail, 1, now, now)
         self._log(kind, happened, now)
@@ -69,7 +75,9 @@ class Causes:
         try:
             await asyncio.to_thread(self._write, list(causes.values()))
         except Exception as error:
-            log.debug("causes of failures are not written yet (%s); next try in %.0f s", error, FLUSH_S)
+            log.debug(
+                "causes of failures are not written yet (%s); next try in %.0f s", error, FLUSH_S
+            )
             for kind, cause in causes.items():
                 newer = self._fresh.get(kind)
                 self._fresh[kind] = cause if newer is None else _sum(cause, newer)
@@ -84,7 +92,10 @@ class Causes:
         if now - logged_at < LOG_EVERY_S:
             self._logged[kind] = (logged_at, unlogged + 1)
             return
-        self._logged[kind] = (now, 0)  # at the end: the first is the one that was logged longest ago
+        self._logged[kind] = (
+            now,
+            0,
+        )  # at the end: the first is the one that was logged longest ago
         if len(self._logged) > KINDS_MAX:
             del self._logged[next(iter(self._logged))]
         more = f", and {unlogged} more since the last such line" if unlogged else ""

@@ -1,4 +1,6 @@
-"""Every name of a failure has an outcome: the table, and what it makes of one attempt. Pure: no clock, no I/O."""
+"""Every name of a failure has an outcome: the table, and what it makes of one attempt.
+
+Pure: no clock, no I/O."""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ class Fate:
     """One row of the table: the outcome of a failure, and on which terms."""
 
     outcome: type[Retry] | type[Dead] | type[Released] | type[Parked]
-    counted: bool = True  # of Retry: whether the attempt counts; with the last that counts, the item is dead
+    counted: bool = (
+        True  # of Retry: whether the attempt counts; with the last that counts, the item is dead
+    )
     max_attempts: int | None = None  # of Retry: fewer than the job's
     fix: str = ""  # of Parked, which pauses the job: what a person has to do
 
@@ -48,8 +52,10 @@ FATES: Mapping[str, Fate] = {
     "invalid_answer": RETRY,  # 200 with HTML, an empty or a truncated body
     "error_in_answer": RETRY,  # 200 whose body is {"error": …}
     "empty_answer": RETRY_ONCE,  # no choices, null content without a reason
-    "schema_mismatch": RETRY_ONCE,  # asked for a schema, got something else; follow_ups.py asks again before this
-    "answer_cut": RETRY_ONCE,  # the same where max_tokens ended the answer: no other words would help
+    # asked for a schema, got something else; follow_ups.py asks again before this
+    "schema_mismatch": RETRY_ONCE,
+    # the same where max_tokens ended the answer: no other words would help
+    "answer_cut": RETRY_ONCE,
     "invalid_result": RETRY,  # the job's own hook refused the answer
     "batch_expired": RETRY,  # a provider batch ran out of time before it came to the document
     "batch_cancelled": RETRY,  # it was cancelled before that, by a person at the provider
@@ -59,7 +65,8 @@ FATES: Mapping[str, Fate] = {
     "batch_stuck": WAIT,  # it never came to an end, and a person took its documents back
     "unexpected_error": RETRY,  # a defect of this program; the traceback is in the worker's log
     "forbidden": RETRY_ONCE,  # 403: this document, model or project; firewalls err once in a while
-    "foreign_page": RETRY_ONCE,  # 401 or 402 in HTML: a proxy's, which says nothing about the account
+    # 401 or 402 in HTML: a proxy's, which says nothing about the account
+    "foreign_page": RETRY_ONCE,
     # Permanent: the request itself is at fault.
     "prompt_too_long": DEAD,  # above the job's max_prompt_tokens, by estimate: nothing was sent
     "bad_request": DEAD,  # 400
@@ -75,12 +82,18 @@ FATES: Mapping[str, Fate] = {
     "source_lost": DEAD,  # the document behind a reference cannot be read any more
     "worker_crashed": DEAD,  # it kills the process that runs it
     # The account, not the item: no item of the job can succeed until a person acts.
-    "unauthorized": Fate(Parked, fix="check the API key (the variable named by api_key_env), then resume"),
-    "out_of_credit": Fate(Parked, fix="add credit or raise the spend limit at the provider, then resume"),
+    "unauthorized": Fate(
+        Parked, fix="check the API key (the variable named by api_key_env), then resume"
+    ),
+    "out_of_credit": Fate(
+        Parked, fix="add credit or raise the spend limit at the provider, then resume"
+    ),
 }
 
 
-def decide(attempt: Attempt, happened: Failure | Reply, policy: RetryPolicy, *, put_off: bool = False) -> Outcome:
+def decide(
+    attempt: Attempt, happened: Failure | Reply, policy: RetryPolicy, *, put_off: bool = False
+) -> Outcome:
     """The outcome of an attempt. ``put_off``: the fleet's budget of retries is used up."""
     if isinstance(happened, Reply):
         return Done(result_of(attempt, happened))
@@ -106,12 +119,15 @@ def decide(attempt: Attempt, happened: Failure | Reply, policy: RetryPolicy, *, 
 
 def explain(failure: Failure) -> str:
     """The failure in words for a person, with what to do about it where only a person can."""
-    return "; ".join(part for part in (f"{failure.name}: {failure.detail}", FATES[failure.name].fix) if part)
+    return "; ".join(
+        part for part in (f"{failure.name}: {failure.detail}", FATES[failure.name].fix) if part
+    )
 
 
 def _paused_for(failure: Failure, retry_after_s: float, policy: RetryPolicy) -> Parked:
     why = (
         f"{failure.name}: the provider asks to wait {retry_after_s:.0f} s, longer than "
-        f"max_retry_after_s={policy.max_retry_after_s:.0f}; the job goes on by itself when that is over"
+        f"max_retry_after_s={policy.max_retry_after_s:.0f}; the job goes on by itself when that is "
+        "over"
     )
     return Parked(why, pauses=True, ends_in_s=retry_after_s)

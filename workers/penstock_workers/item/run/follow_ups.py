@@ -1,8 +1,10 @@
-"""Asking an item once more within its attempt: the model whose answer the schema refused, or the next model of `fallback`.
+"""Asking an item once more within its attempt: the model whose answer the schema refused, or the
+next model of `fallback`.
 
-No retry: the item keeps its slot, and the request goes through the quota as any other, is counted and paid for. Its start is
-counted anew, so that it ends where a pause or the budget stops its job. How often it was asked again travels with its message;
-the conversation does not, so a worker that dies over it makes the item start from its own request.
+No retry: the item keeps its slot, and the request goes through the quota as any other, is counted
+and paid for. Its start is counted anew, so that it ends where a pause or the budget stops its job.
+How often it was asked again travels with its message; the conversation does not, so a worker that
+dies over it makes the item start from its own request.
 """
 
 from __future__ import annotations
@@ -34,8 +36,11 @@ _CONVERSATIONS: Final[Mapping[str, str]] = {
     MESSAGES: "messages",
     GENERATE: "contents",
 }  # field by endpoint
-# What a provider says against the conversation, which is longer than the document's own request: that is not at fault.
-_OF_THE_CONVERSATION = frozenset({"bad_request", "context_overflow", "request_too_large", "unprocessable"})
+# What a provider says against the conversation, which is longer than the document's own request:
+# that is not at fault.
+_OF_THE_CONVERSATION = frozenset(
+    {"bad_request", "context_overflow", "request_too_large", "unprocessable"}
+)
 
 
 def has_follow_up(attempt: Attempt, failure: Failure, policy: RetryPolicy) -> bool:
@@ -54,8 +59,9 @@ def has_follow_up(attempt: Attempt, failure: Failure, policy: RetryPolicy) -> bo
 
 
 def to_current_model(attempt: Attempt, is_down: Callable[[str], bool]) -> None:
-    """Before its first request: the model that earlier attempts came to; while its provider is down, the next of one that is
-    not. Each model is given up once, however often its steps are taken."""
+    """Before its first request: the model that earlier attempts came to; while its provider is
+    down, the next of one that is not. Each model is given up once, however often its steps are
+    taken."""
     while attempt.models_left < attempt.spent_in_all.fallbacks and attempt.job.fallback is not None:
         _leave_model(attempt, attempt.job.fallback)
     for _ in range(_models_down(attempt.job, is_down)):
@@ -69,8 +75,8 @@ def to_current_model(attempt: Attempt, is_down: Callable[[str], bool]) -> None:
 async def turn_of(admission: Admission, attempt: Attempt, prepared: Prepared) -> Turn:
     """The turn of an item whose job has `fallback`.
 
-    Where its provider goes down meanwhile, and that of another model is not, the item is another attempt, which asks that
-    model: raises TurnedAway. Nothing was sent, so no attempt is counted.
+    Where its provider goes down meanwhile, and that of another model is not, the item is another
+    attempt, which asks that model: raises TurnedAway. Nothing was sent, so no attempt is counted.
     """
     if attempt.next_body is not None:
         return await admission.turn(attempt, prepared)
@@ -83,23 +89,32 @@ async def turn_of(admission: Admission, attempt: Attempt, prepared: Prepared) ->
                 await asyncio.wait({waiting})
         if waiting.cancelled():
             provider = attempt.job.spec.provider
-            raise TurnedAway(Retry(0.0, f"provider {provider} is down; another model is asked", counted=False))
+            raise TurnedAway(
+                Retry(0.0, f"provider {provider} is down; another model is asked", counted=False)
+            )
         return waiting.result()
     finally:
         waiting.cancel()  # which costs nothing, and is nothing where it has ended
 
 
-def instead_of(attempt: Attempt, before: Failure, error: BaseException, policy: RetryPolicy) -> Failure:
-    """What the item comes to whose next request was not sent. Raises TurnedAway where that is no failure.
+def instead_of(
+    attempt: Attempt, before: Failure, error: BaseException, policy: RetryPolicy
+) -> Failure:
+    """What the item comes to whose next request was not sent.
 
-    Answers were paid for, so it ends in an outcome that keeps their price in the books: another attempt, where whatever
-    stopped this one is found again. Where the next model is another worker's, that attempt is made at once in its queue.
+    Raises TurnedAway where that is no failure.
+
+    Answers were paid for, so it ends in an outcome that keeps their price in the books: another
+    attempt, where whatever stopped this one is found again. Where the next model is another
+    worker's, that attempt is made at once in its queue.
     """
     outcome = outcome_of(error) if isinstance(error, Exception) else None
     if isinstance(outcome, Released) and outcome.to is not None:
         if not attempt.calls:  # refused before it was sent: there is nothing to keep
             raise error
-        raise TurnedAway(Retry(0.0, f"{before.name}: {before.detail}", counted=False, to=outcome.to)) from error
+        raise TurnedAway(
+            Retry(0.0, f"{before.name}: {before.detail}", counted=False, to=outcome.to)
+        ) from error
     name = failure_of(error).name if outcome is None and isinstance(error, Exception) else ""
     if isinstance(outcome, Dead):
         name = outcome.letter.reason
@@ -112,18 +127,22 @@ def instead_of(attempt: Attempt, before: Failure, error: BaseException, policy: 
 
 
 def after(before: Failure, now: Failure) -> Failure:
-    """What two failures in a row come to: a conversation that is refused leaves the mismatch as it was."""
+    """What two failures in a row come to: a conversation that is refused leaves the mismatch as it
+    was."""
     if before.refused is not None and now.name in _OF_THE_CONVERSATION:
         return stands(before, now.name)
     return now
 
 
 def stands(before: Failure, now: str) -> Failure:
-    return Failure(before.name, f"{before.detail}; asking again failed: {now}", before.status, final=True)
+    return Failure(
+        before.name, f"{before.detail}; asking again failed: {now}", before.status, final=True
+    )
 
 
 def let_go(attempt: Attempt) -> None:
-    """Of the answer that is refused: of a large one only the beginning is kept, and its room is given back."""
+    """Of the answer that is refused: of a large one only the beginning is kept, and its room is
+    given back."""
     attempt.last_answer = excerpt(attempt.last_answer, RESPONSE_EXCERPT_BYTES)
     if attempt.room is not None:
         attempt.room.release()
@@ -145,7 +164,8 @@ def _leave_model(attempt: Attempt, following: JobView) -> None:
 
 
 def _models_down(view: JobView, is_down: Callable[[str], bool]) -> int:
-    """How many models from here on have a provider whose breaker is open, before one that has not; 0 where all have."""
+    """How many models from here on have a provider whose breaker is open, before one that has not;
+    0 where all have."""
     following: JobView | None = view
     down = 0
     while following is not None and is_down(following.spec.provider):
@@ -154,7 +174,8 @@ def _models_down(view: JobView, is_down: Callable[[str], bool]) -> int:
 
 
 def _repair(attempt: Attempt, failure: Failure) -> bytes | None:
-    """The conversation that shows the model its answer and what is wrong; None where that is not to be."""
+    """The conversation that shows the model its answer and what is wrong; None where that is not to
+    be."""
     if failure.refused is None or attempt.repairs_left <= 0:
         return None
     place = _CONVERSATIONS.get(attempt.job.spec.endpoint)
@@ -169,14 +190,18 @@ def _repair(attempt: Attempt, failure: Failure) -> bytes | None:
 
 def _content(message: Mapping[str, Any]) -> dict[str, Any]:
     """As Gemini has it."""
-    return {"role": "model" if message["role"] == "assistant" else "user", "parts": [{"text": message["content"]}]}
+    return {
+        "role": "model" if message["role"] == "assistant" else "user",
+        "parts": [{"text": message["content"]}],
+    }
 
 
 def _messages(refused: RefusedAnswer) -> list[dict[str, Any]]:
     told = {
         "role": "user",
-        "content": f"Your answer does not fulfil the JSON schema that it must follow. At {refused.rule}. "
-        "Answer again with the corrected JSON only, without any other text.",
+        "content": "Your answer does not fulfil the JSON schema that it must follow. At "
+        f"{refused.rule}. Answer again with the corrected JSON only, without any other "
+        "text.",
     }
     return [{"role": "assistant", "content": refused.answer}, told] if refused.answer else [told]
 

@@ -1,7 +1,9 @@
-"""What the items of a worker that hosts a model cost: its price per hour, shared by those that compute at the time.
+"""What the items of a worker that hosts a model cost: its price per hour, shared by those that
+compute at the time.
 
-While k items compute, each pays a k-th of the price. So the items of a worker together cost what it cost while it computed,
-however they overlap, in O(1) per item. Time in which nothing computes belongs to no item; the metrics show it.
+While k items compute, each pays a k-th of the price. So the items of a worker together cost what it
+cost while it computed, however they overlap, in O(1) per item. Time in which nothing computes
+belongs to no item; the metrics show it.
 """
 
 from __future__ import annotations
@@ -52,7 +54,8 @@ class SharedTime:
 
 
 class PricedAdmission:
-    """Implements ``admission.Admission`` around that of the lane: from its start to its conclusion a turn is charged."""
+    """Implements ``admission.Admission`` around that of the lane: from its start to its conclusion
+    a turn is charged."""
 
     def __init__(self, inner: Admission, prices: CostSettings, shared: SharedTime) -> None:
         self._inner = inner
@@ -61,10 +64,14 @@ class PricedAdmission:
 
     def at_once(self, attempt: Attempt) -> Turn | None:
         turn = self._inner.at_once(attempt)
-        return None if turn is None else PricedTurn(turn, attempt, self._shared, self._microusd_per_s)
+        return (
+            None if turn is None else PricedTurn(turn, attempt, self._shared, self._microusd_per_s)
+        )
 
     async def turn(self, attempt: Attempt, prepared: Prepared) -> Turn:
-        return PricedTurn(await self._inner.turn(attempt, prepared), attempt, self._shared, self._microusd_per_s)
+        return PricedTurn(
+            await self._inner.turn(attempt, prepared), attempt, self._shared, self._microusd_per_s
+        )
 
     def is_down(self, provider: str) -> bool:
         return self._inner.is_down(provider)
@@ -77,11 +84,15 @@ class PricedAdmission:
 
 
 class PricedTurn:
-    """One item's. It computes from ``start`` on, until the first of ``conclude`` and ``release``."""
+    """One item's.
+
+    It computes from ``start`` on, until the first of ``conclude`` and ``release``."""
 
     __slots__ = ("_attempt", "_entered", "_inner", "_microusd_per_s", "_shared")
 
-    def __init__(self, inner: Turn, attempt: Attempt, shared: SharedTime, microusd_per_s: float) -> None:
+    def __init__(
+        self, inner: Turn, attempt: Attempt, shared: SharedTime, microusd_per_s: float
+    ) -> None:
         self._inner = inner
         self._attempt = attempt
         self._shared = shared

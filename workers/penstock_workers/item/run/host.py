@@ -17,7 +17,9 @@ log = logging.getLogger(__name__)
 
 
 class ItemHost:
-    """Lets the runner try hundreds of items at once. On the item loop, but for ``stats``, ``figures`` and ``bound``."""
+    """Lets the runner try hundreds of items at once.
+
+    On the item loop, but for ``stats``, ``figures`` and ``bound``."""
 
     def __init__(self, runner: ItemRunner, settler: Settler, waits: ItemWaits) -> None:
         self._runner = runner
@@ -29,14 +31,17 @@ class ItemHost:
         self._tasks[delivery] = asyncio.create_task(self._run(delivery))
 
     def abort(self, delivery: Delivery, why: str) -> None:
-        """Stop paying for an item that this worker has lost. What its attempt ends in is not asked for any more."""
+        """Stop paying for an item that this worker has lost.
+
+        What its attempt ends in is not asked for any more."""
         task = self._tasks.get(delivery)
         if task is not None:
             log.info("item %s: stopped, %s", delivery.task_id, why)
             task.cancel()
 
     async def drain(self, deadline_s: float) -> None:
-        """Release at once what has not begun, finish what can be finished in ``deadline_s``, release the rest."""
+        """Release at once what has not begun, finish what can be finished in ``deadline_s``,
+        release the rest."""
         self._waits.close()
         self._runner.runs.close()
         self._runner.lane.drain()
@@ -46,7 +51,11 @@ class ItemHost:
             for task in late:
                 task.cancel()
             if late:
-                log.warning("drain: %d items did not end in %.0f s and go back to their queues", len(late), deadline_s)
+                log.warning(
+                    "drain: %d items did not end in %.0f s and go back to their queues",
+                    len(late),
+                    deadline_s,
+                )
                 await asyncio.wait(late)
         await self._settler.flush()
 
@@ -64,7 +73,11 @@ class ItemHost:
         return len(self._tasks)
 
     def stats(self) -> Mapping[str, int | float | str]:
-        return {"held": len(self._tasks), "in-flight": self._waits.slots.taken, "commits": self._settler.groups}
+        return {
+            "held": len(self._tasks),
+            "in-flight": self._waits.slots.taken,
+            "commits": self._settler.groups,
+        }
 
     def figures(self, lane: str) -> Iterator[Sample]:
         yield catalogue.SLOTS(self._waits.slots.size, lane)
@@ -76,7 +89,8 @@ class ItemHost:
         return len(self._waits.apart)
 
     def bound(self) -> str:
-        """What limits a worker without an engine: its queue, the quota that items wait for, or its slots."""
+        """What limits a worker without an engine: its queue, the quota that items wait for, or its
+        slots."""
         slots = self._waits.slots
         if slots.taken < slots.size:
             return "queue"

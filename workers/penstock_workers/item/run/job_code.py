@@ -1,6 +1,7 @@
 """Runs a job's hooks and checks its answers against its schema, both in child processes.
 
-The worker keeps a paid answer while its check is repeated after a crash, so no crash causes a second call.
+The worker keeps a paid answer while its check is repeated after a crash, so no crash causes a
+second call.
 """
 
 from __future__ import annotations
@@ -42,20 +43,27 @@ from penstock_workers.item.slots import Slots
 
 log = logging.getLogger(__name__)
 
-STUCK_MAX = 16  # calls of a hook in a row that took too long: then the hook is broken, not one document
+STUCK_MAX = (
+    16  # calls of a hook in a row that took too long: then the hook is broken, not one document
+)
 KEPT = 200  # hooks and schemas that are known to be usable: one schema and two hooks per job
-# Between tries to check an answer that is paid for, while no process for that can be started, or its hook cannot be imported
-# any more. In the first minute memory or processes may come free. Then no other document of its job is sent, so that the job
-# pauses and says why; the answers that are here wait nine minutes more, in half of the slots at most, so that other jobs go on
-# in the rest. Those beyond it give their slot back then, and the others after ten minutes: they are paid for again.
+# Between tries to check an answer that is paid for, while no process for that can be started, or
+# its hook cannot be imported any more. In the first minute memory or processes may come free. Then
+# no other document of its job is sent, so that the job pauses and says why; the answers that are
+# here wait nine minutes more, in half of the slots at most, so that other jobs go on in the rest.
+# Those beyond it give their slot back then, and the others after ten minutes: they are paid for
+# again.
 START_AGAIN_S = (1.0, 4.0, 10.0, 15.0, 30.0)
 KEPT_ON_S = (30.0,) * 18
-REFUSED_ANSWER_CHARS = 16_000  # of an answer that is shown to its model again: four pages, or four thousand tokens
+REFUSED_ANSWER_CHARS = (
+    16_000  # of an answer that is shown to its model again: four pages, or four thousand tokens
+)
 HELD_S = 10.0  # a broken hook is not called again for so long: its job is about to pause
 
 
 class JobCode:
-    """``hooks`` and ``checks`` are the pools for ordinary items, ``suspects`` is the one for suspected items."""
+    """``hooks`` and ``checks`` are the pools for ordinary items, ``suspects`` is the one for
+    suspected items."""
 
     def __init__(
         self,
@@ -74,13 +82,19 @@ class JobCode:
         self._under_way = HooksUnderWay()
         self._usable: OrderedDict[str, None] = OrderedDict()  # hooks, and jobs with their schema
         self._schemas: OrderedDict[str, bytes] = OrderedDict()  # by job
-        self._broken: dict[str, tuple[float, WorkerError]] = {}  # until when, and why; as many as ``_usable``
+        self._broken: dict[
+            str, tuple[float, WorkerError]
+        ] = {}  # until when, and why; as many as ``_usable``
         self._overtimes: Counter[str] = Counter()  # by hook, in a row
         self._failures = FailureLog(log)
-        self._logged: set[str] = set()  # hooks whose traceback is in the log; as many as were ever imported
+        self._logged: set[str] = (
+            set()
+        )  # hooks whose traceback is in the log; as many as were ever imported
 
     async def ready(self, attempt: Attempt) -> None:
-        """Check the hooks and the schema before the call. Raises HookMissing, HookStuck and SchemaUnusable."""
+        """Check the hooks and the schema before the call.
+
+        Raises HookMissing, HookStuck and SchemaUnusable."""
         spec = attempt.job.spec
         for path in (spec.preprocess, spec.postprocess):
             if path is not None:
@@ -94,7 +108,10 @@ class JobCode:
         if path is None:
             return None
         said = await self._call(
-            attempt, path, Preprocess(path, *attempt.key, attempt.job.spec.endpoint, attempt.body), None
+            attempt,
+            path,
+            Preprocess(path, *attempt.key, attempt.job.spec.endpoint, attempt.body),
+            None,
         )
         if isinstance(said, Failure):
             return said
@@ -111,7 +128,9 @@ class JobCode:
         path = attempt.job.spec.postprocess
         if path is None:
             return reply
-        call = Postprocess(path, *attempt.key, attempt.job.spec.endpoint, attempt.body, as_json(reply.body))
+        call = Postprocess(
+            path, *attempt.key, attempt.job.spec.endpoint, attempt.body, as_json(reply.body)
+        )
         said = await self._call(attempt, path, call, reply.status)
         if isinstance(said, Fine):
             return structs.replace(reply, body=said.body)
@@ -128,7 +147,7 @@ class JobCode:
         for pool in (self._hooks, self._checks, self._suspects):
             await pool.close()
 
-    # -- hooks ---------------------------------------------------------------------------------------------------------
+    # -- hooks -------------------------------------------------------------------------------------
 
     async def _call(
         self, attempt: Attempt, path: str, call: Preprocess | Postprocess, status: int | None
@@ -150,7 +169,10 @@ class JobCode:
     def _failure_of(self, path: str, ended: CallEndedChild, status: int | None) -> Failure:
         if ended.cause is LossCause.STUCK:
             self._note_overtime(path, True)
-            words = f"{path}: it took longer than {self._hook_timeout_s:g} s, and its process had to be ended"
+            words = (
+                f"{path}: it took longer than {self._hook_timeout_s:g} s, and its process had to "
+                "be ended"
+            )
             return Failure("hook_failed", words, status)
         return Failure("worker_crashed", f"{path}: {_end(ended)}", status)
 
@@ -158,8 +180,9 @@ class JobCode:
         self._overtimes[path] = self._overtimes[path] + 1 if overtime else 0
         if self._overtimes[path] > STUCK_MAX:
             why = (
-                f"hook_stuck: the last {self._overtimes.pop(path)} calls of {path} took longer than "
-                f"{self._hook_timeout_s:g} s each; correct the hook, restart the workers, resume"
+                f"hook_stuck: the last {self._overtimes.pop(path)} calls of {path} took longer "
+                f"than {self._hook_timeout_s:g} s each; correct the hook, restart the workers, "
+                "resume"
             )
             self._broken[path] = monotonic() + HELD_S, HookStuck(why)
 
@@ -167,7 +190,9 @@ class JobCode:
         if trace and path not in self._logged:
             self._logged.add(path)
             log.warning(
-                "hook %s raised; its item is a dead letter. Later ones are not logged.\n%s", path, trace.rstrip()
+                "hook %s raised; its item is a dead letter. Later ones are not logged.\n%s",
+                path,
+                trace.rstrip(),
             )
 
     async def _look_for(self, attempt: Attempt, path: str) -> None:
@@ -180,26 +205,40 @@ class JobCode:
         if isinstance(said, (Missing, CallFault)):
             raise HookMissing(said.words)
 
-    # -- schemas -------------------------------------------------------------------------------------------------------
+    # -- schemas -----------------------------------------------------------------------------------
 
     async def _check(self, attempt: Attempt, reply: Reply) -> Failure | None:
-        """`schema_mismatch` saying where the reply differs, or `answer_cut`; None when it does not."""
+        """`schema_mismatch` saying where the reply differs, or `answer_cut`; None when it does
+        not."""
         try:
-            said = await self._ask(self._checks, attempt, Check(self._schema(attempt), reply.content or ""))
+            said = await self._ask(
+                self._checks, attempt, Check(self._schema(attempt), reply.content or "")
+            )
         except CallEndedChild as ended:
             if ended.cause is LossCause.STUCK:
-                words = f"the check took longer than {CHECK_S:g} s; simplify the schema, its patterns above all"
+                words = (
+                    f"the check took longer than {CHECK_S:g} s; simplify the schema, its patterns "
+                    "above all"
+                )
                 return Failure("schema_mismatch", words, reply.status)
-            return Failure("worker_crashed", f"the check against the schema: {_end(ended)}", reply.status)
+            return Failure(
+                "worker_crashed", f"the check against the schema: {_end(ended)}", reply.status
+            )
         if not isinstance(said, CallFault | Mismatch):
             return None
         if reply.finish_reason == "length":
-            return Failure("answer_cut", (_cut_short(reply) + said.words)[:DETAIL_CHARS], reply.status)
+            return Failure(
+                "answer_cut", (_cut_short(reply) + said.words)[:DETAIL_CHARS], reply.status
+            )
         refused = None
         if isinstance(said, Mismatch):
             refused = RefusedAnswer((reply.content or "")[:REFUSED_ANSWER_CHARS], said.rule)
-        final = attempt.repairs_left <= 0 < attempt.spent_in_all.repairs  # a repetition as it was would be one more
-        return Failure("schema_mismatch", said.words[:DETAIL_CHARS], reply.status, final=final, refused=refused)
+        final = (
+            attempt.repairs_left <= 0 < attempt.spent_in_all.repairs
+        )  # a repetition as it was would be one more
+        return Failure(
+            "schema_mismatch", said.words[:DETAIL_CHARS], reply.status, final=final, refused=refused
+        )
 
     async def _try_schema(self, attempt: Attempt) -> None:
         try:
@@ -209,7 +248,8 @@ class JobCode:
             words = "it takes too long" if ended.cause is LossCause.STUCK else _end(ended)
         if words is not None:
             error = SchemaUnusable(
-                f"schema_unusable: response_schema cannot be used to check answers: {words}; submit again with another one"
+                f"schema_unusable: response_schema cannot be used to check answers: {words}; "
+                "submit again with another one"
             )
             self._broken[attempt.key.job_id] = monotonic() + HELD_S, error
             raise error
@@ -223,10 +263,11 @@ class JobCode:
                 self._schemas.popitem(last=False)
         return schema
 
-    # -- both ----------------------------------------------------------------------------------------------------------
+    # -- both --------------------------------------------------------------------------------------
 
     async def _ask(self, pool: ChildPool, attempt: Attempt, call: ChildCall) -> Said:
-        """Raises ChildBroken: at once before the call, and after many attempts where an answer is paid for."""
+        """Raises ChildBroken: at once before the call, and after many attempts where an answer is
+        paid for."""
         if not isinstance(call, Postprocess | Check):
             return await self._ask_once(pool, attempt, call)
         for pause_s in START_AGAIN_S:
@@ -246,7 +287,13 @@ class JobCode:
             self._kept_on -= 1
 
     async def _ask_paid(
-        self, pool: ChildPool, attempt: Attempt, call: Postprocess | Check, pause_s: float, *, is_first_minute: bool
+        self,
+        pool: ChildPool,
+        attempt: Attempt,
+        call: Postprocess | Check,
+        pause_s: float,
+        *,
+        is_first_minute: bool,
     ) -> Said | None:
         """None after a pause, where no process can check the answer now."""
         try:
@@ -256,7 +303,9 @@ class JobCode:
             error: WorkerError = HookMissing(said.words)
         except ChildBroken as broken:
             error = broken
-        self._failures.tell("an answer waits for a process that can check it", error, "it is tried again")
+        self._failures.tell(
+            "an answer waits for a process that can check it", error, "it is tried again"
+        )
         if isinstance(error, HookMissing) or not is_first_minute:
             name = call.path if isinstance(call, Postprocess) else attempt.key.job_id
             self._broken[name] = monotonic() + max(pause_s, HELD_S), error
@@ -264,7 +313,9 @@ class JobCode:
         return None
 
     async def _ask_once(self, pool: ChildPool, attempt: Attempt, call: ChildCall) -> Said:
-        return await (self._suspects.ask(call, attempt.line) if attempt.confined else pool.ask(call))
+        return await (
+            self._suspects.ask(call, attempt.line) if attempt.confined else pool.ask(call)
+        )
 
     async def _once(self, name: str, look: Callable[[], Awaitable[None]]) -> None:
         """Check once whether a hook or a schema can be used."""
@@ -282,10 +333,12 @@ class JobCode:
 
 
 def _cut_short(reply: Reply) -> str:
-    """Before what the schema says of an answer that was cut: nothing else is wrong with it, mostly."""
+    """Before what the schema says of an answer that was cut: nothing else is wrong with it,
+    mostly."""
     tokens = "" if reply.completion_tokens is None else f" after {reply.completion_tokens} tokens"
     return (
-        f"the answer was cut{tokens} (finish_reason length): raise max_tokens, or ask for a shorter answer; as it is: "
+        f"the answer was cut{tokens} (finish_reason length): raise max_tokens, or ask for a "
+        "shorter answer; as it is: "
     )
 
 

@@ -1,6 +1,8 @@
-"""What the next call of an item may cost: the dearest that its prices allow, for the budget of its job.
+"""What the next call of an item may cost: the dearest that its prices allow, for the budget of its
+job.
 
-An engine of the worker's own is paid by the hour: what its calls cost is known when they have ended, and nothing is reserved.
+An engine of the worker's own is paid by the hour: what its calls cost is known when they have
+ended, and nothing is reserved.
 """
 
 from __future__ import annotations
@@ -21,22 +23,27 @@ from penstock_workers.item.settling.rows import has_budget, prices_of
 HOUR: Final = b'"1h"'
 """In every request that asks for a prompt cache of an hour, whose tokens cost more to write."""
 BYTES_PER_TOKEN: Final = 2
-"""Of the whole request. English has four bytes a token, compact JSON two and a half, Chinese four; only noise has fewer than two.
-The event loop waits for this, so no text is looked into."""
+"""Of the whole request. English has four bytes a token, compact JSON two and a half, Chinese four;
+only noise has fewer than two. The event loop waits for this, so no text is looked into."""
 EXPECTED_BYTES: Final = 4
 """Of a token, where an estimate is wanted that is near and no bound."""
 MEDIA_BYTES: Final = 1_000
 MEDIA_LOOKED_FOR: Final = 64
-"""An inlined file has more bytes than the first; of a request that has more of them than the second, the others count as text."""
+"""An inlined file has more bytes than the first; of a request that has more of them than the
+second, the others count as text."""
 MEDIA_TOKENS: Final = 2_000
-"""Of an inlined file: more than an image has. A long sound or document has more; the answer's own figures say so."""
+"""Of an inlined file: more than an image has. A long sound or document has more; the answer's own
+figures say so."""
 _MEDIA_MARKS: Final = (b";base64,", b'"data":"')
 
 
 def may_cost(attempt: Attempt) -> MayCost | None:
-    """None in a job without a budget. ``attempt.body`` is the request that is sent next, of the model that is asked.
+    """None in a job without a budget.
 
-    Raises PricesMissing where its tenant has a budget, and the price is not known: the call would count as free.
+    ``attempt.body`` is the request that is sent next, of the model that is asked.
+
+    Raises PricesMissing where its tenant has a budget, and the price is not known: the call would
+    count as free.
     """
     job, paid = attempt.job, attempt.spent.cost_microusd
     if not has_budget(job):
@@ -53,9 +60,11 @@ def may_cost(attempt: Attempt) -> MayCost | None:
     return MayCost(*dearest(prices, attempt.body, prompt_bound(attempt.body)), paid)
 
 
-def dearest(prices: ModelPrices, body: bytes, tokens_in: int, *, in_batch: bool = False) -> tuple[int, bool]:
-    """Millionths of a dollar, and whether the request says how long its answer may be; where it does not, that is as long as
-    first estimates have it. ``tokens_in`` are those of its prompt."""
+def dearest(
+    prices: ModelPrices, body: bytes, tokens_in: int, *, in_batch: bool = False
+) -> tuple[int, bool]:
+    """Millionths of a dollar, and whether the request says how long its answer may be; where it
+    does not, that is as long as first estimates have it. ``tokens_in`` are those of its prompt."""
     request = orjson.loads(body)
     most = output_asked(request)
     tokens_out = answers_asked(request) * (DEFAULT_OUTPUT_TOKENS if most is None else most)
@@ -72,7 +81,9 @@ def dearest(prices: ModelPrices, body: bytes, tokens_in: int, *, in_batch: bool 
 def _model_in(body: bytes) -> str | None:
     found = orjson.loads(body)
     model = found.get("model") if isinstance(found, dict) else None
-    return model.removeprefix("models/") if isinstance(model, str) else None  # as requests to Gemini may have it
+    return (
+        model.removeprefix("models/") if isinstance(model, str) else None
+    )  # as requests to Gemini may have it
 
 
 def prompt_bound(body: bytes) -> int:
@@ -82,16 +93,26 @@ def prompt_bound(body: bytes) -> int:
 
 
 def estimated_prompt(body: bytes) -> int:
-    """Tokens to expect of a request's prompt: a quarter of its bytes, without images and sounds. The same on every machine and in
-    every lane, before anything is known of the model: it finds prompts that explode, and is no measure of the others."""
+    """Tokens to expect of a request's prompt: a quarter of its bytes, without images and sounds.
+
+    The same on every machine and in every lane, before anything is known of the model: it finds
+    prompts that explode, and is no measure of the others."""
     return ceil((len(body) - _media(body)[1]) / EXPECTED_BYTES)
 
 
 def too_long(body: bytes, most: int | None) -> str | None:
-    """Return what to say of a request whose prompt is longer than its job's ``max_prompt_tokens``; None of others."""
-    if most is None or len(body) <= most * EXPECTED_BYTES or (tokens := estimated_prompt(body)) <= most:
+    """Return what to say of a request whose prompt is longer than its job's ``max_prompt_tokens``;
+    None of others."""
+    if (
+        most is None
+        or len(body) <= most * EXPECTED_BYTES
+        or (tokens := estimated_prompt(body)) <= most
+    ):
         return None
-    return f"its prompt has about {tokens:,} tokens by estimate; the job's max_prompt_tokens is {most:,}, and nothing was sent"
+    return (
+        f"its prompt has about {tokens:,} tokens by estimate; the job's max_prompt_tokens is "
+        f"{most:,}, and nothing was sent"
+    )
 
 
 def _media(body: bytes) -> tuple[int, int]:
@@ -104,7 +125,11 @@ def _media(body: bytes) -> tuple[int, int]:
                 break
             start += len(mark)
             end = body.find(b'"', start)
-            if end - start > MEDIA_BYTES and body.find(b" ", start, end) < 0 and body[start : start + 5] != b"data:":
+            if (
+                end - start > MEDIA_BYTES
+                and body.find(b" ", start, end) < 0
+                and body[start : start + 5] != b"data:"
+            ):
                 files, size = files + 1, size + end - start
             start = body.find(mark, max(start, end))
     return files, size

@@ -1,11 +1,15 @@
-"""Whether this worker serves the model that an item names. An item of another model goes to that model's queue, uncounted.
+"""Whether this worker serves the model that an item names.
 
-Feeds put an item into the queue of its model, so most need no look: those do that lie in the lane's own queue (jobs that name
-no model, and what earlier releases have fed), those whose job changes requests by a hook, those that have come to another
-model of their job's `fallback`, and those that the lane refuses.
+An item of another model goes to that model's queue, uncounted.
 
-A job that names no model is answered by one model, whichever its first item finds: with one model served that is the one, and
-from then on the job is bound to it. With several, the job is paused and says so: which of them answers must not be chance.
+Feeds put an item into the queue of its model, so most need no look: those do that lie in the lane's
+own queue (jobs that name no model, and what earlier releases have fed), those whose job changes
+requests by a hook, those that have come to another model of their job's `fallback`, and those that
+the lane refuses.
+
+A job that names no model is answered by one model, whichever its first item finds: with one model
+served that is the one, and from then on the job is bound to it. With several, the job is paused and
+says so: which of them answers must not be chance.
 """
 
 from __future__ import annotations
@@ -40,7 +44,9 @@ class ModelCheck:
         self._served = Served(())
         self._queues: frozenset[str] = frozenset()
         self._bound: OrderedDict[str, str] = OrderedDict()  # job -> queue; a binding never changes
-        self._binding = asyncio.Lock()  # one look at the fleet, however many items of a job ask at once
+        self._binding = (
+            asyncio.Lock()
+        )  # one look at the fleet, however many items of a job ask at once
 
     def open(self, served: Served) -> None:
         """The lane is up, and this is what it serves."""
@@ -48,17 +54,21 @@ class ModelCheck:
         self._queues = frozenset(served.queues(self._lane))
 
     def needs_look(self, attempt: Attempt) -> bool:
-        """False for an item that its feed has put into a queue of this worker's model, and that asks for no other since."""
+        """False for an item that its feed has put into a queue of this worker's model, and that
+        asks for no other since."""
         of_another = attempt.delivery.queue not in self._queues or attempt.models_left > 0
         return of_another or attempt.job.spec.preprocess is not None
 
     async def check(self, attempt: Attempt) -> None:
-        """Raises TurnedAway for an item that another worker must answer, or a person must decide about."""
+        """Raises TurnedAway for an item that another worker must answer, or a person must decide
+        about."""
         model = model_of(attempt.body)
         if model is None:
             await self._check_bound(attempt)
         elif model not in self._served.every_name:
-            self._send_away(queue_name(self._lane, model), f"this worker does not serve {model[:SHOWN_CHARS]}")
+            self._send_away(
+                queue_name(self._lane, model), f"this worker does not serve {model[:SHOWN_CHARS]}"
+            )
 
     async def _check_bound(self, attempt: Attempt) -> None:
         job_id = attempt.key.job_id
@@ -77,7 +87,7 @@ class ModelCheck:
         if queue not in self._queues:
             raise TurnedAway(Released(why, to=queue))
 
-    # -- in a thread -------------------------------------------------------------------------------------------------
+    # -- in a thread -------------------------------------------------------------------------------
 
     def _bind(self, job_id: str) -> str:
         bound = self._hot.bound(job_id)
@@ -99,13 +109,15 @@ class ModelCheck:
 
 def _strange(queue: str) -> str:
     return (
-        f"something other than Penstock has written that queue {queue[:SHOWN_CHARS]!r} answers this job, which is none of its "
-        "lane; find out what can write to Redis, then cancel the job and submit it again"
+        f"something other than Penstock has written that queue {queue[:SHOWN_CHARS]!r} answers "
+        "this job, which is none of its lane; find out what can write to Redis, then cancel the "
+        "job and submit it again"
     )
 
 
 def _several(serving: Serving) -> str:
     return (
-        f"the job names no model, and workers of lane {serving.lane} serve several: {serving.in_words()}. Cancel it and submit "
-        "it again with one of them (--model); `penstock resume` goes on once only one of them is served"
+        f"the job names no model, and workers of lane {serving.lane} serve several: "
+        f"{serving.in_words()}. Cancel it and submit it again with one of them (--model); "
+        "`penstock resume` goes on once only one of them is served"
     )

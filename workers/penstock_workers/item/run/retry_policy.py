@@ -20,10 +20,12 @@ class RetryPolicy:
     rng: random.Random = field(default_factory=random.Random)
 
     def wait_s(self, attempts: int, retry_after_s: float | None, *, put_off: bool = False) -> float:
-        """What the provider asked for, plus full jitter so that a thousand items do not come back in one instant.
+        """What the provider asked for, plus full jitter so that a thousand items do not come back
+        in one instant.
 
-        No longer than ``cap_s`` of what was asked for: the quota keeps the rest of a pause, which a person can lift.
-        ``put_off``: the fleet sends too many retries already, so this one waits longer.
+        No longer than ``cap_s`` of what was asked for: the quota keeps the rest of a pause, which a
+        person can lift. ``put_off``: the fleet sends too many retries already, so this one waits
+        longer.
         """
         late = attempts + PUT_OFF_DOUBLINGS if put_off else attempts
         jitter_s = full_jitter(late, base_s=self.base_s, cap_s=self.cap_s, rng=self.rng)

@@ -1,7 +1,9 @@
-"""The life of an item in a worker, as a recipe: ``ItemRunner.run`` and the steps that it names are the page to read.
+"""The life of an item in a worker, as a recipe: ``ItemRunner.run`` and the steps that it names are
+the page to read.
 
-A step does one thing. Where it cannot go on it raises, and ``_not_tried`` alone says which outcome that is; ``fates.decide``
-says what outcome a call has. Nothing here acknowledges, stores or waits for a retry: docs/one-message.md has the whole way.
+A step does one thing. Where it cannot go on it raises, and ``_not_tried`` alone says which outcome
+that is; ``fates.decide`` says what outcome a call has. Nothing here acknowledges, stores or waits
+for a retry: docs/one-message.md has the whole way.
 """
 
 from __future__ import annotations
@@ -24,11 +26,23 @@ from penstock_workers.item.outcome import Outcome, Unreadable
 from penstock_workers.item.reuse.reuse import Reuse
 from penstock_workers.item.run.causes import Causes
 from penstock_workers.item.run.fates import decide
-from penstock_workers.item.run.follow_ups import after, has_follow_up, instead_of, let_go, to_current_model, turn_of
+from penstock_workers.item.run.follow_ups import (
+    after,
+    has_follow_up,
+    instead_of,
+    let_go,
+    to_current_model,
+    turn_of,
+)
 from penstock_workers.item.run.job_code import JobCode
 from penstock_workers.item.run.may_cost import too_long
 from penstock_workers.item.run.models import ModelCheck
-from penstock_workers.item.run.quarantine import CRASHES_MAX, SUSPECT_AFTER_CRASHES, Quarantine, crashed_too_often
+from penstock_workers.item.run.quarantine import (
+    CRASHES_MAX,
+    SUSPECT_AFTER_CRASHES,
+    Quarantine,
+    crashed_too_often,
+)
 from penstock_workers.item.run.reading.reads import Reads
 from penstock_workers.item.run.retry_policy import RetryPolicy
 from penstock_workers.item.run.runs import Runs
@@ -61,7 +75,7 @@ class ItemRunner:
     models: ModelCheck | None = None  # None in lanes without models of their own
     traced: bool = False  # attempts keep the times of their marks
 
-    # -- the recipe ----------------------------------------------------------------------------------------------
+    # -- the recipe --------------------------------------------------------------------------------
 
     async def run(self, delivery: Delivery) -> Settled:
         """However its steps end, a delivery comes out with one outcome."""
@@ -69,7 +83,9 @@ class ItemRunner:
         try:
             item = self._read(delivery)
             item = attempt = await self._open(item)
-            outcome = await (self.reuse.once(attempt, self._steps) if attempt.job.reuse else self._steps(attempt))
+            outcome = await (
+                self.reuse.once(attempt, self._steps) if attempt.job.reuse else self._steps(attempt)
+            )
         except asyncio.CancelledError:
             outcome = STOPPED
         except Exception as error:
@@ -80,12 +96,18 @@ class ItemRunner:
 
     async def _steps(self, attempt: Attempt) -> Outcome:
         if attempt.lost:
-            raise TurnedAway(decide(attempt, Failure("source_lost", attempt.lost, None), self.policy))
-        attempt.place = place = await self.waits.slots.place(attempt.job.flow)  # until its outcome is stored
+            raise TurnedAway(
+                decide(attempt, Failure("source_lost", attempt.lost, None), self.policy)
+            )
+        attempt.place = place = await self.waits.slots.place(
+            attempt.job.flow
+        )  # until its outcome is stored
         happened = await self._try_where(attempt, place)
         while isinstance(happened, Failure) and has_follow_up(attempt, happened, self.policy):
             happened = await self._follow_up(attempt, place, happened)
-        if not attempt.begun:  # refused while it was made ready, which says nothing of other documents
+        if (
+            not attempt.begun
+        ):  # refused while it was made ready, which says nothing of other documents
             raise TurnedAway(decide(attempt, happened, self.policy))
         if self.runs.note(attempt, happened):
             await self.runs.weigh(attempt, happened)
@@ -121,7 +143,7 @@ class ItemRunner:
             turn.release()  # gives back what was never started
         return await self._accept(attempt, happened)
 
-    # -- the steps -------------------------------------------------------------------------------------------------
+    # -- the steps ---------------------------------------------------------------------------------
 
     def _read(self, delivery: Delivery) -> Item:
         """Which item, and where its body is."""
@@ -133,11 +155,14 @@ class ItemRunner:
     async def _open(self, item: Item) -> Attempt:
         """The item's job and its request body."""
         endpoint = item.message.endpoint
-        job = self.reads.known_job(item.key.job_id, endpoint) or await self.reads.job(item.key.job_id, endpoint)
+        job = self.reads.known_job(item.key.job_id, endpoint) or await self.reads.job(
+            item.key.job_id, endpoint
+        )
         return Attempt.at(item, job, item.message.body or await self.reads.body(item))
 
     async def _prepare(self, attempt: Attempt) -> Prepared:
-        """All that can be done before it is the item's turn: the job's own hook, templates, tokens."""
+        """All that can be done before it is the item's turn: the job's own hook, templates,
+        tokens."""
         if attempt.next_body is not None:
             attempt.body = attempt.next_body
         else:
@@ -145,7 +170,9 @@ class ItemRunner:
         if self.models is not None and self.models.needs_look(attempt):
             await self.models.check(attempt)
         prepared = await self.lane.prepare(request_of(attempt))
-        if prepared.refused is not None and self.models is not None:  # it may be refused because it is another worker's
+        if (
+            prepared.refused is not None and self.models is not None
+        ):  # it may be refused because it is another worker's
             await self.models.check(attempt)
         return prepared
 
@@ -161,7 +188,9 @@ class ItemRunner:
             raise TurnedAway(decide(attempt, Failure("prompt_too_long", why, None), self.policy))
 
     async def _preprocess(self, attempt: Attempt) -> None:
-        """The job's hook. Its start is counted, so that a hook that ends this process is found; waiting is not."""
+        """The job's hook.
+
+        Its start is counted, so that a hook that ends this process is found; waiting is not."""
         await self._begin(attempt)
         refused = await self.code.preprocess(attempt)
         if refused is not None:
@@ -179,7 +208,8 @@ class ItemRunner:
             return await turn_of(self.admission, attempt, prepared)
 
     async def _begin(self, attempt: Attempt, *, sends: bool = False) -> None:
-        """Count the start outside this process, before anything can end it, and learn whether it may start."""
+        """Count the start outside this process, before anything can end it, and learn whether it
+        may start."""
         self.runs.check(attempt)
         await self.starts.begin(attempt, sends=sends)
         if attempt.crashes >= CRASHES_MAX:
@@ -204,7 +234,9 @@ class ItemRunner:
         """Name what happened, and note what it cost."""
         if isinstance(tried, NoAnswer) and not tried.sent:
             attempt.calls -= 1  # earlier ones, in children that died, may have been
-        attempt.last_answer, attempt.room = (tried.body, tried.room) if isinstance(tried, Answer) else (None, None)
+        attempt.last_answer, attempt.room = (
+            (tried.body, tried.room) if isinstance(tried, Answer) else (None, None)
+        )
         happened = attempt.happened = name_failure(tried, time.time())
         spent = spent_on(attempt, happened)
         attempt.spent = spent if attempt.spent is NOTHING_SPENT else attempt.spent.plus(spent)
@@ -212,16 +244,21 @@ class ItemRunner:
         return happened
 
     async def _accept(self, attempt: Attempt, happened: Failure | Reply) -> Failure | Reply:
-        """See whether a reply is what the job asked for, by its schema and its own hook. The turn has ended before this."""
+        """See whether a reply is what the job asked for, by its schema and its own hook.
+
+        The turn has ended before this."""
         spec = attempt.job.spec
         if isinstance(happened, Reply) and (spec.postprocess or spec.response_schema is not None):
             return await self.code.accept(attempt, happened)
         return happened
 
-    # -- less often ------------------------------------------------------------------------------------------------
+    # -- less often --------------------------------------------------------------------------------
 
-    async def _follow_up(self, attempt: Attempt, place: SlotPlace, before: Failure) -> Failure | Reply:
-        """The next request for the same item, with a start of its own; what its answers cost adds up."""
+    async def _follow_up(
+        self, attempt: Attempt, place: SlotPlace, before: Failure
+    ) -> Failure | Reply:
+        """The next request for the same item, with a start of its own; what its answers cost adds
+        up."""
         let_go(attempt)
         try:
             await self.starts.take_back(attempt)
@@ -247,8 +284,15 @@ class ItemRunner:
             failure = failure_of(error)
             if failure.name == "unexpected_error":
                 task_id = item.delivery.task_id if isinstance(item, Item) else item.task_id
-                log.exception("item %s: unexpected error in Penstock; it is retried like a server error", task_id)
-            outcome = decide(item, failure, self.policy) if isinstance(item, Attempt) else Unreadable(failure.detail)
+                log.exception(
+                    "item %s: unexpected error in Penstock; it is retried like a server error",
+                    task_id,
+                )
+            outcome = (
+                decide(item, failure, self.policy)
+                if isinstance(item, Attempt)
+                else Unreadable(failure.detail)
+            )
         if not isinstance(item, Item) or (isinstance(item, Attempt) and item.begun):
             return outcome
         job = self.reads.known_job(item.key.job_id, item.message.endpoint)

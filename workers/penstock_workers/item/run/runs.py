@@ -1,13 +1,17 @@
-"""Whether a 404, a 403, a redirect, a page or a refused format is one document's own fault, or that of its whole job.
+"""Whether a 404, a 403, a redirect, a page or a refused format is one document's own fault, or that
+of its whole job.
 
-A wrong URL, a firewall, a proxy, or a provider that does not take the `response_format` that the job puts into its requests
-answers all of them alike, and as dead letters a job would be gone in seconds. So such
-an answer waits for the next that comes to a request sent after it: a good one shows that the document was at fault, and the
-document gets the outcome of its failure. Without one, ``pauses_at`` of them in a row pause the job, and none is dead. After
-that one document at a time goes out until one succeeds. Kept per worker process, in memory: no store is asked.
+A wrong URL, a firewall, a proxy, or a provider that does not take the `response_format` that the
+job puts into its requests answers all of them alike, and as dead letters a job would be gone in
+seconds. So such
+an answer waits for the next that comes to a request sent after it: a good one shows that the
+document was at fault, and the document gets the outcome of its failure. Without one, ``pauses_at``
+of them in a row pause the job, and none is dead. After that one document at a time goes out until
+one succeeds. Kept per worker process, in memory: no store is asked.
 
-A line that names another path than its job is its own fault alone where the provider has answered the job on other paths and
-has no such path: the address is right, so no number of them pauses the job.
+A line that names another path than its job is its own fault alone where the provider has answered
+the job on other paths and has no such path: the address is right, so no number of them pauses the
+job.
 """
 
 from __future__ import annotations
@@ -25,9 +29,11 @@ from penstock_workers.item.turned_away import TurnedAway
 __all__ = ["other_format", "to_check"]
 
 PROVEN_WAIT_S: Final = 2.0
-"""An answer of a job that has succeeded here waits so long for another one; then it is the document's own."""
+"""An answer of a job that has succeeded here waits so long for another one; then it is the
+document's own."""
 UNPROVEN_WAIT_S: Final = 10.0
-"""The same in a job that never succeeded here: long enough for the first good answer of a slow model."""
+"""The same in a job that never succeeded here: long enough for the first good answer of a slow
+model."""
 PROBE_S: Final = 3.0
 """After a run one document is sent every so often, until one succeeds."""
 NO_ROUTE: Final = (404, 405, 501)
@@ -41,11 +47,15 @@ class Run:
 
     def __init__(self, pauses_at: int) -> None:
         self.proven_at = float("-inf")  # when the newest request went out that was answered well
-        self.astray: deque[tuple[float, str]] = deque(maxlen=max(1, pauses_at))  # sent, and what came: since then
+        self.astray: deque[tuple[float, str]] = deque(
+            maxlen=max(1, pauses_at)
+        )  # sent, and what came: since then
         self.answers_on: set[str | None] = (
             set()
         )  # paths that lines name and that were answered well; None: the job's own
-        self.waiting: list[tuple[float, asyncio.Future[None]]] = []  # bounded by what the worker holds
+        self.waiting: list[
+            tuple[float, asyncio.Future[None]]
+        ] = []  # bounded by what the worker holds
         self.probe_at = float("-inf")  # when the next document may go out after a run
 
     @property
@@ -85,7 +95,9 @@ class Run:
 
 
 class Runs:
-    """Used on the item loop. ``pauses_at``: answers in a row that pause the job; 0 = each is its document's own."""
+    """Used on the item loop.
+
+    ``pauses_at``: answers in a row that pause the job; 0 = each is its document's own."""
 
     def __init__(self, pauses_at: int, clock: Callable[[], float] | None = None) -> None:
         self._pauses_at = pauses_at
@@ -94,20 +106,30 @@ class Runs:
         self._closed = False
 
     def check(self, attempt: Attempt) -> None:
-        """After a run one document goes out every ``PROBE_S``. Raises TurnedAway for the others: they are parked."""
+        """After a run one document goes out every ``PROBE_S``.
+
+        Raises TurnedAway for the others: they are parked."""
         run = self._runs.get(attempt.key.job_id)
         if run is None or not self._pauses_at or not run.is_long:
             return
         now = self._clock()
         if now < run.probe_at:
-            raise TurnedAway(Parked("one document of its job is sent first, to see whether they are answered now"))
+            raise TurnedAway(
+                Parked(
+                    "one document of its job is sent first, to see whether they are answered now"
+                )
+            )
         run.probe_at = now + PROBE_S
 
     def note(self, attempt: Attempt, happened: Failure | Reply) -> bool:
-        """Take in what one call came to. True where other answers decide what this one means: ``weigh`` waits for them."""
+        """Take in what one call came to.
+
+        True where other answers decide what this one means: ``weigh`` waits for them."""
         if not self._pauses_at:
             return False
-        if isinstance(happened, Failure) and (happened.astray or _is_format_refused(attempt, happened)):
+        if isinstance(happened, Failure) and (
+            happened.astray or _is_format_refused(attempt, happened)
+        ):
             return not self._has_no_such_path(attempt, happened)
         if happened.status == 200:
             run = self._run(attempt)
@@ -135,7 +157,8 @@ class Runs:
         raise TurnedAway(Parked(why, pauses=True))
 
     def close(self) -> None:
-        """The worker drains: documents that still wait here are released, as if they had not been sent."""
+        """The worker drains: documents that still wait here are released, as if they had not been
+        sent."""
         self._closed = True
         for run in self._runs.values():
             for _, future in run.waiting:
@@ -179,27 +202,39 @@ def _what(failure: Failure) -> str:
 
 def _is_format_refused(attempt: Attempt, failure: Failure) -> bool:
     """The job put the same form into all requests, so that none of them is answered."""
-    return refuses_format(failure.name, failure.detail) and attempt.job.spec.asked_format.format is not None
+    return (
+        refuses_format(failure.name, failure.detail)
+        and attempt.job.spec.asked_format.format is not None
+    )
 
 
 def _fix(attempt: Attempt, failure: Failure) -> str:
     if _is_format_refused(attempt, failure):
         return other_format(attempt.job.spec.provider)
-    return f"{to_check(failure.name, attempt.job.spec.provider, attempt.job.provider.base_url)}, then resume"
+    return (
+        f"{to_check(failure.name, attempt.job.spec.provider, attempt.job.provider.base_url)}, then "
+        "resume"
+    )
 
 
 def other_format(provider: str) -> str:
-    """What to do where a provider refuses the `response_format` that a job puts into its requests."""
+    """What to do where a provider refuses the `response_format` that a job puts into its
+    requests."""
     return (
-        f"provider {provider} refuses the response_format of the job's requests: submit the documents as a new job with "
-        "--response-format json_object or none, and say in the prompt which JSON is wanted"
+        f"provider {provider} refuses the response_format of the job's requests: submit the "
+        "documents as a new job with --response-format json_object or none, and say in the prompt "
+        "which JSON is wanted"
     )
 
 
 def to_check(failure: str, provider: str, url: str | None) -> str:
-    """What a person should look at when all answers were of this kind; ``url`` is None where it is not known."""
+    """What a person should look at when all answers were of this kind; ``url`` is None where it is
+    not known."""
     if failure == "forbidden":
         at = f"provider {provider}" if url is None else f"provider {provider}, {url}"
-        return f"the key may not use this model or project, or a firewall is in between ({at}): change either"
+        return (
+            f"the key may not use this model or project, or a firewall is in between ({at}): "
+            "change either"
+        )
     at = f"of provider {provider}" if url is None else f"(providers.{provider}.base_url is {url})"
     return f"check --base-url {at}, the endpoint and the model"

@@ -1,9 +1,11 @@
-"""Begin: count the start of an item outside this process before the call, and learn whether it must not start at all.
+"""Begin: count the start of an item outside this process before the call, and learn whether it must
+not start at all.
 
-Begins of many items travel in one script call; while it is under way the next group gathers. An item begins only while it
-is in its job's window. There every document is that was fed and has no outcome, through retries and pauses, so an item that
-is neither there nor finished was not sent by the job's feed. In a job with a budget the same call reserves what the request may
-cost, and an item for which there is no room waits outside the queue.
+Begins of many items travel in one script call; while it is under way the next group gathers. An
+item begins only while it is in its job's window. There every document is that was fed and has no
+outcome, through retries and pauses, so an item that is neither there nor finished was not sent by
+the job's feed. In a job with a budget the same call reserves what the request may cost, and an item
+for which there is no room waits outside the queue.
 """
 
 from __future__ import annotations
@@ -64,7 +66,9 @@ _MUST_NOT: dict[BeginReply, Outcome] = {
 class _Asked(NamedTuple):
     begin: Begin
     redelivered: bool
-    attempt: Attempt | None  # None where only the answer is asked for: a start that was counted is taken back
+    attempt: (
+        Attempt | None
+    )  # None where only the answer is asked for: a start that was counted is taken back
     answer: asyncio.Future[Outcome | None]  # None: it may start
 
 
@@ -84,22 +88,30 @@ class Starts:
         lane: str = "",
         budget_changed: Callable[[str], None] = lambda job_id: None,
     ) -> None:
-        """``lane``: the worker's own; items of jobs that have moved to another one do not start. ``budget_changed`` is called
-        with the job whose budget this worker does not know as it is."""
+        """``lane``: the worker's own; items of jobs that have moved to another one do not start.
+
+        ``budget_changed`` is called with the job whose budget this worker does not know as it
+        is."""
         self._lane = lane
         self._hot = hot
         self._outcomes = outcomes
         self._jobs = jobs
         self._budget_changed = budget_changed
-        self._owner = secrets.token_hex(8)  # of reservations: of this process, and of none that had its name before
-        self._renewed_at = 0.0  # monotonic; 0 until this worker has made a call for a job with a budget
+        self._owner = secrets.token_hex(
+            8
+        )  # of reservations: of this process, and of none that had its name before
+        self._renewed_at = (
+            0.0  # monotonic; 0 until this worker has made a call for a job with a budget
+        )
         self._renewing: asyncio.Task[None] | None = None
         self._begins: Gatherer[_Asked] = Gatherer(self._ask, group_max=GROUP_MAX, linger_s=0)
         self._returns: Gatherer[tuple[Attempt, asyncio.Future[None]]] = Gatherer(
             self._take_back, group_max=GROUP_MAX, linger_s=0
         )
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="begin")
-        self._redis = StoreWriter("the ledger of starts", self._thread, FailureLog(log), cap_s=REDIS_RETRY_CAP_S)
+        self._redis = StoreWriter(
+            "the ledger of starts", self._thread, FailureLog(log), cap_s=REDIS_RETRY_CAP_S
+        )
         self.backlog = Backlog("starts wait to be counted", (self._redis,))
 
     def start(self) -> None:
@@ -115,20 +127,27 @@ class Starts:
         self._thread.shutdown()
 
     async def begin(self, attempt: Attempt, *, sends: bool = False) -> None:
-        """The start is counted, and in a job with a budget what a request may cost that it ``sends``. Raises TurnedAway where
-        it must not start, and PricesMissing where its tenant has a budget and the price is not known."""
-        outcome = await self._answer(attempt, attempt.job, attempt, may_cost(attempt) if sends else None)
+        """The start is counted, and in a job with a budget what a request may cost that it
+        ``sends``. Raises TurnedAway where it must not start, and PricesMissing where its tenant has
+        a budget and the price is not known."""
+        outcome = await self._answer(
+            attempt, attempt.job, attempt, may_cost(attempt) if sends else None
+        )
         if outcome is not None:
             raise TurnedAway(outcome)
 
     async def vouch(self, item: Item, job: JobView | None, outcome: Outcome) -> Outcome:
-        """What an item ends in that has not begun: one that no feed sent gets no dead letter and pauses no job."""
-        if job is None or not (isinstance(outcome, Dead) or (isinstance(outcome, Parked) and outcome.pauses)):
+        """What an item ends in that has not begun: one that no feed sent gets no dead letter and
+        pauses no job."""
+        if job is None or not (
+            isinstance(outcome, Dead) or (isinstance(outcome, Parked) and outcome.pauses)
+        ):
             return outcome
         return await self._answer(item, job, None) or outcome
 
     async def take_back(self, attempt: Attempt) -> None:
-        """The start of an item that now waits, where it was begun: no death may be held against it meanwhile."""
+        """The start of an item that now waits, where it was begun: no death may be held against it
+        meanwhile."""
         if not attempt.begun:
             return
         attempt.begun = False
@@ -143,7 +162,9 @@ class Starts:
             call = (call or MayCost(paid=item.spent.cost_microusd))._replace(owner=self._owner)
         answer: asyncio.Future[Outcome | None] = asyncio.get_running_loop().create_future()
         self.backlog.put()
-        self._begins.put(_Asked(Begin(item.key, job.buckets, call), item.delivery.redelivered, attempt, answer))
+        self._begins.put(
+            _Asked(Begin(item.key, job.buckets, call), item.delivery.redelivered, attempt, answer)
+        )
         return await answer
 
     async def _take_back(self, group: Sequence[tuple[Attempt, asyncio.Future[None]]]) -> None:
@@ -156,10 +177,18 @@ class Starts:
     async def _ask(self, group: Sequence[_Asked]) -> None:
         self.backlog.take()
         written = await self._redis.write(self._begin, group)
-        answered = [pair for part, answers in written.parts for pair in zip(part, answers, strict=True)]
+        answered = [
+            pair for part, answers in written.parts for pair in zip(part, answers, strict=True)
+        ]
         for asked, error in written.refused:
-            answered.append((asked, _Answer(Unreadable(f"its start cannot be counted: {in_words(error)}"))))
-        for job_id in {asked.begin.key.job_id for asked, answer in answered if answer.outcome is _BUDGET_CHANGED}:
+            answered.append(
+                (asked, _Answer(Unreadable(f"its start cannot be counted: {in_words(error)}")))
+            )
+        for job_id in {
+            asked.begin.key.job_id
+            for asked, answer in answered
+            if answer.outcome is _BUDGET_CHANGED
+        }:
             self._budget_changed(job_id)
         unwanted = [asked.begin for asked, answer in answered if not _tell(asked, answer)]
         paid = {begin.key: begin.may_cost.paid for begin in unwanted if begin.may_cost is not None}
@@ -170,25 +199,34 @@ class Starts:
         """Take their starts back; of jobs with a budget only what was ``paid`` stays reserved."""
         if keys:
             batch = SettleBatch(released=keys, paid=paid)
-            await self._redis.write(lambda batches: [self._hot.settle(one) for one in batches], [batch])
+            await self._redis.write(
+                lambda batches: [self._hot.settle(one) for one in batches], [batch]
+            )
 
     async def _renew(self) -> None:
         """Once this worker has reserved, for as long as it lives: its calls may take long."""
         while True:
             await asyncio.sleep(RENEW_S)
             if self._renewed_at:
-                with contextlib.suppress(redis.RedisError):  # while Redis is away no one gives reservations back
+                with contextlib.suppress(
+                    redis.RedisError
+                ):  # while Redis is away no one gives reservations back
                     await asyncio.to_thread(self._hot.budgets.renew, self._owner)
 
-    # -- in the thread -----------------------------------------------------------------------------------------------
+    # -- in the thread -----------------------------------------------------------------------------
 
     def _begin(self, group: Sequence[_Asked]) -> list[_Answer]:
-        """One script call; then, where a message was seen before, one look into SQL before anything is paid twice."""
+        """One script call; then, where a message was seen before, one look into SQL before anything
+        is paid twice."""
         if any(asked.begin.may_cost is not None for asked in group):
             self._say_alive()
         begun = self._hot.begin([asked.begin for asked in group], self._lane)
-        doubtful = [asked.begin for asked, one in zip(group, begun, strict=True) if _is_doubtful(asked, one)]
-        finished = self._outcomes.terminal([begin.key for begin in doubtful]) if doubtful else frozenset()
+        doubtful = [
+            asked.begin for asked, one in zip(group, begun, strict=True) if _is_doubtful(asked, one)
+        ]
+        finished = (
+            self._outcomes.terminal([begin.key for begin in doubtful]) if doubtful else frozenset()
+        )
         if finished:
             self._finish(begin for begin in doubtful if begin.key in finished)
         return [
@@ -208,23 +246,34 @@ class Starts:
         if begun.reply is BeginReply.GO:
             return None
         if begun.reply in _NOT_FED:
-            return self._not_fed(asked.begin.key, rebuilt=begun.reply is BeginReply.UNKNOWN_SINCE_REBUILT)
+            return self._not_fed(
+                asked.begin.key, rebuilt=begun.reply is BeginReply.UNKNOWN_SINCE_REBUILT
+            )
         return _MUST_NOT.get(begun.reply)
 
     def _not_fed(self, key: ItemKey, *, rebuilt: bool) -> Outcome:
         """``rebuilt``: Redis was, not long ago. These are rare, so SQL is asked about each."""
         job_id, generation, doc_id = key
         if all(feed.generation != generation for feed in self._jobs.feeds(job_id)):
-            return Unreadable(f"job {job_id[:SHOWN_CHARS]!r} has no generation {generation}; nothing was sent for it")
-        if rebuilt:  # the worker held the message from before; the feed starts again and will come to the document
-            return Skipped("Redis was rebuilt and does not know it; the feed of its job sends it again")
+            return Unreadable(
+                f"job {job_id[:SHOWN_CHARS]!r} has no generation {generation}; nothing was sent "
+                "for it"
+            )
+        # the worker held the message from before; the feed starts again and will come to the
+        # document
+        if rebuilt:
+            return Skipped(
+                "Redis was rebuilt and does not know it; the feed of its job sends it again"
+            )
         return Unreadable(
-            f"document {doc_id[:SHOWN_CHARS]!r} was not fed to generation {generation} of job {job_id}: it is not in the job's "
-            "source, or was put into the queue by something else than a feed; nothing was sent for it"
+            f"document {doc_id[:SHOWN_CHARS]!r} was not fed to generation {generation} of job "
+            f"{job_id}: it is not in the job's source, or was put into the queue by something else "
+            "than a feed; nothing was sent for it"
         )
 
     def _finish(self, begins: Iterable[Begin]) -> None:
-        """Their outcomes are in SQL, but the worker that put them there died before it wrote to Redis: write it now."""
+        """Their outcomes are in SQL, but the worker that put them there died before it wrote to
+        Redis: write it now."""
         found = list(begins)
         for (job_id, generation, doc_id), buckets, _ in found:
             self._hot.rehydrate(job_id, generation, [(doc_id, False)], buckets)

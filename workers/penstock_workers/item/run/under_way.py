@@ -28,7 +28,8 @@ class HooksUnderWay:
             del self._began[number]
 
     def described(self) -> Mapping[str, str]:
-        """The hook that has run longest, for how many seconds, and in how many calls; empty while none takes long."""
+        """The hook that has run longest, for how many seconds, and in how many calls; empty while
+        none takes long."""
         if not self._began:
             return {}
         path, began = next(iter(self._began.values()))

@@ -1,9 +1,11 @@
-"""Many single requests become few group calls, and each call is repeated until its store has answered.
+"""Many single requests become few group calls, and each call is repeated until its store has
+answered.
 
-A ``Gatherer`` collects what is put into it and hands it to ``flush`` in groups. Only one flush is under way at a time, so
-while the store is slow the next group grows by itself. A ``StoreWriter`` waits while its store is away: giving up would
-throw away answers that are paid for. What a store refuses for good would hold up all that is behind it, so a refused group
-is halved until what was refused is alone.
+A ``Gatherer`` collects what is put into it and hands it to ``flush`` in groups. Only one flush is
+under way at a time, so while the store is slow the next group grows by itself. A ``StoreWriter``
+waits while its store is away: giving up would throw away answers that are paid for. What a store
+refuses for good would hold up all that is behind it, so a refused group is halved until what was
+refused is alone.
 """
 
 from __future__ import annotations
@@ -25,10 +27,12 @@ R = TypeVar("R")
 
 
 class Gatherer(Generic[T]):
-    """Groups of at most ``group_max`` things, each flushed at most ``linger_s`` after its first thing arrived.
+    """Groups of at most ``group_max`` things, each flushed at most ``linger_s`` after its first
+    thing arrived.
 
-    What waits here is bounded by the caller: every waiting thing is an item in flight, and those are bounded by prefetch.
-    ``flush`` must not raise; it owns its retries. All methods belong to the event loop that ``start`` was called on.
+    What waits here is bounded by the caller: every waiting thing is an item in flight, and those
+    are bounded by prefetch. ``flush`` must not raise; it owns its retries. All methods belong to
+    the event loop that ``start`` was called on.
     """
 
     def __init__(
@@ -61,7 +65,9 @@ class Gatherer(Generic[T]):
         if len(self._waiting) == 1:
             self._idle.clear()
             self._arrived.set()
-        if len(self._waiting) >= self._group_max or (self._at_once is not None and self._at_once(thing)):
+        if len(self._waiting) >= self._group_max or (
+            self._at_once is not None and self._at_once(thing)
+        ):
             self._full.set()
 
     def __len__(self) -> int:
@@ -124,7 +130,8 @@ class StoreOutage(NamedTuple):
 
 
 class WrittenGroup(NamedTuple, Generic[T, R]):
-    """What became of a group: the parts that were written, with their answers, and what was refused for good."""
+    """What became of a group: the parts that were written, with their answers, and what was refused
+    for good."""
 
     parts: list[tuple[Sequence[T], R]]
     refused: list[tuple[T, Exception]]
@@ -136,7 +143,9 @@ class StoreWriter:
     ``outage`` says what it waits for: written on the loop, read by any thread.
     """
 
-    def __init__(self, store: str, thread: Executor, failure_log: FailureLog, *, cap_s: float) -> None:
+    def __init__(
+        self, store: str, thread: Executor, failure_log: FailureLog, *, cap_s: float
+    ) -> None:
         self.store = store
         self.outage: StoreOutage | None = None
         self.refusals = 0  # things that the store will never take
@@ -178,10 +187,14 @@ class StoreWriter:
 
     async def _wait(self, error: Exception, number: int) -> None:
         now = time.monotonic()
-        failures, since = (0, now) if self.outage is None else (self.outage.failures, self.outage.since)
+        failures, since = (
+            (0, now) if self.outage is None else (self.outage.failures, self.outage.since)
+        )
         wait_s = full_jitter(failures, base_s=RETRY_FIRST_S, cap_s=self._cap_s)
         self.failures += 1
-        self.outage = StoreOutage(self.store, trouble_of(error), in_words(error), since, failures + 1, now)
+        self.outage = StoreOutage(
+            self.store, trouble_of(error), in_words(error), since, failures + 1, now
+        )
         self._failure_log.tell(
             f"{self.store} does not take what is written to it",
             error,

@@ -1,4 +1,5 @@
-"""Notes what results are made with, before the first of them is stored and once a minute; else a group costs some look-ups."""
+"""Notes what results are made with, before the first of them is stored and once a minute; else a
+group costs some look-ups."""
 
 from __future__ import annotations
 
@@ -14,10 +15,11 @@ from penstock_workers.item.attempt import Attempt, Settled
 from penstock_workers.item.outcome import Done
 from penstock_workers.settings import ProviderSettings
 
-KEPT: Final = 2_000  # (job, generation, provider, model) that are noted; one that is forgotten is just written again
-MODELS: Final = (
-    20  # of one job, generation and provider that have entries of their own: a server may name another in each answer
-)
+# (job, generation, provider, model) that are noted; one that is forgotten is just written again
+KEPT: Final = 2_000
+# of one job, generation and provider that have entries of their own: a server may name another in
+# each answer
+MODELS: Final = 20
 
 _Noted = tuple[str, int, str, str | None]
 
@@ -43,7 +45,9 @@ class MadeWithNotes:
             if mark not in self._noted and self._models[mark[:3]] + len(fresh) >= MODELS:
                 mark = (*mark[:3], None)
             if now - self._noted.get(mark, -RENOTED_S) >= RENOTED_S and mark not in fresh:
-                fresh[mark] = self._made_with(mark, spec.lane, mark[3] or spec.model, attempt.job.provider)
+                fresh[mark] = self._made_with(
+                    mark, spec.lane, mark[3] or spec.model, attempt.job.provider
+                )
         if not fresh:
             return
         self._store.note((job_id, made) for (job_id, *_), made in fresh.items())
@@ -54,21 +58,42 @@ class MadeWithNotes:
             self._models[forgotten[:3]] -= 1
         self._models = +self._models  # without those of which none is left
 
-    def _made_with(self, mark: _Noted, lane: str, model: str | None, provider: ProviderSettings) -> MadeWith:
+    def _made_with(
+        self, mark: _Noted, lane: str, model: str | None, provider: ProviderSettings
+    ) -> MadeWith:
         _, generation, name, told = mark
         if has_own_model(lane):
-            return MadeWith(generation, lane, "", self._release, self._engine, None, None, self._usd_per_hour, told)
+            return MadeWith(
+                generation,
+                lane,
+                "",
+                self._release,
+                self._engine,
+                None,
+                None,
+                self._usd_per_hour,
+                told,
+            )
         prices = provider.prices_of(model)
         if prices is None:
             return MadeWith(generation, lane, name, self._release, "", model=told)
         discount = prices.batch_discount if packs(lane) else None
         return MadeWith(
-            generation, lane, name, self._release, "", prices.input, prices.output, model=told, batch_discount=discount
+            generation,
+            lane,
+            name,
+            self._release,
+            "",
+            prices.input,
+            prices.output,
+            model=told,
+            batch_discount=discount,
         )
 
 
 def engine_in_words(package: str | None, server: str | None) -> str:
-    """Of a lane that hosts a model: the engine's version where it computes in the worker, else where its server is."""
+    """Of a lane that hosts a model: the engine's version where it computes in the worker, else
+    where its server is."""
     if package is None:
         return ""
     if server is not None:

@@ -1,4 +1,6 @@
-"""What is written of each outcome: rows in SQL, entries in Redis. Called in a thread, a group at a time."""
+"""What is written of each outcome: rows in SQL, entries in Redis.
+
+Called in a thread, a group at a time."""
 
 from __future__ import annotations
 
@@ -44,7 +46,9 @@ log = logging.getLogger(__name__)
 class Records:
     """Every write may be repeated without harm."""
 
-    def __init__(self, jobs: JobStore, outcomes: OutcomeStore, hot: RedisLedger, made_with: MadeWithNotes) -> None:
+    def __init__(
+        self, jobs: JobStore, outcomes: OutcomeStore, hot: RedisLedger, made_with: MadeWithNotes
+    ) -> None:
         self._jobs = jobs
         self._outcomes = outcomes
         self._hot = hot
@@ -53,13 +57,18 @@ class Records:
         self._token = uuid4().hex[:12]  # of this process, in the names of payments
 
     def write_sql(self, group: Sequence[Settled]) -> None:
-        """Results, dead letters and what was paid besides in one transaction; then, rarely, the pause of a job."""
+        """Results, dead letters and what was paid besides in one transaction; then, rarely, the
+        pause of a job."""
         results = [outcome.result for _, outcome in group if isinstance(outcome, Done)]
         letters = [outcome.letter for _, outcome in group if isinstance(outcome, Dead)]
         if results:
             self._made_with.note(group)
         self._outcomes.settle(
-            results, letters, earlier=earlier_in(group), retried=_retried(group, self._token), left=_left(group)
+            results,
+            letters,
+            earlier=earlier_in(group),
+            retried=_retried(group, self._token),
+            left=_left(group),
         )
         for job_id, (why, ends_in_s) in pauses_of(group).items():
             resume_at = None if ends_in_s is None else time.time() + ends_in_s
@@ -69,7 +78,8 @@ class Records:
                 log.error("job %s is paused: %s", job_id, why)
 
     def write_redis(self, group: Sequence[Settled]) -> None:
-        """Completed set, counters, window and delayed set in one script call; then what waits for its job to be resumed."""
+        """Completed set, counters, window and delayed set in one script call; then what waits for
+        its job to be resumed."""
         for job_id in pauses_of(group):
             self._hot.set_job_state(job_id, JobState.PAUSED)
         report = self._hot.settle(_batch(group, self._without_room(group)))
@@ -82,18 +92,27 @@ class Records:
             self._hot.queues.move(queue, messages)
         for settled in group:
             if isinstance(settled.outcome, Unreadable):
-                log.error("message %s is set aside for a person: %s", settled.delivery.task_id, settled.outcome.why)
+                log.error(
+                    "message %s is set aside for a person: %s",
+                    settled.delivery.task_id,
+                    settled.outcome.why,
+                )
 
     def _without_room(self, group: Iterable[Settled]) -> frozenset[str]:
-        """Note the queues that items go on to, so that control loops look after them; returns those that their lane has no
-        room for."""
-        to = {outcome.to for _, outcome in group if isinstance(outcome, Retry) and outcome.to is not None}
+        """Note the queues that items go on to, so that control loops look after them; returns those
+        that their lane has no room for."""
+        to = {
+            outcome.to
+            for _, outcome in group
+            if isinstance(outcome, Retry) and outcome.to is not None
+        }
         noted = (self._hot.queues.note(keys.lane_queue(queue), [queue]) for queue in to)
         return frozenset[str]().union(*noted)
 
 
 def _batch(group: Iterable[Settled], full: Container[str] = ()) -> SettleBatch:
-    """``full``: queues for which there is no room; what goes there waits in its lane's own, from where workers send it on."""
+    """``full``: queues for which there is no room; what goes there waits in its lane's own, from
+    where workers send it on."""
     done: list[SettledDone] = []
     dead: list[SettledDead] = []
     retries: list[SettledRetry] = []
@@ -104,12 +123,16 @@ def _batch(group: Iterable[Settled], full: Container[str] = ()) -> SettleBatch:
         if not isinstance(attempt, Attempt):
             continue  # it has not begun
         if attempt.spent.repairs or attempt.spent.fallbacks:
-            again.append(AskedAgain(attempt.key.job_id, attempt.spent.repairs, attempt.spent.fallbacks))
+            again.append(
+                AskedAgain(attempt.key.job_id, attempt.spent.repairs, attempt.spent.fallbacks)
+            )
         match outcome:
             case Done(result):
                 done.append(settled_done(attempt, result))
             case Dead(letter):
-                dead.append(settled_dead(attempt, letter, refused_first=is_refused_first(attempt, outcome)))
+                dead.append(
+                    settled_dead(attempt, letter, refused_first=is_refused_first(attempt, outcome))
+                )
             case Retry():
                 queue = outcome.to or attempt.delivery.queue
                 queue = keys.lane_queue(queue) if queue in full else queue
@@ -136,7 +159,9 @@ def _answered(group: Iterable[Settled]) -> list[ItemKey]:
 
 
 def pauses_of(group: Iterable[Settled]) -> dict[str, tuple[str, float | None]]:
-    """By job: why it pauses, and after how many seconds that ends by itself. What lasts longest counts."""
+    """By job: why it pauses, and after how many seconds that ends by itself.
+
+    What lasts longest counts."""
     found: dict[str, tuple[str, float | None]] = {}
     for item, outcome in group:
         if isinstance(outcome, Parked) and outcome.pauses and isinstance(item, Item):
@@ -163,13 +188,15 @@ def earlier_in(group: Iterable[Settled]) -> dict[ItemKey, Paid]:
     return {
         item.key: before
         for item, outcome in group
-        if isinstance(outcome, Done | Dead) and isinstance(item, Item) and any(before := item.paid_before)
+        if isinstance(outcome, Done | Dead)
+        and isinstance(item, Item)
+        and any(before := item.paid_before)
     }
 
 
 def _retried(group: Iterable[Settled], token: str) -> list[tuple[str, PaidBeside]]:
-    """Return what attempts used up that came to no outcome, each with a name that is the same when it is written again. Their
-    messages tell of most of it, and are lost with Redis."""
+    """Return what attempts used up that came to no outcome, each with a name that is the same when
+    it is written again. Their messages tell of most of it, and are lost with Redis."""
     return [
         (f"retried-{token}-{item.sent_at!r}", PaidBeside(item.key, *item.spent.paid(item.calls)))
         for item, outcome in group
@@ -178,11 +205,15 @@ def _retried(group: Iterable[Settled], token: str) -> list[tuple[str, PaidBeside
 
 
 def _left(group: Iterable[Settled]) -> list[PaidBeside]:
-    """What earlier attempts used up on documents whose job has left the lane: their messages, which said it, end here."""
+    """What earlier attempts used up on documents whose job has left the lane: their messages, which
+    said it, end here."""
     return [
         PaidBeside(item.key, *item.spent_in_all.paid(item.calls_in_all))
         for item, outcome in group
-        if isinstance(item, Item) and isinstance(outcome, Skipped) and outcome.left_lane and item.calls_in_all
+        if isinstance(item, Item)
+        and isinstance(outcome, Skipped)
+        and outcome.left_lane
+        and item.calls_in_all
     ]
 
 

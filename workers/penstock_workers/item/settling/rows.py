@@ -89,7 +89,9 @@ def settled_dead(attempt: Attempt, letter: DeadLetter, *, refused_first: bool) -
     )
 
 
-def settled_retry(attempt: Attempt, retry: Retry, queue: str, *, refused_first: bool) -> SettledRetry:
+def settled_retry(
+    attempt: Attempt, retry: Retry, queue: str, *, refused_first: bool
+) -> SettledRetry:
     return SettledRetry(
         key=attempt.key,
         buckets=attempt.job.buckets,
@@ -98,7 +100,9 @@ def settled_retry(attempt: Attempt, retry: Retry, queue: str, *, refused_first: 
         raw=_message(attempt, queue, attempt.number if retry.counted else attempt.retries),
         after_s=retry.after_s,
         rate_limited=retry.rate_limited,
-        reason="" if reason_of(retry) == SAME_REQUEST else reason_of(retry),  # for that one nothing was tried
+        reason=""
+        if reason_of(retry) == SAME_REQUEST
+        else reason_of(retry),  # for that one nothing was tried
         prompt_tokens=attempt.spent.prompt_tokens,
         completion_tokens=attempt.spent.completion_tokens,
         cost_microusd=attempt.spent.cost_microusd,
@@ -120,13 +124,16 @@ def has_budget(job: JobView) -> bool:
 
 
 def reason_of(outcome: Retry | Released) -> str:
-    """Why there will be another attempt: the name of the failure, with which the outcome's words begin."""
+    """Why there will be another attempt: the name of the failure, with which the outcome's words
+    begin."""
     words = outcome.error if isinstance(outcome, Retry) else outcome.why
     return words.partition(":")[0]
 
 
 def message_again(item: Item, retries: int) -> bytes:
-    """The item's message for another attempt. It travels as it came, with its body or by reference."""
+    """The item's message for another attempt.
+
+    It travels as it came, with its body or by reference."""
     return _message(item, item.delivery.queue, retries)
 
 
@@ -154,7 +161,9 @@ def _message(item: Item, queue: str, retries: int) -> bytes:
 
 
 def spent_on(attempt: Attempt, happened: Failure | Reply) -> Spent:
-    """Return what the answer cost, whether the job accepts it or not. What a model of the worker's own costs, its turn says."""
+    """Return what the answer cost, whether the job accepts it or not.
+
+    What a model of the worker's own costs, its turn says."""
     prompt, completion = happened.prompt_tokens, happened.completion_tokens
     if prompt is None and completion is None:
         return NOTHING_SPENT
@@ -162,10 +171,15 @@ def spent_on(attempt: Attempt, happened: Failure | Reply) -> Spent:
     prices = prices_of(attempt.job, happened.model)
     in_batch = packs(attempt.job.spec.lane)
     if prices is None:
-        return Spent(used.prompt, used.completion, unpriced=0 if has_own_model(attempt.job.spec.lane) else 1)
+        return Spent(
+            used.prompt, used.completion, unpriced=0 if has_own_model(attempt.job.spec.lane) else 1
+        )
     return Spent(used.prompt, used.completion, prices.microusd(used, in_batch=in_batch))
 
 
 def prices_of(job: JobView, answered: str | None) -> ModelPrices | None:
-    """Of the model that ``answered``, else of the one that was asked; None where none is known, or the model is the worker's."""
-    return None if has_own_model(job.spec.lane) else job.provider.prices_of(answered, job.spec.model)
+    """Of the model that ``answered``, else of the one that was asked; None where none is known, or
+    the model is the worker's."""
+    return (
+        None if has_own_model(job.spec.lane) else job.provider.prices_of(answered, job.spec.model)
+    )

@@ -1,8 +1,9 @@
 """Make outcomes durable, then let the broker forget. In this order: SQL, Redis, acknowledgement.
 
-A crash between any two steps repeats the later ones for the same items and changes nothing: the first writer has won in
-SQL, the completed set is a set, and an acknowledgement that never left brings back a message that is skipped as done.
-What a store will never take becomes something that it does take, or is set aside: see ``unstorable.py``.
+A crash between any two steps repeats the later ones for the same items and changes nothing: the
+first writer has won in SQL, the completed set is a set, and an acknowledgement that never left
+brings back a message that is skipped as done. What a store will never take becomes something that
+it does take, or is set aside: see ``unstorable.py``.
 """
 
 from __future__ import annotations
@@ -27,11 +28,14 @@ log = logging.getLogger(__name__)
 
 STORE_RETRY_CAP_S = 10.0  # while a store is down, outcomes wait in memory; the slots bound how many
 
-Durable = Callable[[Sequence[Settled]], None]  # called with each group that is durable; must not raise
+Durable = Callable[
+    [Sequence[Settled]], None
+]  # called with each group that is durable; must not raise
 
 
 class Settler:
-    """Groups outcomes (at most ``group_max``, at most ``linger_s``) and commits one group after the other."""
+    """Groups outcomes (at most ``group_max``, at most ``linger_s``) and commits one group after the
+    other."""
 
     def __init__(
         self,
@@ -45,16 +49,19 @@ class Settler:
         on_durable: Durable | None = None,
         is_short: Callable[[int], bool] = lambda _: False,
     ) -> None:
-        """``is_short``: whether others wait for what so many outcomes hold until they are stored; then no group lingers."""
+        """``is_short``: whether others wait for what so many outcomes hold until they are stored;
+        then no group lingers."""
         self._bridge = bridge
         self._records = records
         self._on_durable = on_durable
         self._tally = tally
         self._failpoints = failpoints
         self._gatherer = Gatherer(
-            self._commit, group_max=group_max, linger_s=linger_s,
+            self._commit,
+            group_max=group_max,
+            linger_s=linger_s,
             at_once=lambda settled: is_awaited(settled) or is_short(len(self._gatherer)),
-        )  # fmt: skip
+        )
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="settle")
         self._unstorable = Unstorable(log)
         failure_log = FailureLog(log)
@@ -93,7 +100,9 @@ class Settler:
         for settled in group:  # no death of this process repeats a call for it any more
             if isinstance(settled.item, Attempt) and settled.item.place is not None:
                 settled.item.place.leave()
-        group = await self._store(self._redis, self._records.write_redis, group, self._unstorable.by_redis)
+        group = await self._store(
+            self._redis, self._records.write_redis, group, self._unstorable.by_redis
+        )
         self._failpoints.hit("after_settle")
         self.groups += 1
         self._tally.settled(group)
@@ -108,9 +117,14 @@ class Settler:
         self._failpoints.hit("after_commit")
 
     async def _store(
-        self, store: StoreWriter, write: Callable[[Sequence[Settled]], None], group: Sequence[Settled], choose: Choice
+        self,
+        store: StoreWriter,
+        write: Callable[[Sequence[Settled]], None],
+        group: Sequence[Settled],
+        choose: Choice,
     ) -> Sequence[Settled]:
-        """``group`` as it is stored now: what was refused for good has another outcome, which is stored in its place."""
+        """``group`` as it is stored now: what was refused for good has another outcome, which is
+        stored in its place."""
         began = time.monotonic()
         written = await store.write(write, group)
         self._tally.stored(store.store, time.monotonic() - began)
@@ -119,6 +133,10 @@ class Settler:
         kept = [settled for part, _ in written.parts for settled in part]
         choices = [choose(settled, error) for settled, error in written.refused]
         kept += [choice.settled for choice in choices if not choice.is_to_be_written]
-        again = await store.write(write, [choice.settled for choice in choices if choice.is_to_be_written])
+        again = await store.write(
+            write, [choice.settled for choice in choices if choice.is_to_be_written]
+        )
         kept += [settled for part, _ in again.parts for settled in part]
-        return kept + [self._unstorable.set_aside(settled, error).settled for settled, error in again.refused]
+        return kept + [
+            self._unstorable.set_aside(settled, error).settled for settled, error in again.refused
+        ]

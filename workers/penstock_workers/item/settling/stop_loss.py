@@ -1,7 +1,9 @@
-"""The stop-loss of a job: it pauses where too many of its latest documents fail, or cost too much each.
+"""The stop-loss of a job: it pauses where too many of its latest documents fail, or cost too much
+each.
 
-``decide`` is the rule. What it looks at comes back from the call to Redis that settles a group, so that a job whose every answer
-is refused stops with the group that shows it: what is paid besides is what was in flight.
+``decide`` is the rule. What it looks at comes back from the call to Redis that settles a group, so
+that a job whose every answer is refused stops with the group that shows it: what is paid besides is
+what was in flight.
 """
 
 from __future__ import annotations
@@ -15,7 +17,15 @@ from typing import Any, Final, NamedTuple
 from penstock_ledger import JobStore, Lately, RedisLedger, storable
 from penstock_ledger.log_lines import one_line
 from penstock_ledger.model import JobState
-from penstock_ledger.pause import ACCEPTED_NOTHING, EXAMPLE_CHARS, Accepted, Pause, PausedBy, StopCode, explain
+from penstock_ledger.pause import (
+    ACCEPTED_NOTHING,
+    EXAMPLE_CHARS,
+    Accepted,
+    Pause,
+    PausedBy,
+    StopCode,
+    explain,
+)
 from penstock_ledger.redaction import redact
 from penstock_producer.job.spec import JobSpec
 from penstock_workers.item.attempt import Attempt, Settled
@@ -25,7 +35,8 @@ from penstock_workers.item.settling.rows import reason_of
 log = logging.getLogger(__name__)
 
 FIRST: Final = 100
-"""Documents that are looked at first, together: of fewer a share says little, and no job that has fewer is stopped for one."""
+"""Documents that are looked at first, together: of fewer a share says little, and no job that has
+fewer is stopped for one."""
 FAILING_MARGIN: Final = 0.15
 """By so much more than a person has accepted a share must be to stop the job again."""
 COST_MARGIN: Final = 1.25
@@ -34,7 +45,8 @@ EXAMPLES: Final = 3
 BOUNDS_S: Final = 5.0
 """Between two looks at the bounds of a job."""
 JOBS_KEPT: Final = 1_000
-"""Jobs of which examples are remembered; the one without a new example for longest is forgotten first."""
+"""Jobs of which examples are remembered; the one without a new example for longest is forgotten
+first."""
 MICROUSD: Final = 1_000_000
 
 REFUSED: Final = frozenset({"schema_mismatch", "answer_cut", "invalid_result", "empty_answer"})
@@ -63,7 +75,11 @@ class Stop(NamedTuple):
 def decide(lately: Lately, bounds: Bounds, accepted: Accepted) -> Stop | None:
     """Return the bound that the latest documents of a feed meet; None where they meet none."""
     if bounds.failing is not None:
-        least = max(bounds.failing, accepted.failing + FAILING_MARGIN) if accepted.failing else bounds.failing
+        least = (
+            max(bounds.failing, accepted.failing + FAILING_MARGIN)
+            if accepted.failing
+            else bounds.failing
+        )
         for code, bad, of in (
             (StopCode.MISSED, lately.missed, lately.answered),
             (StopCode.DEAD, lately.dead, lately.ended),
@@ -83,59 +99,88 @@ def usd_per_document(lately: Lately) -> float:
 
 
 def failing_share(lately: Lately) -> float:
-    """Return the larger of the two shares: what is refused now is a dead letter later, so that both are accepted as one."""
+    """Return the larger of the two shares: what is refused now is a dead letter later, so that both
+    are accepted as one."""
     dead = lately.dead / lately.ended if lately.ended else 0.0
     return max(dead, lately.missed / lately.answered if lately.answered else 0.0)
 
 
 def is_refused_first(attempt: Attempt, outcome: Outcome) -> bool:
-    """Whether this is the first answer to its document, which was paid for and refused by the job's own checks."""
+    """Whether this is the first answer to its document, which was paid for and refused by the job's
+    own checks."""
     return attempt.retries == 0 and (_failure_of(outcome) or ("", ""))[0] in REFUSED
 
 
 class StopLoss:
     """Belongs to the thread that settles groups."""
 
-    def __init__(self, jobs: JobStore, hot: RedisLedger, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, jobs: JobStore, hot: RedisLedger, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self._jobs, self._hot, self._clock = jobs, hot, clock
-        self._bounds: OrderedDict[str, tuple[float, Bounds]] = OrderedDict()  # by job, and when they were read
+        self._bounds: OrderedDict[str, tuple[float, Bounds]] = (
+            OrderedDict()
+        )  # by job, and when they were read
         self._examples: OrderedDict[str, deque[dict[str, str]]] = OrderedDict()
 
     def look(self, group: Iterable[Settled], lately: Mapping[tuple[str, int], Lately]) -> None:
-        """Pause jobs of this group whose latest documents meet a bound. A store that is away now is asked with the next group:
-        what is settled must not wait for this."""
+        """Pause jobs of this group whose latest documents meet a bound.
+
+        A store that is away now is asked with the next group: what is settled must not wait for
+        this."""
         watched = self._note(group)
         for (job_id, generation), figures in lately.items():
-            says_nothing = max(figures.ended, figures.answered) < FIRST and not figures.cost_microusd
+            says_nothing = (
+                max(figures.ended, figures.answered) < FIRST and not figures.cost_microusd
+            )
             if says_nothing or job_id not in watched:
                 continue
             try:
                 if decide(figures, self._bounds_of(job_id), ACCEPTED_NOTHING) is not None:
                     self._stop(job_id, generation, figures)
             except Exception as error:
-                log.warning("job %s meets a stop-loss and could not be paused yet: %s", job_id, one_line(str(error)))
+                log.warning(
+                    "job %s meets a stop-loss and could not be paused yet: %s",
+                    job_id,
+                    one_line(str(error)),
+                )
 
     def _stop(self, job_id: str, generation: int, lately: Lately) -> None:
-        """With the job as it is now: other bounds may have been given, and a person may have accepted how it goes."""
+        """With the job as it is now: other bounds may have been given, and a person may have
+        accepted how it goes."""
         job = self._jobs.get(job_id)
         if job.state is not JobState.RUNNING:
             return
         spec = JobSpec.accepted(job.spec)
-        accepted = job.accepted if job.accepted is not None and job.accepted.generation == generation else None
+        accepted = (
+            job.accepted
+            if job.accepted is not None and job.accepted.generation == generation
+            else None
+        )
         stop = decide(lately, Bounds.of(spec), accepted or ACCEPTED_NOTHING)
         if stop is None:
             return
-        pause = Pause(stop.code, PausedBy.STOP_LOSS, self._params(job_id, generation, stop, lately, Bounds.of(spec)))
+        pause = Pause(
+            stop.code,
+            PausedBy.STOP_LOSS,
+            self._params(job_id, generation, stop, lately, Bounds.of(spec)),
+        )
         if self._jobs.set_state(job_id, JobState.PAUSED, pause=pause, expect={JobState.RUNNING}):
             self._hot.set_job_state(job_id, JobState.PAUSED)
             log.error("job %s is paused: %s", job_id, explain(pause))
 
-    def _params(self, job_id: str, generation: int, stop: Stop, lately: Lately, bounds: Bounds) -> dict[str, Any]:
+    def _params(
+        self, job_id: str, generation: int, stop: Stop, lately: Lately, bounds: Bounds
+    ) -> dict[str, Any]:
         """What is said of the stop, and what letting the job go on accepts."""
         params: dict[str, Any] = {
-            "generation": generation, "bad": stop.bad, "of": stop.of, "failing": round(failing_share(lately), 4),
-            "usd_per_doc": usd_per_document(lately), "examples": list(self._examples.get(job_id, ()))[:EXAMPLES],
-        }  # fmt: skip
+            "generation": generation,
+            "bad": stop.bad,
+            "of": stop.of,
+            "failing": round(failing_share(lately), 4),
+            "usd_per_doc": usd_per_document(lately),
+            "examples": list(self._examples.get(job_id, ()))[:EXAMPLES],
+        }
         if lately.reasons:
             reason, count = max(lately.reasons.items(), key=lambda one: (one[1], one[0]))
             params["cause"] = {"reason": reason, "count": count}
@@ -155,8 +200,10 @@ class StopLoss:
         return known[1]
 
     def _note(self, group: Iterable[Settled]) -> set[str]:
-        """Remember examples of what fails. Returns the jobs that may be stopped: callers who wait for their answers share a job,
-        and one of them must not stop the others."""
+        """Remember examples of what fails.
+
+        Returns the jobs that may be stopped: callers who wait for their answers share a job, and
+        one of them must not stop the others."""
         watched = set[str]()
         for attempt, outcome in group:
             if not isinstance(attempt, Attempt) or attempt.job.awaited:

@@ -16,9 +16,14 @@ from penstock_workers.metrics import catalogue
 from penstock_workers.metrics.samples import Sample, Spread
 
 OUTCOMES: Final = {
-    Done: "succeeded", Dead: "dead", Retry: "retried", Released: "requeued", Skipped: "skipped", Parked: "parked",
+    Done: "succeeded",
+    Dead: "dead",
+    Retry: "retried",
+    Released: "requeued",
+    Skipped: "skipped",
+    Parked: "parked",
     Unreadable: "unreadable",
-}  # fmt: skip
+}
 CAUSES: Final = ("counted", "uncounted")
 REUSED: Final = ("dedup", "cache")
 AGAIN: Final = ("repair", "fallback")
@@ -116,7 +121,10 @@ class OutcomeTally:
             yield catalogue.RETRIES(count, lane, cause)
         for cause, count in self._asked_again.items():
             yield catalogue.ASKED_AGAIN(count, lane, cause)
-        for metric, counts in ((catalogue.RATE_LIMITED, self._throttled), (catalogue.CALLS, self._calls)):
+        for metric, counts in (
+            (catalogue.RATE_LIMITED, self._throttled),
+            (catalogue.CALLS, self._calls),
+        ):
             for provider, count in tuple(counts.items()):
                 yield metric(count, lane, provider)
         for direction, counts in (("in", self._tokens_in), ("out", self._tokens_out)):

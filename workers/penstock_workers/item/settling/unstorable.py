@@ -34,13 +34,18 @@ class Unstorable:
         self._failure_log = FailureLog(log)
 
     def by_sql(self, settled: Settled, error: Exception) -> Instead:
-        """A result or a dead letter that SQL refuses becomes a plain dead letter; anything else is set aside."""
+        """A result or a dead letter that SQL refuses becomes a plain dead letter; anything else is
+        set aside."""
         attempt, outcome = settled
         if not isinstance(attempt, Attempt) or not isinstance(outcome, Done | Dead):
             return self.set_aside(settled, error)
         self._log("SQL", settled, error, f"becomes the dead letter `{UNSTORABLE}`")
         said = outcome.result.body if isinstance(outcome, Done) else outcome.letter.response
-        was = "its result" if isinstance(outcome, Done) else f"its dead letter `{storable(outcome.letter.reason)}`"
+        was = (
+            "its result"
+            if isinstance(outcome, Done)
+            else f"its dead letter `{storable(outcome.letter.reason)}`"
+        )
         spent = attempt.spent_in_all
         letter = DeadLetter(
             key=attempt.key,
@@ -60,7 +65,9 @@ class Unstorable:
         return Instead(Settled(attempt, Dead(letter)), is_to_be_written=True)
 
     def by_redis(self, settled: Settled, error: Exception) -> Instead:
-        """What SQL holds needs no Redis: reconciling tells it later. Where the message of a retry or a parked item lies, does."""
+        """What SQL holds needs no Redis: reconciling tells it later.
+
+        Where the message of a retry or a parked item lies, does."""
         if isinstance(settled.outcome, Retry | Parked):
             return self.set_aside(settled, error)
         self._log("Redis", settled, error, "is what SQL says; reconciling tells Redis later")
@@ -75,5 +82,8 @@ class Unstorable:
     def _log(self, store: str, settled: Settled, error: Exception, then: str) -> None:
         kind, name = type(settled.outcome).__name__.lower(), settled.delivery.task_id[:200]
         self._failure_log.tell(
-            f"{store} will never take an outcome ({kind})", error, f"item {name!r} {then}", level=logging.ERROR
+            f"{store} will never take an outcome ({kind})",
+            error,
+            f"item {name!r} {then}",
+            level=logging.ERROR,
         )

@@ -1,4 +1,5 @@
-"""The admission of the `api` lane: a ticket with a start time from the quota that the fleet shares."""
+"""The admission of the `api` lane: a ticket with a start time from the quota that the fleet
+shares."""
 
 from __future__ import annotations
 
@@ -18,8 +19,13 @@ from penstock_workers.settings import ProviderSettings, WorkerSettings
 
 
 def quotas(settings: WorkerSettings) -> list[Quota]:
-    """One quota per provider: what its settings declare, corrected by the headers of its answers. Raises MissingApiKey."""
-    return [_quota(name, provider, settings.concurrency) for name, provider in settings.providers.items()]
+    """One quota per provider: what its settings declare, corrected by the headers of its answers.
+
+    Raises MissingApiKey."""
+    return [
+        _quota(name, provider, settings.concurrency)
+        for name, provider in settings.providers.items()
+    ]
 
 
 def _quota(name: str, provider: ProviderSettings, concurrency: int) -> Quota:
@@ -45,23 +51,33 @@ def _fingerprint(name: str, provider: ProviderSettings) -> str:
 class QuotaAdmission:
     """A provider's shared quota: what an item costs, whose turn it takes, how it went."""
 
-    def __init__(self, limiter: Limiter, costs: Costs, closing: contextlib.AsyncExitStack | None = None) -> None:
+    def __init__(
+        self, limiter: Limiter, costs: Costs, closing: contextlib.AsyncExitStack | None = None
+    ) -> None:
         self._limiter = limiter
         self._costs = costs
         self._closing = closing or contextlib.AsyncExitStack()
 
     @classmethod
     def open(cls, settings: WorkerSettings) -> QuotaAdmission:
-        """With everything that it takes in a worker. Call it on the event loop. Raises MissingApiKey."""
+        """With everything that it takes in a worker.
+
+        Call it on the event loop. Raises MissingApiKey."""
         closing = contextlib.AsyncExitStack()
-        client = RedisAddress.parse(settings.redis_url).connect_async(socket_timeout=REDIS_TIMEOUT_S)
+        client = RedisAddress.parse(settings.redis_url).connect_async(
+            socket_timeout=REDIS_TIMEOUT_S
+        )
         closing.push_async_callback(client.aclose)
         limiter = SharedLimiter(client, quotas(settings))
         closing.push_async_callback(limiter.aclose)
         costs = Costs(settings.providers)
         costs.share(client)
         closing.push_async_callback(costs.close)
-        pages = {name: provider.metrics_url for name, provider in settings.providers.items() if provider.metrics_url}
+        pages = {
+            name: provider.metrics_url
+            for name, provider in settings.providers.items()
+            if provider.metrics_url
+        }
         gauges = GaugeWatch(pages, limiter.gauge, http_client=settings.http_client)
         gauges.start()
         closing.push_async_callback(gauges.close)
@@ -74,7 +90,11 @@ class QuotaAdmission:
     async def turn(self, attempt: Attempt, prepared: Prepared) -> QuotaTurn:
         costs, certain = self._costs.when_asked(attempt)
         ticket = await self._limiter.acquire(
-            attempt.job.spec.provider, costs, certain=certain, flow=attempt.job.flow, retry=attempt.retries > 0
+            attempt.job.spec.provider,
+            costs,
+            certain=certain,
+            flow=attempt.job.flow,
+            retry=attempt.retries > 0,
         )
         return QuotaTurn(ticket, attempt, self._costs)
 

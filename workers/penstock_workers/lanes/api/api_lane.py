@@ -1,4 +1,5 @@
-"""The `api` lane: real-time calls to a provider over HTTP, bodies passed through untouched (Gemini's but for the model).
+"""The `api` lane: real-time calls to a provider over HTTP, bodies passed through untouched
+(Gemini's but for the model).
 
 No SDK and no retry in here: every send is one `infer`, so the quota sees each of them.
 """
@@ -29,18 +30,23 @@ from penstock_workers.lanes.api.gemini_request import generating
 from penstock_workers.provider_calls import address, headers_of
 from penstock_workers.settings import ANSWER_MEMORY_BYTES, MAX_ANSWER_BYTES, ProviderSettings
 
-CONNECT_TIMEOUT_S = 10.0  # a server that does not even accept in this time is down, whatever the item's own deadline
-SMALL_ANSWER_BYTES = 64 * 1024  # up to here nothing is asked or counted: nearly every answer, 16 MiB in 256 slots
+# a server that does not even accept in this time is down, whatever the item's own deadline
+CONNECT_TIMEOUT_S = 10.0
+SMALL_ANSWER_BYTES = (
+    64 * 1024
+)  # up to here nothing is asked or counted: nearly every answer, 16 MiB in 256 slots
 KEEPALIVE_S = 30.0
 TARGETS_KEPT = 1024  # pairs of provider and endpoint; a job has one endpoint
 CERTIFICATE_FIX = (
-    "this machine does not trust the server's certificate: give workers the file of its authority in SSL_CERT_FILE, "
-    "or correct the address"
+    "this machine does not trust the server's certificate: give workers the file of its authority "
+    "in SSL_CERT_FILE, or correct the address"
 )
 
 
 class ApiLane:
-    """One HTTP client per worker process. How many connections it has is bounded by the runner's slots."""
+    """One HTTP client per worker process.
+
+    How many connections it has is bounded by the runner's slots."""
 
     def __init__(
         self,
@@ -60,7 +66,10 @@ class ApiLane:
     async def start(self) -> None:
         for name, provider in self._providers.items():
             key = provider.api_key(name)
-            self._headers[name] = {"Content-Type": "application/json", **headers_of(provider.kind, key)}
+            self._headers[name] = {
+                "Content-Type": "application/json",
+                **headers_of(provider.kind, key),
+            }
         limits = Limits(self._max_answer_bytes, SMALL_ANSWER_BYTES, CONNECT_TIMEOUT_S, KEEPALIVE_S)
         self._client = make_client(self._http_client, limits)
 
@@ -73,18 +82,26 @@ class ApiLane:
     async def infer(self, prepared: Prepared) -> Tried:
         request, started = prepared.request, time.monotonic()
         try:
-            return await self._post(generating(request) if request.endpoint == GENERATE else request, started)
+            return await self._post(
+                generating(request) if request.endpoint == GENERATE else request, started
+            )
         except CertificateRefused as error:
-            return NoAnswer("connect_failed", f"{error}; {CERTIFICATE_FIX}", _since(started), sent=False)
+            return NoAnswer(
+                "connect_failed", f"{error}; {CERTIFICATE_FIX}", _since(started), sent=False
+            )
         except NotConnected as error:
             return NoAnswer("connect_failed", str(error), _since(started), sent=False)
         except TimedOut:
-            return NoAnswer("timeout", f"no complete answer within {request.timeout_s:g} s", _since(started))
+            return NoAnswer(
+                "timeout", f"no complete answer within {request.timeout_s:g} s", _since(started)
+            )
         except UnusableRequest as error:
             return NoAnswer("bad_request", str(error), _since(started), sent=False)
         except AnswerTooLarge:
             limit = f"the setting max_answer_bytes allows {self._max_answer_bytes}"
-            return NoAnswer("answer_too_large", f"the answer has more bytes than {limit}", _since(started))
+            return NoAnswer(
+                "answer_too_large", f"the answer has more bytes than {limit}", _since(started)
+            )
         except ConnectionLost as error:
             return NoAnswer("connection_lost", str(error), _since(started))
 
@@ -112,19 +129,24 @@ class ApiLane:
             raise
         if (room := memory.room) is not None:
             room.shrink(len(answer.body))
-        return Answer(answer.status, answer.headers, kept(answer.status, answer.body), _since(started), room)
+        return Answer(
+            answer.status, answer.headers, kept(answer.status, answer.body), _since(started), room
+        )
 
     def _target(self, name: str, endpoint: str) -> Target:
         """Raises UnusableRequest."""
         provider = self._providers[name]
-        target = Target.of(address(provider.base_url, endpoint), self._headers[name], proxy=provider.proxy)
+        target = Target.of(
+            address(provider.base_url, endpoint), self._headers[name], proxy=provider.proxy
+        )
         if len(self._targets) < TARGETS_KEPT:
             self._targets[name, endpoint] = target
         return target
 
 
 class _Reserved:
-    """What one answer holds of the memory: nothing, until the client finds that it is no small one."""
+    """What one answer holds of the memory: nothing, until the client finds that it is no small
+    one."""
 
     __slots__ = ("_memory", "room")
 

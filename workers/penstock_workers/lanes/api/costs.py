@@ -1,4 +1,5 @@
-"""What a request will cost its provider's quota: estimated before it is sent, learned from what answers cost."""
+"""What a request will cost its provider's quota: estimated before it is sent, learned from what
+answers cost."""
 
 from __future__ import annotations
 
@@ -14,21 +15,29 @@ from penstock_workers.item.attempt import Attempt
 from penstock_workers.item.failures import Reply
 from penstock_workers.settings import ProviderSettings
 
-MOST_CHARS_PER_TOKEN = 32  # no tokenizer packs text more tightly but for runs of blanks: what a prompt costs for sure
-LEARN_EVERY = 8  # answers of a provider without limits: enough to know what items cost, should limits be found
+MOST_CHARS_PER_TOKEN = (
+    32  # no tokenizer packs text more tightly but for runs of blanks: what a prompt costs for sure
+)
+# answers of a provider without limits: enough to know what items cost, should limits be found
+LEARN_EVERY = 8
 _NOT_TEXT = (b'"data:', b'"input_audio"', b'"file_data"', b'"inlineData"', b'"inline_data"')
 
 
 class Costs:
-    """One estimator per provider. ``share`` exchanges what they learn with the fleet, in the background."""
+    """One estimator per provider.
+
+    ``share`` exchanges what they learn with the fleet, in the background."""
 
     def __init__(self, providers: Mapping[str, ProviderSettings]) -> None:
         self._profiles = {
-            name: profile_for(provider.base_url, provider.metering) for name, provider in providers.items()
+            name: profile_for(provider.base_url, provider.metering)
+            for name, provider in providers.items()
         }
         self._estimators = {name: Estimator() for name in providers}
         self._sharing: asyncio.Task[None] | None = None
-        self._unlearned = 0  # answers since the last one that taught something while there were no limits
+        self._unlearned = (
+            0  # answers since the last one that taught something while there were no limits
+        )
 
     def share(self, client: ScriptClient) -> None:
         """Begin to exchange what is learned, through this Redis."""
@@ -41,10 +50,19 @@ class Costs:
 
     def of(self, attempt: Attempt) -> tuple[dict[str, float], dict[str, float]]:
         """Units that the request will be charged at admission, and those that it costs for sure."""
-        name, key, asked = attempt.job.spec.provider, _key(attempt), output_asked(orjson.loads(attempt.body))
+        name, key, asked = (
+            attempt.job.spec.provider,
+            _key(attempt),
+            output_asked(orjson.loads(attempt.body)),
+        )
         profile, estimator = self._profiles[name], self._estimators[name]
-        prompt, output = estimator.estimate_prompt(key, len(attempt.body)), estimator.expected_output(key, asked)
-        return profile.reserve(prompt, asked, output), profile.certain(_least_prompt(attempt.body), asked)
+        prompt, output = (
+            estimator.estimate_prompt(key, len(attempt.body)),
+            estimator.expected_output(key, asked),
+        )
+        return profile.reserve(prompt, asked, output), profile.certain(
+            _least_prompt(attempt.body), asked
+        )
 
     def when_asked(self, attempt: Attempt) -> tuple[Mapping[str, float], Mapping[str, float]]:
         """The same as ``of``, worked out at the first look: a quota without limits never does."""
@@ -52,7 +70,8 @@ class Costs:
         return _Part(request, 0), _Part(request, 1)
 
     def sample(self, attempt: Attempt, reply: Reply) -> Usage | None:
-        """What an answer used where no limits are: one in ``LEARN_EVERY`` teaches what such items cost."""
+        """What an answer used where no limits are: one in ``LEARN_EVERY`` teaches what such items
+        cost."""
         self._unlearned += 1
         if self._unlearned >= LEARN_EVERY:
             self._unlearned = 0
@@ -112,10 +131,13 @@ async def _exchange(learned: Iterable[Learned]) -> None:
 
 
 def _key(attempt: Attempt) -> str:
-    """Documents of one job are alike, and so are its answers; another generation may ask another model."""
+    """Documents of one job are alike, and so are its answers; another generation may ask another
+    model."""
     return f"{attempt.job.job_id}|{attempt.key.generation}"
 
 
 def _least_prompt(body: bytes) -> float:
-    """Tokens that the prompt has for sure. How many images and sound have, which travel as text, is not known before."""
+    """Tokens that the prompt has for sure.
+
+    How many images and sound have, which travel as text, is not known before."""
     return 0.0 if any(mark in body for mark in _NOT_TEXT) else len(body) / MOST_CHARS_PER_TOKEN

@@ -1,4 +1,5 @@
-"""vLLM's own gauges, read from its /metrics where that is reachable: they decide how many requests are sent to it."""
+"""vLLM's own gauges, read from its /metrics where that is reachable: they decide how many requests
+are sent to it."""
 
 from __future__ import annotations
 
@@ -9,7 +10,15 @@ from collections.abc import Callable, Mapping
 from prometheus_client.parser import text_string_to_metric_families
 
 from penstock_ledger.redaction import redact
-from penstock_workers.http import ClientName, HttpClient, HttpError, Limits, Target, UnusableRequest, make_client
+from penstock_workers.http import (
+    ClientName,
+    HttpClient,
+    HttpError,
+    Limits,
+    Target,
+    UnusableRequest,
+    make_client,
+)
 
 log = logging.getLogger(__name__)
 
@@ -24,7 +33,8 @@ Tell = Callable[[str, float, float], None]
 
 
 def read_gauges(text: str) -> tuple[float, float] | None:
-    """Requests running and waiting, summed over engines; None when the page has neither or only one. Raises ValueError."""
+    """Requests running and waiting, summed over engines; None when the page has neither or only
+    one. Raises ValueError."""
     sums: dict[str, float] = {}
     for family in text_string_to_metric_families(text):
         if family.name in (RUNNING, WAITING):
@@ -36,7 +46,12 @@ class GaugeWatch:
     """One task that asks each server in turn. Owned by the worker's loop."""
 
     def __init__(
-        self, urls: Mapping[str, str], tell: Tell, *, every_s: float = EVERY_S, http_client: ClientName = "lean"
+        self,
+        urls: Mapping[str, str],
+        tell: Tell,
+        *,
+        every_s: float = EVERY_S,
+        http_client: ClientName = "lean",
     ) -> None:
         self._urls, self._tell, self._every_s = dict(urls), tell, every_s
         self._http_client: ClientName = http_client
@@ -54,7 +69,9 @@ class GaugeWatch:
     async def _watch(self) -> None:
         client = make_client(self._http_client, Limits(max_body_bytes=MAX_BYTES))
         try:
-            await asyncio.gather(*(self._follow(client, name, url) for name, url in self._urls.items()))
+            await asyncio.gather(
+                *(self._follow(client, name, url) for name, url in self._urls.items())
+            )
         finally:
             await client.close()
 
@@ -62,13 +79,21 @@ class GaugeWatch:
         try:
             page = Target.of(url)
         except UnusableRequest as error:
-            log.warning("provider %s: no gauges from %s (%s); correct metrics_url", name, redact(url), error)
+            log.warning(
+                "provider %s: no gauges from %s (%s); correct metrics_url", name, redact(url), error
+            )
             return
         while True:
             try:
                 gauges = await _ask(client, page)
             except (HttpError, ValueError) as error:
-                log.info("provider %s: no gauges from %s (%s); asking again in %.0f s", name, page.url, error, AWAY_S)
+                log.info(
+                    "provider %s: no gauges from %s (%s); asking again in %.0f s",
+                    name,
+                    page.url,
+                    error,
+                    AWAY_S,
+                )
                 gauges = None
             if gauges is not None:
                 self._tell(name, *gauges)
@@ -80,7 +105,9 @@ async def _ask(client: HttpClient, page: Target) -> tuple[float, float]:
     answer = await client.get(page, timeout_s=TIMEOUT_S)
     if answer.status != 200:
         to = answer.headers.get("location")
-        raise ValueError(f"it answers {answer.status}" + (f" and points to {redact(to)}" if to else ""))
+        raise ValueError(
+            f"it answers {answer.status}" + (f" and points to {redact(to)}" if to else "")
+        )
     gauges = read_gauges(answer.body.decode("utf-8", "replace"))
     if gauges is None:
         raise ValueError(f"the page has no {RUNNING} and {WAITING}")

@@ -23,5 +23,7 @@ def generating(request: Request) -> Request:
         raise UnusableRequest(f"the request is not a JSON object: {error}") from error
     path = generate_path(model)
     if path is None:
-        raise UnusableRequest('the request names no model of Gemini: write "model": "gemini-2.5-flash", say')
+        raise UnusableRequest(
+            'the request names no model of Gemini: write "model": "gemini-2.5-flash", say'
+        )
     return replace(request, endpoint=path, body=msgspec.json.encode(fields))

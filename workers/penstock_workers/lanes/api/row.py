@@ -16,7 +16,12 @@ if TYPE_CHECKING:
 def _make(settings: WorkerSettings) -> ApiLane:
     from penstock_workers.lanes.api.api_lane import ApiLane
 
-    return ApiLane(settings.providers, settings.max_answer_bytes, settings.answer_memory_bytes, settings.http_client)
+    return ApiLane(
+        settings.providers,
+        settings.max_answer_bytes,
+        settings.answer_memory_bytes,
+        settings.http_client,
+    )
 
 
 def _admission(settings: WorkerSettings, _lane: ApiLane) -> Admission:

@@ -1,9 +1,10 @@
 """How much memory glibc keeps for threads that no longer need it.
 
-glibc gives each thread an arena of its own, up to eight a core, and returns little of one to the system. The batch lane reads
-and writes documents by the thousand in whichever thread is free, so that each arena grows to what the largest page took. With
-few of them the threads share what is freed. It is said to glibc and not by MALLOC_ARENA_MAX, so that it holds however a worker
-is started, and so that what a worker starts, as the processes of hooks, keeps what is usual.
+glibc gives each thread an arena of its own, up to eight a core, and returns little of one to the
+system. The batch lane reads and writes documents by the thousand in whichever thread is free, so
+that each arena grows to what the largest page took. With few of them the threads share what is
+freed. It is said to glibc and not by MALLOC_ARENA_MAX, so that it holds however a worker is
+started, and so that what a worker starts, as the processes of hooks, keeps what is usual.
 """
 
 from __future__ import annotations

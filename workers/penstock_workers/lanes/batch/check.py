@@ -11,7 +11,9 @@ from penstock_workers.lanes.batch.settings import BatchSettings
 from penstock_workers.lanes.row import LaneFinding
 from penstock_workers.settings import WorkerSettings
 
-BYTES_OF_ONE: Final = 512 * 1024**2  # the largest batch of a provider, as a file to send and as request bodies
+BYTES_OF_ONE: Final = (
+    512 * 1024**2
+)  # the largest batch of a provider, as a file to send and as request bodies
 
 
 def check(settings: WorkerSettings, *, knock: bool) -> Iterator[LaneFinding]:
@@ -23,8 +25,13 @@ def check(settings: WorkerSettings, *, knock: bool) -> Iterator[LaneFinding]:
     place = _nearest(own.place)
     free = shutil.disk_usage(place).free
     if free < wanted:
-        seen = f"batch.folder {own.place} has {free} bytes free; {own.packed_ahead} packed batches may need {wanted}"
-        yield LaneFinding(False, seen, "free some space, name another folder, or lower batch.packed_ahead")
+        seen = (
+            f"batch.folder {own.place} has {free} bytes free; {own.packed_ahead} packed batches "
+            f"may need {wanted}"
+        )
+        yield LaneFinding(
+            False, seen, "free some space, name another folder, or lower batch.packed_ahead"
+        )
 
 
 def _nearest(folder: Path) -> Path:

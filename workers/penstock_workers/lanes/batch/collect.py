@@ -1,7 +1,8 @@
 """Reads the answers of a provider batch that has ended, and gives each document what it came to.
 
-Answers are streamed, in any order, and settled a group at a time. Reading them again after a crash changes nothing. No line
-costs the batch: what cannot be read, names no document of the batch, or names one twice is counted and logged.
+Answers are streamed, in any order, and settled a group at a time. Reading them again after a crash
+changes nothing. No line costs the batch: what cannot be read, names no document of the batch, or
+names one twice is counted and logged.
 """
 
 from __future__ import annotations
@@ -21,12 +22,20 @@ from penstock_workers.item.attempt import JobView
 from penstock_workers.item.failures import Failure
 from penstock_workers.lanes.batch.judging import USUAL, Judge, Parting, without_answer
 from penstock_workers.lanes.batch.packing.packed import PackedBatch, PackedDocument
-from penstock_workers.lanes.batch.provider import BatchAnswer, BatchProvider, BatchSeen, LineProblem, UnreadableLine
+from penstock_workers.lanes.batch.provider import (
+    BatchAnswer,
+    BatchProvider,
+    BatchSeen,
+    LineProblem,
+    UnreadableLine,
+)
 
 log = logging.getLogger(__name__)
 
 GROUP: Final = 400  # documents that are settled together
-GROUP_BYTES: Final = 16 * 1024 * 1024  # of their requests and answers; one document more is in it at most
+GROUP_BYTES: Final = (
+    16 * 1024 * 1024
+)  # of their requests and answers; one document more is in it at most
 TOLD_MAX: Final = 3  # odd lines of a batch that are in the log one by one
 
 Pair = tuple[PackedDocument, BatchAnswer | Failure]
@@ -66,18 +75,23 @@ class Collected:
     odd: Counter[str] = field(default_factory=Counter)  # unreadable, unknown, repeated
 
     def is_short(self, batch: ProviderBatch, seen: BatchSeen) -> bool:
-        """Whether the provider has counted more answers than its outputs held; where it does not count, whether a batch that
-        came to its end has left out documents."""
+        """Whether the provider has counted more answers than its outputs held; where it does not
+        count, whether a batch that came to its end has left out documents."""
         if seen.counts is None:
             return self.left > 0 and not seen.expired and not seen.cancelled
-        counted = min(seen.counts.succeeded + seen.counts.failed, self.documents)  # some count what failed twice
+        counted = min(
+            seen.counts.succeeded + seen.counts.failed, self.documents
+        )  # some count what failed twice
         return self.good < seen.counts.succeeded and self.answers < counted
 
     def note_odd(self, batch: ProviderBatch, kind: str, what: str) -> None:
         self.odd[kind] += 1
         if self.odd[kind] <= TOLD_MAX:
             log.warning(
-                "provider batch %s of job %s: a line of its output is left out: %s", batch.tag, batch.job_id, what
+                "provider batch %s of job %s: a line of its output is left out: %s",
+                batch.tag,
+                batch.job_id,
+                what,
             )
 
 
@@ -97,8 +111,10 @@ class Collector:
         parting: Callable[[], Parting],
         collected: Collected,
     ) -> None:
-        """Every answer becomes an outcome, or its document waits for the next batch. ``parting`` is asked for each group: the
-        job may leave while they are read. ``collected`` says how far it came, also where it raises as the provider does."""
+        """Every answer becomes an outcome, or its document waits for the next batch.
+
+        ``parting`` is asked for each group: the job may leave while they are read. ``collected``
+        says how far it came, also where it raises as the provider does."""
         left = await asyncio.to_thread(packed.by_id)
         known = frozenset(left)
         collected.documents = collected.left = len(left)
@@ -106,7 +122,9 @@ class Collector:
         async with contextlib.aclosing(provider.answers(seen)) as answers:
             async for answer in answers:
                 if isinstance(answer, UnreadableLine):
-                    collected.note_odd(batch, "unreadable", f"{answer.output} line {answer.line}: {answer.why}")
+                    collected.note_odd(
+                        batch, "unreadable", f"{answer.output} line {answer.line}: {answer.why}"
+                    )
                 custom_id = answer.custom_id
                 if custom_id is None:
                     continue
@@ -117,22 +135,33 @@ class Collector:
                     continue
                 collected.answers, collected.left = collected.answers + 1, len(left)
                 collected.good += isinstance(answer, UnreadableLine) or answer.status == 200
-                if group.add(document, _too_large(answer) if isinstance(answer, UnreadableLine) else answer):
+                if group.add(
+                    document, _too_large(answer) if isinstance(answer, UnreadableLine) else answer
+                ):
                     await self._settle(batch, job, packed, group, parting())
                     group = Group()
         await self._settle(batch, job, packed, group, parting())
 
     async def refused(
-        self, batch: ProviderBatch, job: JobView, packed: PackedBatch, problems: Sequence[LineProblem]
+        self,
+        batch: ProviderBatch,
+        job: JobView,
+        packed: PackedBatch,
+        problems: Sequence[LineProblem],
     ) -> int:
-        """Documents whose lines the provider's validation refused; returns how many. There is one problem at least."""
+        """Documents whose lines the provider's validation refused; returns how many.
+
+        There is one problem at least."""
         found = await asyncio.to_thread(_at_lines, packed, batch, problems)
         for group in _groups(found):
             await self._settle(batch, job, packed, group)
         return len(found)
 
-    async def unanswered(self, batch: ProviderBatch, job: JobView, packed: PackedBatch, why: str) -> int:
-        """Every document of the batch that has no outcome yet goes on to another one; returns how many were looked at."""
+    async def unanswered(
+        self, batch: ProviderBatch, job: JobView, packed: PackedBatch, why: str
+    ) -> int:
+        """Every document of the batch that has no outcome yet goes on to another one; returns how
+        many were looked at."""
         failure = without_answer(why)
         documents = await asyncio.to_thread(lambda: list(packed.documents()))
         for group in _groups((document, failure) for document in documents):
@@ -140,7 +169,12 @@ class Collector:
         return len(documents)
 
     async def _settle(
-        self, batch: ProviderBatch, job: JobView, packed: PackedBatch, group: Group, parting: Parting = USUAL
+        self,
+        batch: ProviderBatch,
+        job: JobView,
+        packed: PackedBatch,
+        group: Group,
+        parting: Parting = USUAL,
     ) -> None:
         if group.pairs:
             await self._judge.answers(batch, job, packed, group.pairs, parting)
@@ -149,12 +183,17 @@ class Collector:
 
 def _too_large(line: UnreadableLine) -> Failure:
     """It was paid for, and would be as long again."""
-    return Failure("answer_too_large", f"the line of its answer in {line.output} is not read: {line.why}", None)
+    return Failure(
+        "answer_too_large", f"the line of its answer in {line.output} is not read: {line.why}", None
+    )
 
 
-def _at_lines(packed: PackedBatch, batch: ProviderBatch, problems: Sequence[LineProblem]) -> list[Pair]:
-    """Nothing where the files were packed again with other lines than the provider has seen. The only document of a batch is
-    meant whatever the provider names."""
+def _at_lines(
+    packed: PackedBatch, batch: ProviderBatch, problems: Sequence[LineProblem]
+) -> list[Pair]:
+    """Nothing where the files were packed again with other lines than the provider has seen.
+
+    The only document of a batch is meant whatever the provider names."""
     documents = list(packed.documents())
     if len(documents) != batch.requests:
         return []
@@ -162,7 +201,10 @@ def _at_lines(packed: PackedBatch, batch: ProviderBatch, problems: Sequence[Line
     if len(documents) == 1:
         by_line[1] = problems[0]
     return [
-        (document, Failure("bad_request", f"{problem.code}: {problem.message}", None, Signal.REFUSED))
+        (
+            document,
+            Failure("bad_request", f"{problem.code}: {problem.message}", None, Signal.REFUSED),
+        )
         for line, document in enumerate(documents, start=1)
         if (problem := by_line.get(line)) is not None
     ]

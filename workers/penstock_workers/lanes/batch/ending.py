@@ -1,4 +1,5 @@
-"""A provider batch that has ended: its answers are read, and what has none goes on to another batch."""
+"""A provider batch that has ended: its answers are read, and what has none goes on to another
+batch."""
 
 from __future__ import annotations
 
@@ -27,10 +28,11 @@ from penstock_workers.lanes.batch.troubles import Troubles
 
 log = logging.getLogger(__name__)
 
-FULL_TRIES: Final = 7  # after 25 minutes of waits for room a batch that is alone at its provider is too large
-REFUSED_MAX: Final = (
-    8  # batches of a job in a row, for no line of theirs: then it is nothing that smaller ones could find
+FULL_TRIES: Final = (
+    7  # after 25 minutes of waits for room a batch that is alone at its provider is too large
 )
+# batches of a job in a row, for no line of theirs: then it is nothing that smaller ones could find
+REFUSED_MAX: Final = 8
 
 
 class Ending:
@@ -40,13 +42,18 @@ class Ending:
         self._led, self._troubles = led, troubles
         self._is_all_answered = False  # as far as this process has seen
         self._is_seen = self._has_outputs = False  # at the look of this reading
-        self._times_full = 0  # in a row that the provider failed it because the account had no room for its tokens
+        self._times_full = (
+            0  # in a row that the provider failed it because the account had no room for its tokens
+        )
 
     async def collect(self) -> None:
         try:
             async with self._led.around.collecting:
                 full = await self._read()
-        except (BatchGone, AnswersMissing) as error:  # what was read of its outputs until then is settled
+        except (
+            BatchGone,
+            AnswersMissing,
+        ) as error:  # what was read of its outputs until then is settled
             await self._missed(error)
             return
         if full is not None:  # it waits without keeping others from being read
@@ -58,31 +65,44 @@ class Ending:
         if await self._has_unanswered():
             view, packed = await led.view(), await led.files()
             if view is not None:
-                await led.around.collector.unanswered(batch, view, packed, batch.why or "batch_lost")
+                await led.around.collector.unanswered(
+                    batch, view, packed, batch.why or "batch_lost"
+                )
         if not batch.unread:  # else a person may still fetch what this program could not
             await led.delete()
         led.hit("batch_before_settled")
         await led.settled(batch.why if batch.why not in (None, "batch_lost") else None)
 
     async def _has_unanswered(self) -> bool:
-        """Whether documents of it may have to go on. A job that ends writes off all that has no outcome."""
+        """Whether documents of it may have to go on.
+
+        A job that ends writes off all that has no outcome."""
         led = self._led
-        return led.standing is not Standing.ENDS and not self._is_all_answered and not await led.is_handed_over()
+        return (
+            led.standing is not Standing.ENDS
+            and not self._is_all_answered
+            and not await led.is_handed_over()
+        )
 
     async def _missed(self, error: BatchGone | AnswersMissing) -> None:
         """Look again later, or give up what has not come by now."""
         led, batch = self._led, self._led.batch
         unread = led.answers_out
-        if self._has_outputs and batch.succeeded is None:  # the provider names outputs, and does not count
+        if (
+            self._has_outputs and batch.succeeded is None
+        ):  # the provider names outputs, and does not count
             unread = batch.requests - (batch.answers_read or 0)
         is_partly_there = isinstance(error, AnswersMissing) and error.is_short
         what = "answers" if self._is_seen else "batch"
-        if await self._troubles.is_given_up(error, what, may_come=unread > 0 and not is_partly_there):
+        if await self._troubles.is_given_up(
+            error, what, may_come=unread > 0 and not is_partly_there
+        ):
             why = error.why if isinstance(error, AnswersMissing) else "batch_lost"
             await led.collected(f"{why}: {error}", unread=unread)
 
     async def _read(self) -> BatchSeen | None:
-        """Give its documents what they came to; the batch itself where the account had no room for it."""
+        """Give its documents what they came to; the batch itself where the account had no room for
+        it."""
         led = self._led
         self._is_seen = self._has_outputs = False
         seen = await led.provider.look(led.remote_id)
@@ -104,14 +124,20 @@ class Ending:
 
         collected = Collected()
         try:
-            await led.around.collector.answers(led.batch, view, packed, led.provider, seen, parting, collected)
+            await led.around.collector.answers(
+                led.batch, view, packed, led.provider, seen, parting, collected
+            )
         except BatchError:
             await self._note_read(collected)
             raise
         await self._note_read(collected)
         if collected.odd:
             kinds = ", ".join(f"{number} {kind}" for kind, number in sorted(collected.odd.items()))
-            log.warning("provider batch %s: lines of its outputs that are no answers: %s", led.batch.tag, kinds)
+            log.warning(
+                "provider batch %s: lines of its outputs that are no answers: %s",
+                led.batch.tag,
+                kinds,
+            )
         if collected.is_short(led.batch, seen):
             raise _missing(seen, collected)
         self._is_all_answered = not collected.left
@@ -119,8 +145,8 @@ class Ending:
         return None
 
     async def _check_whole(self, seen: BatchSeen) -> None:
-        """See that its answers can be read: what seems to have none would be asked for, and paid for, again. Raises TryLater
-        and AnswersMissing."""
+        """See that its answers can be read: what seems to have none would be asked for, and paid
+        for, again. Raises TryLater and AnswersMissing."""
         led = self._led
         counts = counts_of(seen)
         if any(getattr(led.batch, name) != value for name, value in counts.items()):
@@ -136,30 +162,43 @@ class Ending:
             await self._led.write(answers_read=collected.good)
 
     async def _refused(self, view: JobView, packed: PackedBatch, seen: BatchSeen) -> None:
-        """Its validation refused all of it for some lines. Those are dead letters, and the others go into batches of half its
-        size: a provider that names one bad line at a time, or none, costs no more rounds than a batch can be halved."""
+        """Its validation refused all of it for some lines.
+
+        Those are dead letters, and the others go into batches of half its size: a provider that
+        names one bad line at a time, or none, costs no more rounds than a batch can be halved."""
         led, batch = self._led, self._led.batch
         at_fault = await led.around.collector.refused(batch, view, packed, seen.problems)
         first = seen.problems[0]
         words = f"{first.code}: {first.message}"
         log.warning(
-            "provider batch %s of job %s was refused by its provider (%s); it names %d of its %d lines", batch.tag, batch.job_id,
-            words, at_fault, batch.requests,
-        )  # fmt: skip
+            "provider batch %s of job %s was refused by its provider (%s); it names %d of its %d "
+            "lines",
+            batch.tag,
+            batch.job_id,
+            words,
+            at_fault,
+            batch.requests,
+        )
         await led.collected(f"{BATCH_REFUSED}: {words}")
         refused_in_a_row = led.around.store.refused_in_a_row
-        if not at_fault and await led.in_thread(refused_in_a_row, batch.job_id, REFUSED_MAX, BATCH_REFUSED):
+        if not at_fault and await led.in_thread(
+            refused_in_a_row, batch.job_id, REFUSED_MAX, BATCH_REFUSED
+        ):
             reason = (
-                f"{BATCH_REFUSED}: the provider {batch.provider} has refused {REFUSED_MAX} batches of this job in a row and "
-                f"named no line ({words}); correct what it says and resume the job, which tries smaller batches"
+                f"{BATCH_REFUSED}: the provider {batch.provider} has refused {REFUSED_MAX} batches "
+                f"of this job in a row and named no line ({words}); correct what it says and "
+                "resume the job, which tries smaller batches"
             )
             await led.around.jobs.stop(batch.job_id, JobState.PAUSED, reason)
 
     async def _again(self, seen: BatchSeen) -> None:
-        """The account had no room for its tokens: the same documents wait as another batch, since this one has failed."""
+        """The account had no room for its tokens: the same documents wait as another batch, since
+        this one has failed."""
         led = self._led
         tag, why = uuid4().hex, f"{seen.problems[0].code}: {seen.problems[0].message}"
-        if self._times_full >= FULL_TRIES and not await led.in_thread(led.around.store.tokens_beside, led.batch):
+        if self._times_full >= FULL_TRIES and not await led.in_thread(
+            led.around.store.tokens_beside, led.batch
+        ):
             await self._give_up_size(why)
             return
         await led.delete(unasked=True)  # each try uploads a file, and no batch was made of this one
@@ -175,13 +214,14 @@ class Ending:
         await led.wait_for_room_again(self._times_full - 1)
 
     async def _give_up_size(self, why: str) -> None:
-        """It does not fit where it is alone, so it never will: a person says how much does, and its documents go into smaller
-        batches then."""
+        """It does not fit where it is alone, so it never will: a person says how much does, and its
+        documents go into smaller batches then."""
         led, batch = self._led, self._led.batch
         words = (
-            f"{BATCH_REFUSED}: provider batch {batch.tag} of {batch.requests} requests has more tokens than the account "
-            f"takes even alone ({why}); set providers.{batch.provider}.batch_enqueued_tokens to what the account may have, "
-            "start the worker again, and resume the job"
+            f"{BATCH_REFUSED}: provider batch {batch.tag} of {batch.requests} requests has more "
+            f"tokens than the account takes even alone ({why}); set "
+            f"providers.{batch.provider}.batch_enqueued_tokens to what the account may have, start "
+            "the worker again, and resume the job"
         )
         await led.around.jobs.stop(batch.job_id, JobState.PAUSED, words)
         await led.delete(unasked=True)
@@ -190,7 +230,10 @@ class Ending:
 
 def _missing(seen: BatchSeen, collected: Collected) -> AnswersMissing:
     counted = f"{seen.counts.succeeded} answers" if seen.counts is not None else "a whole output"
-    words = f"the provider shows the batch as {seen.status} with {counted}, and {collected.good} could be read"
+    words = (
+        f"the provider shows the batch as {seen.status} with {counted}, and {collected.good} could "
+        "be read"
+    )
     return AnswersMissing(words, _why(seen), is_short=collected.answers > 0)
 
 

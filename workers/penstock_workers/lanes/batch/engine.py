@@ -1,7 +1,7 @@
 """What runs in a worker of the `batch` lane, with the interface of the engine that runs items.
 
-Its documents are no messages, so nothing is claimed: it is a worker like `penstock control` is one, with its drain, its
-heartbeat and its probe files. It holds the keys of the providers.
+Its documents are no messages, so nothing is claimed: it is a worker like `penstock control` is one,
+with its drain, its heartbeat and its probe files. It holds the keys of the providers.
 """
 
 from __future__ import annotations
@@ -68,9 +68,8 @@ class BatchEngine:
         limit_arenas()
         self._settings = settings
         self._start_beside = beside
-        self._owner = (
-            f"{process_name()}-{BATCH_LANE}"  # a control loop beside it leads feeds under the process's own name
-        )
+        # a control loop beside it leads feeds under the process's own name
+        self._owner = f"{process_name()}-{BATCH_LANE}"
         self._closing = contextlib.ExitStack()
         self._parts = contextlib.AsyncExitStack()
         self._tally = OutcomeTally([*settings.providers])
@@ -94,21 +93,29 @@ class BatchEngine:
         self._heartbeat = Heartbeat(stores.hot, process_name(), self._describe)
         self._parts.push_async_callback(self._heartbeat.stop)
         self._heartbeat.beat()
-        self._tasks = [asyncio.create_task(self._leader.run()), asyncio.create_task(self._leader.renew())]
+        self._tasks = [
+            asyncio.create_task(self._leader.run()),
+            asyncio.create_task(self._leader.renew()),
+        ]
         if self._settings.control:
             self._control = self._closing.enter_context(self._start_beside(self._settings))
 
     def accept(self, delivery: Delivery) -> None:
         """Set aside an item that was sent to this lane's queue: Penstock sends none."""
         assert self._bridge is not None, "start() comes first"
-        log.error("item %s lies in %s, where no items are run; it is set aside", delivery.task_id, delivery.queue)
+        log.error(
+            "item %s lies in %s, where no items are run; it is set aside",
+            delivery.task_id,
+            delivery.queue,
+        )
         self._bridge.conclude([(delivery, Unreadable("no items are run from this queue"))])
 
     def abort(self, delivery: Delivery, why: str) -> None:
         """Nothing runs here that was claimed."""
 
     async def drain(self, deadline_s: float) -> None:
-        """End between two steps where that is possible: the journal says where the next worker goes on."""
+        """End between two steps where that is possible: the journal says where the next worker goes
+        on."""
         if self._leader is not None:
             await self._leader.close(deadline_s)
         for task in self._tasks:
@@ -117,7 +124,9 @@ class BatchEngine:
         if self._settler is not None:
             await self._settler.flush()
         if self._leader is not None:
-            with contextlib.suppress(Exception):  # leases of a database that is away end by themselves
+            with contextlib.suppress(
+                Exception
+            ):  # leases of a database that is away end by themselves
                 await asyncio.to_thread(self._leader.release)
 
     async def stop(self) -> None:
@@ -162,18 +171,25 @@ class BatchEngine:
         settings, database = self._settings, stores.database
         jobs, outcomes = JobStore(database), OutcomeStore(database, settings.lane)
         batches = ProviderBatchStore(database, settings.lane)
-        failpoints, folder = Failpoints.parse(settings.failpoints), PackedFolder(settings.batch.place)
+        failpoints, folder = (
+            Failpoints.parse(settings.failpoints),
+            PackedFolder(settings.batch.place),
+        )
         start_child = child_starter(settings)
         hooks, checks = (ChildPool(start_child, settings.hook_processes) for _ in range(2))
         self._code = JobCode(hooks, checks, ChildPool(start_child, 1))
-        records = BatchRecords(jobs, batches, stores.hot, MadeWithNotes(Provenance(database), "", 0.0))
+        records = BatchRecords(
+            jobs, batches, stores.hot, MadeWithNotes(Provenance(database), "", 0.0)
+        )
         self._settler = Settler(
             NoQueue(), records, failpoints, self._tally, group_max=settings.commit_max, linger_s=0.0
         )
         self._settler.start()
         self._parts.push_async_callback(self._settler.close)
         self._parts.push_async_callback(self._code.close)
-        policy = RetryPolicy(settings.retry_base_s, settings.retry_cap_s, settings.max_retry_after_s)
+        policy = RetryPolicy(
+            settings.retry_base_s, settings.retry_cap_s, settings.max_retry_after_s
+        )
         judge = Judge(outcomes, RemainderStore(database), self._code, self._settler, policy)
         return Surroundings(
             settings=settings,

@@ -1,7 +1,8 @@
-"""One provider batch, from its packed file to its last outcome: each step is journalled before and after the provider's call.
+"""One provider batch, from its packed file to its last outcome: each step is journalled before and
+after the provider's call.
 
-``Journey.run`` takes step after step: sending.py, watching.py and ending.py have them. What a step does when it comes a second
-time is what makes a crash harmless.
+``Journey.run`` takes step after step: sending.py, watching.py and ending.py have them. What a step
+does when it comes a second time is what makes a crash harmless.
 """
 
 from __future__ import annotations
@@ -97,7 +98,11 @@ class Journey:
         except BatchLost:
             raise
         except Exception as store_error:  # a store is away: it may be what the step has failed for
-            self._failures.tell("what holds up a provider batch is not written down", store_error, "the step goes on")
+            self._failures.tell(
+                "what holds up a provider batch is not written down",
+                store_error,
+                "the step goes on",
+            )
         name = f"provider batch {self.batch.tag} of job {self.batch.job_id}"
         level = logging.WARNING if isinstance(error, TryLater | Unclear) else logging.ERROR
         words = f"{name} is {self.batch.state}; the step is taken again in {wait_s:.1f} s"
@@ -106,7 +111,8 @@ class Journey:
         await led.pause(wait_s)
 
     async def _stop_job(self, error: Exception, wait_s: float) -> float:
-        """Note the failure, and pause or fail the job where it asks for that; return how long the step waits at least."""
+        """Note the failure, and pause or fail the job where it asks for that; return how long the
+        step waits at least."""
         jobs, job_id = self._led.around.jobs, self.batch.job_id
         name = f"provider batch {self.batch.tag} of job {job_id}"
         if isinstance(error, SourceUnavailable | SourceError):

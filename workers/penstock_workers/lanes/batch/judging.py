@@ -1,4 +1,5 @@
-"""What each answer of a provider batch means for its document: by the same table of failures as in every lane."""
+"""What each answer of a provider batch means for its document: by the same table of failures as in
+every lane."""
 
 from __future__ import annotations
 
@@ -45,17 +46,18 @@ _NO_STATUS: Final = 500  # of an error without a status: the code in its body de
 class Parting(NamedTuple):
     """On which the answers of a batch are taken whose job has left the lane."""
 
-    has_left: bool = False  # then a cancel at the provider was asked for here, and costs no document a try
-    is_handed_over: bool = (
-        False  # its documents are in another lane, too: the first answer counts, and each was paid for
+    has_left: bool = (
+        False  # then a cancel at the provider was asked for here, and costs no document a try
     )
-    has_moved: bool = (
-        False  # at any time: what the job had in flight then may have answered some of its documents first
-    )
+    # its documents are in another lane, too: the first answer counts, and each was paid for
+    is_handed_over: bool = False
+    # at any time: what the job had in flight then may have answered some of its documents first
+    has_moved: bool = False
 
     @property
     def takes_every_answer(self) -> bool:
-        """Whichever lane has its documents now, and whatever came of them there: what was paid for is stored or counted."""
+        """Whichever lane has its documents now, and whatever came of them there: what was paid for
+        is stored or counted."""
         return self.has_left or self.is_handed_over or self.has_moved
 
 
@@ -66,7 +68,12 @@ class Judge:
     """Used on the event loop; groups are settled by the time a call returns."""
 
     def __init__(
-        self, outcomes: OutcomeStore, remainders: RemainderStore, code: JobCode, settler: Settler, policy: RetryPolicy
+        self,
+        outcomes: OutcomeStore,
+        remainders: RemainderStore,
+        code: JobCode,
+        settler: Settler,
+        policy: RetryPolicy,
     ) -> None:
         self._outcomes, self._remainders = outcomes, remainders
         self._code, self._settler, self._policy = code, settler, policy
@@ -79,23 +86,31 @@ class Judge:
         group: Sequence[tuple[PackedDocument, BatchAnswer | Failure]],
         parting: Parting = USUAL,
     ) -> None:
-        """Settle documents by what they came to. Those that have an outcome or went on to another batch are left alone, as
-        long as the job has not moved between lanes.
+        """Settle documents by what they came to.
+
+        Those that have an outcome or went on to another batch are left alone, as long as the job
+        has not moved between lanes.
 
         Raises JobCannotRun, and then nothing of ``group`` is settled.
         """
         keys = [ItemKey(batch.job_id, batch.generation, document.doc_id) for document, _ in group]
         done = (
-            set[ItemKey]() if parting.takes_every_answer else await asyncio.to_thread(self._left_alone, keys, batch.tag)
+            set[ItemKey]()
+            if parting.takes_every_answer
+            else await asyncio.to_thread(self._left_alone, keys, batch.tag)
         )
         fresh = [pair for key, pair in zip(keys, group, strict=True) if key not in done]
         bodies = await asyncio.to_thread(packed.bodies, [document for document, _ in fresh])
         has_left = parting.takes_every_answer
         attempts = [
-            _attempt(batch, job, document, body, has_left) for (document, _), body in zip(fresh, bodies, strict=True)
+            _attempt(batch, job, document, body, has_left)
+            for (document, _), body in zip(fresh, bodies, strict=True)
         ]
         settled = await asyncio.gather(
-            *(self._settled(attempt, said, parting) for attempt, (_, said) in zip(attempts, fresh, strict=True))
+            *(
+                self._settled(attempt, said, parting)
+                for attempt, (_, said) in zip(attempts, fresh, strict=True)
+            )
         )
         for one in settled:
             self._settler.put(one)
@@ -105,16 +120,24 @@ class Judge:
         """In a thread: those that have an outcome, or went on to another batch."""
         return self._outcomes.terminal(keys) | self._remainders.elsewhere(keys, tag)
 
-    async def _settled(self, attempt: BatchAttempt, said: BatchAnswer | Failure, parting: Parting) -> Settled:
+    async def _settled(
+        self, attempt: BatchAttempt, said: BatchAnswer | Failure, parting: Parting
+    ) -> Settled:
         try:
             if isinstance(said, Failure) and said.name in PAID:
                 attempt.calls = 1
             happened = said if isinstance(said, Failure) else await self._happened(attempt, said)
-            if parting.has_left and isinstance(happened, Failure) and happened.name == "batch_cancelled":
+            if (
+                parting.has_left
+                and isinstance(happened, Failure)
+                and happened.name == "batch_cancelled"
+            ):
                 happened = without_answer("lane_left")
             return Settled(attempt, self._outcome(attempt, happened))
         except JobCannotRun:
-            raise  # a hook that cannot be imported, a schema that cannot be used: the answers stay where they are
+            # a hook that cannot be imported, a schema that cannot be used: the answers stay where
+            # they are
+            raise
         except Exception as error:
             log.exception("item %s: unexpected error in Penstock; it is tried again", attempt.tag)
             return Settled(attempt, self._outcome(attempt, failure_of(error)))
@@ -129,17 +152,25 @@ class Judge:
         return happened
 
     def _outcome(self, attempt: BatchAttempt, happened: Failure | Reply) -> Outcome:
-        """A batch takes hours, so that a try which costs none in other lanes counts here: a document's tries come to an end."""
+        """A batch takes hours, so that a try which costs none in other lanes counts here: a
+        document's tries come to an end."""
         outcome = decide(attempt, happened, self._policy)
-        if not isinstance(outcome, Retry) or not isinstance(happened, Failure) or happened.name in NOT_ITS_FAULT:
+        if (
+            not isinstance(outcome, Retry)
+            or not isinstance(happened, Failure)
+            or happened.name in NOT_ITS_FAULT
+        ):
             return outcome
         if attempt.number >= attempt.job.spec.max_attempts:
             return Dead(dead_letter(attempt, happened))
-        return Retry(outcome.after_s, outcome.error, counted=True, rate_limited=outcome.rate_limited)
+        return Retry(
+            outcome.after_s, outcome.error, counted=True, rate_limited=outcome.rate_limited
+        )
 
 
 NOT_ITS_FAULT: Final = frozenset({"batch_refused", "batch_stuck", "lane_left"})
-"""Failures of a document whose batch the provider did not run, or whose job has left the lane: they cost no try."""
+"""Failures of a document whose batch the provider did not run, or whose job has left the lane: they
+cost no try."""
 
 
 PAID: Final = frozenset({"answer_too_large"})
@@ -147,7 +178,9 @@ PAID: Final = frozenset({"answer_too_large"})
 
 
 def without_answer(why: str) -> Failure:
-    """Of a document that its batch has ended without. ``why`` is the name of the failure, maybe with more words."""
+    """Of a document that its batch has ended without.
+
+    ``why`` is the name of the failure, maybe with more words."""
     name, _, detail = why.partition(": ")
     return Failure(name, detail or _WORDS.get(name, name), None, Signal.REFUSED)
 
@@ -162,16 +195,28 @@ _WORDS: Final = {
 }
 
 
-def _attempt(batch: ProviderBatch, job: JobView, document: PackedDocument, body: bytes, has_left: bool) -> BatchAttempt:
+def _attempt(
+    batch: ProviderBatch, job: JobView, document: PackedDocument, body: bytes, has_left: bool
+) -> BatchAttempt:
     key = ItemKey(batch.job_id, batch.generation, document.doc_id)
     spent = [document.prompt_tokens, document.completion_tokens, document.cost_microusd]
     headers = {CALLS_HEADER: document.calls, SPENT_HEADER: spent}
-    delivery = Delivery(item_tag(key), None, headers, retries=document.attempts, queue=queue_name(job.spec.lane))
+    delivery = Delivery(
+        item_tag(key), None, headers, retries=document.attempts, queue=queue_name(job.spec.lane)
+    )
     message = ItemMessage(key, body, None, job.named_endpoint)
     return BatchAttempt(
-        delivery, message, key, job=job, given=body, body=body or NO_REQUEST, batch=batch.tag,
-        position=document.position, beside=batch.requests, has_left=has_left,
-    )  # fmt: skip
+        delivery,
+        message,
+        key,
+        job=job,
+        given=body,
+        body=body or NO_REQUEST,
+        batch=batch.tag,
+        position=document.position,
+        beside=batch.requests,
+        has_left=has_left,
+    )
 
 
 def _named(attempt: BatchAttempt, answer: BatchAnswer) -> Failure | Reply:

@@ -1,7 +1,9 @@
-"""The loop of a worker of the `batch` lane: it packs the feeds that it leads, and sees its provider batches to their end.
+"""The loop of a worker of the `batch` lane: it packs the feeds that it leads, and sees its provider
+batches to their end.
 
-Several workers share the work by leases in SQL: of each feed until it is read to its end, and of each provider batch until
-it is settled. What a worker leaves behind, another one takes up where the journal says.
+Several workers share the work by leases in SQL: of each feed until it is read to its end, and of
+each provider batch until it is settled. What a worker leaves behind, another one takes up where the
+journal says.
 """
 
 from __future__ import annotations
@@ -51,7 +53,9 @@ log = logging.getLogger(__name__)
 LOOK_S: Final = 1.0  # at the jobs, their feeds and their batches
 FAULT_CAP_S: Final = 10.0
 REMAINDERS_WAIT_S: Final = 20.0  # for more of them, where other batches are under way
-SWEEP_EACH_S: Final = 3_600.0  # of the folder of packed files: what batches that are over have left there
+SWEEP_EACH_S: Final = (
+    3_600.0  # of the folder of packed files: what batches that are over have left there
+)
 FREE_EACH_S: Final = 5.0  # a walk takes some milliseconds of the loop
 STUCK_S: Final = 600.0  # of one round: packing takes minutes at most
 
@@ -121,7 +125,9 @@ class Leader:
             try:
                 await asyncio.to_thread(self._renew)
             except Exception as error:
-                self._failures.tell("batch: leases could not be renewed", error, "the next try follows")
+                self._failures.tell(
+                    "batch: leases could not be renewed", error, "the next try follows"
+                )
 
     async def close(self, deadline_s: float) -> None:
         """Let the steps under way end, and hand over what is led."""
@@ -149,7 +155,7 @@ class Leader:
         batches = [journey.batch for journey, _ in tuple(self._journeys.values())]
         return Counter((batch.provider, str(batch.state)) for batch in batches)
 
-    # -- a round -------------------------------------------------------------------------------------------------------
+    # -- a round -----------------------------------------------------------------------------------
 
     async def _round(self) -> None:
         found = await asyncio.to_thread(self._look)
@@ -170,13 +176,21 @@ class Leader:
         """In a thread."""
         every = self._live.look()
         moves = {job.job_id: self._moves.of(job.job_id) for job, _ in every if job.moves}
-        live = [one for one in every if packs(one.job.lane) and _has_arrived(one.job, moves.get(one.job.job_id))]
+        live = [
+            one
+            for one in every
+            if packs(one.job.lane) and _has_arrived(one.job, moves.get(one.job.job_id))
+        ]
         running = [job.job_id for job, _ in live if job.state is JobState.RUNNING]
         waiting = defaultdict[tuple[str, int], list[Waiting]](list)
         for one in self._remainders.waiting(running):
             waiting[one.job_id, one.generation].append(one)
         left = {job_id: at for job_id, some in moves.items() if (at := _left_at(some)) is not None}
-        moved = {job_id for job_id, some in moves.items() if any(move.before is not None for move in some)}
+        moved = {
+            job_id
+            for job_id, some in moves.items()
+            if any(move.before is not None for move in some)
+        }
         return _Round(live, left, moved, [job for job, _ in every], waiting)
 
     def _has_provider_of(self, job: Job) -> bool:
@@ -187,9 +201,12 @@ class Leader:
         if job.job_id not in self._left_to_others:
             self._left_to_others.add(job.job_id)
             log.warning(
-                "job %s is for provider %s, which this worker has no settings of; it is left to workers that have them "
-                "([providers.%s] in penstock.toml)", job.job_id, provider, provider,
-            )  # fmt: skip
+                "job %s is for provider %s, which this worker has no settings of; it is left to "
+                "workers that have them ([providers.%s] in penstock.toml)",
+                job.job_id,
+                provider,
+                provider,
+            )
         return False
 
     async def _sweep_now_and_then(self) -> None:
@@ -200,8 +217,10 @@ class Leader:
         await asyncio.to_thread(lambda: folder.sweep(store.open_tags()))
 
     def _free_now_and_then(self) -> None:
-        """Statements of SQL are circles that hold the ids of their documents. How often a worker's collector runs is right for
-        items, of which there are none here: they would be kept for hundreds of thousands of documents."""
+        """Statements of SQL are circles that hold the ids of their documents.
+
+        How often a worker's collector runs is right for items, of which there are none here: they
+        would be kept for hundreds of thousands of documents."""
         if time.monotonic() - self._freed_at >= FREE_EACH_S:
             self._freed_at = time.monotonic()
             gc.collect()
@@ -215,14 +234,19 @@ class Leader:
         store, owner = self._around.store, self._around.owner
         led = [tag for journey, _ in self._journeys.values() for tag in journey.tags]
         known = [*self._settings.providers]
-        taken = await asyncio.to_thread(lambda: store.take(owner, self._lease_s, room, providers=known, besides=led))
+        taken = await asyncio.to_thread(
+            lambda: store.take(owner, self._lease_s, room, providers=known, besides=led)
+        )
         for batch in taken:
             await self._around.jobs.look_if_new(batch.job_id)
             self._start(batch, self._providers(batch.provider))
 
     def _start(self, batch: ProviderBatch, provider: BatchProvider) -> None:
         journey = Journey(batch, provider, self._around)
-        self._journeys[batch.tag] = (journey, asyncio.create_task(journey.run(), name=f"provider batch {batch.tag}"))
+        self._journeys[batch.tag] = (
+            journey,
+            asyncio.create_task(journey.run(), name=f"provider batch {batch.tag}"),
+        )
 
     async def _pack_job(self, job: Job, feeds: Sequence[LiveFeed], found: _Round) -> None:
         for live in feeds:
@@ -244,7 +268,9 @@ class Leader:
             return
         feed = live.feed
         if not live.led_by(owner):
-            leased = await asyncio.to_thread(self._feeds.lease_feed, job.job_id, feed.generation, owner, self._lease_s)
+            leased = await asyncio.to_thread(
+                self._feeds.lease_feed, job.job_id, feed.generation, owner, self._lease_s
+            )
             if leased is None:
                 return
             feed = leased
@@ -254,8 +280,10 @@ class Leader:
             await asyncio.to_thread(self._feeds.release_feed, feed, owner)
 
     async def _pack_windows(self, job: Job, feed: Feed) -> None:
-        """While there is room for what is packed. A round packs a few windows at most: other jobs have their turn, too, and
-        whether jobs are paused or cancelled is looked at between rounds."""
+        """While there is room for what is packed.
+
+        A round packs a few windows at most: other jobs have their turn, too, and whether jobs are
+        paused or cancelled is looked at between rounds."""
         spec = self._around.jobs.spec(job)
         provider = self._providers(spec.provider)
         for _ in range(self._settings.batch.packed_ahead):
@@ -268,7 +296,9 @@ class Leader:
                 return
             most = self._settings.batch.first_requests if first is FirstBatch.NEXT else None
             async with self._around.packing:
-                after, packed = await asyncio.to_thread(self._around.packer.pack_feed, job, spec, feed, provider, most)
+                after, packed = await asyncio.to_thread(
+                    self._around.packer.pack_feed, job, spec, feed, provider, most
+                )
             self._turned_at = time.monotonic()
             await self._packed(job, packed)
             if after == feed:
@@ -287,24 +317,35 @@ class Leader:
             return FirstBatch.NONE
         if not feed.cursor:
             return FirstBatch.NEXT
-        first = [one for one in self._around.store.of_job(job.job_id, OPEN_MAX) if one.cursor_before == {}]
+        first = [
+            one
+            for one in self._around.store.of_job(job.job_id, OPEN_MAX)
+            if one.cursor_before == {}
+        ]
         is_small = all(one.requests <= settings.first_requests for one in first)
         is_open = any(one.state is not BatchState.SETTLED for one in first)
         return FirstBatch.WAITED_FOR if is_small and is_open else FirstBatch.NONE
 
     async def _pack_remainders(self, job: Job, feed: Feed, waiting: Waiting) -> None:
-        """Once they fill a batch, have waited for a while, or nothing else is under way that could add to them."""
+        """Once they fill a batch, have waited for a while, or nothing else is under way that could
+        add to them."""
         spec = self._around.jobs.spec(job)
         limits = self._providers(spec.provider).limits
-        enough = min(waiting.most or REQUESTS_MAX, spec.batch_max_requests or REQUESTS_MAX, limits.requests)
+        enough = min(
+            waiting.most or REQUESTS_MAX, spec.batch_max_requests or REQUESTS_MAX, limits.requests
+        )
         is_due = waiting.documents >= enough or time.time() - waiting.since >= REMAINDERS_WAIT_S
         if not is_due:  # unless nothing can add to them any more
-            is_due = feed.exhausted and not await asyncio.to_thread(self._around.store.open_of, job.job_id)
+            is_due = feed.exhausted and not await asyncio.to_thread(
+                self._around.store.open_of, job.job_id
+            )
         if not is_due or not await self._has_room(job):
             return
         async with self._around.packing:
             packer, provider = self._around.packer, self._providers(spec.provider)
-            packed = await asyncio.to_thread(packer.pack_remainders, job, spec, feed, provider, waiting.most)
+            packed = await asyncio.to_thread(
+                packer.pack_remainders, job, spec, feed, provider, waiting.most
+            )
         await self._packed(job, packed)
 
     async def _packed(self, job: Job, packed: int) -> None:
@@ -316,7 +357,10 @@ class Leader:
 
     async def _has_room(self, job: Job) -> bool:
         provider = self._around.jobs.spec(job).provider
-        return await asyncio.to_thread(self._around.store.packed_waiting, provider) < self._settings.batch.packed_ahead
+        return (
+            await asyncio.to_thread(self._around.store.packed_waiting, provider)
+            < self._settings.batch.packed_ahead
+        )
 
     async def _let_go(self, job: Job, feeds: Sequence[LiveFeed]) -> None:
         """Feeds of a job that is paused or ends are not read on here."""
@@ -337,8 +381,8 @@ class Leader:
 
 
 def _has_arrived(job: Job, moves: Sequence[LaneMove] | None) -> bool:
-    """Whether its lane is chosen, and all that the lane before held waits in SQL now: until then the same documents would be
-    packed twice."""
+    """Whether its lane is chosen, and all that the lane before held waits in SQL now: until then
+    the same documents would be packed twice."""
     if not moves:
         return job.spec.get("lane") != AUTO
     return moves[-1].before is None or moves[-1].left_at is not None
@@ -346,4 +390,6 @@ def _has_arrived(job: Job, moves: Sequence[LaneMove] | None) -> bool:
 
 def _left_at(moves: Sequence[LaneMove]) -> float | None:
     """When the job left this lane last."""
-    return max((move.at for move in moves if move.before is not None and packs(move.before)), default=None)
+    return max(
+        (move.at for move in moves if move.before is not None and packs(move.before)), default=None
+    )

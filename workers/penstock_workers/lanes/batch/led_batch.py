@@ -1,4 +1,5 @@
-"""A provider batch as this worker leads it: its row, its files, and what several of its steps do."""
+"""A provider batch as this worker leads it: its row, its files, and what several of its steps
+do."""
 
 from __future__ import annotations
 
@@ -38,8 +39,11 @@ from penstock_workers.settings import WorkerSettings
 log = logging.getLogger(__name__)
 
 LOOK_AT_JOB_S: Final = 1.0  # while a batch waits for its job to be resumed
-CAP_WAIT_S: Final = 15.0  # for room among the tokens of the account, where no other batch of this worker ends sooner
-CAP_DOUBLINGS_MAX: Final = 5  # of that wait, where the provider fails a batch for want of room again and again
+# for room among the tokens of the account, where no other batch of this worker ends sooner
+CAP_WAIT_S: Final = 15.0
+CAP_DOUBLINGS_MAX: Final = (
+    5  # of that wait, where the provider fails a batch for want of room again and again
+)
 DELETE_TRIES: Final = 5  # of files at the provider: tidying up must not keep a job from its end
 
 
@@ -80,8 +84,11 @@ class LedBatch:
 
     @property
     def has_left(self) -> bool:
-        """Whether its job has left the lane since it was packed, even where the job has come back, or is cancelled by now."""
-        return self.has_gone_on or self.around.jobs.has_left(self.batch.job_id, self.batch.packed_at)
+        """Whether its job has left the lane since it was packed, even where the job has come back,
+        or is cancelled by now."""
+        return self.has_gone_on or self.around.jobs.has_left(
+            self.batch.job_id, self.batch.packed_at
+        )
 
     @property
     def has_moved(self) -> bool:
@@ -90,17 +97,21 @@ class LedBatch:
 
     @property
     def has_gone_on(self) -> bool:
-        """Whether all its documents were handed over before this process took it: its job has left the lane since it was packed,
-        whatever the clocks of the processes that packed it and moved the job say."""
+        """Whether all its documents were handed over before this process took it: its job has left
+        the lane since it was packed, whatever the clocks of the processes that packed it and moved
+        the job say."""
         return self.batch.handed_at is not None
 
     def note_standing(self) -> None:
-        """A step begins, or has seen what its job does now: pauses end as soon as that is something else."""
+        """A step begins, or has seen what its job does now: pauses end as soon as that is something
+        else."""
         self._began_as = self.standing
 
     @property
     def remote_id(self) -> str:
-        assert self.batch.remote_id is not None, "a batch that was created has a name at the provider"
+        assert self.batch.remote_id is not None, (
+            "a batch that was created has a name at the provider"
+        )
         return self.batch.remote_id
 
     async def view(self) -> JobView | None:
@@ -109,7 +120,9 @@ class LedBatch:
         job = await jobs.get(self.batch.job_id)
         if job is None:
             return None
-        return await self.around.views.get(job.job_id, None if endpoint == jobs.spec(job).endpoint else endpoint)
+        return await self.around.views.get(
+            job.job_id, None if endpoint == jobs.spec(job).endpoint else endpoint
+        )
 
     async def files(self) -> PackedBatch:
         job = await self.around.jobs.get(self.batch.job_id)
@@ -118,7 +131,9 @@ class LedBatch:
             return packed
         async with self.around.packing:
             spec = self.around.jobs.spec(job)
-            return await asyncio.to_thread(self.around.packer.files, job, spec, self.batch, self.provider)
+            return await asyncio.to_thread(
+                self.around.packer.files, job, spec, self.batch, self.provider
+            )
 
     async def write(self, **values: Any) -> None:
         """Raises BatchLost."""
@@ -126,11 +141,17 @@ class LedBatch:
         store, owner = self.around.store, self.around.owner
         if not await asyncio.to_thread(lambda: store.step(self.batch, owner, **plain)):
             raise BatchLost(self.batch.tag)
-        known = {name: value for name, value in values.items() if name in ProviderBatch.__dataclass_fields__}
+        known = {
+            name: value
+            for name, value in values.items()
+            if name in ProviderBatch.__dataclass_fields__
+        }
         self.batch = replace(self.batch, **known)
 
     async def collected(self, why: str, *, unread: int = 0) -> None:
-        """Note that every answer of it is stored, but for the ``unread`` that were paid for. Raises BatchLost."""
+        """Note that every answer of it is stored, but for the ``unread`` that were paid for.
+
+        Raises BatchLost."""
         microusd = self._cost_of(unread)
         store, owner = self.around.store, self.around.owner
         if not await self.in_thread(store.collected, self.batch, owner, why, unread, microusd):
@@ -138,8 +159,13 @@ class LedBatch:
         if unread:
             _tell_unread(self.batch, unread, microusd, why)
         self.batch = replace(
-            self.batch, state=BatchState.COLLECTED, why=why, trouble=None, missing=None, unread=unread or None,
-        )  # fmt: skip
+            self.batch,
+            state=BatchState.COLLECTED,
+            why=why,
+            trouble=None,
+            missing=None,
+            unread=unread or None,
+        )
         self.hit("batch_collected")
 
     @property
@@ -148,9 +174,12 @@ class LedBatch:
         return max(0, (self.batch.succeeded or 0) - (self.batch.answers_read or 0))
 
     def _cost_of(self, answers: int) -> int | None:
-        """Return what they cost at most, by the estimate that its reservation is made with; None where no price is known."""
+        """Return what they cost at most, by the estimate that its reservation is made with; None
+        where no price is known."""
         batch = self.batch
-        return batch.may_cost_microusd * answers // batch.requests if batch.may_cost_microusd else None
+        return (
+            batch.may_cost_microusd * answers // batch.requests if batch.may_cost_microusd else None
+        )
 
     async def is_handed_over(self) -> bool:
         """Whether its documents are in another lane, too, since its job has left this one."""
@@ -174,7 +203,8 @@ class LedBatch:
             await self.in_thread(self.around.reservations.end, self.batch)
 
     async def delete(self, *, unasked: bool = False) -> None:
-        """At the provider, where the job asks for it; what no batch was made of goes ``unasked``."""
+        """At the provider, where the job asks for it; what no batch was made of goes
+        ``unasked``."""
         batch, job = self.batch, await self.around.jobs.get(self.batch.job_id)
         wanted = unasked or (job is not None and self.around.jobs.spec(job).batch_files == "delete")
         if not wanted or (batch.file_id is None and batch.remote_id is None):
@@ -185,7 +215,9 @@ class LedBatch:
             if isinstance(error, TryLater | Unclear) and self.faults < DELETE_TRIES:
                 raise
             log.warning(
-                "provider batch %s: its files stay at the provider, which does not delete them: %s", batch.tag, error
+                "provider batch %s: its files stay at the provider, which does not delete them: %s",
+                batch.tag,
+                error,
             )
 
     async def wait_for_room(self, why: str) -> None:
@@ -205,10 +237,15 @@ class LedBatch:
         await self.pause(LOOK_AT_JOB_S)
 
     async def pause(self, seconds: float, *, or_when: asyncio.Event | None = None) -> None:
-        """Or until its job is paused, goes on or ends: however long a provider wants to be left alone."""
+        """Or until its job is paused, goes on or ends: however long a provider wants to be left
+        alone."""
         if self.standing is not self._began_as:
             return
-        events = [self.closing, self.around.jobs.turn(self.batch.job_id), *([] if or_when is None else [or_when])]
+        events = [
+            self.closing,
+            self.around.jobs.turn(self.batch.job_id),
+            *([] if or_when is None else [or_when]),
+        ]
         waits = [asyncio.ensure_future(event.wait()) for event in events]
         try:
             await asyncio.wait(waits, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
@@ -234,8 +271,13 @@ class LedBatch:
 
 
 def counts_of(seen: BatchSeen) -> dict[str, int]:
-    """Return the journal's columns of its counts; none where the provider does not tell them, and what it said last stays."""
-    return {} if seen.counts is None else {"succeeded": seen.counts.succeeded, "failed": seen.counts.failed}
+    """Return the journal's columns of its counts; none where the provider does not tell them, and
+    what it said last stays."""
+    return (
+        {}
+        if seen.counts is None
+        else {"succeeded": seen.counts.succeeded, "failed": seen.counts.failed}
+    )
 
 
 def _as_column(value: object) -> object:
@@ -247,6 +289,13 @@ def _as_column(value: object) -> object:
 def _tell_unread(batch: ProviderBatch, unread: int, microusd: int | None, why: str) -> None:
     cost = "of an unknown cost" if microusd is None else f"of about ${microusd / 1_000_000:.4f}"
     log.error(
-        "provider batch %s of job %s (%s at %s): %d answers %s were paid for and cannot be read (%s); their documents go into "
-        "another batch, unless their job ends", batch.tag, batch.job_id, batch.remote_id, batch.provider, unread, cost, why,
-    )  # fmt: skip
+        "provider batch %s of job %s (%s at %s): %d answers %s were paid for and cannot be read "
+        "(%s); their documents go into another batch, unless their job ends",
+        batch.tag,
+        batch.job_id,
+        batch.remote_id,
+        batch.provider,
+        unread,
+        cost,
+        why,
+    )

@@ -1,7 +1,8 @@
 """What the `batch` lane asks of a provider's batch API, whatever its dialect.
 
-The core (journal, leases, outcomes) knows only this file; a dialect knows HTTP and nothing of jobs. A *tag* is the id
-that the journal gave a provider batch: it goes to the provider with it, and finds it again after a crash.
+The core (journal, leases, outcomes) knows only this file; a dialect knows HTTP and nothing of jobs.
+A *tag* is the id that the journal gave a provider batch: it goes to the provider with it, and finds
+it again after a crash.
 """
 
 from __future__ import annotations
@@ -27,13 +28,15 @@ class Counts(NamedTuple):
 
 
 TOKEN_CAP_CODES: Final = frozenset({"token_limit_exceeded", "enqueued_token_limit_exceeded"})
-"""More tokens in batches than the account may have: at once, or as the reason of a batch that failed its validation."""
+"""More tokens in batches than the account may have: at once, or as the reason of a batch that
+failed its validation."""
 
 
 class LineProblem(NamedTuple):
     """Why a provider's validation refused a whole batch."""
 
-    code: str  # one of TOKEN_CAP_CODES: the batch is good, and may be created again when others have ended
+    # one of TOKEN_CAP_CODES: the batch is good, and may be created again when others have ended
+    code: str
     message: str
     line: int | None  # from 1; None: the file as a whole
 
@@ -47,7 +50,9 @@ class BatchSeen(NamedTuple):
     counts: Counts | None  # None: the provider does not tell (Anthropic, while it runs)
     expired: bool = False
     cancelled: bool = False
-    problems: tuple[LineProblem, ...] = ()  # not empty: the whole batch was refused by its validation
+    problems: tuple[
+        LineProblem, ...
+    ] = ()  # not empty: the whole batch was refused by its validation
     outputs: tuple[str, ...] = ()  # file ids or addresses of answers, for `answers`
     file_id: str | None = None  # its input, where the provider keeps and shows one
 
@@ -59,7 +64,9 @@ class BatchAnswer(NamedTuple):
     status: int | None  # None: it got no HTTP answer
     body: bytes  # as the api lane would have received it in this dialect
     request_id: str | None = None
-    error: str | None = None  # batch_expired | batch_cancelled | request_timeout | the provider's code
+    error: str | None = (
+        None  # batch_expired | batch_cancelled | request_timeout | the provider's code
+    )
     message: str = ""
 
 
@@ -69,7 +76,9 @@ class UnreadableLine(NamedTuple):
     output: str
     line: int  # from 1
     why: str
-    custom_id: str | None = None  # of an answer that is too long to be read, as far as it can be seen
+    custom_id: str | None = (
+        None  # of an answer that is too long to be read, as far as it can be seen
+    )
 
 
 class NewBatch(NamedTuple):
@@ -84,7 +93,9 @@ class NewBatch(NamedTuple):
 
 
 class BatchProvider(Protocol):
-    """One account at one provider. Every call raises the errors below, and no others but OSError of the packed file."""
+    """One account at one provider.
+
+    Every call raises the errors below, and no others but OSError of the packed file."""
 
     limits: BatchLimits
 
@@ -103,8 +114,9 @@ class BatchProvider(Protocol):
     async def create(self, batch: NewBatch) -> BatchSeen: ...
 
     async def find(self, tag: str, since: float) -> BatchSeen | None:
-        """The batch of a create whose answer was lost; `since` is the unix time before that create. None: it is certainly
-        not there. Raises Unclear where the provider cannot tell yet.
+        """The batch of a create whose answer was lost; `since` is the unix time before that create.
+
+        None: it is certainly not there. Raises Unclear where the provider cannot tell yet.
         """
         ...
 
@@ -113,8 +125,10 @@ class BatchProvider(Protocol):
         ...
 
     def answers(self, seen: BatchSeen) -> AsyncGenerator[BatchAnswer | UnreadableLine, None]:
-        """Every line of its outputs, streamed, in any order. After a lost connection it goes on where it was; where that
-        cannot be, from the beginning, so that an answer may come twice. Close it (contextlib.aclosing) if you stop early.
+        """Every line of its outputs, streamed, in any order.
+
+        After a lost connection it goes on where it was; where that cannot be, from the beginning,
+        so that an answer may come twice. Close it (contextlib.aclosing) if you stop early.
         """
         ...
 
@@ -123,8 +137,10 @@ class BatchProvider(Protocol):
         ...
 
     async def delete(self, seen: BatchSeen) -> None:
-        """Take its files (or itself) from the provider. What is gone already is no error. Gemini does not show the input of
-        a batch: put the file id of its upload into `seen`.
+        """Take its files (or itself) from the provider.
+
+        What is gone already is no error. Gemini does not show the input of a batch: put the file id
+        of its upload into `seen`.
         """
         ...
 
@@ -144,7 +160,8 @@ class BatchError(Exception):
 
 
 class BadLine(BatchError):
-    """This request cannot be a line of a batch: its body is what this dialect or endpoint does not take."""
+    """This request cannot be a line of a batch: its body is what this dialect or endpoint does not
+    take."""
 
 
 class LineTooLong(BadLine):
@@ -160,7 +177,8 @@ class BatchRefused(BatchError):
 
 
 class BatchGone(BatchRefused):
-    """The provider knows no such batch or file (404): it was deleted, its time there is over, or the provider errs."""
+    """The provider knows no such batch or file (404): it was deleted, its time there is over, or
+    the provider errs."""
 
     name = "not_found"
 
@@ -198,7 +216,8 @@ class TryLater(BatchError):
 
 
 class Astray(TryLater):
-    """A redirect, a 403, a page, or no such route: the address, a proxy or the key's rights may be at fault, or it passes."""
+    """A redirect, a 403, a page, or no such route: the address, a proxy or the key's rights may be
+    at fault, or it passes."""
 
     name = "not_found"
 
@@ -207,6 +226,8 @@ class Astray(TryLater):
 
 
 class Unclear(BatchError):
-    """The call may have worked, and its answer was lost. Look with `find` (or `find_upload`) before anything else."""
+    """The call may have worked, and its answer was lost.
+
+    Look with `find` (or `find_upload`) before anything else."""
 
     name = "server_error"

@@ -1,7 +1,9 @@
-"""What is written of the documents of provider batches: one transaction in SQL for a group, then Redis.
+"""What is written of the documents of provider batches: one transaction in SQL for a group, then
+Redis.
 
-The settler of all lanes calls it. What differs from other lanes: a document that is to be tried again is a row of SQL in
-place of a message in Redis, and what earlier batches used up on it is counted with its outcome.
+The settler of all lanes calls it. What differs from other lanes: a document that is to be tried
+again is a row of SQL in place of a message in Redis, and what earlier batches used up on it is
+counted with its outcome.
 """
 
 from __future__ import annotations
@@ -36,13 +38,21 @@ class BatchAttempt(Attempt, kw_only=True, eq=False):
     batch: str  # its tag
     position: str  # of the document in its source
     beside: int  # documents of that batch, this one among them
-    has_left: bool = False  # its job has moved between lanes, so that another one may have the document
+    has_left: bool = (
+        False  # its job has moved between lanes, so that another one may have the document
+    )
 
 
 class BatchRecords:
     """Every write may be repeated without harm."""
 
-    def __init__(self, jobs: JobStore, batches: ProviderBatchStore, hot: RedisLedger, made_with: MadeWithNotes) -> None:
+    def __init__(
+        self,
+        jobs: JobStore,
+        batches: ProviderBatchStore,
+        hot: RedisLedger,
+        made_with: MadeWithNotes,
+    ) -> None:
         self._jobs = jobs
         self._batches = batches
         self._hot = hot
@@ -55,13 +65,23 @@ class BatchRecords:
         for tag, some in _by_batch(group).items():
             results = [outcome.result for _, outcome in some if isinstance(outcome, Done)]
             letters = [outcome.letter for _, outcome in some if isinstance(outcome, Dead)]
-            again = [(attempt, outcome) for attempt, outcome in some if isinstance(outcome, Retry | Parked)]
+            again = [
+                (attempt, outcome)
+                for attempt, outcome in some
+                if isinstance(outcome, Retry | Parked)
+            ]
             left = [_left(attempt, outcome) for attempt, outcome in again]
-            beside = [_beside(attempt) for attempt, _ in again if attempt.has_left and attempt.calls]
-            self._batches.settle(tag, results, letters, left, beside, earlier_in(map(Settled._make, some)))
+            beside = [
+                _beside(attempt) for attempt, _ in again if attempt.has_left and attempt.calls
+            ]
+            self._batches.settle(
+                tag, results, letters, left, beside, earlier_in(map(Settled._make, some))
+            )
         for job_id, (why, ends_in_s) in pauses_of(group).items():
             resume_at = None if ends_in_s is None else time.time() + ends_in_s
-            self._jobs.set_state(job_id, JobState.PAUSED, reason=why, expect={JobState.RUNNING}, resume_at=resume_at)
+            self._jobs.set_state(
+                job_id, JobState.PAUSED, reason=why, expect={JobState.RUNNING}, resume_at=resume_at
+            )
 
     def write_redis(self, group: Sequence[Settled]) -> None:
         """The completed set and the counters, for people."""
@@ -71,18 +91,39 @@ class BatchRecords:
         for attempt, outcome in group:
             if not isinstance(attempt, BatchAttempt):
                 continue
-            used = attempt.spent_in_all[:3]  # what is reserved is its batch's, until that is settled
+            used = attempt.spent_in_all[
+                :3
+            ]  # what is reserved is its batch's, until that is settled
             if isinstance(outcome, Done):
                 after_retry = attempt.calls_in_all > 1 or attempt.retries > 0
                 done.append(
-                    SettledDone(attempt.key, attempt.job.buckets, after_retry, *used, calls=attempt.calls_in_all)
+                    SettledDone(
+                        attempt.key,
+                        attempt.job.buckets,
+                        after_retry,
+                        *used,
+                        calls=attempt.calls_in_all,
+                    )
                 )
             elif isinstance(outcome, Dead):
                 reason = outcome.letter.reason
                 refused = is_refused_first(attempt, outcome)
-                dead.append(SettledDead(attempt.key, attempt.job.buckets, reason, *used, attempt.calls_in_all, refused))
+                dead.append(
+                    SettledDead(
+                        attempt.key,
+                        attempt.job.buckets,
+                        reason,
+                        *used,
+                        attempt.calls_in_all,
+                        refused,
+                    )
+                )
             elif isinstance(outcome, Retry):
-                again.append(SettledCrash(attempt.key, reason_of(outcome), is_refused_first(attempt, outcome)))
+                again.append(
+                    SettledCrash(
+                        attempt.key, reason_of(outcome), is_refused_first(attempt, outcome)
+                    )
+                )
         report = self._hot.settle(SettleBatch(done, dead, tried_again=again))
         self._stop_loss.look(group, report.lately)
 
@@ -109,9 +150,8 @@ def _left(attempt: BatchAttempt, outcome: Retry | Parked) -> Remainder:
     """For the next batch."""
     is_counted = isinstance(outcome, Retry) and outcome.counted
     calls, (prompt, completion, cost) = attempt.calls_in_all, attempt.spent_in_all[:3]
-    if (
-        attempt.has_left
-    ):  # what this batch has cost is in no row, which may be gone already or another's: see ``_beside``
+    # what this batch has cost is in no row, which may be gone already or another's: see ``_beside``
+    if attempt.has_left:
         own = attempt.spent
         calls -= attempt.calls
         prompt, completion, cost = prompt - own[0], completion - own[1], cost - own[2]
@@ -119,7 +159,18 @@ def _left(attempt: BatchAttempt, outcome: Retry | Parked) -> Remainder:
     reason = reason_of(outcome) if isinstance(outcome, Retry) else outcome.why.partition(":")[0]
     most = max(1, (attempt.beside + 1) // 2) if reason == "batch_refused" else None
     unpriced = 0 if attempt.has_left else attempt.spent.unpriced
-    return Remainder(attempt.key, attempt.position, attempts, calls, prompt, completion, cost, reason, most, unpriced)
+    return Remainder(
+        attempt.key,
+        attempt.position,
+        attempts,
+        calls,
+        prompt,
+        completion,
+        cost,
+        reason,
+        most,
+        unpriced,
+    )
 
 
 def _beside(attempt: BatchAttempt) -> PaidBeside:

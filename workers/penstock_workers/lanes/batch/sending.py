@@ -1,4 +1,5 @@
-"""A provider batch on its way to the provider: its file is uploaded, its tokens and money are reserved, and it is created.
+"""A provider batch on its way to the provider: its file is uploaded, its tokens and money are
+reserved, and it is created.
 
 It is created once: a create whose answer was lost is looked for before it is made again.
 """
@@ -28,9 +29,8 @@ from penstock_workers.lanes.batch.standing import Standing
 
 log = logging.getLogger(__name__)
 
-FILE_KEPT_S: Final = (
-    3_600.0  # an upload that is younger is still there: Gemini keeps files for 48 hours, others for weeks
-)
+# an upload that is younger is still there: Gemini keeps files for 48 hours, others for weeks
+FILE_KEPT_S: Final = 3_600.0
 
 
 class Sending:
@@ -53,7 +53,13 @@ class Sending:
             if file_id is None:
                 file_id = await led.provider.upload(self._new(packed))
             led.hit("batch_after_upload")
-            await led.write(state=BatchState.UPLOADED, file_id=file_id, uploaded_at=time.time(), why=None, trouble=None)
+            await led.write(
+                state=BatchState.UPLOADED,
+                file_id=file_id,
+                uploaded_at=time.time(),
+                why=None,
+                trouble=None,
+            )
 
     async def create(self) -> None:
         led = self._led
@@ -82,11 +88,17 @@ class Sending:
         await self._created(seen)
 
     async def _is_absent(self, creating_at: float) -> bool:
-        """Of a create whose answer was lost, with this process or on the way: where it worked, its batch is adopted."""
+        """Of a create whose answer was lost, with this process or on the way: where it worked, its
+        batch is adopted."""
         led, batch = self._led, self._led.batch
         seen = await led.provider.find(batch.tag, creating_at)
         if seen is not None:
-            log.info("provider batch %s of job %s was created all the same: %s", batch.tag, batch.job_id, seen.batch_id)
+            log.info(
+                "provider batch %s of job %s was created all the same: %s",
+                batch.tag,
+                batch.job_id,
+                seen.batch_id,
+            )
             await self._created(seen)
             return False
         if (left_s := self._unclear_s(creating_at)) > 0:
@@ -101,15 +113,29 @@ class Sending:
 
     async def _upload_again(self) -> None:
         led = self._led
-        log.info("provider batch %s: its file is gone from the provider; it is uploaded again", led.batch.tag)
-        await led.write(state=BatchState.PACKED, file_id=None, uploading_at=None, uploaded_at=None, creating_at=None)
+        log.info(
+            "provider batch %s: its file is gone from the provider; it is uploaded again",
+            led.batch.tag,
+        )
+        await led.write(
+            state=BatchState.PACKED,
+            file_id=None,
+            uploading_at=None,
+            uploaded_at=None,
+            creating_at=None,
+        )
 
     async def _created(self, seen: BatchSeen) -> None:
         led = self._led
         await led.write(
-            state=BatchState.CREATED, remote_id=seen.batch_id, status=seen.status, created_at=time.time(), why=None,
-            trouble=None, **counts_of(seen),
-        )  # fmt: skip
+            state=BatchState.CREATED,
+            remote_id=seen.batch_id,
+            status=seen.status,
+            created_at=time.time(),
+            why=None,
+            trouble=None,
+            **counts_of(seen),
+        )
         led.hit("batch_created")
 
     async def _wait_or_give_up(self) -> None:
@@ -135,12 +161,14 @@ class Sending:
             led.batch = replace(batch, creating_at=time.time())
             return True
         await led.unreserve()
-        await led.wait_for_room(f"the account may have {cap} tokens in batches (batch_enqueued_tokens)")
+        await led.wait_for_room(
+            f"the account may have {cap} tokens in batches (batch_enqueued_tokens)"
+        )
         return False
 
     async def _is_paid_for(self) -> bool:
-        """Whether the budgets of its job and tenant have room for what it may cost, beside all that is under way in any lane;
-        reserve that."""
+        """Whether the budgets of its job and tenant have room for what it may cost, beside all that
+        is under way in any lane; reserve that."""
         led, batch, jobs = self._led, self._led.batch, self._led.around.jobs
         job = await jobs.get(batch.job_id)
         budget_usd = None if job is None else jobs.spec(job).budget_usd
@@ -156,7 +184,9 @@ class Sending:
         if room is None or room.is_reserved:
             return True
         if room.may_grow:
-            await led.wait_for_room("the budget of the job, or of its tenant, may be needed for what is under way")
+            await led.wait_for_room(
+                "the budget of the job, or of its tenant, may be needed for what is under way"
+            )
         else:
             why = await led.in_thread(reservations.why, job, budget_usd, room, batch)
             await jobs.stop(job.job_id, JobState.PAUSED, why)
@@ -170,4 +200,6 @@ class Sending:
 
     def _new(self, packed: PackedBatch) -> NewBatch:
         batch = self._led.batch
-        return NewBatch(batch.tag, packed.input, batch.endpoint, batch.model, batch.requests, batch.file_id)
+        return NewBatch(
+            batch.tag, packed.input, batch.endpoint, batch.model, batch.requests, batch.file_id
+        )

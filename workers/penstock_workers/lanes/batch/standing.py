@@ -18,11 +18,13 @@ class Standing(Enum):
     """What a job lets its batches do."""
 
     RUNS = "runs"
-    LEAVES = (
-        "leaves"  # its job goes on in another lane: what is at the provider is cancelled, and what was answered is kept
-    )
+    # its job goes on in another lane: what is at the provider is cancelled, and what was answered
+    # is kept
+    LEAVES = "leaves"
     WAITS = "waits"  # paused: nothing new goes to the provider; what is there is collected
-    ENDS = "ends"  # cancelled, failed or purged: what is at the provider is cancelled, and what was answered is kept
+    # cancelled, failed or purged: what is at the provider is cancelled, and what was answered is
+    # kept
+    ENDS = "ends"
 
 
 class Jobs:
@@ -36,9 +38,14 @@ class Jobs:
         self._left: Mapping[str, float] = {}
         self._moved: Collection[str] = ()
 
-    def note(self, live: Collection[Job], left: Mapping[str, float] | None = None, moved: Collection[str] = ()) -> None:
-        """``live``: all jobs that are not over; ``left``: when those that have ever left the lane did so last; ``moved``: those
-        that have ever left any lane."""
+    def note(
+        self,
+        live: Collection[Job],
+        left: Mapping[str, float] | None = None,
+        moved: Collection[str] = (),
+    ) -> None:
+        """``live``: all jobs that are not over; ``left``: when those that have ever left the lane
+        did so last; ``moved``: those that have ever left any lane."""
         self._left, self._moved = left or {}, moved
         self._know({job.job_id: job for job in live})
         self._specs = {job_id: spec for job_id, spec in self._specs.items() if job_id in self._live}
@@ -50,8 +57,10 @@ class Jobs:
         return known[1]
 
     def standing(self, job_id: str, packed_at: float | None = None) -> Standing:
-        """``packed_at``: of a batch. One from before its job left the lane is given up, even where the job has come back:
-        its documents may be elsewhere."""
+        """``packed_at``: of a batch.
+
+        One from before its job left the lane is given up, even where the job has come back: its
+        documents may be elsewhere."""
         job = self._live.get(job_id)
         if job is None or job.state is JobState.CANCELLING:
             return Standing.ENDS
@@ -64,7 +73,9 @@ class Jobs:
         job = self._live.get(job_id)
         if job is None:
             return False
-        return not packs(job.lane) or (packed_at is not None and packed_at < self._left.get(job_id, 0.0))
+        return not packs(job.lane) or (
+            packed_at is not None and packed_at < self._left.get(job_id, 0.0)
+        )
 
     def has_moved(self, job_id: str) -> bool:
         """Whether a job has ever left a lane, this one or another."""
@@ -88,12 +99,15 @@ class Jobs:
         job: Job | None = None
         with contextlib.suppress(JobNotFound):
             job = await asyncio.to_thread(self._jobs.get, job_id)
-        self._know(self._besides(job_id) | ({job_id: job} if job is not None and not job.state.final else {}))
+        self._know(
+            self._besides(job_id)
+            | ({job_id: job} if job is not None and not job.state.final else {})
+        )
         return self.standing(job_id)
 
     async def look_if_new(self, job_id: str) -> None:
-        """At a job that the latest look did not have: it may be over, or younger than that look, and then nothing of it may
-        be cancelled."""
+        """At a job that the latest look did not have: it may be over, or younger than that look,
+        and then nothing of it may be cancelled."""
         if job_id not in self._live:
             await self.look_again(job_id)
 
@@ -111,8 +125,12 @@ class Jobs:
         except JobNotFound:
             return None
 
-    async def stop(self, job_id: str, to: JobState, reason: str, resume_at: float | None = None) -> None:
-        """Pause or fail a running job, with the reason for people. ``resume_at``: when a pause ends by itself."""
+    async def stop(
+        self, job_id: str, to: JobState, reason: str, resume_at: float | None = None
+    ) -> None:
+        """Pause or fail a running job, with the reason for people.
+
+        ``resume_at``: when a pause ends by itself."""
         moved = await asyncio.to_thread(
             lambda: self._jobs.set_state(
                 job_id, to, reason=redact(reason), expect={JobState.RUNNING}, resume_at=resume_at

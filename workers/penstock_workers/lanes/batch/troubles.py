@@ -1,7 +1,9 @@
-"""What becomes of a batch whose step fails: how long it is waited for, what the journal says of it, and when its job pauses.
+"""What becomes of a batch whose step fails: how long it is waited for, what the journal says of it,
+and when its job pauses.
 
-What a failure means is decided by the table of fates and by ``ASTRAY``, as in the lanes that send documents one by one. All that
-is counted here is counted in the journal, so that a restart, or another leader, goes on counting.
+What a failure means is decided by the table of fates and by ``ASTRAY``, as in the lanes that send
+documents one by one. All that is counted here is counted in the journal, so that a restart, or
+another leader, goes on counting.
 """
 
 from __future__ import annotations
@@ -30,7 +32,9 @@ log = logging.getLogger(__name__)
 
 FAULT_BASE_S: Final = 0.5  # before a step is tried again, doubled with each failure
 FAULT_CAP_S: Final = 60.0
-RETRY_AFTER_MAX_S: Final = 3_600.0  # a provider that wants to be left alone for longer is asked again after this
+RETRY_AFTER_MAX_S: Final = (
+    3_600.0  # a provider that wants to be left alone for longer is asked again after this
+)
 PAUSE_FIRST_S: Final = 60.0  # of a job whose account was refused in mid-work; doubled each time
 PAUSE_CAP_S: Final = 900.0
 LOOKS_MIN: Final = 5  # for what is missing, however long ago the first of them was
@@ -62,28 +66,42 @@ class Troubles:
         return wait_s
 
     async def note(self, error: Exception, wait_s: float) -> BatchTrouble:
-        """Write down what holds up the step, for people and for the next leader. Raises BatchLost."""
+        """Write down what holds up the step, for people and for the next leader.
+
+        Raises BatchLost."""
         before, now = self._led.batch.trouble, time.time()
-        name, status = (error.name, error.status) if isinstance(error, BatchError) else ("unexpected_error", None)
+        name, status = (
+            (error.name, error.status)
+            if isinstance(error, BatchError)
+            else ("unexpected_error", None)
+        )
         call = CALLS[self._led.batch.state]
         is_first = before is None or before.call != call
         trouble = BatchTrouble(
-            call, name, redact(str(error), cut=True)[:SAID_CHARS], status,
+            call,
+            name,
+            redact(str(error), cut=True)[:SAID_CHARS],
+            status,
             now if before is None or is_first else before.since,
-            1 if before is None or is_first else before.times + 1, now + wait_s,
-        )  # fmt: skip
+            1 if before is None or is_first else before.times + 1,
+            now + wait_s,
+        )
         await self._led.write(trouble=trouble)
         return trouble
 
     def pause_s(self, error: Exception, trouble: BatchTrouble) -> float | None:
-        """Return how long the job has to pause for this failure; 0 for "until a person resumes it", None for not at all.
+        """Return how long the job has to pause for this failure; 0 for "until a person resumes it",
+        None for not at all.
 
-        A refused account pauses it at once, and what may be the address, a proxy or the key's rights once it came
-        ``pause_after_run`` times in a row: as in every lane. Where the provider has taken something of this batch, the account
-        was in order, and the job looks by itself whether it is again.
+        A refused account pauses it at once, and what may be the address, a proxy or the key's
+        rights once it came ``pause_after_run`` times in a row: as in every lane. Where the provider
+        has taken something of this batch, the account was in order, and the job looks by itself
+        whether it is again.
         """
         most = self._led.around.settings.pause_after_run
-        is_astray = isinstance(error, Astray) or (isinstance(error, BatchGone) and error.name in ASTRAY)
+        is_astray = isinstance(error, Astray) or (
+            isinstance(error, BatchGone) and error.name in ASTRAY
+        )
         if isinstance(error, AccountStopped):
             over = trouble.times - 1
         elif is_astray and most and trouble.times >= most:
@@ -95,9 +113,12 @@ class Troubles:
             return 0.0
         return min(PAUSE_CAP_S, PAUSE_FIRST_S * 2.0 ** min(over, DOUBLINGS_MAX))
 
-    async def is_given_up(self, error: BatchGone | AnswersMissing, what: str, *, may_come: bool) -> bool:
-        """Note a look that did not find the batch, or all its answers, and wait for the next one; True once there were enough
-        of them for long enough. ``may_come``: the provider has answers that were not read. Raises BatchLost."""
+    async def is_given_up(
+        self, error: BatchGone | AnswersMissing, what: str, *, may_come: bool
+    ) -> bool:
+        """Note a look that did not find the batch, or all its answers, and wait for the next one;
+        True once there were enough of them for long enough. ``may_come``: the provider has answers
+        that were not read. Raises BatchLost."""
         led, now = self._led, time.time()
         before, own = led.batch.missing, led.around.settings.batch
         missing = Missing(what, now, 0) if before is None or before.what != what else before
@@ -112,9 +133,15 @@ class Troubles:
         await led.write(missing=missing)
         await self.note(error, wait_s)
         log.warning(
-            "provider batch %s of job %s: %s; this was look %d, the next is in %.0f s, and after %.0f s its documents are sent "
-            "again", led.batch.tag, led.batch.job_id, error, missing.looks, wait_s, patience_s,
-        )  # fmt: skip
+            "provider batch %s of job %s: %s; this was look %d, the next is in %.0f s, and after "
+            "%.0f s its documents are sent again",
+            led.batch.tag,
+            led.batch.job_id,
+            error,
+            missing.looks,
+            wait_s,
+            patience_s,
+        )
         await led.pause(wait_s)
         return False
 

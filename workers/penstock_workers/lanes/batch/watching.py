@@ -1,7 +1,9 @@
-"""A provider batch that its provider works on: it is looked at until it has ended, and cancelled where its job ends.
+"""A provider batch that its provider works on: it is looked at until it has ended, and cancelled
+where its job ends.
 
-A provider that never says a word that means the end is not asked for ever: past its window and a day more the batch counts as
-stuck. Its job pauses then: control moves it to another lane that it permits, or a person who resumes it takes the documents back.
+A provider that never says a word that means the end is not asked for ever: past its window and a
+day more the batch counts as stuck. Its job pauses then: control moves it to another lane that it
+permits, or a person who resumes it takes the documents back.
 """
 
 from __future__ import annotations
@@ -21,9 +23,16 @@ from penstock_workers.lanes.batch.troubles import Troubles
 log = logging.getLogger(__name__)
 
 POLL_GROWTH: Final = 1.5
-POLL_GROWTHS_MAX: Final = 100  # far beyond every cap; a power of some thousands is no float any more
-CANCEL_TAKES_S: Final = 900.0  # OpenAI names ten minutes; what is stuck is not waited for any longer
-CANCELLED: Final = "its job has ended or left the lane; the provider was asked to cancel it, which may take ten minutes"
+POLL_GROWTHS_MAX: Final = (
+    100  # far beyond every cap; a power of some thousands is no float any more
+)
+CANCEL_TAKES_S: Final = (
+    900.0  # OpenAI names ten minutes; what is stuck is not waited for any longer
+)
+CANCELLED: Final = (
+    "its job has ended or left the lane; the provider was asked to cancel it, which may take ten "
+    "minutes"
+)
 
 
 class Watching:
@@ -72,10 +81,17 @@ class Watching:
             if time.monotonic() - self._cancelled_at < CANCEL_TAKES_S:
                 return False
             log.error(
-                "provider batch %s of job %s (%s at %s) is still %s, and is not looked at any more; what it answers from now on "
-                "is paid for and not read", batch.tag, batch.job_id, batch.remote_id, batch.provider, seen.status,
-            )  # fmt: skip
-            await led.collected(f"{BATCH_STUCK}: it was still {seen.status}", unread=led.answers_out)
+                "provider batch %s of job %s (%s at %s) is still %s, and is not looked at any "
+                "more; what it answers from now on is paid for and not read",
+                batch.tag,
+                batch.job_id,
+                batch.remote_id,
+                batch.provider,
+                seen.status,
+            )
+            await led.collected(
+                f"{BATCH_STUCK}: it was still {seen.status}", unread=led.answers_out
+            )
             return True
         if led.standing is Standing.RUNS and not self._is_stuck:
             await led.around.jobs.stop(batch.job_id, JobState.PAUSED, _stuck_words(batch, seen))
@@ -91,7 +107,10 @@ class Watching:
     @property
     def _is_overdue(self) -> bool:
         created_at = self._led.batch.created_at
-        return created_at is not None and time.time() - created_at > self._led.around.settings.batch.stuck_after_s
+        return (
+            created_at is not None
+            and time.time() - created_at > self._led.around.settings.batch.stuck_after_s
+        )
 
     async def _ended(self, **shown: Any) -> None:
         led = self._led
@@ -114,7 +133,8 @@ class Watching:
 def _stuck_words(batch: ProviderBatch, seen: BatchSeen) -> str:
     hours = (time.time() - (batch.created_at or 0.0)) / 3_600
     return (
-        f"{BATCH_STUCK}: provider batch {batch.remote_id} at {batch.provider} with {batch.requests} documents is still "
-        f"{seen.status} after {hours:.0f} hours (batch.stuck_after_s); look at it there. Resume the job to take its documents "
-        "back: the batch is cancelled, what it has answered is kept, and the rest goes into another one"
+        f"{BATCH_STUCK}: provider batch {batch.remote_id} at {batch.provider} with "
+        f"{batch.requests} documents is still {seen.status} after {hours:.0f} hours "
+        "(batch.stuck_after_s); look at it there. Resume the job to take its documents back: the "
+        "batch is cancelled, what it has answered is kept, and the rest goes into another one"
     )

@@ -31,7 +31,8 @@ class Unpaced:
 
 
 class WhileUp(Unpaced):
-    """Items start while the server upstream is there; until then they wait here, and no start of theirs is counted."""
+    """Items start while the server upstream is there; until then they wait here, and no start of
+    theirs is counted."""
 
     def __init__(self, is_up: Callable[[], bool], up: Callable[[], Awaitable[None]]) -> None:
         self._is_up, self._up = is_up, up

@@ -13,7 +13,8 @@ from penstock_workers.settings import WorkerSettings
 
 
 def check(settings: WorkerSettings, *, knock: bool) -> Iterator[LaneFinding]:
-    """The server that has the model, or whether it is on this machine and what loads it; nothing where neither is set."""
+    """The server that has the model, or whether it is on this machine and what loads it; nothing
+    where neither is set."""
     if settings.embed.upstream_url is not None and knock:
         yield _server(settings.embed.upstream_url)
     if settings.embed.model is None:
@@ -36,7 +37,11 @@ def _server(url: str) -> LaneFinding:
     if status == 404:
         status = status_of(url.removesuffix("/v1") + "/info")
     if isinstance(status, str):
-        return LaneFinding(False, f"embed.upstream_url: {shown} does not answer ({status})", "start it, or correct it")
+        return LaneFinding(
+            False,
+            f"embed.upstream_url: {shown} does not answer ({status})",
+            "start it, or correct it",
+        )
     if status != 200:
         fix = "give the …/v1 of vLLM or text-embeddings-inference"
         return LaneFinding(False, f"embed.upstream_url: {shown} answers {status} to GET", fix)

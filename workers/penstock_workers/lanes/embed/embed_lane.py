@@ -1,6 +1,7 @@
 """The `embed` lane: prepare reads and tokenises, infer waits for the batcher.
 
-Vectors, scores and classes go the same way; only what is read from a body and what is made of a batch's rows differ.
+Vectors, scores and classes go the same way; only what is read from a body and what is made of a
+batch's rows differ.
 """
 
 from __future__ import annotations
@@ -15,11 +16,20 @@ from penstock_workers.celery_app.ending import end_this_worker
 from penstock_workers.failpoints import Failpoints
 from penstock_workers.item.answer import Answer, NoAnswer, Tried
 from penstock_workers.item.lane import Prepared, Request
-from penstock_workers.lanes.embed.encoding.batcher import Batcher, EncoderLost, EncodingFailed, NoRoom
+from penstock_workers.lanes.embed.encoding.batcher import (
+    Batcher,
+    EncoderLost,
+    EncodingFailed,
+    NoRoom,
+)
 from penstock_workers.lanes.embed.encoding.buckets import TokenIds, Vector
 from penstock_workers.lanes.embed.encoding.budget import TokenBudget
 from penstock_workers.lanes.embed.encoding.classifier import SentenceTransformersClassifier, scores
-from penstock_workers.lanes.embed.encoding.encoder import Encoder, SentenceTransformersEncoder, check_packages
+from penstock_workers.lanes.embed.encoding.encoder import (
+    Encoder,
+    SentenceTransformersEncoder,
+    check_packages,
+)
 from penstock_workers.lanes.embed.encoding.tokens import Tokenising
 from penstock_workers.lanes.embed.kinds import is_classifier
 from penstock_workers.lanes.embed.models import model_folder
@@ -52,7 +62,8 @@ class Input:
 
 
 class EmbedLane:
-    """Raises ModelMissing and PackageMissing when made: a command line knows before anything has been started."""
+    """Raises ModelMissing and PackageMissing when made: a command line knows before anything has
+    been started."""
 
     def __init__(
         self,
@@ -62,7 +73,8 @@ class EmbedLane:
         failpoints: Failpoints | None = None,
         give_up: Callable[[str], None] = end_this_worker,
     ) -> None:
-        """``give_up`` ends the worker, for its orchestrator to replace: a lost device stays lost for the whole process."""
+        """``give_up`` ends the worker, for its orchestrator to replace: a lost device stays lost
+        for the whole process."""
         self._settings = settings
         self.served = settings.served()
         self._failpoints, self._give_up = failpoints, give_up
@@ -97,7 +109,11 @@ class EmbedLane:
         try:
             ask = self._read(request)
             trim = request.on_overflow != "fail"
-            rows = await (self._rows(ask, trim=trim) if isinstance(ask, Ask) else self._cut_rows(ask.texts, trim=trim))
+            rows = await (
+                self._rows(ask, trim=trim)
+                if isinstance(ask, Ask)
+                else self._cut_rows(ask.texts, trim=trim)
+            )
         except BadBody as error:
             return Prepared(request, refused=error.answer())
         return Prepared(request, tokens=sum(map(len, rows)), input=Input(ask, rows))
@@ -112,7 +128,8 @@ class EmbedLane:
                 vectors = await self._batcher.encode(given.rows, request.priority, clock.computing)
         except TimeoutError:
             why = (
-                f"its batch was computed for longer than {request.timeout_s:g} s; raise timeout_s, or send fewer texts"
+                f"its batch was computed for longer than {request.timeout_s:g} s; raise timeout_s, "
+                "or send fewer texts"
             )
             return NoAnswer("timeout", why, _since(started))
         except EncoderLost as error:
@@ -123,7 +140,9 @@ class EmbedLane:
             return NoAnswer("engine_failed", str(error), _since(started))
         model = given.ask.model or self._name
         if isinstance(given.ask, asks.Ask):
-            return Answer(200, HEADERS, self._scored(given.ask, vectors, prepared, model), _since(started))
+            return Answer(
+                200, HEADERS, self._scored(given.ask, vectors, prepared, model), _since(started)
+            )
         try:
             body = answer_body(given.ask, vectors, model=model, tokens=prepared.tokens)
         except NotRepresentable as error:
@@ -156,12 +175,17 @@ class EmbedLane:
                 raise BadBody(str(error), param=error.param) from None
         check_endpoint(request.endpoint, ", /v1/rerank, /v1/score and /classify")
         if classes:
-            raise BadBody(f"{self._name} classifies and does not embed: ask /classify, or host a model that embeds")
+            raise BadBody(
+                f"{self._name} classifies and does not embed: ask /classify, or host a model that "
+                "embeds"
+            )
         ask = read_body(request.body)
         check_dimensions(ask, self._short_vectors)
         return ask
 
-    def _scored(self, ask: asks.Ask, vectors: Sequence[Vector], prepared: Prepared, model: str) -> bytes:
+    def _scored(
+        self, ask: asks.Ask, vectors: Sequence[Vector], prepared: Prepared, model: str
+    ) -> bytes:
         return answers.answer_body(
             ask,
             [scores(vector, activated=ask.activated) for vector in vectors],
@@ -181,7 +205,8 @@ class EmbedLane:
         return [ids[:limit] for ids in ask.ids]
 
     async def _cut_rows(self, texts: Sequence[asks.Text], *, trim: bool) -> Sequence[TokenIds]:
-        """Raises BadBody for a text without a token, and for one that is too long where it may not be cut."""
+        """Raises BadBody for a text without a token, and for one that is too long where it may not
+        be cut."""
         limit = self._encoder.max_tokens
         rows = await self._tokenised(texts)
         for at, ids in enumerate(rows):
@@ -197,12 +222,16 @@ class EmbedLane:
         try:
             return await self._tokens.ids(texts)
         except Exception as error:
-            raise BadBody(f"the tokenizer refuses this text: {type(error).__name__}: {error}") from error
+            raise BadBody(
+                f"the tokenizer refuses this text: {type(error).__name__}: {error}"
+            ) from error
 
 
 def _own_encoder(folder: Path, settings: EmbedSettings) -> Encoder:
     """By what the model's files say that it is."""
-    return (SentenceTransformersClassifier if is_classifier(folder) else SentenceTransformersEncoder)(folder, settings)
+    return (
+        SentenceTransformersClassifier if is_classifier(folder) else SentenceTransformersEncoder
+    )(folder, settings)
 
 
 def _tasks(encoder: Encoder) -> tuple[str, ...]:
@@ -219,7 +248,9 @@ def _short_vectors(encoder: Encoder, settings: EmbedSettings) -> ShortVectors:
 
 
 class _ComputingOnly:
-    """An item's time runs while the encoder has some of its texts. Waiting in line is not its fault."""
+    """An item's time runs while the encoder has some of its texts.
+
+    Waiting in line is not its fault."""
 
     def __init__(self, limit: asyncio.Timeout, seconds: float) -> None:
         self._limit, self._seconds = limit, seconds

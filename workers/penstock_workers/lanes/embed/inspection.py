@@ -37,7 +37,9 @@ def inspect(settings: WorkerSettings) -> Iterator[LaneFinding]:
     if weights.is_dir():
         yield from machine.find_model("embed.model", weights)
     else:
-        yield LaneFinding(True, f"embed.model is in {folder}, in a form whose files were not looked at")
+        yield LaneFinding(
+            True, f"embed.model is in {folder}, in a form whose files were not looked at"
+        )
 
 
 def _package(name: str) -> LaneFinding:

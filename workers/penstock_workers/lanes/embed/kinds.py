@@ -13,7 +13,8 @@ CLASSIFIER: Final = "ForSequenceClassification"
 
 
 def is_classifier(folder: Path) -> bool:
-    """sentence-transformers' note of what it saved counts; else the class that transformers would load."""
+    """sentence-transformers' note of what it saved counts; else the class that transformers would
+    load."""
     noted = (read_json(folder / OWN_NOTE) or {}).get("model_type")
     if isinstance(noted, str):
         return noted == "CrossEncoder"

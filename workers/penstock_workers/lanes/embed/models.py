@@ -1,4 +1,6 @@
-"""Where a model is: a folder, or an installed package that carries one. Nothing is ever downloaded."""
+"""Where a model is: a folder, or an installed package that carries one.
+
+Nothing is ever downloaded."""
 
 from __future__ import annotations
 
@@ -8,7 +10,10 @@ from pathlib import Path
 
 from penstock_workers.errors import ModelMissing
 
-MODEL_FILES = ("modules.json", "config.json")  # either makes a folder a model: sentence-transformers', transformers'
+MODEL_FILES = (
+    "modules.json",
+    "config.json",
+)  # either makes a folder a model: sentence-transformers', transformers'
 _PACKAGE_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_.-]*")
 
 
@@ -40,4 +45,8 @@ def _package_folders(name: str) -> list[Path]:
     if _PACKAGE_NAME.fullmatch(name) is None:
         return []
     spec = importlib.util.find_spec(re.sub(r"[-.]", "_", name))
-    return [Path(place) for place in (spec.submodule_search_locations or [])] if spec is not None else []
+    return (
+        [Path(place) for place in (spec.submodule_search_locations or [])]
+        if spec is not None
+        else []
+    )

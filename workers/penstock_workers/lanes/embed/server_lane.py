@@ -1,8 +1,10 @@
-"""The `embed` lane over a server that has the encoder: text-embeddings-inference, or vLLM's with a pooling model.
+"""The `embed` lane over a server that has the encoder: text-embeddings-inference, or vLLM's with a
+pooling model.
 
-Both answer OpenAI's `/v1/embeddings`. Vectors are asked for as base64, which is their bytes, and stored as the lane's own are.
-Scores, rankings and classes are asked for on each server's own paths, and answered in one shape. Batches are the server's
-business. While it is down nothing is sent, and no attempt is counted.
+Both answer OpenAI's `/v1/embeddings`. Vectors are asked for as base64, which is their bytes, and
+stored as the lane's own are. Scores, rankings and classes are asked for on each server's own paths,
+and answered in one shape. Batches are the server's business. While it is down nothing is sent, and
+no attempt is counted.
 """
 
 from __future__ import annotations
@@ -46,7 +48,9 @@ SERVER: Final = "server"  # the provider of the HTTP client: items of all provid
 ROOT: Final = "server root"  # the same server: its paths beside its /v1
 ASK_AGAIN_S: Final = 1.0  # while the model loads
 ASK_TIMEOUT_S: Final = 5.0
-MODEL_EACH_S: Final = 5.0  # how often the server is asked what it serves: it may be started with another model
+MODEL_EACH_S: Final = (
+    5.0  # how often the server is asked what it serves: it may be started with another model
+)
 
 
 class Input(NamedTuple):
@@ -57,7 +61,9 @@ class Input(NamedTuple):
 
 
 class EmbedServerLane:
-    """Implements ``item.lane.Lane``. ``give_up`` ends the worker, for its orchestrator to replace."""
+    """Implements ``item.lane.Lane``.
+
+    ``give_up`` ends the worker, for its orchestrator to replace."""
 
     def __init__(self, settings: WorkerSettings, give_up: Callable[[str], None]) -> None:
         embed = settings.embed
@@ -87,7 +93,9 @@ class EmbedServerLane:
         self._ending = False
 
     async def start(self) -> None:
-        """Returns once the model is loaded. Raises EngineAway when that takes longer than ``embed.upstream_wait_s``."""
+        """Returns once the model is loaded.
+
+        Raises EngineAway when that takes longer than ``embed.upstream_wait_s``."""
         await self._client.start()
         self._asking = make_client(self._http_client)
         await self._await_model()
@@ -110,12 +118,16 @@ class EmbedServerLane:
             provider, endpoint, body = SERVER, request.endpoint, self._body(ask, trim=trim)
         else:
             provider, (endpoint, body) = ROOT, scores_request(ask, self._model, trim=trim)
-        sent = Request(request.tag, provider, endpoint, body, request.timeout_s, priority=request.priority)
+        sent = Request(
+            request.tag, provider, endpoint, body, request.timeout_s, priority=request.priority
+        )
         return Prepared(sent, input=Input(ask, self._model))
 
     async def infer(self, prepared: Prepared) -> Tried:
         given: Input = prepared.input
-        if given.server_model != self._model:  # numbers of another one would not fit; the item waits, uncounted
+        if (
+            given.server_model != self._model
+        ):  # numbers of another one would not fit; the item waits, uncounted
             now = f"{self._url} serves {self._model.name} now, and not {given.server_model.name}"
             return NoAnswer("engine_busy", now, 0, sent=False)
         self._in_flight += 1
@@ -153,7 +165,7 @@ class EmbedServerLane:
         if self._asking is not None:
             await self._asking.close()
 
-    # -- requests and answers --------------------------------------------------------------------------------------
+    # -- requests and answers ----------------------------------------------------------------------
 
     def _read(self, request: Request) -> Ask | asks.Ask:
         """Raises BadBody, also for what the server says that its model is not for."""
@@ -171,14 +183,17 @@ class EmbedServerLane:
             raise BadBody(str(error), param=error.param) from None
 
     def _body(self, ask: Ask, *, trim: bool) -> bytes:
-        """What both servers know of the request; what is done with the numbers is this lane's business."""
+        """What both servers know of the request; what is done with the numbers is this lane's
+        business."""
         body: dict[str, Any] = {
             "input": ask.texts or ask.ids,
             "model": ask.model or self._model.name,
             "encoding_format": "base64",
         }
         if trim:
-            body["truncate_prompt_tokens"] = -1  # vLLM's; text-embeddings-inference cuts with --auto-truncate
+            body[
+                "truncate_prompt_tokens"
+            ] = -1  # vLLM's; text-embeddings-inference cuts with --auto-truncate
         return orjson.dumps(body)
 
     def _stored(self, ask: Ask, answer: Answer) -> Tried:
@@ -198,22 +213,28 @@ class EmbedServerLane:
         """Raises Unusable."""
         read = read_scores(answer, ask, model)
         name = ask.model or model.name
-        body = answers.answer_body(ask, read.rows, labels=read.labels, tag=tag, model=name, tokens=read.tokens)
+        body = answers.answer_body(
+            ask, read.rows, labels=read.labels, tag=tag, model=name, tokens=read.tokens
+        )
         return Answer(200, answer.headers, body, answer.latency_ms, answer.room)
 
-    # -- the server's life -----------------------------------------------------------------------------------------
+    # -- the server's life -------------------------------------------------------------------------
 
     async def _no_answer(self, tried: NoAnswer) -> NoAnswer:
-        """A request is lost with its server: the same text again gives the same vector, and its document is not at fault."""
+        """A request is lost with its server: the same text again gives the same vector, and its
+        document is not at fault."""
         if tried.failure not in ("connect_failed", "connection_lost"):
             return tried
         if tried.failure == "connection_lost" and not await self._gone_now.take():
             return tried
         self._note_away(tried.detail)
-        return NoAnswer("connect_failed", f"the server ended: {tried.detail}", tried.latency_ms, sent=tried.sent)
+        return NoAnswer(
+            "connect_failed", f"the server ended: {tried.detail}", tried.latency_ms, sent=tried.sent
+        )
 
     async def _refused(self, tried: Answer, does: str) -> Tried:
-        """A server whose model has died says 500 to all that it had, and goes on answering until it ends."""
+        """A server whose model has died says 500 to all that it had, and goes on answering until it
+        ends."""
         if tried.status >= 500 and tried.status != 501 and await self._gone_now.take():
             why = f"HTTP {tried.status}: {message(tried.body)}"
             self._note_away(why)
@@ -229,7 +250,11 @@ class EmbedServerLane:
             return
         self._up.clear()
         self._deaths += 1
-        log.error("%s does not answer (%s); items wait here until its model is loaded again", self._url, why)
+        log.error(
+            "%s does not answer (%s); items wait here until its model is loaded again",
+            self._url,
+            why,
+        )
         self._returning = asyncio.create_task(self._await_return(), name="server return")
 
     async def _await_return(self) -> None:
@@ -270,7 +295,9 @@ class EmbedServerLane:
                 self._note_model(model)
 
     async def _serves(self) -> ServerModel | None:
-        """The model that is loaded; None while none is. Raises BadEngineSettings for another kind of server."""
+        """The model that is loaded; None while none is.
+
+        Raises BadEngineSettings for another kind of server."""
         status, said = await self._get(self._url + "/models")
         if status == 404:  # text-embeddings-inference says it elsewhere
             status, said = await self._get(urlsplit(self._url)._replace(path="/info").geturl())
@@ -279,12 +306,14 @@ class EmbedServerLane:
         if (model := model_of(said)) is not None:
             return model if await self._is_healthy() else None
         raise BadEngineSettings(
-            f"embed.upstream_url = {self._url!r}: neither {self._url}/models nor /info names a model (HTTP {status}); give "
-            "the address of vLLM's or text-embeddings-inference's server with /v1 at its end, started without an API key"
+            f"embed.upstream_url = {self._url!r}: neither {self._url}/models nor /info names a "
+            f"model (HTTP {status}); give the address of vLLM's or text-embeddings-inference's "
+            "server with /v1 at its end, started without an API key"
         )
 
     async def _is_healthy(self) -> bool:
-        """Both say 503 there when the model is gone and the server is not; what stands before one may lack the page."""
+        """Both say 503 there when the model is gone and the server is not; what stands before one
+        may lack the page."""
         status, _ = await self._get(urlsplit(self._url)._replace(path="/health").geturl())
         return status is not None and status < 500
 

@@ -12,7 +12,8 @@ __all__ = ["ServerModel", "model_of"]
 
 @dataclass(frozen=True, slots=True)
 class ServerModel:
-    """``labels``: of its classes in their order, none where it embeds; None where the server does not say."""
+    """``labels``: of its classes in their order, none where it embeds; None where the server does
+    not say."""
 
     name: str
     context: int | None = None  # tokens of one text or pair
@@ -34,7 +35,9 @@ def model_of(said: object) -> ServerModel | None:
         case {"data": [{"id": str(name), **more}, *_]}:
             return ServerModel(name, _count(more.get("max_model_len")))
         case {"model_id": str(name), **more}:
-            return ServerModel(name, _count(more.get("max_input_length")), True, _labels(more.get("model_type")))
+            return ServerModel(
+                name, _count(more.get("max_input_length")), True, _labels(more.get("model_type"))
+            )
     return None
 
 
@@ -44,7 +47,9 @@ def _labels(kind: object) -> tuple[str, ...] | None:
         case {"embedding": _}:
             return ()
         case {"classifier": {"id2label": dict(names)}} | {"reranker": {"id2label": dict(names)}}:
-            numbered = sorted((int(place), str(name)) for place, name in names.items() if str(place).isdecimal())
+            numbered = sorted(
+                (int(place), str(name)) for place, name in names.items() if str(place).isdecimal()
+            )
             return tuple(name for _, name in numbered) or None
     return None
 

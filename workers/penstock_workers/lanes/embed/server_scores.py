@@ -1,7 +1,9 @@
-"""Scores and classes by an embedding server: what each kind is asked, and the numbers in its answer.
+"""Scores and classes by an embedding server: what each kind is asked, and the numbers in its
+answer.
 
-vLLM has `/score` and `/classify`, text-embeddings-inference `/predict`, which takes texts and pairs. Rankings are made here of
-scores, so that they have one order, one `top_n` and one shape whatever made them.
+vLLM has `/score` and `/classify`, text-embeddings-inference `/predict`, which takes texts and
+pairs. Rankings are made here of scores, so that they have one order, one `top_n` and one shape
+whatever made them.
 """
 
 from __future__ import annotations
@@ -29,10 +31,14 @@ class Scores(NamedTuple):
 
 
 def scores_request(ask: Ask, model: ServerModel, *, trim: bool) -> tuple[str, bytes]:
-    """Path and body. Without ``trim`` a text that is too long is refused, whatever the server does by itself."""
+    """Path and body.
+
+    Without ``trim`` a text that is too long is refused, whatever the server does by itself."""
     if model.is_tei:
         inputs = [[text] if isinstance(text, str) else list(text) for text in ask.texts]
-        return "/predict", orjson.dumps({"inputs": inputs, "raw_scores": not ask.activated, "truncate": trim})
+        return "/predict", orjson.dumps(
+            {"inputs": inputs, "raw_scores": not ask.activated, "truncate": trim}
+        )
     body: dict[str, Any] = {"model": ask.model or model.name}
     if not ask.activated:
         body["use_activation"] = False
@@ -42,7 +48,9 @@ def scores_request(ask: Ask, model: ServerModel, *, trim: bool) -> tuple[str, by
         return "/classify", orjson.dumps(body | {"input": ask.texts})
     firsts, seconds = zip(*ask.texts, strict=True)
     one = len(set(firsts)) == 1  # a query travels once
-    return "/score", orjson.dumps(body | {"text_1": firsts[0] if one else firsts, "text_2": seconds})
+    return "/score", orjson.dumps(
+        body | {"text_1": firsts[0] if one else firsts, "text_2": seconds}
+    )
 
 
 def read_scores(answer: Answer, ask: Ask, model: ServerModel) -> Scores:
@@ -51,9 +59,14 @@ def read_scores(answer: Answer, ask: Ask, model: ServerModel) -> Scores:
         said = orjson.loads(answer.body)
         scores = _predicted(said, answer, model) if model.is_tei else _listed(said, ask)
     except (ValueError, TypeError, LookupError, AttributeError) as error:
-        raise Unusable(f"200 with an answer that holds no scores: {type(error).__name__}: {error}") from None
+        raise Unusable(
+            f"200 with an answer that holds no scores: {type(error).__name__}: {error}"
+        ) from None
     if len(scores.rows) != len(ask.texts) or len({len(row) for row in scores.rows}) != 1:
-        raise Unusable(f"200 with {len(scores.rows)} rows of scores for {len(ask.texts)} texts, or of unequal length")
+        raise Unusable(
+            f"200 with {len(scores.rows)} rows of scores for {len(ask.texts)} texts, or of unequal "
+            "length"
+        )
     if not all(row and all(map(math.isfinite, row)) for row in scores.rows):
         raise Unusable("200 with a score that is missing or is not a number")
     return scores
@@ -75,7 +88,9 @@ def _listed(said: Any, ask: Ask) -> Scores:
 
 
 def _predicted(said: Any, answer: Answer, model: ServerModel) -> Scores:
-    """text-embeddings-inference's: the classes of each text by falling score. Tokens are in a header."""
+    """text-embeddings-inference's: the classes of each text by falling score.
+
+    Tokens are in a header."""
     labels = model.labels or ()
     tokens = answer.headers.get("x-compute-tokens", "")
     rows = []

@@ -1,10 +1,12 @@
-"""Errors after which a device computes nothing more in this process, whatever it is asked: CUDA's, ROCm's, NCCL's."""
+"""Errors after which a device computes nothing more in this process, whatever it is asked: CUDA's,
+ROCm's, NCCL's."""
 
 from __future__ import annotations
 
 from typing import Final
 
-# As torch 2.8 to 2.14, vLLM and NCCL say it. Memory that is too small for one batch is none of them: a smaller one may fit.
+# As torch 2.8 to 2.14, vLLM and NCCL say it. Memory that is too small for one batch is none of
+# them: a smaller one may fit.
 _LOST: Final = (
     "CUDA error",
     "CUDA driver error",

@@ -1,14 +1,18 @@
-"""An engine that fails every request takes itself out: after a run of failures it is asked for what any engine can do."""
+"""An engine that fails every request takes itself out: after a run of failures it is asked for what
+any engine can do."""
 
 from __future__ import annotations
 
 from typing import Final
 
-IN_A_ROW: Final = 32  # failures without one answer between them; documents that fail by themselves come in runs, too
+# failures without one answer between them; documents that fail by themselves come in runs, too
+IN_A_ROW: Final = 32
 
 
 class FailureRun:
-    """Counts them. The one who asks the probe decides by it: requests alone could talk a good engine to death."""
+    """Counts them.
+
+    The one who asks the probe decides by it: requests alone could talk a good engine to death."""
 
     def __init__(self, in_a_row: int = IN_A_ROW) -> None:
         self._in_a_row = in_a_row

@@ -1,8 +1,10 @@
-"""The load of a model, as it can be seen from outside the engine: files' sizes, and what its processes have read.
+"""The load of a model, as it can be seen from outside the engine: files' sizes, and what its
+processes have read.
 
-What ``gauges`` give is in heartbeats, so in `penstock status`, and in metrics; the worker's probes print its words.
-vLLM says little while it loads, and differently in each version. What the kernel counts is the same everywhere: bytes
-that processes took from files or from storage. Weights that lie in memory already are read without either, and quickly.
+What ``gauges`` give is in heartbeats, so in `penstock status`, and in metrics; the worker's probes
+print its words. vLLM says little while it loads, and differently in each version. What the kernel
+counts is the same everywhere: bytes that processes took from files or from storage. Weights that
+lie in memory already are read without either, and quickly.
 """
 
 from __future__ import annotations
@@ -26,7 +28,9 @@ log = logging.getLogger(__name__)
 LOOK_S: Final = 2.0
 SAY_EACH_S: Final = 30.0  # in the log; a heartbeat carries it every 5 s
 PIDS_MAX: Final = 512  # processes of one engine whose counters are read
-NEARLY: Final = 0.97  # of the weights: what is left is in files that only some of the processes read
+NEARLY: Final = (
+    0.97  # of the weights: what is left is in files that only some of the processes read
+)
 
 FILES_MAX: Final = 4096  # of one model in the cache
 BLOBS, UNFINISHED = "blobs", ".incomplete"  # as huggingface_hub names them
@@ -53,7 +57,9 @@ class Load(NamedTuple):
 
 
 class LoadWatch:
-    """Looks at one engine after another while each loads, and at nothing between. ``latest`` is None then."""
+    """Looks at one engine after another while each loads, and at nothing between.
+
+    ``latest`` is None then."""
 
     def __init__(
         self,
@@ -83,7 +89,9 @@ class LoadWatch:
 
     @contextlib.contextmanager
     def fetching(self, total: int) -> Iterator[Callable[[int], None]]:
-        """While files come from elsewhere. What it gives is called with their bytes so far, in any thread, one at a time."""
+        """While files come from elsewhere.
+
+        What it gives is called with their bytes so far, in any thread, one at a time."""
         began = said = self._clock()
 
         def note(read: int) -> None:
@@ -109,7 +117,11 @@ class LoadWatch:
         load = self.latest
         if load is None:
             return {}
-        return {"loading": load.in_words(), "load_bytes": float(load.read), "load_total_bytes": float(load.total)}
+        return {
+            "loading": load.in_words(),
+            "load_bytes": float(load.read),
+            "load_total_bytes": float(load.total),
+        }
 
     async def _watch(self, pids: Callable[[], Iterable[int]]) -> None:
         began = said = self._clock()
@@ -139,7 +151,9 @@ class LoadWatch:
         return Load(READING if read < NEARLY * size else WARMING, min(read, size), size, seconds)
 
     def _size(self) -> tuple[int, bool]:
-        """Bytes of the model's files here, and whether none of them is still being fetched. 0 where they are not found."""
+        """Bytes of the model's files here, and whether none of them is still being fetched.
+
+        0 where they are not found."""
         folder = Path(self._folder)
         size, is_whole = 0, True
         try:
@@ -155,20 +169,30 @@ class LoadWatch:
         return size, is_whole
 
     def _counters(self, pids: Callable[[], Iterable[int]]) -> dict[int, int]:
-        return {pid: count for pid in islice(pids(), PIDS_MAX) if (count := self._read_by(pid)) is not None}
+        return {
+            pid: count
+            for pid in islice(pids(), PIDS_MAX)
+            if (count := self._read_by(pid)) is not None
+        }
 
     def _read_by(self, pid: int) -> int | None:
-        """Bytes by calls, or from storage where files are mapped; None for a process that is gone or not ours."""
+        """Bytes by calls, or from storage where files are mapped; None for a process that is gone
+        or not ours."""
         try:
             lines = (self._proc / str(pid) / "io").read_text().splitlines()
         except OSError:
             return None
-        counted = {name: int(value) for name, _, value in (line.partition(": ") for line in lines) if value.isdecimal()}
+        counted = {
+            name: int(value)
+            for name, _, value in (line.partition(": ") for line in lines)
+            if value.isdecimal()
+        }
         return max(counted.get("rchar", 0), counted.get("read_bytes", 0))
 
 
 class ServerWait:
-    """The same of a server beside the worker, of which nothing is known but that it has no model yet."""
+    """The same of a server beside the worker, of which nothing is known but that it has no model
+    yet."""
 
     def __init__(self, url: str, clock: Callable[[], float] = time.monotonic) -> None:
         self._server, self._clock = urlsplit(url).netloc.rpartition("@")[2], clock
@@ -185,7 +209,9 @@ class ServerWait:
         since = self._since
         if since is None:
             return {}
-        return {"loading": f"waiting for the model of {self._server}, for {self._clock() - since:.0f} s"}
+        return {
+            "loading": f"waiting for the model of {self._server}, for {self._clock() - since:.0f} s"
+        }
 
 
 def this_process() -> list[int]:
@@ -194,7 +220,8 @@ def this_process() -> list[int]:
 
 
 def cache_folder(model: str) -> Path | None:
-    """Where huggingface_hub keeps a model that is given by its name; None where that is not installed."""
+    """Where huggingface_hub keeps a model that is given by its name; None where that is not
+    installed."""
     try:
         root = importlib.import_module("huggingface_hub.constants").HF_HUB_CACHE
     except (ImportError, AttributeError):

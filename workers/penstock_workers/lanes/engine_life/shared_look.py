@@ -1,4 +1,5 @@
-"""One look for all who want one at the same time: hundreds of items ask as one when the server beside a worker goes away."""
+"""One look for all who want one at the same time: hundreds of items ask as one when the server
+beside a worker goes away."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""How long one step of an engine may take. A longer one counts as hung: nothing else tells a dead NCCL or a stopped process."""
+"""How long one step of an engine may take.
+
+A longer one counts as hung: nothing else tells a dead NCCL or a stopped process."""
 
 from __future__ import annotations
 
@@ -7,18 +9,22 @@ from collections.abc import Callable
 from typing import Final
 
 LEAST_S: Final = 20.0  # of a GPU: with a look every LOOK_S, a hang is found within 30 s
-LEAST_CPU_S: Final = 120.0  # others use the same cores, and kernels are compiled on them as they are first needed
+LEAST_CPU_S: Final = (
+    120.0  # others use the same cores, and kernels are compiled on them as they are first needed
+)
 COMPILING_S: Final = 600.0  # a step during which a compiler runs in the engine may take so long
 LOOK_S: Final = 2.0
 MOST_S: Final = 3600.0
 FIRST_STEP_S: Final = 120.0  # kernels are compiled and tuned in the first one
-# Floating point operations per second of the slowest machine with which a model of the size is served.
+# Floating point operations per second of the slowest machine with which a model of the size is
+# served.
 SLOW_GPU: Final = 2e13
 SLOW_CPU: Final = 1e10
 
 
 def longest_step_s(parameters: float, tokens: int, *, on_cpu: bool) -> float:
-    """For a model of so many parameters and so many tokens in one step: two operations for each pair."""
+    """For a model of so many parameters and so many tokens in one step: two operations for each
+    pair."""
     least_s, per_second = (LEAST_CPU_S, SLOW_CPU) if on_cpu else (LEAST_S, SLOW_GPU)
     return min(MOST_S, least_s + 2.0 * parameters * tokens / per_second)
 
@@ -49,7 +55,8 @@ class StepWatch:
             self._busy.discard(engine)
 
     def silent_s(self) -> float:
-        """For how long there have been requests inside, and an engine that made no step; 0 without requests."""
+        """For how long there have been requests inside, and an engine that made no step; 0 without
+        requests."""
         if not self._inside:
             return 0.0
         latest = max(self._stepped.values(), default=self._since)
@@ -57,7 +64,8 @@ class StepWatch:
         return self._clock() - max(self._since, slowest)
 
     def hangs(self) -> str | None:
-        """Words for a person once requests have been inside for longer than a step may take, and none was made."""
+        """Words for a person once requests have been inside for longer than a step may take, and
+        none was made."""
         silent_s = self.silent_s()
         if silent_s <= (self._stall_s if self._stepped else max(self._stall_s, FIRST_STEP_S)):
             return None

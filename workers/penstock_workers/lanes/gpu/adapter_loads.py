@@ -39,7 +39,9 @@ async def load(engine: Engine, adapter: Adapter) -> None:
         async with asyncio.timeout(LOAD_S):
             await engine.load(adapter.request())
     except (EngineDied, TimeoutError) as error:
-        raise EngineEnded(f"it ends the engine that loads it ({type(error).__name__} {error})") from error
+        raise EngineEnded(
+            f"it ends the engine that loads it ({type(error).__name__} {error})"
+        ) from error
     except Exception as error:  # in whatever class
         raise UnusableAdapter(f"{type(error).__name__}: {error}") from error
     adapter.proved = True

@@ -1,8 +1,10 @@
-"""Adapters that come and go while the engine runs: those in the folder or the bucket of `gpu.lora_from`.
+"""Adapters that come and go while the engine runs: those in the folder or the bucket of
+`gpu.lora_from`.
 
-An adapter is taken up when both of its files are there and rest, are in the cache, hold together and were loaded by the
-engine; only then is its name announced. One that cannot be used is in the log once, with the reason, until its files change.
-Where the place cannot be listed, everything stays as it is: an outage withdraws nothing.
+An adapter is taken up when both of its files are there and rest, are in the cache, hold together
+and were loaded by the engine; only then is its name announced. One that cannot be used is in the
+log once, with the reason, until its files change. Where the place cannot be listed, everything
+stays as it is: an outage withdraws nothing.
 """
 
 from __future__ import annotations
@@ -19,7 +21,12 @@ from typing import Final
 from penstock_producer.errors import seen
 from penstock_producer.feed.served import NAMES_MAX
 from penstock_workers.errors import FilesUnusable
-from penstock_workers.lanes.gpu.engine.adapter_files import CONFIG, CONFIG_BYTES_MAX, WEIGHTS, UnusableAdapter
+from penstock_workers.lanes.gpu.engine.adapter_files import (
+    CONFIG,
+    CONFIG_BYTES_MAX,
+    WEIGHTS,
+    UnusableAdapter,
+)
 from penstock_workers.lanes.gpu.engine.adapters import Adapter, Adapters
 from penstock_workers.lanes.model_files.cache import FileCache, Wanted
 from penstock_workers.lanes.model_files.in_thread import in_thread
@@ -28,7 +35,8 @@ from penstock_workers.lanes.model_files.stores import Store, StoredFile
 log = logging.getLogger(__name__)
 
 NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}", re.ASCII)
-RETIRE_S: Final = 30.0  # a name is found for so long after it is not announced any more: items of it are on their way
+# a name is found for so long after it is not announced any more: items of it are on their way
+RETIRE_S: Final = 30.0
 SHOWN_MAX: Final = 100  # problems at a time that are in the log, each once
 MIB: Final = 1024**2
 
@@ -40,7 +48,9 @@ class _Held:
 
 
 class AdapterWatch:
-    """Of one worker, on its event loop. ``load`` has the engine load one: False where there is no engine just now."""
+    """Of one worker, on its event loop.
+
+    ``load`` has the engine load one: False where there is no engine just now."""
 
     def __init__(
         self,
@@ -53,13 +63,16 @@ class AdapterWatch:
         every_s: float,
         most_bytes: int,
     ) -> None:
-        """``taken`` are names that the model has itself; an adapter is no larger than ``most_bytes``."""
+        """``taken`` are names that the model has itself; an adapter is no larger than
+        ``most_bytes``."""
         self._store, self._cache, self._adapters, self._load = store, cache, adapters, load
         self._taken = frozenset(taken) | adapters.names()
         self._most = NAMES_MAX - len(self._taken)
         self._every_s, self._most_bytes = every_s, most_bytes
         self._held: dict[str, _Held] = {}  # bounded by _most
-        self._seen: dict[str, str] = {}  # keys at the last look, of what was not held then; this and the next as listed
+        self._seen: dict[
+            str, str
+        ] = {}  # keys at the last look, of what was not held then; this and the next as listed
         self._refused: dict[str, str] = {}  # keys of what cannot be used
         self._said: dict[str, str] = {}
         self._lacked: set[str] = set()  # had no weights at the last look
@@ -72,7 +85,8 @@ class AdapterWatch:
                 await self.look()
             except Exception:
                 log.exception(
-                    "%s could not be looked through, by a bug in Penstock; it is looked at again later",
+                    "%s could not be looked through, by a bug in Penstock; it is looked at again "
+                    "later",
                     self._store.place,
                 )
 
@@ -91,17 +105,22 @@ class AdapterWatch:
                 await self._consider(name, files)
             except UnusableAdapter as error:
                 self._refused[name] = self._wanted(name, files).key
-                self._say(
-                    name, f"{error}; {'the one before is served on' if name in self._held else 'it is not served'}"
-                )
+                before = name in self._held
+                meanwhile = "the one before is served on" if before else "it is not served"
+                self._say(name, f"{error}; {meanwhile}")
             except FilesUnusable as error:
                 self._say(name, f"{error}; it is tried again in {self._every_s:g} s")
         for name in lacking & self._lacked:  # at two looks: an upload that is under way is no news
-            self._say(name, f"it has no {WEIGHTS}; weights of another format are not read, as they may hold programs")
+            self._say(
+                name,
+                f"it has no {WEIGHTS}; weights of another format are not read, as they may hold "
+                "programs",
+            )
         self._lacked = lacking
 
     async def _consider(self, name: str, files: Sequence[StoredFile]) -> None:
-        """Raises UnusableAdapter for what stays unusable until its files change, FilesUnusable for what may pass."""
+        """Raises UnusableAdapter for what stays unusable until its files change, FilesUnusable for
+        what may pass."""
         wanted = self._wanted(name, files)
         held, key = self._held.get(name), wanted.key
         if key in (held and held.key, self._refused.get(name)):
@@ -110,13 +129,17 @@ class AdapterWatch:
         if not self._rests(name, wanted):
             return
         if held is None and len(self._held) >= self._most:
-            raise FilesUnusable(f"this worker serves {self._most} adapters already, which is all that it may")
+            raise FilesUnusable(
+                f"this worker serves {self._most} adapters already, which is all that it may"
+            )
         await self._take_up(name, wanted)
 
     async def _take_up(self, name: str, wanted: Wanted) -> None:
         entry = await in_thread(partial(self._cache.take, wanted))
         try:
-            adapter = self._adapters.found(name, entry.folder, wanted.key, f"the adapter {wanted.name}")
+            adapter = self._adapters.found(
+                name, entry.folder, wanted.key, f"the adapter {wanted.name}"
+            )
             is_loaded = await self._load(adapter)
         except BaseException:
             entry.release()
@@ -129,37 +152,54 @@ class AdapterWatch:
         self._held[name] = _Held(wanted.key, adapter)
         self._say(name, None)
         rank, size = adapter.rank, wanted.size / MIB
-        log.info("%s is %s: rank %d, %.1f MiB", wanted.name, "replaced" if replaced else "served", rank, size)
+        log.info(
+            "%s is %s: rank %d, %.1f MiB",
+            wanted.name,
+            "replaced" if replaced else "served",
+            rank,
+            size,
+        )
 
     def _withdraw(self, name: str) -> None:
         adapter = self._held.pop(name).adapter
         self._adapters.retire(adapter)
         asyncio.get_running_loop().call_later(RETIRE_S, self._adapters.drop_retired, adapter)
-        log.warning("%s has no adapter %s any more; it is served no longer", self._store.place, name)
+        log.warning(
+            "%s has no adapter %s any more; it is served no longer", self._store.place, name
+        )
 
-    # -- what is there ---------------------------------------------------------------------------------------------
+    # -- what is there -----------------------------------------------------------------------------
 
     def _wanted(self, name: str, files: Sequence[StoredFile]) -> Wanted:
         return Wanted(self._store, f"{self._store.place}/{name}", tuple(files), inside=f"{name}/")
 
     def _check(self, name: str, wanted: Wanted) -> None:
         if NAME.fullmatch(name) is None:
-            raise UnusableAdapter("its name is no adapter's: letters, digits, `.`, `_` and `-`, at most 128 of them")
+            raise UnusableAdapter(
+                "its name is no adapter's: letters, digits, `.`, `_` and `-`, at most 128 of them"
+            )
         if name in self._taken:
-            raise UnusableAdapter("its name is one of the model's own, or one of gpu.lora; rename the folder")
+            raise UnusableAdapter(
+                "its name is one of the model's own, or one of gpu.lora; rename the folder"
+            )
         if wanted.size > self._most_bytes:
             raise UnusableAdapter(
-                f"it has {wanted.size / MIB:,.1f} MiB, and gpu.lora_max_bytes allows {self._most_bytes / MIB:,.1f}"
+                f"it has {wanted.size / MIB:,.1f} MiB, and gpu.lora_max_bytes allows "
+                f"{self._most_bytes / MIB:,.1f}"
             )
         if wanted.here[CONFIG].size > CONFIG_BYTES_MAX:
             raise UnusableAdapter(f"its {CONFIG} has more than {CONFIG_BYTES_MAX:,} bytes")
 
     def _rests(self, name: str, wanted: Wanted) -> bool:
-        """Whether it is whole, as far as can be seen: the same at two looks, or unchanged for as long as one takes."""
+        """Whether it is whole, as far as can be seen: the same at two looks, or unchanged for as
+        long as one takes."""
         before, self._seen[name] = self._seen.get(name), wanted.key
-        return before == wanted.key or max(file.changed for file in wanted.files) < time.time() - self._every_s
+        return (
+            before == wanted.key
+            or max(file.changed for file in wanted.files) < time.time() - self._every_s
+        )
 
-    # -- what is said ----------------------------------------------------------------------------------------------
+    # -- what is said ------------------------------------------------------------------------------
 
     def _say(self, name: str, problem: str | None) -> None:
         """Once, until it is another one."""
@@ -169,7 +209,12 @@ class AdapterWatch:
             del self._said[name]
         elif name in self._said or len(self._said) < SHOWN_MAX:
             self._said[name] = problem
-            log.error("gpu.lora_from: %s%s: %s", self._store.place, f", {seen(name)}" if name else "", problem)
+            log.error(
+                "gpu.lora_from: %s%s: %s",
+                self._store.place,
+                f", {seen(name)}" if name else "",
+                problem,
+            )
 
     def _forget(self, listed: Collection[str]) -> None:
         """What is not there any more, so that this grows with what is there alone."""
@@ -180,11 +225,15 @@ class AdapterWatch:
 
 
 def by_name(files: Sequence[StoredFile]) -> tuple[dict[str, list[StoredFile]], set[str]]:
-    """The two files of each folder that has both, and names of folders that lack weights. What else lies there is left."""
+    """The two files of each folder that has both, and names of folders that lack weights.
+
+    What else lies there is left."""
     found: dict[str, list[StoredFile]] = {}
     for file in files:
         name, _, rest = file.path.partition("/")
         if rest in (CONFIG, WEIGHTS):
             found.setdefault(name, []).append(file)
-    lacking = {name for name, own in found.items() if len(own) == 1 and own[0].path.endswith(CONFIG)}
+    lacking = {
+        name for name, own in found.items() if len(own) == 1 and own[0].path.endswith(CONFIG)
+    }
     return {name: both for name, both in found.items() if len(both) == 2}, lacking

@@ -16,7 +16,8 @@ from penstock_workers.lanes.gpu.sidecar import SidecarLane
 
 
 class EngineAdmission:
-    """Implements ``admission.Admission``: an item's turn comes when the engine has a place for it."""
+    """Implements ``admission.Admission``: an item's turn comes when the engine has a place for
+    it."""
 
     def __init__(self, queue: EngineQueue) -> None:
         self._queue = queue
@@ -25,7 +26,9 @@ class EngineAdmission:
         """Never: the queue hands out the places."""
 
     async def turn(self, attempt: Attempt, prepared: Prepared) -> EngineTurn:
-        place = await self._queue.enter(prepared.tokens, attempt.job.flow, sequences=prepared.sequences)
+        place = await self._queue.enter(
+            prepared.tokens, attempt.job.flow, sequences=prepared.sequences
+        )
         return EngineTurn(self._queue, place)
 
     def is_down(self, provider: str) -> bool:
@@ -60,10 +63,11 @@ class EngineTurn:
 
 
 class EngineQuarantine:
-    """Implements ``quarantine.Quarantine`` in the worker's own engine: another one would not fit beside it.
+    """Implements ``quarantine.Quarantine`` in the worker's own engine: another one would not fit
+    beside it.
 
-    An item that was in the engine at two deaths of it runs among a few other suspects; after a third, it runs alone. If the
-    engine dies then, it was that item.
+    An item that was in the engine at two deaths of it runs among a few other suspects; after a
+    third, it runs alone. If the engine dies then, it was that item.
     """
 
     def __init__(self, lane: GpuLane | SidecarLane) -> None:

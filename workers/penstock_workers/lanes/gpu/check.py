@@ -17,7 +17,8 @@ ASK_TIMEOUT_S = 5.0
 
 
 def check(settings: WorkerSettings, *, knock: bool) -> Iterator[LaneFinding]:
-    """The server that has the model, or the model, its adapters and vLLM on this machine; nothing where neither is set."""
+    """The server that has the model, or the model, its adapters and vLLM on this machine; nothing
+    where neither is set."""
     gpu = settings.gpu
     if gpu.upstream_url is not None:
         if knock:
@@ -31,9 +32,15 @@ def _server(url: str) -> LaneFinding:
     shown = redact(url)
     status = status_of(f"{url}/models")
     if isinstance(status, str):
-        return LaneFinding(False, f"gpu.upstream_url: {shown} does not answer ({status})", "start vLLM, or correct it")
+        return LaneFinding(
+            False,
+            f"gpu.upstream_url: {shown} does not answer ({status})",
+            "start vLLM, or correct it",
+        )
     if status != 200:
-        return LaneFinding(False, f"gpu.upstream_url: {shown}/models answers {status}", "give a vLLM server's …/v1")
+        return LaneFinding(
+            False, f"gpu.upstream_url: {shown}/models answers {status}", "give a vLLM server's …/v1"
+        )
     return LaneFinding(True, f"gpu.upstream_url: {shown} answers and lists its models")
 
 
@@ -65,16 +72,26 @@ def _vllm() -> LaneFinding:
 def _folders(gpu: GpuSettings) -> Iterator[LaneFinding]:
     model = gpu.model or ""
     if Path(model).is_absolute() and not Path(model).is_dir():
-        yield LaneFinding(False, f"gpu.model: there is no folder {model} here", "mount it, or correct gpu.model")
+        yield LaneFinding(
+            False, f"gpu.model: there is no folder {model} here", "mount it, or correct gpu.model"
+        )
     else:
         yield LaneFinding(True, f"gpu.model is {model}")
     if gpu.media_folder is not None and not Path(gpu.media_folder).is_dir():
         yield LaneFinding(
-            False, f"gpu.media_folder: there is no folder {gpu.media_folder} here", "mount it, or correct it"
+            False,
+            f"gpu.media_folder: there is no folder {gpu.media_folder} here",
+            "mount it, or correct it",
         )
     for name, folder in gpu.lora.items():
         if not Path(folder).is_dir():
-            yield LaneFinding(False, f"gpu.lora.{name}: there is no folder {folder} here", "mount it, or correct it")
+            yield LaneFinding(
+                False,
+                f"gpu.lora.{name}: there is no folder {folder} here",
+                "mount it, or correct it",
+            )
     place = gpu.lora_from
     if place is not None and not place.startswith(BUCKET) and not Path(place).is_dir():
-        yield LaneFinding(False, f"gpu.lora_from: there is no folder {place} here", "mount it, or correct it")
+        yield LaneFinding(
+            False, f"gpu.lora_from: there is no folder {place} here", "mount it, or correct it"
+        )

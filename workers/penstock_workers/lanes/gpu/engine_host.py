@@ -1,6 +1,8 @@
-"""The life of a worker's engine: built with its adapters, watched, ended when it cannot be used any more, and built anew.
+"""The life of a worker's engine: built with its adapters, watched, ended when it cannot be used any
+more, and built anew.
 
-An engine is dead when it says so, when it hangs, when its device is lost, and when it fails at everything.
+An engine is dead when it says so, when it hangs, when its device is lost, and when it fails at
+everything.
 """
 
 from __future__ import annotations
@@ -24,7 +26,13 @@ from penstock_workers.lanes.gpu.engine.adapter_files import UnusableAdapter
 from penstock_workers.lanes.gpu.engine.adapters import Adapter, Adapters
 from penstock_workers.lanes.gpu.engine.child_engine import ChildEngine
 from penstock_workers.lanes.gpu.engine.engine_queue import EngineQueue, EngineState
-from penstock_workers.lanes.gpu.engine.engines import Engine, EngineBusy, EngineDied, EngineFault, RequestRefused
+from penstock_workers.lanes.gpu.engine.engines import (
+    Engine,
+    EngineBusy,
+    EngineDied,
+    EngineFault,
+    RequestRefused,
+)
 from penstock_workers.lanes.gpu.engine.figures import EngineFigures
 from penstock_workers.lanes.gpu.engine.in_process_engine import InProcessEngine
 from penstock_workers.lanes.gpu.host_files import HostFiles
@@ -41,14 +49,19 @@ from penstock_workers.lanes.scoring.asks import TASKS, wrong_model
 
 log = logging.getLogger(__name__)
 
-REBUILD_SPAN_S: Final = 3600.0  # ``rebuilds_max`` engines in this time; one that dies more often needs another machine
-# Before each try to build a new one: the same cause may be about to end the worker, and memory of the old one to be freed.
+REBUILD_SPAN_S: Final = (
+    3600.0  # ``rebuilds_max`` engines in this time; one that dies more often needs another machine
+)
+# Before each try to build a new one: the same cause may be about to end the worker, and memory of
+# the old one to be freed.
 REBUILD_PAUSES_S: Final = (1.0, 3.0, 10.0, 30.0)
 PROBE_S: Final = 60.0  # for one token, where nothing but failures came
 
 
 class EngineHost:
-    """Used on one event loop. ``on_built`` gets each engine's VllmConfig; ``on_end`` is called as one is ended by force."""
+    """Used on one event loop.
+
+    ``on_built`` gets each engine's VllmConfig; ``on_end`` is called as one is ended by force."""
 
     def __init__(
         self,
@@ -70,13 +83,16 @@ class EngineHost:
         self._figures = EngineFigures(queue.heard, self._note_step)
         self._files = HostFiles(settings, s3_endpoint_url)
         self._hosted = settings  # with the model as the engine finds it; known at the start
-        self._adapters = Adapters(settings.lora, settings.model, more=settings.lora_from is not None)
+        self._adapters = Adapters(
+            settings.lora, settings.model, more=settings.lora_from is not None
+        )
         self._adapter_watch = self._files.adapter_watch(self._adapters, self._load_found)
         self._chat_template: str | None = None  # read at the start
         self.steps = StepWatch(stall.MOST_S)  # of the engine that there is; another one has another
         self._failing = FailureRun()
         self._loading = LoadWatch("gpu.model", settings.model or "")
-        self.max_seqs = 0  # requests that it runs at once, all its replicas together; known once an engine is up
+        # requests that it runs at once, all its replicas together; known once an engine is up
+        self.max_seqs = 0
         self._deaths = 0
         self._built: deque[float] = deque()  # when engines were built anew; bounded by rebuilds_max
         self._rebuilding: asyncio.Task[None] | None = None
@@ -91,7 +107,9 @@ class EngineHost:
         if self._adapter_watch is not None:
             await self._adapter_watch.look()
         await self._build()
-        log.info("gpu.model %s is up after %.0f s", self._settings.model, time.monotonic() - started)
+        log.info(
+            "gpu.model %s is up after %.0f s", self._settings.model, time.monotonic() - started
+        )
         self._watching = asyncio.create_task(self._watch(), name="engine watch")
         if self._adapter_watch is not None:
             self._looking = asyncio.create_task(self._adapter_watch.run(), name="adapter watch")
@@ -110,7 +128,11 @@ class EngineHost:
     @property
     def served(self) -> Served:
         """With the adapters that there are now; no name before an engine is up."""
-        return replace(self._served, adapters=self._adapters.announced()) if self._served.names else self._served
+        return (
+            replace(self._served, adapters=self._adapters.announced())
+            if self._served.names
+            else self._served
+        )
 
     def gauges(self) -> Mapping[str, float | str]:
         max_seqs = self.max_seqs if self.engine is not None else 0
@@ -118,7 +140,7 @@ class EngineHost:
         figures = self._figures.gauges(max_seqs=max_seqs, lined_up=self._queue.waiting)
         return {**figures, "deaths": float(self._deaths), **cards, **self._loading.gauges()}
 
-    # -- what its requests tell of it ------------------------------------------------------------------------------
+    # -- what its requests tell of it --------------------------------------------------------------
 
     def answered(self) -> None:
         self._failing.answered()
@@ -131,12 +153,14 @@ class EngineHost:
     def device_lost(self, engine: Engine, why: str) -> None:
         self.end(engine, f"its device is lost: {why}")
 
-    # -- its life --------------------------------------------------------------------------------------------------
+    # -- its life ----------------------------------------------------------------------------------
 
     async def _build(self) -> None:
         engine = await self._started()
         config = engine.config
-        self.max_seqs = config.scheduler_config.max_num_seqs * config.parallel_config.data_parallel_size
+        self.max_seqs = (
+            config.scheduler_config.max_num_seqs * config.parallel_config.data_parallel_size
+        )
         facts = _facts(self._settings, config)
         self.calls = self._call_builder(engine, facts)
         self._served = _served(self._settings, config, facts)
@@ -153,7 +177,8 @@ class EngineHost:
         return CallBuilder(self._settings, tokenizers, facts, self._adapters, chats)
 
     def _chats(self, renderer: Any, tokenizers: Tokenizers, facts: ModelFacts) -> ChatPrompts:
-        """vLLM's renderer where there is more than text to read; its server renders such chats with it too."""
+        """vLLM's renderer where there is more than text to read; its server renders such chats with
+        it too."""
         if facts.pools or not RenderedChats.suits(renderer):
             return TextChats(tokenizers)
         media = Media(self._settings, renderer)
@@ -166,7 +191,9 @@ class EngineHost:
         return make(self._hosted, self._adapters, self._figures, self._drain_seconds)
 
     async def _started(self) -> Engine:
-        """An engine with all the adapters that can be loaded. One that ends it is left out of the next."""
+        """An engine with all the adapters that can be loaded.
+
+        One that ends it is left out of the next."""
         while True:
             engine = self._make()
             async with self._loading.during(engine.pids):
@@ -176,7 +203,9 @@ class EngineHost:
             await engine.stop()
 
     async def _load_found(self, adapter: Adapter) -> bool:
-        """One that was found now; before there is a first engine, that one will load it. Raises UnusableAdapter."""
+        """One that was found now; before there is a first engine, that one will load it.
+
+        Raises UnusableAdapter."""
         engine = self.engine
         if engine is None:
             return self.calls is None
@@ -225,18 +254,25 @@ class EngineHost:
             if self.draining:
                 return
             if not self._may_build():
-                self._give_up(f"more than {self._settings.rebuilds_max} engines in an hour; the last one died: {why}")
+                self._give_up(
+                    f"more than {self._settings.rebuilds_max} engines in an hour; the last one "
+                    f"died: {why}"
+                )
                 return
             began = time.monotonic()
             try:
                 await self._build()
-            except Exception as error:  # whatever it is: memory that is not free yet, a model that is gone
+            except (
+                Exception
+            ) as error:  # whatever it is: memory that is not free yet, a model that is gone
                 why = str(error)
                 log.error("no new engine could be built: %s", why)
                 continue
             log.warning("a new engine is up after %.0f s", time.monotonic() - began)
             return
-        self._give_up(f"no engine could be built in {len(REBUILD_PAUSES_S)} tries; the last one: {why}")
+        self._give_up(
+            f"no engine could be built in {len(REBUILD_PAUSES_S)} tries; the last one: {why}"
+        )
 
     def _may_build(self) -> bool:
         now = time.monotonic()
@@ -261,7 +297,9 @@ class EngineHost:
 
     async def _compiles(self, engine: Engine) -> bool:
         """Kernels are compiled as they are first needed, and that is one long step."""
-        return self.steps.silent_s() < stall.COMPILING_S and await asyncio.to_thread(engine.compiles)
+        return self.steps.silent_s() < stall.COMPILING_S and await asyncio.to_thread(
+            engine.compiles
+        )
 
     async def _ask_one_token(self, engine: Engine) -> None:
         """Whether the documents are at fault, or the engine."""
@@ -279,9 +317,14 @@ class EngineHost:
         else:
             missing = why_unanswered(probe, output)
             if missing is not None and missing.failure in ENGINES_FAULT:
-                self.end(engine, f"after a run of failures it cannot give one token: {missing.detail}")
+                self.end(
+                    engine, f"after a run of failures it cannot give one token: {missing.detail}"
+                )
             else:
-                log.warning("many requests failed in a row, and the engine answers: the documents are at fault")
+                log.warning(
+                    "many requests failed in a row, and the engine answers: the documents are at "
+                    "fault"
+                )
 
 
 def _facts(settings: GpuSettings, config: Any) -> ModelFacts:
@@ -301,14 +344,20 @@ def stall_s(config: Any) -> float:
     """From the model's size, with vLLM's own name of the device."""
     tokens = config.scheduler_config.max_num_batched_tokens
     on_cpu = getattr(config.device_config, "device_type", "") == "cpu"
-    return stall.longest_step_s(_parameters(config.model_config.hf_text_config), tokens, on_cpu=on_cpu)
+    return stall.longest_step_s(
+        _parameters(config.model_config.hf_text_config), tokens, on_cpu=on_cpu
+    )
 
 
 def _parameters(text: Any) -> float:
-    """About as many as one token passes through, by the widths of its layers; of a mixture of experts, those of a dense one."""
+    """About as many as one token passes through, by the widths of its layers; of a mixture of
+    experts, those of a dense one."""
     hidden, layers = getattr(text, "hidden_size", 0), getattr(text, "num_hidden_layers", 0)
     inner = getattr(text, "intermediate_size", None) or 4 * hidden
-    return float(layers * (4 * hidden * hidden + 3 * hidden * inner) + hidden * getattr(text, "vocab_size", 0))
+    return float(
+        layers * (4 * hidden * hidden + 3 * hidden * inner)
+        + hidden * getattr(text, "vocab_size", 0)
+    )
 
 
 def _served(settings: GpuSettings, config: Any, facts: ModelFacts) -> Served:
@@ -334,7 +383,9 @@ def _kv_tokens(config: Any) -> int:
     vLLM adds up the blocks of its replicas, but of their tokens it keeps those of one.
     """
     cache = config.cache_config
-    tokens = getattr(cache, "kv_cache_size_tokens", None)  # counts groups of layers right; older versions lack it
+    tokens = getattr(
+        cache, "kv_cache_size_tokens", None
+    )  # counts groups of layers right; older versions lack it
     if tokens:
         return int(tokens) * int(config.parallel_config.data_parallel_size)
     return int((cache.num_gpu_blocks or 0) * (cache.block_size or 0))

@@ -1,7 +1,7 @@
 """The `gpu` lane: the worker hosts the model and keeps it full.
 
-Read ``GpuLane.infer`` first. When the engine is dead (``engine_host.py`` says when), each item in it ends as `engine_died`
-and goes back to its queue, and a new engine is built meanwhile.
+Read ``GpuLane.infer`` first. When the engine is dead (``engine_host.py`` says when), each item in
+it ends as `engine_died` and goes back to its queue, and a new engine is built meanwhile.
 """
 
 from __future__ import annotations
@@ -44,24 +44,35 @@ from penstock_workers.lanes.gpu.requests.scoring import PARTS_AT_ONCE, run_parts
 from penstock_workers.lanes.gpu.requests.tools import must_call
 from penstock_workers.settings import WorkerSettings
 
-SECONDS_PER_TOKEN: Final = 0.25  # of an answer, on a slow engine that is full: what the default of `timeout_s` allows
-POOLED_TIMES: Final = 2.0  # of `timeout_s`, for what has no first token: as much may be before it in the engine's line
+SECONDS_PER_TOKEN: Final = (
+    0.25  # of an answer, on a slow engine that is full: what the default of `timeout_s` allows
+)
+# of `timeout_s`, for what has no first token: as much may be before it in the engine's line
+POOLED_TIMES: Final = 2.0
 _HEADERS: Final[Mapping[str, str]] = {}
 
 
 class GpuLane:
-    """Implements ``item.lane.Lane`` over one engine. ``give_up`` ends the worker, for its orchestrator to replace."""
+    """Implements ``item.lane.Lane`` over one engine.
 
-    def __init__(self, settings: WorkerSettings, give_up: Callable[[str], None] = end_this_worker) -> None:
+    ``give_up`` ends the worker, for its orchestrator to replace."""
+
+    def __init__(
+        self, settings: WorkerSettings, give_up: Callable[[str], None] = end_this_worker
+    ) -> None:
         if settings.gpu.model is None:
-            raise BadEngineSettings("the gpu lane needs a model: give --model, or set gpu.model (a folder or a name)")
+            raise BadEngineSettings(
+                "the gpu lane needs a model: give --model, or set gpu.model (a folder or a name)"
+            )
         self.queue = EngineQueue()
         self._in_process = settings.gpu.in_process
         self._failpoints = Failpoints.parse(settings.failpoints)
         self._settings = settings.gpu
         self._grammars = GrammarCheck()
         self._parsers = AnswerParsers(settings.gpu)
-        self._media = MediaMemory(settings.gpu.media_memory_bytes, at_once=settings.gpu.prepare_threads)
+        self._media = MediaMemory(
+            settings.gpu.media_memory_bytes, at_once=settings.gpu.prepare_threads
+        )
         self._host = EngineHost(
             settings.gpu,
             self.queue,
@@ -71,7 +82,9 @@ class GpuLane:
             on_end=self._expire_all,
             s3_endpoint_url=settings.s3_endpoint_url,
         )
-        self._limits: set[asyncio.Timeout] = set()  # of the requests in the engine; bounded by its queue
+        self._limits: set[asyncio.Timeout] = (
+            set()
+        )  # of the requests in the engine; bounded by its queue
         self._threads = PrepareThreads(settings.gpu.prepare_threads)
 
     async def start(self) -> None:
@@ -85,7 +98,8 @@ class GpuLane:
             raise
 
     async def prepare(self, request: Request) -> Prepared:
-        """Template, tokens and sampling parameters, in a thread: the loop feeds the engine meanwhile."""
+        """Template, tokens and sampling parameters, in a thread: the loop feeds the engine
+        meanwhile."""
         assert self._host.calls is not None, "start() comes first"
         try:
             call, tokens = await self._built(self._host.calls, request)
@@ -98,7 +112,8 @@ class GpuLane:
         return Prepared(request, tokens, input=call, sequences=_sequences(call))
 
     async def _built(self, calls: CallBuilder, request: Request) -> tuple[EngineCall, int]:
-        """Where prompts hold no decoded images, none waits for memory, and the threads have their next one at hand."""
+        """Where prompts hold no decoded images, none waits for memory, and the threads have their
+        next one at hand."""
         if not calls.decodes_media:
             return await self._threads.run(lambda: calls.build(request))
         async with self._media.turn():
@@ -137,7 +152,8 @@ class GpuLane:
         return await self._answer(engine, prepared.input, output, started)
 
     async def _run(self, engine: Engine, prepared: Prepared, limit_s: float) -> Any:
-        """Its time begins with its first token: waiting in the engine's line is not the item's fault."""
+        """Its time begins with its first token: waiting in the engine's line is not the item's
+        fault."""
         clock = asyncio.get_running_loop().time
         pooled = is_pooling(prepared.input.params)
         async with asyncio.timeout(pooled_limit_s(prepared, limit_s) if pooled else None) as limit:
@@ -147,7 +163,9 @@ class GpuLane:
                     self._failpoints.hit("engine")
                 if prepared.input.parts:
                     return await run_parts(engine, prepared.input.parts)
-                return await engine.run(prepared.input, lambda: _expire(limit, at=clock() + limit_s))
+                return await engine.run(
+                    prepared.input, lambda: _expire(limit, at=clock() + limit_s)
+                )
             finally:
                 self._limits.discard(limit)
 
@@ -162,7 +180,11 @@ class GpuLane:
             said = await self._parsers.read(call, output)
         except Unreadable as error:
             return NoAnswer("invalid_answer", str(error), _since(started))
-        missing = None if said is None else nothing_said(output.outputs, said, must_call=must_call(call.facts.parsed))
+        missing = (
+            None
+            if said is None
+            else nothing_said(output.outputs, said, must_call=must_call(call.facts.parsed))
+        )
         if missing is not None:
             return NoAnswer(missing.failure, missing.detail, _since(started))
         return Answer(200, _HEADERS, reply(call, output, said), _since(started))
@@ -181,7 +203,8 @@ class GpuLane:
 
     @property
     def sequences(self) -> int | None:
-        """Requests that the engine runs at once, all its replicas together; None before it is up."""
+        """Requests that the engine runs at once, all its replicas together; None before it is
+        up."""
         return self._host.max_seqs or None
 
     def gauges(self) -> Mapping[str, float | str]:
@@ -226,11 +249,14 @@ def _unavailable(error: Unreadable) -> Answer:
 
 
 def time_limit_s(prepared: Prepared) -> float:
-    """How long the answer may take from its first token: as the job says, else as long as it may become."""
+    """How long the answer may take from its first token: as the job says, else as long as it may
+    become."""
     asked_s = prepared.request.timeout_s
     if asked_s != OPTIONS["timeout_s"].default:
         return asked_s
-    return max(asked_s, SECONDS_PER_TOKEN * (getattr(prepared.input.params, "max_tokens", None) or 0))
+    return max(
+        asked_s, SECONDS_PER_TOKEN * (getattr(prepared.input.params, "max_tokens", None) or 0)
+    )
 
 
 def pooled_limit_s(prepared: Prepared, limit_s: float) -> float:
@@ -240,8 +266,14 @@ def pooled_limit_s(prepared: Prepared, limit_s: float) -> float:
 
 def _too_late(prepared: Prepared, limit_s: float) -> str:
     if is_pooling(prepared.input.params):
-        return f"no answer within {pooled_limit_s(prepared, limit_s):g} s in the engine; raise timeout_s, or send shorter texts"
-    return f"no complete answer within {limit_s:g} s of its first token; raise timeout_s, or lower max_tokens and n"
+        return (
+            f"no answer within {pooled_limit_s(prepared, limit_s):g} s in the engine; raise "
+            "timeout_s, or send shorter texts"
+        )
+    return (
+        f"no complete answer within {limit_s:g} s of its first token; raise timeout_s, or lower "
+        "max_tokens and n"
+    )
 
 
 def _expire(limit: asyncio.Timeout, *, at: float) -> None:

@@ -1,4 +1,5 @@
-"""What a hosted engine gets from elsewhere: its model where that lies in a bucket, and adapters that come and go."""
+"""What a hosted engine gets from elsewhere: its model where that lies in a bucket, and adapters
+that come and go."""
 
 from __future__ import annotations
 
@@ -28,7 +29,9 @@ STREAMER: Final = "runai_streamer"  # vLLM's `load_format`
 STREAMER_PACKAGE: Final = "runai_model_streamer"
 # Its names for `s3_endpoint_url`: of what reads, and of what lists.
 STREAMER_ENDPOINTS: Final = ("RUNAI_STREAMER_S3_ENDPOINT", "AWS_ENDPOINT_URL")
-STREAMER_ADDRESSING: Final = "RUNAI_STREAMER_S3_USE_VIRTUAL_ADDRESSING"  # buckets as names of hosts: Amazon's own way
+STREAMER_ADDRESSING: Final = (
+    "RUNAI_STREAMER_S3_USE_VIRTUAL_ADDRESSING"  # buckets as names of hosts: Amazon's own way
+)
 
 
 class HostFiles:
@@ -40,25 +43,39 @@ class HostFiles:
         self._entry: Entry | None = None
 
     async def hosted(self, loading: LoadWatch) -> GpuSettings:
-        """The settings with the model as the engine finds it on this machine. Raises BadEngineSettings, FilesUnusable."""
+        """The settings with the model as the engine finds it on this machine.
+
+        Raises BadEngineSettings, FilesUnusable."""
         settings = self._settings
         if settings.model is None or not settings.model.startswith(BUCKET):
             return settings
-        if str(settings.engine.get("trust_remote_code", False)).lower() not in ("false", "0", "no", "off"):
+        if str(settings.engine.get("trust_remote_code", False)).lower() not in (
+            "false",
+            "0",
+            "no",
+            "off",
+        ):
             raise BadEngineSettings(
-                "gpu.engine.trust_remote_code: no code is read from a bucket; leave it out, or copy the model to a folder"
+                "gpu.engine.trust_remote_code: no code is read from a bucket; leave it out, or "
+                "copy the model to a folder"
             )
         store = open_store(settings.model, self._endpoint_url)
         found = choose(store.place, await in_thread(store.files), pickles=settings.pickles)
         streams = found.weights[0].path.endswith(SAFE_WEIGHTS) and can_stream(settings)
-        wanted = Wanted(store, store.place, found.besides if streams else (*found.besides, *found.weights))
+        wanted = Wanted(
+            store, store.place, found.besides if streams else (*found.besides, *found.weights)
+        )
         with loading.fetching(wanted.size) as note:
             self._entry = await in_thread(partial(self._cache.take, wanted, note))
         loading.lies_in(str(self._entry.folder))
         arguments = self._streaming() if streams else {}
-        return settings.model_copy(update={"model": str(self._entry.folder), "engine": arguments | settings.engine})
+        return settings.model_copy(
+            update={"model": str(self._entry.folder), "engine": arguments | settings.engine}
+        )
 
-    def adapter_watch(self, adapters: Adapters, load: Callable[[Adapter], Awaitable[bool]]) -> AdapterWatch | None:
+    def adapter_watch(
+        self, adapters: Adapters, load: Callable[[Adapter], Awaitable[bool]]
+    ) -> AdapterWatch | None:
         settings = self._settings
         if settings.lora_from is None:
             return None
@@ -74,19 +91,25 @@ class HostFiles:
         )
 
     def _streaming(self) -> dict[str, Any]:
-        """vLLM's arguments for weights that go from the bucket to the card; its streamer has an environment of its own."""
+        """vLLM's arguments for weights that go from the bucket to the card; its streamer has an
+        environment of its own."""
         if self._endpoint_url is not None:
             for name, value in (
                 *((name, self._endpoint_url) for name in STREAMER_ENDPOINTS),
                 (STREAMER_ADDRESSING, "0"),
             ):
                 os.environ.setdefault(name, value)
-        log.info("the weights of %s are streamed into the engine, without a copy on this machine", self._settings.model)
+        log.info(
+            "the weights of %s are streamed into the engine, without a copy on this machine",
+            self._settings.model,
+        )
         return {"model_weights": self._settings.model, "load_format": STREAMER}
 
 
 def can_stream(settings: GpuSettings) -> bool:
-    """Unless another `load_format` is asked for, where the streamer is here. Raises BadEngineSettings where it is asked for."""
+    """Unless another `load_format` is asked for, where the streamer is here.
+
+    Raises BadEngineSettings where it is asked for."""
     asked = str(settings.engine.get("load_format", STREAMER))
     if not asked.startswith(STREAMER):
         return False
@@ -94,7 +117,8 @@ def can_stream(settings: GpuSettings) -> bool:
         return True
     if "load_format" in settings.engine:
         raise BadEngineSettings(
-            f"gpu.engine.load_format = {asked!r}: the streamer is not installed here: pip install 'runai-model-streamer[s3]'"
+            f"gpu.engine.load_format = {asked!r}: the streamer is not installed here: pip install "
+            "'runai-model-streamer[s3]'"
         )
     return False
 

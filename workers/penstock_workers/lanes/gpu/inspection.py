@@ -17,7 +17,8 @@ from penstock_workers.settings import WorkerSettings
 OLDEST: Final = (0, 26)
 NEWEST: Final = (0, 33)
 """The versions of vLLM that the lane is for; it is tested with one of them."""
-MEMORY_SHARE: Final = 0.9  # of each card: vLLM takes this or a little more where `gpu_memory_utilization` is not given
+# of each card: vLLM takes this or a little more where `gpu_memory_utilization` is not given
+MEMORY_SHARE: Final = 0.9
 TRIES: Final = (
     ("/v1/completions", b'{"prompt":"doctor","max_tokens":1}'),
     ("/v1/embeddings", b'{"input":"doctor"}'),
@@ -30,7 +31,10 @@ def inspect(settings: WorkerSettings) -> Iterator[LaneFinding]:
     gpu = settings.gpu
     if gpu.upstream_url is not None:
         yield from check(settings, knock=True)
-        seen = "the server beside the worker has the model: its cards, files and memory cannot be seen from here"
+        seen = (
+            "the server beside the worker has the model: its cards, files and memory cannot be "
+            "seen from here"
+        )
         yield LaneFinding(True, seen)
     elif gpu.model is None:
         fix = "give --model, set gpu.model, or set gpu.upstream_url for a server beside the worker"
@@ -55,16 +59,28 @@ def _hosted(gpu: GpuSettings, endpoint_url: str | None) -> Iterator[LaneFinding]
         yield from machine.find_room(size, found, cards_used=cards_used)
     elif folder.is_dir():
         yield from machine.find_model("gpu.model", folder)
-        size, share = machine.weight_bytes(folder), _memory_share(gpu.engine.get("gpu_memory_utilization"))
-        yield from machine.find_room(size, found, cards_used=cards_used, replicas=gpu.data_parallel, share=share)
+        size, share = (
+            machine.weight_bytes(folder),
+            _memory_share(gpu.engine.get("gpu_memory_utilization")),
+        )
+        yield from machine.find_room(
+            size, found, cards_used=cards_used, replicas=gpu.data_parallel, share=share
+        )
     elif folder.is_absolute():
-        yield LaneFinding(False, f"gpu.model: there is no folder {folder} here", "mount it, or correct gpu.model")
+        yield LaneFinding(
+            False, f"gpu.model: there is no folder {folder} here", "mount it, or correct gpu.model"
+        )
     else:
-        seen = f"gpu.model is {gpu.model}, no folder: vLLM resolves it when it starts, so its files could not be seen"
+        seen = (
+            f"gpu.model is {gpu.model}, no folder: vLLM resolves it when it starts, so its files "
+            "could not be seen"
+        )
         yield LaneFinding(True, seen)
     if gpu.media_folder is not None and not Path(gpu.media_folder).is_dir():
         yield LaneFinding(
-            False, f"gpu.media_folder: there is no folder {gpu.media_folder} here", "mount it, or correct it"
+            False,
+            f"gpu.media_folder: there is no folder {gpu.media_folder} here",
+            "mount it, or correct it",
         )
     yield from _parsers(gpu)
     for name, adapter in gpu.lora.items():
@@ -82,7 +98,9 @@ def _parsers(gpu: GpuSettings) -> Iterator[LaneFinding]:
     try:
         check_parsers(gpu)
     except WorkerError as error:
-        yield LaneFinding(False, str(error), "correct it, or use a server beside the worker (gpu.upstream_url)")
+        yield LaneFinding(
+            False, str(error), "correct it, or use a server beside the worker (gpu.upstream_url)"
+        )
     else:
         yield LaneFinding(True, f"vLLM has the parsers {', '.join(given)}")
 
@@ -92,7 +110,9 @@ def _version() -> Iterator[LaneFinding]:
         installed = metadata.version("vllm")
     except metadata.PackageNotFoundError:
         yield LaneFinding(
-            False, "vLLM is not installed here", "pip install 'penstock[gpu]', or use the image penstock-gpu"
+            False,
+            "vLLM is not installed here",
+            "pip install 'penstock[gpu]', or use the image penstock-gpu",
         )
         return
     parts = tuple(int(part) for part in installed.split(".")[:2] if part.isdecimal())
@@ -100,24 +120,36 @@ def _version() -> Iterator[LaneFinding]:
     if OLDEST <= parts <= NEWEST:
         yield LaneFinding(True, f"vLLM {installed}; the lane is for {wanted}")
     else:
-        yield LaneFinding(False, f"vLLM {installed}, and the lane is for {wanted}", "install one of these")
+        yield LaneFinding(
+            False, f"vLLM {installed}, and the lane is for {wanted}", "install one of these"
+        )
 
 
 def _adapter(name: str, folder: Path, most: int) -> LaneFinding:
     """``most``: the rank that the settings allow; 0 = the worker follows the adapters."""
     setting = f"gpu.lora.{name}"
     if not folder.is_dir():
-        return LaneFinding(False, f"{setting}: there is no folder {folder} here", "mount it, or correct it")
+        return LaneFinding(
+            False, f"{setting}: there is no folder {folder} here", "mount it, or correct it"
+        )
     read = machine.read_json(folder / "adapter_config.json")
     if read is None:
-        return LaneFinding(False, f"{setting}: {folder} has no adapter_config.json that can be read", "copy it again")
+        return LaneFinding(
+            False,
+            f"{setting}: {folder} has no adapter_config.json that can be read",
+            "copy it again",
+        )
     if not machine.weight_bytes(folder):
         return LaneFinding(False, f"{setting}: {folder} has no weights", "copy the adapter again")
     rank = read.get("r")
     if not isinstance(rank, int):
-        return LaneFinding(False, f"{setting}: its adapter_config.json names no rank `r`", "copy the adapter again")
+        return LaneFinding(
+            False, f"{setting}: its adapter_config.json names no rank `r`", "copy the adapter again"
+        )
     if most and rank > most:
-        fix = f"set gpu.engine.max_lora_rank = {rank}, or leave it out: it follows from the adapters"
+        fix = (
+            f"set gpu.engine.max_lora_rank = {rank}, or leave it out: it follows from the adapters"
+        )
         return LaneFinding(False, f"{setting} has rank {rank}, above max_lora_rank = {most}", fix)
     return LaneFinding(True, f"{setting} has rank {rank}, in {folder}")
 

@@ -1,8 +1,9 @@
 """vLLM loads this module into each of its processes, by the entry point in pyproject.toml.
 
-It keeps signals to the worker's process group from the engine: Ctrl-C and many supervisors send such signals, and an engine
-that gets one ends under the items in it, before the worker has drained. (An engine ends with its worker by ``guard.py``.)
-And it corrects LoRA on CPUs, see ``keep_base_rows``.
+It keeps signals to the worker's process group from the engine: Ctrl-C and many supervisors send
+such signals, and an engine that gets one ends under the items in it, before the worker has drained.
+(An engine ends with its worker by ``guard.py``.) And it corrects LoRA on CPUs, see
+``keep_base_rows``.
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ import os
 from collections.abc import Callable
 from typing import Any
 
-WORKER_VARIABLE = "PENSTOCK_ENGINE_OF"  # the pid of the worker; set in its own environment, inherited by its engine
+# the pid of the worker; set in its own environment, inherited by its engine
+WORKER_VARIABLE = "PENSTOCK_ENGINE_OF"
 NAME = "penstock"  # of this plugin, as vLLM lists it
 PLUGINS_VARIABLE = "VLLM_PLUGINS"  # where it is set, vLLM loads no plugin that it does not name
 
@@ -32,8 +34,9 @@ def load() -> None:
 def correct_cpu_lora() -> None:
     """Replace vLLM's LoRA operations for CPUs in the modules that call them.
 
-    They take the adapter number -1, which stands for "no adapter", as the index of the last slot, so that requests for the
-    base model are computed with the weights of another request's adapter (vLLM 0.32; its pull request 48421).
+    They take the adapter number -1, which stands for "no adapter", as the index of the last slot,
+    so that requests for the base model are computed with the weights of another request's adapter
+    (vLLM 0.32; its pull request 48421).
     """
     for module in map(importlib.import_module, CPU_LORA_MODULES):
         for name in CPU_LORA_OPS:
@@ -43,10 +46,13 @@ def correct_cpu_lora() -> None:
 
 
 def keep_base_rows(operation: Callable[..., None]) -> Callable[..., None]:
-    """Return ``operation`` such that it leaves output rows whose adapter number is negative as they were."""
+    """Return ``operation`` such that it leaves output rows whose adapter number is negative as they
+    were."""
 
     @functools.wraps(operation)
-    def kept(inputs: Any, weights: Any, output: Any, adapter_numbers: Any, *rest: Any, **options: Any) -> None:
+    def kept(
+        inputs: Any, weights: Any, output: Any, adapter_numbers: Any, *rest: Any, **options: Any
+    ) -> None:
         before = output.clone()
         operation(inputs, weights, output, adapter_numbers, *rest, **options)
         output.copy_(output.where((adapter_numbers >= 0).unsqueeze(1), before))
@@ -62,7 +68,8 @@ def leave_process_group() -> None:
 
 
 def load_in_engines() -> None:
-    """In the worker, before it starts an engine: a list of plugins that the operator set must not leave this one out."""
+    """In the worker, before it starts an engine: a list of plugins that the operator set must not
+    leave this one out."""
     os.environ[WORKER_VARIABLE] = str(os.getpid())
     named = os.environ.get(PLUGINS_VARIABLE)
     if named is not None and NAME not in named.split(","):

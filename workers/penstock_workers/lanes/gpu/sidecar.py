@@ -1,7 +1,9 @@
-"""The `gpu` lane over a vLLM server beside the worker: the engine in a container of its own, the worker small.
+"""The `gpu` lane over a vLLM server beside the worker: the engine in a container of its own, the
+worker small.
 
-Items wait in the same queue as before a hosted engine (engine_queue.py), and go on as far as vLLM's own gauges say that it
-keeps up. What has no place in HTTP is left out: bodies travel as they are, and priorities count in the worker's queue only.
+Items wait in the same queue as before a hosted engine (engine_queue.py), and go on as far as vLLM's
+own gauges say that it keeps up. What has no place in HTTP is left out: bodies travel as they are,
+and priorities count in the worker's queue only.
 """
 
 from __future__ import annotations
@@ -41,10 +43,12 @@ SERVER = "server"  # a provider of the HTTP client: items of all providers go to
 ROOT = "server root"  # the same server: it has /classify, /rerank and /score beside its /v1
 ASK_AGAIN_S = 1.0  # while the model loads, which takes half a minute at least
 ASK_TIMEOUT_S = 5.0
-MODELS_EACH_S = (
-    5.0  # how often the server is asked what it serves: it may be started with another model, or get adapters
+# how often the server is asked what it serves: it may be started with another model, or get
+# adapters
+MODELS_EACH_S = 5.0
+LISTEN_EACH_S = (
+    1.0  # its gauges: the server is near, and its own queue must not grow long between two looks
 )
-LISTEN_EACH_S = 1.0  # its gauges: the server is near, and its own queue must not grow long between two looks
 GONE_MAX = 4 * NAMES_MAX  # names that are remembered
 SHOWN_CHARS = 200  # of a model's name, or of the server's words, in an error
 SERVER_ERROR = 500
@@ -53,9 +57,13 @@ CUT_OFF = b'"finish_reason":"abort"'  # of an answer that a server left unfinish
 
 
 class SidecarLane:
-    """Implements ``item.lane.Lane``. ``give_up`` ends the worker, for its orchestrator to replace."""
+    """Implements ``item.lane.Lane``.
 
-    def __init__(self, settings: WorkerSettings, give_up: Callable[[str], None] = end_this_worker) -> None:
+    ``give_up`` ends the worker, for its orchestrator to replace."""
+
+    def __init__(
+        self, settings: WorkerSettings, give_up: Callable[[str], None] = end_this_worker
+    ) -> None:
         assert settings.gpu.upstream_url is not None, "else the worker hosts the engine itself"
         self.queue = EngineQueue()
         self._url = settings.gpu.upstream_url
@@ -67,7 +75,9 @@ class SidecarLane:
             ROOT: ProviderSettings(base_url=self._url.removesuffix("/v1")),
         }
         self._http_client: ClientName = settings.http_client
-        self._client = ApiLane(providers, settings.max_answer_bytes, settings.answer_memory_bytes, settings.http_client)
+        self._client = ApiLane(
+            providers, settings.max_answer_bytes, settings.answer_memory_bytes, settings.http_client
+        )
         self._gauges = GaugeWatch(
             {SERVER: _at_root(self._url, "/metrics")},
             self._hear,
@@ -92,7 +102,9 @@ class SidecarLane:
         self._gone_now = SharedLook(self._has_ended)
 
     async def start(self) -> None:
-        """Returns once the model is loaded. Raises EngineAway when that takes longer than ``gpu.upstream_wait_s``."""
+        """Returns once the model is loaded.
+
+        Raises EngineAway when that takes longer than ``gpu.upstream_wait_s``."""
         await self._client.start()
         self._asking = make_client(self._http_client)
         await self._await_model()
@@ -117,7 +129,9 @@ class SidecarLane:
         if tried.failure not in ("connect_failed", "connection_lost"):
             return tried
         if tried.failure == "connection_lost" and await self._gone_now.take():
-            tried = replace(tried, failure="engine_died", detail=f"the server ended: {tried.detail}")
+            tried = replace(
+                tried, failure="engine_died", detail=f"the server ended: {tried.detail}"
+            )
         if tried.failure != "connection_lost":
             self._note_away(tried.detail)
         return tried
@@ -128,7 +142,9 @@ class SidecarLane:
             "deaths": float(self._deaths),
             "running": float(self._state.running),
             "waiting": float(self._state.waiting + lined_up),
-            "bound": bound(self._state, max_seqs=self._max_seqs if self._is_up else 0, lined_up=lined_up),
+            "bound": bound(
+                self._state, max_seqs=self._max_seqs if self._is_up else 0, lined_up=lined_up
+            ),
             **self._loading.gauges(),
         }
 
@@ -147,7 +163,7 @@ class SidecarLane:
         if self._asking is not None:
             await self._asking.close()
 
-    # -- the server's life -----------------------------------------------------------------------------------------
+    # -- the server's life -------------------------------------------------------------------------
 
     async def _await_model(self) -> None:
         """The queue opens when the server has its model."""
@@ -162,11 +178,18 @@ class SidecarLane:
         self._loading.end()
         self._is_up = True
         self.queue.open(self._max_seqs, 0)
-        log.warning("%s serves %s after %.0f s", self._url, ", ".join(served.every_name), time.monotonic() - began)
+        log.warning(
+            "%s serves %s after %.0f s",
+            self._url,
+            ", ".join(served.every_name),
+            time.monotonic() - began,
+        )
 
     def _note_models(self, served: Served) -> None:
         before = self.served.every_name
-        self.served = Served(tuple(dict.fromkeys((*self._names, *served.names))), served.adapters, served.context)
+        self.served = Served(
+            tuple(dict.fromkeys((*self._names, *served.names))), served.adapters, served.context
+        )
         self._model = orjson.dumps(served.names[0])
         gone = [name for name in (*self._gone, *before) if name not in self.served.every_name]
         self._gone = tuple(dict.fromkeys(gone))[-GONE_MAX:]
@@ -188,7 +211,8 @@ class SidecarLane:
             self._note_models(served)
 
     async def _answered(self, prepared: Prepared, answer: Answer) -> Tried:
-        """A server whose engine has died says 500 to all that was in it, and one that ends cuts answers off."""
+        """A server whose engine has died says 500 to all that was in it, and one that ends cuts
+        answers off."""
         if answer.status == 404:
             return await self._not_found(prepared.request.body, answer)
         suspect = answer.status >= SERVER_ERROR or CUT_OFF in answer.body
@@ -205,7 +229,8 @@ class SidecarLane:
         return not self._is_up or await self._list() is None
 
     async def _not_found(self, body: bytes, answer: Answer) -> Tried:
-        """An item whose model the server had when it was let in waits for another worker, uncounted."""
+        """An item whose model the server had when it was let in waits for another worker,
+        uncounted."""
         await self._looking.take()
         model = model_of(body)
         if model is None or model not in self._gone:
@@ -216,7 +241,9 @@ class SidecarLane:
         return NoAnswer("engine_busy", now, answer.latency_ms, sent=False)
 
     async def _serves(self) -> Served | None:
-        """What the server lists; None while no model is loaded. Raises BadEngineSettings for another kind of server."""
+        """What the server lists; None while no model is loaded.
+
+        Raises BadEngineSettings for another kind of server."""
         answer = await self._list()
         if answer is None:
             return None
@@ -224,8 +251,9 @@ class SidecarLane:
             return _listed(orjson.loads(answer.body)["data"])
         except (orjson.JSONDecodeError, LookupError, TypeError, AttributeError) as error:
             raise BadEngineSettings(
-                f"gpu.upstream_url = {self._url!r}: GET {self._url}/models answers {answer.status} and lists no models; "
-                "give the address of vLLM's OpenAI server with its /v1, started without --api-key"
+                f"gpu.upstream_url = {self._url!r}: GET {self._url}/models answers {answer.status} "
+                "and lists no models; give the address of vLLM's OpenAI server with its /v1, "
+                "started without --api-key"
             ) from error
 
     async def _list(self) -> HttpAnswer | None:
@@ -234,7 +262,8 @@ class SidecarLane:
         return None if listed is None or await self._get(self._health) is None else listed
 
     async def _get(self, target: Target) -> HttpAnswer | None:
-        """None for no answer, or one of what stands before a server that is not up; vLLM says 503 of an engine that died."""
+        """None for no answer, or one of what stands before a server that is not up; vLLM says 503
+        of an engine that died."""
         assert self._asking is not None, "start() comes first"
         try:
             answer = await self._asking.get(target, timeout_s=ASK_TIMEOUT_S)
@@ -243,13 +272,18 @@ class SidecarLane:
         return answer if answer.status < SERVER_ERROR else None
 
     def _note_away(self, why: str) -> None:
-        """Called by each item that was not answered; the first one has the queue closed until the server is back."""
+        """Called by each item that was not answered; the first one has the queue closed until the
+        server is back."""
         if not self._is_up or self._draining:
             return
         self._is_up, self._state = False, EngineState()
         self._deaths += 1
         self.queue.close()
-        log.error("%s does not answer (%s); items wait here until its model is loaded again", self._url, why)
+        log.error(
+            "%s does not answer (%s); items wait here until its model is loaded again",
+            self._url,
+            why,
+        )
         self._returning = asyncio.create_task(self._await_return(), name="server return")
 
     async def _await_return(self) -> None:
@@ -265,7 +299,8 @@ class SidecarLane:
 
 
 def _listed(models: Any) -> Served:
-    """vLLM lists its model by all names, and adapters with the model that they belong to as their parent."""
+    """vLLM lists its model by all names, and adapters with the model that they belong to as their
+    parent."""
     entries = models[:NAMES_MAX]
     adapters = tuple(str(entry["id"]) for entry in entries if entry.get("parent"))
     names = tuple(str(entry["id"]) for entry in entries if not entry.get("parent"))
@@ -283,9 +318,11 @@ def _beginning(body: bytes) -> str:
 
 
 def _read(request: Request) -> Prepared:
-    """A server may run templates that documents bring, so they are not sent; nor is what only its own reader takes for JSON.
+    """A server may run templates that documents bring, so they are not sent; nor is what only its
+    own reader takes for JSON.
 
-    How many answers are asked for is how many sequences the server runs for it; what is no such number is its to refuse.
+    How many answers are asked for is how many sequences the server runs for it; what is no such
+    number is its to refuse.
     """
     try:
         read = orjson.loads(request.body)
@@ -297,4 +334,6 @@ def _read(request: Request) -> Prepared:
     except RequestRefused as error:
         return Prepared(request, refused=refusal(error))
     answers = read.get("n")
-    return Prepared(request, sequences=answers if type(answers) is int and 0 < answers <= ANSWERS_MAX else 1)
+    return Prepared(
+        request, sequences=answers if type(answers) is int and 0 < answers <= ANSWERS_MAX else 1
+    )

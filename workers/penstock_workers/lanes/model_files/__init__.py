@@ -1,1 +1,2 @@
-"""Files of models and adapters that lie elsewhere: listed in a folder or a bucket, and kept in a cache on this machine."""
+"""Files of models and adapters that lie elsewhere: listed in a folder or a bucket, and kept in a
+cache on this machine."""

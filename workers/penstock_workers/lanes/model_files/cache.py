@@ -1,8 +1,10 @@
-"""The cache of one machine: each set of files once, whole or not there, used by all workers beside one another.
+"""The cache of one machine: each set of files once, whole or not there, used by all workers beside
+one another.
 
-`KEY.lock` says how large an entry is and when it was last taken (its time of change). Who holds that lock alone brings the
-entry or removes it; who uses the entry shares the lock, so that nothing in use is removed. Files are written into
-`KEY.part`, which becomes the folder `KEY` by a rename: what a killed process leaves is never taken for whole.
+`KEY.lock` says how large an entry is and when it was last taken (its time of change). Who holds
+that lock alone brings the entry or removes it; who uses the entry shares the lock, so that nothing
+in use is removed. Files are written into `KEY.part`, which becomes the folder `KEY` by a rename:
+what a killed process leaves is never taken for whole.
 """
 
 from __future__ import annotations
@@ -76,7 +78,9 @@ class FileCache:
         self._folder, self._most_bytes = folder, most_bytes
 
     def take(self, wanted: Wanted, note: Noted = lambda _: None) -> Entry:
-        """The files, brought where they are not here yet. Raises CacheFull, and what reading the store raises."""
+        """The files, brought where they are not here yet.
+
+        Raises CacheFull, and what reading the store raises."""
         self._make_folder()
         waited = False
         while True:
@@ -91,7 +95,10 @@ class FileCache:
                 return entry
             lock.close()
             if not waited:
-                log.info("another worker of this machine brings %s, or removes it; waiting for that", wanted.name)
+                log.info(
+                    "another worker of this machine brings %s, or removes it; waiting for that",
+                    wanted.name,
+                )
             waited = True
             time.sleep(ASK_AGAIN_S)
 
@@ -104,7 +111,9 @@ class FileCache:
                 return None
             if not _is_whole(folder, wanted):
                 self._bring(wanted, lock, note)
-            if not (lock.share() and _is_whole(folder, wanted)):  # between the two locks others may remove it
+            if not (
+                lock.share() and _is_whole(folder, wanted)
+            ):  # between the two locks others may remove it
                 return None
         lock.touch()
         return Entry(folder, lock)
@@ -126,10 +135,12 @@ class FileCache:
         took = time.monotonic() - began
         log.info("%s is here: %.3f GiB in %.1f s", wanted.name, wanted.size / GIB, took)
 
-    # -- room ------------------------------------------------------------------------------------------------------
+    # -- room --------------------------------------------------------------------------------------
 
     def _reserve(self, wanted: Wanted, lock: FileLock) -> None:
-        """Room for it, under this lock's name, at the cost of what was not used for longest. Raises CacheFull."""
+        """Room for it, under this lock's name, at the cost of what was not used for longest.
+
+        Raises CacheFull."""
         with FileLock(self._folder / _WHOLE) as whole:
             whole.wait()
             lock.write("")
@@ -179,16 +190,22 @@ class FileCache:
         for folder in (gone, self._path(key, _PART)):
             shutil.rmtree(folder, ignore_errors=True)
 
-    # -- what can go wrong -----------------------------------------------------------------------------------------
+    # -- what can go wrong -------------------------------------------------------------------------
 
     def _full(self, wanted: Wanted) -> CacheFull:
-        size, most, free = wanted.size / GIB, self._most_bytes / GIB, shutil.disk_usage(self._folder).free / GIB
+        size, most, free = (
+            wanted.size / GIB,
+            self._most_bytes / GIB,
+            shutil.disk_usage(self._folder).free / GIB,
+        )
         if wanted.size > self._most_bytes:
-            return CacheFull(f"{wanted.name} has {size:.2f} GiB, and gpu.cache_bytes allows {most:.2f}: raise it")
+            return CacheFull(
+                f"{wanted.name} has {size:.2f} GiB, and gpu.cache_bytes allows {most:.2f}: raise it"
+            )
         return CacheFull(
-            f"no room for {wanted.name} ({size:.2f} GiB) in {self._folder}: workers here use {self._used() / GIB:.2f} of "
-            f"the {most:.2f} GiB of gpu.cache_bytes, and the disk has {free:.2f} GiB free; raise it, free the disk, or set "
-            "gpu.cache_dir to a larger one"
+            f"no room for {wanted.name} ({size:.2f} GiB) in {self._folder}: workers here use "
+            f"{self._used() / GIB:.2f} of the {most:.2f} GiB of gpu.cache_bytes, and the disk has "
+            f"{free:.2f} GiB free; raise it, free the disk, or set gpu.cache_dir to a larger one"
         )
 
     @contextmanager
@@ -198,11 +215,12 @@ class FileCache:
         except OSError as error:
             if error.errno in (errno.ENOSPC, errno.EDQUOT):
                 raise CacheFull(
-                    f"the disk of {self._folder} is full: {wanted.name} needs {wanted.size / GIB:.2f} GiB; free it, or set "
-                    "gpu.cache_dir to a larger one"
+                    f"the disk of {self._folder} is full: {wanted.name} needs "
+                    f"{wanted.size / GIB:.2f} GiB; free it, or set gpu.cache_dir to a larger one"
                 ) from error
             raise CacheFull(
-                f"{self._folder} cannot be written ({error.strerror or error}); set gpu.cache_dir to a folder that can be"
+                f"{self._folder} cannot be written ({error.strerror or error}); set gpu.cache_dir "
+                "to a folder that can be"
             ) from error
 
     def _make_folder(self) -> None:
@@ -210,7 +228,8 @@ class FileCache:
             self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         except OSError as error:
             raise CacheFull(
-                f"gpu.cache_dir: {self._folder} cannot be made ({error.strerror}); set it to a folder that can be written"
+                f"gpu.cache_dir: {self._folder} cannot be made ({error.strerror}); set it to a "
+                "folder that can be written"
             ) from error
 
     def _path(self, key: str, suffix: str = "") -> Path:
@@ -220,7 +239,9 @@ class FileCache:
 def _is_whole(folder: Path, wanted: Wanted) -> bool:
     """A person may have taken something out of it."""
     try:
-        return all((folder / name).stat().st_size == file.size for name, file in wanted.here.items())
+        return all(
+            (folder / name).stat().st_size == file.size for name, file in wanted.here.items()
+        )
     except OSError:
         return False
 

@@ -1,4 +1,5 @@
-"""Files of a store, written into a folder: in parts, several at a time, each checked against what was listed."""
+"""Files of a store, written into a folder: in parts, several at a time, each checked against what
+was listed."""
 
 from __future__ import annotations
 
@@ -36,7 +37,9 @@ def download(store: Store, files: Mapping[str, StoredFile], folder: Path, note: 
 
 
 class _Download:
-    def __init__(self, store: Store, files: Mapping[str, StoredFile], folder: Path, note: Noted) -> None:
+    def __init__(
+        self, store: Store, files: Mapping[str, StoredFile], folder: Path, note: Noted
+    ) -> None:
         self._store, self._note = store, note
         self._parts: deque[tuple[int, StoredFile, int]] = deque()  # descriptor, file, offset
         self._lock = threading.Lock()
@@ -84,7 +87,9 @@ class _Download:
         opened = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         self._opened.append(opened)
         if file.size:
-            os.posix_fallocate(opened, 0, file.size)  # a disk that is too small says so before anything travels
+            os.posix_fallocate(
+                opened, 0, file.size
+            )  # a disk that is too small says so before anything travels
         self._parts.extend((opened, file, offset) for offset in range(0, file.size, PART_BYTES))
 
     def _close(self) -> None:

@@ -1,4 +1,6 @@
-"""A lock of a file, between processes of one machine. The kernel takes it back from a process that is killed."""
+"""A lock of a file, between processes of one machine.
+
+The kernel takes it back from a process that is killed."""
 
 from __future__ import annotations
 
@@ -9,14 +11,16 @@ from typing import Self
 
 
 class FileLock:
-    """An open lock file: shared by those that use what it stands for, or held by the one that changes it."""
+    """An open lock file: shared by those that use what it stands for, or held by the one that
+    changes it."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
 
     def share(self) -> bool:
-        """False while another process changes it, or has removed the file meanwhile: open it anew then."""
+        """False while another process changes it, or has removed the file meanwhile: open it anew
+        then."""
         return self._take(fcntl.LOCK_SH)
 
     def hold(self) -> bool:

@@ -1,4 +1,5 @@
-"""Blocking calls beside the event loop, in threads that the end of the process does not wait for."""
+"""Blocking calls beside the event loop, in threads that the end of the process does not wait
+for."""
 
 from __future__ import annotations
 
@@ -12,7 +13,8 @@ T = TypeVar("T")
 
 
 async def in_thread(call: Callable[[], T]) -> T:
-    """As ``asyncio.to_thread``, whose threads are waited for at exit: a bucket may not answer for minutes."""
+    """As ``asyncio.to_thread``, whose threads are waited for at exit: a bucket may not answer for
+    minutes."""
     future: Future[T] = Future()
     Thread(target=_work, args=(call, future), name="penstock-files", daemon=True).start()
     return await asyncio.wrap_future(future)

@@ -1,4 +1,6 @@
-"""Where files of models and adapters lie: a folder, or a prefix of a bucket. What is listed is read as it was listed."""
+"""Where files of models and adapters lie: a folder, or a prefix of a bucket.
+
+What is listed is read as it was listed."""
 
 from __future__ import annotations
 
@@ -43,7 +45,9 @@ class Store(Protocol):
 
 
 class FolderStore:
-    """Folders below one folder, each with its files. Hidden ones are left out: programs that copy write into such."""
+    """Folders below one folder, each with its files.
+
+    Hidden ones are left out: programs that copy write into such."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -53,12 +57,16 @@ class FolderStore:
         try:
             return list(self._walk())
         except OSError as error:
-            raise StoreAway(f"{error.filename or self.place} cannot be read ({error.strerror}); mount it") from error
+            raise StoreAway(
+                f"{error.filename or self.place} cannot be read ({error.strerror}); mount it"
+            ) from error
 
     def read(self, file: StoredFile, offset: int, length: int) -> bytes:
         path = self._folder / file.path
         if not path.resolve().is_relative_to(self._folder.resolve()):
-            raise FilesUnusable(f"{path} points outside of {self._folder}: copy the file itself to that place")
+            raise FilesUnusable(
+                f"{path} points outside of {self._folder}: copy the file itself to that place"
+            )
         try:
             # A pipe would block for ever without O_NONBLOCK.
             opened = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -84,7 +92,9 @@ class FolderStore:
             for entry in _shown(Path(folder.path)):
                 count += 1
                 if count > FILES_MAX:
-                    raise FilesUnusable(f"{self.place} has more than {FILES_MAX:,} files; name a folder with fewer")
+                    raise FilesUnusable(
+                        f"{self.place} has more than {FILES_MAX:,} files; name a folder with fewer"
+                    )
                 listed = _stat(f"{folder.name}/{entry.name}", entry)
                 if listed is not None:
                     yield listed
@@ -104,17 +114,26 @@ class BucketStore:
 
     def read(self, file: StoredFile, offset: int, length: int) -> bytes:
         with _explained():
-            return self._prefix.object(Listed(file.path, file.size, file.version, file.changed)).read(offset, length)
+            return self._prefix.object(
+                Listed(file.path, file.size, file.version, file.changed)
+            ).read(offset, length)
 
 
 def open_store(place: str, endpoint_url: str | None) -> Store:
-    """Nothing is asked of it yet. Raises FilesUnusable where `s3://` cannot be read at all, as without boto3."""
-    return BucketStore(place, endpoint_url) if place.startswith(SCHEME) else FolderStore(Path(place))
+    """Nothing is asked of it yet.
+
+    Raises FilesUnusable where `s3://` cannot be read at all, as without boto3."""
+    return (
+        BucketStore(place, endpoint_url) if place.startswith(SCHEME) else FolderStore(Path(place))
+    )
 
 
 def _shown(folder: Path) -> list[os.DirEntry[str]]:
     with os.scandir(folder) as entries:
-        return sorted((entry for entry in entries if not entry.name.startswith(".")), key=lambda entry: entry.name)
+        return sorted(
+            (entry for entry in entries if not entry.name.startswith(".")),
+            key=lambda entry: entry.name,
+        )
 
 
 def _stat(path: str, entry: os.DirEntry[str]) -> StoredFile | None:
@@ -139,4 +158,6 @@ def _explained() -> Iterator[None]:
         raise FilesChanged("an object of the bucket was replaced while it was read") from error
     except SourceError as error:
         away = error.code == "source_unavailable"
-        raise (StoreAway if away else FilesUnusable)(error.public_message.partition(": ")[2]) from error
+        raise (StoreAway if away else FilesUnusable)(
+            error.public_message.partition(": ")[2]
+        ) from error

@@ -14,22 +14,46 @@ __all__ = ["answer_body"]
 
 
 def answer_body(
-    ask: Ask, rows: Sequence[Sequence[float]], *, labels: Sequence[str | None], tag: str, model: str, tokens: int
+    ask: Ask,
+    rows: Sequence[Sequence[float]],
+    *,
+    labels: Sequence[str | None],
+    tag: str,
+    model: str,
+    tokens: int,
 ) -> bytes:
-    """``rows``: the numbers of each text, one for each class. ``tag`` names the item, as request ids do."""
+    """``rows``: the numbers of each text, one for each class.
+
+    ``tag`` names the item, as request ids do."""
     usage = {"prompt_tokens": tokens, "total_tokens": tokens}
     if ask.task == "rerank":
-        return orjson.dumps({"id": f"rerank-{tag}", "model": model, "usage": usage, "results": _ranking(ask, rows)})
-    data = [_class(place, row, labels) for place, row in enumerate(rows)] if ask.task == "classify" else _scores(rows)
-    head = {"id": f"{ask.task}-{tag}", "object": "list", "created": int(time.time()), "model": model}
+        return orjson.dumps(
+            {"id": f"rerank-{tag}", "model": model, "usage": usage, "results": _ranking(ask, rows)}
+        )
+    data = (
+        [_class(place, row, labels) for place, row in enumerate(rows)]
+        if ask.task == "classify"
+        else _scores(rows)
+    )
+    head = {
+        "id": f"{ask.task}-{tag}",
+        "object": "list",
+        "created": int(time.time()),
+        "model": model,
+    }
     return orjson.dumps(head | {"data": data, "usage": usage})
 
 
 def _ranking(ask: Ask, rows: Sequence[Sequence[float]]) -> list[dict[str, Any]]:
     """The best first; of equal ones, the one that came first."""
     order = sorted(range(len(rows)), key=lambda place: -rows[place][0])
-    documents = [{"document": {"text": text[1]}} if ask.with_documents else {} for text in ask.texts]
-    return [{"index": place, **documents[place], "relevance_score": rows[place][0]} for place in order[: ask.top_n]]
+    documents = [
+        {"document": {"text": text[1]}} if ask.with_documents else {} for text in ask.texts
+    ]
+    return [
+        {"index": place, **documents[place], "relevance_score": rows[place][0]}
+        for place in order[: ask.top_n]
+    ]
 
 
 def _scores(rows: Sequence[Sequence[float]]) -> list[dict[str, Any]]:

@@ -1,4 +1,6 @@
-"""What a request for scores or classes asks for, read from its body. A field that cannot be followed is refused by name."""
+"""What a request for scores or classes asks for, read from its body.
+
+A field that cannot be followed is refused by name."""
 
 from __future__ import annotations
 
@@ -10,7 +12,18 @@ import orjson
 
 from penstock_workers.lanes.shown import shown
 
-__all__ = ["MAX_TEXTS", "TASKS", "Ask", "BadAsk", "Pair", "Task", "Text", "read_ask", "task_of", "wrong_model"]
+__all__ = [
+    "MAX_TEXTS",
+    "TASKS",
+    "Ask",
+    "BadAsk",
+    "Pair",
+    "Task",
+    "Text",
+    "read_ask",
+    "task_of",
+    "wrong_model",
+]
 
 Task = Literal["rerank", "score", "classify"]
 Pair = tuple[str, str]
@@ -20,7 +33,12 @@ TASKS: Final[tuple[Task, ...]] = ("rerank", "score", "classify")
 MAX_TEXTS: Final = 2_048
 """Documents, pairs or texts of one request: as many as one for embeddings may have."""
 # The two sides of a score, by the names that vLLM's server reads.
-SIDES: Final = (("text_1", "text_2"), ("queries", "documents"), ("queries", "items"), ("data_1", "data_2"))
+SIDES: Final = (
+    ("text_1", "text_2"),
+    ("queries", "documents"),
+    ("queries", "items"),
+    ("data_1", "data_2"),
+)
 _TRIM: Final = "submit with on_overflow = trim, which cuts what is too long"
 _UNDONE: Final[Mapping[str, str]] = {
     "max_tokens_per_query": _TRIM,
@@ -63,11 +81,16 @@ def task_of(endpoint: str) -> Task | None:
 
 
 def wrong_model(task: Task, classes: int) -> str | None:
-    """Why a model with this many classes cannot do the task; None where it can. No classes: it embeds, or generates."""
+    """Why a model with this many classes cannot do the task; None where it can.
+
+    No classes: it embeds, or generates."""
     if classes == 0:
         return f"this model gives no scores; {task} needs a cross-encoder or a classifier"
     if classes > 1 and task != "classify":
-        return f"this model has {classes} classes; {task} needs one score for each pair: ask /classify, or host another model"
+        return (
+            f"this model has {classes} classes; {task} needs one score for each pair: ask "
+            "/classify, or host another model"
+        )
     return None
 
 
@@ -76,14 +99,27 @@ def read_ask(task: Task, body: bytes) -> Ask:
     asked = _object(body)
     for name, fix in _UNDONE.items():
         if asked.get(name):
-            raise BadAsk(f"'{name}' is {_shown(asked[name])}, which is not followed here: leave it out; {fix}", name)
+            raise BadAsk(
+                f"'{name}' is {_shown(asked[name])}, which is not followed here: leave it out; "
+                f"{fix}",
+                name,
+            )
     model, activated = asked.get("model"), asked.get("use_activation")
     if activated is not None and not isinstance(activated, bool):
-        raise BadAsk(f"'use_activation' is {_shown(activated)}: give true or false", "use_activation")
+        raise BadAsk(
+            f"'use_activation' is {_shown(activated)}: give true or false", "use_activation"
+        )
     named, meant = model if isinstance(model, str) else None, activated is not False
     match task:
         case "rerank":
-            return Ask(task, _ranked(asked), named, meant, _top(asked.get("top_n")), _wants_documents(asked))
+            return Ask(
+                task,
+                _ranked(asked),
+                named,
+                meant,
+                _top(asked.get("top_n")),
+                _wants_documents(asked),
+            )
         case "score":
             return Ask(task, _pairs(asked), named, meant)
         case "classify":
@@ -108,12 +144,17 @@ def _ranked(asked: Mapping[str, Any]) -> list[Pair]:
 
 
 def _pairs(asked: Mapping[str, Any]) -> list[Pair]:
-    first, second = next((names for names in SIDES if names[0] in asked and names[1] in asked), SIDES[0])
+    first, second = next(
+        (names for names in SIDES if names[0] in asked and names[1] in asked), SIDES[0]
+    )
     left, right = _texts(asked.get(first), first), _texts(asked.get(second), second)
     if len(left) == 1:
         left *= len(right)
     if len(left) != len(right):
-        words = f"'{first}' has {len(left)} texts and '{second}' has {len(right)}: give one, or as many of each"
+        words = (
+            f"'{first}' has {len(left)} texts and '{second}' has {len(right)}: give one, or as "
+            "many of each"
+        )
         raise BadAsk(words, first)
     return list(zip(left, right, strict=True))
 
@@ -124,7 +165,11 @@ def _texts(given: object, name: str) -> list[str]:
     if not many:
         raise BadAsk(f"'{name}' is empty: give a text, or a list of texts", name)
     if len(many) > MAX_TEXTS:
-        raise BadAsk(f"'{name}' has {len(many)} entries, and at most {MAX_TEXTS} are allowed: make it several", name)
+        raise BadAsk(
+            f"'{name}' has {len(many)} entries, and at most {MAX_TEXTS} are allowed: make it "
+            "several",
+            name,
+        )
     texts: list[Any] = [each.get("text") if isinstance(each, dict) else each for each in many]
     for place, text in enumerate(texts):
         if not isinstance(text, str) or not text:

@@ -1,4 +1,5 @@
-"""Request bodies that travel by reference: read again from the pinned source (or the spool) by the worker itself."""
+"""Request bodies that travel by reference: read again from the pinned source (or the spool) by the
+worker itself."""
 
 from __future__ import annotations
 
@@ -24,14 +25,17 @@ class Bodies:
         self._sources: OrderedDict[tuple[str, int], Source] = OrderedDict()
 
     async def fetch(self, item: Item) -> bytes:
-        """Raises SourceUnavailable, SourceChanged, and BadReference for a place where this document is not."""
+        """Raises SourceUnavailable, SourceChanged, and BadReference for a place where this document
+        is not."""
         assert item.message.ref is not None, "a message holds a body or a reference"
         return await asyncio.to_thread(self._read, item, item.message.ref)
 
     def _read(self, item: Item, position: str) -> bytes:
         document = self._source(item).fetch(position)
         if document.doc_id != item.key.doc_id:
-            raise BadReference(f"{seen(position)} is another document's place in the source of {item.key.job_id}")
+            raise BadReference(
+                f"{seen(position)} is another document's place in the source of {item.key.job_id}"
+            )
         return document.body
 
     def _source(self, item: Item) -> Source:

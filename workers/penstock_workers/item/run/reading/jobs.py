@@ -22,7 +22,9 @@ from penstock_workers.settings import ProviderSettings, WorkerSettings
 
 JOBS_KEPT = 1_000  # a worker sees few jobs at a time; each costs a few kilobytes
 
-Seen = tuple[str, str | None]  # a job, and the path that its items name, where that is not the job's
+Seen = tuple[
+    str, str | None
+]  # a job, and the path that its items name, where that is not the job's
 
 
 class Reader(Protocol):
@@ -37,9 +39,14 @@ class JobBook:
         self._views: OrderedDict[Seen, asyncio.Future[JobView]] = OrderedDict()
 
     def known(self, job_id: str, endpoint: str | None = None) -> JobView | None:
-        """The view if it is here already: the path that nearly every item takes, without a task switch."""
+        """The view if it is here already: the path that nearly every item takes, without a task
+        switch."""
         future = self._views.get((job_id, endpoint))
-        return future.result() if future is not None and future.done() and future.exception() is None else None
+        return (
+            future.result()
+            if future is not None and future.done() and future.exception() is None
+            else None
+        )
 
     def forget(self, job_id: str) -> None:
         """Read it anew when it is asked for next: it was given a budget, or has none any more."""
@@ -49,8 +56,8 @@ class JobBook:
     async def get(self, job_id: str, endpoint: str | None = None) -> JobView:
         """``endpoint``: as items see it that are not for the job's.
 
-        Raises JobNotFound, BadReference, UnknownProvider, EndpointRefused, PricesMissing or what the database
-        raises. A failure is not remembered."""
+        Raises JobNotFound, BadReference, UnknownProvider, EndpointRefused, PricesMissing or what
+        the database raises. A failure is not remembered."""
         seen = (job_id, endpoint)
         future = self._views.get(seen)
         if future is None:
@@ -65,15 +72,22 @@ class JobBook:
             raise
 
 
-def read_job(jobs: JobStore, settings: WorkerSettings, tenants: TenantBudgets | None = None) -> Reader:
-    """Reads a job from the ledger into what workers keep of it. A job may go from lane to lane: its requests are made, and paid
-    for, as those of the worker's own. ``tenants``: whose budgets bound their jobs.
+def read_job(
+    jobs: JobStore, settings: WorkerSettings, tenants: TenantBudgets | None = None
+) -> Reader:
+    """Reads a job from the ledger into what workers keep of it.
 
-    Asked for an endpoint, it reads the job as items see it that are for another path than the job's."""
+    A job may go from lane to lane: its requests are made, and paid for, as those of the worker's
+    own. ``tenants``: whose budgets bound their jobs.
+
+    Asked for an endpoint, it reads the job as items see it that are for another path than the
+    job's."""
 
     def read(job_id: str, endpoint: str | None = None) -> JobView:
         job = jobs.get(job_id)
-        if job.job_id != job_id:  # a key of a job: items name jobs by their ids, under which they are settled
+        if (
+            job.job_id != job_id
+        ):  # a key of a job: items name jobs by their ids, under which they are settled
             raise JobNotFound(job_id)
         spec = JobSpec.accepted(job.spec)
         if endpoint is not None:
@@ -85,13 +99,32 @@ def read_job(jobs: JobStore, settings: WorkerSettings, tenants: TenantBudgets | 
         tenant_usd = None if tenants is None else tenants.of(spec.tenant)
         awaited = bool(job.source.get(AWAITED))
         view = None
-        for one in reversed([*_fallbacks(spec, () if has_own_model(spec.lane) else settings.providers)]):
+        for one in reversed(
+            [*_fallbacks(spec, () if has_own_model(spec.lane) else settings.providers)]
+        ):
             view = JobView(
-                job.job_id, one, _provider_of(one, settings), buckets_for(job), flow, fallback=view, awaited=awaited,
+                job.job_id,
+                one,
+                _provider_of(one, settings),
+                buckets_for(job),
+                flow,
+                fallback=view,
+                awaited=awaited,
                 tenant_usd=tenant_usd,
-            )  # fmt: skip
+            )
         reuse = policy_of(job.job_id, spec, provider, across_tenants=settings.cache_across_tenants)
-        return JobView(job.job_id, spec, provider, buckets_for(job), flow, reuse, view, awaited, tenant_usd, endpoint)
+        return JobView(
+            job.job_id,
+            spec,
+            provider,
+            buckets_for(job),
+            flow,
+            reuse,
+            view,
+            awaited,
+            tenant_usd,
+            endpoint,
+        )
 
     return read
 
@@ -106,7 +139,11 @@ def _fallbacks(spec: JobSpec, providers: Collection[str]) -> Iterator[JobSpec]:
 def _provider_of(spec: JobSpec, settings: WorkerSettings) -> ProviderSettings:
     """Raises UnknownProvider, PricesMissing and EndpointRefused."""
     provider = settings.provider(spec.provider)
-    if spec.budget_usd is not None and not has_own_model(spec.lane) and provider.prices_of(spec.model) is None:
+    if (
+        spec.budget_usd is not None
+        and not has_own_model(spec.lane)
+        and provider.prices_of(spec.model) is None
+    ):
         raise PricesMissing(spec.provider, spec.model, spec.budget_usd)
     refused = settings.refused_endpoint(spec.provider, spec.endpoint, spec.lane)
     if refused is not None:  # the key of the fleet would go there
@@ -115,12 +152,15 @@ def _provider_of(spec: JobSpec, settings: WorkerSettings) -> ProviderSettings:
 
 
 def _check_named(endpoint: str, spec: JobSpec) -> None:
-    """Raises BadReference for a path that lines of the job may not name: its message is forged, and the job goes on."""
+    """Raises BadReference for a path that lines of the job may not name: its message is forged, and
+    the job goes on."""
     refusal = url_refusal(endpoint, spec)
     if endpoint != spec.endpoint and refusal is not None:
         raise BadReference(f"the message is for {endpoint}: {refusal[0]}")
 
 
 def flow_of(job_id: str, spec: JobSpec) -> Flow:
-    """Where the items of a job stand in the lines of a worker. Jobs without a tenant are those of one tenant."""
+    """Where the items of a job stand in the lines of a worker.
+
+    Jobs without a tenant are those of one tenant."""
     return Flow(spec.tenant or "", job_id, spec.weight, Priority[spec.priority.upper()])

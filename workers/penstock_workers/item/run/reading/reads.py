@@ -1,4 +1,6 @@
-"""What an item cannot go on without: its job and its body. An outage of the ledger is waited for: no item is at fault."""
+"""What an item cannot go on without: its job and its body.
+
+An outage of the ledger is waited for: no item is at fault."""
 
 from __future__ import annotations
 
@@ -21,7 +23,8 @@ log = logging.getLogger(__name__)
 
 RETRY_FIRST_S: Final = 0.2
 RETRY_CAP_S: Final = 10.0
-"""Between two tries. Items that wait are bounded by the prefetch, and a drain ends their waiting."""
+"""Between two tries. Items that wait are bounded by the prefetch, and a drain ends their
+waiting."""
 
 T = TypeVar("T")
 
@@ -40,7 +43,9 @@ class Reads:
         return self._jobs.known(job_id, endpoint)
 
     async def job(self, job_id: str, endpoint: str | None = None) -> JobView:
-        """``endpoint``: of an item that is not for the job's. Raises JobNotFound, JobCannotRun and SpecError."""
+        """``endpoint``: of an item that is not for the job's.
+
+        Raises JobNotFound, JobCannotRun and SpecError."""
         return await self._read("a job", lambda: self._jobs.get(job_id, endpoint))
 
     async def body(self, item: Item) -> bytes:
@@ -67,6 +72,8 @@ class Reads:
                     if trouble_of(error) is not Trouble.AWAY:
                         raise
                     wait_s = full_jitter(failures, base_s=RETRY_FIRST_S, cap_s=RETRY_CAP_S)
-                    self._failure_log.tell(f"{what} cannot be read", error, f"items wait, next try in {wait_s:.1f} s")
+                    self._failure_log.tell(
+                        f"{what} cannot be read", error, f"items wait, next try in {wait_s:.1f} s"
+                    )
                     await asyncio.sleep(wait_s)
         raise AssertionError("unreachable: a read ends with an answer or an error")

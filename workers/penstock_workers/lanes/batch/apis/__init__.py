@@ -1,1 +1,2 @@
-"""One dialect of batch APIs each: how OpenAI, Anthropic and Gemini take, show and answer a batch."""
+"""One dialect of batch APIs each: how OpenAI, Anthropic and Gemini take, show and answer a
+batch."""

@@ -1,8 +1,9 @@
 """Anthropic's Message Batches: no files, no metadata, no counts while a batch runs.
 
-A batch is known by its custom ids alone: each begins with the last characters of its tag. They can be read only when it
-has ended. So after a create whose answer was lost, `find` says for certain "this one" or "none" as soon as every batch of
-that minute has ended (mostly within an hour, 24 h at most), and is Unclear before. Nothing is sent twice for it.
+A batch is known by its custom ids alone: each begins with the last characters of its tag. They can
+be read only when it has ended. So after a create whose answer was lost, `find` says for certain
+"this one" or "none" as soon as every batch of that minute has ended (mostly within an hour, 24 h at
+most), and is Unclear before. Nothing is sent twice for it.
 """
 
 from __future__ import annotations
@@ -16,7 +17,13 @@ from pathlib import Path
 from typing import Any, Final
 from urllib.parse import quote
 
-from penstock_workers.lanes.batch.apis.anthropic_lines import MARK_CHARS, PREFIX, parted, read_line, write_line
+from penstock_workers.lanes.batch.apis.anthropic_lines import (
+    MARK_CHARS,
+    PREFIX,
+    parted,
+    read_line,
+    write_line,
+)
 from penstock_workers.lanes.batch.apis.http import BatchHttp
 from penstock_workers.lanes.batch.apis.listing import Listing, pages
 from penstock_workers.lanes.batch.apis.output_lines import Output, output_lines
@@ -68,7 +75,9 @@ class AnthropicBatches:
         size = await asyncio.to_thread(_size, batch.path)
         headers = {"Content-Type": "application/json", "Content-Length": str(size)}
         body = _requests(batch.path, mark)
-        heard = await self._http.heard("POST", PATH, data=body, size=size, headers=headers, once=True)
+        heard = await self._http.heard(
+            "POST", PATH, data=body, size=size, headers=headers, once=True
+        )
         return self._seen(self._http.object_of(heard, once=True), once=True)
 
     async def find(self, tag: str, since: float) -> BatchSeen | None:
@@ -90,8 +99,9 @@ class AnthropicBatches:
                     break  # the list goes from new to old
         if undecided:
             raise Unclear(
-                f"provider {self._http.account.name}: whether one of {len(undecided)} batches ({', '.join(undecided[:3])}, …) is "
-                "the one whose creation was not confirmed can be seen when they have ended"
+                f"provider {self._http.account.name}: whether one of {len(undecided)} batches "
+                f"({', '.join(undecided[:3])}, …) is the one whose creation was not confirmed can "
+                "be seen when they have ended"
             )
         return None
 
@@ -100,7 +110,9 @@ class AnthropicBatches:
 
     async def answers(self, seen: BatchSeen) -> AsyncGenerator[BatchAnswer | UnreadableLine, None]:
         for batch_id in seen.outputs:
-            async with contextlib.aclosing(output_lines(self._http, self._output(batch_id))) as lines:
+            async with contextlib.aclosing(
+                output_lines(self._http, self._output(batch_id))
+            ) as lines:
                 async for line in lines:
                     if isinstance(line, UnreadableLine):
                         named = line.custom_id
@@ -127,14 +139,18 @@ class AnthropicBatches:
         await self._http.close()
 
     def _output(self, batch_id: str) -> Output:
-        """Not `results_url`: an address in an answer could name another host, and the key goes to none."""
+        """Not `results_url`: an address in an answer could name another host, and the key goes to
+        none."""
         return Output(batch_id, _path(batch_id) + "/results", self.limits.requests, ranges=False)
 
     async def _mark_of(self, seen: BatchSeen) -> str | None:
-        """What its custom ids begin with; "" for a batch of another program, None where it cannot be seen yet."""
+        """What its custom ids begin with; "" for a batch of another program, None where it cannot
+        be seen yet."""
         if not seen.outputs:
             return None
-        async with contextlib.aclosing(output_lines(self._http, self._output(seen.batch_id))) as lines:
+        async with contextlib.aclosing(
+            output_lines(self._http, self._output(seen.batch_id))
+        ) as lines:
             async for line in lines:
                 read = line if isinstance(line, UnreadableLine) else read_line(seen.batch_id, line)
                 if not isinstance(read, UnreadableLine):
@@ -144,16 +160,23 @@ class AnthropicBatches:
     def _seen(self, batch: Mapping[str, Any], *, once: bool) -> BatchSeen:
         batch_id, status = identifier(batch.get("id")), identifier(batch.get("processing_status"))
         if batch_id is None or status is None:
-            raise self._http.unusable("the answer about a batch has no id or no processing_status", once=once)
+            raise self._http.unusable(
+                "the answer about a batch has no id or no processing_status", once=once
+            )
         ended = status == "ended"
         counts = mapping(batch.get("request_counts"))
-        by_end = {name: counted(counts.get(name)) for name in ("succeeded", "errored", "canceled", "expired")}
+        by_end = {
+            name: counted(counts.get(name))
+            for name in ("succeeded", "errored", "canceled", "expired")
+        }
         failed = sum(by_end.values()) - by_end["succeeded"]
         return BatchSeen(
             batch_id,
             status,
             ended,
-            Counts(by_end["succeeded"] + failed, by_end["succeeded"], failed) if ended and counts else None,
+            Counts(by_end["succeeded"] + failed, by_end["succeeded"], failed)
+            if ended and counts
+            else None,
             expired=ended and by_end["expired"] > 0,
             cancelled=ended and by_end["canceled"] > 0,
             outputs=(batch_id,) if ended and batch.get("results_url") else (),
@@ -182,7 +205,8 @@ TAIL: Final = b"]}"
 
 
 def _size(path: Path) -> int:
-    """Of what `_requests` sends: a mark and its hyphen for each line, and a comma in place of each line feed but the last."""
+    """Of what `_requests` sends: a mark and its hyphen for each line, and a comma in place of each
+    line feed but the last."""
     size = lines = 0
     with path.open("rb") as file:
         while piece := file.read(PIECE_BYTES):

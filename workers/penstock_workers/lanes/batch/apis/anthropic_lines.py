@@ -10,8 +10,21 @@ import orjson
 from penstock_ledger.lone_surrogates import parse_json
 from penstock_producer.job.endpoints import MESSAGES
 from penstock_workers.lanes.batch.apis.output_lines import Line
-from penstock_workers.lanes.batch.apis.reading import LineReader, as_it_came, identifier, mapping, request_body, said
-from penstock_workers.lanes.batch.provider import BadLine, BatchAnswer, BatchLimits, LineTooLong, UnreadableLine
+from penstock_workers.lanes.batch.apis.reading import (
+    LineReader,
+    as_it_came,
+    identifier,
+    mapping,
+    request_body,
+    said,
+)
+from penstock_workers.lanes.batch.provider import (
+    BadLine,
+    BatchAnswer,
+    BatchLimits,
+    LineTooLong,
+    UnreadableLine,
+)
 
 PREFIX: Final = b'{"custom_id":"'  # what each packed line begins with: the mark is put behind it
 MARK_CHARS: Final = 8
@@ -44,7 +57,8 @@ class _Line(msgspec.Struct):
 
 
 class Read(NamedTuple):
-    """An answer, and the mark of the batch that stood before its custom id; "" where none stood there."""
+    """An answer, and the mark of the batch that stood before its custom id; "" where none stood
+    there."""
 
     mark: str
     answer: BatchAnswer
@@ -56,9 +70,13 @@ _lines: Final = LineReader(_Line)
 def write_line(custom_id: str, endpoint: str, body: bytes, limits: BatchLimits) -> bytes:
     """Raises BadLine and LineTooLong."""
     if endpoint != MESSAGES:
-        raise BadLine(f"Anthropic's batches take requests to {MESSAGES}, and this one is for {endpoint}")
+        raise BadLine(
+            f"Anthropic's batches take requests to {MESSAGES}, and this one is for {endpoint}"
+        )
     if not 0 < len(custom_id) <= limits.id_chars:
-        raise BadLine(f"the custom id has {len(custom_id)} characters, and may have 1 to {limits.id_chars}")
+        raise BadLine(
+            f"the custom id has {len(custom_id)} characters, and may have 1 to {limits.id_chars}"
+        )
     line = b"".join((PREFIX, custom_id.encode(), b'","params":', request_body(body), b"}\n"))
     if len(line) > limits.line_bytes:
         raise LineTooLong(f"the request has {len(line)} bytes, and may have {limits.line_bytes}")
@@ -79,7 +97,9 @@ def read_line(output: str, line: Line) -> Read | UnreadableLine:
         return UnreadableLine(output, line.number, f"its error cannot be read: {error}")
     if answer is None:
         return UnreadableLine(
-            output, line.number, f"a result of the type {said(found.result.type)!r}, or without its content"
+            output,
+            line.number,
+            f"a result of the type {said(found.result.type)!r}, or without its content",
         )
     return Read(mark, answer)
 
@@ -106,5 +126,10 @@ def _errored(custom_id: str, body: bytes) -> BatchAnswer:
     code = said(inner.get("type")) or "api_error"
     status = STATUSES.get(code, 500)
     return BatchAnswer(
-        custom_id, status, body, identifier(envelope.get("request_id")), code, said(inner.get("message"))
+        custom_id,
+        status,
+        body,
+        identifier(envelope.get("request_id")),
+        code,
+        said(inner.get("message")),
     )

@@ -1,4 +1,6 @@
-"""Gemini's batches: a file of requests for one model, and a file of responses. Times and counts are Google's operations."""
+"""Gemini's batches: a file of requests for one model, and a file of responses.
+
+Times and counts are Google's operations."""
 
 from __future__ import annotations
 
@@ -52,7 +54,8 @@ class GeminiBatches:
         return write_line(custom_id, endpoint, body, self.limits.line_bytes)
 
     async def upload(self, batch: NewBatch) -> str | None:
-        """Google gives an address for the bytes first; the key goes with them only where it is its own."""
+        """Google gives an address for the bytes first; the key goes with them only where it is its
+        own."""
         size = batch.path.stat().st_size
         begun = await self._http.heard(
             "POST",
@@ -70,7 +73,8 @@ class GeminiBatches:
         if not self._http.account.is_own(address):
             who = self._http.account.name
             raise AccountStopped(
-                f"provider {who}: the address for an upload is another server's, and the key goes to none"
+                f"provider {who}: the address for an upload is another server's, and the key goes "
+                "to none"
             )
         headers = {"X-Goog-Upload-Offset": "0", "X-Goog-Upload-Command": "upload, finalize"}
         with batch.path.open("rb") as file:
@@ -83,7 +87,9 @@ class GeminiBatches:
         return name
 
     async def find_upload(self, tag: str) -> str | None:
-        async with contextlib.aclosing(pages(self._http, FILES, f"{VERSION}/files", {"pageSize": "100"})) as found:
+        async with contextlib.aclosing(
+            pages(self._http, FILES, f"{VERSION}/files", {"pageSize": "100"})
+        ) as found:
             async for page in found:
                 for file in page:
                     if file.get("displayName") == tag and file.get("state") != "FAILED":
@@ -92,15 +98,23 @@ class GeminiBatches:
 
     async def create(self, batch: NewBatch) -> BatchSeen:
         if not batch.model:
-            raise BatchRefused(0, "missing_model", "a batch of Gemini is for one model, and the job names none")
+            raise BatchRefused(
+                0, "missing_model", "a batch of Gemini is for one model, and the job names none"
+            )
         model = quote(batch.model.removeprefix("models/"), safe="")
         asked = {"batch": {"display_name": batch.tag, "input_config": {"file_name": batch.file_id}}}
         path = f"{VERSION}/models/{model}:batchGenerateContent"
-        made = self._seen(await self._http.call("POST", path, payload=asked, once=True, one=True), once=True)
-        return made._replace(ended=False)  # an end is believed where it is looked at: this answer names no output
+        made = self._seen(
+            await self._http.call("POST", path, payload=asked, once=True, one=True), once=True
+        )
+        return made._replace(
+            ended=False
+        )  # an end is believed where it is looked at: this answer names no output
 
     async def find(self, tag: str, since: float) -> BatchSeen | None:
-        async with contextlib.aclosing(pages(self._http, BATCHES, f"{VERSION}/batches", {"pageSize": "100"})) as found:
+        async with contextlib.aclosing(
+            pages(self._http, BATCHES, f"{VERSION}/batches", {"pageSize": "100"})
+        ) as found:
             async for page in found:
                 for operation in page:
                     if mapping(operation.get("metadata")).get("displayName") == tag:
@@ -119,7 +133,9 @@ class GeminiBatches:
                     yield line if isinstance(line, UnreadableLine) else read_line(name, line)
 
     async def cancel(self, batch_id: str) -> BatchSeen:
-        """Google answers with nothing; one that has ended refuses. Both ways it is shown as it is."""
+        """Google answers with nothing; one that has ended refuses.
+
+        Both ways it is shown as it is."""
         try:
             await self._http.call("POST", self._path(batch_id) + ":cancel", payload={}, one=True)
         except BatchGone:
@@ -138,7 +154,9 @@ class GeminiBatches:
 
     def _path(self, name: str) -> str:
         if _name(name) is None:
-            raise BatchGone(0, "no_such_name", f"Gemini has no batch or file of the name {said(name)!r}")
+            raise BatchGone(
+                0, "no_such_name", f"Gemini has no batch or file of the name {said(name)!r}"
+            )
         return f"{VERSION}/{name}"
 
     def _seen(self, operation: Mapping[str, Any], *, once: bool) -> BatchSeen:
@@ -154,7 +172,9 @@ class GeminiBatches:
             batch_id,
             status,
             ended=end in ENDED,
-            counts=_counts(stats, is_given_out=end != "EXPIRED" or output is not None) if stats else None,
+            counts=_counts(stats, is_given_out=end != "EXPIRED" or output is not None)
+            if stats
+            else None,
             expired=end == "EXPIRED",
             cancelled=end == "CANCELLED",
             problems=_problems(operation) if end == "FAILED" and output is None else (),
@@ -164,7 +184,8 @@ class GeminiBatches:
 
 
 def _counts(stats: Mapping[str, Any], *, is_given_out: bool) -> Counts:
-    """Of a batch that has expired Gemini gives nothing out, whatever it has counted: none of that is waited for."""
+    """Of a batch that has expired Gemini gives nothing out, whatever it has counted: none of that
+    is waited for."""
     names = ("requestCount", "successfulRequestCount", "failedRequestCount")
     total, succeeded, failed = (counted(stats.get(name)) for name in names)
     return Counts(total, succeeded, failed) if is_given_out else Counts(total, 0, total)
@@ -172,7 +193,9 @@ def _counts(stats: Mapping[str, Any], *, is_given_out: bool) -> Counts:
 
 def _name(value: object) -> str | None:
     """A resource name: nothing in it can lead an address elsewhere."""
-    return value if isinstance(value, str) and _NAME.fullmatch(value) and ".." not in value else None
+    return (
+        value if isinstance(value, str) and _NAME.fullmatch(value) and ".." not in value else None
+    )
 
 
 def _problems(operation: Mapping[str, Any]) -> tuple[LineProblem, ...]:

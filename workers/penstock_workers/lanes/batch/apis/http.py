@@ -1,7 +1,10 @@
-"""Calls to a provider's batch API: small ones whole, uploads and downloads streamed. Redirects are never followed.
+"""Calls to a provider's batch API: small ones whole, uploads and downloads streamed.
 
-Not the api lane's client: that one holds each body in memory. Nothing is tried again in here but the download of an output
-(output_lines.py); a call ends in an answer or in one error of ``provider.py``, without the key.
+Redirects are never followed.
+
+Not the api lane's client: that one holds each body in memory. Nothing is tried again in here but
+the download of an output (output_lines.py); a call ends in an answer or in one error of
+``provider.py``, without the key.
 """
 
 from __future__ import annotations
@@ -24,7 +27,11 @@ from penstock_workers.provider_calls import address
 
 MAX_ANSWER_BYTES = 16 * 1024 * 1024  # of a small call: a page of a list of batches has some 100 KB
 
-_NOT_SENT = (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError, aiohttp.ClientHttpProxyError)
+_NOT_SENT = (
+    aiohttp.ClientConnectorError,
+    aiohttp.ConnectionTimeoutError,
+    aiohttp.ClientHttpProxyError,
+)
 
 
 class Times(NamedTuple):
@@ -34,7 +41,9 @@ class Times(NamedTuple):
     call_s: float = 60.0
     stall_s: float = 60.0  # of a stream without a byte
     slowest_bytes_per_s: float = 50_000.0  # an upload that is slower counts as stuck
-    pause_s: float = 1.0  # before a broken download goes on; doubled with each break that brought nothing
+    pause_s: float = (
+        1.0  # before a broken download goes on; doubled with each break that brought nothing
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,16 +56,23 @@ class Account:
     proxy: str | None = None
 
     def is_own(self, url: str) -> bool:
-        """Whether an address in an answer is the provider's own: the key is sent to no other one."""
+        """Whether an address in an answer is the provider's own: the key is sent to no other
+        one."""
         try:
             one, other = urlsplit(url), urlsplit(self.base_url)
-            return (one.scheme, one.hostname, one.port) == (other.scheme, other.hostname, other.port)
+            return (one.scheme, one.hostname, one.port) == (
+                other.scheme,
+                other.hostname,
+                other.port,
+            )
         except ValueError:
             return False
 
 
 class BatchHttp:
-    """The calls of one account. Made without a running loop; its session is opened at the first call."""
+    """The calls of one account.
+
+    Made without a running loop; its session is opened at the first call."""
 
     def __init__(self, account: Account, times: Times | None = None) -> None:
         self.account, self.times = account, times or Times()
@@ -75,7 +91,9 @@ class BatchHttp:
         """A small call, and the JSON object that answers it. `once` and `one` as in `heard`."""
         sent = None if payload is None else orjson.dumps(payload)
         headers = {} if sent is None else {"Content-Type": "application/json"}
-        heard = await self.heard(method, path, query=query, data=sent, headers=headers, once=once, one=one)
+        heard = await self.heard(
+            method, path, query=query, data=sent, headers=headers, once=once, one=one
+        )
         return self.object_of(heard, once=once)
 
     async def heard(
@@ -90,12 +108,17 @@ class BatchHttp:
         once: bool = False,
         one: bool = False,
     ) -> Heard:
-        """A 2xx answer. `size`: bytes of a body that is streamed. `once`: an answer that was lost is Unclear. `one`: a 404
-        says that the batch or file of this path is gone.
+        """A 2xx answer.
+
+        `size`: bytes of a body that is streamed. `once`: an answer that was lost is Unclear. `one`:
+        a 404 says that the batch or file of this path is gone.
         """
         limit_s = self.times.call_s + size / self.times.slowest_bytes_per_s
         try:
-            async with asyncio.timeout(limit_s), self._request(method, path, query, data, headers or {}) as response:
+            async with (
+                asyncio.timeout(limit_s),
+                self._request(method, path, query, data, headers or {}) as response,
+            ):
                 heard = Heard(response.status, response.headers, await _read(response))
         except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
             raise self.lost(error, once=once) from None
@@ -104,7 +127,9 @@ class BatchHttp:
         return heard
 
     def object_of(self, heard: Heard, *, once: bool, rows: str | None = None) -> dict[str, Any]:
-        """The JSON object of an answer. `rows`: what a list without a frame (Together's) is called in it."""
+        """The JSON object of an answer.
+
+        `rows`: what a list without a frame (Together's) is called in it."""
         try:
             parsed = orjson.loads(heard.body) if heard.body else {}
         except orjson.JSONDecodeError:
@@ -121,9 +146,15 @@ class BatchHttp:
         return (Unclear(words) if once else TryLater(None, words)).named("invalid_answer")
 
     @contextlib.asynccontextmanager
-    async def stream(self, path: str, query: Mapping[str, str], offset: int) -> AsyncIterator[aiohttp.ClientResponse]:
-        """An answer whose body is not read yet, from `offset` on where the server can (206). Errors are aiohttp's own."""
-        headers = {"Accept-Encoding": "identity"} | ({"Range": f"bytes={offset}-"} if offset else {})
+    async def stream(
+        self, path: str, query: Mapping[str, str], offset: int
+    ) -> AsyncIterator[aiohttp.ClientResponse]:
+        """An answer whose body is not read yet, from `offset` on where the server can (206).
+
+        Errors are aiohttp's own."""
+        headers = {"Accept-Encoding": "identity"} | (
+            {"Range": f"bytes={offset}-"} if offset else {}
+        )
         async with self._request("GET", path, query, None, headers) as response:
             yield response
 
@@ -154,7 +185,11 @@ class BatchHttp:
         data: Any,
         headers: Mapping[str, str],
     ) -> contextlib.AbstractAsyncContextManager[aiohttp.ClientResponse]:
-        url = URL(address(self.account.base_url, path), encoded=True) if isinstance(path, str) else path
+        url = (
+            URL(address(self.account.base_url, path), encoded=True)
+            if isinstance(path, str)
+            else path
+        )
         return self._session().request(
             method,
             url.update_query(query) if query else url,

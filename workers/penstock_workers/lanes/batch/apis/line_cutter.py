@@ -1,4 +1,5 @@
-"""Cuts a stream of bytes into lines, whatever comes: no line is held that is longer than the limit."""
+"""Cuts a stream of bytes into lines, whatever comes: no line is held that is longer than the
+limit."""
 
 from __future__ import annotations
 
@@ -6,7 +7,9 @@ import hashlib
 from collections.abc import Iterator
 from typing import Final, NamedTuple
 
-ENDS_BYTES: Final = 4_096  # that are kept of each end of a line which is passed over: they name what it answers
+ENDS_BYTES: Final = (
+    4_096  # that are kept of each end of a line which is passed over: they name what it answers
+)
 
 
 class TooLong(NamedTuple):
@@ -22,7 +25,8 @@ class EndlessLine(Exception):
 
 
 class LineCutter:
-    """What it knows of a stream: `offset` is the end of the last whole line, and `is_same` whether a beginning is the same."""
+    """What it knows of a stream: `offset` is the end of the last whole line, and `is_same` whether
+    a beginning is the same."""
 
     def __init__(self, line_bytes: int, skipped_bytes: int) -> None:
         self._line_bytes, self._skippable = line_bytes, skipped_bytes

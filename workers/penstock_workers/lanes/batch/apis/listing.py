@@ -20,14 +20,18 @@ class Listing(NamedTuple):
     place: str  # the parameter that says where the next page begins
     next_page: (
         str | None
-    )  # the field of an answer with that place; None: the id of its last row, where `has_more` is true
+        # the field of an answer with that place; None: the id of its last row, where `has_more` is
+        # true
+    )
     full_page: int | None = None  # pages have numbers, from 0: rows of one that another one follows
 
 
 Page = list[Mapping[str, Any]]
 
 
-async def pages(http: BatchHttp, listing: Listing, path: str, query: Mapping[str, str]) -> AsyncGenerator[Page, None]:
+async def pages(
+    http: BatchHttp, listing: Listing, path: str, query: Mapping[str, str]
+) -> AsyncGenerator[Page, None]:
     """Raises AccountStopped where the list has no end that a program can reach."""
     seen: set[str] = set()
     place: dict[str, str] = {}
@@ -46,8 +50,9 @@ async def pages(http: BatchHttp, listing: Listing, path: str, query: Mapping[str
         seen.add(next_place)
         place = {listing.place: next_place}
     raise AccountStopped(
-        f"provider {http.account.name}: the list {path} has more than {MAX_PAGES} pages, or begins again and again, so that it "
-        "does not show what is there; take old entries from the account"
+        f"provider {http.account.name}: the list {path} has more than {MAX_PAGES} pages, or begins "
+        "again and again, so that it does not show what is there; take old entries from the "
+        "account"
     )
 
 

@@ -13,7 +13,9 @@ from penstock_workers.provider_calls import headers_of
 from penstock_workers.settings import ProviderSettings
 
 
-def open_batches(name: str, provider: ProviderSettings, times: Times | None = None) -> BatchProvider:
+def open_batches(
+    name: str, provider: ProviderSettings, times: Times | None = None
+) -> BatchProvider:
     """Call it where no loop need run yet. Raises MissingApiKey and PlainHttp."""
     key, shape = provider.api_key(name), OPENAI
     headers = headers_of(provider.kind, key)
@@ -21,7 +23,9 @@ def open_batches(name: str, provider: ProviderSettings, times: Times | None = No
         shape = SHAPES.get(profile_for(provider.base_url, provider.profile).name, OPENAI)
         if key and shape.key_header is not None:
             headers = {**headers_of("openai", None), shape.key_header: key}
-    base_url = provider.base_url.removesuffix(VERSION) if provider.kind == "gemini" else provider.base_url
+    base_url = (
+        provider.base_url.removesuffix(VERSION) if provider.kind == "gemini" else provider.base_url
+    )
     http = BatchHttp(Account(name, base_url, headers, provider.proxy), times)
     match provider.kind:
         case "anthropic":

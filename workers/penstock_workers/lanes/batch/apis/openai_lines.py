@@ -36,12 +36,16 @@ _answers: Final = LineReader(_Answer)
 
 
 def write_line(custom_id: str, endpoint: str | None, body: bytes, most_bytes: int) -> bytes:
-    """``endpoint``: None where the batch names it for all its lines. Raises BadLine and LineTooLong."""
+    """``endpoint``: None where the batch names it for all its lines.
+
+    Raises BadLine and LineTooLong."""
     named = {} if endpoint is None else {"method": "POST", "url": endpoint}
     head = orjson.dumps({"custom_id": custom_id, **named})
     line = b"".join((head[:-1], b',"body":', request_body(body), b"}\n"))
     if len(line) > most_bytes:
-        raise LineTooLong(f"the request has {len(line)} bytes, and a line of a batch may have {most_bytes}")
+        raise LineTooLong(
+            f"the request has {len(line)} bytes, and a line of a batch may have {most_bytes}"
+        )
     return line
 
 
@@ -52,7 +56,9 @@ def read_line(output: str, line: Line) -> BatchAnswer | UnreadableLine:
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         return UnreadableLine(output, line.number, f"no answer of a batch: {said(str(error))}")
     if identifier(answer.custom_id) is None:
-        return UnreadableLine(output, line.number, f"its custom_id is empty, or no name of {MAX_ID_CHARS} characters")
+        return UnreadableLine(
+            output, line.number, f"its custom_id is empty, or no name of {MAX_ID_CHARS} characters"
+        )
     code, message = _error(answer.error)
     response = answer.response
     if response is not None and _is_status(response.status_code):
@@ -60,9 +66,13 @@ def read_line(output: str, line: Line) -> BatchAnswer | UnreadableLine:
         if body == b"null" and answer.error:
             body = orjson.dumps({"error": answer.error})
         request_id = identifier(response.request_id)
-        return BatchAnswer(answer.custom_id, response.status_code, body, request_id, code or None, message)
+        return BatchAnswer(
+            answer.custom_id, response.status_code, body, request_id, code or None, message
+        )
     if not answer.error:
-        return UnreadableLine(output, line.number, "it has neither a response with a status nor an error")
+        return UnreadableLine(
+            output, line.number, "it has neither a response with a status nor an error"
+        )
     return BatchAnswer(answer.custom_id, None, b"", error=code or "error", message=message)
 
 

@@ -1,4 +1,5 @@
-"""The lines of one output, streamed from the provider: it goes on after a lost connection, and always comes to an end."""
+"""The lines of one output, streamed from the provider: it goes on after a lost connection, and
+always comes to an end."""
 
 from __future__ import annotations
 
@@ -21,7 +22,9 @@ SKIPPED_BYTES: Final = 1024**3  # of longer lines, which are read to their end, 
 MOST_BREAKS: Final = 5  # in a row that brought no line
 MOST_RESTARTS: Final = 3  # for lines in another order: each brings answers again that came before
 MOST_CONNECTIONS: Final = 1_000  # for one output, however much each of them brings
-SLOWEST_BYTES_PER_S: Final = 1_000.0  # a server that drips its answer byte by byte would hold its reader for months
+SLOWEST_BYTES_PER_S: Final = (
+    1_000.0  # a server that drips its answer byte by byte would hold its reader for months
+)
 PAUSE_CAP_S: Final = 30.0
 _CONTENT_RANGE: Final = re.compile(r"bytes (?:(\d{1,18})-\d{1,18}|\*)/(\d{1,18}|\*)")
 
@@ -42,7 +45,9 @@ class Line(NamedTuple):
     text: bytes
 
 
-async def output_lines(http: BatchHttp, output: Output) -> AsyncGenerator[Line | UnreadableLine, None]:
+async def output_lines(
+    http: BatchHttp, output: Output
+) -> AsyncGenerator[Line | UnreadableLine, None]:
     """Every line that is not blank. Raises BatchGone and TryLater."""
     cutter = LineCutter(LINE_BYTES, SKIPPED_BYTES)
     breaks = connections = 0
@@ -54,7 +59,10 @@ async def output_lines(http: BatchHttp, output: Output) -> AsyncGenerator[Line |
                 async for part in parts:
                     for line in cutter.feed(part):
                         if cutter.lines > output.most_lines:
-                            why = f"more lines than the {output.most_lines} that a batch can have; the rest is not read"
+                            why = (
+                                f"more lines than the {output.most_lines} that a batch can have; "
+                                "the rest is not read"
+                            )
                             yield UnreadableLine(output.name, cutter.lines, why)
                             return
                         if not _is_blank(line):
@@ -64,13 +72,21 @@ async def output_lines(http: BatchHttp, output: Output) -> AsyncGenerator[Line |
                     yield _shown(output, cutter, line)
             return
         except EndlessLine as error:
-            yield UnreadableLine(output.name, cutter.lines + 1, f"{error}; what comes behind it is not read")
+            yield UnreadableLine(
+                output.name, cutter.lines + 1, f"{error}; what comes behind it is not read"
+            )
             return
         except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
             breaks = 1 if cutter.offset > before else breaks + 1
-            if breaks > MOST_BREAKS or connections >= MOST_CONNECTIONS or cutter.restarts > MOST_RESTARTS:
+            if (
+                breaks > MOST_BREAKS
+                or connections >= MOST_CONNECTIONS
+                or cutter.restarts > MOST_RESTARTS
+            ):
                 lost = http.lost(error, once=False)
-                raise TryLater(None, f"{lost}, at byte {cutter.offset} of {output.name}").named(lost.name) from None
+                raise TryLater(None, f"{lost}, at byte {cutter.offset} of {output.name}").named(
+                    lost.name
+                ) from None
             cutter.forget()
             await asyncio.sleep(min(PAUSE_CAP_S, http.times.pause_s * 2 ** (breaks - 1)))
 
@@ -90,15 +106,17 @@ _SCALAR: Final = r"""(?:"(?:[^"\\]|\\.)*"|null|true|false|-?[0-9.]+)"""
 
 
 def _id_of(line: TooLong, field: str) -> str | None:
-    """The id in a line that is not read as a whole, where only short fields stand between it and one end of the line: then it
-    is the line's own, and no part of an answer."""
+    """The id in a line that is not read as a whole, where only short fields stand between it and
+    one end of the line: then it is the line's own, and no part of an answer."""
     named, other = rf'"{field}"\s*:\s*"([A-Za-z0-9_-]{{1,128}})"', rf'"\w+"\s*:\s*{_SCALAR}\s*'
     head = re.match(rf"\s*\{{\s*(?:{other},\s*)*{named}".encode(), line.head)
     found = head or re.search(rf"{named}\s*(?:,\s*{other})*\}}\s*$".encode(), line.tail)
     return None if found is None else found[1].decode()
 
 
-async def _parts(http: BatchHttp, output: Output, cutter: LineCutter) -> AsyncGenerator[bytes, None]:
+async def _parts(
+    http: BatchHttp, output: Output, cutter: LineCutter
+) -> AsyncGenerator[bytes, None]:
     """What comes behind the cutter's offset."""
     asked = cutter.offset if output.ranges else 0
     async with http.stream(output.path, output.query, asked) as response:
@@ -115,7 +133,9 @@ async def _parts(http: BatchHttp, output: Output, cutter: LineCutter) -> AsyncGe
         elif response.status == 200:
             skip = cutter.offset
         else:
-            raise ValueError(f"bytes from {asked} on were asked for, and those from {begins} on came")
+            raise ValueError(
+                f"bytes from {asked} on were asked for, and those from {begins} on came"
+            )
         beginning = hashlib.sha256()
         async for part in _in_time(response):
             rest = part
@@ -147,7 +167,9 @@ def _ends_at(response: aiohttp.ClientResponse) -> int | None:
 
 
 async def _in_time(response: aiohttp.ClientResponse) -> AsyncGenerator[bytes, None]:
-    """Its parts, as long as they do not drip. Only the waits for the server count, not what the reader does between."""
+    """Its parts, as long as they do not drip.
+
+    Only the waits for the server count, not what the reader does between."""
     waited_s, came = 0.0, 0
     while True:
         began = time.monotonic()

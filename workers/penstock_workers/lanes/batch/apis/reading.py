@@ -1,4 +1,5 @@
-"""Fields of answers that may be of any type: what is usable of them, and None or nothing for the rest."""
+"""Fields of answers that may be of any type: what is usable of them, and None or nothing for the
+rest."""
 
 from __future__ import annotations
 
@@ -15,7 +16,9 @@ from penstock_workers.lanes.batch.provider import BadLine
 
 Line = TypeVar("Line", bound=msgspec.Struct)
 
-MAX_ID_CHARS: Final = 512  # of an id that the provider gave: it becomes a part of addresses and of rows
+MAX_ID_CHARS: Final = (
+    512  # of an id that the provider gave: it becomes a part of addresses and of rows
+)
 MAX_WORDS: Final = 500  # of a provider's own words
 MAX_COUNT: Final = 10**12
 
@@ -65,16 +68,21 @@ class LineReader(Generic[Line]):
 
 
 def as_it_came(part: msgspec.Raw, text: bytes) -> bytes:
-    """Return the bytes of a part of a line that a ``LineReader`` has read, escapes of lone surrogates and all."""
+    """Return the bytes of a part of a line that a ``LineReader`` has read, escapes of lone
+    surrogates and all."""
     found = bytes(part)
     if found in text:
         return found
     at = replace_escaped_surrogates(text).find(found)  # of the same length, byte for byte
-    return found if at < 0 else text[at : at + len(found)]  # the former: its default, where the line has no such part
+    return (
+        found if at < 0 else text[at : at + len(found)]
+    )  # the former: its default, where the line has no such part
 
 
 def request_body(body: bytes) -> bytes:
-    """Return a body that can be a part of one line, byte for byte but for its line ends. Raises BadLine."""
+    """Return a body that can be a part of one line, byte for byte but for its line ends.
+
+    Raises BadLine."""
     if b"\n" in body or b"\r" in body or b'"stream"' in body or not body.startswith(b"{"):
         if request_object(body).get("stream"):
             raise BadLine("the body has stream: true, and a batch does not stream; leave it out")

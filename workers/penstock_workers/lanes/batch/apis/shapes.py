@@ -1,6 +1,8 @@
-"""Whose batch API has OpenAI's form, and where it differs: one row each, taken from what the provider itself publishes.
+"""Whose batch API has OpenAI's form, and where it differs: one row each, taken from what the
+provider itself publishes.
 
-The row is the provider's `profile`, which its host names where nothing else does. What no row names is asked as OpenAI is.
+The row is the provider's `profile`, which its host names where nothing else does. What no row names
+is asked as OpenAI is.
 """
 
 from __future__ import annotations
@@ -77,7 +79,9 @@ class Shape(NamedTuple):
 
     purpose: str = "batch"
     upload_path: str = "/v1/files"
-    form: Mapping[str, str] = {}  # fields of an upload besides; {} in a value stands for the file's name
+    form: Mapping[
+        str, str
+    ] = {}  # fields of an upload besides; {} in a value stands for the file's name
     files_query: Mapping[str, str] = {"purpose": "batch", "order": "desc", "limit": "1000"}
     files: Listing = BEHIND
     waits_for_file: bool = False  # an upload is usable only when its status says so
@@ -88,23 +92,30 @@ class Shape(NamedTuple):
     bare_lines: bool = False  # a line has its id and its body, and no method and url
     asked: Callable[[NewBatch], dict[str, Any]] = _asked
     shown: Callable[[Mapping[str, Any]], Mapping[str, Any]] = _shown
-    means: Mapping[str, str] = {}  # its words for how a batch stands, in small letters, that are not OpenAI's
+    means: Mapping[
+        str, str
+    ] = {}  # its words for how a batch stands, in small letters, that are not OpenAI's
     limits: BatchLimits = LIMITS
     key_header: str | None = None  # that has the key instead of Authorization
 
 
 OPENAI: Final = Shape()
 SHAPES: Final[Mapping[str, Shape]] = {
-    # The header `api-key`, the API of the path /openai/v1, 200 MB and 50,000 requests: learn.microsoft.com
-    # .../foundry/reference/rest/batches-create-batch and .../openai/authoring-reference-preview. "pending", "running" and
-    # "uploaded" of a file that cannot be used yet: .../rest/api/azureopenai/files.
+    # The header `api-key`, the API of the path /openai/v1, 200 MB and 50,000 requests:
+    # learn.microsoft.com .../foundry/reference/rest/batches-create-batch and
+    # .../openai/authoring-reference-preview. "pending", "running" and "uploaded" of a file that
+    # cannot be used yet: .../rest/api/azureopenai/files.
     "azure": Shape(waits_for_file=True, key_header="api-key"),
-    # As OpenAI, under /openai/v1; "The file can be up to 100 MB in size", windows "from `24h` to `7d`", chat only:
-    # groq-python, its batch_create_params, and console.groq.com/docs/batch.
-    "groq": Shape(endpoints=frozenset({CHAT}), limits=LIMITS._replace(total_bytes=100_000_000, line_bytes=100_000_000)),
-    # /files/upload as a form with `file_name`, purpose batch-api (docs.together.ai/reference/upload-file); `job` around
-    # what was created, the list without a frame and without pages, statuses in capitals, no metadata, no counts
-    # (together-python, its resources and types of batches); lines of custom_id and body, 50,000 requests and 100 MB
+    # As OpenAI, under /openai/v1; "The file can be up to 100 MB in size", windows "from `24h` to
+    # `7d`", chat only: groq-python, its batch_create_params, and console.groq.com/docs/batch.
+    "groq": Shape(
+        endpoints=frozenset({CHAT}),
+        limits=LIMITS._replace(total_bytes=100_000_000, line_bytes=100_000_000),
+    ),
+    # /files/upload as a form with `file_name`, purpose batch-api
+    # (docs.together.ai/reference/upload-file); `job` around what was created, the list without a
+    # frame and without pages, statuses in capitals, no metadata, no counts (together-python, its
+    # resources and types of batches); lines of custom_id and body, 50,000 requests and 100 MB
     # (docs.together.ai/docs/inference/batch).
     "together": Shape(
         purpose="batch-api",
@@ -117,8 +128,9 @@ SHAPES: Final[Mapping[str, Shape]] = {
         shown=_shown_together,
         limits=LIMITS._replace(total_bytes=100_000_000, line_bytes=100_000_000),
     ),
-    # /v1/batch/jobs with its own words and fields, pages by number (mistralai/client-python, docs/sdks/batchjobs and
-    # docs/sdks/files; docs.mistral.ai/capabilities/batch). How large a file may be is not said beside 512 MB for files.
+    # /v1/batch/jobs with its own words and fields, pages by number (mistralai/client-python,
+    # docs/sdks/batchjobs and docs/sdks/files; docs.mistral.ai/capabilities/batch). How large a file
+    # may be is not said beside 512 MB for files.
     "mistral": Shape(
         files_query={"purpose": "batch", "page_size": "100"},
         files=NUMBERED,

@@ -1,8 +1,9 @@
-"""The files of packed batches: the provider's input, the request bodies, and which document each id means.
+"""The files of packed batches: the provider's input, the request bodies, and which document each id
+means.
 
-They are a cache: what they hold is made again where a disk is gone, see ``packer.py``. Which documents a batch has is kept in
-SQL besides, so that answers that were paid for find them whatever became of the source. A folder has its name only once all
-of it is on the disk.
+They are a cache: what they hold is made again where a disk is gone, see ``packer.py``. Which
+documents a batch has is kept in SQL besides, so that answers that were paid for find them whatever
+became of the source. A folder has its name only once all of it is on the disk.
 """
 
 from __future__ import annotations
@@ -31,7 +32,9 @@ KEPT_BYTES_MAX: Final = (
     8 * 1024 * 1024
 )  # of the ids of one batch in SQL, compressed; a batch with more keeps none there
 _TOGETHER: Final = 500  # ids that are compressed in one call
-_FAST: Final = 1  # of zlib's levels: ids that follow one another are a tenth of their size all the same
+_FAST: Final = (
+    1  # of zlib's levels: ids that follow one another are a tenth of their size all the same
+)
 _UNDONE: Final = ".part"
 _OURS: Final = re.compile(r"[0-9a-f]{32}(-\d+\.part)?")
 
@@ -58,15 +61,24 @@ class PackedDocument(NamedTuple):
     @property
     def used(self) -> tuple[int, ...]:
         """By earlier batches."""
-        return self.attempts, self.calls, self.prompt_tokens, self.completion_tokens, self.cost_microusd
+        return (
+            self.attempts,
+            self.calls,
+            self.prompt_tokens,
+            self.completion_tokens,
+            self.cost_microusd,
+        )
 
 
 def packed_before(kept: bytes, id_chars: int) -> Iterator[PackedDocument]:
-    """Documents of a batch, in the order of its lines, from what a ``PackedWriter`` kept of them. ``id_chars``: the longest
-    custom_id of its provider."""
+    """Documents of a batch, in the order of its lines, from what a ``PackedWriter`` kept of them.
+
+    ``id_chars``: the longest custom_id of its provider."""
     for document in kept_documents(kept):
         name = custom_id(document.doc_id, id_chars)
-        yield PackedDocument(name, document.doc_id, document.position, *(document.used or (0, 0, 0, 0, 0)))
+        yield PackedDocument(
+            name, document.doc_id, document.position, *(document.used or (0, 0, 0, 0, 0))
+        )
 
 
 class PackedBatch:
@@ -90,7 +102,8 @@ class PackedBatch:
                 yield PackedDocument(*orjson.loads(line))
 
     def by_id(self) -> dict[str, PackedDocument]:
-        """All of them: the one thing of a batch that is held in memory, while its answers are read."""
+        """All of them: the one thing of a batch that is held in memory, while its answers are
+        read."""
         return {document.custom_id: document for document in self.documents()}
 
     def bodies(self, documents: Collection[PackedDocument]) -> list[bytes]:
@@ -117,11 +130,16 @@ class PackedFolder:
         self._place.mkdir(parents=True, exist_ok=True, mode=0o700)
 
     def sweep(self, wanted: Container[str]) -> None:
-        """Remove what belongs to none of the ``wanted`` batches and was left for some time: other workers may write here."""
+        """Remove what belongs to none of the ``wanted`` batches and was left for some time: other
+        workers may write here."""
         long_ago = time.time() - LEFT_S
         for folder in self._place.iterdir():
             with contextlib.suppress(OSError):
-                if folder.name not in wanted and _OURS.fullmatch(folder.name) and folder.stat().st_mtime < long_ago:
+                if (
+                    folder.name not in wanted
+                    and _OURS.fullmatch(folder.name)
+                    and folder.stat().st_mtime < long_ago
+                ):
                     shutil.rmtree(folder, ignore_errors=True)
 
     def batch(self, tag: str) -> PackedBatch:
@@ -131,7 +149,9 @@ class PackedFolder:
         return PackedWriter(self._place / tag, self._place / f"{tag}-{os.getpid()}{_UNDONE}")
 
     def rename(self, tag: str, to: str) -> None:
-        """The files of a batch that another one takes the place of. Where they are gone they are made again."""
+        """The files of a batch that another one takes the place of.
+
+        Where they are gone they are made again."""
         if self.batch(tag).is_there:
             (self._place / tag).rename(self._place / to)
 
@@ -145,7 +165,8 @@ class PackedWriter:
         undone.mkdir(parents=True, mode=0o700)
         self._files = ExitStack()
         self._input, self._bodies, self._ids = (
-            self._files.enter_context(os.fdopen(_made(undone / name), "wb")) for name in (INPUT, BODIES, IDS)
+            self._files.enter_context(os.fdopen(_made(undone / name), "wb"))
+            for name in (INPUT, BODIES, IDS)
         )
         self._names = set[str]()
         self._compress = zlib.compressobj(_FAST)
@@ -162,7 +183,9 @@ class PackedWriter:
         offset, size = self.add_body(body)
         self.add_name(document._replace(offset=offset, size=size))
         used = document.used
-        self._told.append(KeptDocument(document.doc_id, document.position, used if any(used) else ()).to_line())
+        self._told.append(
+            KeptDocument(document.doc_id, document.position, used if any(used) else ()).to_line()
+        )
         if len(self._told) >= _TOGETHER:
             self._keep()
         self.size += len(line)
@@ -181,7 +204,9 @@ class PackedWriter:
         self.requests += 1
 
     def kept(self) -> bytes | None:
-        """Its documents, for SQL; None where they are too much for that. Once, when all were added."""
+        """Its documents, for SQL; None where they are too much for that.
+
+        Once, when all were added."""
         self._keep(ends=True)
         return b"".join(self._kept) if self._kept_bytes <= KEPT_BYTES_MAX else None
 

@@ -1,7 +1,9 @@
-"""Packs documents straight from their source into provider batches, a window at a time, and packs lost files again.
+"""Packs documents straight from their source into provider batches, a window at a time, and packs
+lost files again.
 
-A window is read, written to the disk, and then one transaction notes its batches and moves the feed's cursor. If the process
-dies before that, the next leader packs the same window again; nothing was sent by then.
+A window is read, written to the disk, and then one transaction notes its batches and moves the
+feed's cursor. If the process dies before that, the next leader packs the same window again; nothing
+was sent by then.
 """
 
 from __future__ import annotations
@@ -45,7 +47,9 @@ log = logging.getLogger(__name__)
 
 ROWS_READ: Final = 500  # looked up in the ledger together
 BYTES_READ: Final = 16 * 1024 * 1024  # of their requests
-REQUESTS_MAX: Final = 100_000  # in one batch, whatever a provider allows: their ids are held in memory
+REQUESTS_MAX: Final = (
+    100_000  # in one batch, whatever a provider allows: their ids are held in memory
+)
 
 Row = Document | BadRow
 
@@ -57,8 +61,15 @@ class Stopped(Exception):
 class Packer:
     """Called in threads, one call at a time."""
 
-    def __init__(self, settings: WorkerSettings, database: Database, folder: PackedFolder, owner: str) -> None:
-        self._settings, self._database, self._folder, self._owner = settings, database, folder, owner
+    def __init__(
+        self, settings: WorkerSettings, database: Database, folder: PackedFolder, owner: str
+    ) -> None:
+        self._settings, self._database, self._folder, self._owner = (
+            settings,
+            database,
+            folder,
+            owner,
+        )
         self._jobs, self._outcomes = JobStore(database), OutcomeStore(database)
         self._batches, self._remainders = ProviderBatchStore(database), RemainderStore(database)
         self._lease_s = settings.visibility_timeout_s
@@ -67,17 +78,20 @@ class Packer:
     def pack_feed(
         self, job: Job, spec: JobSpec, feed: Feed, provider: BatchProvider, most: int | None = None
     ) -> tuple[Feed, int]:
-        """Pack the next window of a feed that this process leads, ``most`` documents in a batch at most; returns the feed behind
-        it, and how many batches it became.
+        """Pack the next window of a feed that this process leads, ``most`` documents in a batch at
+        most; returns the feed behind it, and how many batches it became.
 
-        Raises SourceChanged, SourceUnavailable, FeedLost, Stopped, OSError and errors of the database.
+        Raises SourceChanged, SourceUnavailable, FeedLost, Stopped, OSError and errors of the
+        database.
         """
         source = source_of(self._database, job, feed, self._settings, spec)
         if feed.kind is FeedKind.SPOOL:
             return self._move_spool(feed, source), 0
         terms = self._terms(spec, feed)
         window = Window(
-            self._folder, provider, replace(terms, requests_max=min(most or REQUESTS_MAX, terms.requests_max))
+            self._folder,
+            provider,
+            replace(terms, requests_max=min(most or REQUESTS_MAX, terms.requests_max)),
         )
         try:
             cursor, exhausted = self._fill(window, feed, source, has_moved=job.moves > 0)
@@ -90,18 +104,28 @@ class Packer:
         if packed or exhausted or cursor != feed.cursor:
             with self._removed_on_error(packed):
                 self._batches.add_of_feed(
-                    feed, self._owner, self._lease_s, packed, cursor=cursor, exhausted=exhausted, ids=window.kept
+                    feed,
+                    self._owner,
+                    self._lease_s,
+                    packed,
+                    cursor=cursor,
+                    exhausted=exhausted,
+                    ids=window.kept,
                 )
         return replace(feed, cursor=cursor, exhausted=exhausted), len(packed)
 
     def pack_remainders(
         self, job: Job, spec: JobSpec, feed: Feed, provider: BatchProvider, most: int | None = None
     ) -> int:
-        """Pack documents that earlier batches left, ``most`` of them at most. Raises as ``pack_feed`` does, but for FeedLost."""
+        """Pack documents that earlier batches left, ``most`` of them at most.
+
+        Raises as ``pack_feed`` does, but for FeedLost."""
         source = source_of(self._database, job, feed, self._settings, spec)
         terms = self._terms(spec, feed)
         window = Window(
-            self._folder, provider, replace(terms, requests_max=min(most or REQUESTS_MAX, terms.requests_max))
+            self._folder,
+            provider,
+            replace(terms, requests_max=min(most or REQUESTS_MAX, terms.requests_max)),
         )
         changed = list[DeadLetter]()
         try:
@@ -115,25 +139,40 @@ class Packer:
             raise
         if changed or window.letters:
             self._batches.settle("", [], [*changed, *window.letters], [])
-        if packed and not self._batches.add_of_remainders(self._owner, self._lease_s, packed, window.kept):
+        if packed and not self._batches.add_of_remainders(
+            self._owner, self._lease_s, packed, window.kept
+        ):
             for batch, _ in packed:
                 self._folder.batch(batch.tag).remove()
             return 0
         return len(packed)
 
-    def files(self, job: Job, spec: JobSpec, batch: ProviderBatch, provider: BatchProvider) -> PackedBatch:
-        """The files of a batch, made again where they are gone from this disk. Raises as ``pack_feed`` does, but for FeedLost."""
+    def files(
+        self, job: Job, spec: JobSpec, batch: ProviderBatch, provider: BatchProvider
+    ) -> PackedBatch:
+        """The files of a batch, made again where they are gone from this disk.
+
+        Raises as ``pack_feed`` does, but for FeedLost."""
         packed = self._folder.batch(batch.tag)
         if packed.is_there:
             return packed
-        feed = next(feed for feed in self._jobs.feeds(job.job_id) if feed.generation == batch.generation)
+        feed = next(
+            feed for feed in self._jobs.feeds(job.job_id) if feed.generation == batch.generation
+        )
         kept = None if batch.remote_id is None else self._batches.kept_ids(batch.tag)
         writer = self._folder.writer(batch.tag)
         try:
             if kept is None:
                 self._pack_again(writer, job, spec, feed, batch, provider)
             else:
-                self._restore(writer, job, spec, feed, batch, list(packed_before(kept, provider.limits.id_chars)))
+                self._restore(
+                    writer,
+                    job,
+                    spec,
+                    feed,
+                    batch,
+                    list(packed_before(kept, provider.limits.id_chars)),
+                )
             writer.close()
         except BaseException:
             writer.discard()
@@ -141,7 +180,13 @@ class Packer:
         return packed
 
     def _pack_again(
-        self, writer: PackedWriter, job: Job, spec: JobSpec, feed: Feed, batch: ProviderBatch, provider: BatchProvider
+        self,
+        writer: PackedWriter,
+        job: Job,
+        spec: JobSpec,
+        feed: Feed,
+        batch: ProviderBatch,
+        provider: BatchProvider,
     ) -> None:
         terms = self._terms(spec, feed)
         for document, before in self._documents_of(job, spec, feed, batch, terms):
@@ -159,20 +204,29 @@ class Packer:
         batch: ProviderBatch,
         documents: Sequence[PackedDocument],
     ) -> None:
-        """Its documents as the journal has them, so that no answer is lost; requests as far as the source still has them."""
+        """Its documents as the journal has them, so that no answer is lost; requests as far as the
+        source still has them."""
         places, wanted = dict[str, tuple[int, int]](), {document.doc_id for document in documents}
         try:
             for document, _ in self._documents_of(job, spec, feed, batch, self._terms(spec, feed)):
                 if document.doc_id in wanted and document.doc_id not in places:
                     places[document.doc_id] = writer.add_body(document.body)
         except SourceError as error:
-            if isinstance(error, SourceUnavailable) and job.state in (JobState.RUNNING, JobState.PAUSED):
+            if isinstance(error, SourceUnavailable) and job.state in (
+                JobState.RUNNING,
+                JobState.PAUSED,
+            ):
                 raise  # it may be back soon
             log.warning(
-                "provider batch %s of job %s: its packed files are gone, and %d requests of %d cannot be read again (%s); its "
-                "answers are stored all the same, and dead letters among them have no request", batch.tag, batch.job_id,
-                len(documents) - len(places), len(documents), error,
-            )  # fmt: skip
+                "provider batch %s of job %s: its packed files are gone, and %d requests of %d "
+                "cannot be read again (%s); its answers are stored all the same, and dead letters "
+                "among them have no request",
+                batch.tag,
+                batch.job_id,
+                len(documents) - len(places),
+                len(documents),
+                error,
+            )
         for one in documents:
             offset, size = places.get(one.doc_id, (0, 0))
             writer.add_name(one._replace(offset=offset, size=size))
@@ -193,18 +247,27 @@ class Packer:
             provider.prices_of,
         )
 
-    def _fill(self, window: Window, feed: Feed, source: Source, *, has_moved: bool) -> tuple[dict[str, Any], bool]:
-        """The cursor behind the last document of the window, and whether the source has ended with it."""
+    def _fill(
+        self, window: Window, feed: Feed, source: Source, *, has_moved: bool
+    ) -> tuple[dict[str, Any], bool]:
+        """The cursor behind the last document of the window, and whether the source has ended with
+        it."""
         cursor = dict(feed.cursor)
         refused_lines = self._refused_lines(feed)
         for rows in _groups(source.documents(feed.cursor)):
             self._go_on()
             self._settle_bad(feed, rows, refused_lines)
-            documents = [row for row in rows if isinstance(row, Document) and row.line not in refused_lines]
+            documents = [
+                row for row in rows if isinstance(row, Document) and row.line not in refused_lines
+            ]
             done = self._outcomes.terminal(_key(feed, document) for document in documents)
             if has_moved:  # what a feeder has read beyond its cursor waits as remainders do
                 done |= self._remainders.known([_key(feed, document) for document in documents])
-            wanted = {document.doc_id: document for document in documents if _key(feed, document) not in done}
+            wanted = {
+                document.doc_id: document
+                for document in documents
+                if _key(feed, document) not in done
+            }
             for row in rows:
                 document = wanted.pop(row.doc_id, None) if isinstance(row, Document) else None
                 if document is not None and not window.add(document, _new(feed, document)):
@@ -215,7 +278,9 @@ class Packer:
     def _documents_of(
         self, job: Job, spec: JobSpec, feed: Feed, batch: ProviderBatch, terms: Terms
     ) -> Iterator[tuple[Document, Remainder]]:
-        """Those that a batch has. Where the provider has its file already, also those of its part of the source that had an
+        """Those that a batch has.
+
+        Where the provider has its file already, also those of its part of the source that had an
         outcome when it was packed: looking for their answers does no harm."""
         if batch.cursor_before is None or batch.cursor_behind is None:
             source = source_of(self._database, job, feed, self._settings, spec)
@@ -226,14 +291,26 @@ class Packer:
             return
         is_sent = batch.file_id is not None or batch.remote_id is not None
         part = replace(feed, ends_at=batch.cursor_behind)
-        source, refused_lines = source_of(self._database, job, part, self._settings, spec), self._refused_lines(feed)
+        source, refused_lines = (
+            source_of(self._database, job, part, self._settings, spec),
+            self._refused_lines(feed),
+        )
         for rows in _groups(source.documents(batch.cursor_before)):
             self._go_on()
-            documents = [row for row in rows if isinstance(row, Document) and row.line not in refused_lines]
-            done = set() if is_sent else self._outcomes.terminal(_key(feed, document) for document in documents)
+            documents = [
+                row for row in rows if isinstance(row, Document) and row.line not in refused_lines
+            ]
+            done = (
+                set()
+                if is_sent
+                else self._outcomes.terminal(_key(feed, document) for document in documents)
+            )
             wanted = (batch.model, batch.endpoint)
             for document in documents:
-                if _key(feed, document) not in done and terms.kind_of(document.body, document.endpoint) == wanted:
+                if (
+                    _key(feed, document) not in done
+                    and terms.kind_of(document.body, document.endpoint) == wanted
+                ):
                     yield document, _new(feed, document)
 
     def _unfinished(self, found: Iterable[Remainder]) -> Iterator[Remainder]:
@@ -246,7 +323,8 @@ class Packer:
             yield from (one for one in some if one.key not in done)
 
     def _move_spool(self, feed: Feed, source: Source) -> Feed:
-        """Documents of an open job come as they like: they wait as remainders do, and are packed when they are many or old."""
+        """Documents of an open job come as they like: they wait as remainders do, and are packed
+        when they are many or old."""
         documents = [row for row in source.documents(feed.cursor) if isinstance(row, Document)]
         ended = source.ended()
         if documents or ended:
@@ -256,7 +334,11 @@ class Packer:
         return replace(feed, exhausted=ended)
 
     def _refused_lines(self, feed: Feed) -> frozenset[int]:
-        return self._outcomes.refused_lines(feed.job_id) if feed.kind is FeedKind.SOURCE else frozenset()
+        return (
+            self._outcomes.refused_lines(feed.job_id)
+            if feed.kind is FeedKind.SOURCE
+            else frozenset()
+        )
 
     def _settle_bad(self, feed: Feed, rows: Sequence[Row], refused_lines: frozenset[int]) -> None:
         """As feeders do: those of a file were settled at submit."""
@@ -264,14 +346,17 @@ class Packer:
         if bad and feed.kind is FeedKind.SOURCE:
             bad = changed_since(bad, refused_lines)
         letters = [
-            refused(row, ItemKey(feed.job_id, feed.generation, row.doc_id)) for row in bad if row.doc_id is not None
+            refused(row, ItemKey(feed.job_id, feed.generation, row.doc_id))
+            for row in bad
+            if row.doc_id is not None
         ]
         if letters:
             self._outcomes.settle([], letters)
 
     @contextlib.contextmanager
     def _removed_on_error(self, packed: Iterable[NewProviderBatch]) -> Iterator[None]:
-        """Files of batches that were not noted, or of which that is not known: then they are packed again."""
+        """Files of batches that were not noted, or of which that is not known: then they are packed
+        again."""
         try:
             yield
         except BaseException:
@@ -304,7 +389,8 @@ def batched(found: Iterable[Remainder], size: int) -> Iterator[list[Remainder]]:
 
 
 def _fetch(source: Source, one: Remainder, changed: list[DeadLetter]) -> Document | None:
-    """The document again; None, and a dead letter in ``changed``, where a row of a table is not what it was."""
+    """The document again; None, and a dead letter in ``changed``, where a row of a table is not
+    what it was."""
     try:
         return source.fetch(one.position)
     except RowChanged as error:

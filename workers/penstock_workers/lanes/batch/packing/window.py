@@ -1,8 +1,8 @@
-"""The batches that are being packed side by side: a provider batch has one model and one endpoint, so there is one for each
-pair of them.
+"""The batches that are being packed side by side: a provider batch has one model and one endpoint,
+so there is one for each pair of them.
 
-A window ends when one of them is full. All of them then have the same two cursors of the source, and differ in
-their models or endpoints.
+A window ends when one of them is full. All of them then have the same two cursors of the source,
+and differ in their models or endpoints.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ from penstock_workers.lanes.batch.packing.packed import PackedDocument, PackedFo
 from penstock_workers.lanes.batch.provider import BadLine, BatchProvider, LineTooLong
 
 SAME_ID: Final = (
-    "another document of its batch has the same custom_id {}, which is made of their ids; give one of them another id"
+    "another document of its batch has the same custom_id {}, which is made of their ids; give one "
+    "of them another id"
 )
 OPEN_MAX: Final = 32  # packed side by side: each has three files open
 
@@ -54,13 +55,23 @@ class Terms:
 def line_of(
     provider: BatchProvider, terms: Terms, document: Document, before: Remainder
 ) -> tuple[PackedDocument, bytes]:
-    """One document as the provider reads it. ``before``: what it used up until now. Raises BadLine and LineTooLong."""
+    """One document as the provider reads it.
+
+    ``before``: what it used up until now. Raises BadLine and LineTooLong."""
     name = custom_id(document.doc_id, provider.limits.id_chars)
     line = provider.line(name, document.endpoint or terms.endpoint, document.body)
     most = min(provider.limits.line_bytes, provider.limits.total_bytes)
     if len(line) > most:
-        raise LineTooLong(f"its line has {len(line)} bytes; one of a batch at {terms.provider} has at most {most}")
-    used = (before.attempts, before.calls, before.prompt_tokens, before.completion_tokens, before.cost_microusd)
+        raise LineTooLong(
+            f"its line has {len(line)} bytes; one of a batch at {terms.provider} has at most {most}"
+        )
+    used = (
+        before.attempts,
+        before.calls,
+        before.prompt_tokens,
+        before.completion_tokens,
+        before.cost_microusd,
+    )
     return PackedDocument(name, document.doc_id, before.position, *used), line
 
 
@@ -81,10 +92,14 @@ class Window:
         self._estimator = Estimator()
         self._open: dict[Kind, _Open] = {}
         self.letters: list[DeadLetter] = []  # of documents that can be no line of a batch
-        self.kept: dict[str, bytes] = {}  # the documents of each batch for SQL, by tag, once it is closed
+        self.kept: dict[
+            str, bytes
+        ] = {}  # the documents of each batch for SQL, by tag, once it is closed
 
     def add(self, row: Document, before: Remainder) -> bool:
-        """False, and the document is not in: the window has come to its end. ``before``: what it used up until now."""
+        """False, and the document is not in: the window has come to its end.
+
+        ``before``: what it used up until now."""
         try:
             document, line = line_of(self._provider, self._terms, row, before)
         except BadLine as error:
@@ -104,7 +119,9 @@ class Window:
             packing = self._open[kind] = _Open(tag, self._folder.writer(tag))
         elif packing.writer.has(document.custom_id):
             if before.key not in packing.keys:  # else the source shows the same document twice
-                self.letters.append(_letter(before, "bad_request", SAME_ID.format(document.custom_id), row))
+                self.letters.append(
+                    _letter(before, "bad_request", SAME_ID.format(document.custom_id), row)
+                )
             return True
         elif self._is_full(packing, len(line), tokens):
             return False
@@ -125,10 +142,20 @@ class Window:
             if (kept := packing.writer.kept()) is not None:
                 self.kept[packing.tag] = kept
             batch = NewProviderBatch(
-                packing.tag, terms.job_id, terms.generation, terms.provider, terms.kind, model, endpoint,
-                cursor_before, cursor_behind, packing.writer.requests, packing.writer.size, packing.tokens,
+                packing.tag,
+                terms.job_id,
+                terms.generation,
+                terms.provider,
+                terms.kind,
+                model,
+                endpoint,
+                cursor_before,
+                cursor_behind,
+                packing.writer.requests,
+                packing.writer.size,
+                packing.tokens,
                 packing.may_cost_microusd,
-            )  # fmt: skip
+            )
             packed.append((batch, packing.keys))
         return packed
 
@@ -137,7 +164,8 @@ class Window:
             packing.writer.discard()
 
     def _may_cost(self, model: str | None, body: bytes, prompt_tokens: int) -> int:
-        """Where a request does not say how long its answer may be, as long as the first estimates of other lanes have it."""
+        """Where a request does not say how long its answer may be, as long as the first estimates
+        of other lanes have it."""
         prices = self._terms.prices_of(model)
         if prices is None:
             return 0

@@ -1,9 +1,11 @@
-"""The dynamic batcher: texts wait in length buckets while the encoder computes, and go in batches of alike ones.
+"""The dynamic batcher: texts wait in length buckets while the encoder computes, and go in batches
+of alike ones.
 
-The encoder has one thread of its own and computes one batch at a time; a second thread builds the next one meanwhile, if
-enough texts wait to fill it. Everything else is on the event loop, where ``_turn`` is the page to read. When a batch fails,
-each of its halves is tried by itself, and so on down to the row that is at fault. An encoder that hangs, that has lost its
-device or that fails at everything is lost: no text is at fault then.
+The encoder has one thread of its own and computes one batch at a time; a second thread builds the
+next one meanwhile, if enough texts wait to fill it. Everything else is on the event loop, where
+``_turn`` is the page to read. When a batch fails, each of its halves is tried by itself, and so on
+down to the row that is at fault. An encoder that hangs, that has lost its device or that fails at
+everything is lost: no text is at fault then.
 """
 
 from __future__ import annotations
@@ -35,8 +37,11 @@ from penstock_workers.lanes.engine_life.failing import FailureRun
 log = logging.getLogger(__name__)
 
 MAX_WAITING_ROWS = 65_536  # a request above this is put off; some 100 MB of token ids at 500 each
-BATCHES_IN_HAND = 2  # one that is computed, and one that is built: rows of a third are better chosen later
-LOOK_AGAIN = 0.25  # batches that have to come before the next is looked for again, while its rows were too unlike
+BATCHES_IN_HAND = (
+    2  # one that is computed, and one that is built: rows of a third are better chosen later
+)
+# batches that have to come before the next is looked for again, while its rows were too unlike
+LOOK_AGAIN = 0.25
 
 
 class NoRoom(Exception):
@@ -94,10 +99,12 @@ class Batcher:
     async def encode(
         self, texts: Sequence[TokenIds], priority: Priority = "normal", tell: Tell = ignored
     ) -> list[Vector]:
-        """The vectors of these texts, in their order. Raises NoRoom, EncodingFailed and EncoderLost.
+        """The vectors of these texts, in their order.
 
-        ``tell`` is called with true when a batch with some of them begins, and with false when it ends.
-        Cancelled, what still waits leaves its bucket.
+        Raises NoRoom, EncodingFailed and EncoderLost.
+
+        ``tell`` is called with true when a batch with some of them begins, and with false when it
+        ends. Cancelled, what still waits leaves its bucket.
         """
         if self._lost:
             raise EncoderLost(self._lost)
@@ -137,10 +144,11 @@ class Batcher:
         await asyncio.gather(*self._in_hand, return_exceptions=True)
         self._computing.end()
 
-    # -- the recipe --------------------------------------------------------------------------------------------------
+    # -- the recipe --------------------------------------------------------------------------------
 
     def _turn(self) -> None:
-        """Take the next batch, if the encoder is free and one is ready; else look again when the oldest is due.
+        """Take the next batch, if the encoder is free and one is ready; else look again when the
+        oldest is due.
 
         While it computes, one more is taken, if it is full.
         """
@@ -164,7 +172,10 @@ class Batcher:
         """Looking costs as much as a batch has rows, so it is not done for each text that comes."""
         if not self._in_hand:
             return True
-        return len(self._in_hand) < BATCHES_IN_HAND and self._buckets.batches(self._budget.limit) >= self._ahead_from
+        return (
+            len(self._in_hand) < BATCHES_IN_HAND
+            and self._buckets.batches(self._budget.limit) >= self._ahead_from
+        )
 
     def _put_down(self, rows: list[TextRow], task: asyncio.Task[None]) -> None:
         """However it ended, even before it began."""
@@ -236,7 +247,11 @@ class Batcher:
         elif len(rows) == 1:
             _fail(rows, EncodingFailed(broken.words))
         else:
-            log.warning("a batch of %d texts failed (%s); each half is tried by itself", len(rows), broken.words)
+            log.warning(
+                "a batch of %d texts failed (%s); each half is tried by itself",
+                len(rows),
+                broken.words,
+            )
             middle = len(rows) // 2
             await self._encode_rows(rows[:middle])
             await self._encode_rows(rows[middle:])
@@ -249,10 +264,15 @@ class Batcher:
             self._on_lost(why)
 
     def _note(self, rows: Sequence[TextRow], came: Vectors) -> None:
-        tokens, waited_s = sum(row.length for row in rows), came.began - min(row.arrived for row in rows)
+        tokens, waited_s = (
+            sum(row.length for row in rows),
+            came.began - min(row.arrived for row in rows),
+        )
         if len(self._buckets):
             self._budget.computed(tokens, came.seconds)
-        self.figures.add(Computed(self._loop.time(), len(rows), tokens, padded_tokens(rows), waited_s))
+        self.figures.add(
+            Computed(self._loop.time(), len(rows), tokens, padded_tokens(rows), waited_s)
+        )
 
 
 def _fail(rows: Iterable[TextRow], error: Exception) -> None:

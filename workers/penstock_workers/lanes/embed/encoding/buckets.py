@@ -1,8 +1,9 @@
-"""Texts that wait for the encoder, and which go together: rows in buckets by length, batches of neighbours in length.
+"""Texts that wait for the encoder, and which go together: rows in buckets by length, batches of
+neighbours in length.
 
-An encoder computes a rectangle, as long as its longest row; what is not text in it is padding, computed for nothing.
-Batches in order of arrival spend three quarters of a CPU on that (benchmarks/RESULTS.md). No clock in here: callers
-pass the time.
+An encoder computes a rectangle, as long as its longest row; what is not text in it is padding,
+computed for nothing. Batches in order of arrival spend three quarters of a CPU on that
+(benchmarks/RESULTS.md). No clock in here: callers pass the time.
 """
 
 from __future__ import annotations
@@ -15,14 +16,20 @@ from typing import Any
 
 from penstock_producer.job.spec import Priority
 
-STEPS_PER_DOUBLING = 8  # rows of one bucket differ by at most an eighth in length: little padding among themselves
-MIN_EFFICIENCY = 0.75  # a fuller batch gains a CPU nothing beyond a few rows, and padding costs it as much as text does
-# How much later than it came a row is treated as having come. Fixed when it comes, so a row that waits goes before any
-# newcomer in the end: urgent rows overtake a low one for a minute, and then none does.
+STEPS_PER_DOUBLING = (
+    8  # rows of one bucket differ by at most an eighth in length: little padding among themselves
+)
+# a fuller batch gains a CPU nothing beyond a few rows, and padding costs it as much as text does
+MIN_EFFICIENCY = 0.75
+# How much later than it came a row is treated as having come. Fixed when it comes, so a row that
+# waits goes before any newcomer in the end: urgent rows overtake a low one for a minute, and then
+# none does.
 HANDICAPS_S: Mapping[Priority, float] = {"urgent": 0.0, "normal": 5.0, "low": 60.0}
 
 TokenIds = Sequence[int]
-Tell = Callable[[bool], None]  # called with true when the encoder begins the row, with false when it ends
+Tell = Callable[
+    [bool], None
+]  # called with true when the encoder begins the row, with false when it ends
 Vector = Any  # a row of float32: numpy's from a real encoder, any sequence of floats from another
 
 
@@ -32,7 +39,9 @@ def ignored(_: bool) -> None:
 
 @dataclass(slots=True, eq=False)
 class TextRow:
-    """One text on its way to the encoder. ``future`` ends with its vector; cancelled, it is not wanted any more."""
+    """One text on its way to the encoder.
+
+    ``future`` ends with its vector; cancelled, it is not wanted any more."""
 
     ids: TokenIds
     arrived: float  # seconds on the batcher's clock
@@ -51,7 +60,8 @@ class TextRow:
 
 
 def bucket_of(length: int) -> int:
-    """Grows with the length: exact up to sixteen tokens, then ``STEPS_PER_DOUBLING`` buckets from each power of two."""
+    """Grows with the length: exact up to sixteen tokens, then ``STEPS_PER_DOUBLING`` buckets from
+    each power of two."""
     shift = max(0, length.bit_length() - STEPS_PER_DOUBLING.bit_length())
     return shift * STEPS_PER_DOUBLING + (length >> shift)
 
@@ -97,7 +107,8 @@ class Buckets:
             del self._lines[number]
 
     def due(self) -> float:
-        """When the oldest row will have waited for the whole window: then a batch goes, full or not."""
+        """When the oldest row will have waited for the whole window: then a batch goes, full or
+        not."""
         return min(row.arrived for row in self._heads()) + self._window_s
 
     def batches(self, token_budget: int) -> float:
@@ -105,8 +116,9 @@ class Buckets:
         return max(self._tokens / token_budget, self._count / self._batch_items)
 
     def take(self, now: float, token_budget: int, *, only_full: bool = False) -> list[TextRow]:
-        """The next batch, taken out; none while it pays to wait for more, or ``only_full`` and it is not. Its padded tokens
-        fit into the budget, unless it is a single row that is longer than all of it."""
+        """The next batch, taken out; none while it pays to wait for more, or ``only_full`` and it
+        is not. Its padded tokens fit into the budget, unless it is a single row that is longer than
+        all of it."""
         if not self._count:
             return []
         rows, full = self._around(min(self._heads(), key=_rank), token_budget)
@@ -126,7 +138,8 @@ class Buckets:
         return (next(iter(line)) for lines in self._lines.values() for line in lines.values())
 
     def _around(self, leader: TextRow, token_budget: int) -> tuple[list[TextRow], bool]:
-        """The leader and its neighbours in length, nearest first, and whether no other row of their length fits."""
+        """The leader and its neighbours in length, nearest first, and whether no other row of their
+        length fits."""
         rows, longest, real = [leader], leader.length, leader.length
         for number in self._outwards(bucket_of(leader.length)):
             for row in merge(*self._lines[number].values(), key=_rank):
@@ -143,7 +156,8 @@ class Buckets:
         return rows, full
 
     def _outwards(self, home: int) -> list[int]:
-        """The buckets by their distance from ``home``, of two equally far the shorter first: it adds no padding."""
+        """The buckets by their distance from ``home``, of two equally far the shorter first: it
+        adds no padding."""
         return sorted(self._lines, key=lambda number: (abs(number - home), number))
 
 

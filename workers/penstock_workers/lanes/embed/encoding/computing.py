@@ -1,4 +1,6 @@
-"""One batch on the encoder's thread, and what came of it. Errors end here: one that lives holds the tensors of its batch."""
+"""One batch on the encoder's thread, and what came of it.
+
+Errors end here: one that lives holds the tensors of its batch."""
 
 from __future__ import annotations
 
@@ -54,7 +56,12 @@ class Computing:
         stall_s: float | None = None,
         failpoints: Failpoints | None = None,
     ) -> None:
-        self._encoder, self._thread, self._builder, self._stall_s = encoder, thread, builder, stall_s
+        self._encoder, self._thread, self._builder, self._stall_s = (
+            encoder,
+            thread,
+            builder,
+            stall_s,
+        )
         self._failpoints = failpoints or Failpoints()
 
     async def build(self, ids: Sequence[TokenIds]) -> Built | Broken:
@@ -68,15 +75,24 @@ class Computing:
         self, thread: Executor, limit_s: float, call: Callable[[Any], T | Broken], given: object
     ) -> T | Broken:
         try:
-            return await asyncio.wait_for(asyncio.get_running_loop().run_in_executor(thread, call, given), limit_s)
+            return await asyncio.wait_for(
+                asyncio.get_running_loop().run_in_executor(thread, call, given), limit_s
+            )
         except TimeoutError:
-            return Broken(f"the encoder hangs: no end of a batch after {limit_s:g} s (embed.stall_s)", lost=True)
+            return Broken(
+                f"the encoder hangs: no end of a batch after {limit_s:g} s (embed.stall_s)",
+                lost=True,
+            )
 
     async def fails_at_everything(self) -> str | None:
         """Whether it cannot compute a single token, either; then in words."""
         built = await self.build([[PROBE if self._encoder.vocabulary > PROBE else 0]])
         came = built if isinstance(built, Broken) else await self.batch(built)
-        return None if isinstance(came, Vectors) else f"the encoder fails at everything, one token too: {came.words}"
+        return (
+            None
+            if isinstance(came, Vectors)
+            else f"the encoder fails at everything, one token too: {came.words}"
+        )
 
     def end(self) -> None:
         for thread in (self._builder, self._thread):

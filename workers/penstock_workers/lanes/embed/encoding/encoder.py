@@ -1,7 +1,8 @@
-"""What turns token ids into vectors: the seam, and its real side, a sentence-transformers model on a CPU or a GPU.
+"""What turns token ids into vectors: the seam, and its real side, a sentence-transformers model on
+a CPU or a GPU.
 
-torch, sentence-transformers and numpy are imported when an encoder is made or used, never when this module is: they start
-threads, and a worker is forked after its modules are imported.
+torch, sentence-transformers and numpy are imported when an encoder is made or used, never when this
+module is: they start threads, and a worker is forked after its modules are imported.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ if TYPE_CHECKING:
     from penstock_workers.lanes.embed.settings import EmbedSettings
 
 PACKAGE = "sentence_transformers"
-DEFAULT_MAX_TOKENS = 512  # for a model whose files name no limit: what the encoders of BERT's family were trained with
+# for a model whose files name no limit: what the encoders of BERT's family were trained with
+DEFAULT_MAX_TOKENS = 512
 # What torch says where it has no exception of its own: CPU allocator and cuBLAS, as of torch 2.13.
 _OUT_OF_MEMORY = ("can't allocate memory", "out of memory", "CUBLAS_STATUS_ALLOC_FAILED")
 
@@ -33,19 +35,24 @@ class NotFinite(Exception):
 
 
 class Encoder(Protocol):
-    """``tokenise`` and ``trim`` are called by one thread, ``build`` by a second, ``encode`` by a third, at the same time."""
+    """``tokenise`` and ``trim`` are called by one thread, ``build`` by a second, ``encode`` by a
+    third, at the same time."""
 
     max_tokens: int  # of one text or pair, special tokens included
     dimensions: int  # of a vector; of a model that scores and classifies, its classes
     labels: Sequence[str]  # of its classes, by their numbers; none = it embeds
     vocabulary: int  # token ids are below this
-    matryoshka: bool | None  # trained so that the first part of a vector is a vector, too; None = nothing is said of it
+    matryoshka: (
+        bool | None
+    )  # trained so that the first part of a vector is a vector, too; None = nothing is said of it
     short_sizes: frozenset[int]  # for which numbers of dimensions; none = for all
     parameters: int  # of the model: with them it is known how long a batch may take
     on_cpu: bool
 
     def tokenise(self, texts: Sequence[Text]) -> Sequence[TokenIds]:
-        """With special tokens, and as long as the text is. Pairs are for models that score and classify."""
+        """With special tokens, and as long as the text is.
+
+        Pairs are for models that score and classify."""
         ...
 
     def trim(self, text: Text) -> TokenIds:
@@ -71,7 +78,8 @@ def check_packages() -> None:
 
 
 class SentenceTransformersEncoder:
-    """The model's own tokenizer, forward pass, pooling and normalising: what ``SentenceTransformer.encode`` gives."""
+    """The model's own tokenizer, forward pass, pooling and normalising: what
+    ``SentenceTransformer.encode`` gives."""
 
     def __init__(self, folder: Path, settings: EmbedSettings) -> None:
         check_packages()
@@ -96,7 +104,9 @@ class SentenceTransformersEncoder:
         self._pad = self._tokenizer.pad_token_id or 0
         self._pad_left = self._tokenizer.padding_side == "left"
         config = self._model.transformers_model.config
-        own_limit = self._model.max_seq_length or getattr(config, "max_position_embeddings", DEFAULT_MAX_TOKENS)
+        own_limit = self._model.max_seq_length or getattr(
+            config, "max_position_embeddings", DEFAULT_MAX_TOKENS
+        )
         self.max_tokens: int = settings.max_tokens or own_limit
         self.vocabulary: int = getattr(config, "vocab_size", len(self._tokenizer))
         self.parameters = sum(part.numel() for part in self._model.parameters())
@@ -113,8 +123,12 @@ class SentenceTransformersEncoder:
         config = self._model.transformers_model.config
         self.labels: Sequence[str] = ()
         self.dimensions: int = self._model.get_embedding_dimension()
-        self.short_sizes: frozenset[int] = frozenset(getattr(config, "matryoshka_dimensions", None) or ())
-        self.matryoshka: bool | None = bool(self.short_sizes) or getattr(config, "is_matryoshka", None)
+        self.short_sizes: frozenset[int] = frozenset(
+            getattr(config, "matryoshka_dimensions", None) or ()
+        )
+        self.matryoshka: bool | None = bool(self.short_sizes) or getattr(
+            config, "is_matryoshka", None
+        )
 
     def tokenise(self, texts: Sequence[Text]) -> Sequence[TokenIds]:
         return self._ids(texts, truncation=False)
@@ -133,7 +147,8 @@ class SentenceTransformersEncoder:
             if not _is_out_of_memory(error):
                 raise
             said = str(error).partition("\n")[0]
-        # Here and not above: while the error lives, its frames hold the tensors of the batch that did not fit.
+        # Here and not above: while the error lives, its frames hold the tensors of the batch that
+        # did not fit.
         self._give_memory_back()
         raise OutOfMemory(said)
 
@@ -142,7 +157,10 @@ class SentenceTransformersEncoder:
             features = dict(built)  # the model adds to it, and what it adds is to go with this call
             vectors = self._forward(features)
             if not bool(self._torch.isfinite(vectors).all()):
-                raise NotFinite("a vector is not finite; float32 may do where a smaller dtype overflows (embed.dtype)")
+                raise NotFinite(
+                    "a vector is not finite; float32 may do where a smaller dtype overflows "
+                    "(embed.dtype)"
+                )
             return [*vectors.to("cpu", self._torch.float32).numpy()]
 
     def _forward(self, features: dict[str, Any]) -> Any:
@@ -153,14 +171,22 @@ class SentenceTransformersEncoder:
 
         whole = [f"{self._prompt}{text}" for text in texts] if self._prompt else list(texts)
         found: list[list[int]] = self._tokenizer(
-            whole, padding=False, return_attention_mask=False, return_token_type_ids=False, verbose=False, **options
+            whole,
+            padding=False,
+            return_attention_mask=False,
+            return_token_type_ids=False,
+            verbose=False,
+            **options,
         )["input_ids"]
         return [self._checked(numpy.array(ids, numpy.int32)) for ids in found]
 
     def _checked(self, ids: Any) -> Any:
-        """A tokenizer may have been given more tokens than its model has: these would read foreign memory."""
+        """A tokenizer may have been given more tokens than its model has: these would read foreign
+        memory."""
         if len(ids) and ids.max() >= self.vocabulary:
-            raise ValueError(f"token {ids.max()} is none of the model's, which are 0 to {self.vocabulary - 1}")
+            raise ValueError(
+                f"token {ids.max()} is none of the model's, which are 0 to {self.vocabulary - 1}"
+            )
         return ids
 
     def _on_device(self, cells: Any) -> Any:
@@ -169,7 +195,9 @@ class SentenceTransformersEncoder:
         device = self._model.device
         if device.type != "cuda":
             return tensor.to(device)
-        with self._torch.cuda.device(device):  # a thread begins on the first card, and would take memory there
+        with self._torch.cuda.device(
+            device
+        ):  # a thread begins on the first card, and would take memory there
             return tensor.pin_memory().to(device, non_blocking=True)
 
     def _give_memory_back(self) -> None:
@@ -178,7 +206,9 @@ class SentenceTransformersEncoder:
 
 
 def rectangle(ids: Sequence[TokenIds], *, pad: int, pad_left: bool) -> tuple[Any, Any]:
-    """Rows of one length, and which cells are text. Padded here, as the tokenizer is at work in another thread."""
+    """Rows of one length, and which cells are text.
+
+    Padded here, as the tokenizer is at work in another thread."""
     import numpy
 
     lengths = numpy.fromiter(map(len, ids), numpy.int64, len(ids))[:, None]
@@ -191,11 +221,18 @@ def rectangle(ids: Sequence[TokenIds], *, pad: int, pad_left: bool) -> tuple[Any
 
 
 def _dtype(settings: EmbedSettings, torch: Any) -> dict[str, str]:
-    """bfloat16 on cards that compute it: half the memory and twice the speed of float32, with its range of numbers."""
+    """bfloat16 on cards that compute it: half the memory and twice the speed of float32, with its
+    range of numbers."""
     if settings.dtype is not None:
         return {"dtype": settings.dtype}
-    on_cuda = torch.cuda.is_available() if settings.device is None else settings.device.startswith("cuda")
-    return {"dtype": "bfloat16"} if on_cuda and torch.cuda.is_bf16_supported(including_emulation=False) else {}
+    on_cuda = (
+        torch.cuda.is_available() if settings.device is None else settings.device.startswith("cuda")
+    )
+    return (
+        {"dtype": "bfloat16"}
+        if on_cuda and torch.cuda.is_bf16_supported(including_emulation=False)
+        else {}
+    )
 
 
 def _is_out_of_memory(error: BaseException) -> bool:
@@ -210,10 +247,15 @@ def _no_progress_bars() -> None:
 
 
 def _prompt(model: Any, folder: Path) -> str:
-    """What the model wants before each text, as ``SentenceTransformer.encode`` puts it. Raises ModelUnusable."""
-    prompt: str = model.prompts.get(model.default_prompt_name) or "" if model.default_prompt_name else ""
+    """What the model wants before each text, as ``SentenceTransformer.encode`` puts it.
+
+    Raises ModelUnusable."""
+    prompt: str = (
+        model.prompts.get(model.default_prompt_name) or "" if model.default_prompt_name else ""
+    )
     if prompt and not all(getattr(module, "include_prompt", True) for module in model):
         raise ModelUnusable(
-            str(folder), "its pooling leaves the prompt out, which this lane cannot; take another model"
+            str(folder),
+            "its pooling leaves the prompt out, which this lane cannot; take another model",
         )
     return prompt

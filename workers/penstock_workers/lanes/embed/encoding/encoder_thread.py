@@ -11,10 +11,14 @@ from penstock_workers.computing_thread import ComputingThread
 
 
 class EncoderThread(Executor):
-    """One call at a time, in their order. Unlike a ThreadPoolExecutor's, its thread is not waited for at exit."""
+    """One call at a time, in their order.
+
+    Unlike a ThreadPoolExecutor's, its thread is not waited for at exit."""
 
     def __init__(self, name: str = "penstock-encoder") -> None:
-        self._given: SimpleQueue[tuple[Callable[[], Any], Future[Any]] | None] = SimpleQueue()  # bounded by the batcher
+        self._given: SimpleQueue[tuple[Callable[[], Any], Future[Any]] | None] = (
+            SimpleQueue()
+        )  # bounded by the batcher
         ComputingThread(self._work, name).start()
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
@@ -37,4 +41,8 @@ class EncoderThread(Executor):
                 future.set_exception(error)
             else:
                 future.set_result(said)
-            del given, call, future  # an error holds the tensors of its batch: not until the next one comes
+            del (
+                given,
+                call,
+                future,
+            )  # an error holds the tensors of its batch: not until the next one comes

@@ -1,4 +1,5 @@
-"""What the encoder did lately, for `penstock status`: is it the engine that holds the job up, or the queue?"""
+"""What the encoder did lately, for `penstock status`: is it the engine that holds the job up, or
+the queue?"""
 
 from __future__ import annotations
 
@@ -41,12 +42,17 @@ class BatchFigures:
         now = self._clock()
         recent = [batch for batch in tuple(self._recent) if batch.at > now - RECENT_S]
         seconds = max(1e-3, min(RECENT_S, now - self._since))
-        tokens, padded = sum(batch.tokens for batch in recent), sum(batch.padded for batch in recent)
+        tokens, padded = (
+            sum(batch.tokens for batch in recent),
+            sum(batch.padded for batch in recent),
+        )
         items = sum(batch.items for batch in recent)
         return {
             "tokens_per_s": tokens / seconds,
             "items_per_s": items / seconds,
             "batch_items": items / len(recent) if recent else 0.0,
             "padding_efficiency": tokens / padded if padded else 1.0,
-            "queue_wait_ms": 1000 * sum(batch.waited_s for batch in recent) / len(recent) if recent else 0.0,
+            "queue_wait_ms": 1000 * sum(batch.waited_s for batch in recent) / len(recent)
+            if recent
+            else 0.0,
         }

@@ -1,7 +1,8 @@
-"""Tokenising beside the encoder: one thread, and whatever has gathered while it was busy goes in one call.
+"""Tokenising beside the encoder: one thread, and whatever has gathered while it was busy goes in
+one call.
 
-One thread, because tokenizers keep their settings for truncation in themselves; one call for many, because the fast ones
-spread a list over all cores.
+One thread, because tokenizers keep their settings for truncation in themselves; one call for many,
+because the fast ones spread a list over all cores.
 """
 
 from __future__ import annotations
@@ -38,7 +39,9 @@ class Tokenising:
 
     async def trimmed(self, text: Text) -> TokenIds:
         """The text's beginning, as much as the encoder takes."""
-        return await asyncio.get_running_loop().run_in_executor(self._thread, self._encoder.trim, text)
+        return await asyncio.get_running_loop().run_in_executor(
+            self._thread, self._encoder.trim, text
+        )
 
     async def close(self) -> None:
         if self._working is not None:
@@ -69,7 +72,9 @@ class Tokenising:
             return
         texts = [text for wanted, _ in few for text in wanted]
         try:
-            found = await asyncio.get_running_loop().run_in_executor(self._thread, self._encoder.tokenise, texts)
+            found = await asyncio.get_running_loop().run_in_executor(
+                self._thread, self._encoder.tokenise, texts
+            )
         except Exception as error:
             await self._one_by_one(few, error)
             return

@@ -1,4 +1,5 @@
-"""The bodies of `/v1/embeddings`: what a request asks for, the answer, and the refusals in the words of OpenAI's API."""
+"""The bodies of `/v1/embeddings`: what a request asks for, the answer, and the refusals in the
+words of OpenAI's API."""
 
 from __future__ import annotations
 
@@ -17,20 +18,32 @@ ENDPOINT: Final = "/embeddings"
 MAX_INPUTS = 2_048  # texts of one request, as at OpenAI; a request with more is several documents
 # As Voyage and Mistral say it; `float` is their word for float32.
 DTYPES: Final[Mapping[object, VectorType]] = {
-    None: "float32", "float": "float32", "float32": "float32", "float16": "float16",
-    "int8": "int8", "binary": "binary", "ubinary": "ubinary",
-}  # fmt: skip
+    None: "float32",
+    "float": "float32",
+    "float32": "float32",
+    "float16": "float16",
+    "int8": "int8",
+    "binary": "binary",
+    "ubinary": "ubinary",
+}
 
 
 class BadBody(Exception):
     """A request that can never be inferred. ``code`` is what OpenAI's API would say."""
 
-    def __init__(self, message: str, *, param: str = "input", code: str | None = None, status: int = 400) -> None:
+    def __init__(
+        self, message: str, *, param: str = "input", code: str | None = None, status: int = 400
+    ) -> None:
         super().__init__(message)
         self.param, self.code, self.status = param, code, status
 
     def answer(self) -> Answer:
-        error = {"message": str(self), "type": "invalid_request_error", "param": self.param, "code": self.code}
+        error = {
+            "message": str(self),
+            "type": "invalid_request_error",
+            "param": self.param,
+            "code": self.code,
+        }
         return Answer(self.status, {}, orjson.dumps({"error": error}), 0)
 
 
@@ -39,7 +52,9 @@ class ShortVectors:
     """Which sizes a model gives, as far as its files or the operator say."""
 
     dimensions: int
-    trained: bool | None = None  # so that the first part of a vector is a vector, too; None = nothing is said
+    trained: bool | None = (
+        None  # so that the first part of a vector is a vector, too; None = nothing is said
+    )
     sizes: frozenset[int] = frozenset()  # for which; none = for all
 
 
@@ -72,14 +87,24 @@ def read_body(body: bytes) -> Ask:
         raise BadBody("the body is not an object", param="body")
     model = asked.get("model")
     texts, ids = _inputs(asked.get("input"))
-    return Ask(texts, ids, model if isinstance(model, str) else None, _form(asked), _dtype(asked), _size(asked))
+    return Ask(
+        texts,
+        ids,
+        model if isinstance(model, str) else None,
+        _form(asked),
+        _dtype(asked),
+        _size(asked),
+    )
 
 
 def _inputs(given: object) -> tuple[list[str], list[TokenIds]]:
     if isinstance(given, str) or _is_ids(given):
         given = [given]
     if not isinstance(given, list) or not given:
-        raise BadBody("'input' is a text, a list of texts, a list of token ids, or a list of such lists; not empty")
+        raise BadBody(
+            "'input' is a text, a list of texts, a list of token ids, or a list of such lists; not "
+            "empty"
+        )
     if len(given) > MAX_INPUTS:
         raise BadBody(f"'input' has {len(given)} entries; at most {MAX_INPUTS} are allowed")
     if not all(given):
@@ -88,7 +113,9 @@ def _inputs(given: object) -> tuple[list[str], list[TokenIds]]:
     ids: list[TokenIds] = [each for each in given if _is_ids(each)]
     if len(given) in (len(texts), len(ids)):
         return texts, ids
-    raise BadBody("'input' mixes texts with something else, or holds what is neither text nor token ids")
+    raise BadBody(
+        "'input' mixes texts with something else, or holds what is neither text nor token ids"
+    )
 
 
 def _is_ids(given: object) -> TypeGuard[list[int]]:
@@ -108,7 +135,9 @@ def _dtype(asked: Mapping[str, Any]) -> VectorType:
     wanted = asked.get("output_dtype")
     if isinstance(wanted, str | None) and wanted in DTYPES:
         return DTYPES[wanted]
-    raise BadBody("'output_dtype' is float, float32, float16, int8, binary or ubinary", param="output_dtype")
+    raise BadBody(
+        "'output_dtype' is float, float32, float16, int8, binary or ubinary", param="output_dtype"
+    )
 
 
 def _size(asked: Mapping[str, Any]) -> int | None:
@@ -119,24 +148,40 @@ def _size(asked: Mapping[str, Any]) -> int | None:
 
 
 def check_dimensions(ask: Ask, model: ShortVectors) -> None:
-    """Raises BadBody for a size that the model does not have, or for which its files say that it was not trained."""
+    """Raises BadBody for a size that the model does not have, or for which its files say that it
+    was not trained."""
     asked, dtype = ask.dimensions, ask.dtype
     if dtype in PER_BYTE and (asked or model.dimensions) % PER_BYTE[dtype]:
-        raise BadBody(f"{dtype} packs eight dimensions into a byte: ask for a multiple of eight", param="dimensions")
+        raise BadBody(
+            f"{dtype} packs eight dimensions into a byte: ask for a multiple of eight",
+            param="dimensions",
+        )
     if asked is None or asked == model.dimensions:
         return
     if asked > model.dimensions:
-        raise BadBody(f"the model has {model.dimensions} dimensions, not {asked}", param="dimensions")
+        raise BadBody(
+            f"the model has {model.dimensions} dimensions, not {asked}", param="dimensions"
+        )
     if model.trained is False:
-        fix = f"leave 'dimensions' out (the answer has {model.dimensions}), or set embed.matryoshka where that is wrong"
-        raise BadBody(f"the model's files say that it was not trained for shorter vectors: {fix}", param="dimensions")
+        fix = (
+            f"leave 'dimensions' out (the answer has {model.dimensions}), or set embed.matryoshka "
+            "where that is wrong"
+        )
+        raise BadBody(
+            f"the model's files say that it was not trained for shorter vectors: {fix}",
+            param="dimensions",
+        )
     if model.sizes and asked not in model.sizes:
         sizes = ", ".join(map(str, sorted(model.sizes)))
-        raise BadBody(f"the model was trained for vectors of {sizes} dimensions, not {asked}", param="dimensions")
+        raise BadBody(
+            f"the model was trained for vectors of {sizes} dimensions, not {asked}",
+            param="dimensions",
+        )
 
 
 def check_ids(rows: Sequence[TokenIds], vocabulary: int) -> None:
-    """Raises BadBody: an id beyond the vocabulary would read foreign memory on a GPU, and end the process."""
+    """Raises BadBody: an id beyond the vocabulary would read foreign memory on a GPU, and end the
+    process."""
     for ids in rows:
         if min(ids) < 0 or max(ids) >= vocabulary:
             raise BadBody(f"token ids are from 0 to {vocabulary - 1}")

@@ -1,9 +1,11 @@
-"""Vectors as other numbers: fewer dimensions, and half, a quarter or a thirty-second of the bytes. docs/embed.md has the prices.
+"""Vectors as other numbers: fewer dimensions, and half, a quarter or a thirty-second of the bytes.
+docs/embed.md has the prices.
 
-int8 is ``round(127 * x)`` of the vector at length 1. Nothing is calibrated: ranges taken from the first texts would differ
-between workers and between a job and the queries put to it, and these have nothing to be calibrated with. So each vector is
-the same wherever it was made, and dot products order neighbours as cosines do. On real texts this finds more of the true
-neighbours than ranges of 1,000 vectors do (benchmarks/RESULTS.md).
+int8 is ``round(127 * x)`` of the vector at length 1. Nothing is calibrated: ranges taken from the
+first texts would differ between workers and between a job and the queries put to it, and these have
+nothing to be calibrated with. So each vector is the same wherever it was made, and dot products
+order neighbours as cosines do. On real texts this finds more of the true neighbours than ranges of
+1,000 vectors do (benchmarks/RESULTS.md).
 """
 
 from __future__ import annotations
@@ -23,7 +25,9 @@ class NotRepresentable(Exception):
 
 
 def as_bytes(vector: Vector, dtype: VectorType, dimensions: int) -> bytes:
-    """Little-endian. A vector that is cut has length 1 afterwards, as OpenAI's have. Raises NotRepresentable."""
+    """Little-endian.
+
+    A vector that is cut has length 1 afterwards, as OpenAI's have. Raises NotRepresentable."""
     import numpy  # not before it is needed: with a server upstream it seldom is
 
     numbers = numpy.asarray(vector, numpy.float32)
@@ -44,7 +48,9 @@ def _as(dtype: VectorType, numbers: Any) -> Any:
             return numpy.rint(_of_length_1(numbers) * INT8_MOST).astype(numpy.int8)
         case "ubinary":
             return numpy.packbits(numbers > 0)
-        case "binary":  # the same bits, less 128, as sentence-transformers, Voyage and Cohere have it
+        case (
+            "binary"
+        ):  # the same bits, less 128, as sentence-transformers, Voyage and Cohere have it
             return numpy.packbits(numbers > 0) ^ 0x80
 
 
@@ -60,5 +66,7 @@ def _halves(numbers: Any) -> Any:
     with numpy.errstate(over="ignore"):
         halves = numbers.astype("<f2")
     if not numpy.isfinite(halves).all():
-        raise NotRepresentable("a number of the vector is above 65,504, the most of float16; ask for float32")
+        raise NotRepresentable(
+            "a number of the vector is above 65,504, the most of float16; ask for float32"
+        )
     return halves

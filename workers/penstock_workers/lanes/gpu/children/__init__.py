@@ -1,1 +1,2 @@
-"""What can hang or grow without end runs in processes of its own: trials of grammars, and vLLM's parsers of answers."""
+"""What can hang or grow without end runs in processes of its own: trials of grammars, and vLLM's
+parsers of answers."""

@@ -1,4 +1,5 @@
-"""In a child process: compile what answers must follow with the engine's own backend, and see whether any answer can begin."""
+"""In a child process: compile what answers must follow with the engine's own backend, and see
+whether any answer can begin."""
 
 from __future__ import annotations
 
@@ -13,9 +14,12 @@ from penstock_workers.lanes.gpu.engine.upstream import upstream
 PROGRAM: Final = "penstock_workers.lanes.gpu.children.grammar_child"
 CONSTRAINTS: Final = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
 TOKENS_TRIED: Final = 24  # of an answer: what compiles at once may still explode as an answer grows
-# Of the CPU, for one token of it: a usual one takes microseconds, and all answers in the engine wait for each other's.
+# Of the CPU, for one token of it: a usual one takes microseconds, and all answers in the engine
+# wait for each other's.
 TOKEN_S: Final = 0.25
-WIDE_STEP: Final = 7_919  # through the vocabulary, so that tokens of all kinds are among those tried
+WIDE_STEP: Final = (
+    7_919  # through the vocabulary, so that tokens of all kinds are among those tried
+)
 
 
 def named(wanted: Mapping[str, Any]) -> str:
@@ -54,7 +58,11 @@ class _Trial:
             grammar = self._compiled(params)
         except Exception as error:  # vLLM's, xgrammar's and llguidance's, in whatever class
             return f"{field} cannot be used: {' '.join(str(error).split())}"[:DETAIL_CHARS]
-        return f"{field} cannot be used: {why}" if (why := self._misstep(grammar)) is not None else None
+        return (
+            f"{field} cannot be used: {why}"
+            if (why := self._misstep(grammar)) is not None
+            else None
+        )
 
     def _compiled(self, params: Any) -> Any:
         asked = SimpleNamespace(
@@ -63,7 +71,9 @@ class _Trial:
             structured_output_request=self._request.from_sampling_params(params),
         )
         self._manager.grammar_init(asked)
-        return asked.structured_output_request._grammar.result()  # its public property does not wait
+        return (
+            asked.structured_output_request._grammar.result()
+        )  # its public property does not wait
 
     def _misstep(self, grammar: Any) -> str | None:
         """Walk through the beginning of a long answer, as the engine would: why it could not."""
@@ -75,17 +85,23 @@ class _Trial:
             if place == 0 and not mask.any():
                 return "no answer can satisfy it, as it refers to itself without an end"
             token = next_token(mask[0].tolist(), place, self._manager.tokenizer.eos_token_id)
-            if token is None or not grammar.accept_tokens("trial", [token]) or grammar.is_terminated():
+            if (
+                token is None
+                or not grammar.accept_tokens("trial", [token])
+                or grammar.is_terminated()
+            ):
                 return None
             if (took_s := time.process_time() - began) > TOKEN_S:
                 return (
-                    f"token {place} of an answer takes {took_s:.1f} s, and all others in the engine would wait for it"
+                    f"token {place} of an answer takes {took_s:.1f} s, and all others in the "
+                    "engine would wait for it"
                 )
         return None
 
 
 def next_token(words: list[int], place: int, end: int | None) -> int | None:
-    """One of the tokens whose bits are set in words of 32, from elsewhere at each place; ``end`` is none of them."""
+    """One of the tokens whose bits are set in words of 32, from elsewhere at each place; ``end`` is
+    none of them."""
     for shift in range(len(words)):
         at = (place * WIDE_STEP + shift) % len(words)
         word = words[at] & 0xFFFFFFFF

@@ -1,7 +1,9 @@
-"""JSON schemas, grammars and patterns that answers must follow are tried out in a child process, before the engine has them.
+"""JSON schemas, grammars and patterns that answers must follow are tried out in a child process,
+before the engine has them.
 
-One that cannot be compiled, that takes for ever or that no answer can satisfy would fail in the engine, or end it. The child
-does what the engine's own backend will do. Its answers are kept, since the documents of a job mostly share one.
+One that cannot be compiled, that takes for ever or that no answer can satisfy would fail in the
+engine, or end it. The child does what the engine's own backend will do. Its answers are kept, since
+the documents of a job mostly share one.
 """
 
 from __future__ import annotations
@@ -29,9 +31,8 @@ KEPT: Final = 1_000  # answers, and jobs with slow ones
 # After each time in a row that the child does not start; the last one counts for all others, too.
 START_PAUSES_S: Final = (5.0, 15.0, 60.0, 300.0)
 SLOW_S: Final = 1.0  # one that takes longer is slow,
-SLOW_S_IN_ALL: Final = (
-    30.0  # and when those of a job took so long together its others are refused untried: all jobs wait
-)
+# and when those of a job took so long together its others are refused untried: all jobs wait
+SLOW_S_IN_ALL: Final = 30.0
 
 
 class GrammarCheck:
@@ -40,7 +41,9 @@ class GrammarCheck:
     def __init__(self) -> None:
         self._facts: bytes | None = None
         self._verdicts: OrderedDict[bytes, str | None] = OrderedDict()
-        self._slow: OrderedDict[str, float] = OrderedDict()  # seconds of each job that has slow ones
+        self._slow: OrderedDict[str, float] = (
+            OrderedDict()
+        )  # seconds of each job that has slow ones
         self._one_at_a_time = asyncio.Lock()
         self._child: LineChild | None = None
         self._idle: asyncio.TimerHandle | None = None
@@ -48,11 +51,14 @@ class GrammarCheck:
         self._start_at = float("-inf")  # no other start before
 
     def know(self, config: Any) -> None:
-        """``config`` is the engine's VllmConfig; what the backends need of it travels to the child."""
+        """``config`` is the engine's VllmConfig; what the backends need of it travels to the
+        child."""
         try:
             self._facts = pickle.dumps((config.model_config, config.structured_outputs_config))
         except Exception as error:
-            log.warning("schemas and grammars are not tried out before the engine has them: %s", error)
+            log.warning(
+                "schemas and grammars are not tried out before the engine has them: %s", error
+            )
 
     async def check(self, params: Any, job_id: str) -> None:
         """Raises RequestRefused where the answer that ``params`` ask for cannot be."""
@@ -82,8 +88,8 @@ class GrammarCheck:
         took_s = self._slow.get(job_id, 0.0)
         if took_s >= SLOW_S_IN_ALL:
             raise RequestRefused(
-                f"slow schemas and patterns of this job have taken {took_s:.0f} s to try out, so its others are not tried: "
-                "simplify them, and replay these documents"
+                f"slow schemas and patterns of this job have taken {took_s:.0f} s to try out, so "
+                "its others are not tried: simplify them, and replay these documents"
             )
 
     def _note_time(self, job_id: str, took_s: float) -> None:
@@ -98,7 +104,8 @@ class GrammarCheck:
             self._verdicts.popitem(last=False)
 
     async def _try(self, key: bytes, wanted: bytes, job_id: str) -> None:
-        """Without a child there is no answer: what cannot be tried now goes to the engine as it is; its like is tried later."""
+        """Without a child there is no answer: what cannot be tried now goes to the engine as it is;
+        its like is tried later."""
         if self._child is None and time.monotonic() < self._start_at:
             return
         try:
@@ -107,7 +114,11 @@ class GrammarCheck:
             pause_s = START_PAUSES_S[min(self._not_started, len(START_PAUSES_S) - 1)]
             self._not_started += 1
             self._start_at = time.monotonic() + pause_s
-            log.warning("schemas and grammars go to the engine untried: %s; the next try is in %g s", error, pause_s)
+            log.warning(
+                "schemas and grammars go to the engine untried: %s; the next try is in %g s",
+                error,
+                pause_s,
+            )
 
     async def _verdict(self, wanted: bytes, job_id: str) -> str | None:
         """What is wrong with it. Raises NoChild."""
@@ -127,7 +138,10 @@ class GrammarCheck:
             finally:
                 self._rest()
         self._end_child()
-        return f"{named(orjson.loads(wanted))} {how}: simplify it, its patterns and numbers of repeats above all"
+        return (
+            f"{named(orjson.loads(wanted))} {how}: simplify it, its patterns and numbers of "
+            "repeats above all"
+        )
 
     async def _ask(self, wanted: bytes, job_id: str) -> str | None:
         if self._child is None:
@@ -161,11 +175,15 @@ class GrammarCheck:
 
 
 def _constraint(params: Any) -> bytes | None:
-    """What the answer must look like, as JSON; None where it may look like anything. Raises RequestRefused."""
+    """What the answer must look like, as JSON; None where it may look like anything.
+
+    Raises RequestRefused."""
     asked = getattr(params, "structured_outputs", None)
     if asked is None:
         return None
-    given = {name: value for name in CONSTRAINTS if (value := getattr(asked, name, None)) is not None}
+    given = {
+        name: value for name in CONSTRAINTS if (value := getattr(asked, name, None)) is not None
+    }
     try:
         return orjson.dumps(given, option=orjson.OPT_SORT_KEYS) if given else None
     except TypeError as error:  # it nests deeper than orjson writes

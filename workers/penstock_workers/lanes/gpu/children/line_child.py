@@ -1,4 +1,5 @@
-"""A process beside the worker that answers lines of JSON: for what can hang, grow without end or end its own process."""
+"""A process beside the worker that answers lines of JSON: for what can hang, grow without end or
+end its own process."""
 
 from __future__ import annotations
 
@@ -28,7 +29,9 @@ class NoChild(Exception):
 
 
 class LineChild:
-    """The worker's end: a line for each question, and a line for each answer. One question at a time."""
+    """The worker's end: a line for each question, and a line for each answer.
+
+    One question at a time."""
 
     def __init__(self, process: Process) -> None:
         self._process = process
@@ -37,14 +40,23 @@ class LineChild:
     async def start(cls, program: str, facts: bytes) -> LineChild:
         """``facts`` are pickled, for ``serve`` in ``program``. Raises NoChild."""
         process = await asyncio.create_subprocess_exec(
-            sys.executable, "-P", "-m", program, stdin=PIPE, stdout=PIPE, start_new_session=True, limit=LINE_BYTES
+            sys.executable,
+            "-P",
+            "-m",
+            program,
+            stdin=PIPE,
+            stdout=PIPE,
+            start_new_session=True,
+            limit=LINE_BYTES,
         )
         child = cls(process)
         try:
             said = await child.ask(b64encode(facts), START_S)
         except (EOFError, OSError, TimeoutError) as error:
             child.kill()
-            raise NoChild(f"their process does not start ({type(error).__name__} {error})") from error
+            raise NoChild(
+                f"their process does not start ({type(error).__name__} {error})"
+            ) from error
         except asyncio.CancelledError:
             child.kill()
             raise
@@ -54,7 +66,8 @@ class LineChild:
         return child
 
     async def ask(self, line: bytes, within_s: float) -> Any:
-        """Raises EOFError and OSError where the process has ended, and TimeoutError: then it is to be killed."""
+        """Raises EOFError and OSError where the process has ended, and TimeoutError: then it is to
+        be killed."""
         assert self._process.stdin is not None, "it was started with pipes"
         assert self._process.stdout is not None, "it was started with pipes"
         if self._process.stdin.is_closing():
@@ -76,7 +89,8 @@ class LineChild:
 
 
 def serve(make: Callable[[Any], Callable[[Any], Any]]) -> None:
-    """In the process: say null once ``make`` is done with the facts, or why it is not; then answer until the worker is gone."""
+    """In the process: say null once ``make`` is done with the facts, or why it is not; then answer
+    until the worker is gone."""
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # whatever libraries print goes to the log
     logging.disable(logging.CRITICAL)  # vLLM logs each one that fails, with its traceback
@@ -92,7 +106,8 @@ def serve(make: Callable[[Any], Callable[[Any], Any]]) -> None:
 
 
 def bound_memory() -> None:
-    """In the process, once it is ready: what grows without end is to end it, and not the machine."""
+    """In the process, once it is ready: what grows without end is to end it, and not the
+    machine."""
     pages = int(Path("/proc/self/statm").read_text().split()[0])
     most = pages * resource.getpagesize() + MEMORY_BYTES
     resource.setrlimit(resource.RLIMIT_AS, (most, most))

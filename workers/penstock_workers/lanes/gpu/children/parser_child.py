@@ -1,6 +1,7 @@
 """In a child process: vLLM's own parsers of reasoning and tool calls, used as its server uses them.
 
-Parsers are patterns over texts that a model wrote, and documents bring the tools: here one that hangs can be ended.
+Parsers are patterns over texts that a model wrote, and documents bring the tools: here one that
+hangs can be ended.
 """
 
 from __future__ import annotations
@@ -29,7 +30,9 @@ class _Parsers:
 
     def __init__(self, facts: ParserFacts) -> None:
         self._model_config, self._auto_tools = facts.model_config, facts.tool is not None
-        self._tokenizer = upstream("vllm.tokenizers", "cached_tokenizer_from_config")(facts.model_config)
+        self._tokenizer = upstream("vllm.tokenizers", "cached_tokenizer_from_config")(
+            facts.model_config
+        )
         self._class = upstream("vllm.parser", "ParserManager").get_parser(
             tool_parser_name=facts.tool,
             reasoning_parser_name=facts.reasoning,
@@ -40,7 +43,8 @@ class _Parsers:
         self._request_class = upstream(PROTOCOL, "ChatCompletionRequest")
 
     def answer(self, asked: dict[str, Any]) -> dict[str, Any]:
-        """Of one request how the engine is to be asked, or what its answers say; `problem` where neither can be known."""
+        """Of one request how the engine is to be asked, or what its answers say; `problem` where
+        neither can be known."""
         try:
             request = self._request_class(**asked["request"])
             answers = asked.get("answers")
@@ -48,7 +52,9 @@ class _Parsers:
                 return self._asked_for(request)
             return {"read": [self._read(one, request, asked["prompt"]) for one in answers]}
         except Exception as error:  # vLLM's, pydantic's, xgrammar's, in whatever class
-            return {"problem": f"{type(error).__name__}: {' '.join(str(error).split())}"[:DETAIL_CHARS]}
+            return {
+                "problem": f"{type(error).__name__}: {' '.join(str(error).split())}"[:DETAIL_CHARS]
+            }
 
     def _parser(self, request: Any) -> Any:
         return self._class(
@@ -63,14 +69,21 @@ class _Parsers:
         wanted = adjusted.extract_structured_outputs()
         constraint = None
         if wanted is not None:
-            constraint = {name: value for name in CONSTRAINTS if (value := getattr(wanted, name, None)) is not None}
+            constraint = {
+                name: value
+                for name in CONSTRAINTS
+                if (value := getattr(wanted, name, None)) is not None
+            }
         return {"skip_special_tokens": adjusted.skip_special_tokens, "constraint": constraint}
 
     def _read(self, one: dict[str, Any], request: Any, prompt: list[int]) -> dict[str, Any]:
         parser = self._parser(request)
         parser.set_prompt_token_ids(prompt)
         reasoning, content, calls = parser.parse(
-            one["text"], request, enable_auto_tools=self._auto_tools, model_output_token_ids=one["token_ids"]
+            one["text"],
+            request,
+            enable_auto_tools=self._auto_tools,
+            model_output_token_ids=one["token_ids"],
         )
         if not request.parallel_tool_calls:
             calls = (calls or [])[:1]

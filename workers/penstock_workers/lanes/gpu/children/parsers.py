@@ -1,4 +1,5 @@
-"""What a model thinks and which tools it calls, apart from what it says: by vLLM's own parsers, in a child process."""
+"""What a model thinks and which tools it calls, apart from what it says: by vLLM's own parsers, in
+a child process."""
 
 from __future__ import annotations
 
@@ -27,7 +28,8 @@ log = logging.getLogger(__name__)
 READ_S: Final = 10.0  # one answer; a usual one takes milliseconds
 TRIES: Final = 2  # a child can die for another reason
 KEPT: Final = 1_000  # of what requests with the same tools need of the engine
-_HARMONY: Final = "gpt_oss"  # the type of the models whose chats vLLM's server renders and reads in a way of its own
+# the type of the models whose chats vLLM's server renders and reads in a way of its own
+_HARMONY: Final = "gpt_oss"
 _REGISTRIES: Final = {
     "reasoning_parser": ("vllm.reasoning", "ReasoningParserManager"),
     "tool_parser": ("vllm.tool_parsers", "ToolParserManager"),
@@ -52,7 +54,8 @@ class Unreadable(Exception):
 
 
 def check_parsers(settings: GpuSettings) -> None:
-    """Raises BadEngineSettings for names that the installed vLLM does not have, before minutes of loading."""
+    """Raises BadEngineSettings for names that the installed vLLM does not have, before minutes of
+    loading."""
     for setting, (module, manager) in _REGISTRIES.items():
         name: str | None = getattr(settings, setting)
         if name is None:
@@ -63,7 +66,8 @@ def check_parsers(settings: GpuSettings) -> None:
         known = upstream(module, manager).list_registered()
         if name not in known:
             raise BadEngineSettings(
-                f"gpu.{setting} = {name!r}: this vLLM ({version()}) has {', '.join(known)}; give one of these"
+                f"gpu.{setting} = {name!r}: this vLLM ({version()}) has {', '.join(known)}; give "
+                "one of these"
             )
 
 
@@ -72,8 +76,9 @@ def _require(module: str, name: str, setting: str) -> None:
         getattr(import_module(module), name)
     except (ImportError, AttributeError) as error:
         raise BadEngineSettings(
-            f"gpu.{setting}: the vLLM that is installed here has no {module}.{name}, which parses answers; install 0.32 "
-            "or newer, or use the sidecar: a vLLM server with the parser beside the worker (gpu.upstream_url)"
+            f"gpu.{setting}: the vLLM that is installed here has no {module}.{name}, which parses "
+            "answers; install 0.32 or newer, or use the sidecar: a vLLM server with the parser "
+            "beside the worker (gpu.upstream_url)"
         ) from error
 
 
@@ -96,29 +101,37 @@ class AnswerParsers:
         return " and ".join(f"{setting} {name!r}" for setting, name in given if name is not None)
 
     async def start(self, config: Any) -> None:
-        """``config`` is the engine's VllmConfig. Raises BadEngineSettings where the parsers cannot be used with this model."""
+        """``config`` is the engine's VllmConfig.
+
+        Raises BadEngineSettings where the parsers cannot be used with this model."""
         if self._reasoning is None and self._tool is None:
             return
         model_config = config.model_config
         if getattr(model_config.hf_config, "model_type", "") == _HARMONY:
             raise BadEngineSettings(
-                f"{self.names}: chats of gpt-oss are rendered and read by vLLM's server alone; use the sidecar: a vLLM "
-                "server beside the worker (gpu.upstream_url)"
+                f"{self.names}: chats of gpt-oss are rendered and read by vLLM's server alone; use "
+                "the sidecar: a vLLM server beside the worker (gpu.upstream_url)"
             )
         self._facts = pickle.dumps(ParserFacts(model_config, self._reasoning, self._tool))
         async with self._one_at_a_time:
             try:
                 self._child = await LineChild.start(PROGRAM, self._facts)
             except NoChild as error:
-                raise BadEngineSettings(f"{self.names} cannot be used with this model: {error}") from error
+                raise BadEngineSettings(
+                    f"{self.names} cannot be used with this model: {error}"
+                ) from error
 
     async def ask_for(self, call: EngineCall) -> None:
-        """Change the call's parameters to what the parsers need of the engine. Raises RequestRefused, Unreadable."""
+        """Change the call's parameters to what the parsers need of the engine.
+
+        Raises RequestRefused, Unreadable."""
         request = call.facts.parsed
         if request is None:
             return
         asked = request | {"structured_outputs": _constraint(call.params)}
-        asked["messages"] = []  # of no consequence here, so that documents with the same tools share one answer
+        asked[
+            "messages"
+        ] = []  # of no consequence here, so that documents with the same tools share one answer
         line = orjson.dumps({"request": asked}, option=orjson.OPT_SORT_KEYS)
         key = hashlib.sha256(line).digest()
         needs = self._needs.get(key)
@@ -127,14 +140,18 @@ class AnswerParsers:
             self._keep(key, needs)
         self._needs.move_to_end(key)
         if "problem" in needs:
-            raise RequestRefused(f"tools, tool_choice: {self.names} refuses them: {needs['problem']}")
+            raise RequestRefused(
+                f"tools, tool_choice: {self.names} refuses them: {needs['problem']}"
+            )
         call.params.skip_special_tokens = needs["skip_special_tokens"]
         if needs["constraint"] is not None:
             outputs = upstream("vllm.sampling_params", "StructuredOutputsParams")
             call.params.structured_outputs = outputs(**needs["constraint"])
 
     async def read(self, call: EngineCall, output: Any) -> Sequence[Said] | None:
-        """What each of the answers says; None where they are not to be taken apart. Raises Unreadable."""
+        """What each of the answers says; None where they are not to be taken apart.
+
+        Raises Unreadable."""
         if call.facts.parsed is None:
             return None
         answers = [{"text": one.text, "token_ids": list(one.token_ids)} for one in output.outputs]
@@ -153,7 +170,9 @@ class AnswerParsers:
                 await child.gone()
 
     async def _answer(self, line: bytes) -> Mapping[str, Any]:
-        """Of the child. An item that is cancelled leaves its question to be answered. Raises Unreadable."""
+        """Of the child.
+
+        An item that is cancelled leaves its question to be answered. Raises Unreadable."""
         asking = asyncio.create_task(self._ask_in_turn(line), name="answer parser")
         self._asking.add(asking)
         asking.add_done_callback(self._asked)
@@ -172,11 +191,17 @@ class AnswerParsers:
                 try:
                     return await self._ask(line)
                 except NoChild as error:
-                    raise Unreadable(f"the process of {self.names} does not start: {error}") from error
+                    raise Unreadable(
+                        f"the process of {self.names} does not start: {error}"
+                    ) from error
                 except TimeoutError:
                     self._end_child()
                     raise Unreadable(f"{self.names} takes longer than {READ_S:g} s") from None
-                except (EOFError, OSError, ValueError):  # it is gone, or its answer is longer than a line may be
+                except (
+                    EOFError,
+                    OSError,
+                    ValueError,
+                ):  # it is gone, or its answer is longer than a line may be
                     self._end_child()
             raise Unreadable(f"{self.names} ends the process that it runs in")
 
@@ -203,4 +228,6 @@ def _constraint(params: Any) -> dict[str, Any] | None:
     asked = getattr(params, "structured_outputs", None)
     if asked is None:
         return None
-    return {name: value for name in CONSTRAINTS if (value := getattr(asked, name, None)) is not None}
+    return {
+        name: value for name in CONSTRAINTS if (value := getattr(asked, name, None)) is not None
+    }

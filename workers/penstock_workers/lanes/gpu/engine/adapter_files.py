@@ -1,4 +1,5 @@
-"""What the files of a LoRA adapter say of it, read before an engine has it: its rank, and whether its weights are whole."""
+"""What the files of a LoRA adapter say of it, read before an engine has it: its rank, and whether
+its weights are whole."""
 
 from __future__ import annotations
 
@@ -13,12 +14,19 @@ CONFIG: Final = "adapter_config.json"
 WEIGHTS: Final = "adapter_model.safetensors"
 CONFIG_BYTES_MAX: Final = 1024**2
 HEADER_BYTES_MAX: Final = 100_000_000  # the format's own limit
-# A layer of the text model, by PEFT's names; layers of other parts, such as one that sees, have other widths.
+# A layer of the text model, by PEFT's names; layers of other parts, such as one that sees, have
+# other widths.
 LAYER: Final = re.compile(
     r"base_model\.model\.(?:(?:language_model|model)\.)*layers\.(\d{1,6})\.(?:[\w.]+\.)?(\w+)\.lora_([AB])\.weight",
     re.ASCII,
 )
-TAKE_WIDTH: Final = ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj")  # their input is as wide as the model
+TAKE_WIDTH: Final = (
+    "q_proj",
+    "k_proj",
+    "v_proj",
+    "gate_proj",
+    "up_proj",
+)  # their input is as wide as the model
 GIVE_WIDTH: Final = ("o_proj", "down_proj")  # their output is
 
 
@@ -42,17 +50,29 @@ def read_adapter(folder: Path) -> AdapterFacts:
     if not weights.exists():
         return facts
     header = _read_header(weights)
-    found = [(match, _shape(tensor)) for name, tensor in header.items() if (match := LAYER.fullmatch(name)) is not None]
-    widths = frozenset(width for match, shape in found if (width := _width(match[2], match[3], shape)) is not None)
-    return facts._replace(widths=widths, layers=max((int(match[1]) + 1 for match, _ in found), default=0))
+    found = [
+        (match, _shape(tensor))
+        for name, tensor in header.items()
+        if (match := LAYER.fullmatch(name)) is not None
+    ]
+    widths = frozenset(
+        width for match, shape in found if (width := _width(match[2], match[3], shape)) is not None
+    )
+    return facts._replace(
+        widths=widths, layers=max((int(match[1]) + 1 for match, _ in found), default=0)
+    )
 
 
 def misfit(facts: AdapterFacts, text_config: Any) -> str | None:
-    """Why it is for another model than the one with this configuration of transformers; None where nothing shows that.
+    """Why it is for another model than the one with this configuration of transformers; None where
+    nothing shows that.
 
     vLLM takes smaller layers than the model's, and what they answer makes no sense.
     """
-    width, layers = getattr(text_config, "hidden_size", None), getattr(text_config, "num_hidden_layers", None)
+    width, layers = (
+        getattr(text_config, "hidden_size", None),
+        getattr(text_config, "num_hidden_layers", None),
+    )
     others = sorted(facts.widths - {width})
     if others and type(width) is int:
         return f"it is for a model of width {others[0]}, and this one has {width}"
@@ -64,7 +84,9 @@ def misfit(facts: AdapterFacts, text_config: Any) -> str | None:
 def _read_config(file: Path) -> AdapterFacts:
     try:
         if file.stat().st_size > CONFIG_BYTES_MAX:
-            raise UnusableAdapter(f"{file} has more than {CONFIG_BYTES_MAX:,} bytes: it is no adapter's")
+            raise UnusableAdapter(
+                f"{file} has more than {CONFIG_BYTES_MAX:,} bytes: it is no adapter's"
+            )
         config = json.loads(file.read_bytes())
     except OSError as error:
         why = f"{file} cannot be read ({error.strerror}); give the folder that holds it"
@@ -81,7 +103,9 @@ def _read_config(file: Path) -> AdapterFacts:
 def _rank(file: Path, config: Mapping[str, Any]) -> int:
     others = config.get("rank_pattern") or {}
     if not isinstance(others, dict):
-        raise UnusableAdapter(f"{file}: rank_pattern is {others!r:.40}; it is an object of layers and ranks")
+        raise UnusableAdapter(
+            f"{file}: rank_pattern is {others!r:.40}; it is an object of layers and ranks"
+        )
     ranks = [config.get("r"), *others.values()]
     if not all(type(rank) is int and rank > 0 for rank in ranks):
         raise UnusableAdapter(f"{file}: r is {config.get('r')!r:.40}; a rank is a positive integer")
@@ -89,7 +113,8 @@ def _rank(file: Path, config: Mapping[str, Any]) -> int:
 
 
 def _read_header(file: Path) -> dict[str, Any]:
-    """The header of a safetensors file says how long the file is: one that was cut has fewer bytes."""
+    """The header of a safetensors file says how long the file is: one that was cut has fewer
+    bytes."""
     size = length = 0
     header: Any = None
     try:
@@ -103,10 +128,14 @@ def _read_header(file: Path) -> dict[str, Any]:
     except (struct.error, ValueError, RecursionError):
         pass
     if not isinstance(header, dict):
-        raise UnusableAdapter(f"{file} is no safetensors file, or only the beginning of one; copy it again")
+        raise UnusableAdapter(
+            f"{file} is no safetensors file, or only the beginning of one; copy it again"
+        )
     end = 8 + length + max((_end(tensor) for tensor in header.values()), default=0)
     if end != size:
-        raise UnusableAdapter(f"{file} has {size:,} bytes, and its header speaks of {end:,}; copy it again")
+        raise UnusableAdapter(
+            f"{file} has {size:,} bytes, and its header speaks of {end:,}; copy it again"
+        )
     return header
 
 
@@ -126,7 +155,8 @@ def _shape(tensor: Any) -> list[int]:
 
 
 def _width(layer: str, part: str, shape: list[int]) -> int | None:
-    """How wide a model it is for, as far as this tensor tells: A is rank by input, B is output by rank."""
+    """How wide a model it is for, as far as this tensor tells: A is rank by input, B is output by
+    rank."""
     if len(shape) != 2:
         return None
     if part == "A" and layer in TAKE_WIDTH:

@@ -1,4 +1,5 @@
-"""vLLM with its scheduler and model in processes of their own: what kills them does not kill the worker."""
+"""vLLM with its scheduler and model in processes of their own: what kills them does not kill the
+worker."""
 
 from __future__ import annotations
 
@@ -20,19 +21,36 @@ from penstock_workers.lanes.gpu.engine.engines import EngineCall, EngineDied, En
 from penstock_workers.lanes.gpu.engine.figures import EngineFigures
 from penstock_workers.lanes.gpu.engine.guard import Guard
 from penstock_workers.lanes.gpu.engine.upstream import upstream
-from penstock_workers.lanes.gpu.engine.vllm_calls import explained, is_pooling, options, prompt, translated
+from penstock_workers.lanes.gpu.engine.vllm_calls import (
+    explained,
+    is_pooling,
+    options,
+    prompt,
+    translated,
+)
 from penstock_workers.lanes.gpu.plugin import load_in_engines
 from penstock_workers.lanes.gpu.settings import GpuSettings
 
-GIVE_UP_S: Final = 30.0  # a start that is cancelled: vLLM may import for so long before it has any process to kill
+GIVE_UP_S: Final = (
+    30.0  # a start that is cancelled: vLLM may import for so long before it has any process to kill
+)
 GIVE_UP_LOOK_S: Final = 0.5
-SHUTDOWN_S: Final = 2.0  # nothing is in it by then; after that its processes are killed, within STOP_TIMEOUT_S
+SHUTDOWN_S: Final = (
+    2.0  # nothing is in it by then; after that its processes are killed, within STOP_TIMEOUT_S
+)
 
 
 class ChildEngine:
-    """vLLM's AsyncLLM: scheduler and model in child processes, so that what kills them does not kill the worker."""
+    """vLLM's AsyncLLM: scheduler and model in child processes, so that what kills them does not
+    kill the worker."""
 
-    def __init__(self, settings: GpuSettings, adapters: Adapters, figures: EngineFigures, drain_seconds: float) -> None:
+    def __init__(
+        self,
+        settings: GpuSettings,
+        adapters: Adapters,
+        figures: EngineFigures,
+        drain_seconds: float,
+    ) -> None:
         self._settings, self._adapters, self._figures = settings, adapters, figures
         self._drain_seconds = drain_seconds
         self._llm: Any = None
@@ -41,12 +59,16 @@ class ChildEngine:
         self.config: Any = None
 
     async def start(self) -> None:
-        # Not forked: the worker has threads, and a lock that one of them holds would stay locked in the child.
+        # Not forked: the worker has threads, and a lock that one of them holds would stay locked in
+        # the child.
         os.environ.setdefault("VLLM_WORKER_MULTIPROC_METHOD", "spawn")
         load_in_engines()
         guard = _guard()
-        arguments = engine_arguments(self._settings, self._adapters, drain_seconds=self._drain_seconds)
-        # Off the loop, which goes on settling; its output handler starts with the first request, on the loop.
+        arguments = engine_arguments(
+            self._settings, self._adapters, drain_seconds=self._drain_seconds
+        )
+        # Off the loop, which goes on settling; its output handler starts with the first request, on
+        # the loop.
         building = asyncio.get_running_loop().run_in_executor(None, self._build, arguments)
         try:
             with explained(self._settings):
@@ -61,7 +83,10 @@ class ChildEngine:
 
     def _build(self, arguments: Any) -> Any:
         make = upstream("vllm.v1.engine.async_llm", "AsyncLLM").from_vllm_config
-        return make(**options(arguments, self._figures.note), enable_log_requests=arguments.enable_log_requests)
+        return make(
+            **options(arguments, self._figures.note),
+            enable_log_requests=arguments.enable_log_requests,
+        )
 
     async def load(self, lora: Any) -> None:
         try:
@@ -77,11 +102,19 @@ class ChildEngine:
         with translated():
             if is_pooling(call.params):
                 outputs = self._llm.encode(
-                    asked, call.params, call.request_id, lora_request=call.lora, priority=call.priority
+                    asked,
+                    call.params,
+                    call.request_id,
+                    lora_request=call.lora,
+                    priority=call.priority,
                 )
             else:
                 outputs = self._llm.generate(
-                    asked, call.params, call.request_id, lora_request=call.lora, priority=call.priority
+                    asked,
+                    call.params,
+                    call.request_id,
+                    lora_request=call.lora,
+                    priority=call.priority,
                 )
             async for one in outputs:
                 if output is None:
@@ -124,7 +157,8 @@ class ChildEngine:
 
 
 async def _give_up(building: asyncio.Future[Any]) -> None:
-    """Kill what it has started until it notices: where it was cancelled, it may not have started all of it yet."""
+    """Kill what it has started until it notices: where it was cancelled, it may not have started
+    all of it yet."""
     until = time.monotonic() + GIVE_UP_S
     while True:
         await asyncio.to_thread(processes.end, _mark(), set())

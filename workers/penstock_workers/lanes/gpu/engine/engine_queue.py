@@ -1,9 +1,10 @@
 """The queue before an engine: keep it full, never flooded.
 
-An engine that batches continuously is fastest with a few requests more than it can run, so that a place that falls free
-is taken at the next step. More than that would wait there instead of here, where items can still be ordered, given back or
-taken by another worker. What the engine reports at each step decides: while nothing waits in it, it gets more. What is
-counted are sequences, as the engine counts them: an item with `n` answers is as many.
+An engine that batches continuously is fastest with a few requests more than it can run, so that a
+place that falls free is taken at the next step. More than that would wait there instead of here,
+where items can still be ordered, given back or taken by another worker. What the engine reports at
+each step decides: while nothing waits in it, it gets more. What is counted are sequences, as the
+engine counts them: an item with `n` answers is as many.
 
 Items that were in engines that died are let in apart from all others: a few together, then alone.
 """
@@ -20,14 +21,20 @@ from dataclasses import dataclass
 from penstock_ratelimit import Flow
 from penstock_ratelimit.for_penstock import DEFAULT_FLOW, FairLine
 
-BUFFER_SHARE = 0.25  # sequences that wait in the engine, as a part of those that run: 1.1 to 1.25 measured best
+# sequences that wait in the engine, as a part of those that run: 1.1 to 1.25 measured best
+BUFFER_SHARE = 0.25
 BUFFER_MIN = 4
-MEMORY_SHARE = 1.25  # of the KV cache promised: what waits needs none yet, and answers end before their longest length
+# of the KV cache promised: what waits needs none yet, and answers end before their longest length
+MEMORY_SHARE = 1.25
 KV_FULL = 0.9  # above this a waiting line of zero does not mean that the engine starves
 LEARN_RATE = 0.02  # per item: how long answers really are is known after some fifty
-PASSED_MAX = 64  # shorter items that may pass one too long for the memory that is free; then it goes first
+PASSED_MAX = (
+    64  # shorter items that may pass one too long for the memory that is free; then it goes first
+)
 HELD_MAX = 8  # such items set aside; beyond that the line waits
-SUSPECTS_TOGETHER = 16  # about the root of what is in flight: two more deaths find one culprit among hundreds
+SUSPECTS_TOGETHER = (
+    16  # about the root of what is in flight: two more deaths find one culprit among hundreds
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +75,8 @@ class EngineQueue:
         self._isolated = 0  # suspects inside
 
     def open(self, max_seqs: int, kv_tokens: int) -> None:
-        """The engine runs up to ``max_seqs`` sequences at once and remembers ``kv_tokens`` tokens; 0 = it does not say."""
+        """The engine runs up to ``max_seqs`` sequences at once and remembers ``kv_tokens`` tokens;
+        0 = it does not say."""
         self._max_seqs, self._kv_tokens = max_seqs, kv_tokens
         self._state = EngineState()
         self._let_in()
@@ -87,10 +95,13 @@ class EngineQueue:
         """Items that are ready and have no place."""
         return len(self._line) + len(self._held)
 
-    async def enter(self, tokens: int, flow: Flow = DEFAULT_FLOW, *, sequences: int = 1) -> EnginePlace:
+    async def enter(
+        self, tokens: int, flow: Flow = DEFAULT_FLOW, *, sequences: int = 1
+    ) -> EnginePlace:
         """Wait for a place. The caller gives it back with ``leave``.
 
-        One of many sequences enters like any other, as soon as there is room for one of them: else it might wait for ever.
+        One of many sequences enters like any other, as soon as there is room for one of them: else
+        it might wait for ever.
         """
         place = EnginePlace(tokens, asyncio.get_running_loop().create_future(), sequences)
         self._line.push(place, flow, float(max(1, tokens)))
@@ -103,7 +114,9 @@ class EngineQueue:
         return place
 
     def leave(self, place: EnginePlace, used: int | None = None) -> None:
-        """Give the place back; ``used`` are the tokens that it came to occupy, where known. Again changes nothing."""
+        """Give the place back; ``used`` are the tokens that it came to occupy, where known.
+
+        Again changes nothing."""
         if not place.inside:
             return
         place.inside = False
@@ -135,7 +148,7 @@ class EngineQueue:
         self._isolated -= 1
         self._let_in()
 
-    # -- who is next -----------------------------------------------------------------------------------------------
+    # -- who is next -------------------------------------------------------------------------------
 
     def _let_in(self) -> None:
         if not self._max_seqs:
@@ -172,12 +185,15 @@ class EngineQueue:
                 return
 
     def _limit(self) -> int:
-        """Sequences that may be inside. Where some wait already, those that run and a buffer; else as many as ever fit."""
+        """Sequences that may be inside.
+
+        Where some wait already, those that run and a buffer; else as many as ever fit."""
         running = self._state.running if self._state.waiting else self._max_seqs
         return running + max(BUFFER_MIN, math.ceil(BUFFER_SHARE * running))
 
     def _next(self) -> EnginePlace | None:
-        """The first in line that fits into memory; one that does not is passed by shorter ones, but not for ever."""
+        """The first in line that fits into memory; one that does not is passed by shorter ones, but
+        not for ever."""
         while self._held and self._held[0].entry.done():
             self._held.popleft()
         if self._held and (self._fits(self._held[0]) or self._held[0].passed >= PASSED_MAX):
@@ -203,4 +219,8 @@ class EngineQueue:
     def _starves(self) -> bool:
         """The engine has memory left and nothing to fill it with: the estimate was too careful."""
         state = self._state
-        return not state.waiting and state.kv_usage < KV_FULL and self._entered < max(BUFFER_MIN, state.running // 4)
+        return (
+            not state.waiting
+            and state.kv_usage < KV_FULL
+            and self._entered < max(BUFFER_MIN, state.running // 4)
+        )

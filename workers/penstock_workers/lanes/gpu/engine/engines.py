@@ -1,7 +1,9 @@
-"""vLLM behind one small interface: what an engine is asked, what it may raise. Its two kinds are in modules of their own.
+"""vLLM behind one small interface: what an engine is asked, what it may raise.
 
-Nothing of vLLM is imported before a worker starts its engine. What differs between its versions (0.26 to 0.33) is asked of
-the installed one, in ``vllm_calls`` and in ``arguments``.
+Its two kinds are in modules of their own.
+
+Nothing of vLLM is imported before a worker starts its engine. What differs between its versions
+(0.26 to 0.33) is asked of the installed one, in ``vllm_calls`` and in ``arguments``.
 """
 
 from __future__ import annotations
@@ -37,10 +39,14 @@ class EngineCall:
     lora: Any = None  # vLLM's LoRARequest
     priority: int = 0  # lower goes first
     facts: Any = field(default=None, repr=False)  # what the reply will need besides
-    rendered: Any = field(default=None, repr=False)  # vLLM's own input, where there is more to it than ``token_ids``
+    rendered: Any = field(
+        default=None, repr=False
+    )  # vLLM's own input, where there is more to it than ``token_ids``
     media_bytes: int = 0  # that it holds
     parts: Sequence[EngineCall] = ()  # run in its place, where one request is many of the engine's
-    adapter: Any = field(default=None, repr=False)  # whose it is: its files stay as long as a call has it
+    adapter: Any = field(
+        default=None, repr=False
+    )  # whose it is: its files stay as long as a call has it
 
 
 class Engine(Protocol):
@@ -49,11 +55,15 @@ class Engine(Protocol):
     config: Any  # vLLM's VllmConfig, complete once ``start`` has returned
 
     async def start(self) -> None:
-        """Load the model. Raises BadEngineSettings; what went wrong in a child is in the worker's log."""
+        """Load the model.
+
+        Raises BadEngineSettings; what went wrong in a child is in the worker's log."""
 
     async def run(self, call: EngineCall, began: Callable[[], None]) -> Any:
-        """The finished RequestOutput. Cancelling ends the request. ``began`` is called at its first token;
-        what is pooled has none.
+        """The finished RequestOutput.
+
+        Cancelling ends the request. ``began`` is called at its first token; what is pooled has
+        none.
 
         Raises RequestRefused, EngineBusy, EngineFault, EngineDied.
         """
@@ -80,7 +90,9 @@ class Engine(Protocol):
         ...
 
     def kill(self) -> bool:
-        """End an engine that does not answer. False where it cannot be ended without this process."""
+        """End an engine that does not answer.
+
+        False where it cannot be ended without this process."""
         ...
 
     async def stop(self) -> None:

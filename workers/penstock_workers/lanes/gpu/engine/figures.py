@@ -1,4 +1,5 @@
-"""What the engine reports at every step, gathered into the few figures that people and EngineQueue need."""
+"""What the engine reports at every step, gathered into the few figures that people and EngineQueue
+need."""
 
 from __future__ import annotations
 
@@ -33,7 +34,9 @@ class EngineFigures:
         self._queue_wait_s = 0.0
 
     def note(self, scheduler: Any, iteration: Any, engine: int = 0) -> None:
-        """One step. ``scheduler`` and ``iteration`` are vLLM's SchedulerStats and IterationStats, or None."""
+        """One step.
+
+        ``scheduler`` and ``iteration`` are vLLM's SchedulerStats and IterationStats, or None."""
         if iteration is not None:
             self._generated += iteration.num_generation_tokens
             self._prompt += iteration.num_prompt_tokens
@@ -47,9 +50,13 @@ class EngineFigures:
         if cache is not None:
             self._queried += cache.queries
             self._hit += cache.hits
-        deferred = getattr(scheduler, "num_skipped_waiting_reqs", 0)  # since 0.2x; they wait all the same
+        deferred = getattr(
+            scheduler, "num_skipped_waiting_reqs", 0
+        )  # since 0.2x; they wait all the same
         self._states[engine] = state = EngineState(
-            scheduler.num_running_reqs, scheduler.num_waiting_reqs + deferred, scheduler.kv_cache_usage
+            scheduler.num_running_reqs,
+            scheduler.num_waiting_reqs + deferred,
+            scheduler.kv_cache_usage,
         )
         self._stepped(engine, state)
         self._report(self.state)
@@ -100,7 +107,8 @@ class EngineFigures:
 
 
 def bound(state: EngineState, *, max_seqs: int, lined_up: int) -> str:
-    """What limits the worker now: `memory` (KV cache full), `engine` (it has all it can do) or `queue` (it starves)."""
+    """What limits the worker now: `memory` (KV cache full), `engine` (it has all it can do) or
+    `queue` (it starves)."""
     if not max_seqs:
         return "starting"
     if state.kv_usage >= MEMORY_BOUND:

@@ -1,7 +1,9 @@
-"""A small process beside a worker that hosts vLLM: when the worker is gone, however it ended, nothing of its engine stays.
+"""A small process beside a worker that hosts vLLM: when the worker is gone, however it ended,
+nothing of its engine stays.
 
-Run as ``python -m penstock_workers.lanes.gpu.engine.guard MARK``. Its input is a pipe from the worker: each line names a file of
-shared memory that the engine uses, and its end is the end of the worker.
+Run as ``python -m penstock_workers.lanes.gpu.engine.guard MARK``. Its input is a pipe from the
+worker: each line names a file of shared memory that the engine uses, and its end is the end of the
+worker.
 """
 
 from __future__ import annotations
@@ -22,7 +24,9 @@ class Guard:
     def __init__(self, mark: str) -> None:
         # In a session of its own: what is sent to the worker's group must not reach it.
         self._process = subprocess.Popen(  # noqa: S603 -- this very module
-            [sys.executable, "-P", "-m", PROGRAM, mark], stdin=subprocess.PIPE, start_new_session=True
+            [sys.executable, "-P", "-m", PROGRAM, mark],
+            stdin=subprocess.PIPE,
+            start_new_session=True,
         )
 
     @property
@@ -46,7 +50,9 @@ class Guard:
 
 def watch(mark: str) -> None:
     leftovers = {line.decode(errors="replace").strip() for line in sys.stdin.buffer}
-    killed = processes.end(mark, {name for name in leftovers if name.startswith(processes.SHARED_MEMORY)})
+    killed = processes.end(
+        mark, {name for name in leftovers if name.startswith(processes.SHARED_MEMORY)}
+    )
     if killed:
         os.write(2, f"the worker is gone: {killed} processes of its engine were ended\n".encode())
 

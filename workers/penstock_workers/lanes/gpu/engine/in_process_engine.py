@@ -1,4 +1,5 @@
-"""vLLM in the worker's own process, for CPUs and tests: up in two seconds, and not apart from it."""
+"""vLLM in the worker's own process, for CPUs and tests: up in two seconds, and not apart from
+it."""
 
 from __future__ import annotations
 
@@ -36,9 +37,16 @@ class _Load(NamedTuple):
 
 
 class InProcessEngine:
-    """vLLM's LLMEngine, stepped by a thread of the worker: up in two seconds, one process, and not isolated from crashes."""
+    """vLLM's LLMEngine, stepped by a thread of the worker: up in two seconds, one process, and not
+    isolated from crashes."""
 
-    def __init__(self, settings: GpuSettings, adapters: Adapters, figures: EngineFigures, drain_seconds: float) -> None:
+    def __init__(
+        self,
+        settings: GpuSettings,
+        adapters: Adapters,
+        figures: EngineFigures,
+        drain_seconds: float,
+    ) -> None:
         self._settings, self._adapters, self._figures = settings, adapters, figures
         self._drain_seconds = drain_seconds
         self._llm: Any = None
@@ -47,7 +55,9 @@ class InProcessEngine:
             queue.SimpleQueue()
         )  # calls and aborts; bounded by EngineQueue
         self._loads = count()
-        self._futures: dict[str, asyncio.Future[Any]] = {}  # this and the next are touched on the loop only
+        self._futures: dict[
+            str, asyncio.Future[Any]
+        ] = {}  # this and the next are touched on the loop only
         self._begins: dict[str, Callable[[], None]] = {}
         self._dead: Exception | None = None
         self._thread: threading.Thread | None = None
@@ -117,10 +127,12 @@ class InProcessEngine:
             with contextlib.suppress(Exception):  # of an engine that died nothing more is expected
                 await asyncio.to_thread(llm.engine_core.shutdown)
 
-    # -- the engine's thread ---------------------------------------------------------------------------------------
+    # -- the engine's thread -----------------------------------------------------------------------
 
     def _build(self) -> None:
-        arguments = engine_arguments(self._settings, self._adapters, drain_seconds=self._drain_seconds)
+        arguments = engine_arguments(
+            self._settings, self._adapters, drain_seconds=self._drain_seconds
+        )
         make = upstream("vllm.v1.engine.llm_engine", "LLMEngine").from_vllm_config
         with explained(self._settings):
             self._llm = make(**options(arguments, self._note))
@@ -141,7 +153,8 @@ class InProcessEngine:
             self._call(self._fail_all)
 
     def _gather(self, firsts: dict[str, Any], output: Any) -> None:
-        """An answer comes whole, or as its first token and the rest; of several answers to a request each comes so."""
+        """An answer comes whole, or as its first token and the rest; of several answers to a
+        request each comes so."""
         first = firsts.pop(output.request_id, None)
         if first is not None:
             first.add(output, aggregate=True)
@@ -154,7 +167,9 @@ class InProcessEngine:
             self._call(lambda: self._begins.get(output.request_id, _nothing)())
 
     def _take_what_was_asked(self, firsts: dict[str, Any]) -> bool:
-        """Add what came meanwhile; wait a little when there is nothing else to do. False when it is time to end."""
+        """Add what came meanwhile; wait a little when there is nothing else to do.
+
+        False when it is time to end."""
         block = not self._llm.has_unfinished_requests()
         while True:
             try:

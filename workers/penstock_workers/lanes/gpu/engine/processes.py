@@ -1,7 +1,8 @@
-"""The processes of an engine, found by a mark in their environment, and the shared memory that they would leave behind.
+"""The processes of an engine, found by a mark in their environment, and the shared memory that they
+would leave behind.
 
-vLLM's processes are not all children of each other, and a process that is killed outright cleans nothing up: a coordinator lives
-on for minutes, and shared memory until the machine starts anew.
+vLLM's processes are not all children of each other, and a process that is killed outright cleans
+nothing up: a coordinator lives on for minutes, and shared memory until the machine starts anew.
 """
 
 from __future__ import annotations
@@ -14,11 +15,16 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-MARK: Final = "PENSTOCK_ENGINE_MARK"  # set in the worker's environment; everything that it starts inherits it
+MARK: Final = (
+    "PENSTOCK_ENGINE_MARK"  # set in the worker's environment; everything that it starts inherits it
+)
 SHARED_MEMORY: Final = "/dev/shm/"  # noqa: S108 -- where Linux keeps it; nothing is made there
-GONE_S: Final = 5.0  # a killed process is gone in milliseconds, one that frees much memory of a GPU in seconds
+GONE_S: Final = (
+    5.0  # a killed process is gone in milliseconds, one that frees much memory of a GPU in seconds
+)
 LOOK_S: Final = 0.05
-# These carry the mark too: hooks and other children of the worker, and the one that tidies up after Python's own.
+# These carry the mark too: hooks and other children of the worker, and the one that tidies up after
+# Python's own.
 _NOT_ENGINES: Final = (b"penstock_workers.", b"multiprocessing.resource_tracker")
 
 
@@ -34,7 +40,9 @@ def shared_memory(pids: list[int]) -> set[str]:
 
 
 def end(mark: str, leftovers: set[str]) -> int:
-    """Kill what is left of the engine, and remove ``leftovers`` and what it still used. Returns how many were killed."""
+    """Kill what is left of the engine, and remove ``leftovers`` and what it still used.
+
+    Returns how many were killed."""
     killed: set[int] = set()
     until = time.monotonic() + GONE_S
     while (pids := marked(mark)) and time.monotonic() < until:
@@ -44,7 +52,9 @@ def end(mark: str, leftovers: set[str]) -> int:
                 os.kill(pid, signal.SIGKILL)
                 killed.add(pid)
         time.sleep(LOOK_S)
-    for name in leftovers - shared_memory(_all()):  # what another process uses is that one's as well
+    for name in leftovers - shared_memory(
+        _all()
+    ):  # what another process uses is that one's as well
         with suppress(OSError):
             Path(name).unlink()
     return len(killed)

@@ -1,4 +1,5 @@
-"""What is used of vLLM, by name, looked up in the one that is installed: it is an extra, and heavy to import."""
+"""What is used of vLLM, by name, looked up in the one that is installed: it is an extra, and heavy
+to import."""
 
 from __future__ import annotations
 
@@ -9,7 +10,10 @@ from penstock_workers.errors import BadEngineSettings, PackageMissing
 
 
 def upstream(module: str, name: str) -> Any:
-    """A class of vLLM's. Raises PackageMissing where there is no vLLM, BadEngineSettings for one that has no such class."""
+    """A class of vLLM's.
+
+    Raises PackageMissing where there is no vLLM, BadEngineSettings for one that has no such
+    class."""
     try:
         return getattr(importlib.import_module(module), name)
     except ModuleNotFoundError as error:
@@ -25,4 +29,6 @@ def version() -> str:
 
 
 def _unknown(module: str, name: str, error: Exception) -> BadEngineSettings:
-    return BadEngineSettings(f"this vLLM has no {module}.{name} ({error}): install one from 0.26 to 0.33")
+    return BadEngineSettings(
+        f"this vLLM has no {module}.{name} ({error}): install one from 0.26 to 0.33"
+    )

@@ -1,4 +1,5 @@
-"""What both kinds of engine have in common: prompts, options and errors in vLLM's terms and in Penstock's."""
+"""What both kinds of engine have in common: prompts, options and errors in vLLM's terms and in
+Penstock's."""
 
 from __future__ import annotations
 
@@ -10,16 +11,26 @@ from typing import Any
 
 from penstock_workers.errors import BadEngineSettings
 from penstock_workers.failpoints import PlayedDeviceError
-from penstock_workers.lanes.gpu.engine.engines import EngineBusy, EngineCall, EngineDied, EngineFault, RequestRefused
+from penstock_workers.lanes.gpu.engine.engines import (
+    EngineBusy,
+    EngineCall,
+    EngineDied,
+    EngineFault,
+    RequestRefused,
+)
 from penstock_workers.lanes.gpu.engine.upstream import upstream
 from penstock_workers.lanes.gpu.settings import GpuSettings
 
-# Faults of the request; before 0.3x these had no common ancestor but ValueError, and some not even that.
-CLIENT_ERRORS = frozenset({"VLLMClientError", "VLLMNotFoundError", "VLLMUnprocessableEntityError", "ValueError"})
+# Faults of the request; before 0.3x these had no common ancestor but ValueError, and some not even
+# that.
+CLIENT_ERRORS = frozenset(
+    {"VLLMClientError", "VLLMNotFoundError", "VLLMUnprocessableEntityError", "ValueError"}
+)
 
 
 def prompt(call: EngineCall, model_config: Any) -> Any:
-    """In the form of vLLM's own renderer, where this vLLM has one: else it would render it again, in another thread."""
+    """In the form of vLLM's own renderer, where this vLLM has one: else it would render it again,
+    in another thread."""
     if call.rendered is not None:
         return call.rendered
     make = _tokens_input()
@@ -42,10 +53,12 @@ def is_pooling(params: Any) -> bool:
 
 
 def options(arguments: Any, note: Callable[[Any, Any, int], None]) -> dict[str, Any]:
-    """What both kinds of engine are made from: vLLM's config of these arguments, and a logger that reports each step.
+    """What both kinds of engine are made from: vLLM's config of these arguments, and a logger that
+    reports each step.
 
-    Offline use, so that defaults are those of vLLM's own batch class. The model's files decide whether it pools, so that is
-    known with the config only: a pooled answer has no tokens, and vLLM's engine ends where it is to show only the first.
+    Offline use, so that defaults are those of vLLM's own batch class. The model's files decide
+    whether it pools, so that is known with the config only: a pooled answer has no tokens, and
+    vLLM's engine ends where it is to show only the first.
     """
     context = upstream("vllm.usage.usage_lib", "UsageContext").LLM_CLASS
     config = arguments.create_engine_config(context)
@@ -82,8 +95,9 @@ def explained(settings: GpuSettings) -> Any:
         yield
     except Exception as error:
         raise BadEngineSettings(
-            f"the engine for gpu.model = {settings.model!r} does not start: {type(error).__name__}: {error}; "
-            "its own log above this line says why (memory, a missing folder and a wrong dtype are the usual reasons)"
+            f"the engine for gpu.model = {settings.model!r} does not start: "
+            f"{type(error).__name__}: {error}; its own log above this line says why (memory, a "
+            "missing folder and a wrong dtype are the usual reasons)"
         ) from error
 
 
@@ -98,7 +112,9 @@ def failpoint_as_fault() -> Any:
 
 @contextlib.contextmanager
 def translated() -> Any:
-    """vLLM's exceptions as this module's. Their classes moved between versions, so they are recognised by name and ancestry."""
+    """vLLM's exceptions as this module's.
+
+    Their classes moved between versions, so they are recognised by name and ancestry."""
     try:
         yield
     except (EngineDied, asyncio.CancelledError):

@@ -1,4 +1,6 @@
-"""From an OpenAI request body to a call of the engine: which model, which tokens, how long. Runs in threads."""
+"""From an OpenAI request body to a call of the engine: which model, which tokens, how long.
+
+Runs in threads."""
 
 from __future__ import annotations
 
@@ -15,7 +17,13 @@ from penstock_workers.lanes.gpu.engine.engines import EngineCall, RequestRefused
 from penstock_workers.lanes.gpu.engine.upstream import upstream
 from penstock_workers.lanes.gpu.requests.documents import check_named_tokens, refuse_templates
 from penstock_workers.lanes.gpu.requests.fields import check_types
-from penstock_workers.lanes.gpu.requests.prompts import EFFORT, ChatPrompts, Prompt, TextChats, Tokenizers
+from penstock_workers.lanes.gpu.requests.prompts import (
+    EFFORT,
+    ChatPrompts,
+    Prompt,
+    TextChats,
+    Tokenizers,
+)
 from penstock_workers.lanes.gpu.requests.sampling import asked_tokens, sampling_params
 from penstock_workers.lanes.gpu.requests.scoring import (
     Classes,
@@ -62,7 +70,9 @@ class Facts:
     model: str
     chat: bool
     base64: bool = False
-    parsed: Mapping[str, Any] | None = None  # what vLLM's parsers of answers need to know of it; None = none is asked
+    parsed: Mapping[str, Any] | None = (
+        None  # what vLLM's parsers of answers need to know of it; None = none is asked
+    )
 
 
 class CallBuilder:
@@ -98,28 +108,37 @@ class CallBuilder:
         if request.endpoint.endswith("/embeddings"):
             return self._embedding(request, body, model, adapter)
         if self._facts.classes.labels:
-            raise RequestRefused(f"{self._model} classifies and does not generate: send items to /classify")
+            raise RequestRefused(
+                f"{self._model} classifies and does not generate: send items to /classify"
+            )
         if self._facts.pools:
-            raise RequestRefused(f"{self._model} embeds and does not generate: send items to /v1/embeddings")
+            raise RequestRefused(
+                f"{self._model} embeds and does not generate: send items to /v1/embeddings"
+            )
         if request.endpoint.endswith("/chat/completions"):
             chat = True
         elif request.endpoint.endswith("/completions"):
             chat = False
         else:
             raise RequestRefused(
-                f"the gpu lane has no {request.endpoint}: chat/completions, completions, embeddings, rerank, score, classify"
+                f"the gpu lane has no {request.endpoint}: chat/completions, completions, "
+                "embeddings, rerank, score, classify"
             )
         if body.get("stream"):
             raise RequestRefused("stream: results are stored whole; leave it out")
         if not chat and body.get(EFFORT) is not None:
-            raise RequestRefused(f"{EFFORT}: completions have no chat template that could read it; leave it out")
+            raise RequestRefused(
+                f"{EFFORT}: completions have no chat template that could read it; leave it out"
+            )
         refuse_templates(body)
         check_tools(body, has_parser=self._settings.tool_parser is not None, chat=chat)
         check_named_tokens(body, self._tokenizers.vocabulary)
         if chat:
             self._chats.read(body)
         prompt, max_tokens = self._fitted(request, body, chat)
-        params = sampling_params(body, defaults=self._facts.defaults, max_tokens=max_tokens, schema=request.schema)
+        params = sampling_params(
+            body, defaults=self._facts.defaults, max_tokens=max_tokens, schema=request.schema
+        )
         facts = Facts(model, chat, parsed=to_parse(body, self._settings) if chat else None)
         call = self._call(request, prompt, params, adapter, facts)
         return call, len(prompt.token_ids) + max_tokens * (params.n or 1)
@@ -135,9 +154,12 @@ class CallBuilder:
         return EngineCall(f"probe#{next(self._numbers)}", [PROBE_TOKEN], params)
 
     def _id(self, request: Request) -> str:
-        return f"{request.tag}#{next(self._numbers)}"  # the same item may come again while its last try still ends
+        # the same item may come again while its last try still ends
+        return f"{request.tag}#{next(self._numbers)}"
 
-    def _call(self, request: Request, prompt: Prompt, params: Any, adapter: Adapter | None, facts: Facts) -> EngineCall:
+    def _call(
+        self, request: Request, prompt: Prompt, params: Any, adapter: Adapter | None, facts: Facts
+    ) -> EngineCall:
         return EngineCall(
             self._id(request),
             prompt.token_ids,
@@ -156,15 +178,18 @@ class CallBuilder:
         adapter = self._adapters.get(model)
         if adapter is not None:
             if adapter.problem is not None:
-                raise RequestRefused(f"model is {model!r}, an adapter that cannot be used: {adapter.problem}")
+                raise RequestRefused(
+                    f"model is {model!r}, an adapter that cannot be used: {adapter.problem}"
+                )
             return adapter
         known = ", ".join(sorted(self._facts.names | self._adapters.names()))
         raise UnknownModel(f"this worker hosts no model {model!r}; it has {known}")
 
-    # -- length ----------------------------------------------------------------------------------------------------
+    # -- length ------------------------------------------------------------------------------------
 
     def _fitted(self, request: Request, body: dict[str, Any], chat: bool) -> tuple[Prompt, int]:
-        """The prompt, and how many tokens the answer may have; what does not fit is cut as the job says."""
+        """The prompt, and how many tokens the answer may have; what does not fit is cut as the job
+        says."""
         prompt, asked = self._prompt(body, chat), asked_tokens(body)
         context, length = self._facts.context, len(prompt.token_ids)
         if length + (asked or 1) <= context:
@@ -172,15 +197,19 @@ class CallBuilder:
         if request.on_overflow != "fail" and length < context:
             return prompt, context - length
         if request.on_overflow == "trim":
-            reserved = min(asked or 1, context // 2)  # half of the context at most: the rest is for the document
+            reserved = min(
+                asked or 1, context // 2
+            )  # half of the context at most: the rest is for the document
             return self._trimmed(body, chat, prompt, reserved), reserved
         raise ContextOverflow(
-            f"This model's maximum context length is {context} tokens. However, the prompt has {length} and "
-            f"max_tokens asks for {asked or 1}; shorten it, or submit with on_overflow"
+            f"This model's maximum context length is {context} tokens. However, the prompt has "
+            f"{length} and max_tokens asks for {asked or 1}; shorten it, or submit with "
+            "on_overflow"
         )
 
     def _trimmed(self, body: dict[str, Any], chat: bool, prompt: Prompt, reserved: int) -> Prompt:
-        """Cut the end of the longest text until the prompt fits beside ``reserved`` tokens of answer."""
+        """Cut the end of the longest text until the prompt fits beside ``reserved`` tokens of
+        answer."""
         limit = self._facts.context - reserved
         if not chat and not isinstance(body.get("prompt"), str):
             return Prompt(prompt.token_ids[:limit])
@@ -197,28 +226,35 @@ class CallBuilder:
             prompt = self._prompt(body, chat)
         if len(prompt.token_ids) <= limit:
             return prompt
-        raise ContextOverflow(f"trimming the longest text does not make the prompt fit {limit} tokens")
+        raise ContextOverflow(
+            f"trimming the longest text does not make the prompt fit {limit} tokens"
+        )
 
     def _prompt(self, body: dict[str, Any], chat: bool) -> Prompt:
         if chat:
             return self._chats.prompt(body)
         return Prompt(self._tokenizers.token_ids(body.get("prompt"), "prompt"))
 
-    # -- embeddings ------------------------------------------------------------------------------------------------
+    # -- embeddings --------------------------------------------------------------------------------
 
     def _embedding(
         self, request: Request, body: dict[str, Any], model: str, adapter: Adapter | None
     ) -> tuple[EngineCall, int]:
         if not self._facts.pools:
-            raise RequestRefused(f"{self._model} generates and does not embed: set gpu.engine.runner to 'pooling'")
+            raise RequestRefused(
+                f"{self._model} generates and does not embed: set gpu.engine.runner to 'pooling'"
+            )
         if self._facts.classes.labels:
-            raise RequestRefused(f"{self._model} classifies and does not embed: send items to /classify")
+            raise RequestRefused(
+                f"{self._model} classifies and does not embed: send items to /classify"
+            )
         token_ids = self._tokenizers.token_ids(body.get("input"), "input")
         if len(token_ids) > self._facts.context:
             if request.on_overflow == "fail":
                 raise ContextOverflow(
-                    f"This model's maximum context length is {self._facts.context} tokens. However, the input has "
-                    f"{len(token_ids)}; shorten it, or submit with on_overflow"
+                    f"This model's maximum context length is {self._facts.context} tokens. "
+                    f"However, the input has {len(token_ids)}; shorten it, or submit with "
+                    "on_overflow"
                 )
             token_ids = token_ids[: self._facts.context]
         params = upstream("vllm", "PoolingParams")(task="embed", dimensions=body.get("dimensions"))
@@ -226,9 +262,11 @@ class CallBuilder:
         call = self._call(request, Prompt(token_ids), params, adapter, facts)
         return call, len(token_ids)
 
-    # -- scores and classes ----------------------------------------------------------------------------------------
+    # -- scores and classes ------------------------------------------------------------------------
 
-    def _scoring(self, task: Task, request: Request, model: str, adapter: Adapter | None) -> tuple[EngineCall, int]:
+    def _scoring(
+        self, task: Task, request: Request, model: str, adapter: Adapter | None
+    ) -> tuple[EngineCall, int]:
         lora = None if adapter is None else adapter.request()
         classes, context = self._facts.classes, self._facts.context
         ask = ask_of(task, request.body, classes)
@@ -239,8 +277,8 @@ class CallBuilder:
             if len(ids) > context:
                 if request.on_overflow == "fail":
                     raise ContextOverflow(
-                        f"This model's maximum context length is {context} tokens. However, entry {place} has {len(ids)}; "
-                        "shorten it, or submit with on_overflow"
+                        f"This model's maximum context length is {context} tokens. However, entry "
+                        f"{place} has {len(ids)}; shorten it, or submit with on_overflow"
                     )
                 ids, sides = tokens_of(self._tokenizers.own(), text, cut_at=context)
             if not ids:
@@ -248,7 +286,9 @@ class CallBuilder:
             params = pooling_params(ask, sides if classes.reads_sides else ())
             parts.append(EngineCall(f"{call_id}.{place}", ids, params, lora, priority))
         facts = ScoringFacts(ask, model, classes.labels)
-        call = EngineCall(call_id, [], parts[0].params, lora, priority, facts, parts=parts, adapter=adapter)
+        call = EngineCall(
+            call_id, [], parts[0].params, lora, priority, facts, parts=parts, adapter=adapter
+        )
         return call, occupied(parts)
 
 

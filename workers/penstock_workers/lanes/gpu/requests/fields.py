@@ -1,4 +1,5 @@
-"""The types of what a request asks for, checked before the engine has it: some wrong ones end an engine, others are 500s."""
+"""The types of what a request asks for, checked before the engine has it: some wrong ones end an
+engine, others are 500s."""
 
 from __future__ import annotations
 
@@ -25,7 +26,9 @@ def _is_number(value: Any) -> bool:
 
 
 def _is_whole(most: int, least: int | None = None) -> Callable[[Any], bool]:
-    return lambda value: type(value) is int and (-most - 1 if least is None else least) <= value <= most
+    return lambda value: (
+        type(value) is int and (-most - 1 if least is None else least) <= value <= most
+    )
 
 
 def _are_texts(value: Any) -> bool:
@@ -51,8 +54,12 @@ KINDS: Final[Mapping[str, Kind]] = {
     "top_logprobs": _WHOLE,
     "seed": Kind("an integer of 64 bits", _is_whole(INT64)),
     "n": Kind(f"an integer from 1 to {CHOICES_MAX}", _is_whole(CHOICES_MAX, 1)),
-    "logprobs": Kind("true, false or an integer", lambda value: isinstance(value, bool) or _WHOLE.fits(value)),
-    "stop": Kind("a text or a list of texts", lambda value: isinstance(value, str) or _are_texts(value)),
+    "logprobs": Kind(
+        "true, false or an integer", lambda value: isinstance(value, bool) or _WHOLE.fits(value)
+    ),
+    "stop": Kind(
+        "a text or a list of texts", lambda value: isinstance(value, str) or _are_texts(value)
+    ),
     "bad_words": _TEXTS,
     "ignore_eos": _SWITCH,
     "skip_special_tokens": _SWITCH,
@@ -69,7 +76,8 @@ KINDS: Final[Mapping[str, Kind]] = {
 
 
 def check_types(body: Mapping[str, Any]) -> None:
-    """Raises RequestRefused for the first field that holds what it cannot, with the value and what it may hold."""
+    """Raises RequestRefused for the first field that holds what it cannot, with the value and what
+    it may hold."""
     for name, value in body.items():
         kind = KINDS.get(name)
         if kind is not None and value is not None and not kind.fits(value):

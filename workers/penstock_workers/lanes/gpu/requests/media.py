@@ -1,4 +1,6 @@
-"""Images and sounds of a document: read here, within limits, before vLLM has them. An address that it names is never fetched."""
+"""Images and sounds of a document: read here, within limits, before vLLM has them.
+
+An address that it names is never fetched."""
 
 from __future__ import annotations
 
@@ -21,7 +23,11 @@ from penstock_workers.lanes.shown import shown
 
 FORMATS: Final = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
 """Of images. Pillow's other decoders are seldom asked for, and some of them start programs."""
-_MODALITIES: Final[Mapping[str, str]] = {"image_url": "image", "input_audio": "audio", "audio_url": "audio"}
+_MODALITIES: Final[Mapping[str, str]] = {
+    "image_url": "image",
+    "input_audio": "audio",
+    "audio_url": "audio",
+}
 _SOUND_PACKAGES: Final = ("soundfile", "av")  # vLLM reads sounds with one of them
 _LOCAL: Final = ("", "localhost")
 
@@ -39,13 +45,20 @@ class Media:
     """What one model takes besides text."""
 
     def __init__(self, settings: GpuSettings, renderer: Any) -> None:
-        """``renderer`` is vLLM's; it knows the model's processor and what the operator allows per prompt."""
+        """``renderer`` is vLLM's; it knows the model's processor and what the operator allows per
+        prompt."""
         self._settings = settings
-        self._folder = None if settings.media_folder is None else Path(settings.media_folder).resolve()
+        self._folder = (
+            None if settings.media_folder is None else Path(settings.media_folder).resolve()
+        )
         processor = renderer.mm_processor
-        self._limits: Mapping[str, int] = {} if processor is None else processor.info.allowed_mm_limits
+        self._limits: Mapping[str, int] = (
+            {} if processor is None else processor.info.allowed_mm_limits
+        )
         config = renderer.model_config.multimodal_config
-        self._image_options: Mapping[str, Any] = ((config and config.media_io_kwargs) or {}).get("image", {})
+        self._image_options: Mapping[str, Any] = ((config and config.media_io_kwargs) or {}).get(
+            "image", {}
+        )
 
     @property
     def takes_any(self) -> bool:
@@ -68,18 +81,32 @@ class Media:
         left.items -= 1
         if left.items < 0:
             most = self._settings.media_items_max
-            raise RequestRefused(f"{field}: an item may have {most} images and sounds (gpu.media_items_max)")
-        return self._image(part, field, left) if modality == "image" else self._sound(part, field, left)
+            raise RequestRefused(
+                f"{field}: an item may have {most} images and sounds (gpu.media_items_max)"
+            )
+        return (
+            self._image(part, field, left)
+            if modality == "image"
+            else self._sound(part, field, left)
+        )
 
     def _words(self) -> str:
         known = [name for name in ("image", "audio") if self._limits.get(name)]
-        return f"this model takes {', '.join(['text', *known])} only" if known else "this model takes text only"
+        return (
+            f"this model takes {', '.join(['text', *known])} only"
+            if known
+            else "this model takes text only"
+        )
 
     def _image(self, part: Mapping[str, Any], field: str, left: Allowance) -> dict[str, Any]:
         given = part.get("image_url")
         if isinstance(given, dict) and given.get("detail") not in (None, "auto"):
-            raise RequestRefused(f"{field}.image_url.detail: a hosted model reads images in one way; leave it out")
-        _, data = self._content(_url(given, f"{field}.image_url"), "image", f"{field}.image_url", left)
+            raise RequestRefused(
+                f"{field}.image_url.detail: a hosted model reads images in one way; leave it out"
+            )
+        _, data = self._content(
+            _url(given, f"{field}.image_url"), "image", f"{field}.image_url", left
+        )
         try:
             with import_module("PIL.Image").open(BytesIO(data), formats=FORMATS) as opened:
                 width, height = opened.size
@@ -96,24 +123,34 @@ class Media:
                 f"{field} is no image that can be read ({type(error).__name__}); {readable}"
             ) from error
         raise RequestRefused(
-            f"{field}: the image has {width} x {height} pixels, and an item's images may have {self._settings.image_pixels_max} "
-            "together (gpu.image_pixels_max): make it smaller"
+            f"{field}: the image has {width} x {height} pixels, and an item's images may have "
+            f"{self._settings.image_pixels_max} together (gpu.image_pixels_max): make it smaller"
         )
 
     def _sound(self, part: Mapping[str, Any], field: str, left: Allowance) -> dict[str, Any]:
         if not any(find_spec(name) for name in _SOUND_PACKAGES):
             raise RequestRefused(
-                f"{field}: this worker has nothing to read sounds with: pip install 'vllm[audio]' there"
+                f"{field}: this worker has nothing to read sounds with: pip install 'vllm[audio]' "
+                "there"
             )
         given = part.get(part["type"])
         if part["type"] == "audio_url":
-            kind, data = self._content(_url(given, f"{field}.audio_url"), "audio", f"{field}.audio_url", left)
+            kind, data = self._content(
+                _url(given, f"{field}.audio_url"), "audio", f"{field}.audio_url", left
+            )
         else:
             if not isinstance(given, dict) or not isinstance(given.get("format"), str):
-                raise RequestRefused(f"{field}.input_audio is {shown(given)}: give an object with data and format")
-            kind, data = given["format"], self._decoded(given.get("data"), f"{field}.input_audio.data", left)
+                raise RequestRefused(
+                    f"{field}.input_audio is {shown(given)}: give an object with data and format"
+                )
+            kind, data = (
+                given["format"],
+                self._decoded(given.get("data"), f"{field}.input_audio.data", left),
+            )
         if not kind.replace("-", "").replace(".", "").isalnum():
-            raise RequestRefused(f"{field}: the format is {shown(kind)}: give one such as wav or mp3")
+            raise RequestRefused(
+                f"{field}: the format is {shown(kind)}: give one such as wav or mp3"
+            )
         return {
             "type": "audio_url",
             "audio_url": {"url": f"data:audio/{kind};base64,{base64.b64encode(data).decode()}"},
@@ -129,10 +166,12 @@ class Media:
                 raise RequestRefused(f"{field} is {shown(url)}: give data:{modality}/…;base64,…")
             return kind.partition("/")[2], self._decoded(data, field, left)
         if scheme == "file":
-            return Path(urlsplit(url).path).suffix.lstrip(".") or "wav", self._file(url, field, left)
+            return Path(urlsplit(url).path).suffix.lstrip(".") or "wav", self._file(
+                url, field, left
+            )
         raise RequestRefused(
-            f"{field} is {shown(url)}: a worker fetches no address that a document names; send the content itself, as "
-            f"data:{modality}/…;base64,…"
+            f"{field} is {shown(url)}: a worker fetches no address that a document names; send the "
+            f"content itself, as data:{modality}/…;base64,…"
         )
 
     def _decoded(self, text: Any, field: str, left: Allowance) -> bytes:
@@ -142,32 +181,40 @@ class Media:
         try:
             return base64.b64decode(text, validate=True)
         except (binascii.Error, ValueError) as error:
-            raise RequestRefused(f"{field} is no base64 ({error}): give it without line breaks") from error
+            raise RequestRefused(
+                f"{field} is no base64 ({error}): give it without line breaks"
+            ) from error
 
     def _file(self, url: str, field: str, left: Allowance) -> bytes:
         """Of the operator's folder only, links followed."""
         if self._folder is None:
             raise RequestRefused(
-                f"{field} is {shown(url)}: a worker reads no file that a document names, but from gpu.media_folder, which "
-                "is not set; send the content itself as data:…;base64,…"
+                f"{field} is {shown(url)}: a worker reads no file that a document names, but from "
+                "gpu.media_folder, which is not set; send the content itself as data:…;base64,…"
             )
         parts = urlsplit(url)
         try:
             file = Path(unquote(parts.path)).resolve()
-            if parts.netloc not in _LOCAL or not file.is_relative_to(self._folder) or not file.is_file():
+            if (
+                parts.netloc not in _LOCAL
+                or not file.is_relative_to(self._folder)
+                or not file.is_file()
+            ):
                 raise FileNotFoundError
             self._take(file.stat().st_size, field, left)
             with file.open("rb") as opened:
                 return opened.read(self._settings.media_bytes_max)
         except (OSError, ValueError, RuntimeError) as error:
-            raise RequestRefused(f"{field} is {shown(url)}: no file in gpu.media_folder that can be read") from error
+            raise RequestRefused(
+                f"{field} is {shown(url)}: no file in gpu.media_folder that can be read"
+            ) from error
 
     def _take(self, size: int, field: str, left: Allowance) -> None:
         left.size -= size
         if left.size < 0:
             raise RequestRefused(
-                f"{field} has {size} bytes, and an item's images and sounds may have {self._settings.media_bytes_max} "
-                "together (gpu.media_bytes_max)"
+                f"{field} has {size} bytes, and an item's images and sounds may have "
+                f"{self._settings.media_bytes_max} together (gpu.media_bytes_max)"
             )
 
 

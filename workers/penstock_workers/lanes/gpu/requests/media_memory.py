@@ -1,4 +1,5 @@
-"""A bound on what decoded images hold of a worker's memory, from their decoding until the engine has answered."""
+"""A bound on what decoded images hold of a worker's memory, from their decoding until the engine
+has answered."""
 
 from __future__ import annotations
 
@@ -11,10 +12,13 @@ from penstock_workers.lanes.gpu.engine.engines import EngineCall
 
 
 class MediaMemory:
-    """Used on one event loop. A call that is forgotten, however its item ended, gives back what it held."""
+    """Used on one event loop.
+
+    A call that is forgotten, however its item ended, gives back what it held."""
 
     def __init__(self, most_bytes: int, *, at_once: int) -> None:
-        """``at_once``: threads that decode; the bound may be passed by what each of them decodes at that moment."""
+        """``at_once``: threads that decode; the bound may be passed by what each of them decodes at
+        that moment."""
         self._most = most_bytes
         self._turns = asyncio.Semaphore(at_once)
         self._held = 0
@@ -36,7 +40,9 @@ class MediaMemory:
     def hold(self, call: EngineCall) -> None:
         if call.media_bytes:
             self._held += call.media_bytes
-            weakref.finalize(call, self._free_soon, asyncio.get_running_loop(), call.media_bytes).atexit = False
+            weakref.finalize(
+                call, self._free_soon, asyncio.get_running_loop(), call.media_bytes
+            ).atexit = False
 
     def _free_soon(self, loop: asyncio.AbstractEventLoop, size: int) -> None:
         """A call can be forgotten in any thread."""

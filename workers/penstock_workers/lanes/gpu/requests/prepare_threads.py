@@ -1,7 +1,7 @@
 """Threads in which requests are made ready, and whose results come back to the loop in groups.
 
-An executor wakes the loop for each result, and makes three locks for each call; on a busy loop that costs more than a template.
-Here the loop is woken once for all that is ready by the time it looks.
+An executor wakes the loop for each result, and makes three locks for each call; on a busy loop that
+costs more than a template. Here the loop is woken once for all that is ready by the time it looks.
 """
 
 from __future__ import annotations
@@ -26,11 +26,14 @@ class PrepareThreads:
         self._loop_is_called = False
         self._loop: asyncio.AbstractEventLoop | None = None
         self._threads = [
-            threading.Thread(target=self._work, name=f"prepare_{place}", daemon=True) for place in range(number)
+            threading.Thread(target=self._work, name=f"prepare_{place}", daemon=True)
+            for place in range(number)
         ]
 
     async def run(self, step: Callable[[], Result]) -> Result:
-        """What ``step`` returns or raises, in one of the threads. One that is cancelled while it waits is not begun."""
+        """What ``step`` returns or raises, in one of the threads.
+
+        One that is cancelled while it waits is not begun."""
         if self._loop is None:
             self._loop = asyncio.get_running_loop()
             for thread in self._threads:
@@ -51,7 +54,8 @@ class PrepareThreads:
     def _take_one(self) -> bool:
         """Wait for a step, and do it. False when it is time to end.
 
-        In a frame of its own: a thread that waits keeps nothing of its last request, whose images count until it is forgotten.
+        In a frame of its own: a thread that waits keeps nothing of its last request, whose images
+        count until it is forgotten.
         """
         asked = self._asked.get()
         if asked is None:
@@ -63,7 +67,9 @@ class PrepareThreads:
             self._ready.append((future, step(), None))
         except BaseException as error:
             self._ready.append((future, None, error))
-        if not self._loop_is_called:  # the loop takes this back before it looks, so that none is overlooked
+        if (
+            not self._loop_is_called
+        ):  # the loop takes this back before it looks, so that none is overlooked
             self._loop_is_called = True
             self._call_loop()
         return True

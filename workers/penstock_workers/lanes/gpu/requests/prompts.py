@@ -31,7 +31,9 @@ class ChatPrompts(Protocol):
     """Whether a prompt may hold images or sounds."""
 
     def read(self, body: dict[str, Any]) -> None:
-        """Check the messages, and put them into the form that ``prompt`` takes. Raises RequestRefused."""
+        """Check the messages, and put them into the form that ``prompt`` takes.
+
+        Raises RequestRefused."""
 
     def prompt(self, body: Mapping[str, Any]) -> Prompt:
         """Raises RequestRefused where the template refuses these messages."""
@@ -55,7 +57,9 @@ class Tokenizers:
         return self._chat_template or str(getattr(self._tokenizer, "chat_template", ""))
 
     def text_of_chat(self, messages: Any, variables: Mapping[str, Any]) -> str:
-        """Raises what the template raises. The template goes with each call: vLLM's tokenizer is a pool of copies."""
+        """Raises what the template raises.
+
+        The template goes with each call: vLLM's tokenizer is a pool of copies."""
         text: str = self.own().apply_chat_template(
             messages, chat_template=self._chat_template, tokenize=False, **variables
         )
@@ -75,7 +79,9 @@ class Tokenizers:
             return list(self.own()(prompt).input_ids)
         if isinstance(prompt, list) and prompt and not isinstance(prompt[0], (str, list)):
             return check_tokens(prompt, field, self.vocabulary)
-        raise RequestRefused(f"{field} is {type(prompt).__name__}: give one text or one list of token ids per item")
+        raise RequestRefused(
+            f"{field} is {type(prompt).__name__}: give one text or one list of token ids per item"
+        )
 
 
 class TextChats:
@@ -95,8 +101,12 @@ class TextChats:
             text = self._tokenizers.text_of_chat(body["messages"], variables)
         except RequestRefused:
             raise
-        except Exception as error:  # templates are programs of the model's makers: they raise what they like
-            raise RequestRefused(f"the model's chat template refuses these messages: {error}") from error
+        except (
+            Exception
+        ) as error:  # templates are programs of the model's makers: they raise what they like
+            raise RequestRefused(
+                f"the model's chat template refuses these messages: {error}"
+            ) from error
         return Prompt(list(self._tokenizers.own()(text, add_special_tokens=False).input_ids))
 
 
@@ -107,7 +117,9 @@ def messages_of(body: Mapping[str, Any]) -> Iterator[tuple[int, dict[str, Any]]]
         raise RequestRefused("messages is empty or no list: give at least one message")
     for place, message in enumerate(messages):
         if not isinstance(message, dict) or not isinstance(message.get("role"), str):
-            raise RequestRefused(f"messages[{place}] is {shown(message)}: give an object with a role and a content")
+            raise RequestRefused(
+                f"messages[{place}] is {shown(message)}: give an object with a role and a content"
+            )
         yield place, message
 
 
@@ -123,19 +135,23 @@ def template_variables(body: Mapping[str, Any], template: str) -> dict[str, Any]
         return given
     if EFFORT not in template:
         raise RequestRefused(
-            f"{EFFORT} is {shown(effort)}, and this model's chat template does not read it: leave it out, or give the "
-            "variable that the template reads in chat_template_kwargs"
+            f"{EFFORT} is {shown(effort)}, and this model's chat template does not read it: leave "
+            "it out, or give the variable that the template reads in chat_template_kwargs"
         )
     return {EFFORT: effort} | given
 
 
 def _plain(message: dict[str, Any], place: int) -> dict[str, Any]:
-    """A message whose content is one text: what chat templates of text models take. Raises RequestRefused."""
+    """A message whose content is one text: what chat templates of text models take.
+
+    Raises RequestRefused."""
     content = message.get("content")
     if isinstance(content, str):
         return message
     parts = parts_of(content, place)
-    texts = [text_of(part, f"messages[{place}].content[{number}]") for number, part in enumerate(parts)]
+    texts = [
+        text_of(part, f"messages[{place}].content[{number}]") for number, part in enumerate(parts)
+    ]
     return message | {"content": "\n".join(texts)}
 
 
@@ -151,7 +167,9 @@ def text_of(part: Any, field: str) -> str:
     """Of a part that must be text. Raises RequestRefused."""
     kind = part.get("type") if isinstance(part, dict) else part
     if kind != "text":
-        raise RequestRefused(f"{field} is {shown(kind)}, and this model takes text only: leave it out")
+        raise RequestRefused(
+            f"{field} is {shown(kind)}, and this model takes text only: leave it out"
+        )
     text = part.get("text") if isinstance(part, dict) else part
     if not isinstance(text, str):
         raise RequestRefused(f"{field}.text is {shown(text)}: give a text")

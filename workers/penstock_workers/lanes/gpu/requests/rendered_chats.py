@@ -1,4 +1,6 @@
-"""Chats with images, audio or tools: vLLM's own renderer makes the prompts, as in its server. Runs in threads.
+"""Chats with images, audio or tools: vLLM's own renderer makes the prompts, as in its server.
+
+Runs in threads.
 
 It never sees an address that a document brings: what it gets has been read already (``media.py``).
 """
@@ -14,12 +16,18 @@ from typing import Any, Final
 from penstock_workers.lanes.gpu.engine.engines import RequestRefused
 from penstock_workers.lanes.gpu.engine.upstream import upstream
 from penstock_workers.lanes.gpu.requests.media import Allowance, Media
-from penstock_workers.lanes.gpu.requests.prompts import Prompt, messages_of, parts_of, template_variables
+from penstock_workers.lanes.gpu.requests.prompts import (
+    Prompt,
+    messages_of,
+    parts_of,
+    template_variables,
+)
 from penstock_workers.lanes.shown import shown
 
 # Of a message: what templates read besides its content. All else is left out.
 _KEPT: Final = ("name", "tool_calls", "tool_call_id", "reasoning")
-# The engine would take an item of this cache for one that it has, though the request that brought it was never sent.
+# The engine would take an item of this cache for one that it has, though the request that brought
+# it was never sent.
 _WITHOUT_CACHE: Final = "skip_mm_cache"
 
 
@@ -28,46 +36,67 @@ class RenderedChats:
 
     decodes_media = True
 
-    def __init__(self, renderer: Any, media: Media, template: str | None, models_template: str) -> None:
+    def __init__(
+        self, renderer: Any, media: Media, template: str | None, models_template: str
+    ) -> None:
         """``template`` is the operator's; ``models_template`` the one that the tokenizer has."""
         self._renderer, self._media, self._template = renderer, media, template
         self._read_template = template or models_template
         self._params = upstream("vllm.renderers", "ChatParams")
-        # A prompt that is too long is found by its length, and the error says what Penstock's options do about it.
-        self._tokenizing = dataclasses.replace(renderer.default_chat_tok_params, max_total_tokens=None)
-        self._one_at_a_time = threading.Lock()  # processors of images are not made for several threads
+        # A prompt that is too long is found by its length, and the error says what Penstock's
+        # options do about it.
+        self._tokenizing = dataclasses.replace(
+            renderer.default_chat_tok_params, max_total_tokens=None
+        )
+        self._one_at_a_time = (
+            threading.Lock()
+        )  # processors of images are not made for several threads
 
     @staticmethod
     def suits(renderer: Any) -> bool:
-        """Older versions of vLLM have none, or cannot do without the cache that it shares with the engine."""
+        """Older versions of vLLM have none, or cannot do without the cache that it shares with the
+        engine."""
         render = getattr(renderer, "render_chat", None)
         return render is not None and _WITHOUT_CACHE in inspect.signature(render).parameters
 
     def read(self, body: dict[str, Any]) -> None:
         """Images and sounds are decoded here, in the thread that calls."""
         left = self._media.allowance()
-        body["messages"] = [self._message(message, place, left) for place, message in messages_of(body)]
+        body["messages"] = [
+            self._message(message, place, left) for place, message in messages_of(body)
+        ]
 
     def prompt(self, body: Mapping[str, Any]) -> Prompt:
-        variables = template_variables(body, self._read_template) | {"tools": body.get("tools") or None}
+        variables = template_variables(body, self._read_template) | {
+            "tools": body.get("tools") or None
+        }
         params = self._params(
-            chat_template=self._template, chat_template_kwargs=variables, tool_choice=body.get("tool_choice")
+            chat_template=self._template,
+            chat_template_kwargs=variables,
+            tool_choice=body.get("tool_choice"),
         )
         try:
             with self._one_at_a_time:
                 _, rendered = self._renderer.render_chat(
-                    [[dict(message) for message in body["messages"]]], params, self._tokenizing, skip_mm_cache=True
+                    [[dict(message) for message in body["messages"]]],
+                    params,
+                    self._tokenizing,
+                    skip_mm_cache=True,
                 )
         except MemoryError:
             raise
-        except Exception as error:  # of the template, or of the model's processor, which raise what they like
+        except (
+            Exception
+        ) as error:  # of the template, or of the model's processor, which raise what they like
             raise RequestRefused(
-                f"the model's chat template or processor refuses these messages: {type(error).__name__}: {error}"
+                "the model's chat template or processor refuses these messages: "
+                f"{type(error).__name__}: {error}"
             ) from error
         (one,) = rendered
         if "prompt_token_ids" not in one:
             raise RequestRefused(
-                f"this model takes prompts of another kind ({shown(one.get('type'))}): use the sidecar"
+                f"this model takes prompts of another kind ({shown(one.get('type'))}): use the "
+                "sidecar"
             )
         token_ids = list(one["prompt_token_ids"])
         if one["type"] != "multimodal":

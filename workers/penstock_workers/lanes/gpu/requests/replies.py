@@ -17,15 +17,23 @@ from penstock_workers.lanes.gpu.requests.scoring import scored
 
 
 def why_unanswered(call: EngineCall, output: Any) -> Unanswered | None:
-    """Why the engine's output is no answer; None where it is one. Of a call in parts it is the list of theirs."""
+    """Why the engine's output is no answer; None where it is one.
+
+    Of a call in parts it is the list of theirs."""
     if call.parts:
         return next((missing for missing in map(unpooled, output) if missing is not None), None)
     completions = _completions(output)
-    return unanswered(completions, wants_text=not call.params.ignore_eos) if completions else unpooled(output)
+    return (
+        unanswered(completions, wants_text=not call.params.ignore_eos)
+        if completions
+        else unpooled(output)
+    )
 
 
 def reply(call: EngineCall, output: Any, said: Sequence[Said] | None = None) -> bytes:
-    """The body of a good answer, JSON. ``said``: its choices, where vLLM's parsers have taken them apart."""
+    """The body of a good answer, JSON.
+
+    ``said``: its choices, where vLLM's parsers have taken them apart."""
     if call.parts:
         return scored(call, output)
     facts: Facts = call.facts
@@ -58,7 +66,9 @@ def _completions(output: Any) -> list[Any]:
 
 
 def _choice(one: Any, chat: bool) -> dict[str, Any]:
-    content = {"message": {"role": "assistant", "content": one.text}} if chat else {"text": one.text}
+    content = (
+        {"message": {"role": "assistant", "content": one.text}} if chat else {"text": one.text}
+    )
     return {
         "index": one.index,
         **content,
@@ -68,7 +78,9 @@ def _choice(one: Any, chat: bool) -> dict[str, Any]:
     }
 
 
-def _choices(completions: list[Any], facts: Facts, said: Sequence[Said] | None) -> list[dict[str, Any]]:
+def _choices(
+    completions: list[Any], facts: Facts, said: Sequence[Said] | None
+) -> list[dict[str, Any]]:
     choices = [_choice(one, facts.chat) for one in completions]
     for choice, each in zip(choices, said or (), strict=False):
         choice["message"] = _message(each)
@@ -96,7 +108,9 @@ def _ends_with_calls(facts: Facts, reason: str) -> bool:
 def _thinking(said: Sequence[Said] | None) -> dict[str, Any]:
     if not said or all(one.reasoning is None for one in said):
         return {}
-    return {"completion_tokens_details": {"reasoning_tokens": sum(one.reasoning_tokens for one in said)}}
+    return {
+        "completion_tokens_details": {"reasoning_tokens": sum(one.reasoning_tokens for one in said)}
+    }
 
 
 def _logprobs(one: Any, chat: bool) -> dict[str, Any] | None:
@@ -109,12 +123,17 @@ def _logprobs(one: Any, chat: bool) -> dict[str, Any] | None:
     ]
     if chat:
         return {
-            "content": [_entry(taken) | {"top_logprobs": [_entry(other) for other in all_]} for taken, all_ in steps]
+            "content": [
+                _entry(taken) | {"top_logprobs": [_entry(other) for other in all_]}
+                for taken, all_ in steps
+            ]
         }
     return {
         "tokens": [taken.decoded_token for taken, _ in steps],
         "token_logprobs": [taken.logprob for taken, _ in steps],
-        "top_logprobs": [{other.decoded_token: other.logprob for other in all_} for _, all_ in steps],
+        "top_logprobs": [
+            {other.decoded_token: other.logprob for other in all_} for _, all_ in steps
+        ],
     }
 
 

@@ -1,4 +1,6 @@
-"""From the fields of an OpenAI request body to vLLM's sampling parameters. A field that would change nothing is refused."""
+"""From the fields of an OpenAI request body to vLLM's sampling parameters.
+
+A field that would change nothing is refused."""
 
 from __future__ import annotations
 
@@ -10,38 +12,86 @@ from penstock_workers.lanes.gpu.engine.upstream import upstream
 from penstock_workers.lanes.shown import shown
 
 # Passed to SamplingParams under the same name.
-_SAME = frozenset({
-    "temperature", "top_p", "top_k", "min_p", "seed", "stop", "stop_token_ids", "min_tokens", "n", "presence_penalty",
-    "frequency_penalty", "repetition_penalty", "ignore_eos", "logit_bias", "bad_words", "skip_special_tokens",
-    "include_stop_str_in_output", "allowed_token_ids",
-})  # fmt: skip
+_SAME = frozenset(
+    {
+        "temperature",
+        "top_p",
+        "top_k",
+        "min_p",
+        "seed",
+        "stop",
+        "stop_token_ids",
+        "min_tokens",
+        "n",
+        "presence_penalty",
+        "frequency_penalty",
+        "repetition_penalty",
+        "ignore_eos",
+        "logit_bias",
+        "bad_words",
+        "skip_special_tokens",
+        "include_stop_str_in_output",
+        "allowed_token_ids",
+    }
+)
 # Read elsewhere, or of no consequence for a batch.
-_READ_ELSEWHERE = frozenset({
-    "model", "messages", "prompt", "max_tokens", "max_completion_tokens", "logprobs", "top_logprobs", "response_format",
-    "structured_outputs", "chat_template_kwargs", "add_generation_prompt", "continue_final_message", "stream", "user",
-    "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "reasoning_effort", "tools",
-    "tool_choice", "parallel_tool_calls",
-})  # fmt: skip
+_READ_ELSEWHERE = frozenset(
+    {
+        "model",
+        "messages",
+        "prompt",
+        "max_tokens",
+        "max_completion_tokens",
+        "logprobs",
+        "top_logprobs",
+        "response_format",
+        "structured_outputs",
+        "chat_template_kwargs",
+        "add_generation_prompt",
+        "continue_final_message",
+        "stream",
+        "user",
+        "metadata",
+        "store",
+        "service_tier",
+        "safety_identifier",
+        "prompt_cache_key",
+        "reasoning_effort",
+        "tools",
+        "tool_choice",
+        "parallel_tool_calls",
+    }
+)
 KNOWN = _SAME | _READ_ELSEWHERE
 _CONSTRAINTS = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
 
 
 def sampling_params(
-    body: Mapping[str, Any], *, defaults: Mapping[str, Any], max_tokens: int, schema: Mapping[str, Any] | None
+    body: Mapping[str, Any],
+    *,
+    defaults: Mapping[str, Any],
+    max_tokens: int,
+    schema: Mapping[str, Any] | None,
 ) -> Any:
-    """A ``SamplingParams``. ``defaults`` are the model's own, ``schema`` the job's. Raises RequestRefused."""
+    """A ``SamplingParams``.
+
+    ``defaults`` are the model's own, ``schema`` the job's. Raises RequestRefused."""
     unknown = body.keys() - KNOWN
     named = sorted(name for name in unknown if body[name] not in (None, [], {}))
     if named:
-        raise RequestRefused(f"the gpu lane does not know {', '.join(map(repr, named))}: leave it out")
+        raise RequestRefused(
+            f"the gpu lane does not know {', '.join(map(repr, named))}: leave it out"
+        )
     fields = dict(defaults) | {name: body[name] for name in _SAME if body.get(name) is not None}
     if "logit_bias" in fields:
-        fields["logit_bias"] = {int(token): float(bias) for token, bias in fields["logit_bias"].items()}
+        fields["logit_bias"] = {
+            int(token): float(bias) for token, bias in fields["logit_bias"].items()
+        }
     constraint = _constraint(body, schema)
     if constraint is not None and fields.get("allowed_token_ids") is not None:
         raise RequestRefused(
-            "allowed_token_ids: a schema or pattern says already which tokens may come, and both together may leave none; leave "
-            "one of them out"
+            "allowed_token_ids: a schema or pattern says already which tokens may come, and both "
+            "together may leave none; leave one of them out"
         )
     try:
         return upstream("vllm", "SamplingParams")(
@@ -50,7 +100,9 @@ def sampling_params(
             structured_outputs=None
             if constraint is None
             else upstream("vllm.sampling_params", "StructuredOutputsParams")(**constraint),
-            output_kind=upstream("vllm.sampling_params", "RequestOutputKind").DELTA,  # see arguments.FIRST_TOKEN_ONLY
+            output_kind=upstream(
+                "vllm.sampling_params", "RequestOutputKind"
+            ).DELTA,  # see arguments.FIRST_TOKEN_ONLY
         )
     except (TypeError, ValueError) as error:
         raise RequestRefused(str(error)) from error
@@ -82,7 +134,9 @@ def _constraint(body: Mapping[str, Any], schema: Mapping[str, Any] | None) -> di
     direct = body.get("structured_outputs")
     if direct is not None:
         if not isinstance(direct, dict) or len(direct.keys() & set(_CONSTRAINTS)) != 1:
-            raise RequestRefused(f"structured_outputs takes exactly one of {', '.join(_CONSTRAINTS)}")
+            raise RequestRefused(
+                f"structured_outputs takes exactly one of {', '.join(_CONSTRAINTS)}"
+            )
         return direct
     wanted = body.get("response_format")
     if wanted is not None and not isinstance(wanted, dict):
@@ -99,5 +153,9 @@ def _constraint(body: Mapping[str, Any], schema: Mapping[str, Any] | None) -> di
             described = (wanted or {}).get("json_schema")
             if isinstance(described, dict) and isinstance(described.get("schema"), dict):
                 return {"json": described["schema"]}
-            raise RequestRefused("response_format.json_schema.schema is missing: give the JSON schema there")
-    raise RequestRefused(f"response_format {shown(kind)} is not one of text, json_object, json_schema")
+            raise RequestRefused(
+                "response_format.json_schema.schema is missing: give the JSON schema there"
+            )
+    raise RequestRefused(
+        f"response_format {shown(kind)} is not one of text, json_object, json_schema"
+    )

@@ -1,4 +1,5 @@
-"""Requests for scores and classes in vLLM's terms: one call of the engine for each text or pair, and one answer of them all."""
+"""Requests for scores and classes in vLLM's terms: one call of the engine for each text or pair,
+and one answer of them all."""
 
 from __future__ import annotations
 
@@ -22,8 +23,8 @@ CLASSIFIER: Final = "ForSequenceClassification"
 class Classes:
     """What the loaded model tells apart.
 
-    ``joins``: its tokenizer makes one text of a pair, and no template. ``reads_sides``: it has a layer for which token is of
-    which side; one that has none ends the engine where that is given.
+    ``joins``: its tokenizer makes one text of a pair, and no template. ``reads_sides``: it has a
+    layer for which token is of which side; one that has none ends the engine where that is given.
     """
 
     labels: tuple[str, ...] = ()
@@ -42,17 +43,25 @@ class ScoringFacts:
 
 
 def classes_of(model_config: Any, *, templated: bool = False) -> Classes:
-    """None of a model that embeds or generates. ``templated``: the operator gave a chat template, which is for its pairs."""
+    """None of a model that embeds or generates.
+
+    ``templated``: the operator gave a chat template, which is for its pairs."""
     if model_config.runner_type != "pooling":
         return Classes()
     config = model_config.hf_config
     named = getattr(config, "architectures", None) or []
-    is_one = model_config.convert_type == "none" and any(name.endswith(CLASSIFIER) for name in named)
+    is_one = model_config.convert_type == "none" and any(
+        name.endswith(CLASSIFIER) for name in named
+    )
     if not is_one and model_config.convert_type != "classify":
         return Classes()
     names = getattr(config, "id2label", None) or {}
-    labels = tuple(str(names.get(place, place)) for place in range(getattr(config, "num_labels", 0)))
-    joins = bool(model_config.use_sep_token) and not model_config.is_multimodal_model and not templated
+    labels = tuple(
+        str(names.get(place, place)) for place in range(getattr(config, "num_labels", 0))
+    )
+    joins = (
+        bool(model_config.use_sep_token) and not model_config.is_multimodal_model and not templated
+    )
     return Classes(labels, joins, reads_sides=getattr(config, "type_vocab_size", 0) > 1)
 
 
@@ -60,7 +69,10 @@ def ask_of(task: Task, body: bytes, classes: Classes) -> Ask:
     """Raises RequestRefused."""
     why = wrong_model(task, len(classes.labels))
     if why is None and task != "classify" and not classes.joins:
-        why = "this model is asked for scores through a template; ask it by a vLLM server beside the worker (gpu.upstream_url)"
+        why = (
+            "this model is asked for scores through a template; ask it by a vLLM server beside the "
+            "worker (gpu.upstream_url)"
+        )
     if why is not None:
         raise RequestRefused(why)
     try:
@@ -70,27 +82,39 @@ def ask_of(task: Task, body: bytes, classes: Classes) -> Ask:
 
 
 def tokens_of(tokenizer: Any, text: Text, *, cut_at: int | None) -> tuple[list[int], list[int]]:
-    """Token ids, and the side of the pair that each belongs to (none where its tokenizer does not say)."""
-    options: dict[str, Any] = {} if cut_at is None else {"truncation": "longest_first", "max_length": cut_at}
+    """Token ids, and the side of the pair that each belongs to (none where its tokenizer does not
+    say)."""
+    options: dict[str, Any] = (
+        {} if cut_at is None else {"truncation": "longest_first", "max_length": cut_at}
+    )
     said = tokenizer(*((text,) if isinstance(text, str) else text), **options)
     return list(said["input_ids"]), list(said.get("token_type_ids") or ())
 
 
 def pooling_params(ask: Ask | None = None, sides: Sequence[int] = ()) -> Any:
-    """Of one text or pair. vLLM wants the place where the second side begins. Without ``ask``: of a probe."""
-    extra = {"compressed_token_type_ids": sides.index(1) if 1 in sides else len(sides)} if sides else None
+    """Of one text or pair. vLLM wants the place where the second side begins.
+
+    Without ``ask``: of a probe."""
+    extra = (
+        {"compressed_token_type_ids": sides.index(1) if 1 in sides else len(sides)}
+        if sides
+        else None
+    )
     return upstream("vllm", "PoolingParams")(
         task="classify", use_activation=ask is None or ask.activated, extra_kwargs=extra
     )
 
 
 def occupied(parts: Sequence[EngineCall]) -> int:
-    """Tokens that they may come to occupy: those of the longest that may be in the engine together."""
+    """Tokens that they may come to occupy: those of the longest that may be in the engine
+    together."""
     return sum(heapq.nlargest(PARTS_AT_ONCE, (len(part.token_ids) for part in parts)))
 
 
 async def run_parts(engine: Engine, parts: Sequence[EngineCall]) -> list[Any]:
-    """The outputs, in their order. What one raises ends the others. Raises what ``Engine.run`` raises."""
+    """The outputs, in their order.
+
+    What one raises ends the others. Raises what ``Engine.run`` raises."""
     room = asyncio.Semaphore(PARTS_AT_ONCE)
 
     async def run(part: EngineCall) -> Any:
@@ -114,4 +138,6 @@ def scored(call: EngineCall, outputs: Sequence[Any]) -> bytes:
     facts: ScoringFacts = call.facts
     tokens = sum(len(part.token_ids) for part in call.parts)
     rows = [output.outputs.data.float().flatten().tolist() for output in outputs]
-    return answer_body(facts.ask, rows, labels=facts.labels, tag=call.request_id, model=facts.model, tokens=tokens)
+    return answer_body(
+        facts.ask, rows, labels=facts.labels, tag=call.request_id, model=facts.model, tokens=tokens
+    )
