@@ -20,7 +20,7 @@ WAY, ASIDE = (
     PAGE.split("## What Redis holds")[0],
     PAGE.split("## Entered, and not needed to follow")[1],
 )
-FILES_MAX, SCRIPTS_MAX, LINES_MAX = 10, 5, 1_800
+FILES_MAX, SCRIPTS_MAX, LINES_MAX = 10, 5, 2_100  # lines of 100 columns
 RUN_S = 180.0
 
 
@@ -58,7 +58,7 @@ def named_in(file: Path) -> set[str]:
 
 
 def test_the_way_is_short() -> None:
-    """One message is followed in at most ten Python files and five scripts of 1,800 lines, blank
+    """One message is followed in at most ten Python files and five scripts of 2,100 lines, blank
     ones and comments included."""
     assert len(STEPS) > 5, "the table was not found: the test would prove nothing"
     scripts = [file for file in LISTED if file.endswith(".lua")]
