@@ -35,7 +35,7 @@ from benchmarks.harness.ground import (
 from benchmarks.harness.report import Report, Row, median
 from benchmarks.noop_path import CONCURRENCY, enable_events
 from benchmarks.parts.flower_worker import FAILS_EACH
-from penstock_cli.flower.options import MAX_TASKS
+from penstock_cli.flower import MAX_TASKS
 from penstock_workers.celery_app.shown.sampling import EVENTS_PER_ITEM
 
 WORKER = "benchmarks.parts.flower_worker"

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from penstock_cli.errors import RedisNotRunning, UsageProblem
-from penstock_cli.redis_server.server import EmbeddedRedis
+from penstock_cli.redis_server import EmbeddedRedis
 from penstock_cli.state import StateFolder
 
 if TYPE_CHECKING:

@@ -27,7 +27,7 @@ echo 'GPU 1: Toy (UUID: GPU-bbbb2222-0000-0000-0000-000000000000)'
 TOY = """
 import json, os, signal, sys, time
 from pathlib import Path
-from penstock_cli.processes.orphan import end_with_parent
+from penstock_cli.processes.signals import end_with_parent
 from penstock_cli.settings import parent_pid
 from penstock_workers.celery_app.probe import ProbeFiles
 end_with_parent(parent_pid())
@@ -49,8 +49,8 @@ time.sleep(600)
 SERVE = """
 import sys
 from pathlib import Path
-from penstock_cli.cards.choose import groups
-from penstock_cli.cards.serve import CardWorkers, serve
+from penstock_cli.processes.gpu_workers import groups
+from penstock_cli.processes.gpu_workers import CardWorkers, serve
 from penstock_workers.lanes.cards import cards_seen
 from penstock_workers.settings import WorkerSettings
 seen = cards_seen()

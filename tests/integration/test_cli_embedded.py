@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 from servers import RedisServer
 
+from penstock_cli import redis_server as embedded
+from penstock_cli import server_versions as redis_binary
 from penstock_cli.errors import ForeignRedis, NoRedisServer
-from penstock_cli.redis_server import binary as redis_binary
-from penstock_cli.redis_server import server as embedded
-from penstock_cli.redis_server.server import EmbeddedRedis
+from penstock_cli.redis_server import EmbeddedRedis
 
 
 @pytest.fixture

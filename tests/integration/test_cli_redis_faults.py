@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
+from penstock_cli import redis_server as embedded
 from penstock_cli.errors import EmbeddedRedisFailed
-from penstock_cli.redis_server import keeper as redis_keeper
-from penstock_cli.redis_server import server as embedded
-from penstock_cli.redis_server.files import KEPT_COPIES
-from penstock_cli.redis_server.keeper import MAX_RESTARTS, RESTART_WINDOW_S, RedisKeeper
-from penstock_cli.redis_server.server import EmbeddedRedis
+from penstock_cli.redis_files import KEPT_COPIES
+from penstock_cli.redis_server import EmbeddedRedis
+from penstock_cli.run import services as redis_keeper
+from penstock_cli.run.services import MAX_RESTARTS, RESTART_WINDOW_S, RedisKeeper
 
 NOISE = bytes(range(255, -1, -1)) * 8
 

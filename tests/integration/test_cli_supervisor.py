@@ -164,7 +164,7 @@ import os, sys, time
 from pathlib import Path
 from penstock_cli.processes.supervisor import Supervisor
 child = (
-    "import os, time; from penstock_cli.processes.orphan import end_with_parent;"
+    "import os, time; from penstock_cli.processes.signals import end_with_parent;"
     "end_with_parent(int(os.environ['PENSTOCK_PARENT_PID'])); print('up', flush=True); time.sleep(600)"
 )
 fleet = Supervisor(lambda _: [sys.executable, "-c", child], 2, environment=dict(os.environ), logs=Path(sys.argv[1]))

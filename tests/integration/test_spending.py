@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from penstock_cli.commands.results import costs_by, table
 from penstock_cli.connect import Books
-from penstock_cli.costs.sums import costs_by, table
 from penstock_cli.main import command_line
 from penstock_ledger import (
     Database,

@@ -10,8 +10,8 @@ from typer.testing import CliRunner
 
 from penstock_cli.connect import Books
 from penstock_cli.main import command_line
-from penstock_cli.watching.all_alike import FIRST, advice, so_far
-from penstock_cli.watching.watch import Watch
+from penstock_cli.run.all_alike import FIRST, advice, so_far
+from penstock_cli.run.watch import Watch
 from penstock_ledger import DeadLetter, ItemKey, Result
 from penstock_ledger.model import Job, JobState
 from penstock_producer import Producer

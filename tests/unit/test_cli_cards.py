@@ -9,10 +9,9 @@ from typing import Any
 
 import pytest
 
-from penstock_cli.cards.choose import Group, Visible, groups
-from penstock_cli.cards.serve import CardWorkers, check_ports
 from penstock_cli.commands import worker as command
 from penstock_cli.errors import UsageProblem
+from penstock_cli.processes.gpu_workers import CardWorkers, Group, Visible, check_ports, groups
 from penstock_ledger.in_redis.batches import WorkerSeen
 from penstock_producer.reporting.engines import cards_in_words
 from penstock_workers.lanes.cards import VARIABLES, CardsSeen, Device, cards_seen, read_list

@@ -11,12 +11,18 @@ import pytest
 from flower.options import default_options as options
 from tornado.options import OptionParser
 
+from penstock_cli import flower
 from penstock_cli.errors import UsageProblem
-from penstock_cli.flower import backlog
-from penstock_cli.flower.backlog import BoundedEvents
-from penstock_cli.flower.options import DEFAULTS, MAX_TASKS, fill, is_loopback
-from penstock_cli.flower.queues import handlers
-from penstock_cli.flower.settings import FlowerRole, FlowerSettings
+from penstock_cli.flower import (
+    DEFAULTS,
+    MAX_TASKS,
+    BoundedEvents,
+    FlowerRole,
+    FlowerSettings,
+    fill,
+    handlers,
+    is_loopback,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -154,7 +160,7 @@ def test_more_events_than_flower_can_take_are_left_out(
 ) -> None:
     """What waits is bounded, failures last of all; heartbeats pass; once it has caught up it goes
     on. Said once a minute."""
-    monkeypatch.setattr(backlog, "WAITING_MAX", 10)
+    monkeypatch.setattr(flower, "WAITING_MAX", 10)
     loop, state = Loop(), State()
     events = BoundedEvents(None, loop, max_tasks_in_memory=100)
     events.state = state

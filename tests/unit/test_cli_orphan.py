@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 
-from penstock_cli.processes.orphan import ORPHAN_DRAIN_S, WATCH_INTERVAL_S, watch
+from penstock_cli.processes.signals import ORPHAN_DRAIN_S, WATCH_INTERVAL_S, watch
 
 
 def test_an_orphan_is_asked_first_and_then_made_to_end() -> None:

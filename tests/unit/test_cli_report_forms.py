@@ -11,7 +11,7 @@ from html.parser import HTMLParser
 import pytest
 
 from penstock_cli.errors import UsageProblem
-from penstock_cli.report_forms import Form, form_of
+from penstock_cli.reports import Form, form_of
 from penstock_ledger import MadeWith
 from penstock_ledger.model import Counts, Job, JobState, LaneCounts, Paid
 from penstock_producer.reporting.account import Report, build

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from penstock_cli.commandline import remember, remembered
 from penstock_cli.errors import Interrupted, StateBusy, UsageProblem
-from penstock_cli.run.interrupts import Interrupts
+from penstock_cli.processes.signals import Interrupts
 from penstock_cli.settings import child_environment
+from penstock_cli.show.terminal import remember, remembered
 from penstock_cli.state import StateFolder, write_private
 from penstock_ledger import open_database
 

@@ -17,7 +17,7 @@ from penstock_cli.job.hooks import check_hooks
 from penstock_cli.job.jobspec import job_spec
 from penstock_cli.main import command_line
 from penstock_cli.show.quota import QuotaSeen, tallies, troubles
-from penstock_cli.show.text import aligned
+from penstock_cli.show.terminal import aligned
 from penstock_ledger.model import ItemKey, Result
 from penstock_producer import Producer, ProducerSettings
 from penstock_ratelimit.store.messages import Breaker

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from penstock_cli.cards import serve
+from penstock_cli.processes import gpu_workers
 from penstock_cli.run import services
 from penstock_workers.celery_app import drain, ending_times, machine_end
 from penstock_workers.celery_app.drain import Drain
@@ -93,7 +93,7 @@ def test_the_slowest_end_fits_what_a_worker_is_killed_after(
     drain, as the sum says."""
     worker, began = ended(monkeypatch, None)
     assert worker.when("end") - began - DRAIN_S <= ending_times.END_S + TURNS_S
-    for margin_s in (services.DRAIN_MARGIN_S, serve.DRAIN_MARGIN_S):
+    for margin_s in (services.DRAIN_MARGIN_S, gpu_workers.DRAIN_MARGIN_S):
         assert margin_s > ending_times.END_S
 
 

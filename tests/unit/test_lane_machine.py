@@ -11,7 +11,7 @@ from typing import Any, cast
 import pytest
 from encoders import FakeEncoder
 
-from penstock_cli.doctor.lane import asked_lane
+from penstock_cli.doctor.fleet import asked_lane
 from penstock_cli.errors import UsageProblem
 from penstock_producer.errors import SettingsError
 from penstock_producer.settings import ProducerSettings

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from penstock_cli.run.lanes_beside import beside
+from penstock_cli.run.lane_choice import beside
 from penstock_producer.accepting.estimates import Estimate
 from penstock_producer.job.lanes import packs
 from penstock_producer.job.spec import JobSpec

@@ -76,8 +76,8 @@ def list_letters(
 def _print_letters(letters: list[DeadLetter]) -> None:
     from rich.text import Text
 
+    from penstock_cli.show.terminal import aligned
     from penstock_cli.show.terminal import console as make_console
-    from penstock_cli.show.text import aligned
     from penstock_producer.reporting.text import one_line
 
     header, *lines = aligned(
@@ -247,7 +247,7 @@ def replay(
 
 def run_again(ledger: Books, job: Job) -> str:
     """The `penstock run` command that goes on with a local job, as it was typed."""
-    from penstock_cli.commandline import remembered
+    from penstock_cli.show.terminal import remembered
 
     assert ledger.state is not None, "only local jobs are run"
     return remembered(ledger.state, job.job_id)

@@ -53,7 +53,7 @@ def doctor(
 
     from penstock_cli.doctor.checks import examine
     from penstock_cli.doctor.finding import Verdict
-    from penstock_cli.doctor.lane import asked_lane
+    from penstock_cli.doctor.fleet import asked_lane
     from penstock_cli.show.terminal import console as make_console
 
     console = make_console()

@@ -29,8 +29,7 @@ def flower(
     """
     if find_spec("flower") is None:
         raise UsageProblem("Flower is not installed here: pip install 'penstock[flower]'")
-    from penstock_cli.flower.serve import serve
-    from penstock_cli.flower.settings import FlowerRole
+    from penstock_cli.flower import FlowerRole, serve
 
     role = FlowerRole.load()
     given: dict[str, Any] = {"port": port, "address": address, "url_prefix": url_prefix}

@@ -32,9 +32,9 @@ def status(
 ) -> None:
     """Show how far a job is."""
     from penstock_cli.connect import books
+    from penstock_cli.run.watch import Watch
     from penstock_cli.show.progress import for_console
     from penstock_cli.show.terminal import console as make_console
-    from penstock_cli.watching.watch import Watch
 
     with books(state) as ledger:
         watched = Watch(ledger, ledger.jobs.get(job))
@@ -96,7 +96,7 @@ def _print_status(console: Console, job: Job, figures: JobFigures, ledger: Books
 
 
 def _what_died(job: Job, ledger: Books) -> list[str]:
-    from penstock_cli.watching.all_alike import advice
+    from penstock_cli.run.all_alike import advice
     from penstock_producer.reporting.account import build
     from penstock_producer.reporting.text import argument
 
@@ -107,8 +107,8 @@ def _what_died(job: Job, ledger: Books) -> list[str]:
 def _as_json(ledger: Books, job: Job, figures: JobFigures) -> str:
     import orjson
 
-    from penstock_cli.report.gather import report_of
-    from penstock_cli.watching.all_alike import with_advice
+    from penstock_cli.reports import report_of
+    from penstock_cli.run.all_alike import with_advice
     from penstock_producer.job.lanes import packs
     from penstock_producer.reporting.batches import batches_of
     from penstock_producer.reporting.engines import engines_of
@@ -156,8 +156,8 @@ def list_jobs(
     from rich.text import Text
 
     from penstock_cli.connect import books
+    from penstock_cli.show.terminal import aligned
     from penstock_cli.show.terminal import console as make_console
-    from penstock_cli.show.text import aligned
 
     with books(state) as ledger:
         found = ledger.jobs.list(limit=limit)
@@ -230,7 +230,7 @@ def resume(
 ) -> None:
     """Let a paused job go on; a pause or a hold of its provider ends, too."""
     from penstock_cli.connect import books
-    from penstock_cli.watching.holds import lift_provider
+    from penstock_cli.run.watch import lift_provider
     from penstock_ledger.model import JobState
 
     with books(state) as ledger:

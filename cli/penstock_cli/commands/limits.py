@@ -213,7 +213,7 @@ def _client(state: Path | None) -> redis.Redis:
         client = RedisAddress.parse(settings.redis_url).connect()
         refuse_without_redis(client, settings)
         return client
-    from penstock_cli.redis_server.server import EmbeddedRedis
+    from penstock_cli.redis_server import EmbeddedRedis
     from penstock_cli.state import StateFolder
 
     folder = StateFolder.existing(state)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+import json
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
@@ -10,6 +12,23 @@ from penstock_cli.job import options
 from penstock_cli.job.flags import takes_job_flags
 from penstock_cli.job.given import GivenJob
 from penstock_cli.job.options import JsonOption, ProviderFlags
+from penstock_cli.plan.lanes import LanePlan
+from penstock_cli.plan.picture import Asked, Picture
+from penstock_producer.job.lanes import packs
+from penstock_producer.planning.figures import Figure
+from penstock_producer.reporting.text import (
+    count,
+    counted,
+    duration,
+    safe,
+    usd,
+)
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from penstock_producer.planning.sizing import Planned
+
 
 PLAN = "The plan"
 
@@ -102,7 +121,6 @@ def plan(
     from penstock_cli.job.jobspec import parse_duration, with_provider
     from penstock_cli.plan.lanes import lane_plans
     from penstock_cli.plan.picture import Asked, documents_of, picture_of, tokens_of
-    from penstock_cli.plan.show import show, show_json
     from penstock_producer import SpecError
     from penstock_workers.settings import WorkerSettings
 
@@ -137,3 +155,126 @@ def plan(
     only = given.lanes if given.typed & {"lane", "lanes"} else ()
     plans = lane_plans(picture, settings, asked, only)
     (show_json if as_json else show)(picture, plans, asked)
+
+
+UNKNOWN: Final = "unknown"
+_GB: Final = 10**9
+
+
+def show(picture: Picture, plans: Sequence[LanePlan], asked: Asked) -> None:
+    from rich.table import Table
+
+    from penstock_cli.show.terminal import console as make_console
+
+    console = make_console()
+    within = "" if asked.within_s is None else f" within {duration(asked.within_s)}"
+    console.print(f"{counted(picture.documents, 'document')}{within}", soft_wrap=True)
+    table = Table(
+        "lane",
+        "time",
+        "cost",
+        "workers",
+        "bounded by",
+        box=None,
+        pad_edge=False,
+        padding=(0, 3, 0, 0),
+        header_style="dim",
+    )
+    for plan in plans:
+        table.add_row(plan.lane, _time(plan.planned), _cost(plan), _workers(plan), _bound(plan))
+    console.print(table)
+    for plan in plans:
+        if plan.planned is not None:
+            _needs(console, plan, plan.planned)
+    console.print("taken for granted:", style="dim")
+    for line in _assumptions(picture, plans):
+        console.print(f"  {safe(line)}", style="dim", soft_wrap=True)
+    console.print("nothing was started, and no call was made", style="dim")
+
+
+def show_json(picture: Picture, plans: Sequence[LanePlan], asked: Asked) -> None:
+    """For programs; null is unknown."""
+    shown = {
+        "documents": picture.documents,
+        "within_s": asked.within_s,
+        "tokens_in": picture.tokens_in,
+        "tokens_out": picture.tokens_out,
+        "seed": asked.seed,
+        "assumptions": [one._asdict() for one in picture.assumptions],
+        "lanes": [plan.to_json() for plan in plans],
+    }
+    typer.echo(json.dumps(shown))
+
+
+def _time(planned: Planned | None) -> str:
+    if planned is None:
+        return UNKNOWN
+    late = " (too late)" if planned.in_time is False else ""
+    return f"{duration(planned.seconds)}{late}"
+
+
+def _cost(plan: LanePlan) -> str:
+    return UNKNOWN if plan.cost_usd is None else f"about {usd(plan.cost_usd)}"
+
+
+def _workers(plan: LanePlan) -> str:
+    if plan.planned is None:
+        return UNKNOWN
+    if packs(plan.lane):
+        return f"{count(plan.planned.workers)}, batches: {count(plan.planned.batches)}"
+    return f"{count(plan.planned.workers)} with {count(plan.planned.concurrency)} slots"
+
+
+def _bound(plan: LanePlan) -> str:
+    return safe(plan.why) if plan.planned is None else plan.planned.binding
+
+
+def _needs(console: Console, plan: LanePlan, planned: Planned) -> None:
+    quota = ", ".join(
+        f"{number:,.0f} {unit}{_per(unit)}" for unit, number in planned.quota_needed.items()
+    )
+    parts = ", ".join(f"{name} {duration(seconds)}" for name, seconds in planned.phases.items())
+    lines = [
+        f"{planned.per_second:,.1f} documents a second; {parts}",
+        *([f"quota: {quota}"] if quota else []),
+        *([] if packs(plan.lane) else [f"feeders: {planned.feeders}"]),
+        f"Redis {_size(plan.redis_bytes)}; database {_size(plan.postgres_bytes)} in PostgreSQL, "
+        f"{_size(plan.sqlite_bytes)} in SQLite",
+        f"to go faster: {planned.relief}",
+    ]
+    console.print(f"{plan.lane}:", soft_wrap=True)
+    for line in lines:
+        console.print(f"  {safe(line)}", soft_wrap=True)
+
+
+def _per(unit: str) -> str:
+    return " at once" if unit.startswith("enqueued") else " a minute"
+
+
+def _size(size: int | None) -> str:
+    if size is None:
+        return UNKNOWN
+    return f"{size / _GB:,.1f} GB" if size >= _GB else f"{size / 10**6:,.0f} MB"
+
+
+def _assumptions(picture: Picture, plans: Sequence[LanePlan]) -> list[str]:
+    """Those of the job first; what several lanes take for granted is said once."""
+    lines = [_line(one, "") for one in picture.assumptions]
+    known = [set(plan.assumptions) for plan in plans if plan.planned is not None]
+    shared = set.intersection(*known) if known else set[Figure]()
+    for plan in plans:
+        lines += [_line(one, f"{plan.lane}, ") for one in plan.assumptions if one not in shared]
+    first = next((plan for plan in plans if plan.planned is not None), None)
+    if first is not None:
+        lines += [_line(one, "") for one in first.assumptions if one in shared]
+    return lines
+
+
+def _line(one: Figure, lane: str) -> str:
+    value = (
+        f"{one.value:,.0f}"
+        if one.value >= 100 or one.value == round(one.value)
+        else f"{one.value:,.3g}"
+    )
+    unit = f" {one.unit}" if one.unit else ""
+    return f"{lane}{one.name}: {value}{unit} ({one.source})"

@@ -291,8 +291,8 @@ def _schedules() -> Iterator[Schedules]:
 def _print_all(rows: list[tuple[Schedule, list[Firing]]]) -> None:
     from rich.text import Text
 
+    from penstock_cli.show.terminal import aligned
     from penstock_cli.show.terminal import console as make_console
-    from penstock_cli.show.text import aligned
 
     console = make_console()
     header, *lines = aligned(["schedule", "when", "next", "last"], [_row(*row) for row in rows])

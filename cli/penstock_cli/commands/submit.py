@@ -67,7 +67,7 @@ def _late(job: Job) -> str | None:
     if job.spec.get("deadline_s") is None:
         return None
     from penstock_cli.connect import books
-    from penstock_cli.run.lane_chosen import late_warning
+    from penstock_cli.run.lane_choice import late_warning
 
     with books(None) as ledger:
         return late_warning(ledger, job)

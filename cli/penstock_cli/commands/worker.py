@@ -68,7 +68,7 @@ def worker(
     Everything else is read from penstock.toml and PENSTOCK_* variables.
     """
     from penstock_cli.job.pairs import parse_pairs
-    from penstock_cli.processes.orphan import end_with_parent
+    from penstock_cli.processes.signals import end_with_parent
     from penstock_cli.settings import parent_pid
 
     parent = parent_pid()
@@ -98,9 +98,8 @@ def worker(
 
 
 def _serve_cards(gpus: str, settings: WorkerSettings, flags: list[str], name: str | None) -> int:
-    from penstock_cli.cards.choose import Visible, groups
-    from penstock_cli.cards.serve import CardWorkers, check_ports, serve
     from penstock_cli.doctor.worker import check
+    from penstock_cli.processes.gpu_workers import CardWorkers, Visible, check_ports, groups, serve
     from penstock_cli.settings import first_set
     from penstock_workers.lanes.cards import VARIABLES, cards_seen
     from penstock_workers.settings import process_name

@@ -23,7 +23,7 @@ from penstock_producer.reporting.text import safe
 if TYPE_CHECKING:
     import redis
 
-    from penstock_cli.doctor.lane import AskedLane
+    from penstock_cli.doctor.fleet import AskedLane
     from penstock_ledger import Database, RedisAddress
     from penstock_workers.settings import WorkerSettings
 
@@ -108,14 +108,14 @@ def _lanes(settings: WorkerSettings, *, knock: bool) -> Iterator[Finding]:
 
 
 def _inspected(lane: AskedLane) -> Iterator[Finding]:
-    from penstock_cli.doctor.lane import inspect
+    from penstock_cli.doctor.fleet import inspect
 
     return inspect(lane)
 
 
 def _configuration(state: Path | None) -> tuple[WorkerSettings, str | None, str, str | None]:
     """The settings, and the URLs of Redis, of the database and of RabbitMQ, where there is one."""
-    from penstock_cli.redis_server.server import EmbeddedRedis
+    from penstock_cli.redis_server import EmbeddedRedis
     from penstock_cli.state import StateFolder
     from penstock_workers.settings import WorkerSettings
 
@@ -144,7 +144,7 @@ def _loop(*, wanted: bool) -> str:
 
 
 def _embedded() -> Finding:
-    from penstock_cli.redis_server.binary import find_program
+    from penstock_cli.server_versions import find_program
 
     try:
         program = find_program()
@@ -289,8 +289,7 @@ def _redis(url: str, *, private: bool) -> Iterator[Finding]:
     import redis
 
     from penstock_cli.doctor.safety import REDIS_FIXES, fix_for, redis_safety
-    from penstock_cli.redis_server.binary import MINIMUM_VERSION
-    from penstock_cli.server_versions import of_redis
+    from penstock_cli.server_versions import MINIMUM_VERSION, of_redis
     from penstock_ledger import RedisAddress, is_cluster
 
     address = RedisAddress.parse(url)
@@ -335,13 +334,13 @@ def _redis(url: str, *, private: bool) -> Iterator[Finding]:
 
 
 def _models(redis_url: str, database_url: str) -> Iterator[Finding]:
-    from penstock_cli.doctor.models import models
+    from penstock_cli.doctor.fleet import models
 
     return models(redis_url, database_url)
 
 
 def _rabbitmq(url: str) -> Iterator[Finding]:
-    from penstock_cli.doctor.broker import rabbitmq
+    from penstock_cli.doctor.fleet import rabbitmq
     from penstock_cli.doctor.safety import amqp_safety
 
     yield from rabbitmq(url)
@@ -393,7 +392,7 @@ def _master(address: RedisAddress, answers: int, state: dict[str, Any]) -> Findi
 
 
 def _too_old(seen: str) -> Finding:
-    from penstock_cli.redis_server.binary import MINIMUM_VERSION
+    from penstock_cli.server_versions import MINIMUM_VERSION
 
     fix = f"upgrade to Redis {'.'.join(map(str, MINIMUM_VERSION))} or newer, or Valkey"
     return Finding(Verdict.BAD, "version", f"{seen} lacks commands that we need", fix)

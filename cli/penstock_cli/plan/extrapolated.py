@@ -9,8 +9,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from penstock_cli.plan.lanes import LanePlan, lane_plans
-from penstock_cli.plan.measured_job import LOOKED_AT, MeasuredJob, MeasuredLane, measured_job
-from penstock_cli.plan.picture import Asked, Picture, most_of
+from penstock_cli.plan.picture import (
+    LOOKED_AT,
+    Asked,
+    MeasuredJob,
+    MeasuredLane,
+    Picture,
+    measured_job,
+    most_of,
+)
 from penstock_cli.run.sample import SampleRecord, latest_record
 from penstock_producer.job.lanes import has_own_model
 from penstock_producer.planning.intervals import (

@@ -8,9 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
-from penstock_cli.plan.measured_job import MeasuredLane
-from penstock_cli.plan.picture import Asked, Picture
-from penstock_cli.run.lanes_beside import BATCH_WINDOW_S
+from penstock_cli.plan.picture import Asked, MeasuredLane, Picture
+from penstock_cli.run.lane_choice import BATCH_WINDOW_S
 from penstock_producer.accepting.estimates import CHARS_PER_TOKEN
 from penstock_producer.job.lanes import LANES, can_answer, has_own_model, packs
 from penstock_producer.planning.batches import Batches

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock_cli.failures import leave_with
-from penstock_cli.processes.orphan import end_with_parent
+from penstock_cli.processes.signals import end_with_parent
 from penstock_cli.settings import adopt_settings
 
 READ_BYTES = 65_536

@@ -7,11 +7,11 @@ import contextlib
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
-from penstock_cli.commandline import remember
 from penstock_cli.connect import Books, books
 from penstock_cli.errors import UsageProblem
 from penstock_cli.job.given import FromJob
 from penstock_cli.run.request import Plan
+from penstock_cli.show.terminal import remember
 from penstock_producer.job.options import STOP_FIELDS
 from penstock_producer.reporting.text import count, duration, usd
 
@@ -159,7 +159,7 @@ def _warn_of_deadline(plan: Plan, ledger: Books, job: Job) -> None:
         or ledger.figures_path(job).exists()
     ):
         return
-    from penstock_cli.run.lane_chosen import late_warning
+    from penstock_cli.run.lane_choice import late_warning
 
     warning = late_warning(ledger, job, plan.settings)
     if warning is not None:

@@ -1,14 +1,18 @@
 """What `penstock run` finds out before anything is started: flags, settings, hooks, places, the
-provider's address."""
+provider's address.
+"""
 
 from __future__ import annotations
 
+import socket
+import sys
 from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
 
-from penstock_cli import files
+from penstock_cli import files, result_forms
+from penstock_cli.errors import UsageProblem
 from penstock_cli.job.hooks import check_hooks
 from penstock_cli.job.jobspec import job_spec, with_own_model, with_provider
-from penstock_cli.run import tables
 from penstock_cli.run.request import Plan, RunRequest
 from penstock_cli.state import StateFolder
 from penstock_producer.reporting.text import count
@@ -19,7 +23,52 @@ if TYPE_CHECKING:
 
     from penstock_cli.show.progress import Progress
     from penstock_producer.job.spec import JobSpec
-    from penstock_workers.settings import WorkerSettings
+    from penstock_workers.settings import ProviderSettings, WorkerSettings
+
+
+KNOCK_TIMEOUT_S = 5.0
+_PORTS = {"http": 80, "https": 443}
+
+
+def knock(base_url: str) -> None:
+    """Open a connection and close it again: nothing is asked, so nothing is paid.
+
+    Raises UsageProblem.
+
+    A name that does not resolve and a connection that is refused are errors now; a provider that is
+    only slow passes.
+    """
+    from penstock_ledger.redaction import redact
+
+    parts = urlsplit(base_url)
+    port = parts.port or _PORTS.get(parts.scheme, 443)
+    try:
+        socket.create_connection((parts.hostname or "", port), KNOCK_TIMEOUT_S).close()
+    except TimeoutError:
+        return
+    except OSError as error:
+        raise UsageProblem(
+            f"no server answers at {redact(base_url)} ({error.strerror or error}): check the URL "
+            "and that the server runs"
+        ) from error
+
+
+def name_receiver(name: str, provider: ProviderSettings) -> None:
+    """Say which host gets the documents and which key, where a settings file decides that: it may
+    not be the user's own."""
+    from penstock_producer.reporting.text import safe
+    from penstock_producer.settings import config_path
+
+    config = config_path()
+    if config is None:
+        return
+    host = urlsplit(provider.base_url).netloc.rpartition("@")[2]
+    key = f"with the key of {provider.api_key_env}" if provider.api_key_env else "without a key"
+    sys.stderr.write(
+        safe(f"penstock: {config.resolve()}: provider {name!r} sends documents to {host}, {key}")
+        + "\n"
+    )
+
 
 LOCAL_LEASE_S = 15.0  # renewed every 5 s by a thread that does nothing else
 
@@ -28,7 +77,6 @@ def checked(request: RunRequest, console: Console, progress: Progress) -> Plan:
     """Everything that can be found wrong without the queue.
 
     Raises UsageProblem and SettingsError."""
-    from penstock_cli.run.reachable import knock, name_receiver
 
     spec, (settings, *beside) = understood(request)
     settings, beside = with_short_lease(settings), [*map(with_short_lease, beside)]
@@ -37,8 +85,8 @@ def checked(request: RunRequest, console: Console, progress: Progress) -> Plan:
         knock(settings.provider(spec.provider).base_url)
     files.probe(request.out, request.source)
     files.refuse_other_jobs(request.out, request.job_key)
-    to_write = tables.Tables.of(spec)
-    tables.check(to_write, spec, request.source, request.out)
+    to_write = result_forms.Tables.of(spec)
+    result_forms.check_tables(to_write, spec, request.source, request.out)
     state = StateFolder.create(request.state)
     return Plan(request, spec.without_sinks(), to_write, settings, beside, state, console, progress)
 

@@ -1,5 +1,4 @@
-"""The end of a `penstock run`: result files, the report, and what to do about a job that
-stopped."""
+"""The end of a `penstock run`: result files, the report, and what to do about an open job."""
 
 from __future__ import annotations
 
@@ -7,17 +6,16 @@ from contextlib import ExitStack
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from penstock_cli import files
-from penstock_cli.commandline import this_command, this_command_with
+from penstock_cli import files, result_forms
 from penstock_cli.connect import Books
 from penstock_cli.errors import JobStopped
-from penstock_cli.run import tables
-from penstock_cli.run.batches_left import batches_left
+from penstock_cli.run.all_alike import advice
 from penstock_cli.run.check import asks_a_provider
 from penstock_cli.run.request import Plan
 from penstock_cli.show.figures import KeptFigures
-from penstock_cli.watching.all_alike import advice
+from penstock_cli.show.terminal import this_command, this_command_with
 from penstock_ledger.pause import explain
+from penstock_producer.job.lanes import packs
 from penstock_producer.prices.spent_budget import (
     BUDGET_EXHAUSTED,
     budget_of,
@@ -28,22 +26,53 @@ from penstock_producer.prices.spent_budget import (
 from penstock_producer.reporting.money import MICRO
 from penstock_producer.reporting.pauses import Advice, advice_for, as_flag
 from penstock_producer.reporting.text import argument, count
+from penstock_producer.reporting.words import counted_batches
 
 if TYPE_CHECKING:
     from penstock_ledger.model import Job
     from penstock_producer.reporting.account import Report
 
 
+def still_at_provider(ledger: Books, job: Job) -> int:
+    """Batches whose answers are not all read and counted."""
+    from penstock_ledger import BatchState
+
+    return sum(
+        one.batches for one in ledger.provider_batches(job) if one.state is not BatchState.SETTLED
+    )
+
+
+def has_batch_workers(plan: Plan) -> bool:
+    """Whether this command starts workers that read them."""
+    return any(packs(one.lane) for one in (plan.settings, *plan.beside))
+
+
+def batches_left(plan: Plan, ledger: Books, job: Job) -> str | None:
+    """What to say of them at the end of a run; None where there are none."""
+    left = still_at_provider(ledger, job)
+    if not left:
+        return None
+    again = (
+        f"the same command reads them:  {this_command()}"
+        if has_batch_workers(plan)
+        else "a worker of their lane reads them"
+    )
+    return (
+        f"{counted_batches(left)} of this job {'is' if left == 1 else 'are'} still at the "
+        "provider. The results are complete without; what was answered there may be paid for, and "
+        f"is not in the cost above. A little later, {again}"
+    )
+
+
 def concluded(plan: Plan, ledger: Books, job: Job, screen: ExitStack) -> int:
     """Write the files, print the report. Raises JobStopped for a job that is paused."""
-    from penstock_cli.report.gather import exit_status
-    from penstock_cli.report.text_form import show
+    from penstock_cli.reports import exit_status, show
 
     report, place = keep_report(plan, ledger, job)
     if not job.state.final:
         raise JobStopped(_why_stopped(plan, job, report))
     places = files.write_outputs(ledger, job, plan.request.out)
-    places |= tables.write(plan.tables, ledger, job, plan.request.out)
+    places |= result_forms.write_tables(plan.tables, ledger, job, plan.request.out)
     screen.close()
     command = f"penstock dlq list {argument(job.job_key)}{ledger.option()}"
     asks = asks_a_provider(plan.spec)
@@ -124,7 +153,7 @@ def _for_all(report: Report, proposed_usd: float) -> str:
 
 def keep_report(plan: Plan, ledger: Books, job: Job) -> tuple[Report, str]:
     """Write `report.json` as of now; returns the report and its place."""
-    from penstock_cli.report.gather import report_of
+    from penstock_cli.reports import report_of
 
     kept = KeptFigures.load(ledger.figures_path(job))
     report = report_of(ledger, job, stats=kept.stats, seconds=kept.seconds)

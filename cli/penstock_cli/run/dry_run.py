@@ -1,20 +1,32 @@
 """`penstock run --dry-run`: read and check everything, show the first requests and an estimate;
-start and call nothing."""
+start and call nothing.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import itertools
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+import json
+from collections.abc import (
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
+from typing import TYPE_CHECKING, Any
 
-from penstock_cli.run.lane_chosen import choice_lines
-from penstock_cli.run.lanes_beside import beside, table
-from penstock_cli.show.changes import asked_form, token_limits
+from penstock_cli.run.lane_choice import beside, choice_lines, table
 from penstock_producer.accepting.estimates import MTOK, Estimate, Measure
 from penstock_producer.job.lanes import packs
 from penstock_producer.reporting.changes import changes, saved_tokens
 from penstock_producer.reporting.prices import known_from, per_million
-from penstock_producer.reporting.text import count, counted, one_line, safe, usd
+from penstock_producer.reporting.text import (
+    count,
+    counted,
+    one_line,
+    safe,
+    usd,
+)
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -25,6 +37,37 @@ if TYPE_CHECKING:
     from penstock_producer.sources import Document
     from penstock_workers.lane_changes import LaneChangeSettings
     from penstock_workers.settings import ProviderSettings
+
+
+_JSON_OBJECT = b"json_object"
+
+
+def asked_form(spec: JobSpec, documents: Iterable[Document]) -> Iterator[str]:
+    """What requests say of the form of their answers; nothing where the job does not care."""
+    told = spec.asked_format
+    if spec.response_schema is None and told.format is None:
+        return
+    yield told.in_words
+    is_loose = told.format is not None and told.format["type"] == "json_object"
+    if is_loose and any(
+        b"json" not in document.body.replace(_JSON_OBJECT, b"").lower() for document in documents
+    ):
+        yield (
+            "OpenAI refuses json_object where no message has the word JSON: say in the prompt "
+            "which JSON is wanted"
+        )
+
+
+def token_limits(spec: JobSpec) -> Iterator[str]:
+    """What counts the tokens of limits in tokens; nothing where there are none."""
+    if spec.tokens_counted is not None:
+        yield f"tokens of --truncate are counted {spec.tokens_counted}"
+
+
+def digest_of(examples: Sequence[Mapping[str, Any]]) -> str:
+    """Tells one file of examples from another, however it is written."""
+    return hashlib.sha256(json.dumps(examples, sort_keys=True).encode()).hexdigest()
+
 
 SHOWN = 3  # requests and unusable rows
 SHOWN_CHARS = 2_000  # of one request

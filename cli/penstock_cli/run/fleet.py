@@ -13,15 +13,14 @@ from typing import TYPE_CHECKING, Self
 from penstock_cli.disk import DiskGuard, is_full
 from penstock_cli.errors import UsageProblem
 from penstock_cli.processes.standby import Standby
-from penstock_cli.run.batches_left import still_at_provider
-from penstock_cli.run.reachable import knock
+from penstock_cli.run.check import knock
+from penstock_cli.run.conclude import still_at_provider
 from penstock_cli.run.request import runs_alone
 from penstock_cli.run.services import LOOK_EVERY_S, Services
+from penstock_cli.run.watch import Stall, Watch, lift_provider
 from penstock_cli.show.figures import JobFigures, KeptFigures
 from penstock_cli.show.progress import Wait
 from penstock_cli.state import StateFolder
-from penstock_cli.watching.holds import lift_provider
-from penstock_cli.watching.watch import Stall, Watch
 from penstock_ledger.model import JobState
 from penstock_producer.job.lanes import has_own_model
 from penstock_producer.reporting.pauses import ends_by_itself, pause_lines

@@ -10,21 +10,27 @@ from contextlib import ExitStack
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from penstock_cli.commandline import this_command
 from penstock_cli.connect import Books
 from penstock_cli.disk import free_bytes, is_full, is_read_only, megabytes
 from penstock_cli.errors import EXIT_INTERRUPTED, EXIT_OK, Interrupted, JobStopped
 from penstock_cli.job.counting import for_a_look, meter
+from penstock_cli.processes.signals import Interrupts
 from penstock_cli.processes.standby import Standby
 from penstock_cli.run.accept import accepted, opened_ledger
-from penstock_cli.run.batches_left import has_batch_workers, still_at_provider
 from penstock_cli.run.check import asks_a_provider, checked, sampled_request, understood
-from penstock_cli.run.conclude import concluded, is_out_of_budget, keep_report, still_spent
-from penstock_cli.run.interrupts import Interrupts
+from penstock_cli.run.conclude import (
+    concluded,
+    has_batch_workers,
+    is_out_of_budget,
+    keep_report,
+    still_at_provider,
+    still_spent,
+)
 from penstock_cli.run.request import Plan, RunRequest, places_of
 from penstock_cli.show.figures import KeptFigures
 from penstock_cli.show.progress import for_console
 from penstock_cli.show.terminal import console as make_console
+from penstock_cli.show.terminal import this_command
 from penstock_producer.reporting.text import count
 
 if TYPE_CHECKING:

@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from penstock_cli.run.dry_run import estimate
-from penstock_cli.show.changes import asked_form, digest_of, token_limits
+from penstock_cli.run.dry_run import asked_form, digest_of, estimate, token_limits
 from penstock_producer.accepting.estimates import Estimate
 from penstock_producer.reporting.changes import changes, saved_tokens
 from penstock_producer.reporting.text import count, counted, safe, usd

@@ -11,7 +11,7 @@ from penstock_cli import files
 from penstock_cli.errors import UsageProblem
 from penstock_cli.job.given import FromJob, GivenJob
 from penstock_cli.job.options import ProviderFlags, RunFlags
-from penstock_cli.run.tables import Tables
+from penstock_cli.result_forms import Tables
 from penstock_cli.state import StateFolder
 from penstock_producer.job.lanes import has_own_model, packs
 

@@ -1,5 +1,6 @@
 """What works on the jobs of one machine: the private Redis, the control loop, the worker
-processes."""
+processes.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +8,7 @@ import contextlib
 import json
 import logging
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -14,14 +16,17 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from penstock_cli.disk import shortage
-from penstock_cli.errors import RedisNotRunning
+from penstock_cli.errors import EmbeddedRedisFailed, RedisNotRunning
 from penstock_cli.processes.standby import Standby, worker_command
-from penstock_cli.processes.supervisor import MAX_LOG_BYTES, Supervisor
-from penstock_cli.processes.worker_process import Policy, Process
-from penstock_cli.redis_server.keeper import RedisKeeper
-from penstock_cli.redis_server.server import EmbeddedRedis
+from penstock_cli.processes.supervisor import MAX_LOG_BYTES, Policy, Process, Supervisor
+from penstock_cli.redis_server import (
+    SILENCE_MAX_S,
+    EmbeddedRedis,
+    Tell,
+    end,
+)
 from penstock_cli.settings import child_environment
-from penstock_cli.show.progress import HURRIES
+from penstock_cli.show.progress import HURRIES, Wait
 from penstock_cli.state import StateFolder, private_opener, write_private
 from penstock_ledger.log_lines import LineFormatter
 from penstock_producer.feed.queues import queue_name
@@ -31,6 +36,89 @@ if TYPE_CHECKING:
     from penstock_cli.connect import Books
     from penstock_cli.show.progress import Progress
     from penstock_workers.settings import WorkerSettings
+
+
+# short, so that the screen, Ctrl-C and crashed workers need not wait for a server that is slow
+PING_TIMEOUT_S = 2.0
+# within RESTART_WINDOW_S: a server that ends again and again lacks memory, and starting it is no
+# help
+MAX_RESTARTS = 3
+RESTART_WINDOW_S = 600.0
+
+
+class RedisKeeper:
+    """Owns the private server of one run. Not thread-safe: one thread drives it."""
+
+    def __init__(
+        self, server: EmbeddedRedis, tell: Tell, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self.server = server
+        self._tell = tell
+        self._clock = clock
+        self._answered_at = clock()
+        self._restarts: deque[float] = (
+            deque()
+        )  # of the last RESTART_WINDOW_S, so at most MAX_RESTARTS
+
+    def look(self) -> Wait | None:
+        """None while the server works, else what is waited for.
+
+        Raises EmbeddedRedisFailed when it ended too often, and the errors of
+        ``EmbeddedRedis.start``.
+        """
+        import redis
+
+        try:
+            self.server.ping(PING_TIMEOUT_S)
+        except (
+            redis.ResponseError,
+            redis.BusyLoadingError,
+        ) as error:  # it lives, and says why it does not work
+            self._answered_at = self._clock()
+            return Wait(f"the private Redis refuses to work for now: {error}")
+        except redis.RedisError:
+            return self._silent()
+        self._answered_at = self._clock()
+        return None
+
+    def _silent(self) -> Wait | None:
+        silent_s = self._clock() - self._answered_at
+        if not self.server.alive:
+            return self._start_again(
+                "the private Redis ended; starting it again, nothing that was finished is lost"
+            )
+        if silent_s <= SILENCE_MAX_S:
+            return Wait(
+                "the private Redis lives but does not answer; waiting for it, at most "
+                f"{duration(SILENCE_MAX_S)} (a slow disk or a machine short of memory is the usual "
+                "reason).",
+                f"Silent for {duration(silent_s)}.",
+            )
+        end(self.server.pid, self.server.folder)
+        return self._start_again(
+            f"the private Redis did not answer for {duration(silent_s)} and was ended; starting it "
+            "again"
+        )
+
+    def _start_again(self, why: str) -> Wait | None:
+        folder, now = self.server.folder, self._clock()
+        short = shortage(folder)
+        if short is not None:
+            return Wait(f"the private Redis ended and waits for space on the disk: {short}")
+        while self._restarts and now - self._restarts[0] > RESTART_WINDOW_S:
+            self._restarts.popleft()
+        if len(self._restarts) >= MAX_RESTARTS:
+            raise EmbeddedRedisFailed(
+                f"the private Redis ended {len(self._restarts) + 1} times within "
+                f"{duration(RESTART_WINDOW_S)}; see {folder / 'redis.log'} (too little memory is "
+                "the usual reason). The same command resumes the job."
+            )
+        self._restarts.append(now)
+        self._tell(why)
+        self.server = EmbeddedRedis.start(folder, self._tell)
+        self._answered_at = self._clock()
+        return None
+
 
 LOOK_EVERY_S = 0.25  # at what is shown
 # beyond the worker's own drain time, before it is killed: longer than its slowest end (END_S)

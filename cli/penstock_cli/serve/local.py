@@ -9,15 +9,16 @@ from __future__ import annotations
 
 import contextlib
 import shlex
+from collections.abc import Callable
 from contextlib import ExitStack
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
 
-from penstock_cli.commandline import this_command
+from penstock_cli.disk import ENOUGH_BYTES, free_bytes, megabytes
 from penstock_cli.errors import EXIT_OK, Interrupted, UsageProblem
+from penstock_cli.processes.signals import Interrupts
 from penstock_cli.processes.standby import Standby
-from penstock_cli.run.interrupts import Interrupts
 from penstock_cli.run.services import Services
-from penstock_cli.serve.doors import Doors
 from penstock_cli.serve.request import (
     ServeRequest,
     door_settings,
@@ -25,14 +26,44 @@ from penstock_cli.serve.request import (
     settings_of,
     worker_lanes,
 )
-from penstock_cli.serve.room import room_line
-from penstock_cli.serve.watch import Watch
+from penstock_cli.serve.watch import Doors, Watch
 from penstock_cli.show.progress import for_console
 from penstock_cli.show.terminal import console as make_console
+from penstock_cli.show.terminal import this_command
 from penstock_cli.state import StateFolder
 
 if TYPE_CHECKING:
     from penstock_gateway import GatewaySettings
+
+
+COPIES: Final = 3
+"""Of an uploaded file, until its batch is done: the file, its answers in the ledger, the output
+file; about as large each."""
+KEPT_FREE: Final = 128 * 1024 * 1024
+"""That uploads leave free."""
+
+
+def room_line(
+    state: Path, upload_bytes: int, free: Callable[[Path], int | None] = free_bytes
+) -> str | None:
+    """What to say at the start; None where the system does not tell what is free.
+
+    Raises UsageProblem for too little."""
+    found = free(state)
+    if found is None:
+        return None
+    if found < ENOUGH_BYTES:
+        raise UsageProblem(
+            f"--state {state}: its disk has {megabytes(found)} left, and jobs wait below "
+            f"{megabytes(ENOUGH_BYTES)}. Free some space, or name a folder on another disk."
+        )
+    wanted = COPIES * upload_bytes + KEPT_FREE
+    said = (
+        f"the disk of {state} has {megabytes(found)} left; the largest upload "
+        f"({megabytes(upload_bytes)}) takes about {megabytes(wanted)} until its batch is done"
+    )
+    return said if found >= wanted else f"{said}: smaller ones only, until there is more room"
+
 
 ENDS = "Ctrl-C stops; the same command goes on with the jobs"
 

@@ -58,8 +58,7 @@ def settings_of(request: ServeRequest) -> list[WorkerSettings]:
     Raises UsageProblem, SettingsError, MissingApiKey, PlainHttp and ModelMissing.
     """
     from penstock_cli.job.jobspec import with_provider
-    from penstock_cli.run.check import with_short_lease
-    from penstock_cli.run.reachable import knock, name_receiver
+    from penstock_cli.run.check import knock, name_receiver, with_short_lease
     from penstock_workers.lanes.registry import check_lane, make_lane
     from penstock_workers.settings import DEFAULT_PROVIDER, WorkerSettings
 

@@ -1,12 +1,19 @@
-"""The console that commands print on."""
+"""What commands print: the console, tables, the ends of logs, and command lines to repeat."""
 
 from __future__ import annotations
 
+import shlex
 import sys
+from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
+
+from penstock_cli.state import StateFolder, write_private
+from penstock_producer.reporting.text import safe
 
 if TYPE_CHECKING:
     from rich.console import Console
+
 
 PIPE_WIDTH = 200  # into a file or a pipe nothing wraps at 80 columns
 
@@ -16,3 +23,85 @@ def console() -> Console:
     from rich.console import Console
 
     return Console(highlight=False, markup=False, width=None if sys.stdout.isatty() else PIPE_WIDTH)
+
+
+MAX_ALIGNED = 40  # columns
+LOG_TAIL_BYTES = 8192  # enough for the traceback at the end of a log
+
+
+def aligned(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    """A table as lines, every cell whole: what is copied from a narrow terminal or a pipe must not
+    be cut.
+
+    A cell longer than MAX_ALIGNED pushes the rest of its row to the right instead of widening its
+    column for all.
+    """
+    from rich.cells import cell_len
+
+    widths = [
+        max(
+            (
+                cell_len(row[index])
+                for row in (header, *rows)
+                if cell_len(row[index]) <= MAX_ALIGNED
+            ),
+            default=0,
+        )
+        for index in range(len(header))
+    ]
+    return [
+        "  ".join(
+            cell + " " * max(0, width - cell_len(cell))
+            for cell, width in zip(row, widths, strict=True)
+        ).rstrip()
+        for row in (header, *rows)
+    ]
+
+
+def last_lines(path: Path, lines: int = 12) -> str:
+    """The end of a log, escaped; empty when there is no log."""
+    try:
+        with path.open("rb") as file:
+            file.seek(max(0, path.stat().st_size - LOG_TAIL_BYTES))
+            text = file.read().decode("utf-8", "replace")
+    except OSError:
+        return ""
+    return "\n".join(safe(line) for line in text.splitlines()[-lines:])
+
+
+def this_command() -> str:
+    """The command that is running, fit to be pasted into a shell."""
+    return shlex.join(["penstock", *sys.argv[1:]])
+
+
+def this_command_with(**changed: str) -> str:
+    """The same with other values of some flags, wherever they stand; added where they are not
+    given."""
+    flags = {f"--{name.replace('_', '-')}": value for name, value in changed.items()}
+    words, kept = list(sys.argv[1:]), []
+    while words:
+        word = words.pop(0)
+        if word in flags:
+            words[:1] = []
+        elif word.partition("=")[0] not in flags:
+            kept.append(word)
+    return shlex.join(["penstock", *kept, *(word for flag in flags.items() for word in flag)])
+
+
+def remember(state: StateFolder, job_id: str) -> None:
+    """Keep the `penstock run` command of a job, with its folder: `dlq replay` prints it later."""
+    write_private(_file(state, job_id), f"cd {shlex.quote(str(Path.cwd()))} && {this_command()}\n")
+
+
+def remembered(state: StateFolder, job_id: str) -> str:
+    """The `penstock run` command that goes on with this job."""
+    try:
+        command = _file(state, job_id).read_text().strip()
+    except OSError:
+        return "its `penstock run` command, repeated"
+    here = f"cd {shlex.quote(str(Path.cwd()))} && "
+    return command.removeprefix(here)
+
+
+def _file(state: StateFolder, job_id: str) -> Path:
+    return state.figures / f"{job_id}.command"

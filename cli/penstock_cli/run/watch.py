@@ -1,5 +1,4 @@
-"""One job's figures, look by look: SQL and Redis together, or SQL alone where Redis does not
-run."""
+"""Follow one job: its figures look by look, why it is slow, and what holds it back."""
 
 from __future__ import annotations
 
@@ -7,9 +6,14 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, TypedDict
 
+from penstock_cli.run.all_alike import so_far
 from penstock_cli.show.figures import Counter, JobFigures, Speed
-from penstock_cli.show.quota import QuotaSeen, bound, lift_command, troubles
-from penstock_cli.watching.all_alike import so_far
+from penstock_cli.show.quota import (
+    QuotaSeen,
+    bound,
+    lift_command,
+    troubles,
+)
 from penstock_producer.feed.queues import queue_name
 from penstock_producer.feed.served import missing_provider
 from penstock_producer.job.lanes import has_own_model, packs
@@ -29,15 +33,16 @@ from penstock_producer.reporting.reasons import (
 )
 from penstock_producer.reporting.text import one_line
 
-REASONS_EVERY_S = (
-    2.0  # a look at heartbeats, the quota and the causes of failures costs three reads
-)
-STALL_NOTICE_S = 30.0  # longer than most answers take, short enough for a person who watches
-
 if TYPE_CHECKING:
     from penstock_cli.connect import Books
     from penstock_ledger import WorkerSeen
     from penstock_ledger.model import Counts, Job
+
+
+REASONS_EVERY_S = (
+    2.0  # a look at heartbeats, the quota and the causes of failures costs three reads
+)
+STALL_NOTICE_S = 30.0  # longer than most answers take, short enough for a person who watches
 
 
 class _Reasons(TypedDict):
@@ -201,3 +206,29 @@ class Stall:
             f"nothing has finished for {silent_s:.0f} s, and {failed:,} attempts have failed "
             f"since; they are repeated{cause}"
         )
+
+
+def lift_provider(ledger: Books, job: Job) -> str:
+    """End what the shared quota of the job's provider keeps of a hold or a pause; returns what to
+    say, "" when nothing."""
+    import redis
+
+    from penstock_ledger import RedisAddress
+    from penstock_ratelimit.for_penstock import Breaker, lift_hold, read_quotas
+    from penstock_workers.settings import DEFAULT_PROVIDER
+
+    if ledger.redis_if_running() is None or ledger.redis_url is None:
+        return ""
+    provider = str(job.spec.get("provider", DEFAULT_PROVIDER))
+    client: redis.Redis = RedisAddress.parse(ledger.redis_url).connect()
+    with client:
+        views = read_quotas(client, quota_ids=[provider])
+        if not views or not (
+            views[0].hold or views[0].pause_left_s > 0 or views[0].breaker is Breaker.OPEN
+        ):
+            return ""
+        lift_hold(client, provider)
+    what = (
+        "hold" if views[0].hold else "pause" if views[0].pause_left_s > 0 else "rest after failures"
+    )
+    return f"the {what} of provider {provider} is over: requests start again within 2 s"

@@ -1,22 +1,86 @@
-"""`penstock report`: the form that was asked for, and where it goes."""
+"""The report of a job: its account from the ledger, and the forms in which it is given."""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from typing import TYPE_CHECKING, Final
 
-from penstock_cli.errors import UsageProblem
+from penstock_cli.errors import (
+    EXIT_DEAD_LETTERS,
+    EXIT_FAILED,
+    EXIT_OK,
+    UsageProblem,
+)
 from penstock_cli.files import STDOUT, write_lines
 from penstock_ledger.lone_surrogates import replace_surrogates
+from penstock_producer.reporting.account import Report
 from penstock_producer.reporting.course import course_of
-from penstock_producer.reporting.forms.plain import plain_text
-from penstock_producer.reporting.text import argument
+from penstock_producer.reporting.forms.plain import effort, headline, plain_text
+from penstock_producer.reporting.gather import gathered
+from penstock_producer.reporting.text import argument, count, safe
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from penstock_cli.connect import Books
     from penstock_ledger.model import Job
-    from penstock_producer.reporting.account import Report
+
+
+def report_of(
+    ledger: Books, job: Job, *, stats: Mapping[str, int] | None = None, seconds: float | None = None
+) -> Report:
+    """``stats`` and ``seconds`` where the caller knows better than the ledger."""
+    return gathered(
+        ledger.database,
+        job,
+        stats=ledger.stats(job) if stats is None else stats,
+        seconds=ledger.seconds(job) if seconds is None else seconds,
+        sizes=True,
+    )
+
+
+def exit_status(report: Report) -> int:
+    """0 all succeeded, 3 finished with dead letters, 1 anything else."""
+    if report.state != "completed":
+        return EXIT_FAILED
+    return EXIT_DEAD_LETTERS if report.dead else EXIT_OK
+
+
+def show(
+    report: Report,
+    console: Console,
+    *,
+    dlq_command: str,
+    advice: Sequence[str] = (),
+    files: Mapping[str, str] | None = None,
+) -> None:
+    """The report for people: shares, the reasons of the dead letters, what it took, and where the
+    files are."""
+    from rich.table import Table
+    from rich.text import Text
+
+    console.print(Text.assemble(*headline(report)))
+    if report.dead:
+        table = Table(
+            "dead letters",
+            "reason",
+            box=None,
+            pad_edge=False,
+            padding=(0, 3, 0, 0),
+            header_style="dim",
+        )
+        for reason, number in report.dead_by_reason.items():
+            table.add_row(Text(count(number), justify="right"), Text(safe(reason)))
+        console.print(table)
+        for text in advice:
+            console.print(Text(text, style="yellow"), soft_wrap=True)
+        console.print(Text.assemble("list them:  ", (dlq_command, "bold")), soft_wrap=True)
+    for text in effort(report):
+        console.print(text, style="dim")
+    for name, place in (files or {}).items():
+        console.print(Text(f"{name:<10} {place}"), soft_wrap=True)
 
 
 class Form(StrEnum):
@@ -51,7 +115,6 @@ def put(ledger: Books, job: Job, report: Report, form: Form, output: str | None)
     Raises SinkError and UsageProblem."""
     command = f"penstock dlq list {argument(job.job_key)}{ledger.option()}"
     if form is Form.TEXT and output in (None, STDOUT):
-        from penstock_cli.report.text_form import show
         from penstock_cli.show.terminal import console
 
         show(report, console(), dlq_command=command, advice=report.advice)

@@ -16,6 +16,7 @@ from penstock_cli.job import options
 if TYPE_CHECKING:
     from penstock_ledger import ApiKey, KeyLimits
 
+
 app = typer.Typer(no_args_is_help=True, help="API keys of the HTTP doors: create, list, revoke.")
 
 
@@ -101,7 +102,7 @@ def create(
 def list_keys(as_json: options.JsonOption = False, state: options.StateOption = None) -> None:
     """List all keys, the newest first: what each may do, and when it was last used."""
     from penstock_cli.connect import books
-    from penstock_cli.show.text import aligned
+    from penstock_cli.show.terminal import aligned
     from penstock_ledger import ApiKeyStore
     from penstock_producer.reporting.text import safe
 

@@ -23,14 +23,21 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from penstock_cli.errors import EmbeddedRedisFailed, ForeignRedis
-from penstock_cli.redis_server.address import Endpoint, pidfile, read_pidfile, write_pidfile
-from penstock_cli.redis_server.binary import find_binary
-from penstock_cli.redis_server.files import put_back, set_aside
-from penstock_cli.show.text import last_lines
+from penstock_cli.redis_files import (
+    Endpoint,
+    pidfile,
+    put_back,
+    read_pidfile,
+    set_aside,
+    write_pidfile,
+)
+from penstock_cli.server_versions import find_binary
+from penstock_cli.show.terminal import last_lines
 from penstock_producer.reporting.text import duration
 
 if TYPE_CHECKING:
     import redis
+
 
 MAX_SOCKET_PATH_BYTES = (
     100  # sun_path holds 108 on Linux and 104 on macOS, the closing zero included

@@ -1,2 +1,0 @@
-"""`penstock worker --gpus`: which cards, and one supervised worker for each of them or each
-group."""

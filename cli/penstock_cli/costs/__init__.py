@@ -1,1 +1,0 @@
-"""What all jobs have cost, by tenant and by lane."""

@@ -1,1 +1,0 @@
-"""Commands of the HTTP doors: serving them, and the keys of their callers."""

@@ -1,2 +1,0 @@
-"""The private Redis of one-machine mode: which program, where it listens, how it is started,
-watched and stopped."""

@@ -1,2 +1,0 @@
-"""What a command finds out about a job while it runs and when it has ended: from the ledger, Redis
-and the shared quota."""
