@@ -170,7 +170,7 @@ class ProducerSettings(BaseSettings):
                         f"setting source_roots = {seen(root)} is refused: {name} "
                         f"({seen(redact(place))}) lies there, so that jobs of one tenant could "
                         "read what belongs to others. Give source_roots folders or prefixes that "
-                        f"hold sources alone, or move {name} elsewhere (docs/gateway-files.md)"
+                        f"hold sources alone, or move {name} elsewhere (docs/gateway-batches.md)"
                     )
 
     @property
