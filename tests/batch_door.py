@@ -15,8 +15,7 @@ from fleet import Fleet, Process, until
 from openai.types import Batch
 from servers import free_port
 
-from penstock_gateway.batch_fields import BatchFields
-from penstock_gateway.settings import GatewayFields, GatewaySettings
+from penstock_gateway.settings import BatchFields, GatewayFields, GatewaySettings
 from penstock_producer.job.provider_facts import ProviderFacts
 
 ENDS = {"completed", "failed", "expired", "cancelled"}

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
 from importlib import import_module
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from fastapi import APIRouter, FastAPI
 from fastapi.exceptions import RequestValidationError
@@ -15,51 +16,111 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from penstock_gateway.backend import Backend
-from penstock_gateway.background import running
-from penstock_gateway.callers.admission import Admissions
-from penstock_gateway.callers.gate import Gate
+from penstock_gateway.bodies import Bodies
+from penstock_gateway.callers.admission import Admissions, Gate
 from penstock_gateway.callers.known_keys import KnownKeys
-from penstock_gateway.checks.bodies import Bodies
-from penstock_gateway.checks.paths import Paths
-from penstock_gateway.checks.room import Room
-from penstock_gateway.envelopes.errors import refused_for
-from penstock_gateway.envelopes.shapes import answer_to
+from penstock_gateway.errors import answer_to, refused_for
 from penstock_gateway.jobs.watches import Watches
 from penstock_gateway.metrics import DoorMetrics, metrics_of
+from penstock_gateway.middleware import Paths, RequestIds, Room, request_id_of, shown_path
 from penstock_gateway.openapi import Doors
 from penstock_gateway.refused import Refused
-from penstock_gateway.request_ids import RequestIds, request_id_of, shown_path
 from penstock_gateway.settings import GatewaySettings
 from penstock_ledger import PenstockError
 
+__all__ = [
+    "ROUTERS",
+    "TASKS",
+    "Task",
+    "create_app",
+    "running",
+]
+
+
 log = logging.getLogger("penstock.gateway")
 
-__all__ = ["ROUTERS", "TASKS", "create_app"]
+FIRST_PAUSE_S: Final = 1.0  # after a failure; doubles with each further one
+MOST_PAUSE_S: Final = 60.0
+END_S: Final = 10.0  # for which the end of the server waits for them
+
+
+class Task(Protocol):
+    """A piece of it.
+
+    ``run`` goes on for ever, with a named pause between its rounds, and calls
+    ``backend.round_done(self)`` after each that went well."""
+
+    async def run(self, backend: Backend) -> None: ...
+
+
+@contextlib.asynccontextmanager
+async def running(
+    tasks: Iterable[Task], backend: Backend, metrics: DoorMetrics
+) -> AsyncIterator[None]:
+    """All of them, for as long as the block lasts."""
+    tasks = list(tasks)
+    for task in tasks:
+        name = type(task).__name__
+        metrics.task_failures.labels(name)  # 0 until it fails
+        backend.on_round[name] = metrics.task_round.labels(name).set_to_current_time
+    started = [
+        asyncio.create_task(_kept_running(task, backend, metrics), name=type(task).__name__)
+        for task in tasks
+    ]
+    try:
+        yield
+    finally:
+        for one in started:
+            one.cancel()
+        if started:
+            await asyncio.wait(started, timeout=END_S)
+
+
+async def _kept_running(task: Task, backend: Backend, metrics: DoorMetrics) -> None:
+    pause_s, failed = FIRST_PAUSE_S, ""
+    loop = asyncio.get_running_loop()
+    while True:
+        began = loop.time()
+        try:
+            await task.run(backend)
+        except Exception as error:
+            metrics.task_failures.labels(type(task).__name__).inc()
+            if repr(error) != failed:  # once, not every second for as long as a server is away
+                log.warning(
+                    "%s has failed and goes on in %g s",
+                    type(task).__name__,
+                    pause_s,
+                    exc_info=error,
+                )
+            failed = repr(error)
+        if loop.time() - began > MOST_PAUSE_S:
+            pause_s, failed = FIRST_PAUSE_S, ""
+        await asyncio.sleep(pause_s)
+        pause_s = min(MOST_PAUSE_S, pause_s * 2)
+
 
 # One line per room: module:name of a router. Their order is that of the OpenAPI document.
 ROUTERS: Final[tuple[str, ...]] = (
     "penstock_gateway.health:router",
     "penstock_gateway.files.routes:router",
     "penstock_gateway.batches.routes:router",
-    "penstock_gateway.messages.routes:router",
+    "penstock_gateway.batches.anthropic:router",
     "penstock_gateway.direct.routes:router",
     "penstock_gateway.direct.models:router",
     "penstock_gateway.jobs.routes:router",
-    "penstock_gateway.limits.routes:router",
-    "penstock_gateway.webhooks.routes:router",
-    "penstock_gateway.keys.routes:router",
+    "penstock_gateway.limits:router",
+    "penstock_gateway.webhooks:router",
+    "penstock_gateway.keys:router",
     "penstock_gateway.dashboard.routes:router",
-    # metrics
-    "penstock_gateway.metrics_page:router",
 )
 
-# One line per piece of background work: module:class, see background.py.
+# One line per piece of background work: module:class of a Task.
 TASKS: Final[tuple[str, ...]] = (
-    "penstock_gateway.files.cleaning:FileCleaning",
-    "penstock_gateway.batches.states:BatchStates",
-    "penstock_gateway.webhooks.sending:WebhookSending",
-    "penstock_gateway.direct.tasks:FetchAnswers",
-    "penstock_gateway.direct.tasks:CloseOldCalls",
+    "penstock_gateway.files.uploads:FileCleaning",
+    "penstock_gateway.batches.steps:BatchStates",
+    "penstock_gateway.webhook_delivery:WebhookSending",
+    "penstock_gateway.direct.calls:FetchAnswers",
+    "penstock_gateway.direct.calls:CloseOldCalls",
     # callers
     "penstock_gateway.callers.admission:RenewAdmissions",
 )

@@ -1,18 +1,32 @@
-"""Whether work is accepted: SQL and Redis answer. And whether the process lives at all."""
+"""What probes and Prometheus read: whether work is accepted, whether the process lives, metrics."""
 
 from __future__ import annotations
 
 import asyncio
-from typing import Any, Final
+import contextlib
+import logging
+from collections.abc import Iterator
+from typing import Annotated, Any, Final
 
 import redis
+from fastapi import Depends
+from prometheus_client import CONTENT_TYPE_LATEST, start_http_server
 from sqlalchemy import text
 from starlette.requests import Request
-from starlette.responses import JSONResponse
+from starlette.responses import JSONResponse, Response
 
 from penstock_gateway.backend import Backend, backend_of
+from penstock_gateway.callers.caller import Caller, caller_with
+from penstock_gateway.metrics import DoorMetrics, metrics_of
 from penstock_gateway.routing import Router
+from penstock_gateway.settings import GatewaySettings
 from penstock_ledger import PenstockError
+
+__all__ = [
+    "metrics_served",
+    "router",
+]
+
 
 router = Router()
 
@@ -61,3 +75,41 @@ async def _redis(backend: Backend) -> str:
     except (TimeoutError, redis.RedisError, OSError):
         return "away"
     return "ok"
+
+
+log = logging.getLogger("penstock.gateway")
+
+
+@router.get("/metrics", include_in_schema=False)
+async def metrics(
+    request: Request, _caller: Annotated[Caller, Depends(caller_with("admin"))]
+) -> Response:
+    return Response(metrics_of(request).page(), media_type=CONTENT_TYPE_LATEST)
+
+
+@contextlib.contextmanager
+def metrics_served(settings: GatewaySettings, counted: DoorMetrics) -> Iterator[None]:
+    """The same on a port of its own, where the settings name one."""
+    if settings.metrics_port is None:
+        yield
+        return
+    try:
+        server, thread = start_http_server(
+            settings.metrics_port, settings.metrics_host, counted.registry
+        )
+    except OSError as error:
+        log.error(
+            "no metrics: metrics_port=%d on metrics_host=%s cannot be opened (%s); give each "
+            "process of a machine its own",
+            settings.metrics_port,
+            settings.metrics_host,
+            error,
+        )
+        yield
+        return
+    try:
+        yield
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()

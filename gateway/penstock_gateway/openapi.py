@@ -11,7 +11,7 @@ from fastapi import FastAPI
 from starlette.requests import Request
 from starlette.responses import Response
 
-from penstock_gateway.envelopes.shapes import is_problem_path
+from penstock_gateway.errors import is_problem_path
 
 __all__ = ["Doors"]
 

@@ -14,9 +14,9 @@ from fastapi import APIRouter, FastAPI
 
 from penstock_gateway.app import create_app
 from penstock_gateway.backend import Backend
-from penstock_gateway.listening.connections import PROBE_PLACES, ConnectionBook
-from penstock_gateway.listening.protocol import bounded_http
-from penstock_gateway.metrics_page import metrics_served
+from penstock_gateway.connections import PROBE_PLACES, ConnectionBook
+from penstock_gateway.health import metrics_served
+from penstock_gateway.protocol import bounded_http
 from penstock_gateway.settings import GatewayFields, GatewaySettings
 from penstock_ledger import ApiKeyStore, PenstockError, open_database
 from penstock_ledger.errors import EXIT_USAGE

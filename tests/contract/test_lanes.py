@@ -54,7 +54,6 @@ MAY_NAME_LANES = {
     "gateway/penstock_gateway/batches/calls.py": (
         "OpenAI's word for the purpose of a file, and the kind of an id"
     ),
-    "gateway/penstock_gateway/batches/shown.py": "as above",
     "gateway/penstock_gateway/files/form.py": "as above",
     "gateway/penstock_gateway/ids.py": "as above",
     "gateway/penstock_gateway/jobs/shapes.py": "the examples of the OpenAPI document",

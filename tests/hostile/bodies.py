@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, Final, NamedTuple
 
-from penstock_gateway.checks.json_bodies import MAX_DEPTH, MAX_KEYS
+from penstock_gateway.bodies import MAX_DEPTH, MAX_KEYS
 from penstock_producer.json_bounds import MAX_FIELDS, MAX_VALUES
 
 JSON: Final = "application/json"

@@ -13,7 +13,7 @@ import pytest
 from doors import Answer, asked, door, door_settings, sent
 from servers import RedisServer
 
-from penstock_gateway.callers.failed_tries import TRIES_MAX
+from penstock_gateway.callers.known_keys import TRIES_MAX
 from penstock_gateway.settings import GatewaySettings
 from penstock_ledger import ApiKeyStore, NewApiKey, open_database
 

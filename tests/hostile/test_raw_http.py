@@ -16,8 +16,8 @@ from fleet import until
 from hostile.attacked import Attacked, HealthWatch, Raw, attacked_door
 from servers import RedisServer
 
-from penstock_gateway.checks import bodies
-from penstock_gateway.listening.protocol import PIPELINE_MAX
+from penstock_gateway import bodies
+from penstock_gateway.protocol import PIPELINE_MAX
 from penstock_gateway.settings import GatewaySettings
 
 MIB = 1024 * 1024

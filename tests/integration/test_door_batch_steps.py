@@ -16,16 +16,16 @@ from doors import door_settings
 from sqlalchemy import update
 
 from penstock_gateway.backend import Backend
-from penstock_gateway.batch_fields import BatchFields
-from penstock_gateway.batches.asked import AskedBatch
+from penstock_gateway.batches.anthropic import result_lines
 from penstock_gateway.batches.calls import created
 from penstock_gateway.batches.finish import error_lines, never_begun
+from penstock_gateway.batches.lines import Details
+from penstock_gateway.batches.specs import AskedBatch
 from penstock_gateway.batches.steps import Steps
-from penstock_gateway.batches.usage import Details
 from penstock_gateway.callers.caller import OPERATOR
 from penstock_gateway.files.store import FileStore, FileWriting
-from penstock_gateway.messages.results import result_lines
 from penstock_gateway.refused import Refused
+from penstock_gateway.settings import BatchFields
 from penstock_ledger import (
     EVERYONE,
     BatchesAsked,

@@ -22,8 +22,8 @@ from servers import S3Server
 from sqlalchemy import delete, insert, select, update
 
 from penstock_gateway.files import store as store_module
-from penstock_gateway.files.cleaning import expire, forget
 from penstock_gateway.files.store import FileStore
+from penstock_gateway.files.uploads import expire, forget
 from penstock_gateway.settings import GatewaySettings
 from penstock_ledger import (
     EVERYONE,

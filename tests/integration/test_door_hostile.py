@@ -19,8 +19,7 @@ from metrics_page import read, value
 from starlette.requests import Request
 from starlette.responses import Response
 
-from penstock_gateway.checks import bodies
-from penstock_gateway.listening import protocol
+from penstock_gateway import bodies, protocol
 
 MOST = 8_192
 LARGE = 32 * 1024 * 1024  # more than sockets hold

@@ -17,8 +17,7 @@ from starlette.requests import HTTPConnection
 
 from penstock_gateway.callers.addresses import Proxies
 from penstock_gateway.callers.caller import Caller, caller_with
-from penstock_gateway.callers.failed_tries import TRIES_MAX
-from penstock_gateway.callers.sessions import Session, read_session, signed_session
+from penstock_gateway.callers.known_keys import TRIES_MAX, Session, read_session, signed_session
 from penstock_gateway.serve import DoorOpen, refuse_open_door
 from penstock_gateway.settings import GatewaySettings
 from penstock_ledger import (

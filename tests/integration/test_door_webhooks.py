@@ -19,8 +19,8 @@ from fleet import until
 from metrics_page import read, value
 from standardwebhooks import Webhook
 
+from penstock_gateway import webhook_delivery
 from penstock_gateway.settings import GatewaySettings
-from penstock_gateway.webhooks import sending
 from penstock_ledger import (
     EVERYONE,
     Database,
@@ -93,9 +93,9 @@ def settings(tmp_path_factory: pytest.TempPathFactory) -> GatewaySettings:
 @pytest.fixture(scope="module")
 def url(settings: GatewaySettings) -> Iterator[str]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sending, "LOOK_EVERY_S", 0.02)
-        patch.setattr(sending, "PAUSES_S", (0.05, 0.05, 0.05))
-        patch.setattr(sending, "ANSWER_S", 0.5)
+        patch.setattr(webhook_delivery, "LOOK_EVERY_S", 0.02)
+        patch.setattr(webhook_delivery, "PAUSES_S", (0.05, 0.05, 0.05))
+        patch.setattr(webhook_delivery, "ANSWER_S", 0.5)
         with door(settings) as url:
             yield url
 

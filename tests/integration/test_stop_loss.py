@@ -17,7 +17,7 @@ from machine import Machine, simulator
 from servers import RedisServer
 from sqlalchemy import update
 
-from penstock_gateway.batches.metadata import asked_in, metadata_of
+from penstock_gateway.batches.specs import asked_in, metadata_of
 from penstock_ledger import (
     Database,
     JobStore,

@@ -20,8 +20,7 @@ from servers import free_port
 from standardwebhooks import Webhook
 
 from penstock_gateway.settings import GatewayFields
-from penstock_gateway.webhooks.guard import UNREACHABLE
-from penstock_gateway.webhooks.sending import send, trusted
+from penstock_gateway.webhook_delivery import UNREACHABLE, send, trusted
 from penstock_ledger import DueDelivery
 
 HOSTS = ("localhost", "127.0.0.1")

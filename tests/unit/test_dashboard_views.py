@@ -19,8 +19,8 @@ from penstock_gateway.dashboard.quotas_view import quota_rows
 from penstock_gateway.dashboard.speeds import Speeds
 from penstock_gateway.dashboard.spending_view import price_rows, spend_rows, total_of
 from penstock_gateway.dashboard.workers_view import lane_views
-from penstock_gateway.pages.assets import asset_path
 from penstock_gateway.pages.chart import parts, rate_chart
+from penstock_gateway.pages.render import asset_path
 from penstock_gateway.refused import Refused
 from penstock_ledger import (
     Counts,

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from penstock_gateway.direct import batch, fields
+from penstock_gateway.direct import fields, routes
 from penstock_gateway.direct.fields import CHAT, COMPLETIONS, checked_body
 from penstock_gateway.refused import Refused
 from penstock_gateway.settings import DirectFields
@@ -81,23 +81,23 @@ def test_what_prompts_share_is_checked_once_and_bounded(monkeypatch: pytest.Monk
         checked.append(given)
         return real(*given)
 
-    monkeypatch.setattr(batch, "checked_body", counted)
+    monkeypatch.setattr(routes, "checked_body", counted)
     shared = {
         "model": "m",
         "temperature": 0.5,
         "prompts": ["a", [{"role": "user", "content": "b"}], "c"],
     }
-    bodies = batch.bodies_of(shared, DirectFields())
+    bodies = routes.bodies_of(shared, DirectFields())
     assert [body["messages"][-1]["content"] for body in bodies] == ["a", "b", "c"]
     assert all(body["temperature"] == 0.5 for body in bodies)
     assert len(checked) == 1
     with pytest.raises(Refused, match=r"prompts\[1\]"):
-        batch.bodies_of(
+        routes.bodies_of(
             {**shared, "prompts": ["a", [{"role": "user", "content": "b", "url2": 1}]]},
             DirectFields(),
         )
     with pytest.raises(Refused) as caught:
-        batch.bodies_of(
+        routes.bodies_of(
             {**shared, "system": "x" * 1_000_000, "prompts": ["a"] * 200}, DirectFields()
         )
     assert caught.value.status == 413

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from penstock_gateway.listening.connections import PROBE_PLACES, ConnectionBook, Waiting
+from penstock_gateway.connections import PROBE_PLACES, ConnectionBook, Waiting
 from penstock_gateway.metrics import DoorMetrics
 
 

@@ -12,8 +12,7 @@ from starlette.exceptions import HTTPException
 
 import penstock_ledger
 import penstock_producer
-from penstock_gateway.envelopes.errors import ERRORS, refused_for
-from penstock_gateway.envelopes.shapes import answer_to
+from penstock_gateway.errors import ERRORS, answer_to, refused_for
 from penstock_gateway.refused import Refused
 from penstock_ledger import DatabaseUnavailable, JobConflict, JobNotFound, PenstockError
 from penstock_producer import Problem, SourceError, SpecError

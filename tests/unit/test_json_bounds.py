@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 
-from penstock_gateway.checks.json_bodies import MAX_KEYS, parsed
+from penstock_gateway.bodies import MAX_KEYS, parsed
 from penstock_gateway.refused import Refused
 from penstock_producer import json_bounds
 from penstock_producer.json_bounds import MAX_FIELDS, MAX_VALUES, overfull

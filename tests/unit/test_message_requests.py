@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 
-from penstock_gateway.messages import reader
-from penstock_gateway.messages.reader import RequestReader
+from penstock_gateway.batches import anthropic_body
+from penstock_gateway.batches.anthropic_body import RequestReader
 from penstock_gateway.refused import Refused
 
 VALUES = some.recursive(
@@ -57,8 +57,8 @@ def test_no_byte_is_looked_at_twice(monkeypatch: pytest.MonkeyPatch) -> None:
             matched.append(found.end() - start)
             return found
 
-    in_text = reader._IN_TEXT
-    monkeypatch.setattr(reader, "_IN_TEXT", Counting())
+    in_text = anthropic_body._IN_TEXT
+    monkeypatch.setattr(anthropic_body, "_IN_TEXT", Counting())
     body = b'{"requests": [{"custom_id": "a", "params": {"x": "' + b'\\"' * 500_000 + b'"}}]}'
     found = RequestReader(1, 2_000_000)
     lines = [line for piece in cut(body, 1_001) for line in found.feed(piece)]

@@ -20,7 +20,7 @@ from penstock_gateway.files.multipart import (
     PartEnd,
     boundary_of,
 )
-from penstock_gateway.files.ranges import NoSuchRange, Span, asked_span
+from penstock_gateway.files.routes import NoSuchRange, Span, asked_span
 from penstock_gateway.refused import Refused
 
 Parts = list[tuple[str, str | None, bytes]]

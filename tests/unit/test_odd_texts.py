@@ -25,7 +25,7 @@ from attempts import make_attempt
 from odd_texts import HALF, LARGE, NUL, SHORT, TEXTS, has_half
 
 from penstock_gateway.dashboard.foreign import answer_of, json_text, prompt_of
-from penstock_gateway.webhooks.guard import NotAllowed, check_url
+from penstock_gateway.webhook_delivery import NotAllowed, check_url
 from penstock_ledger.errors import PenstockError
 from penstock_ledger.log_lines import one_line
 from penstock_ledger.lone_surrogates import replace_surrogates

@@ -12,8 +12,8 @@ import pytest
 from penstock_cli.disk import ENOUGH_BYTES, LOW_BYTES
 from penstock_cli.errors import UsageProblem
 from penstock_cli.serve.local import COPIES, KEPT_FREE, room_line
-from penstock_gateway.checks.room import ACCEPT_BYTES, Room
 from penstock_gateway.files.store import FREE_BYTES_MIN
+from penstock_gateway.middleware import ACCEPT_BYTES, Room
 from penstock_gateway.refused import Refused
 from penstock_gateway.settings import GatewaySettings
 

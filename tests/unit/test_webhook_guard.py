@@ -7,14 +7,17 @@ from typing import Any
 
 import pytest
 
-from penstock_gateway.webhooks.guard import (
+from penstock_gateway.webhook_delivery import (
+    PAUSES_S,
     GuardedResolver,
     NotAllowed,
     check_host,
     check_url,
     is_public,
+    pause_after,
+    send,
+    trusted,
 )
-from penstock_gateway.webhooks.sending import PAUSES_S, pause_after, send, trusted
 from penstock_ledger import DueDelivery
 
 

@@ -2,25 +2,49 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import (
+    Callable,
+    Iterable,
+    Iterator,
+    Mapping,
+)
 from itertools import chain
 from typing import Any, Final
 
 import msgspec
 
 from penstock_gateway.backend import Backend
-from penstock_gateway.batches.failed import JOB_FAILED, NotReached, why_failed
 from penstock_gateway.batches.figures import ended_by_deadline
-from penstock_gateway.batches.lines import errors_of, not_begun, outputs_of
+from penstock_gateway.batches.lines import (
+    JOB_FAILED,
+    Details,
+    NotReached,
+    errors_of,
+    not_begun,
+    outputs_of,
+    why_failed,
+)
 from penstock_gateway.batches.specs import input_path, spec_of_batch
-from penstock_gateway.batches.usage import Details
 from penstock_gateway.files.form import BATCH_LIVES_S
 from penstock_gateway.files.store import FileStore
-from penstock_ledger import DoorBatch, DoorBatchState, DoorBatchStore, LeasedBatch, OutcomeStore
+from penstock_ledger import (
+    Database,
+    DoorBatch,
+    DoorBatchState,
+    DoorBatchStore,
+    LeasedBatch,
+    OutcomeStore,
+)
 from penstock_ledger.model import Counts, Job, JobState
 from penstock_producer.sources import open_source
 
-__all__ = ["Finish", "error_lines", "never_begun"]
+__all__ = [
+    "Finish",
+    "batch_note",
+    "error_lines",
+    "never_begun",
+]
+
 
 OUTPUT, ERRORS = "output", "error"
 
@@ -198,3 +222,21 @@ def _end_of(batch: DoorBatch, job: Job) -> DoorBatchState:
 
 def _failed(job: Job) -> dict[str, Any]:
     return {"code": JOB_FAILED, "line": None, "message": why_failed(job), "param": None}
+
+
+def batch_note(database: Database, job: Job) -> str | None:
+    """None for a job that belongs to no batch, and for one whose batch will write its files later.
+
+    Blocks."""
+    batch = DoorBatchStore(database).get(job.job_key)
+    if batch is None or batch.job_id != job.job_id or not batch.state.final:
+        return None
+    what = (
+        "its results and counts"
+        if batch.of_anthropic
+        else "its output and error files, its counts and its state"
+    )
+    return (
+        f"Batch {batch.batch_id} has ended: {what} stay as they are. The new outcomes: GET "
+        f"/v1/jobs/{job.job_id}/results"
+    )

@@ -2,19 +2,158 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import time
+from collections.abc import Collection, Iterator
 from dataclasses import replace
-from typing import Final
+from typing import Any, Final
 
+import msgspec
+
+from penstock_gateway.backend import Backend
 from penstock_gateway.batches.figures import CANCELLED, DEADLINE, ended_by_deadline
-from penstock_gateway.batches.usage import Details
+from penstock_gateway.batches.specs import input_path, spec_of_batch
 from penstock_gateway.for_tenants import told_letter
 from penstock_ledger import DoorBatch, DoorBatchState, OutcomeStore
-from penstock_ledger.model import DeadLetter, ItemKey, Job
+from penstock_ledger.model import (
+    Counts,
+    DeadLetter,
+    ItemKey,
+    Job,
+)
+from penstock_producer import SourceError, SourceUnavailable
 from penstock_producer.outputs import error_line, output_line
-from penstock_producer.sources import Document, FileSource
+from penstock_producer.sources import Document, FileSource, open_source
 
-__all__ = ["errors_of", "not_begun", "outputs_of"]
+__all__ = [
+    "JOB_FAILED",
+    "Details",
+    "NotReached",
+    "errors_of",
+    "not_begun",
+    "outputs_of",
+    "why_failed",
+]
+
+
+class _Cached(msgspec.Struct):
+    cached_tokens: int | None = None
+
+
+class _Reasoned(msgspec.Struct):
+    reasoning_tokens: int | None = None
+
+
+class _Usage(msgspec.Struct):
+    """Chat has the first two, responses the last two."""
+
+    prompt_tokens_details: _Cached | None = None
+    completion_tokens_details: _Reasoned | None = None
+    input_tokens_details: _Cached | None = None
+    output_tokens_details: _Reasoned | None = None
+
+
+class _Body(msgspec.Struct):
+    usage: _Usage | None = None
+
+
+_READ: Final = msgspec.json.Decoder(_Body).decode
+
+
+class Details:
+    """Adds up what only the answers themselves say.
+
+    The other figures are the ledger's: they count what was paid for, answers to requests that
+    failed in the end too."""
+
+    def __init__(self) -> None:
+        self._cached = self._reasoning = 0
+
+    def add(self, body: bytes) -> None:
+        """One that is no such answer adds nothing, and takes nothing from the others."""
+        try:
+            usage = _READ(body).usage
+        except msgspec.DecodeError:
+            return
+        if usage is not None:
+            cached = usage.prompt_tokens_details or usage.input_tokens_details
+            reasoned = usage.completion_tokens_details or usage.output_tokens_details
+            self._cached += (cached and cached.cached_tokens) or 0
+            self._reasoning += (reasoned and reasoned.reasoning_tokens) or 0
+
+    def usage(self, counts: Counts) -> dict[str, Any]:
+        return {
+            "input_tokens": counts.prompt_tokens,
+            "input_tokens_details": {"cached_tokens": self._cached},
+            "output_tokens": counts.completion_tokens,
+            "output_tokens_details": {"reasoning_tokens": self._reasoning},
+            "total_tokens": counts.prompt_tokens + counts.completion_tokens,
+        }
+
+
+JOB_FAILED = "job_failed"
+
+
+def why_failed(job: Job) -> str:
+    return job.reason or "The job has failed."
+
+
+class NotReached:
+    """Read from the batch's file.
+
+    Its ids are in memory meanwhile: as many as one batch may have requests."""
+
+    def __init__(
+        self, backend: Backend, batch: DoorBatch, job: Job, ended: Collection[str] | None = None
+    ) -> None:
+        """``ended``: documents that have a line elsewhere; None: those that have an outcome."""
+        self._backend, self._batch, self._job = backend, batch, job
+        self._ended = ended
+        self.unread: str | None = (
+            None  # why the file could not be read to its end; known once it was tried
+        )
+
+    def ids(self) -> Iterator[str]:
+        """Of documents.
+
+        Raises SourceUnavailable while the batch's window is open: the file may come back."""
+        ended = self._with_outcome() if self._ended is None else self._ended
+        path = input_path(self._backend, self._batch)
+        if path is None:
+            self.unread = f"Cannot find file {self._batch.input_file_id}."
+            return
+        try:
+            spec = spec_of_batch(self._backend.settings, self._batch, self._batch.window_s)
+            for row in open_source(path, spec, self._backend.settings).documents({}):
+                if isinstance(row, Document) and row.doc_id not in ended:
+                    yield row.doc_id
+        except SourceError as error:
+            if isinstance(error, SourceUnavailable) and time.time() < self._batch.expires_at:
+                raise
+            self.unread = error.public_message.replace(path, "the input file")
+
+    def lines(self) -> Iterator[bytes]:
+        """As the error file has them."""
+        for doc_id in self.ids():
+            key = ItemKey(self._job.job_id, self._job.generation, doc_id)
+            yield error_line(
+                DeadLetter(
+                    key=key,
+                    reason=JOB_FAILED,
+                    attempts=0,
+                    calls=0,
+                    last_error=why_failed(self._job),
+                    status_code=None,
+                    request=b"",
+                    response=None,
+                )
+            )
+
+    def _with_outcome(self) -> Collection[str]:
+        pages = OutcomeStore(self._backend.database).terminal_docs(
+            self._job.job_id, self._job.generation
+        )
+        return {doc_id for page in pages for doc_id, _ in page}
+
 
 EXPIRED: Final = "This request could not be executed before the completion window expired."
 STOPPED: Final = "This request was not executed: the batch was cancelled."

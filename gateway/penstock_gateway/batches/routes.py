@@ -10,15 +10,12 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, StreamingResponse
 
 from penstock_gateway.backend import Backend, backend_of
-from penstock_gateway.batches.asked import asked_batch
-from penstock_gateway.batches.calls import cancelled, created, looked_at, page_of
+from penstock_gateway.batches.calls import batch_shown, cancelled, created, looked_at, page_of
 from penstock_gateway.batches.finish import error_lines, never_begun
 from penstock_gateway.batches.lines import outputs_of
-from penstock_gateway.batches.shown import shown
-from penstock_gateway.batches.specs import OPENAI
-from penstock_gateway.callers.caller import Caller, caller_with
-from penstock_gateway.callers.rows import whose
-from penstock_gateway.checks.json_bodies import object_of
+from penstock_gateway.batches.specs import OPENAI, asked_batch
+from penstock_gateway.bodies import object_of
+from penstock_gateway.callers.caller import Caller, caller_with, whose
 from penstock_gateway.refused import Refused
 from penstock_gateway.routing import Router
 from penstock_ledger import (
@@ -51,7 +48,7 @@ async def create(request: Request, caller: Writer) -> JSONResponse:
         )
     batch, counts, job = await backend.run(created, backend, asked, caller, key)
     backend.batch_made.set()
-    return JSONResponse(shown(batch, counts, job))
+    return JSONResponse(batch_shown(batch, counts, job))
 
 
 @router.get("/v1/batches", operation_id="list_batches")
@@ -76,7 +73,7 @@ async def page(
 @router.get("/v1/batches/{batch_id}", operation_id="retrieve_batch")
 async def retrieve(request: Request, batch_id: str, caller: Reader) -> JSONResponse:
     backend = backend_of(request)
-    return JSONResponse(shown(*await backend.run(looked_at, backend, batch_id, caller)))
+    return JSONResponse(batch_shown(*await backend.run(looked_at, backend, batch_id, caller)))
 
 
 @router.post("/v1/batches/{batch_id}/cancel", operation_id="cancel_batch")
@@ -84,7 +81,7 @@ async def cancel(request: Request, batch_id: str, caller: Writer) -> JSONRespons
     """What is under way still ends; what was not begun is not, and both are in the files of the
     cancelled batch."""
     backend = backend_of(request)
-    return JSONResponse(shown(*await backend.run(cancelled, backend, batch_id, caller)))
+    return JSONResponse(batch_shown(*await backend.run(cancelled, backend, batch_id, caller)))
 
 
 @router.get("/v1/batches/{batch_id}/output", operation_id="read_batch_output")

@@ -2,20 +2,198 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping
 from typing import Any, Final
 
+from msgspec import Struct
+
 from penstock_gateway.backend import Backend
-from penstock_gateway.batches.metadata import TENANT, asked_in
+from penstock_gateway.bodies import checked_metadata, refused_metadata
+from penstock_gateway.callers.caller import Caller
 from penstock_gateway.files.store import FileStore
+from penstock_gateway.ids import is_id
+from penstock_gateway.refused import Refused
 from penstock_gateway.settings import GatewaySettings
 from penstock_ledger import DoorBatch, Whose
 from penstock_producer import JobSpec, SpecError
 from penstock_producer.accepting.acceptance import check_acceptable
 from penstock_producer.accepting.borders import Borders
-from penstock_producer.errors import Problem
+from penstock_producer.errors import Problem, seen
+from penstock_producer.job.durations import seconds_of
 from penstock_producer.job.lanes import can_answer
 
-__all__ = ["ANTHROPIC", "OPENAI", "anthropic_provider", "input_path", "spec_of", "spec_of_batch"]
+__all__ = [
+    "ANTHROPIC",
+    "ENDPOINTS",
+    "OPENAI",
+    "TENANT",
+    "AskedBatch",
+    "anthropic_provider",
+    "asked_batch",
+    "asked_in",
+    "input_path",
+    "metadata_of",
+    "place_of",
+    "spec_of",
+    "spec_of_batch",
+    "tenant_of_batch",
+]
+
+
+OURS: Final = "penstock."
+_NUMBERS: Final = {
+    "budget_usd": "US dollars",
+    "stop_at_usd_per_doc": "US dollars",
+    "max_prompt_tokens": "tokens",
+}
+_FIELDS: Final = (
+    "priority",
+    "lane",
+    "tenant",
+    "stop_at_dead",
+    *_NUMBERS,
+)  # of a job; others are not for callers to choose
+TENANT: Final = f"{OURS}tenant"
+
+
+def metadata_of(given: Any) -> dict[str, str] | None:
+    """As it was given, once it was checked. Raises Refused."""
+    checked = checked_metadata(given)
+    for key in checked or ():
+        if key.startswith(OURS) and key.removeprefix(OURS) not in _FIELDS:
+            known = ", ".join(OURS + name for name in _FIELDS)
+            raise refused_metadata(
+                f"metadata.{key}", f"no such option; those that begin with {OURS} are {known}"
+            )
+    return checked
+
+
+def tenant_of_batch(metadata: Mapping[str, str] | None, caller: Caller) -> str | None:
+    """Whose a new batch is: its caller's, or that of a tenant that an operator names.
+
+    Raises Refused (403)."""
+    named = (metadata or {}).get(TENANT)
+    if named is None:
+        return caller.tenant
+    if "admin" not in caller.scopes:
+        why = (
+            "only a key with the scope admin makes batches for a tenant; leave it out, and the "
+            "batch is that of your key"
+        )
+        raise Refused(
+            403,
+            f"Invalid value for 'metadata.{TENANT}': {why}.",
+            code="not_allowed",
+            param=f"metadata.{TENANT}",
+        )
+    return named
+
+
+def asked_in(metadata: Mapping[str, str] | None) -> dict[str, Any]:
+    """The options of a job that metadata asks for. Raises Refused."""
+    asked: dict[str, Any] = {}
+    for name in _FIELDS:
+        value = (metadata or {}).get(OURS + name)
+        if value is not None:
+            asked[name] = _number(name, value) if name in _NUMBERS else value
+    return asked
+
+
+def place_of(pointer: str) -> str:
+    """Where a caller has written what a job's spec refuses, by the pointer into the spec."""
+    name = pointer.strip("/").partition("/")[0]
+    return f"metadata.{OURS}{name}" if name in _FIELDS else name
+
+
+def _number(name: str, text: str) -> float:
+    try:
+        return int(text) if name == "max_prompt_tokens" else float(text)
+    except ValueError:
+        raise refused_metadata(
+            f"metadata.{OURS}{name}", f"{text[:80]!r} is not a number of {_NUMBERS[name]}"
+        ) from None
+
+
+ENDPOINTS: Final = (
+    "/v1/chat/completions",
+    "/v1/completions",
+    "/v1/embeddings",
+    "/v1/responses",
+    "/v1/moderations",
+)
+FIELDS: Final = frozenset(
+    {"input_file_id", "endpoint", "completion_window", "metadata", "output_expires_after"}
+)
+MAX_WINDOW_S: Final = 30 * 86_400.0  # files of batches expire then
+OUTPUT_S: Final = (3_600, 2_592_000)  # the least and the most, OpenAI's
+_WINDOW: Final = re.compile(r"[1-9]\d{0,8}(s|m|h|d)", re.ASCII)
+
+
+class AskedBatch(Struct, frozen=True):
+    input_file_id: str
+    endpoint: str
+    window_s: float
+    metadata: dict[str, str] | None
+    output_expires_s: float | None
+
+
+def asked_batch(given: dict[str, Any]) -> AskedBatch:
+    unknown = sorted(given.keys() - FIELDS)
+    if unknown:
+        raise _refused(unknown[0][:80], "unknown parameter", "unknown_parameter")
+    return AskedBatch(
+        _file_id(given.get("input_file_id")),
+        _endpoint(given.get("endpoint")),
+        _window_s(given.get("completion_window")),
+        metadata_of(given.get("metadata")),
+        _output_s(given.get("output_expires_after")),
+    )
+
+
+def _file_id(given: Any) -> str:
+    if given is None:
+        raise _refused("input_file_id", "it is required", "missing_required_parameter")
+    if not isinstance(given, str):
+        raise _refused(
+            "input_file_id", f"expected a string, but got {type(given).__name__}", "invalid_type"
+        )
+    # A file that is not there fails the batch, as at OpenAI; what no file can be called is such a
+    # one.
+    return given if is_id("file", given) else "file-unknown"
+
+
+def _endpoint(given: Any) -> str:
+    if isinstance(given, str) and given in ENDPOINTS:
+        return given
+    supported = ", ".join(f"'{one}'" for one in ENDPOINTS)
+    raise _refused("endpoint", f"{seen(given)}; supported values are {supported}")
+
+
+def _window_s(given: Any) -> float:
+    """A window that is accepted is kept: the batch ends with it, whatever is not done by then."""
+    if isinstance(given, str) and _WINDOW.fullmatch(given) and seconds_of(given) <= MAX_WINDOW_S:
+        return seconds_of(given)
+    why = f"{seen(given)}; write a whole number and s, m, h or d, up to 30d, such as '24h'"
+    raise _refused("completion_window", why)
+
+
+def _output_s(given: Any) -> float | None:
+    if given is None:
+        return None
+    least, most = OUTPUT_S
+    seconds = given.get("seconds") if isinstance(given, dict) else None
+    fits = type(seconds) is int and least <= seconds <= most and given.get("anchor") == "created_at"
+    if not isinstance(seconds, int) or not fits:
+        raise _refused(
+            "output_expires_after", f"give the anchor 'created_at' and {least} to {most} seconds"
+        )
+    return float(seconds)
+
+
+def _refused(param: str, why: str, code: str = "invalid_value") -> Refused:
+    return Refused(400, f"Invalid value for '{param}': {why}.", code=code, param=param)
+
 
 ANTHROPIC: Final = "anthropic"
 OPENAI: Final = "openai"

@@ -17,15 +17,35 @@ from collections.abc import AsyncIterator
 from typing import Final
 
 import redis
+from starlette.requests import HTTPConnection
+from starlette.types import (
+    ASGIApp,
+    Receive,
+    Scope,
+    Send,
+)
 
 from penstock_gateway.backend import Backend
-from penstock_gateway.callers.caller import Caller
-from penstock_gateway.callers.known_keys import Found
+from penstock_gateway.callers.caller import KNOWN, STATE, Caller
+from penstock_gateway.callers.known_keys import Found, keys_of
+from penstock_gateway.middleware import request_id_of
 from penstock_gateway.refused import Refused
-from penstock_ledger import Admission, DoorLimits, Month, TenantBudgets, TenantCosts, month_of
+from penstock_ledger import (
+    Admission,
+    DoorLimits,
+    Month,
+    TenantBudgets,
+    TenantCosts,
+    month_of,
+)
 from penstock_producer.prices.spent_budget import next_month
 
-__all__ = ["Admissions", "RenewAdmissions"]
+__all__ = [
+    "Admissions",
+    "Gate",
+    "RenewAdmissions",
+]
+
 
 log = logging.getLogger("penstock.gateway")
 
@@ -154,3 +174,39 @@ def _who(caller: Caller) -> str:
 def _limited(message: str, wait_s: float) -> Refused:
     headers = {"retry-after": str(max(1, math.ceil(wait_s)))}
     return Refused(429, message, code="rate_limit_exceeded", kind="requests", headers=headers)
+
+
+_OPEN: Final = ("/health", "/livez", "/openapi.json", "/login", "/ui/login", "/ui/static")
+
+
+class Gate:
+    """A step of the app."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        path = scope.get("path", "")
+        if scope["type"] != "http" or any(
+            path == place or path.startswith(f"{place}/") for place in _OPEN
+        ):
+            await self._app(scope, receive, send)
+            return
+        connection = HTTPConnection(scope)
+        is_page = not path.startswith("/v1/")
+        try:
+            found = await keys_of(connection).found(connection, by_session=is_page)
+        except Refused as refused:
+            if not (is_page and refused.status == 401):
+                raise
+            await self._app(
+                scope, receive, send
+            )  # the page itself says where to log in, or that there is none
+            return
+        state = scope.setdefault("state", {})
+        state[STATE] = found.caller
+        if KNOWN in state:
+            state[KNOWN]()
+        admissions: Admissions = connection.app.state.admissions
+        async with admissions.admitted(found, scope["method"], path, request_id_of(connection)):
+            await self._app(scope, receive, send)

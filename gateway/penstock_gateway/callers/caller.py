@@ -9,9 +9,10 @@ from typing import Final, Literal
 from starlette.requests import Request
 
 from penstock_gateway.refused import Refused
-from penstock_ledger import SCOPES
+from penstock_ledger import SCOPES, Whose
 
-__all__ = ["KNOWN", "OPERATOR", "STATE", "Caller", "Scope", "caller_with"]
+__all__ = ["KNOWN", "OPERATOR", "STATE", "Caller", "Scope", "caller_with", "whose"]
+
 
 Scope = Literal["read", "write", "infer", "keys", "admin"]
 STATE: Final = "penstock_caller"  # where the gate leaves the caller of a request
@@ -61,3 +62,8 @@ def caller_with(scope: Scope) -> Callable[[Request], Awaitable[Caller]]:
         return found
 
     return caller
+
+
+def whose(caller: Caller) -> Whose:
+    """Those of its tenant; all of them with the scope `admin`."""
+    return Whose(caller.tenant, "admin" in caller.scopes)

@@ -1,14 +1,24 @@
 """From what a request brings to its caller.
 
-Keys are remembered for two seconds, so revoking one takes that long at most."""
+Keys are remembered for two seconds, so revoking one takes that long at most.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import base64
+import hashlib
+import hmac
 import logging
 import math
+import secrets
 import time
-from typing import Final, Generic, NamedTuple, TypeVar
+from typing import (
+    Final,
+    Generic,
+    NamedTuple,
+    TypeVar,
+)
 
 from sqlalchemy.exc import DBAPIError
 from starlette.requests import HTTPConnection
@@ -16,16 +26,6 @@ from starlette.requests import HTTPConnection
 from penstock_gateway.backend import Backend
 from penstock_gateway.callers.addresses import Proxies
 from penstock_gateway.callers.caller import OPERATOR, Caller
-from penstock_gateway.callers.failed_tries import FailedTries
-from penstock_gateway.callers.secret_keys import secret_in
-from penstock_gateway.callers.sessions import (
-    COOKIE,
-    SESSION_S,
-    Session,
-    new_session,
-    read_session,
-    signed_session,
-)
 from penstock_gateway.refused import Refused
 from penstock_gateway.settings import is_loopback
 from penstock_ledger import (
@@ -40,7 +40,108 @@ from penstock_ledger import (
     looks_like_key,
 )
 
-__all__ = ["Found", "KnownKeys", "keys_of"]
+__all__ = [
+    "COOKIE",
+    "SESSION_S",
+    "FailedTries",
+    "Found",
+    "KnownKeys",
+    "Session",
+    "keys_of",
+    "new_session",
+    "read_session",
+    "secret_in",
+    "signed_session",
+]
+
+
+TRIES_MAX: Final = 30  # of one address within the span
+SPAN_S: Final = 60.0
+ADDRESSES_MAX: Final = (
+    10_000  # that are remembered; then the one that began longest ago is forgotten
+)
+
+
+class FailedTries:
+    def __init__(self) -> None:
+        self._seen: dict[
+            str, tuple[float, int]
+        ] = {}  # address -> when its span began, tries since then
+
+    def wait_s(self, address: str, now: float) -> float:
+        """How long it has to wait; 0 for not at all."""
+        began, tries = self._seen.get(address, (now, 0))
+        left_s = began + SPAN_S - now
+        return left_s if tries >= TRIES_MAX and left_s > 0 else 0.0
+
+    def note(self, address: str, now: float) -> None:
+        began, tries = self._seen.pop(address, (now, 0))
+        if now - began >= SPAN_S:
+            began, tries = now, 0
+        if len(self._seen) >= ADDRESSES_MAX:
+            del self._seen[next(iter(self._seen))]
+        self._seen[address] = (began, tries + 1)
+
+
+_BEARER: Final = "bearer "
+
+
+def secret_in(connection: HTTPConnection) -> str | None:
+    """As OpenAI's clients send it, or as Anthropic's do."""
+    bearer = connection.headers.get("authorization", "")
+    if bearer[: len(_BEARER)].lower() == _BEARER:
+        return bearer[len(_BEARER) :].strip()
+    return connection.headers.get("x-api-key")
+
+
+COOKIE: Final = "penstock_session"
+SESSION_S: Final = 12 * 3600.0  # a working day; then the key is asked for again
+ID_BYTES: Final = 16
+_PURPOSE: Final = (
+    "session"  # signed with the rest: the same secret signs forms, and neither stands for the other
+)
+
+
+class Session(NamedTuple):
+    """What a cookie says.
+
+    Its id opens nothing, and neither does that of its key: the signature does."""
+
+    key_id: str
+    session_id: str
+    ends_at: int
+
+
+def new_session(key_id: str, now: float) -> Session:
+    """Begin a session of who has typed this key."""
+    return Session(key_id, secrets.token_hex(ID_BYTES), int(now + SESSION_S))
+
+
+def signed_session(secret: str, session: Session) -> str:
+    """Return the value of its cookie."""
+    told = f"{session.key_id}.{session.session_id}.{session.ends_at}"
+    return f"{told}.{_signature(secret, told)}"
+
+
+def read_session(secret: str, cookie: str, now: float) -> Session | None:
+    """Return the session of a cookie; None for one that has expired, that another has made, or that
+    is of an older Penstock."""
+    told, _, signature = cookie.rpartition(".")
+    if not hmac.compare_digest(
+        _signature(secret, told).encode(), signature.encode("utf-8", "replace")
+    ):
+        return None
+    key_id, session_id, ends_at = told.split(".")
+    session = Session(key_id, session_id, int(ends_at))
+    return session if now < session.ends_at else None
+
+
+def _signature(secret: str, told: str) -> str:
+    digest = hmac.digest(
+        secret.encode(), f"{_PURPOSE}:{told}".encode("utf-8", "replace"), hashlib.sha256
+    )
+    return base64.urlsafe_b64encode(digest).decode().rstrip("=")
+
 
 log = logging.getLogger("penstock.gateway")
 

@@ -12,7 +12,7 @@ from fastapi import Depends
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
-from penstock_gateway.batches.replayed import batch_note
+from penstock_gateway.batches.finish import batch_note
 from penstock_gateway.dashboard.forms import check_form, read_form
 from penstock_gateway.dashboard.letter_pages import EDIT_MAX, letter_of, letter_page
 from penstock_gateway.dashboard.letters_view import GROUPED_MAX, members

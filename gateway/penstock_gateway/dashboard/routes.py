@@ -11,7 +11,7 @@ from fastapi import Depends
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
-from penstock_gateway.batches.replayed import batch_note
+from penstock_gateway.batches.finish import batch_note
 from penstock_gateway.dashboard import actions, sign_in
 from penstock_gateway.dashboard.answers import answered, sample
 from penstock_gateway.dashboard.job_view import job_view
@@ -24,7 +24,7 @@ from penstock_gateway.dashboard.quotas_view import quota_rows
 from penstock_gateway.dashboard.spending_view import PERIODS, price_rows, spend_rows, total_of
 from penstock_gateway.dashboard.viewer import Viewer, viewer_with
 from penstock_gateway.dashboard.workers_view import lane_views
-from penstock_gateway.pages import assets
+from penstock_gateway.pages import render
 from penstock_gateway.refused import Refused
 from penstock_gateway.routing import Router
 from penstock_ledger import Job, JobState, MadeWith, Provenance, letter_lines
@@ -34,7 +34,7 @@ from penstock_producer.reporting.words import moment
 __all__ = ["router"]
 
 router = Router(include_in_schema=False)
-router.include_router(assets.router)
+router.include_router(render.router)
 router.include_router(sign_in.router)
 
 JOBS_SHOWN: Final = 50

@@ -10,8 +10,7 @@ from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
 from penstock_gateway.backend import backend_of
-from penstock_gateway.callers.known_keys import keys_of
-from penstock_gateway.callers.sessions import COOKIE
+from penstock_gateway.callers.known_keys import COOKIE, keys_of
 from penstock_gateway.dashboard.forms import check_form, check_origin, read_form
 from penstock_gateway.dashboard.viewer import THEME, THEMES, Viewer, give_cookie, viewer_with
 from penstock_gateway.pages.render import plain_page

@@ -16,7 +16,7 @@ from starlette.responses import Response
 
 from penstock_gateway.backend import Backend, backend_of
 from penstock_gateway.callers.caller import Caller, Scope, caller_with
-from penstock_gateway.callers.sessions import COOKIE, SESSION_S
+from penstock_gateway.callers.known_keys import COOKIE, SESSION_S
 from penstock_gateway.dashboard.desk import Desk, desk_of
 from penstock_gateway.refused import Refused
 

@@ -1,13 +1,16 @@
 """One call, from its checked body to its outcome: admitted, stored, queued, awaited, and stopped
-where its time is over."""
+where its time is over.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import hashlib
+import logging
 import time
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Final
 
 import orjson
@@ -16,12 +19,15 @@ from redis import RedisError
 from penstock_gateway.backend import Backend
 from penstock_gateway.callers.caller import Caller
 from penstock_gateway.direct.answers import Answers, Outcome, outcomes_of
+from penstock_gateway.direct.errors import (
+    CALLER_GONE,
+    TIMED_OUT,
+    may_be_tried_again,
+    stop,
+    timed_out,
+)
 from penstock_gateway.direct.fleet import Fleet
-from penstock_gateway.direct.open_jobs import CallJob, OpenJobs
-from penstock_gateway.direct.pushing import Pushing
-from penstock_gateway.direct.stopping import CALLER_GONE, TIMED_OUT, stop
-from penstock_gateway.direct.told import may_be_tried_again, timed_out
-from penstock_gateway.direct.waiting import Waiting, too_many
+from penstock_gateway.direct.open_jobs import CallJob, OpenJobs, Waiting, close_old, too_many
 from penstock_gateway.ids import new_id
 from penstock_gateway.refused import Refused
 from penstock_ledger import (
@@ -36,11 +42,88 @@ from penstock_ledger import (
     OutcomeStore,
     PushedCall,
     RedisAddress,
+    RedisForgot,
     RedisLedger,
+    in_words,
 )
 from penstock_ledger.model import Result
+from penstock_producer.feed.beside import Spooled
 
-__all__ = ["Asked", "Calls", "Told"]
+__all__ = [
+    "Asked",
+    "Calls",
+    "CloseOldCalls",
+    "FetchAnswers",
+    "Pushing",
+    "Told",
+]
+
+
+log = logging.getLogger("penstock.gateway")
+
+GROUP_MAX: Final = 100  # calls in one transaction; those that come meanwhile make the next
+
+
+class Pushing:
+    """What comes while a group is written makes the next one. Belongs to the event loop."""
+
+    def __init__(self, backend: Backend, store: DoorCallStore) -> None:
+        self._backend = backend
+        self._store = store
+        self._waiting: dict[str, list[tuple[PushedCall, asyncio.Future[bool]]]] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._is_told = False  # one line for an outage of Redis
+
+    async def push(self, job: CallJob, call: PushedCall) -> bool:
+        """Whether it is durable, and queued; False where its Idempotency-Key is taken by now.
+
+        Raises errors of the ledger."""
+        stored: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        group = self._waiting.get(job.job_id)
+        if group is not None:
+            group.append((call, stored))
+        else:
+            self._waiting[job.job_id] = [(call, stored)]
+            task = asyncio.create_task(self._write_all(job), name=f"push {job.job_id}")
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+        return await stored
+
+    async def _write_all(self, job: CallJob) -> None:
+        while waiting := self._waiting[job.job_id]:
+            group, self._waiting[job.job_id] = waiting[:GROUP_MAX], waiting[GROUP_MAX:]
+            try:
+                stored = await self._backend.run(self._write, job, [call for call, _ in group])
+            except Exception as error:
+                for _, future in group:
+                    if not future.done():
+                        future.set_exception(error)
+                continue
+            for (_, future), is_stored in zip(group, stored, strict=True):
+                if not future.done():
+                    future.set_result(is_stored)
+        del self._waiting[job.job_id]
+
+    def _write(self, job: CallJob, calls: Sequence[PushedCall]) -> list[bool]:
+        rows = self._store.push(job.job_id, calls)
+        documents = [
+            Spooled(doc_id, body, numbers[doc_id])
+            for call, numbers in zip(calls, rows, strict=True)
+            for doc_id, body in call.documents
+            if doc_id in numbers
+        ]
+        try:
+            job.beside.publish(documents)
+            self._is_told = False
+        except (RedisError, RedisForgot) as error:  # they are in the spool: the feeder queues them
+            if not self._is_told:
+                log.warning(
+                    "calls wait for the feeder of their job: Redis did not take them: %s",
+                    in_words(error),
+                )
+            self._is_told = True
+        return [bool(numbers) for numbers in rows]
+
 
 Gone = Callable[[], Coroutine[Any, Any, None]]
 
@@ -274,3 +357,26 @@ def _in_use() -> Refused:
         param="Idempotency-Key",
         headers={"retry-after": str(IN_USE_RETRY_S)},
     )
+
+
+CLOSE_EVERY_S: Final = 60.0
+GRACE_S: Final = 60.0  # after the end of an hour: the clocks of doors differ
+
+
+class FetchAnswers:
+    async def run(self, backend: Backend) -> None:
+        calls = backend.part(Calls)
+        try:
+            await calls.answers.run(partial(backend.round_done, self))
+        finally:
+            calls.close()
+
+
+class CloseOldCalls:
+    async def run(self, backend: Backend) -> None:
+        calls = backend.part(Calls)
+        while True:
+            await backend.run(close_old, calls.store, calls.jobs, GRACE_S)
+            await backend.run(calls.store.forget_expired)
+            backend.round_done(self)
+            await asyncio.sleep(CLOSE_EVERY_S)

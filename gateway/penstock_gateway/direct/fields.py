@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any, Final
 
-from penstock_gateway.checks.metadata import checked_metadata
+from penstock_gateway.bodies import checked_metadata
 from penstock_gateway.refused import Refused
 from penstock_gateway.settings import DirectFields
 from penstock_producer.job.params import params_of

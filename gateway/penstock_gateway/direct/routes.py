@@ -1,10 +1,17 @@
-"""The routes of calls that wait: OpenAI's chat completions, completions and embeddings, and several
-prompts in one call."""
+"""The routes of calls that wait: chat completions, completions, embeddings, and several in one."""
 
 from __future__ import annotations
 
+import asyncio
+import math
+from collections.abc import Mapping
 from functools import partial
-from typing import Annotated, Any, Final
+from typing import (
+    Annotated,
+    Any,
+    Final,
+    NamedTuple,
+)
 
 import orjson
 from fastapi import Depends
@@ -12,14 +19,235 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from penstock_gateway.backend import backend_of
+from penstock_gateway.bodies import object_of
 from penstock_gateway.callers.caller import Caller, caller_with
-from penstock_gateway.direct.batch import batch_answer, bodies_of
 from penstock_gateway.direct.calls import Asked, Calls, Told
-from penstock_gateway.direct.fields import CHAT, COMPLETIONS, EMBEDDINGS, checked_body
-from penstock_gateway.direct.requests import checked_timeout, gone, key_of, object_in, timeout_of
-from penstock_gateway.direct.told import refused_for_letter
+from penstock_gateway.direct.errors import refused_for_letter
+from penstock_gateway.direct.fields import (
+    CHAT,
+    COMPLETIONS,
+    EMBEDDINGS,
+    checked_body,
+    invalid,
+    with_messages,
+)
+from penstock_gateway.refused import Refused
 from penstock_gateway.routing import Router
+from penstock_gateway.settings import DirectFields
+from penstock_ledger.lone_surrogates import parse_json
 from penstock_ledger.model import DeadLetter, Result
+
+__all__ = [
+    "batch_answer",
+    "bodies_of",
+    "gone",
+    "key_of",
+    "object_in",
+    "timeout_of",
+]
+
+
+TIMEOUT_HEADER: Final = "x-penstock-timeout"
+KEY_HEADER: Final = "idempotency-key"
+KEY_CHARS: Final = 255
+
+
+class Read(NamedTuple):
+    given: dict[str, Any]
+    size: int  # bytes
+
+
+async def object_in(request: Request, most_bytes: int) -> Read:
+    """The body, which may have its own bound below that of all bodies.
+
+    Raises Refused (400, 413)."""
+    size = len(await request.body())
+    if size > most_bytes:
+        raise Refused(413, f"The body has more than {most_bytes} bytes.", code="request_too_large")
+    return Read(object_of(await request.json()), size)
+
+
+def timeout_of(request: Request, limits: DirectFields) -> float:
+    """For which the caller waits. Raises Refused."""
+    text = request.headers.get(TIMEOUT_HEADER)
+    if text is None:
+        return min(limits.timeout_s, limits.max_timeout_s)
+    try:
+        seconds = float(text) if len(text) <= 20 else math.nan
+    except ValueError:
+        seconds = math.nan
+    return checked_timeout(seconds, "X-Penstock-Timeout", limits)
+
+
+def checked_timeout(seconds: object, name: str, limits: DirectFields) -> float:
+    if (
+        isinstance(seconds, bool)
+        or not isinstance(seconds, int | float)
+        or not 0 < seconds <= limits.max_timeout_s
+    ):
+        raise invalid(name, f"give seconds, more than 0 and at most {limits.max_timeout_s:g}")
+    return float(seconds)
+
+
+def key_of(request: Request) -> str | None:
+    """Raises Refused."""
+    key = request.headers.get(KEY_HEADER)
+    if key is not None and (
+        not 0 < len(key) <= KEY_CHARS or not key.isascii() or not key.isprintable()
+    ):
+        raise invalid("Idempotency-Key", f"give 1 to {KEY_CHARS} printable ASCII characters")
+    return key
+
+
+async def gone(request: Request) -> None:
+    """Returns when the caller has hung up; the body has been read before.
+
+    Never returns where the server does not say."""
+    while True:
+        try:
+            message = await request.receive()
+        except Exception:  # the server says no more about this connection
+            await asyncio.Event().wait()
+            return
+        if message["type"] == "http.disconnect":
+            return
+
+
+SHARED_BYTES: Final = (
+    64 * 1024 * 1024
+)  # of what all prompts of a call have alike, once for each of them
+_OWN: Final = frozenset({"prompts", "system", "timeout_s"})
+_USAGE: Final = ("prompt_tokens", "completion_tokens", "total_tokens")
+
+
+def bodies_of(given: Mapping[str, Any], limits: DirectFields) -> list[dict[str, Any]]:
+    """The body of each prompt's request. Raises Refused."""
+    prompts, system = given.get("prompts"), given.get("system")
+    if prompts is None:
+        raise Refused(
+            400,
+            "Missing required parameter: 'prompts'.",
+            code="missing_required_parameter",
+            param="prompts",
+        )
+    if not isinstance(prompts, list) or not 0 < len(prompts) <= limits.batch_prompts:
+        raise invalid("prompts", f"give a list of 1 to {limits.batch_prompts} prompts")
+    if system is not None and not isinstance(system, str):
+        raise invalid("system", "give text", "invalid_type")
+    if "messages" in given:
+        raise invalid("messages", "give `prompts`: each may be a list of messages")
+    shared = {name: value for name, value in given.items() if name not in _OWN}
+    first = [] if system is None else [{"role": "system", "content": system}]
+    _check_shared(len(orjson.dumps([shared, first])), len(prompts))
+    bodies = list[dict[str, Any]]()
+    for at, prompt in enumerate(prompts):
+        bodies.append(_body(at, prompt, bodies[0] if bodies else shared, first, limits))
+    return bodies
+
+
+def _check_shared(size: int, prompts: int) -> None:
+    if size * prompts > SHARED_BYTES:
+        told = (
+            f"What all {prompts} prompts share has {size:,} bytes and would be sent with each: "
+            f"more than {SHARED_BYTES:,} "
+        )
+        raise Refused(413, f"{told}in all. Send fewer prompts at once.", code="request_too_large")
+
+
+def _body(
+    at: int,
+    prompt: object,
+    shared: Mapping[str, Any],
+    first: list[dict[str, Any]],
+    limits: DirectFields,
+) -> dict[str, Any]:
+    """``shared`` is what was checked with the first prompt, or what is to be."""
+    if isinstance(prompt, str) and prompt:
+        messages = [*first, {"role": "user", "content": prompt}]
+    elif isinstance(prompt, list):
+        messages = [*first, *prompt]
+    else:
+        raise invalid(
+            f"prompts[{at}]", "give text that is not empty, or a list of messages", "invalid_type"
+        )
+    try:
+        if at:
+            return with_messages(shared, messages, limits)
+        return checked_body({**shared, "messages": messages}, CHAT, limits)
+    except Refused as refused:
+        if refused.param is None or not refused.param.startswith("messages"):
+            raise
+        param = f"prompts[{at}]{refused.param.removeprefix('messages')}"
+        raise Refused(
+            400, refused.message.replace(refused.param, param), code=refused.code, param=param
+        ) from None
+
+
+def batch_answer(told: Told, model: str) -> dict[str, Any]:
+    """Its JSON. ``tokens_per_second`` are completion tokens by the time that the caller waited."""
+    outputs = [_output(at, told) for at in range(len(told.outcomes))]
+    usage = {name: sum((one["usage"] or {}).get(name, 0) for one in outputs) for name in _USAGE}
+    succeeded = sum(one["error"] is None for one in outputs)
+    return {
+        "id": told.name,
+        "object": "batch.sync",
+        "model": model,
+        "outputs": outputs,
+        "usage": usage,
+        "counts": {
+            "total": len(outputs),
+            "succeeded": succeeded,
+            "failed": len(outputs) - succeeded,
+        },
+        "took_s": round(told.took_s, 3),
+        "tokens_per_second": round(usage["completion_tokens"] / told.took_s, 1)
+        if told.took_s
+        else None,
+    }
+
+
+def _output(at: int, told: Told) -> dict[str, Any]:
+    outcome = told.outcomes[at]
+    empty: dict[str, Any] = {
+        "index": at,
+        "text": None,
+        "finish_reason": None,
+        "message": None,
+        "usage": None,
+    }
+    if isinstance(outcome, Result):
+        return {**empty, **_read(outcome.body), "error": None}
+    refused = told.late if outcome is None else refused_for_letter(outcome)
+    assert refused is not None, "an outcome is missing, and a reason for it"
+    return {
+        **empty,
+        "error": {"message": refused.message, "code": refused.code, "status": refused.status},
+    }
+
+
+def _read(body: bytes) -> dict[str, Any]:
+    """Of the first choice: where the provider's answer has another form, its text is missing and no
+    error is made of that."""
+    found = parse_json(body)
+    choices = found.get("choices")
+    choice = (
+        choices[0] if isinstance(choices, list) and choices and isinstance(choices[0], dict) else {}
+    )
+    message = choice.get("message")
+    usage = found.get("usage")
+    return {
+        "text": message.get("content") if isinstance(message, dict) else None,
+        "finish_reason": choice.get("finish_reason"),
+        "message": message if isinstance(message, dict) else None,
+        "usage": _counted(usage) if isinstance(usage, dict) else None,
+    }
+
+
+def _counted(usage: Mapping[str, Any]) -> dict[str, int]:
+    return {
+        name: usage[name] for name in _USAGE if type(usage.get(name)) is int and usage[name] >= 0
+    }
+
 
 router = Router(tags=["direct"])
 

@@ -16,7 +16,7 @@ import redis
 from fastapi import Query, Request
 
 from penstock_gateway.backend import Backend, backend_of
-from penstock_gateway.batches.replayed import batch_note
+from penstock_gateway.batches.finish import batch_note
 from penstock_gateway.callers.caller import Caller
 from penstock_gateway.jobs.letter_shapes import Replay, Replayed
 from penstock_gateway.jobs.names import Writer, find_job, shown_key

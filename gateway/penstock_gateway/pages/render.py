@@ -1,20 +1,94 @@
-"""Templates, filled in, with headers that let a browser run and load nothing but the dashboard's
-own files."""
+"""The dashboard's templates, filled in, and its style, script and icon.
+
+Files are read once and named by their content; headers let a browser run and load nothing else.
+"""
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from functools import cache
 from http import HTTPStatus
-from typing import Any, Final
+from importlib.resources import files
+from typing import Any, Final, NamedTuple
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from starlette.responses import HTMLResponse, Response
 
-from penstock_gateway.pages.assets import asset_path
-from penstock_producer.reporting.text import count, duration, one_line, percent, usd
+from penstock_gateway.refused import not_found
+from penstock_gateway.routing import Router
+from penstock_producer.reporting.text import (
+    count,
+    duration,
+    one_line,
+    percent,
+    usd,
+)
 
-__all__ = ["HEADERS", "error_page", "plain_page", "rendered"]
+__all__ = [
+    "HEADERS",
+    "asset_path",
+    "error_page",
+    "plain_page",
+    "rendered",
+    "router",
+]
+
+
+router = Router(include_in_schema=False)
+
+_TYPES: Final = {
+    "css": "text/css; charset=utf-8",
+    "js": "text/javascript; charset=utf-8",
+    "svg": "image/svg+xml",
+}
+_PLACE: Final = "/ui/static"
+
+
+class Asset(NamedTuple):
+    content: bytes
+    media_type: str
+
+
+@router.get(_PLACE + "/{name}")
+async def asset(name: str) -> Response:
+    """Nothing in them is secret: the page that asks for a key needs them, too."""
+    found = _by_name().get(name)
+    if found is None:
+        raise not_found("file", name)
+    headers = {
+        "cache-control": "public, max-age=31536000, immutable",
+        "x-content-type-options": "nosniff",
+    }
+    return Response(found.content, media_type=found.media_type, headers=headers)
+
+
+def asset_path(file: str) -> str:
+    """Where browsers find it: ``dashboard.css`` as ``/ui/static/dashboard-1f2e3d4c.css``."""
+    return f"{_PLACE}/{_names()[file]}"
+
+
+@cache
+def _by_name() -> Mapping[str, Asset]:
+    folder = files("penstock_gateway.pages") / "static"
+    return {
+        _names()[file]: Asset((folder / file).read_bytes(), _TYPES[file.rpartition(".")[2]])
+        for file in _names()
+    }
+
+
+@cache
+def _names() -> Mapping[str, str]:
+    folder = files("penstock_gateway.pages") / "static"
+    found = {}
+    for file in sorted(entry.name for entry in folder.iterdir()):
+        stem, _, ending = file.rpartition(".")
+        if ending in _TYPES:
+            found[file] = (
+                f"{stem}-{hashlib.sha256((folder / file).read_bytes()).hexdigest()[:12]}.{ending}"
+            )
+    return found
+
 
 HEADERS: Final = {
     "content-security-policy": (

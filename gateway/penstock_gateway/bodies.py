@@ -1,30 +1,140 @@
-"""Bodies: how large, how slow and in what form they may come.
-
-Bodies of most paths are read whole here, before the route, so that a route never waits for a slow
-sender and sees JSON only that others read alike. Those of uploads go to their route piece by piece,
-with the same limits on time.
-"""
+"""Bodies: how large, how slow and in what form they may come. JSON is read once, here."""
 
 from __future__ import annotations
 
 import asyncio
 from collections import Counter
 from collections.abc import Sequence
-from typing import Final
+from typing import Any, Final
 
+import orjson
 from starlette.datastructures import Headers
 from starlette.requests import HTTPConnection
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import (
+    ASGIApp,
+    Message,
+    Receive,
+    Scope,
+    Send,
+)
 
 from penstock_gateway.backend import backend_of
 from penstock_gateway.callers.caller import STATE, Caller
-from penstock_gateway.checks.json_bodies import is_json, parsed
 from penstock_gateway.metrics import metrics_of, route_of
 from penstock_gateway.refused import Refused
 from penstock_gateway.routing import json_kept
 from penstock_gateway.settings import GatewayFields
+from penstock_producer.json_bounds import overfull
 
-__all__ = ["STREAMED", "Bodies"]
+__all__ = [
+    "MAX_DEPTH",
+    "MAX_KEYS",
+    "METADATA_PAIRS",
+    "STREAMED",
+    "Bodies",
+    "checked_metadata",
+    "is_json",
+    "object_of",
+    "parsed",
+    "refused_metadata",
+]
+
+
+METADATA_PAIRS: Final = 16
+MAX_KEY, MAX_VALUE = 64, 512  # characters
+
+
+def checked_metadata(given: Any) -> dict[str, str] | None:
+    """As it was given. Raises Refused (400), which names the pair."""
+    if given is None:
+        return None
+    if not isinstance(given, dict):
+        raise refused_metadata(
+            "metadata", f"expected an object, but got {type(given).__name__}", "invalid_type"
+        )
+    if len(given) > METADATA_PAIRS:
+        raise refused_metadata(
+            "metadata", f"at most {METADATA_PAIRS} pairs are kept, and there are {len(given)}"
+        )
+    for key, value in given.items():
+        param = f"metadata.{key[:MAX_KEY]}"
+        if not key or len(key) > MAX_KEY:
+            raise refused_metadata(
+                param, f"a key has 1 to {MAX_KEY} characters, and this one has {len(key)}"
+            )
+        if not isinstance(value, str):
+            raise refused_metadata(
+                param, f"expected a string, but got {type(value).__name__}", "invalid_type"
+            )
+        if len(value) > MAX_VALUE:
+            why = f"a value has at most {MAX_VALUE} characters, and this one has {len(value)}"
+            raise refused_metadata(param, why)
+    return dict(given)
+
+
+def refused_metadata(param: str, why: str, code: str = "invalid_value") -> Refused:
+    return Refused(
+        400,
+        f"Invalid {code.removeprefix('invalid_')} for '{param}': {why}.",
+        code=code,
+        param=param,
+    )
+
+
+MAX_DEPTH: Final = 64  # objects and lists inside one another; a request with tools has about ten
+MAX_KEYS: Final = 5_000  # of one object: each that is not known there is an error of its own
+
+
+def is_json(content_type: str) -> bool:
+    kind = content_type.partition(";")[0].strip().lower()
+    return kind == "application/json" or (
+        kind.startswith("application/") and kind.endswith("+json")
+    )
+
+
+def parsed(body: bytes) -> Any:
+    """Return the one JSON value that the body is.
+
+    Raises Refused, also for one that is larger or deeper than a request can be."""
+    too_much = overfull(body)
+    if too_much is not None:
+        raise Refused(400, f"The body has {too_much}.", code="too_many_values")
+    try:
+        value = orjson.loads(body)
+    except orjson.JSONDecodeError as error:
+        raise Refused(
+            400, f"The body is not valid JSON: {error.msg} (byte {error.pos}).", code="invalid_json"
+        ) from None
+    if body.count(b"[") + body.count(b"{") > MAX_DEPTH or body.count(b":") > MAX_KEYS:
+        _check_containers(value)
+    return value
+
+
+def object_of(value: Any) -> dict[str, Any]:
+    """The object that a body has to be. Raises Refused for another value."""
+    if not isinstance(value, dict):
+        raise Refused(400, "The body must be a JSON object.", code="invalid_type")
+    return value
+
+
+def _check_containers(value: Any) -> None:
+    level = [value] if isinstance(value, dict | list) else []
+    for _ in range(MAX_DEPTH):
+        if any(len(one) > MAX_KEYS for one in level if isinstance(one, dict)):
+            raise Refused(
+                400,
+                f"An object in the body has more than {MAX_KEYS:,} fields.",
+                code="too_many_values",
+            )
+        inner = (
+            one for outer in level for one in (outer.values() if isinstance(outer, dict) else outer)
+        )
+        level = [one for one in inner if isinstance(one, dict | list)]
+    if level:
+        raise Refused(
+            400, f"The body has more than {MAX_DEPTH} levels of nesting.", code="nesting_too_deep"
+        )
+
 
 FILES: Final = "/v1/files"
 MESSAGE_BATCHES: Final = "/v1/messages/batches"

@@ -1,19 +1,32 @@
-"""The requests of one body, one by one while it arrives: memory holds the one that is not complete,
-and no more."""
+"""The body of `POST /v1/messages/batches`, from the connection into a file.
+
+Memory holds the one request that is not complete, and a piece of the file.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
+from functools import partial
 from typing import Any, Final
 
 import orjson
 
+from penstock_gateway.backend import Backend
+from penstock_gateway.callers.shares import Incoming, Shares
+from penstock_gateway.files.form import BATCH_LIVES_S
+from penstock_gateway.files.store import FileStore
 from penstock_gateway.refused import Refused
+from penstock_ledger import DoorFile
 from penstock_producer.job.endpoints import MESSAGES
 from penstock_producer.json_bounds import MAX_VALUES, overfull
 
-__all__ = ["RequestReader"]
+__all__ = [
+    "PURPOSE",
+    "RequestReader",
+    "taken_in",
+]
+
 
 _BLANKS: Final = b" \t\r\n"
 _QUOTE: Final = ord('"')
@@ -173,3 +186,51 @@ def _behind_blanks(held: bytearray, start: int) -> int:
 
 def _invalid(message: str) -> Refused:
     return Refused(400, message, code="invalid_value")
+
+
+PURPOSE: Final = "message_batch"  # of the file; no upload has it
+PIECE: Final = 1024 * 1024  # bytes that are looked at together
+
+
+async def taken_in(
+    backend: Backend, body: AsyncIterator[bytes], tenant: str | None, name: str
+) -> tuple[DoorFile, int]:
+    """The file, and how many requests it has. Raises Refused; nothing stays then."""
+    room = await backend.run(FileStore(backend.settings, backend.database).room_of, tenant)
+    with backend.part(Shares).upload(tenant, room) as incoming:
+        return await _written(backend, body, tenant, name, incoming)
+
+
+async def _written(
+    backend: Backend, body: AsyncIterator[bytes], tenant: str | None, name: str, incoming: Incoming
+) -> tuple[DoorFile, int]:
+    door = backend.settings.gateway.batches
+    reader = RequestReader(door.messages_max_requests, backend.settings.max_body_bytes)
+    store = FileStore(backend.settings, backend.database)
+    writing = await backend.run(store.begin, tenant)
+    size, held = 0, bytearray()
+
+    def write(piece: bytes) -> None:
+        for line in reader.feed(piece):
+            writing.write(line)
+
+    try:
+        async for chunk in body:
+            size += len(chunk)
+            if size > door.messages_max_bytes:
+                told = (
+                    f"Request exceeds the maximum size of {door.messages_max_bytes / 1024**2:g} MB."
+                )
+                raise Refused(413, told, code="request_too_large")
+            incoming.grow_to(size)
+            held += chunk
+            if len(held) >= PIECE:
+                await backend.run(write, bytes(held))
+                held.clear()
+        await backend.run(write, bytes(held))
+        requests = reader.finish()
+        finish = partial(writing.finish, f"{name}.jsonl", PURPOSE, BATCH_LIVES_S, lines=requests)
+        return await backend.run(finish), requests
+    except BaseException:
+        await backend.run(writing.discard)
+        raise

@@ -2,29 +2,202 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator, Mapping
+from datetime import UTC, datetime
+from itertools import chain
 from typing import Annotated, Any, Final
 
+import orjson
 from fastapi import Depends, Query
 from starlette.concurrency import iterate_in_threadpool
 from starlette.requests import Request
 from starlette.responses import JSONResponse, StreamingResponse
 
 from penstock_gateway.backend import Backend, backend_of
+from penstock_gateway.batches.anthropic_body import taken_in
 from penstock_gateway.batches.calls import batch_for
-from penstock_gateway.batches.figures import with_live_counts
-from penstock_gateway.batches.specs import ANTHROPIC, spec_of
-from penstock_gateway.callers.caller import Caller, caller_with
-from penstock_gateway.callers.rows import whose
+from penstock_gateway.batches.figures import (
+    CANCELLED,
+    DEADLINE,
+    ended_by_deadline,
+    with_live_counts,
+)
+from penstock_gateway.batches.lines import NotReached, why_failed
+from penstock_gateway.batches.specs import (
+    ANTHROPIC,
+    input_path,
+    spec_of,
+    spec_of_batch,
+)
+from penstock_gateway.callers.caller import Caller, caller_with, whose
 from penstock_gateway.files.store import FileStore
 from penstock_gateway.ids import new_id
-from penstock_gateway.messages.intake import taken_in
-from penstock_gateway.messages.results import result_lines
-from penstock_gateway.messages.shown import PATH, shown
 from penstock_gateway.refused import Refused
 from penstock_gateway.routing import Router
-from penstock_ledger import BatchesAsked, DoorBatch, DoorBatchStore, NewDoorBatch, Whose, purge_job
+from penstock_ledger import (
+    BatchesAsked,
+    DoorBatch,
+    DoorBatchState,
+    DoorBatchStore,
+    JobNotFound,
+    JobStore,
+    NewDoorBatch,
+    OutcomeStore,
+    Whose,
+    purge_job,
+)
+from penstock_ledger.model import (
+    DeadLetter,
+    Job,
+    JobState,
+    Result,
+)
 from penstock_producer import SpecError
 from penstock_producer.job.endpoints import MESSAGES
+from penstock_producer.outputs import on_one_line
+from penstock_producer.sources import Document, open_source
+
+__all__ = [
+    "batch_shown",
+    "result_lines",
+]
+
+
+PATH: Final = "/v1/messages/batches"
+_ENDS: Final = ("succeeded", "errored", "canceled", "expired")
+
+
+def batch_shown(batch: DoorBatch, counts: Mapping[str, int], origin: str) -> dict[str, Any]:
+    """The object; ``origin`` is this server as its caller has addressed it."""
+    over = [batch.times[state] for state in DoorBatchState if state.final and state in batch.times]
+    ended = {name: counts.get(name, 0) for name in _ENDS}
+    cancelled_at = batch.times.get(DoorBatchState.CANCELLING)
+    return {
+        "id": batch.batch_id,
+        "type": "message_batch",
+        "processing_status": _status(batch),
+        "request_counts": {
+            "processing": max(0, counts.get("total", 0) - sum(ended.values())),
+            **ended,
+        },
+        "created_at": _rfc3339(batch.created_at),
+        "expires_at": _rfc3339(batch.expires_at),
+        "ended_at": _rfc3339(over[0]) if over else None,
+        "cancel_initiated_at": None if cancelled_at is None else _rfc3339(cancelled_at),
+        "archived_at": None,
+        "results_url": f"{origin}{PATH}/{batch.batch_id}/results" if over else None,
+    }
+
+
+def _status(batch: DoorBatch) -> str:
+    if batch.state.final:
+        return "ended"
+    return "canceling" if batch.state is DoorBatchState.CANCELLING else "in_progress"
+
+
+def _rfc3339(unix_s: float) -> str:
+    return datetime.fromtimestamp(unix_s, UTC).isoformat()
+
+
+def result_lines(backend: Backend, batch: DoorBatch) -> Iterator[bytes]:
+    """Raises Refused where there is nothing to read any more."""
+    if batch.job_id is None:
+        path = input_path(backend, batch)
+        if path is None:
+            raise Refused(404, f"{batch.batch_id} has no available results.", code="not_found")
+        return _of_what_was_sent(backend, batch, path)
+    try:
+        job = JobStore(backend.database).get(batch.job_id)
+    except JobNotFound:
+        raise Refused(
+            404, f"{batch.batch_id} has no available results.", code="not_found"
+        ) from None
+    # As they were when it ended, whatever was replayed since.
+    outcomes = OutcomeStore(backend.database).as_of(
+        job.job_id, batch.counts.get("generation", job.generation)
+    )
+    lines = (_line(batch, job, outcome) for outcome in outcomes)
+    return (
+        chain(lines, _not_reached(backend, batch, job))
+        if batch.state is DoorBatchState.FAILED
+        else lines
+    )
+
+
+def _not_reached(backend: Backend, batch: DoorBatch, job: Job) -> Iterator[bytes]:
+    """Of a job that failed as a whole.
+
+    A job that was made to run again since has no more of them."""
+    if job.state is not JobState.FAILED:
+        return
+    result = _errored(why_failed(job))
+    for doc_id in NotReached(backend, batch, job).ids():
+        yield _written(doc_id, result)
+
+
+def _line(batch: DoorBatch, job: Job, outcome: Result | DeadLetter) -> bytes:
+    if isinstance(outcome, Result):
+        return _written(
+            outcome.key.doc_id,
+            {"type": "succeeded", "message": orjson.Fragment(on_one_line(outcome.body))},
+        )
+    if outcome.reason in (CANCELLED, DEADLINE):
+        late = DoorBatchState.CANCELLING not in batch.times and ended_by_deadline(job)
+        return _written(outcome.key.doc_id, {"type": "expired" if late else "canceled"})
+    return _written(outcome.key.doc_id, {"type": "errored", "error": _error(job, outcome)})
+
+
+def _error(job: Job, letter: DeadLetter) -> Any:
+    """The provider's own error where it gave one; of a refused request its line, without the place
+    where the file lies here."""
+    with contextlib.suppress(
+        orjson.JSONDecodeError, orjson.JSONEncodeError
+    ):  # the latter: too deep to be written again
+        given = orjson.loads(letter.response or b"")
+        if (
+            isinstance(given, dict)
+            and given.get("type") == "error"
+            and isinstance(given.get("error"), dict)
+        ):
+            theirs = {
+                "type": "error",
+                "error": given["error"],
+                "request_id": given.get("request_id"),
+            }
+            return orjson.Fragment(orjson.dumps(theirs))
+    code = letter.status_code
+    is_theirs = letter.line is not None or (code is not None and 400 <= code < 500)
+    kind = (
+        "invalid_request_error"
+        if is_theirs
+        else "timeout_error"
+        if letter.reason == "timeout"
+        else "api_error"
+    )
+    message = letter.last_error.removeprefix(f"{job.source.get('uri')} ")
+    return {"type": "error", "error": {"type": kind, "message": message}, "request_id": None}
+
+
+def _of_what_was_sent(backend: Backend, batch: DoorBatch, path: str) -> Iterator[bytes]:
+    """Of a batch that was cancelled, or has failed, before it was a job."""
+    spec = spec_of_batch(backend.settings, batch, batch.window_s)
+    result = _errored(batch.errors[0]["message"]) if batch.errors else {"type": "canceled"}
+    for row in open_source(path, spec, backend.settings).documents({}):
+        name = row.doc_id if isinstance(row, Document) else row.doc_id or ""
+        yield _written(name, result)
+
+
+def _errored(message: str) -> dict[str, Any]:
+    error = {"type": "api_error", "message": message}
+    return {"type": "errored", "error": {"type": "error", "error": error, "request_id": None}}
+
+
+def _written(custom_id: str, result: dict[str, Any]) -> bytes:
+    return orjson.dumps(
+        {"custom_id": custom_id, "result": result}, option=orjson.OPT_APPEND_NEWLINE
+    )
+
 
 router = Router(tags=["messages"])
 
@@ -55,7 +228,7 @@ async def create(request: Request, caller: Writer) -> JSONResponse:
     )
     batch, _ = await backend.run(DoorBatchStore(backend.database).add, new)
     backend.batch_made.set()
-    return JSONResponse(shown(batch, batch.counts, _origin(request)))
+    return JSONResponse(batch_shown(batch, batch.counts, _origin(request)))
 
 
 @router.get(PATH, operation_id="list_message_batches")
@@ -89,7 +262,7 @@ async def page(
 async def retrieve(request: Request, batch_id: str, caller: Reader) -> JSONResponse:
     backend = backend_of(request)
     batch, counts = await backend.run(_looked_at, backend, batch_id, caller)
-    return JSONResponse(shown(batch, counts, _origin(request)))
+    return JSONResponse(batch_shown(batch, counts, _origin(request)))
 
 
 @router.post(PATH + "/{batch_id}/cancel", operation_id="cancel_message_batch")
@@ -97,7 +270,7 @@ async def cancel(request: Request, batch_id: str, caller: Writer) -> JSONRespons
     """What is under way still ends, with its result."""
     backend = backend_of(request)
     batch, counts = await backend.run(_cancelled, backend, batch_id, caller)
-    return JSONResponse(shown(batch, counts, _origin(request)))
+    return JSONResponse(batch_shown(batch, counts, _origin(request)))
 
 
 @router.delete(PATH + "/{batch_id}", operation_id="delete_message_batch")
@@ -146,7 +319,7 @@ def _page(backend: Backend, wanted: BatchesAsked, origin: str) -> tuple[list[dic
         raise Refused(400, f"No such batch: {edge[:80]!r}", code="invalid_value", param="after_id")
     counts = with_live_counts(store, found.batches)
     return [
-        shown(batch, one, origin) for batch, one in zip(found.batches, counts, strict=True)
+        batch_shown(batch, one, origin) for batch, one in zip(found.batches, counts, strict=True)
     ], found.has_more
 
 

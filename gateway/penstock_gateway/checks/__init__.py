@@ -1,1 +1,0 @@
-"""What every request passes before its route: its path, its query, its body."""
