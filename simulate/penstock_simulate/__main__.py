@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import typer
 
+from penstock_simulate.checks import BadSetting
 from penstock_simulate.command import simulate
-from penstock_simulate.errors import BadSetting
 
 
 def main() -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 import orjson
 
-from penstock_simulate.errors import BadSetting
+from penstock_simulate.checks import BadSetting
 
 
 @dataclass(slots=True)

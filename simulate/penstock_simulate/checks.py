@@ -5,7 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from penstock_simulate.errors import BadSetting
+
+class BadSetting(ValueError):
+    """A flag or a setting cannot be used; the message names it, the value seen and what to give."""
+
+    exit_status = 2  # bad usage, as everywhere in the command line
 
 
 def flag(name: str) -> str:

@@ -7,19 +7,20 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 
 from penstock_simulate import checks
+from penstock_simulate.checks import BadSetting
 from penstock_simulate.choices import (
     CERTIFICATES,
     CREDIT_ERRORS,
+    PRESETS,
     WINDOWS,
     Crowded,
     HeaderStyle,
+    Metering,
     Mode,
     RetryStyle,
     Structured,
 )
-from penstock_simulate.errors import BadSetting
 from penstock_simulate.hostile import chosen
-from penstock_simulate.presets import PRESETS, Metering
 
 MAX_PORT = 65_535
 LOOPBACK = ("127.0.0.1", "::1", "localhost")

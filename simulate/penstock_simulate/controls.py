@@ -11,8 +11,8 @@ import orjson
 
 from penstock_simulate import checks
 from penstock_simulate.answers.refusals import BY_NAME
+from penstock_simulate.checks import BadSetting
 from penstock_simulate.config import SimulatorConfig
-from penstock_simulate.errors import BadSetting
 
 REFUSE = "refuse"
 # Where it listens and what its meters are made of stay; what they allow may change.

@@ -1,19 +1,112 @@
 """Inference over HTTP in the APIs of three providers: they differ in where the key and the model
-are."""
+are.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Awaitable, Callable
 
 from aiohttp import web
 
 from penstock_simulate.answers.calls import GENERATE, MESSAGES, Call
-from penstock_simulate.batches.anthropic.headers import key_of, version_fault
-from penstock_simulate.batches.gemini.google import key_of as google_key_of
+from penstock_simulate.batches.anthropic import key_of, version_fault
+from penstock_simulate.batches.gemini_files import key_of as google_key_of
 from penstock_simulate.provider import Provider
-from penstock_simulate.sending import delay, send
+from penstock_simulate.reply import Manner, Reply
+
+DRIP_S = 0.5  # between two bytes
+
+
+async def delay(request: web.Request, reply: Reply, closing: asyncio.Event) -> None:
+    """Wait as long as the answer takes."""
+    if reply.manner is Manner.HUNG:
+        await _hang(request, reply.delay_s, closing)
+    elif reply.delay_s > 0:
+        await asyncio.sleep(reply.delay_s)
+
+
+async def send(request: web.Request, reply: Reply, closing: asyncio.Event) -> web.StreamResponse:
+    match reply.manner:
+        case Manner.WHOLE:
+            return web.Response(status=reply.status, body=reply.body, headers=reply.headers)
+        case Manner.MEASURED | Manner.CHUNKED:
+            return await _repeat(request, reply)
+        case Manner.DRIPPED:
+            return await _drip(request, reply, closing)
+        case Manner.RAW:
+            return _write_raw(request, reply)
+        case Manner.DROPPED | Manner.CUT | Manner.HUNG:
+            return await _break_off(request, reply)
+
+
+async def _hang(request: web.Request, longest_s: float, closing: asyncio.Event) -> None:
+    """Say nothing until the client has gone, the time is up or the simulator ends."""
+    end = time.monotonic() + longest_s
+    while (
+        request.transport is not None
+        and not closing.is_set()
+        and (left := end - time.monotonic()) > 0
+    ):
+        await _pause(closing, min(left, 1.0))
+
+
+async def _pause(closing: asyncio.Event, longest_s: float) -> None:
+    with contextlib.suppress(TimeoutError):
+        await asyncio.wait_for(closing.wait(), longest_s)
+
+
+async def _repeat(request: web.Request, reply: Reply) -> web.StreamResponse:
+    """The body many times over, as fast as the client takes it, until it has had enough."""
+    response = web.StreamResponse(status=reply.status, headers=reply.headers)
+    if reply.manner is Manner.MEASURED:
+        response.content_length = len(reply.body) * reply.times
+    with contextlib.suppress(ConnectionError):
+        await response.prepare(request)
+        for _ in range(reply.times):
+            await response.write(reply.body)
+    return response
+
+
+async def _drip(request: web.Request, reply: Reply, closing: asyncio.Event) -> web.StreamResponse:
+    response = web.StreamResponse(status=reply.status, headers=reply.headers)
+    with contextlib.suppress(ConnectionError):
+        await response.prepare(request)
+        for at in range(len(reply.body)):
+            if closing.is_set() or request.transport is None:
+                return await _break_off(request, reply._replace(manner=Manner.DROPPED))
+            await response.write(reply.body[at : at + 1])
+            await _pause(closing, DRIP_S)
+    return response
+
+
+def _write_raw(request: web.Request, reply: Reply) -> web.StreamResponse:
+    """Bytes past the library, which would put them right."""
+    transport = request.transport
+    if transport is not None:
+        transport.write(reply.body)
+        transport.close()  # once all of it has left
+    return web.StreamResponse()
+
+
+async def _break_off(request: web.Request, reply: Reply) -> web.StreamResponse:
+    """End the connection without an answer, or after half of one."""
+    response = web.StreamResponse(
+        status=reply.status, headers={**reply.headers, "Content-Length": str(len(reply.body))}
+    )
+    transport = request.transport
+    if transport is None:
+        return response
+    if reply.manner is Manner.CUT:
+        await response.prepare(request)
+        await response.write(reply.body[: len(reply.body) // 2])
+        transport.close()
+    else:
+        transport.abort()
+    return response
+
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 

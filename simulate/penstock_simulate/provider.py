@@ -9,24 +9,26 @@ from hashlib import blake2b
 from hmac import compare_digest
 from typing import Any
 
-from penstock_simulate import controls
+from penstock_simulate import controls, limits
 from penstock_simulate.answers import refusals
 from penstock_simulate.answers.calls import CHAT, GENERATE, MESSAGES, Call, at_admission, unreadable
-from penstock_simulate.answers.faults import document_of
-from penstock_simulate.answers.formats import refused_format
-from penstock_simulate.answers.hostility import Hostility
+from penstock_simulate.answers.faults import Hostility, document_of
 from penstock_simulate.answers.prompt_cache import PromptCache
 from penstock_simulate.answers.refusals import Refusal
 from penstock_simulate.answers.replies import ANTHROPIC, GEMINI, Replies
+from penstock_simulate.answers.structured import refused_format
 from penstock_simulate.book import CallBook
+from penstock_simulate.capacity import (
+    ServerSlots,
+    Wallet,
+    gauges,
+    make_ramp,
+    ramp_settings,
+    resized,
+)
 from penstock_simulate.choices import Crowded, Mode, Structured
 from penstock_simulate.config import SimulatorConfig
-from penstock_simulate.limits import charges
-from penstock_simulate.limits.capacity import ServerSlots, gauges, resized
-from penstock_simulate.limits.charges import Charge
-from penstock_simulate.limits.limits import KeyLimits
-from penstock_simulate.limits.money import Wallet
-from penstock_simulate.limits.ramps import make_ramp, ramp_settings
+from penstock_simulate.limits import Charge, KeyLimits
 from penstock_simulate.reply import Manner, Reply, Usage
 
 MODELS = ("sim-small", "sim-large", "sim-embed")  # listed; any other name works too
@@ -258,7 +260,7 @@ class Provider:
         if self._mode is Mode.PRODUCED and reply.usage.completion:
             self._limits.produce(reply.usage.completion, start, end)
         refund = not self._config.charge_failed and not reply.worked
-        due = charges.correction(
+        due = limits.correction(
             self._mode, charge, reply.usage.completion, burndown=self._burndown, refund=refund
         )
         if due is not None:

@@ -13,14 +13,14 @@ import orjson
 from aiohttp import web
 
 from penstock_simulate.answers.calls import CHAT, COMPLETIONS, EMBEDDINGS, MESSAGES
-from penstock_simulate.batches.anthropic.routes import anthropic_routes
-from penstock_simulate.batches.gemini.routes import gemini_routes
-from penstock_simulate.batches.openai.routes import openai_routes
-from penstock_simulate.batches.shop import BatchShop
+from penstock_simulate.batches.anthropic import anthropic_routes
+from penstock_simulate.batches.batch_service import BatchService
+from penstock_simulate.batches.gemini import gemini_routes
+from penstock_simulate.batches.openai import openai_routes
 from penstock_simulate.certificates import served
+from penstock_simulate.checks import BadSetting
 from penstock_simulate.config import SimulatorConfig
-from penstock_simulate.errors import BadSetting
-from penstock_simulate.hostile.redirects import TRAP
+from penstock_simulate.hostile import TRAP
 from penstock_simulate.inference import generate, inference, messages
 from penstock_simulate.provider import MODELS, Provider
 
@@ -30,7 +30,7 @@ GRACE_S = 5.0  # for calls in flight at the end
 JSON = {"Content-Type": "application/json"}
 
 PROVIDER: web.AppKey[Provider] = web.AppKey("provider", Provider)
-SHOP: web.AppKey[BatchShop] = web.AppKey("shop", BatchShop)
+SERVICE: web.AppKey[BatchService] = web.AppKey("service", BatchService)
 
 
 def make_app(config: SimulatorConfig) -> web.Application:
@@ -43,18 +43,20 @@ def make_app(config: SimulatorConfig) -> web.Application:
 
     async def ended(_: web.Application) -> None:
         provider.book.close()
-        await shop.close()
+        await service.close()
 
     app = web.Application(client_max_size=MAX_REQUEST_BYTES)
-    shop = BatchShop(provider)
-    app[PROVIDER], app[SHOP] = provider, shop
+    service = BatchService(provider)
+    app[PROVIDER], app[SERVICE] = provider, service
     for endpoint in (CHAT, COMPLETIONS, EMBEDDINGS):
         app.router.add_post(endpoint, inference(provider, endpoint, closing))
     app.router.add_post(MESSAGES, messages(provider, closing))
     app.router.add_post(
         "/v1beta/models/{model:[^/:]+}:generateContent", generate(provider, closing)
     )
-    app.router.add_routes([*openai_routes(shop), *anthropic_routes(shop), *gemini_routes(shop)])
+    app.router.add_routes(
+        [*openai_routes(service), *anthropic_routes(service), *gemini_routes(service)]
+    )
     app.router.add_get("/batches", _batches)
     app.router.add_get("/batches/requests", _batch_requests)
     app.router.add_get("/v1/models", _models)
@@ -79,7 +81,9 @@ async def _models(_: web.Request) -> web.Response:
 
 
 async def _stats(request: web.Request) -> web.Response:
-    stats = request.app[PROVIDER].stats(time.monotonic()) | {"batches": request.app[SHOP].stats()}
+    stats = request.app[PROVIDER].stats(time.monotonic()) | {
+        "batches": request.app[SERVICE].stats()
+    }
     return web.Response(body=orjson.dumps(stats), headers=JSON)
 
 
@@ -93,13 +97,13 @@ async def _calls(request: web.Request) -> web.Response:
 async def _batches(request: web.Request) -> web.Response:
     """The batches of all dialects, the oldest first: what became of each, and how often its results
     were read."""
-    return web.Response(body=orjson.dumps({"batches": request.app[SHOP].shown()}), headers=JSON)
+    return web.Response(body=orjson.dumps({"batches": request.app[SERVICE].shown()}), headers=JSON)
 
 
 async def _batch_requests(request: web.Request) -> web.Response:
     """How often each request was submitted and answered by batches."""
     return web.Response(
-        body=orjson.dumps(request.app[SHOP].requests(_least(request, "min_submitted"))),
+        body=orjson.dumps(request.app[SERVICE].requests(_least(request, "min_submitted"))),
         headers=JSON,
     )
 
@@ -113,7 +117,7 @@ def _least(request: web.Request, name: str) -> int:
 
 async def _reset(request: web.Request) -> web.Response:
     request.app[PROVIDER].reset()
-    request.app[SHOP].reset()
+    request.app[SERVICE].reset()
     return web.Response(status=204)
 
 

@@ -16,8 +16,7 @@ from penstock_ratelimit import Quota, SharedLimiter, Signal
 from penstock_simulate.answers.headers import WRITERS
 from penstock_simulate.choices import HeaderStyle
 from penstock_simulate.config import SimulatorConfig
-from penstock_simulate.limits.charges import charge
-from penstock_simulate.limits.limits import KeyLimits
+from penstock_simulate.limits import KeyLimits, charge
 
 Run = Callable[[Play], None]
 WALL = 1_767_225_600.0  # 2026-01-01T00:00:00Z

@@ -14,8 +14,8 @@ from typing import Any
 import aiohttp
 import pytest
 
-from penstock_simulate import SimulatorConfig
-from penstock_simulate.hostile import KINDS, sizes
+from penstock_simulate import SimulatorConfig, hostile
+from penstock_simulate.hostile import KINDS
 from penstock_simulate.web import GRACE_S, running
 
 BODY = json.dumps(
@@ -57,9 +57,9 @@ async def test_a_large_answer_is_as_large_as_it_says(name: str) -> None:
     simulator nothing."""
     async with running(config(hostile=name)) as url, aiohttp.ClientSession() as session:
         async with session.post(f"{url}/v1/chat/completions", data=BODY) as response:
-            assert (response.content_length == sizes.LARGE_BYTES) == (name == "large")
+            assert (response.content_length == hostile.LARGE_BYTES) == (name == "large")
             if name == "gzip-bomb":
-                assert len(await response.read()) == sizes.LARGE_BYTES
+                assert len(await response.read()) == hostile.LARGE_BYTES
         async with session.get(f"{url}/health") as answer:
             assert answer.status == 200
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from penstock_simulate.batches.course import Course, Plan, Status
+from penstock_simulate.batches.timeline import Course, Plan, Status
 
 PLAN = Plan(runs_s=100.0, step_s=10.0, window_s=1000.0)
 

@@ -14,9 +14,9 @@ from penstock_simulate.batches.account import RequestAccount
 from penstock_simulate.batches.fates import Fate
 from penstock_simulate.batches.folder import LOCK, PREFIX, Folder
 from penstock_simulate.batches.intake import MAX_PROBLEMS, Kept, read_input
-from penstock_simulate.batches.openai.check import MAX_REQUESTS, OpenAIReader
+from penstock_simulate.batches.openai_lines import MAX_REQUESTS, OpenAIReader
+from penstock_simulate.checks import BadSetting
 from penstock_simulate.config import SimulatorConfig
-from penstock_simulate.errors import BadSetting
 
 CHAT, EMBEDDINGS = "/v1/chat/completions", "/v1/embeddings"
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from penstock_simulate.capacity import ServerSlots, gauges, resized
 from penstock_simulate.config import SimulatorConfig
-from penstock_simulate.limits.capacity import ServerSlots, gauges, resized
 
 
 def test_calls_beyond_the_slots_wait_in_order() -> None:

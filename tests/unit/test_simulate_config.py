@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
+from penstock_simulate.checks import BadSetting
+from penstock_simulate.choices import PRESETS
 from penstock_simulate.command import simulate
 from penstock_simulate.config import SimulatorConfig
-from penstock_simulate.errors import BadSetting
-from penstock_simulate.presets import PRESETS
 
 
 @pytest.mark.parametrize(

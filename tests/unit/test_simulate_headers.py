@@ -9,13 +9,10 @@ import pytest
 
 from penstock_ratelimit.provider.headers import STYLES, read_limits
 from penstock_ratelimit.provider.profiles import PROFILES
-from penstock_simulate.answers.headers import WRITERS, go_duration
-from penstock_simulate.answers.retry import ABSURD_VALUES, RetryHeaders
-from penstock_simulate.choices import HeaderStyle, RetryStyle
+from penstock_simulate.answers.headers import ABSURD_VALUES, WRITERS, RetryHeaders, go_duration
+from penstock_simulate.choices import PRESETS, HeaderStyle, RetryStyle
 from penstock_simulate.config import SimulatorConfig
-from penstock_simulate.limits.charges import charge
-from penstock_simulate.limits.limits import KeyLimits
-from penstock_simulate.presets import PRESETS
+from penstock_simulate.limits import KeyLimits, charge
 
 WALL = 1_767_225_600.4  # 2026-01-01T00:00:00.4Z
 

@@ -10,10 +10,11 @@ import pytest
 from typer.testing import CliRunner
 
 from penstock_cli.main import command_line
+from penstock_simulate import hostile
 from penstock_simulate.answers.calls import CHAT
+from penstock_simulate.checks import BadSetting
 from penstock_simulate.config import SimulatorConfig
-from penstock_simulate.errors import BadSetting
-from penstock_simulate.hostile import KINDS, sizes
+from penstock_simulate.hostile import KINDS
 from penstock_simulate.provider import Provider
 from penstock_simulate.reply import Manner, Reply
 
@@ -82,10 +83,10 @@ def test_the_time_of_hostility_ends() -> None:
 def test_what_is_large_costs_the_simulator_nothing() -> None:
     """100 MB leave from a block of 64 KiB, and a bomb of 100 MB is 100 kB."""
     large = ask(provider("large"))
-    assert (len(large.body) * large.times, len(large.body)) == (sizes.LARGE_BYTES, 65_536)
+    assert (len(large.body) * large.times, len(large.body)) == (hostile.LARGE_BYTES, 65_536)
     bomb = ask(provider("gzip-bomb")).body
     assert len(bomb) < 200_000
-    assert len(zlib.decompress(bomb, sizes.GZIP_WINDOW)) == sizes.LARGE_BYTES
+    assert len(zlib.decompress(bomb, hostile.GZIP_WINDOW)) == hostile.LARGE_BYTES
     assert ask(provider("drip")).manner is Manner.DRIPPED
 
 

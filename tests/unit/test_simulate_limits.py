@@ -9,9 +9,8 @@ from typing import Any
 import pytest
 
 from penstock_simulate.config import SimulatorConfig
-from penstock_simulate.limits.charges import charge
-from penstock_simulate.limits.limits import KeyLimits
-from penstock_simulate.limits.meters import ContinuousBucket, FixedWindow, Meter
+from penstock_simulate.limits import KeyLimits, charge
+from penstock_simulate.meters import ContinuousBucket, FixedWindow, Meter
 
 
 def limited(**config: Any) -> KeyLimits:

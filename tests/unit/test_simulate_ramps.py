@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from penstock_simulate.limits.ramps import RampDetector
+from penstock_simulate.capacity import RampDetector
 
 
 def refused(

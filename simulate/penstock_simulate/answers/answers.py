@@ -16,7 +16,7 @@ from typing import Any
 
 import orjson
 
-from penstock_simulate.answers.instances import instance
+from penstock_simulate.answers.structured import instance
 from penstock_simulate.reply import Usage
 
 CHARS_PER_TOKEN = 4

@@ -22,7 +22,7 @@ from penstock_simulate.answers.answers import (
 from penstock_simulate.answers.prompt_cache import NO_CACHE, CacheUse, Prefix, prefixes
 from penstock_simulate.answers.refusals import Refusal
 from penstock_simulate.choices import Mode
-from penstock_simulate.limits.charges import Charge, charge
+from penstock_simulate.limits import Charge, charge
 
 CHAT, COMPLETIONS, EMBEDDINGS = "/v1/chat/completions", "/v1/completions", "/v1/embeddings"
 MESSAGES = "/v1/messages"  # Anthropic's

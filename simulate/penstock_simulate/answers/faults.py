@@ -15,6 +15,7 @@ from statistics import NormalDist
 from typing import NamedTuple
 
 from penstock_simulate.config import SimulatorConfig
+from penstock_simulate.hostile import Kind, chosen
 
 _UNIT = 2.0**-53  # the finest step of a float below 1
 _THREE = struct.Struct(">QQQ")
@@ -107,3 +108,30 @@ class Fates:
 
     def _uniforms(self, text: str) -> tuple[float, float, float]:
         return uniforms(self._key, text)
+
+
+class Hostility:
+    """Draws under one configuration. Times are seconds of the caller's steady clock."""
+
+    def __init__(self, config: SimulatorConfig) -> None:
+        self._kinds = chosen(config.hostile)
+        self._calls, self._documents = config.hostile_share, config.hostile_documents
+        self._for_s = config.hostile_for_s
+        self._key = seed_key(config.seed)
+        self._since: float | None = None
+
+    def kind(self, document: str, call: int, now: float) -> Kind | None:
+        """How this call is answered, or None where it is answered well."""
+        if not self._kinds or self._is_over(now):
+            return None
+        luck, which, _ = uniforms(self._key, f"hostile {document}")
+        if luck >= self._documents:
+            luck, which, _ = uniforms(self._key, f"hostile {call} {document}")
+            if luck >= self._calls:
+                return None
+        return self._kinds[int(which * len(self._kinds))]
+
+    def _is_over(self, now: float) -> bool:
+        if self._since is None:
+            self._since = now
+        return self._for_s is not None and now >= self._since + self._for_s

@@ -1,5 +1,6 @@
 """Why a call gets no result: status, code, type and the wording around the figures, as providers
-send them."""
+send them.
+"""
 
 from __future__ import annotations
 
@@ -8,9 +9,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 
+import orjson
+
 from penstock_simulate.answers.faults import Poison
 from penstock_simulate.choices import CREDIT_ERRORS
-from penstock_simulate.limits.limits import OverLimit
+from penstock_simulate.limits import OverLimit
 
 NEVER_FITS_RETRY_S = (
     60.0  # what OpenAI asks for although no wait helps: a request above the limit itself
@@ -154,3 +157,68 @@ def poisoned(poison: Poison, prompt_tokens: int) -> Refusal:
             return invalid(
                 "Invalid value: the messages could not be processed.", "messages", poison.value
             )
+
+
+ANTHROPIC_TYPES: Mapping[int, str] = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    402: "billing_error",
+    403: "permission_error",
+    404: "not_found_error",
+    409: "conflict_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    504: "timeout_error",
+    529: "overloaded_error",
+}
+GOOGLE_STATUSES: Mapping[int, str] = {
+    400: "INVALID_ARGUMENT",
+    401: "UNAUTHENTICATED",
+    402: "FAILED_PRECONDITION",
+    403: "PERMISSION_DENIED",
+    404: "NOT_FOUND",
+    409: "ABORTED",
+    413: "INVALID_ARGUMENT",
+    429: "RESOURCE_EXHAUSTED",
+    503: "UNAVAILABLE",
+    504: "DEADLINE_EXCEEDED",
+    529: "UNAVAILABLE",
+}
+OVERLOADED = 529  # Anthropic's status for what is a 503 elsewhere
+
+Dialect = Callable[[Refusal, str], tuple[int, bytes]]  # given the id of the request, too
+
+
+def openai(refusal: Refusal, _: str) -> tuple[int, bytes]:
+    error = {
+        "message": refusal.message,
+        "type": refusal.type,
+        "param": refusal.param,
+        "code": refusal.code,
+    }
+    return refusal.status, orjson.dumps({"error": error})
+
+
+def anthropic(refusal: Refusal, request_id: str) -> tuple[int, bytes]:
+    """An empty account differs by `details`, everything else by the type alone."""
+    status = OVERLOADED if refusal.status == 503 else refusal.status
+    error: dict[str, object] = {
+        "type": ANTHROPIC_TYPES.get(status, "api_error"),
+        "message": refusal.message,
+    }
+    if refusal.code in CREDIT_ERRORS:
+        error["details"] = {"error_code": refusal.code}
+    return status, orjson.dumps({"type": "error", "error": error, "request_id": request_id})
+
+
+def gemini(refusal: Refusal, _: str) -> tuple[int, bytes]:
+    error = {
+        "code": refusal.status,
+        "message": refusal.message,
+        "status": google_status(refusal.status),
+    }
+    return refusal.status, orjson.dumps({"error": error})
+
+
+def google_status(status: int) -> str:
+    return GOOGLE_STATUSES.get(status, "INTERNAL")

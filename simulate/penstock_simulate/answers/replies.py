@@ -6,7 +6,7 @@ from collections.abc import Callable
 from hashlib import blake2b
 from typing import NamedTuple
 
-from penstock_simulate.answers import dialects, refusals
+from penstock_simulate.answers import refusals
 from penstock_simulate.answers.answers import (
     EMBEDDING_DIMENSIONS,
     chat_body,
@@ -16,19 +16,18 @@ from penstock_simulate.answers.answers import (
 from penstock_simulate.answers.calls import CHAT, EMBEDDINGS, GENERATE, MESSAGES, Call
 from penstock_simulate.answers.faults import Draw, Fates, Fault, Poison, document_of
 from penstock_simulate.answers.gemini import content_body
-from penstock_simulate.answers.headers import WRITERS, Meters
+from penstock_simulate.answers.headers import WRITERS, Meters, RetryHeaders
 from penstock_simulate.answers.messages import Answer, forced_tool, message_body
 from penstock_simulate.answers.refusals import Refusal
-from penstock_simulate.answers.retry import RetryHeaders
 from penstock_simulate.choices import HeaderStyle, RetryStyle
 from penstock_simulate.config import SimulatorConfig
-from penstock_simulate.hostile.kinds import Asked, Kind
+from penstock_simulate.hostile import Asked, Kind
 from penstock_simulate.reply import NO_USAGE, Manner, Reply, Usage
 
 LONG_CONTEXT_SUFFIX = (
     "-long"  # a model named so has no context overflows: replaying with one rescues those documents
 )
-ERROR_BODY = dialects.openai(
+ERROR_BODY = refusals.openai(
     Refusal(200, "The engine is currently unavailable.", "server_error"), ""
 )[1]
 
@@ -37,12 +36,12 @@ class Api(NamedTuple):
     """How one provider's own API writes what is not an answer."""
 
     headers: HeaderStyle
-    write_error: dialects.Dialect
+    write_error: refusals.Dialect
     id_header: str = "x-request-id"
 
 
-ANTHROPIC = Api(HeaderStyle.ANTHROPIC, dialects.anthropic, "request-id")
-GEMINI = Api(HeaderStyle.NONE, dialects.gemini)
+ANTHROPIC = Api(HeaderStyle.ANTHROPIC, refusals.anthropic, "request-id")
+GEMINI = Api(HeaderStyle.NONE, refusals.gemini)
 
 
 def poison_of(call: Call, fates: Fates) -> Poison | None:
@@ -77,7 +76,7 @@ class Replies:
         metering = config.metering
         given = HeaderStyle(metering.headers)
         api = api or Api(
-            given, dialects.anthropic if given is HeaderStyle.ANTHROPIC else dialects.openai
+            given, refusals.anthropic if given is HeaderStyle.ANTHROPIC else refusals.openai
         )
         self._write_headers = WRITERS[
             HeaderStyle.NONE if given is HeaderStyle.NONE else api.headers

@@ -9,11 +9,19 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from penstock_simulate.batches.course import Course
-from penstock_simulate.batches.index import Index
-from penstock_simulate.batches.intake import Problem, Reader
+from penstock_simulate.answers.refusals import Refusal
+from penstock_simulate.batches.intake import Index, Problem, Reader
 from penstock_simulate.batches.results import Results, Wording
+from penstock_simulate.batches.timeline import Course
 from penstock_simulate.config import SimulatorConfig
+
+
+class Refused(Exception):
+    """Raised where the reason is found; written down where the call came in."""
+
+    def __init__(self, refusal: Refusal) -> None:
+        super().__init__(refusal.message)
+        self.refusal = refusal
 
 
 class Counts(NamedTuple):

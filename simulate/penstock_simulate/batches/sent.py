@@ -1,10 +1,17 @@
 """How the answers of batch APIs leave: JSON, files whole or broken off, and refusals in the words
-of a dialect."""
+of a dialect.
+"""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import (
+    Awaitable,
+    Callable,
+    Iterable,
+    Mapping,
+    Sequence,
+)
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -13,10 +20,53 @@ from uuid import uuid4
 import orjson
 from aiohttp import web
 
-from penstock_simulate.answers.dialects import Dialect
-from penstock_simulate.batches.batch import Batch
-from penstock_simulate.batches.refused import Refused
-from penstock_simulate.batches.shop import BatchShop
+from penstock_simulate.answers import refusals
+from penstock_simulate.answers.refusals import Dialect
+from penstock_simulate.batches.batch import Batch, Refused
+from penstock_simulate.batches.batch_service import BatchService
+
+
+def limit_of(query: Mapping[str, str], default: int, most: int) -> int:
+    """The page's length. Raises Refused for one that cannot be used."""
+    given = query.get("limit", str(default))
+    if not given.isascii() or not given.isdecimal() or not 1 <= int(given) <= most:
+        raise Refused(
+            refusals.invalid(
+                f"Invalid 'limit': {given!r}. Give a whole number from 1 to {most}.", "limit"
+            )
+        )
+    return int(given)
+
+
+def after(names: Sequence[str], name: str | None, limit: int) -> tuple[Sequence[str], bool]:
+    """The page behind ``name`` (from the start without one), and whether more follow.
+
+    Raises Refused for an unknown one."""
+    start = 0 if name is None else _place(names, name, "after") + 1
+    return names[start : start + limit], start + limit < len(names)
+
+
+def before(names: Sequence[str], name: str, limit: int) -> tuple[Sequence[str], bool]:
+    """The page that ends before ``name``, and whether more come before it."""
+    end = _place(names, name, "before_id")
+    start = max(0, end - limit)
+    return names[start:end], start > 0
+
+
+def listed(shown: Sequence[dict[str, Any]], *, more: bool) -> dict[str, Any]:
+    """A page as OpenAI and Anthropic write it, but for the name of its kind."""
+    first, last = (shown[0]["id"], shown[-1]["id"]) if shown else (None, None)
+    return {"data": shown, "first_id": first, "last_id": last, "has_more": more}
+
+
+def _place(names: Sequence[str], name: str, param: str) -> int:
+    try:
+        return names.index(name)
+    except ValueError:
+        raise Refused(
+            refusals.invalid(f"No object with the id {name!r} found in this list.", param)
+        ) from None
+
 
 JSON = {"Content-Type": "application/json"}
 LINES = {"Content-Type": "application/x-jsonl"}
@@ -57,13 +107,13 @@ def _in_words_of(write_error: Dialect, handler: Handler) -> Handler:
 
 
 async def download(
-    shop: BatchShop, request: web.Request, batch: Batch, path: Path
+    service: BatchService, request: web.Request, batch: Batch, path: Path
 ) -> web.StreamResponse:
     """Send results: whole, broken off, or as long as a provider has written them.
 
     Ranges are answered, so a download can go on where it ended. Raises Refused."""
-    is_whole = shop.read(batch, path.name)
-    if shop.strikes("download", shop.config.batch_cut_share):
+    is_whole = service.read(batch, path.name)
+    if service.strikes("download", service.config.batch_cut_share):
         return await _broken_off(request, path)
     if not is_whole:
         return await _first_half(request, path)

@@ -14,8 +14,8 @@ from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
 from penstock_simulate.answers import refusals
-from penstock_simulate.batches import pages
-from penstock_simulate.batches.refused import Refused
+from penstock_simulate.batches import sent
+from penstock_simulate.batches.batch import Refused
 
 Shown = dict[str, Any]
 MISTRAL_PAGE = 100
@@ -39,7 +39,7 @@ def _behind(
     names: Sequence[str], query: Mapping[str, str], default: int, most: int
 ) -> tuple[Sequence[str], bool]:
     """From behind the one that `after` names."""
-    return pages.after(names, query.get("after"), pages.limit_of(query, default, most))
+    return sent.after(names, query.get("after"), sent.limit_of(query, default, most))
 
 
 def _all(
@@ -56,7 +56,7 @@ def _numbered(
 
 
 def _framed(rows: list[Shown], more: bool) -> Any:
-    return {"object": "list"} | pages.listed(rows, more=more)
+    return {"object": "list"} | sent.listed(rows, more=more)
 
 
 def _bare(rows: list[Shown], more: bool) -> Any:

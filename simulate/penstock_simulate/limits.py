@@ -1,15 +1,23 @@
-"""Strict limits of a provider, checked together: a call is charged for all of them or refused."""
+"""What a call is charged, and when: at admission, corrected at the end, or as the answer is
+produced.
+
+Sources: the providers' rate-limit pages, named in penstock_ratelimit/provider/profiles.py.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import heapq
+import math
+import random
+from collections import deque
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from itertools import count
 from typing import NamedTuple
 
+from penstock_simulate.choices import Mode
 from penstock_simulate.config import SimulatorConfig
-from penstock_simulate.limits.charges import Charge, charge
-from penstock_simulate.limits.foreign import ForeignLoad
-from penstock_simulate.limits.meters import (
+from penstock_simulate.meters import (
     DAY_S,
     MINUTE_S,
     TEN_S,
@@ -17,8 +25,141 @@ from penstock_simulate.limits.meters import (
     FixedWindow,
     Meter,
 )
-from penstock_simulate.limits.tally import LastSecond
-from penstock_simulate.limits.timeline import Timeline
+
+
+class Charge(NamedTuple):
+    """Units of one call, by what can be limited. Negative ones are given back."""
+
+    requests: int
+    tokens: int
+    input_tokens: int
+    output_tokens: int
+
+
+def charge(requests: int, input_tokens: int, output_tokens: int) -> Charge:
+    return Charge(requests, input_tokens + output_tokens, input_tokens, output_tokens)
+
+
+def correction(
+    mode: Mode, charged: Charge, output: int, *, burndown: int, refund: bool
+) -> Charge | None:
+    """What is still due when the answer leaves; None is nothing.
+
+    ``output``: tokens it had; ``burndown``: how many tokens each of them counts for where input and
+    output share a limit; ``refund``: the call failed, and failing is free.
+    """
+    if refund:
+        return charge(-charged.requests, -charged.input_tokens, -charged.output_tokens)
+    if mode is not Mode.SETTLE:
+        return None
+    reserved = charged.output_tokens
+    return Charge(0, output * burndown - reserved, 0, output - reserved)
+
+
+Event = Callable[[float, float], None]  # (when it was due, the time now)
+
+
+class Timeline:
+    """Events in the order in which they are due.
+
+    The caller looks before anything that they could change."""
+
+    def __init__(self) -> None:
+        self._due: list[tuple[float, int, Event]] = []
+        self._numbers = count()
+        self.next_at = math.inf
+
+    def add(self, at: float, event: Event) -> None:
+        heapq.heappush(self._due, (at, next(self._numbers), event))
+        self.next_at = self._due[0][0]
+
+    def run(self, now: float) -> None:
+        """Everything due by ``now``, including what these events add."""
+        while self.next_at <= now:
+            at, _, event = heapq.heappop(self._due)
+            self.next_at = self._due[0][0] if self._due else math.inf
+            event(at, now)
+
+
+TOKENS_PER_CALL = 1_000  # of a foreign call where only tokens are limited
+# arrivals further back are left out: no minute feels them, and a long pause costs no long catching
+# up
+MEMORY_S = 600.0
+
+
+class ForeignLoad:
+    """Takes ``share`` of each limit whether there is room or not, so that exactly the rest is left
+    for the caller."""
+
+    def __init__(self, share: float, meters: Mapping[str, Meter], seed: int) -> None:
+        self.share = share
+        self.taken = dict.fromkeys(meters, 0.0)  # units by dimension
+        self._meters = meters
+        self._random = random.Random(seed)
+        self._running = False
+
+    def start(self, timeline: Timeline, now: float) -> None:
+        """Let the load begin; it goes on by itself until the share is 0."""
+        if self._running or not self.share or not self._meters:
+            return
+        self._running, self._timeline = True, timeline
+        timeline.add(now + self._gap_s(), self._arrive)
+
+    def _arrive(self, at: float, now: float) -> None:
+        if not self.share or not self._meters:
+            self._running = False
+            return
+        at = max(at, now - MEMORY_S)
+        per_s = self._per_s()
+        for name, meter in self._meters.items():
+            units = self.share * meter.rate / per_s
+            meter.take(units, at)
+            self.taken[name] = self.taken.get(name, 0.0) + units
+        self._timeline.add(at + self._gap_s(), self._arrive)
+
+    def _gap_s(self) -> float:
+        return self._random.expovariate(self._per_s())
+
+    def _per_s(self) -> float:
+        """Calls per second: by the request limit where there is one, so that a call costs one
+        request."""
+        for name in ("requests", "requests_per_day"):
+            if name in self._meters:
+                return self.share * self._meters[name].rate
+        return self.share * max(meter.rate for meter in self._meters.values()) / TOKENS_PER_CALL
+
+
+SLOTS_PER_S = 100  # finer slots cost memory on every call and show nothing more
+
+
+class LastSecond:
+    """What was admitted within the last second, in slots of 10 ms; a slot leaves as a whole."""
+
+    def __init__(self) -> None:
+        self._sum = [0] * len(Charge._fields)
+        self._now = [0] * len(Charge._fields)  # in the newest slot
+        self._past: deque[tuple[int, list[int]]] = deque()  # what older slots hold, by their number
+        self._slot = 0
+
+    def add(self, now: float, charge: Charge) -> list[int]:
+        """The sum with this one, by the parts of a charge."""
+        slot = int(now * SLOTS_PER_S)
+        if slot != self._slot:
+            self._turn(slot)
+        newest, total = self._now, self._sum
+        for part, units in enumerate(charge):
+            newest[part] += units
+            total[part] += units
+        return total
+
+    def _turn(self, slot: int) -> None:
+        past = self._past
+        past.append((self._slot, self._now))
+        self._slot, self._now = slot, [0] * len(Charge._fields)
+        while past and past[0][0] <= slot - SLOTS_PER_S:
+            _, gone = past.popleft()
+            self._sum = [units - left for units, left in zip(self._sum, gone, strict=True)]
+
 
 WINDOWS_S = {"10s": TEN_S, "minute": MINUTE_S}
 

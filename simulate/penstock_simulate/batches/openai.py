@@ -2,31 +2,97 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
+import orjson
 from aiohttp import web
 
 from penstock_simulate.answers import refusals
-from penstock_simulate.batches.batch import Batch, Dialect
-from penstock_simulate.batches.course import Status
-from penstock_simulate.batches.openai.asked import (
-    WINDOW,
-    endpoint_of,
-    given_in,
-    metadata_of,
-    outputs_expire_s,
+from penstock_simulate.batches.batch import Batch, Dialect, Refused
+from penstock_simulate.batches.batch_service import BatchService
+from penstock_simulate.batches.openai_files import (
+    CLIENT_EXPIRES_S,
+    EXPIRES_S,
+    OUTPUT,
+    FileStore,
+    OpenAIFiles,
+    key_in,
 )
-from penstock_simulate.batches.openai.check import OpenAIReader, no_room
-from penstock_simulate.batches.openai.file_store import EXPIRES_S, OUTPUT, FileStore, key_in
-from penstock_simulate.batches.openai.lines import OpenAIWording
-from penstock_simulate.batches.openai.relatives import Relative
-from penstock_simulate.batches.refused import Refused
-from penstock_simulate.batches.sent import json
-from penstock_simulate.batches.shop import BatchShop
+from penstock_simulate.batches.openai_lines import ENDPOINTS, OpenAIReader, OpenAIWording, no_room
+from penstock_simulate.batches.openai_relatives import OPENAI, RELATIVES, Relative
+from penstock_simulate.batches.sent import in_words_of, json
+from penstock_simulate.batches.timeline import Status
 from penstock_simulate.reply import Usage
+
+WINDOW = "24h"  # the only one that there is; how long it lasts here is a setting
+MAX_PAIRS, MAX_KEY, MAX_VALUE = 16, 64, 512  # of metadata
+
+
+def given_in(raw: bytes, relative: Relative) -> Mapping[str, Any]:
+    try:
+        given = orjson.loads(raw)
+    except orjson.JSONDecodeError as error:
+        told = f"We could not parse the JSON body of your request: {error}"
+        raise Refused(refusals.invalid(told)) from None
+    if not isinstance(given, dict):
+        raise Refused(refusals.invalid("The body of your request must be a JSON object."))
+    given = relative.asked(given)
+    if given.get("completion_window") != WINDOW:
+        told = (
+            f"Invalid value: {given.get('completion_window')!r}. Supported values are: '{WINDOW}'."
+        )
+        raise Refused(refusals.invalid(told, "completion_window", "invalid_value"))
+    return given
+
+
+def endpoint_of(given: Mapping[str, Any]) -> str:
+    endpoint = given.get("endpoint")
+    if isinstance(endpoint, str) and endpoint in ENDPOINTS:
+        return endpoint
+    told = f"Invalid value: {endpoint!r}. This simulator answers: {', '.join(ENDPOINTS)}."
+    raise Refused(refusals.invalid(told, "endpoint", "invalid_value"))
+
+
+def metadata_of(given: object) -> dict[str, str] | None:
+    if given is None:
+        return None
+    fits = isinstance(given, dict) and len(given) <= MAX_PAIRS
+    if (
+        not isinstance(given, dict)
+        or not fits
+        or not all(_pair_fits(key, given[key]) for key in given)
+    ):
+        told = (
+            f"metadata: give up to {MAX_PAIRS} pairs, keys up to {MAX_KEY} and texts up to "
+            f"{MAX_VALUE} characters."
+        )
+        raise Refused(refusals.invalid(told, "metadata"))
+    return given
+
+
+def _pair_fits(key: str, value: object) -> bool:
+    return len(key) <= MAX_KEY and isinstance(value, str) and len(value) <= MAX_VALUE
+
+
+def outputs_expire_s(given: Mapping[str, Any]) -> float:
+    wanted = given.get("output_expires_after")
+    if wanted is None:
+        return EXPIRES_S
+    seconds = wanted.get("seconds") if isinstance(wanted, dict) else None
+    least, most = CLIENT_EXPIRES_S
+    if (
+        not isinstance(seconds, int)
+        or not least <= seconds <= most
+        or wanted.get("anchor") != "created_at"
+    ):
+        told = f"output_expires_after: give the anchor 'created_at' and {least} to {most} seconds."
+        raise Refused(refusals.invalid(told, "output_expires_after"))
+    return seconds
+
 
 PAGE, MAX_PAGE = 20, 100
 
@@ -86,8 +152,8 @@ class OpenAIBatch:
 class OpenAIBatches:
     """Handlers of aiohttp."""
 
-    def __init__(self, shop: BatchShop, store: FileStore, relative: Relative) -> None:
-        self._shop, self._store, self._relative = shop, store, relative
+    def __init__(self, service: BatchService, store: FileStore, relative: Relative) -> None:
+        self._service, self._store, self._relative = service, store, relative
         self._batches: dict[str, OpenAIBatch] = {}
 
     def routes(self) -> list[web.RouteDef]:
@@ -106,21 +172,21 @@ class OpenAIBatches:
     async def create(self, request: web.Request) -> web.StreamResponse:
         """Faults of the input are found later: the batch is created, and then fails."""
         self._enter("batches.create", request, spends=True)
-        relative, now = self._relative, self._shop.now()
+        relative, now = self._relative, self._service.now()
         given = given_in(await request.read(), relative)
         endpoint, metadata = endpoint_of(given), metadata_of(given.get("metadata"))
         source = self._store.get_input(
-            given.get("input_file_id"), now, relative, self._shop.config.batch_step_s
+            given.get("input_file_id"), now, relative, self._service.config.batch_step_s
         )
         added = {"method": "POST", "url": endpoint} if relative.bare_lines else {}
         dialect = Dialect("openai", OpenAIReader(endpoint, added), OpenAIWording(added), no_room)
-        kept = self._shop.folder.link(
+        kept = self._service.folder.link(
             source.path
         )  # the client may delete its file while the batch runs
-        batch = self._shop.submit("batch_" + uuid4().hex, dialect, kept, metadata)
+        batch = self._service.submit("batch_" + uuid4().hex, dialect, kept, metadata)
         made = OpenAIBatch(batch, source.id, endpoint, metadata, outputs_expire_s(given))
         self._batches[batch.id] = made
-        if self._shop.strikes("create", self._shop.config.batch_create_500_share):
+        if self._service.strikes("create", self._service.config.batch_create_500_share):
             raise Refused(refusals.failed())
         shown = await self._shown(made)
         return json(shown if relative.made_in is None else {relative.made_in: shown})
@@ -137,21 +203,21 @@ class OpenAIBatches:
     async def look(self, request: web.Request) -> web.StreamResponse:
         self._enter("batches.retrieve", request)
         found = self._batch(request)
-        self._shop.looked_at(found.batch)
+        self._service.looked_at(found.batch)
         return await self._answer(found)
 
     async def cancel(self, request: web.Request) -> web.StreamResponse:
         self._enter("batches.cancel", request)
         found = self._batch(request)
-        if not self._shop.cancel(found.batch):
-            status = found.batch.course.status(self._shop.now())
+        if not self._service.cancel(found.batch):
+            status = found.batch.course.status(self._service.now())
             raise Refused(
                 refusals.invalid(f"Cannot cancel a batch with status '{status}'.", status=409)
             )
         return await self._answer(found)
 
     def _enter(self, call: str, request: web.Request, *, spends: bool = False) -> None:
-        self._shop.enter(call, key_in(request, self._relative), spends=spends)
+        self._service.enter(call, key_in(request, self._relative), spends=spends)
 
     def _batch(self, request: web.Request) -> OpenAIBatch:
         ident = request.match_info["id"]
@@ -167,8 +233,8 @@ class OpenAIBatches:
 
     async def _shown(self, found: OpenAIBatch) -> dict[str, Any]:
         """A batch that is over shows its files, so they are there by then."""
-        now = self._shop.now()
-        results = await self._shop.results(found.batch, now)
+        now = self._service.now()
+        results = await self._service.results(found.batch, now)
         if results is not None and not found.filed:
             found.filed = True
             found.output_file_id = self._file(found, results.answers, "output", now)
@@ -193,3 +259,13 @@ def _usage(usage: Usage) -> dict[str, Any]:
         "output_tokens_details": {"reasoning_tokens": 0},
         "total_tokens": usage.prompt + usage.completion,
     }
+
+
+def openai_routes(service: BatchService) -> list[web.RouteDef]:
+    relative = RELATIVES.get(service.config.like or "", OPENAI)
+    store = FileStore(service.folder)
+    made = [
+        *OpenAIFiles(service, store, relative).routes(),
+        *OpenAIBatches(service, store, relative).routes(),
+    ]
+    return in_words_of(refusals.openai, made)

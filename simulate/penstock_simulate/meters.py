@@ -1,6 +1,7 @@
 """How much of one thing may still be used: a bucket that refills all the time, or a fixed window.
 
-Time is passed in."""
+Time is passed in.
+"""
 
 from __future__ import annotations
 

@@ -1,8 +1,10 @@
-"""Gemini's files: uploads in one or more pieces, looks, lists, downloads and deletion."""
+"""What Google's APIs have in common: keys, pages, times and operations."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -11,12 +13,36 @@ import orjson
 from aiohttp import web
 
 from penstock_simulate.answers import refusals
-from penstock_simulate.batches.batch import Batch
+from penstock_simulate.batches.batch import Batch, Refused
+from penstock_simulate.batches.batch_service import BatchService
 from penstock_simulate.batches.folder import TooLarge
-from penstock_simulate.batches.gemini import google
-from penstock_simulate.batches.refused import Refused
 from penstock_simulate.batches.sent import CHUNK_BYTES, download, json
-from penstock_simulate.batches.shop import BatchShop
+
+
+def key_of(request: web.Request) -> str | None:
+    """The key as an Authorization header would have it, which is taken in its place."""
+    key = request.headers.get("x-goog-api-key") or request.query.get("key")
+    return request.headers.get("Authorization") if key is None else f"Bearer {key}"
+
+
+def timestamp(unix_s: float) -> str:
+    return datetime.fromtimestamp(unix_s, UTC).isoformat().replace("+00:00", "Z")
+
+
+def page(
+    names: Sequence[str], request: web.Request, default: int, most: int
+) -> tuple[Sequence[str], str | None]:
+    """The page that the query asks for, and the token of the next.
+
+    Raises Refused for a token that is none."""
+    size, token = request.query.get("pageSize", str(default)), request.query.get("pageToken", "0")
+    for name, given in (("pageSize", size), ("pageToken", token)):
+        if not given.isascii() or not given.isdecimal():
+            raise Refused(refusals.invalid(f"Invalid value at '{name}': {given!r}", name))
+    start, length = int(token), min(int(size) or default, most)
+    end = start + length
+    return names[start:end], str(end) if end < len(names) else None
+
 
 START = "/upload/v1beta/files"
 MAX_FILE_BYTES = 2 * 1024**3
@@ -38,7 +64,7 @@ class GeminiFile:
     of: Batch | None = None
 
     def shown(self, origin: str) -> dict[str, Any]:
-        created = google.timestamp(self.created_at)
+        created = timestamp(self.created_at)
         where = (
             {}
             if self.of is None
@@ -51,7 +77,7 @@ class GeminiFile:
             "sizeBytes": str(self.path.stat().st_size),
             "createTime": created,
             "updateTime": created,
-            "expirationTime": google.timestamp(self.created_at + KEPT_S),
+            "expirationTime": timestamp(self.created_at + KEPT_S),
             "uri": f"{origin}/v1beta/{self.name}",
             "state": "ACTIVE",
             "source": "UPLOADED" if self.of is None else "GENERATED",
@@ -61,8 +87,8 @@ class GeminiFile:
 class GeminiFiles:
     """Handlers of aiohttp, and the files."""
 
-    def __init__(self, shop: BatchShop) -> None:
-        self._shop = shop
+    def __init__(self, service: BatchService) -> None:
+        self._service = service
         self._files: dict[str, GeminiFile] = {}
         self._open: dict[str, GeminiFile] = {}  # uploads that have not ended, by their id
 
@@ -92,7 +118,7 @@ class GeminiFiles:
         """Raises Refused for one that is not there any more, or never was: as Google does, with a
         403."""
         file = self._files.get(name)
-        if file is not None and self._shop.now() < file.created_at + KEPT_S:
+        if file is not None and self._service.now() < file.created_at + KEPT_S:
             return file
         if file is not None:
             self._remove(file)
@@ -105,7 +131,7 @@ class GeminiFiles:
     async def start(self, request: web.Request) -> web.StreamResponse:
         """The address for the bytes is in a header of the answer."""
         self._enter("files.upload", request)
-        if self._shop.strikes("no upload", self._shop.config.batch_no_upload_share):
+        if self._service.strikes("no upload", self._service.config.batch_no_upload_share):
             raise Refused(refusals.failed())
         if request.headers.get("X-Goog-Upload-Protocol") != "resumable":
             raise Refused(
@@ -117,7 +143,7 @@ class GeminiFiles:
         upload = uuid4().hex
         self._open[upload] = file
         if len(self._open) > MAX_OPEN:
-            self._shop.folder.remove(self._open.pop(next(iter(self._open))).path)
+            self._service.folder.remove(self._open.pop(next(iter(self._open))).path)
         address = f"{request.url.origin()}{START}/{upload}"
         return web.Response(
             headers={"x-goog-upload-url": address, "x-goog-upload-status": "active"}
@@ -143,11 +169,11 @@ class GeminiFiles:
                 )
             )
         try:
-            await self._shop.folder.extend(
+            await self._service.folder.extend(
                 file.path, request.content.iter_chunked(CHUNK_BYTES), MAX_FILE_BYTES
             )
         except TooLarge:
-            self._shop.folder.remove(self._open.pop(request.match_info["upload"]).path)
+            self._service.folder.remove(self._open.pop(request.match_info["upload"]).path)
             raise Refused(
                 refusals.invalid(f"File is too large: the maximum is {MAX_FILE_BYTES}.")
             ) from None
@@ -155,7 +181,7 @@ class GeminiFiles:
             return web.Response(headers={"x-goog-upload-status": "active"})
         self._open.pop(request.match_info["upload"], None)
         self.add(file)
-        if self._shop.strikes("upload", self._shop.config.batch_upload_500_share):
+        if self._service.strikes("upload", self._service.config.batch_upload_500_share):
             raise Refused(refusals.failed())
         answer = json({"file": file.shown(str(request.url.origin()))})
         answer.headers["x-goog-upload-status"] = "final"
@@ -163,7 +189,7 @@ class GeminiFiles:
 
     async def page(self, request: web.Request) -> web.StreamResponse:
         self._enter("files.list", request)
-        names, token = google.page(list(reversed(self._files)), request, PAGE, MAX_PAGE)
+        names, token = page(list(reversed(self._files)), request, PAGE, MAX_PAGE)
         files = [self._files[name].shown(str(request.url.origin())) for name in names]
         return json({"files": files} | ({"nextPageToken": token} if token else {}))
 
@@ -174,14 +200,14 @@ class GeminiFiles:
         file = self._file("files.download", request)
         if file.of is None:
             raise Refused(refusals.invalid("Only generated files can be downloaded.", status=403))
-        return await download(self._shop, request, file.of, file.path)
+        return await download(self._service, request, file.of, file.path)
 
     async def delete(self, request: web.Request) -> web.StreamResponse:
         self._remove(self._file("files.delete", request))
         return json({})
 
     def _enter(self, call: str, request: web.Request) -> None:
-        self._shop.enter(call, google.key_of(request))
+        self._service.enter(call, key_of(request))
 
     def _file(self, call: str, request: web.Request) -> GeminiFile:
         self._enter(call, request)
@@ -189,7 +215,7 @@ class GeminiFiles:
 
     def _remove(self, file: GeminiFile) -> None:
         del self._files[file.name]
-        self._shop.folder.remove(file.path)
+        self._service.folder.remove(file.path)
 
     def _announced(self, raw: bytes, request: web.Request) -> GeminiFile:
         """A file without its bytes. Raises Refused for a name that is taken."""
@@ -208,4 +234,6 @@ class GeminiFiles:
             or "text/plain"
         )
         display = str(about.get("displayName") or about.get("display_name") or "")
-        return GeminiFile(name, self._shop.folder.empty(), display, str(kind), self._shop.now())
+        return GeminiFile(
+            name, self._service.folder.empty(), display, str(kind), self._service.now()
+        )

@@ -1,26 +1,40 @@
 """All batches of the simulated provider, whatever their dialect: takes them in, and writes their
-results when asked for."""
+results when asked for.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import (
+    Callable,
+    Coroutine,
+    Iterator,
+    Sequence,
+)
 from pathlib import Path
 from typing import Any, TypeVar
 
 from penstock_simulate.answers.faults import Fates
 from penstock_simulate.answers.refusals import Refusal, failed, invalid
 from penstock_simulate.batches.account import RequestAccount
-from penstock_simulate.batches.batch import Batch, Dialect, Queue
-from penstock_simulate.batches.course import CANCELLABLE, Course
+from penstock_simulate.batches.batch import Batch, Dialect, Queue, Refused
 from penstock_simulate.batches.folder import Folder
-from penstock_simulate.batches.index import Index
-from penstock_simulate.batches.intake import Intake, Kept, Problem, read_input
-from penstock_simulate.batches.luck import BatchLuck, LineLuck
-from penstock_simulate.batches.refused import Refused
-from penstock_simulate.batches.results import Job, Results, ResultWriter, Undone
+from penstock_simulate.batches.intake import (
+    Index,
+    Intake,
+    Kept,
+    Problem,
+    read_input,
+)
+from penstock_simulate.batches.results import (
+    Job,
+    Results,
+    ResultWriter,
+    Undone,
+)
+from penstock_simulate.batches.timeline import CANCELLABLE, BatchLuck, Course, LineLuck
 from penstock_simulate.config import SimulatorConfig
 from penstock_simulate.provider import Provider
 
@@ -31,7 +45,7 @@ BATCH_PRICE = 0.5  # of the price in real time, in every dialect
 T = TypeVar("T")
 
 
-class BatchShop:
+class BatchService:
     """``wall`` gives Unix seconds: all times of batches are such."""
 
     def __init__(self, provider: Provider, wall: Callable[[], float] = time.time) -> None:

@@ -6,21 +6,144 @@ from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 from aiohttp import BodyPartReader, web
 
 from penstock_simulate.answers import refusals
-from penstock_simulate.batches.folder import TooLarge
-from penstock_simulate.batches.openai.file_store import (
-    CLIENT_EXPIRES_S,
-    FileStore,
-    StoredFile,
-    key_in,
+from penstock_simulate.batches.batch import Batch, Refused
+from penstock_simulate.batches.batch_service import BatchService
+from penstock_simulate.batches.folder import Folder, TooLarge
+from penstock_simulate.batches.openai_relatives import Relative
+from penstock_simulate.batches.sent import (
+    CHUNK_BYTES,
+    LINES,
+    download,
+    json,
 )
-from penstock_simulate.batches.openai.relatives import Relative
-from penstock_simulate.batches.refused import Refused
-from penstock_simulate.batches.sent import CHUNK_BYTES, LINES, download, json
-from penstock_simulate.batches.shop import BatchShop
+
+BATCH, OUTPUT = "batch", "batch_output"
+EXPIRES_S = 30 * 86_400  # batch files, unless the client says otherwise
+CLIENT_EXPIRES_S = (3600, 2_592_000)  # the least and the most that a client may ask for
+MAX_FILES = 500_000  # that are remembered: some hundred bytes each
+
+
+@dataclass(slots=True)
+class StoredFile:
+    """One file. ``of`` is the batch whose results it holds."""
+
+    id: str
+    path: Path
+    bytes: int
+    created_at: float
+    expires_at: float | None
+    filename: str
+    purpose: str
+    of: Batch | None = None
+
+    def is_checked(self, relative: Relative, now: float, step_s: float) -> bool:
+        """Whether a batch may be made of it."""
+        return not relative.checks_files or self.of is not None or now >= self.created_at + step_s
+
+    def shown(self) -> dict[str, Any]:
+        return {
+            "id": self.id,
+            "object": "file",
+            "bytes": self.bytes,
+            "created_at": int(self.created_at),
+            "expires_at": None if self.expires_at is None else int(self.expires_at),
+            "filename": self.filename,
+            "purpose": self.purpose,
+            "status": "processed",
+            "status_details": None,
+        }
+
+
+def key_in(request: web.Request, relative: Relative) -> str | None:
+    """The key of a call, as OpenAI's header has it."""
+    if relative.key_header is None:
+        return request.headers.get("Authorization")
+    key = request.headers.get(relative.key_header)
+    return None if key is None else f"Bearer {key}"
+
+
+class FileStore:
+    """By id, in the order of their making. One that has expired is gone."""
+
+    def __init__(self, folder: Folder) -> None:
+        self._folder = folder
+        self._files: dict[str, StoredFile] = {}
+
+    def add(
+        self, path: Path, now: float, filename: str, purpose: str, expires_s: float | None = None
+    ) -> StoredFile:
+        """Raises Refused where there are too many."""
+        if len(self._files) >= MAX_FILES:
+            raise Refused(
+                refusals.invalid(
+                    f"This simulator holds {MAX_FILES} files and has as many: delete some."
+                )
+            )
+        if expires_s is None and purpose in (BATCH, OUTPUT):
+            expires_s = EXPIRES_S
+        expires_at = None if expires_s is None else now + expires_s
+        file = StoredFile(
+            "file-" + uuid4().hex[:22],
+            path,
+            path.stat().st_size,
+            now,
+            expires_at,
+            filename,
+            purpose,
+        )
+        self._files[file.id] = file
+        return file
+
+    def get(self, ident: str, now: float) -> StoredFile:
+        """Raises Refused for one that is not there any more, or never was."""
+        file = self._files.get(ident)
+        if file is not None and not self._has_expired(file, now):
+            return file
+        raise Refused(refusals.invalid(f"No such File object: {ident}", "id", status=404))
+
+    def get_input(self, ident: object, now: float, relative: Relative, step_s: float) -> StoredFile:
+        """What a batch is made from.
+
+        Raises Refused where there is no such file, or it is for something else."""
+        file = self._files.get(ident) if isinstance(ident, str) else None
+        if file is None or self._has_expired(file, now):
+            raise Refused(
+                refusals.invalid(
+                    f"Invalid 'input_file_id': no such File object: {ident}", "input_file_id"
+                )
+            )
+        if file.purpose != relative.purpose:
+            message = (
+                f"Invalid file purpose '{file.purpose}': the input of a batch needs "
+                f"'{relative.purpose}'."
+            )
+            raise Refused(refusals.invalid(message, "input_file_id"))
+        if not file.is_checked(relative, now, step_s):
+            raise Refused(
+                refusals.invalid("The input file has not been processed yet.", "input_file_id")
+            )
+        return file
+
+    def delete(self, file: StoredFile) -> None:
+        """Batches that were made from it have it under another name."""
+        del self._files[file.id]
+        self._folder.remove(file.path)
+
+    def newest(self, now: float, purpose: str | None) -> list[StoredFile]:
+        files = [file for file in list(self._files.values()) if not self._has_expired(file, now)]
+        return [file for file in reversed(files) if purpose in (None, file.purpose)]
+
+    def _has_expired(self, file: StoredFile, now: float) -> bool:
+        if file.expires_at is None or now < file.expires_at:
+            return False
+        self.delete(file)
+        return True
+
 
 MAX_BATCH_FILE_BYTES = 200 * 1024 * 1024
 MAX_FILE_BYTES = 512 * 1024 * 1024
@@ -42,8 +165,8 @@ class _Form:
 class OpenAIFiles:
     """Handlers of aiohttp."""
 
-    def __init__(self, shop: BatchShop, store: FileStore, relative: Relative) -> None:
-        self._shop, self._store, self._relative = shop, store, relative
+    def __init__(self, service: BatchService, store: FileStore, relative: Relative) -> None:
+        self._service, self._store, self._relative = service, store, relative
 
     def routes(self) -> list[web.RouteDef]:
         return [
@@ -60,16 +183,16 @@ class OpenAIFiles:
 
     async def upload(self, request: web.Request) -> web.StreamResponse:
         self._enter("files.create", request)
-        if self._shop.strikes("no upload", self._shop.config.batch_no_upload_share):
+        if self._service.strikes("no upload", self._service.config.batch_no_upload_share):
             raise Refused(refusals.failed())
         form = await self._form(request)
         try:
             file = self._stored(form)
         except Refused:
             if form.path is not None:
-                self._shop.folder.remove(form.path)
+                self._service.folder.remove(form.path)
             raise
-        if self._shop.strikes("upload", self._shop.config.batch_upload_500_share):
+        if self._service.strikes("upload", self._service.config.batch_upload_500_share):
             raise Refused(refusals.failed())
         return json(self._shown(file))
 
@@ -77,7 +200,7 @@ class OpenAIFiles:
         self._enter("files.list", request)
         files = {
             file.id: file
-            for file in self._store.newest(self._shop.now(), request.query.get("purpose"))
+            for file in self._store.newest(self._service.now(), request.query.get("purpose"))
         }
         found = (
             list(files) if request.query.get("order", "desc") == "desc" else list(reversed(files))
@@ -91,7 +214,7 @@ class OpenAIFiles:
     async def content(self, request: web.Request) -> web.StreamResponse:
         file = self._file("files.content", request)
         if file.of is not None:
-            return await download(self._shop, request, file.of, file.path)
+            return await download(self._service, request, file.of, file.path)
         return web.FileResponse(file.path, headers=LINES)
 
     async def delete(self, request: web.Request) -> web.StreamResponse:
@@ -100,15 +223,17 @@ class OpenAIFiles:
         return json({"id": file.id, "object": "file", "deleted": True})
 
     def _enter(self, call: str, request: web.Request) -> None:
-        self._shop.enter(call, key_in(request, self._relative))
+        self._service.enter(call, key_in(request, self._relative))
 
     def _shown(self, file: StoredFile) -> dict[str, Any]:
-        checked = file.is_checked(self._relative, self._shop.now(), self._shop.config.batch_step_s)
+        checked = file.is_checked(
+            self._relative, self._service.now(), self._service.config.batch_step_s
+        )
         return file.shown() if checked else {**file.shown(), "status": "pending"}
 
     def _file(self, call: str, request: web.Request) -> StoredFile:
         self._enter(call, request)
-        return self._store.get(request.match_info["id"], self._shop.now())
+        return self._store.get(request.match_info["id"], self._service.now())
 
     def _stored(self, form: _Form) -> StoredFile:
         """Raises Refused for an upload that is not one."""
@@ -127,7 +252,7 @@ class OpenAIFiles:
         if purpose == self._relative.purpose and form.path.stat().st_size > MAX_BATCH_FILE_BYTES:
             raise _too_large(MAX_BATCH_FILE_BYTES)
         return self._store.add(
-            form.path, self._shop.now(), form.filename, purpose, _expires_s(form.fields)
+            form.path, self._service.now(), form.filename, purpose, _expires_s(form.fields)
         )
 
     async def _form(self, request: web.Request) -> _Form:
@@ -156,7 +281,7 @@ class OpenAIFiles:
             raise Refused(refusals.invalid("Give one 'file'.", "file"))
         form.filename = part.filename or form.filename
         try:
-            form.path = await self._shop.folder.write(_chunks(part), MAX_FILE_BYTES)
+            form.path = await self._service.folder.write(_chunks(part), MAX_FILE_BYTES)
         except TooLarge:
             raise _too_large(MAX_FILE_BYTES) from None
 

@@ -1,1 +1,0 @@
-"""OpenAI's Files and Batches, as every OpenAI-shaped provider has them."""

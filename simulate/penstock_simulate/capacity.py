@@ -1,0 +1,156 @@
+"""What bounds calls besides limits: machines that work on them, steep ramps, and the account."""
+
+from __future__ import annotations
+
+import heapq
+from collections import deque
+
+from penstock_simulate.choices import Crowded, Metering
+from penstock_simulate.config import SimulatorConfig
+
+
+class ServerSlots:
+    """An unbounded first-come-first-served queue in front of ``slots`` equal servers; times are
+    known at once."""
+
+    def __init__(self, slots: int) -> None:
+        self._ends: list[float] = []  # when each server is free, a heap
+        self._starts: deque[float] = deque()  # of the calls that wait, the earliest first
+        self._slots = slots
+
+    def enter(self, now: float, service_s: float) -> float:
+        """Seconds that a call waits before its ``service_s`` seconds begin."""
+        if len(self._ends) < self._slots:
+            heapq.heappush(self._ends, now + service_s)
+            return 0.0
+        start = max(now, self._ends[0])
+        heapq.heapreplace(self._ends, start + service_s)
+        self._forget(now)
+        if start > now:
+            self._starts.append(start)
+        return start - now
+
+    def change(self, slots: int) -> None:
+        """More servers are there at once; with fewer, those that are free last stay."""
+        self._slots = slots
+        while len(self._ends) > slots:
+            heapq.heappop(self._ends)
+
+    def running(self, now: float) -> int:
+        return sum(1 for end in self._ends if end > now)
+
+    def waiting(self, now: float) -> int:
+        self._forget(now)
+        return len(self._starts)
+
+    def _forget(self, now: float) -> None:
+        while self._starts and self._starts[0] <= now:
+            self._starts.popleft()
+
+
+def resized(slots: ServerSlots | None, metering: Metering) -> ServerSlots | None:
+    """The queue under these settings, with the calls that are in it; None where none is kept."""
+    if metering.crowded != Crowded.QUEUED or metering.max_concurrency is None:
+        return None
+    if slots is None:
+        return ServerSlots(metering.max_concurrency)
+    slots.change(metering.max_concurrency)
+    return slots
+
+
+def gauges(running: int, waiting: int, model: str) -> str:
+    """vLLM's two queue gauges as Prometheus text."""
+    labels = f'{{engine="0",model_name="{model}"}}'
+    rows = (
+        ("vllm:num_requests_running", "Number of requests in model execution batches.", running),
+        ("vllm:num_requests_waiting", "Number of requests waiting to be processed.", waiting),
+    )
+    return "".join(
+        f"# HELP {name} {meaning}\n# TYPE {name} gauge\n{name}{labels} {float(value)}\n"
+        for name, meaning, value in rows
+    )
+
+
+TOKENS_PER_PRICE = 1e6  # prices are per million tokens
+
+
+class Wallet:
+    """What was spent, against what the configuration allows."""
+
+    def __init__(self, config: SimulatorConfig) -> None:
+        self.spent_usd = 0.0
+        self.change(config)
+
+    def change(self, config: SimulatorConfig) -> None:
+        """Another credit, the spending kept: more of it and the account works again."""
+        self._calls, self._usd = config.credit_calls, config.credit_usd
+        self._usd_in = config.usd_per_mtok_in / TOKENS_PER_PRICE
+        self._usd_out = config.usd_per_mtok_out / TOKENS_PER_PRICE
+
+    def empty(self, calls: int) -> bool:
+        """``calls``: how many arrived, this one included."""
+        if self._calls is not None and calls > self._calls:
+            return True
+        return self._usd is not None and self.spent_usd >= self._usd
+
+    def pay(self, input_tokens: float, output_tokens: float) -> None:
+        self.spent_usd += input_tokens * self._usd_in + output_tokens * self._usd_out
+
+
+SLOTS = 10  # a ramp's span is measured in this many slots
+MINUTE_S = 60.0
+
+
+class RampDetector:
+    """Within ``within_s`` the accepted rate may grow by ``percent``, measured against the best
+    older slot.
+
+    The span is cut into ten slots. A slot may accept ``1 + percent / 100`` times what the best slot
+    accepted that lies one to two spans back, and never less than ``free_rpm`` requests per minute
+    times the same. So traffic that grows no faster passes, a jump is refused, and after a pause of
+    two spans the ramp starts over.
+    """
+
+    def __init__(self, percent: float, within_s: float, free_rpm: float) -> None:
+        self._growth = 1 + percent / 100
+        self._slot_s = within_s / SLOTS
+        self._free = free_rpm / MINUTE_S * self._slot_s
+        self._past: deque[int] = deque([0] * (2 * SLOTS), maxlen=2 * SLOTS)  # the newest last
+        self._slot: int | None = None
+        self._accepted = 0
+        self._allowed = max(1.0, self._growth * self._free)
+
+    def wait_s(self, now: float) -> float:
+        """0 when one more request may be accepted, else the seconds until the next slot."""
+        self._turn(now)
+        if self._accepted + 1 <= self._allowed or self._slot is None:
+            return 0.0
+        return (self._slot + 1) * self._slot_s - now
+
+    def accepted(self) -> None:
+        """Count one at the time of the last question."""
+        self._accepted += 1
+
+    def _turn(self, now: float) -> None:
+        slot = int(now // self._slot_s)
+        if self._slot is None:
+            self._slot = slot
+        if slot <= self._slot:
+            return
+        self._past.append(self._accepted)
+        self._past.extend([0] * min(slot - self._slot - 1, 2 * SLOTS))
+        self._slot, self._accepted = slot, 0
+        # The slot that begins now is number 20 of the past: those from 10 slots back on are a whole
+        # span old.
+        best = max(list(self._past)[: SLOTS + 1])
+        self._allowed = max(1.0, self._growth * max(best, self._free))
+
+
+def ramp_settings(config: SimulatorConfig) -> tuple[float | None, float, float]:
+    """What a detector is made of: while it stays the same, so does the detector."""
+    return config.ramp_percent, config.ramp_s, config.ramp_free_rpm
+
+
+def make_ramp(config: SimulatorConfig) -> RampDetector | None:
+    percent, within_s, free_rpm = ramp_settings(config)
+    return None if percent is None else RampDetector(percent, within_s, free_rpm)

@@ -1,1 +1,0 @@
-"""The strict limits of the provider: meters, charges, capacity and money."""
