@@ -4,9 +4,10 @@ Redis. One job at a time."""
 from __future__ import annotations
 
 import contextlib
+import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
@@ -22,9 +23,9 @@ from benchmarks.harness.ground import (
     usage,
     write_documents,
 )
-from penstock_ledger import Meta, RedisLedger, open_database
-from penstock_ledger.model import Job
-from penstock_producer import Producer
+
+Ask = Callable[[Mapping[str, Any]], dict[str, Any]]
+"""One question to the process of submitting.py, and its answer."""
 
 WARM_UP_DOCS = (
     1_000  # connections are open and every path has been walked before anything is counted
@@ -112,8 +113,10 @@ class Fleet:
         worker_pids: Sequence[int],
         control_pid: int,
         database_url: str,
+        ask: Ask,
     ) -> None:
         self.database_url = database_url
+        self._ask = ask
         self.last_job = ""  # the id of the job that was submitted last
         self.pids = (*worker_pids, control_pid, server.pid)
         self._place = place
@@ -133,29 +136,27 @@ class Fleet:
         """
         self._jobs += 1
         path = write_documents(self._place / f"job-{self._jobs}.jsonl", items, texts=texts)
-        with self._measured(items) as found, Producer(database_url=self.database_url) as producer:
-            own_cpu = time.thread_time()
-            job = producer.submit(path, spec or {})
-            found.submit_s = time.thread_time() - own_cpu
-            self.last_job = job.job_id
-            found.steady_ms = self._wait(producer, job, items)
-            found.dead = int(self._client.hget(_stats(job), "dead") or 0)
+        with self._measured(items) as found:
+            self.last_job, found.submit_s = self._submit(path, spec or {})
+            found.steady_ms = self._wait(self.last_job, items)
+            found.dead = int(self._client.hget(_stats(self.last_job), "dead") or 0)
         path.unlink()
         return found.cost()
 
     def run_many(self, jobs: int, each: int) -> JobCost:
         """The same for many small jobs at once."""
         path = write_documents(self._place / "many.jsonl", each)
-        with (
-            self._measured(jobs * each) as found,
-            Producer(database_url=self.database_url) as producer,
-        ):
-            own_cpu = time.thread_time()
-            submitted = [producer.submit(path, {}) for _ in range(jobs)]
-            found.submit_s = time.thread_time() - own_cpu
-            for job in submitted:
-                self._wait(producer, job, each)
+        with self._measured(jobs * each) as found:
+            submitted = [self._submit(path, {}) for _ in range(jobs)]
+            found.submit_s = sum(cpu_s for _, cpu_s in submitted)
+            for job_id, _ in submitted:
+                self._wait(job_id, each)
         return found.cost()
+
+    def _submit(self, path: Path, spec: Mapping[str, Any]) -> tuple[str, float]:
+        """Return the job's id, and the seconds of CPU that submitting took."""
+        answer = self._ask({"path": str(path), "spec": dict(spec)})
+        return answer["job"], answer["cpu_s"]
 
     def done(self) -> int:
         """Documents of the last job that have an outcome; 0 while it is being submitted."""
@@ -178,17 +179,15 @@ class Fleet:
         found.wall_s, found.after = time.monotonic() - found.started, self.usages()
 
     def wait_ready(self) -> None:
-        with contextlib.closing(open_database(self.database_url)) as database:
-            hot = RedisLedger(self._client, Meta(database).epoch())
-            deadline = time.monotonic() + READY_TIMEOUT_S
-            while len(hot.workers()) < len(self._worker_pids):
-                if time.monotonic() > deadline:
-                    raise GroundError(
-                        f"no worker reported within {READY_TIMEOUT_S:.0f} s; see {self._place}"
-                    )
-                time.sleep(LOOK_EACH_S)
+        deadline = time.monotonic() + READY_TIMEOUT_S
+        while int(self._client.zcard("penstock:workers")) < len(self._worker_pids):
+            if time.monotonic() > deadline:
+                raise GroundError(
+                    f"no worker reported within {READY_TIMEOUT_S:.0f} s; see {self._place}"
+                )
+            time.sleep(LOOK_EACH_S)
 
-    def _wait(self, producer: Producer, job: Job, items: int) -> float:
+    def _wait(self, job: str, items: int) -> float:
         """Looks at one counter in Redis, so that waiting costs the measured processes nothing.
 
         Returns ``steady_ms``."""
@@ -202,7 +201,7 @@ class Fleet:
             )
             while len(marks) < len(STEADY) and done >= STEADY[len(marks)] * items:
                 marks.append((done, self._workers().cpu_s))
-            if done >= items and producer.status(job.job_id).job.state.final:
+            if done >= items and self._ask({"job": job})["over"]:
                 (first, before), (second, after) = marks
                 return (after - before) * 1000 / max(1, second - first)
             if done != last:
@@ -245,12 +244,36 @@ def fleet(
     """
     place.mkdir(parents=True, exist_ok=True)
     database_url = database_url or f"sqlite:///{place / 'ledger.db'}"
-    with contextlib.closing(open_database(database_url)) as database:
-        database.migrate()
     variables = _variables(place, server, concurrency, base_url, database_url) | dict(
         settings or {}
     )
     with contextlib.ExitStack() as processes:
+        submitting = processes.enter_context(
+            process(
+                [sys.executable, str(ROOT / "benchmarks/harness/submitting.py"), database_url],
+                variables=variables,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                log=place / "submitting.log",
+                checkout=checkout,
+            )
+        )
+
+        def read() -> dict[str, Any]:
+            assert submitting.stdout is not None
+            line = submitting.stdout.readline()
+            if not line:
+                raise GroundError(f"the process that submits has ended; see {place}")
+            answer: dict[str, Any] = orjson.loads(line)
+            return answer
+
+        def ask(question: Mapping[str, Any]) -> dict[str, Any]:
+            assert submitting.stdin is not None
+            submitting.stdin.write(orjson.dumps(question) + b"\n")
+            submitting.stdin.flush()
+            return read()
+
+        read()  # the database is migrated
 
         def start(module: str, argument: str, log: str) -> int:
             command = [sys.executable, "-m", module, argument]
@@ -265,6 +288,7 @@ def fleet(
             [start(worker, lane, f"w{n}.log") for n in range(workers)],
             control,
             database_url,
+            ask,
         )
         running.wait_ready()
         running.run(WARM_UP_DOCS, warm_up)
@@ -286,5 +310,5 @@ def _variables(
     }
 
 
-def _stats(job: Job) -> str:
-    return f"penstock:{job.job_id}:stats"
+def _stats(job_id: str) -> str:
+    return f"penstock:{job_id}:stats"
