@@ -22,7 +22,7 @@ define make_venv
 @$(1)/bin/python -m pip install --quiet --disable-pip-version-check --upgrade "pip>=25.1"
 endef
 
-.PHONY: help demo demo-embed demo-clean test test-fast test-images test-servers test-vllm test-airflow docs chart check monitoring format bench bench-vllm soak audit clean
+.PHONY: help demo demo-embed demo-clean test test-all test-fast test-images test-servers test-vllm test-airflow docs chart check monitoring format bench bench-vllm soak audit clean
 
 help: ## list these commands
 	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -53,7 +53,10 @@ demo-clean: ## remove the files of the demos, so that the next one starts from n
 # The tests start Penstock hundreds of times: compiled once, also where PYTHONDONTWRITEBYTECODE keeps each start from doing so.
 test: $(STAMP) ## run every test that CI runs, two at a time
 	@$(BIN)/python -m compileall -q cli gateway ledger producer ratelimit simulate workers
-	@$(IN_MEMORY) $(BIN)/python -m pytest -q -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder -m "not soak and not engine and not servers and not images and not airflow"
+	@$(IN_MEMORY) $(BIN)/python -m pytest -q -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder -m "not soak and not engine and not servers and not images and not airflow" $(PYTEST)
+
+test-all: $(STAMP) ## run them with every test on both databases, SQLite and PostgreSQL
+	@$(MAKE) test PYTEST="--both-databases"
 
 test-fast: $(STAMP) ## run the unit and contract tests only: a minute, while you work
 	@$(BIN)/python -m pytest -q -n $(TEST_PROCESSES) --dist loadfile tests/unit tests/contract

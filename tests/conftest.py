@@ -25,6 +25,59 @@ with suppress(MissingServer):
     os.environ.setdefault("PENSTOCK_REDIS_SERVER", redis_binary())
 
 
+# Here every test runs on SQLite and on PostgreSQL: stores, sources, sinks and kills. What stands
+# above them reaches a database through them, and runs on SQLite; on both with --both-databases.
+ON_BOTH = {
+    f"tests/{name}.py"
+    for name in (
+        "integration/test_account",
+        "integration/test_batch_crashes",
+        "integration/test_commit_order",
+        "integration/test_control_shards",
+        "integration/test_door_stores",
+        "integration/test_ledger_away",
+        "integration/test_ledger_conformance",
+        "integration/test_ledger_migrations",
+        "integration/test_ledger_odd_texts",
+        "integration/test_ledger_processes",
+        "integration/test_ledger_shards",
+        "integration/test_provider_batch_stores",
+        "integration/test_sources_tables",
+        "integration/test_spending",
+        "integration/test_tables_into",
+        "integration/test_tenant_budgets",
+    )
+}
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--both-databases",
+        action="store_true",
+        help="run the tests above the stores on PostgreSQL, too",
+    )
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave the second database to tests of stores, unless both are asked for."""
+    if config.getoption("--both-databases"):
+        return
+    lost = [path for path in ON_BOTH if not (config.rootpath / path).is_file()]
+    if lost:
+        raise pytest.UsageError(f"tests/conftest.py names files that are gone: {lost}")
+    left = [item for item in items if _is_second_database(item, config.rootpath)]
+    config.hook.pytest_deselected(items=left)
+    items[:] = [item for item in items if item not in set(left)]
+
+
+def _is_second_database(item: pytest.Item, root: Path) -> bool:
+    path = item.path.relative_to(root).as_posix()
+    made_with = getattr(item, "callspec", None)
+    if made_with is None or path in ON_BOTH or "/integration/" not in path:
+        return False
+    return "postgresql" in [value for value in made_with.params.values() if isinstance(value, str)]
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_setup() -> Generator[None]:
     """A missing server skips on a laptop, with its reason, and fails where CI=true."""

@@ -60,7 +60,13 @@ from penstock_ledger.sql.postgres import (
     open_engine,
     wait_for_other_migrations,
 )
-from penstock_ledger.sql.sqlite_file import WRITES, checked_sqlite, open_sqlite
+from penstock_ledger.sql.sqlite_file import (
+    CACHE_KIB,
+    WORKER_CACHE_KIB,
+    WRITES,
+    checked_sqlite,
+    open_sqlite,
+)
 from penstock_ledger.sql.tables import HEAD, metadata
 
 T = TypeVar("T")
@@ -78,13 +84,14 @@ def open_database(
     """Prepare a handle; nothing is connected or created yet.
 
     ``url`` is ``sqlite:///path/to/file`` or ``postgresql://…`` (``postgresql+psycopg://…``).
-    ``pool_size`` bounds the connections that this handle opens; ``waits`` and ``role``, which names
-    them, are for PostgreSQL.
+    ``pool_size`` bounds the connections that this handle opens; ``waits`` are for PostgreSQL;
+    ``role`` names the connections there, and a worker's have a larger cache in SQLite.
     Raises DatabaseUnusable.
     """
     parsed = _parsed(url)
     if parsed.get_backend_name() == "sqlite":
-        engine = open_sqlite(parsed, pool_size)
+        cache_kib = WORKER_CACHE_KIB if role == "worker" else CACHE_KIB
+        engine = open_sqlite(parsed, pool_size, cache_kib)
     else:
         engine = open_engine(parsed, pool_size=pool_size, waits=waits or Waits(), role=role)
     return Database(engine)

@@ -18,9 +18,10 @@ from penstock_ledger.sql.sqlite_lock import WriteLock, is_busy
 
 # the option of connections whose transaction takes the write lock as it begins
 WRITES: Final = "penstock_writes"
-CACHE_KIB: Final = (
-    32 * 1024
-)  # per connection, so that the index pages of a million rows stay in memory
+# Per connection. Workers insert into indexes whose pages, of a million rows, stay in memory; others
+# read on, and what they have read needs no second place beside the kernel's.
+WORKER_CACHE_KIB: Final = 32 * 1024
+CACHE_KIB: Final = 4 * 1024
 CHECKPOINT_PAGES: Final = (
     8_000  # 32 MiB of log: pages that many commits touch are written back once, not each time
 )
@@ -43,8 +44,8 @@ def checked_sqlite(url: URL) -> URL:
     return url
 
 
-def open_sqlite(url: URL, pool_size: int) -> Engine:
-    """Nothing is connected yet."""
+def open_sqlite(url: URL, pool_size: int, cache_kib: int) -> Engine:
+    """Prepare an engine; nothing is connected yet."""
     engine = create_engine(
         url,
         pool_size=pool_size,
@@ -61,7 +62,7 @@ def open_sqlite(url: URL, pool_size: int) -> Engine:
             connection.exec_driver_sql("BEGIN")
 
     event.listen(engine, "do_connect", partial(_make_private, url))
-    event.listen(engine, "connect", partial(_prepare_sqlite, lock.look_ms))
+    event.listen(engine, "connect", partial(_prepare_sqlite, lock.look_ms, cache_kib))
     event.listen(engine, "begin", begin)
     return engine
 
@@ -77,15 +78,14 @@ def _make_private(url: URL, *_: object) -> None:
             os.close(os.open(str(url.database), os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
 
 
-def _prepare_sqlite(busy_timeout_ms: int, connection: Any, _record: object) -> None:
-    connection.isolation_level = (
-        None  # SQLAlchemy's recipe: pysqlite must not open transactions by itself
-    )
+def _prepare_sqlite(busy_timeout_ms: int, cache_kib: int, connection: Any, _record: object) -> None:
+    # SQLAlchemy's recipe: pysqlite must not open transactions by itself.
+    connection.isolation_level = None
     cursor = connection.cursor()
     cursor.execute(f"PRAGMA busy_timeout = {busy_timeout_ms}")
     _switch_to_wal(cursor)
     cursor.execute("PRAGMA synchronous = FULL")
-    cursor.execute(f"PRAGMA cache_size = -{CACHE_KIB}")
+    cursor.execute(f"PRAGMA cache_size = -{cache_kib}")
     cursor.execute(f"PRAGMA wal_autocheckpoint = {CHECKPOINT_PAGES}")
     cursor.close()
 
