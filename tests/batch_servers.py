@@ -11,8 +11,8 @@ from typing import Any
 
 from aiohttp import web
 
+from penstock_workers.lanes.batch.apis import open_batches
 from penstock_workers.lanes.batch.apis.http import Times
-from penstock_workers.lanes.batch.apis.open import open_batches
 from penstock_workers.lanes.batch.provider import (
     BatchAnswer,
     BatchProvider,

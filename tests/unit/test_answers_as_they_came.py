@@ -21,7 +21,7 @@ from penstock_workers.item.failures import Failure, Reply, name_failure
 from penstock_workers.item.lane import Prepared, Request
 from penstock_workers.lanes.api import api_lane
 from penstock_workers.lanes.api.api_lane import ApiLane
-from penstock_workers.lanes.batch.apis import anthropic_lines, gemini_lines, openai_lines
+from penstock_workers.lanes.batch.apis import anthropic, gemini, openai
 from penstock_workers.lanes.batch.apis.output_lines import Line
 from penstock_workers.lanes.batch.apis.reading import request_body
 from penstock_workers.lanes.batch.provider import BadLine, BatchAnswer
@@ -130,9 +130,9 @@ def test_an_answer_is_stored_as_it_came_whatever_the_key_is(key: str, body: byte
 BATCH_LINES: dict[str, tuple[bytes, Callable[[str, Line], Any]]] = {
     "openai": (
         b'{"custom_id":"a", "response":{"status_code":200,"body": %b}, "error":null}',
-        openai_lines.read_line,
+        openai.read_line,
     ),
-    "gemini": (b'{"key": "a", "response": %b}', gemini_lines.read_line),
+    "gemini": (b'{"key": "a", "response": %b}', gemini.read_line),
 }
 
 
@@ -144,8 +144,8 @@ def test_an_answer_of_a_batch_is_read_as_it_came(dialect: str, key: str, body: b
     body = on_one_line(body)
     if dialect == "anthropic":
         line = b'{"custom_id":"a","result":{"type":"succeeded","message": %b}}' % body
-        read = anthropic_lines.read_line("out", Line(1, line))
-        answer = read.answer if isinstance(read, anthropic_lines.Read) else read
+        read = anthropic.read_line("out", Line(1, line))
+        answer = read.answer if isinstance(read, anthropic.Read) else read
     else:
         form, read_line = BATCH_LINES[dialect]
         answer = read_line("out", Line(1, form % body))

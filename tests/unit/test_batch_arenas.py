@@ -14,7 +14,7 @@ THREADS = 12
 # made.
 PROGRAM = f"""
 import ctypes, sys, tempfile, threading
-from penstock_workers.lanes.batch.arenas import limit_arenas
+from penstock_workers.lanes.batch.engine import limit_arenas
 
 print(limit_arenas() if sys.argv[1] == "limited" else "left alone")
 together = threading.Barrier({THREADS})

@@ -8,15 +8,15 @@ from typing import Any
 
 import pytest
 
-from penstock_workers.lanes.batch.apis import anthropic_lines, gemini_lines, openai_lines
+from penstock_workers.lanes.batch.apis import anthropic, gemini, openai
 from penstock_workers.lanes.batch.apis.anthropic import LIMITS as ANTHROPIC
-from penstock_workers.lanes.batch.apis.line_cutter import (
+from penstock_workers.lanes.batch.apis.output_lines import (
     ENDS_BYTES,
     EndlessLine,
+    Line,
     LineCutter,
     TooLong,
 )
-from penstock_workers.lanes.batch.apis.output_lines import Line
 from penstock_workers.lanes.batch.provider import BadLine, BatchAnswer, LineTooLong, UnreadableLine
 
 BODY = b'{"model":"m","messages":[{"role":"user","content":"\xc3\xa9"}]}'
@@ -29,11 +29,11 @@ def line(value: Any) -> Line:
 def test_a_request_beyond_the_providers_limit_is_too_large() -> None:
     """Which is another thing than a request that no batch of it takes."""
     with pytest.raises(LineTooLong, match="may have 50"):
-        openai_lines.write_line("a", "/v1/chat/completions", BODY, 50)
+        openai.write_line("a", "/v1/chat/completions", BODY, 50)
     with pytest.raises(LineTooLong, match="may have 50"):
-        anthropic_lines.write_line("a", "/v1/messages", BODY, ANTHROPIC._replace(line_bytes=50))
+        anthropic.write_line("a", "/v1/messages", BODY, ANTHROPIC._replace(line_bytes=50))
     with pytest.raises(LineTooLong, match="may have 50"):
-        gemini_lines.write_line("a", "/v1beta/generateContent", BODY, 50)
+        gemini.write_line("a", "/v1beta/generateContent", BODY, 50)
 
 
 # -- cutting ---------------------------------------------------------------------------------------
@@ -96,7 +96,7 @@ def test_a_beginning_is_known_again() -> None:
 
 def test_bodies_are_passed_through() -> None:
     """OpenAI's line has the body's own bytes; Gemini's has no model, which is the batch's."""
-    written = openai_lines.write_line("a-1", "/v1/chat/completions", BODY, 1000)
+    written = openai.write_line("a-1", "/v1/chat/completions", BODY, 1000)
     assert BODY in written
     assert json.loads(written) == {
         "custom_id": "a-1",
@@ -104,11 +104,11 @@ def test_bodies_are_passed_through() -> None:
         "url": "/v1/chat/completions",
         "body": json.loads(BODY),
     }
-    assert json.loads(anthropic_lines.write_line("a-1", "/v1/messages", BODY, ANTHROPIC)) == {
+    assert json.loads(anthropic.write_line("a-1", "/v1/messages", BODY, ANTHROPIC)) == {
         "custom_id": "a-1",
         "params": json.loads(BODY),
     }
-    written = gemini_lines.write_line(
+    written = gemini.write_line(
         "a-1", "/v1beta/generateContent", b'{"model":"m","contents":[]}', 1000
     )
     assert json.loads(written) == {"key": "a-1", "request": {"contents": []}}
@@ -116,7 +116,7 @@ def test_bodies_are_passed_through() -> None:
 
 def test_a_body_of_several_lines_becomes_one() -> None:
     """A body that was written for people is one line in the file."""
-    written = openai_lines.write_line(
+    written = openai.write_line(
         "a", "/v1/embeddings", b'{\n  "model": "m",\n  "input": "x"\n}', 1000
     )
     assert written.count(b"\n") == 1
@@ -135,21 +135,21 @@ def test_a_body_of_several_lines_becomes_one() -> None:
 def test_what_cannot_be_a_line_is_refused_by_name(body: bytes, why: str) -> None:
     """A request that a batch cannot hold is one document's failure, found before it is packed."""
     with pytest.raises(BadLine, match=why):
-        openai_lines.write_line("a", "/v1/chat/completions", body, 1000)
+        openai.write_line("a", "/v1/chat/completions", body, 1000)
 
 
 def test_gemini_takes_its_own_endpoint() -> None:
     """A body of another dialect does not get into its batches."""
     with pytest.raises(BadLine, match="/v1beta/generateContent"):
-        gemini_lines.write_line("a", "/v1/chat/completions", BODY, 1000)
+        gemini.write_line("a", "/v1/chat/completions", BODY, 1000)
 
 
 def test_anthropic_takes_its_own_endpoint_and_shorter_ids() -> None:
     """The batch's mark goes before each id, so an id has 55 characters at most."""
     with pytest.raises(BadLine, match="/v1/messages"):
-        anthropic_lines.write_line("a", "/v1/chat/completions", BODY, ANTHROPIC)
+        anthropic.write_line("a", "/v1/chat/completions", BODY, ANTHROPIC)
     with pytest.raises(BadLine, match="1 to 55"):
-        anthropic_lines.write_line("a" * 56, "/v1/messages", BODY, ANTHROPIC)
+        anthropic.write_line("a" * 56, "/v1/messages", BODY, ANTHROPIC)
 
 
 # -- OpenAI's answers ------------------------------------------------------------------------------
@@ -162,13 +162,13 @@ def test_openais_answers() -> None:
         b'{"id":"batch_req_1","custom_id":"a","response":{"status_code":200,"request_id":"r","body":{"x": '
         b'1.50}},"error":null}'
     )
-    assert openai_lines.read_line("f", line(text)) == BatchAnswer("a", 200, b'{"x": 1.50}', "r")
+    assert openai.read_line("f", line(text)) == BatchAnswer("a", 200, b'{"x": 1.50}', "r")
     refused = {
         "custom_id": "a",
         "response": {"status_code": 400, "body": {"error": {"code": "c"}}},
         "error": None,
     }
-    read = openai_lines.read_line("f", line(refused))
+    read = openai.read_line("f", line(refused))
     assert isinstance(read, BatchAnswer)
     assert (read.status, json.loads(read.body), read.error) == (400, {"error": {"code": "c"}}, None)
     expired = {
@@ -176,7 +176,7 @@ def test_openais_answers() -> None:
         "response": None,
         "error": {"code": "batch_expired", "message": "too late"},
     }
-    assert openai_lines.read_line("f", line(expired)) == BatchAnswer(
+    assert openai.read_line("f", line(expired)) == BatchAnswer(
         "a", None, b"", None, "batch_expired", "too late"
     )
 
@@ -190,7 +190,7 @@ def test_vllms_errors_have_a_body() -> None:
         "response": {"status_code": 400, "request_id": "r", "body": None},
         "error": {"message": "too long", "type": "BadRequestError", "code": 400},
     }
-    read = openai_lines.read_line("f", line(vllm))
+    read = openai.read_line("f", line(vllm))
     assert isinstance(read, BatchAnswer)
     assert (read.status, read.error, read.message) == (400, "400", "too long")
     assert json.loads(read.body) == {"error": vllm["error"]}
@@ -218,9 +218,7 @@ def test_vllms_errors_have_a_body() -> None:
         b'{"custom_id":"a","error":' + b"[" * 100_000,
     ],
 )
-@pytest.mark.parametrize(
-    "read_line", [openai_lines.read_line, anthropic_lines.read_line, gemini_lines.read_line]
-)
+@pytest.mark.parametrize("read_line", [openai.read_line, anthropic.read_line, gemini.read_line])
 def test_what_is_no_answer_is_one_unreadable_line(read_line: Any, text: bytes) -> None:
     """Whatever a line holds, it ends as a value that names output and line."""
     read = read_line("file-1", line(text))
@@ -233,7 +231,7 @@ def test_what_is_no_answer_is_one_unreadable_line(read_line: Any, text: bytes) -
 
 
 def anthropic(result: Any) -> tuple[str, BatchAnswer]:
-    read = anthropic_lines.read_line("b", line({"custom_id": "2c9e41ab-a-1", "result": result}))
+    read = anthropic.read_line("b", line({"custom_id": "2c9e41ab-a-1", "result": result}))
     assert not isinstance(read, UnreadableLine), read
     return read.mark, read.answer
 
@@ -271,16 +269,16 @@ def test_anthropics_results() -> None:
 def test_a_result_of_anthropic_without_content_is_unreadable(result: Any) -> None:
     """A result of an unknown type is no answer, and no defect either."""
     text = {"custom_id": "2c9e41ab-a", "result": result}
-    assert isinstance(anthropic_lines.read_line("b", line(text)), UnreadableLine)
+    assert isinstance(anthropic.read_line("b", line(text)), UnreadableLine)
 
 
 def test_geminis_responses() -> None:
     """An error has a code of google.rpc, which becomes an HTTP status."""
-    good = gemini_lines.read_line("f", line(b'{"key":"a","response":{"candidates": []}}'))
+    good = gemini.read_line("f", line(b'{"key":"a","response":{"candidates": []}}'))
     assert good == BatchAnswer("a", 200, b'{"candidates": []}')
     for code, status in ((8, 429), (3, 400), (429, 429), (99, 500), ("x", 500), (None, 500)):
         error = {"code": code, "message": "no", "status": "RESOURCE_EXHAUSTED"}
-        read = gemini_lines.read_line("f", line({"key": "a", "error": error}))
+        read = gemini.read_line("f", line({"key": "a", "error": error}))
         assert isinstance(read, BatchAnswer)
         assert (read.status, read.error, read.message) == (status, "RESOURCE_EXHAUSTED", "no")
         assert json.loads(read.body) == {"error": error}

@@ -11,16 +11,16 @@ import pytest
 
 from penstock_ledger import ItemKey, NewProviderBatch, Remainder
 from penstock_producer.rows import Document
-from penstock_workers.lanes.batch.packing import window as window_module
-from penstock_workers.lanes.batch.packing.custom_ids import custom_id
-from penstock_workers.lanes.batch.packing.packed import (
+from penstock_workers.lanes.batch import window as window_module
+from penstock_workers.lanes.batch.packed import (
     LEFT_S,
     PackedDocument,
     PackedFolder,
+    custom_id,
     packed_before,
 )
-from penstock_workers.lanes.batch.packing.window import Terms, Window
 from penstock_workers.lanes.batch.provider import BadLine, BatchLimits
+from penstock_workers.lanes.batch.window import Terms, Window
 
 LIMITS = BatchLimits(requests=100, total_bytes=10_000, line_bytes=1_000)
 

@@ -17,7 +17,7 @@ from penstock_ledger import (
     RedisLedger,
     open_database,
 )
-from penstock_workers.lanes.batch.standing import Jobs, Standing
+from penstock_workers.lanes.batch.jobs import Jobs, Standing
 
 
 @pytest.fixture

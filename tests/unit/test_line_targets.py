@@ -11,8 +11,7 @@ from penstock_producer.job.spec import JobSpec
 from penstock_producer.job.targets import url_refusal
 from penstock_producer.sources.forms.row_forms import form_of
 from penstock_producer.sources.forms.strict_json import RowFault
-from penstock_workers.lanes.batch.apis.openai import OpenAIBatches
-from penstock_workers.lanes.batch.apis.shapes import SHAPES
+from penstock_workers.lanes.batch.apis.openai import SHAPES, OpenAIBatches
 from penstock_workers.lanes.batch.provider import BadLine
 
 CHAT, EMBEDDINGS = "/v1/chat/completions", "/v1/embeddings"

@@ -43,7 +43,7 @@ from penstock_producer.tables.csv_form import csv_lines
 from penstock_workers.item.answer import Answer
 from penstock_workers.item.failures import Failure, Reply, name_failure
 from penstock_workers.item.settling.rows import dead_letter, result_of
-from penstock_workers.lanes.batch.apis import anthropic_lines, gemini_lines, openai_lines
+from penstock_workers.lanes.batch.apis import anthropic, gemini, openai
 from penstock_workers.lanes.batch.apis.output_lines import Line
 from penstock_workers.lanes.batch.provider import BatchAnswer, UnreadableLine
 
@@ -278,7 +278,7 @@ def test_an_error_of_a_provider_becomes_words_that_can_be_stored_and_shown(
 @short
 def test_a_line_of_a_batch_is_read_whatever_its_texts_are(text: str) -> None:
     """As an answer, as an error, and as an id that is no name."""
-    openai = openai_lines.read_line
+    openai = openai.read_line
     said, answer = quoted(text), b'{"choices":[{"message":{"content":%b}}]}' % quoted(text)
     refusal = b'{"type":"error","error":{"type":%b,"message":%b}}' % (said, said)
     lines: list[tuple[Callable[[str, Line], Any], bytes, bytes | None]] = [
@@ -298,31 +298,31 @@ def test_a_line_of_a_batch_is_read_whatever_its_texts_are(text: str) -> None:
             b'{"custom_id":%b,"response":{"status_code":200,"body":%b}}' % (said, answer),
             None,
         ),
-        (gemini_lines.read_line, b'{"key":"a","response":%b,"note":%b}' % (answer, said), answer),
+        (gemini.read_line, b'{"key":"a","response":%b,"note":%b}' % (answer, said), answer),
         (
-            gemini_lines.read_line,
+            gemini.read_line,
             b'{"key":"a","error":{"code":3,"status":%b,"message":%b}}' % (said, said),
             None,
         ),
         (
-            anthropic_lines.read_line,
+            anthropic.read_line,
             b'{"custom_id":"a","result":{"type":"succeeded","message":%b}}' % answer,
             answer,
         ),
         (
-            anthropic_lines.read_line,
+            anthropic.read_line,
             b'{"custom_id":"a","result":{"type":"errored","error":%b}}' % refusal,
             None,
         ),
         (
-            anthropic_lines.read_line,
+            anthropic.read_line,
             b'{"custom_id":"a","result":{"type":%b,"message":%b}}' % (said, answer),
             None,
         ),
     ]
     for read_line, line, expected in lines:
         read = read_line("out", Line(1, line))
-        read = read.answer if isinstance(read, anthropic_lines.Read) else read
+        read = read.answer if isinstance(read, anthropic.Read) else read
         assert isinstance(read, BatchAnswer | UnreadableLine)
         if expected is not None:
             assert isinstance(read, BatchAnswer), read

@@ -11,10 +11,10 @@ from uuid import uuid4
 from penstock_ledger import BatchLost, JobState
 from penstock_workers.item.attempt import JobView
 from penstock_workers.lane_changes import BATCH_REFUSED
-from penstock_workers.lanes.batch.collect import Collected
-from penstock_workers.lanes.batch.judging import Parting
+from penstock_workers.lanes.batch.answers import Collected, Parting
+from penstock_workers.lanes.batch.jobs import Standing
 from penstock_workers.lanes.batch.led_batch import LedBatch, counts_of
-from penstock_workers.lanes.batch.packing.packed import PackedBatch
+from penstock_workers.lanes.batch.packed import PackedBatch
 from penstock_workers.lanes.batch.provider import (
     TOKEN_CAP_CODES,
     AnswersMissing,
@@ -23,7 +23,6 @@ from penstock_workers.lanes.batch.provider import (
     BatchSeen,
     TryLater,
 )
-from penstock_workers.lanes.batch.standing import Standing
 from penstock_workers.lanes.batch.troubles import Troubles
 
 log = logging.getLogger(__name__)

@@ -2,13 +2,23 @@
 
 Its documents are no messages, so nothing is claimed: it is a worker like `penstock control` is one,
 with its drain, its heartbeat and its probe files. It holds the keys of the providers.
+
+How much memory glibc keeps for threads that no longer need it.
+
+glibc gives each thread an arena of its own, up to eight a core, and returns little of one to the
+system. The batch lane reads and writes documents by the thousand in whichever thread is free, so
+that each arena grows to what the largest page took. With few of them the threads share what is
+freed. It is said to glibc and not by MALLOC_ARENA_MAX, so that it holds however a worker is
+started, and so that what a worker starts, as the processes of hooks, keeps what is usual.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import ctypes
 import logging
+import os
 from collections.abc import Iterator, Mapping
 from importlib.metadata import version
 from typing import Final
@@ -36,23 +46,41 @@ from penstock_workers.item.run.retry_policy import RetryPolicy
 from penstock_workers.item.settling.made_with import MadeWithNotes
 from penstock_workers.item.settling.settle import Settler
 from penstock_workers.item.settling.tally import OutcomeTally
-from penstock_workers.lanes.batch.apis.open import open_batches
-from penstock_workers.lanes.batch.arenas import limit_arenas
-from penstock_workers.lanes.batch.collect import Collector
-from penstock_workers.lanes.batch.judging import Judge
+from penstock_workers.lanes.batch.answers import Collector, Judge
+from penstock_workers.lanes.batch.apis import open_batches
+from penstock_workers.lanes.batch.jobs import Jobs, Reservations
 from penstock_workers.lanes.batch.leader import Leader
 from penstock_workers.lanes.batch.led_batch import Surroundings
-from penstock_workers.lanes.batch.packing.packed import PackedFolder
-from penstock_workers.lanes.batch.packing.packer import Packer
+from penstock_workers.lanes.batch.packed import PackedFolder
+from penstock_workers.lanes.batch.packer import Packer
 from penstock_workers.lanes.batch.provider import BatchProvider
 from penstock_workers.lanes.batch.records import BatchRecords, NoQueue
-from penstock_workers.lanes.batch.reservations import Reservations
-from penstock_workers.lanes.batch.standing import Jobs
 from penstock_workers.lanes.row import Beside, StartBeside
 from penstock_workers.metrics import catalogue
 from penstock_workers.metrics.samples import Sample
-from penstock_workers.settings import WorkerSettings, process_name
+from penstock_workers.settings import WorkerSettings, has_arena_limit, process_name
 from penstock_workers.stores import Stores, open_stores
+
+ARENAS: Final = 2
+M_ARENA_MAX: Final = -8  # glibc's malloc.h
+
+
+def limit_arenas() -> bool:
+    """Whether it was done: not on another C library, nor where the environment has a limit already.
+
+    Arenas that exist stay, so it comes before the threads.
+    """
+    if has_arena_limit() or not _is_glibc():
+        return False
+    return bool(ctypes.CDLL(None).mallopt(M_ARENA_MAX, ARENAS))
+
+
+def _is_glibc() -> bool:
+    try:
+        return (os.confstr("CS_GNU_LIBC_VERSION") or "").startswith("glibc")
+    except (ValueError, OSError):  # a system that does not know the name: musl, macOS
+        return False
+
 
 log = logging.getLogger(__name__)
 

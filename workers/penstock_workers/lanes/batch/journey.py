@@ -18,7 +18,7 @@ from penstock_workers.failure_log import FailureLog
 from penstock_workers.lane_changes import BATCH_REFUSED
 from penstock_workers.lanes.batch.ending import Ending
 from penstock_workers.lanes.batch.led_batch import LOOK_AT_JOB_S, LedBatch, Surroundings
-from penstock_workers.lanes.batch.packing.packer import Stopped
+from penstock_workers.lanes.batch.packer import Stopped
 from penstock_workers.lanes.batch.provider import (
     BatchGone,
     BatchProvider,

@@ -20,9 +20,10 @@ from penstock_ledger import (
 from penstock_workers.failpoints import Failpoints
 from penstock_workers.item.attempt import JobView
 from penstock_workers.item.run.reading.jobs import JobBook
-from penstock_workers.lanes.batch.collect import Collector
-from penstock_workers.lanes.batch.packing.packed import PackedBatch, PackedFolder
-from penstock_workers.lanes.batch.packing.packer import Packer
+from penstock_workers.lanes.batch.answers import Collector
+from penstock_workers.lanes.batch.jobs import Jobs, Reservations, Standing
+from penstock_workers.lanes.batch.packed import PackedBatch, PackedFolder
+from penstock_workers.lanes.batch.packer import Packer
 from penstock_workers.lanes.batch.provider import (
     AccountStopped,
     BatchGone,
@@ -32,8 +33,6 @@ from penstock_workers.lanes.batch.provider import (
     TryLater,
     Unclear,
 )
-from penstock_workers.lanes.batch.reservations import Reservations
-from penstock_workers.lanes.batch.standing import Jobs, Standing
 from penstock_workers.settings import WorkerSettings
 
 log = logging.getLogger(__name__)

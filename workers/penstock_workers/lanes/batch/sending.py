@@ -13,8 +13,9 @@ from typing import Final
 
 from penstock_ledger import BatchState, JobState
 from penstock_workers.errors import PricesMissing
+from penstock_workers.lanes.batch.jobs import Room, Standing
 from penstock_workers.lanes.batch.led_batch import LedBatch, counts_of
-from penstock_workers.lanes.batch.packing.packed import PackedBatch
+from penstock_workers.lanes.batch.packed import PackedBatch
 from penstock_workers.lanes.batch.provider import (
     AccountStopped,
     BatchGone,
@@ -24,8 +25,6 @@ from penstock_workers.lanes.batch.provider import (
     TokenCapReached,
     TryLater,
 )
-from penstock_workers.lanes.batch.reservations import Room
-from penstock_workers.lanes.batch.standing import Standing
 
 log = logging.getLogger(__name__)
 

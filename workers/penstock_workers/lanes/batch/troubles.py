@@ -17,6 +17,7 @@ from penstock_ledger import BatchState, BatchTrouble, Missing
 from penstock_ledger.redaction import redact
 from penstock_ratelimit import full_jitter
 from penstock_workers.item.failures import ASTRAY
+from penstock_workers.lanes.batch.jobs import Standing
 from penstock_workers.lanes.batch.led_batch import LedBatch
 from penstock_workers.lanes.batch.provider import (
     AccountStopped,
@@ -26,7 +27,6 @@ from penstock_workers.lanes.batch.provider import (
     BatchGone,
     TryLater,
 )
-from penstock_workers.lanes.batch.standing import Standing
 
 log = logging.getLogger(__name__)
 

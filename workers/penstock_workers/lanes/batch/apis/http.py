@@ -5,15 +5,22 @@ Redirects are never followed.
 Not the api lane's client: that one holds each body in memory. Nothing is tried again in here but
 the download of an output (output_lines.py); a call ends in an answer or in one error of
 ``provider.py``, without the key.
+
+What an answer of a batch API means that is no success: who has to act, and whether the call may
+have worked.
+
+Lists of batches and files, page by page, each with an end.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Mapping
+import re
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 from urllib.parse import urlsplit
 
 import aiohttp
@@ -21,9 +28,116 @@ import orjson
 from yarl import URL
 
 from penstock_ledger.redaction import redact
-from penstock_workers.lanes.batch.apis.refused import Heard, judge
-from penstock_workers.lanes.batch.provider import AccountStopped, BatchError, TryLater, Unclear
+from penstock_ratelimit import Refusal, Signal, classify
+from penstock_workers.item.failures import ASTRAY
+from penstock_workers.item.outcome import Parked
+from penstock_workers.item.run.fates import FATES
+from penstock_workers.lanes.batch.apis.reading import identifier, rows
+from penstock_workers.lanes.batch.provider import (
+    TOKEN_CAP_CODES,
+    AccountStopped,
+    Astray,
+    BatchError,
+    BatchGone,
+    BatchRefused,
+    TokenCapReached,
+    TryLater,
+    Unclear,
+)
 from penstock_workers.provider_calls import address
+
+NO_SUCH_ROUTE = (404, 405, 501)
+REDIRECTED = "a redirect: base_url must be the final address, because keys are sent nowhere else"
+FOREIGN = (
+    "an HTML page: a proxy, a firewall or a login answers in the provider's place; correct "
+    "base_url or proxy"
+)
+MAX_CODE_CHARS = 100
+_CAP_IN_WORDS = re.compile(r"enqueued.{0,3}tokens", re.IGNORECASE)  # Gemini has no code for it
+_HIDES = "or it may not exist"  # Google's 403 for a file that is gone
+
+
+class Heard(NamedTuple):
+    """A whole answer of a small call."""
+
+    status: int
+    headers: Mapping[str, str]
+    body: bytes
+
+    @property
+    def good(self) -> bool:
+        return 200 <= self.status < 300
+
+    def error(self) -> Mapping[str, object]:
+        """The error in it; empty where it describes none."""
+        try:
+            parsed = orjson.loads(self.body)
+        except orjson.JSONDecodeError:
+            return {}
+        parsed = parsed[0] if isinstance(parsed, list) and parsed else parsed
+        error = parsed.get("error") if isinstance(parsed, dict) else None
+        return error if isinstance(error, dict) else {}
+
+
+def judge(heard: Heard, provider: str, *, once: bool, one: bool) -> BatchError:
+    """Return the error for an answer that is no 2xx.
+
+    `once`: the call must not be made again where it may have worked. `one`: it was about one batch
+    or file, which a 404 says to be gone.
+    """
+    refusal = classify(heard.status, heard.headers, heard.body, time.time())
+    assert refusal is not None, "a 2xx is no refusal"
+    words = f"provider {provider}: {redact(refusal.detail, cut=True)}"
+    error = _error(heard, refusal, words, provider, once=once, one=one)
+    return error.named(refusal.name, heard.status)
+
+
+def _error(
+    heard: Heard, refusal: Refusal, words: str, provider: str, *, once: bool, one: bool
+) -> BatchError:
+    error = heard.error()
+    if 300 <= heard.status < 400:
+        return Astray(f"provider {provider}: HTTP {heard.status}, {REDIRECTED}")
+    if _codes(error) & TOKEN_CAP_CODES or (
+        heard.status == 429 and _CAP_IN_WORDS.search(refusal.detail)
+    ):
+        return TokenCapReached(words)
+    if FATES[refusal.name].outcome is Parked:
+        return AccountStopped(f"{words}; {FATES[refusal.name].fix}")
+    if refusal.signal in (Signal.THROTTLED, Signal.RAMP):
+        return TryLater(refusal.retry_after_s, words)
+    is_conflict = heard.status in (408, 409, 425) and not (
+        one and error and not once
+    )  # not "it has ended already"
+    if heard.status >= 500 or is_conflict:
+        turned_away = refusal.signal is Signal.OVERLOADED and bool(
+            error
+        )  # in its own words: nothing was done
+        return (
+            Unclear(words) if once and not turned_away else TryLater(refusal.retry_after_s, words)
+        )
+    if refusal.page:
+        return Astray(f"provider {provider}: HTTP {heard.status} with {FOREIGN}")
+    code = _code(error) or refusal.name
+    if (heard.status == 403 and one and _HIDES in refusal.detail) or (heard.status == 404 and one):
+        return BatchGone(heard.status, code, words)
+    if heard.status in NO_SUCH_ROUTE:
+        return Astray(
+            f"{words}; there is no such batch API at this address: check base_url and kind"
+        )
+    return Astray(words) if refusal.name in ASTRAY else BatchRefused(heard.status, code, words)
+
+
+def _codes(error: Mapping[str, object]) -> set[str]:
+    return {code for name in ("code", "type", "status") if isinstance(code := error.get(name), str)}
+
+
+def _code(error: Mapping[str, object]) -> str:
+    named = (error.get(name) for name in ("code", "type", "status"))
+    return next(
+        (redact(code)[:MAX_CODE_CHARS] for code in named if isinstance(code, str) and code), ""
+    )
+
 
 MAX_ANSWER_BYTES = 16 * 1024 * 1024  # of a small call: a page of a list of batches has some 100 KB
 
@@ -226,3 +340,58 @@ def _in_words(error: Exception) -> str:
     if isinstance(error, TimeoutError):
         return "no whole answer in time"
     return f"{type(error).__name__}: {error}"
+
+
+MAX_PAGES: Final = 200  # 20,000 batches in pages of 100
+MAX_PAGE_ROWS: Final = 1_000
+
+
+class Listing(NamedTuple):
+    """How a provider's lists are asked and turned over."""
+
+    rows: str  # the field of an answer with its rows
+    place: str  # the parameter that says where the next page begins
+    next_page: (
+        str | None
+        # the field of an answer with that place; None: the id of its last row, where `has_more` is
+        # true
+    )
+    full_page: int | None = None  # pages have numbers, from 0: rows of one that another one follows
+
+
+Page = list[Mapping[str, Any]]
+
+
+async def pages(
+    http: BatchHttp, listing: Listing, path: str, query: Mapping[str, str]
+) -> AsyncGenerator[Page, None]:
+    """Raises AccountStopped where the list has no end that a program can reach."""
+    seen: set[str] = set()
+    place: dict[str, str] = {}
+    for number in range(MAX_PAGES):
+        heard = await http.heard("GET", path, query={**query, **place})
+        answer = http.object_of(heard, once=False, rows=listing.rows)
+        if not isinstance(answer.get(listing.rows, []), list):
+            raise http.unusable(f"the list {path} has no {listing.rows}", once=False)
+        page = rows(answer.get(listing.rows), MAX_PAGE_ROWS)
+        yield page
+        next_place = _next(listing, answer, page, number)
+        if next_place is None:
+            return
+        if next_place in seen:
+            break
+        seen.add(next_place)
+        place = {listing.place: next_place}
+    raise AccountStopped(
+        f"provider {http.account.name}: the list {path} has more than {MAX_PAGES} pages, or begins "
+        "again and again, so that it does not show what is there; take old entries from the "
+        "account"
+    )
+
+
+def _next(listing: Listing, answer: Mapping[str, Any], page: Page, number: int) -> str | None:
+    if listing.full_page is not None:
+        return str(number + 1) if len(page) >= listing.full_page else None
+    if listing.next_page is not None:
+        return identifier(answer.get(listing.next_page))
+    return identifier(page[-1].get("id")) if page and answer.get("has_more") is True else None

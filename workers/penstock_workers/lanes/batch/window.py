@@ -19,8 +19,12 @@ from penstock_producer.prices.token_prices import ModelPrices
 from penstock_producer.rows import Document
 from penstock_ratelimit import Estimator
 from penstock_workers.item.run.may_cost import dearest, too_long
-from penstock_workers.lanes.batch.packing.custom_ids import custom_id
-from penstock_workers.lanes.batch.packing.packed import PackedDocument, PackedFolder, PackedWriter
+from penstock_workers.lanes.batch.packed import (
+    PackedDocument,
+    PackedFolder,
+    PackedWriter,
+    custom_id,
+)
 from penstock_workers.lanes.batch.provider import BadLine, BatchProvider, LineTooLong
 
 SAME_ID: Final = (

@@ -1,4 +1,7 @@
-"""The files of packed batches: the provider's input, the request bodies, and which document each id
+"""The ids of documents as providers take them: `[A-Za-z0-9_-]`, and not longer than the dialect
+allows.
+
+The files of packed batches: the provider's input, the request bodies, and which document each id
 means.
 
 They are a cache: what they hold is made again where a disk is gone, see ``packer.py``. Which
@@ -8,7 +11,9 @@ became of the source. A folder has its name only once all of it is on the disk.
 
 from __future__ import annotations
 
+import base64
 import contextlib
+import hashlib
 import os
 import re
 import shutil
@@ -22,7 +27,24 @@ from typing import Final, NamedTuple
 import orjson
 
 from penstock_ledger import KeptDocument, kept_documents
-from penstock_workers.lanes.batch.packing.custom_ids import custom_id
+
+_SAFE: Final = re.compile(r"[A-Za-z0-9_-]+", re.ASCII)
+_DIGEST: Final = "h-"
+_DIGEST_BYTES: Final = 16  # 128 bits: two documents of one job do not share them by chance
+
+
+def custom_id(doc_id: str, most: int) -> str:
+    """The document id itself where a provider takes it, else a digest; no id of a document looks
+    like a digest."""
+    if (
+        len(doc_id) <= most
+        and _SAFE.fullmatch(doc_id) is not None
+        and not doc_id.startswith(_DIGEST)
+    ):
+        return doc_id
+    digest = hashlib.sha256(doc_id.encode(errors="surrogatepass")).digest()[:_DIGEST_BYTES]
+    return _DIGEST + base64.urlsafe_b64encode(digest).rstrip(b"=").decode()
+
 
 INPUT: Final = "input.jsonl"
 BODIES: Final = "bodies"
