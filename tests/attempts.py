@@ -11,12 +11,11 @@ from penstock_producer.job.spec import JobSpec
 from penstock_workers.failpoints import Failpoints
 from penstock_workers.item.attempt import Attempt, Item, JobView
 from penstock_workers.item.deliveries import Delivery
-from penstock_workers.item.run.causes import Causes
+from penstock_workers.item.run.fates import RetryPolicy
 from penstock_workers.item.run.host import ItemHost
-from penstock_workers.item.run.reading.reads import Reads
-from penstock_workers.item.run.retry_policy import RetryPolicy
+from penstock_workers.item.run.reading import Reads
 from penstock_workers.item.run.runner import ItemRunner
-from penstock_workers.item.run.runs import Runs
+from penstock_workers.item.run.runs import Causes, Runs
 from penstock_workers.item.same_request import policy_of
 from penstock_workers.item.slots import ItemWaits
 from penstock_workers.settings import ProviderSettings

@@ -17,9 +17,9 @@ from penstock_ledger import BatchState, ProviderBatchStore
 from penstock_ledger.model import Counts, Job
 from penstock_producer import Producer
 from penstock_workers.lanes.batch import engine as engine_module
-from penstock_workers.lanes.batch import journey, leader, led_batch, provider, troubles
-from penstock_workers.lanes.batch.engine import BatchEngine
-from penstock_workers.lanes.batch.provider import (
+from penstock_workers.lanes.batch import journey, leader, led_batch, troubles
+from penstock_workers.lanes.batch.apis import provider
+from penstock_workers.lanes.batch.apis.provider import (
     BatchAnswer,
     BatchLimits,
     BatchSeen,
@@ -27,6 +27,7 @@ from penstock_workers.lanes.batch.provider import (
     NewBatch,
     UnreadableLine,
 )
+from penstock_workers.lanes.batch.engine import BatchEngine
 from penstock_workers.lanes.batch.records import NoQueue
 from penstock_workers.metrics.samples import Sample
 from penstock_workers.settings import WorkerSettings

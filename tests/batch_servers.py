@@ -13,7 +13,7 @@ from aiohttp import web
 
 from penstock_workers.lanes.batch.apis import open_batches
 from penstock_workers.lanes.batch.apis.http import Times
-from penstock_workers.lanes.batch.provider import (
+from penstock_workers.lanes.batch.apis.provider import (
     BatchAnswer,
     BatchProvider,
     BatchSeen,

@@ -9,7 +9,7 @@ from typing import Any
 
 from penstock_workers.lanes.embed.encoding.buckets import TokenIds, Vector
 from penstock_workers.lanes.embed.encoding.encoder import OutOfMemory
-from penstock_workers.lanes.scoring.asks import Text
+from penstock_workers.lanes.scoring import Text
 
 POISON = 666  # a token that makes the encoder fail
 

@@ -26,7 +26,7 @@ from penstock_ledger import Meta, OutcomeStore, RedisAddress, RedisLedger, open_
 from penstock_producer import Producer, ProducerSettings
 from penstock_producer.feed.feeder import Feeder
 from penstock_workers.__main__ import _worker_main
-from penstock_workers.broker.channel import Channel
+from penstock_workers.broker.transport import Channel
 from penstock_workers.celery_app.app import create_app
 from penstock_workers.control.loop import Control
 from penstock_workers.settings import WorkerSettings

@@ -36,7 +36,7 @@ from benchmarks.harness.report import Report, Row, median
 from benchmarks.noop_path import CONCURRENCY, enable_events
 from benchmarks.parts.flower_worker import FAILS_EACH
 from penstock_cli.flower import MAX_TASKS
-from penstock_workers.celery_app.shown.sampling import EVENTS_PER_ITEM
+from penstock_workers.celery_app.events import EVENTS_PER_ITEM
 
 WORKER = "benchmarks.parts.flower_worker"
 PACE_TARGET = 0.9  # items a second with Flower attached, over those without

@@ -12,7 +12,7 @@ from benchmarks.noop_worker import BODY, HEADERS, NoopLane
 from penstock_workers.build import WorkerEngine
 from penstock_workers.celery_app import app as app_module
 from penstock_workers.celery_app import handover
-from penstock_workers.celery_app.shown.short_requests import ShortRequest
+from penstock_workers.celery_app.requests import ShortRequest
 from penstock_workers.item.answer import Answer, Tried
 from penstock_workers.item.lane import Prepared
 from penstock_workers.settings import WorkerSettings

@@ -25,8 +25,7 @@ from penstock_ledger.in_redis.batches import SettledDone
 from penstock_ledger.keys import bucket_count
 from penstock_ledger.model import ItemKey
 from penstock_producer.feed.wire import encode_item
-from penstock_workers.broker.claim_script import ClaimScript
-from penstock_workers.broker.lease_scripts import Lease, LeaseScripts, lane_keys
+from penstock_workers.broker.lease_scripts import ClaimScript, Lease, LeaseScripts, lane_keys
 
 JOB = "job_aaaaaaaaaaaaaaaaaaaa"  # as long as real ones
 QUEUE = "penstock.api"

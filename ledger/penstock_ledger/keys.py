@@ -55,7 +55,7 @@ penstock:workers                    zset    worker name -> last heartbeat (Unix 
 penstock:worker:<name>              hash    what the worker said of itself; expires
 penstock:controls                   zset    control process -> when it last said that it turns, while a job with several
                                             feeders lives (Unix seconds, this server's clock)
-penstock:failing:<provider>         hash    "<job>|<class>" -> why calls fail lately, see causes.py; expires
+penstock:failing:<provider>         hash    "<job>|<class>" -> why calls fail lately, see runs.py; expires
 penstock:drains:<lane>              hash    items_finished, items_requeued, finished, requeued: how workers ended, so far
 penstock:parked:unknown             list    messages that no worker could read or place, whole, for a person; unbounded on
                                             purpose, because nothing is dropped in silence

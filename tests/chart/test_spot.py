@@ -10,7 +10,7 @@ from chart.conftest import Render
 from chart.helm_library import Release, Values
 from chart.pods import pod_spec, pool, worker_env
 
-from penstock_workers.celery_app.ending_times import END_S, FINISH_S
+from penstock_workers.celery_app.ending import END_S, FINISH_S
 
 CUSTOM: Values = {"labelKey": "tier", "labelValue": "cheap"}
 

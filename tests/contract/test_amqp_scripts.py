@@ -17,8 +17,7 @@ from penstock_ledger.model import ItemKey
 from penstock_producer.feed.wire import encode_item, item_tag
 from penstock_workers.broker.amqp.lane_shovel import LaneShovel
 from penstock_workers.broker.amqp.relay_scripts import Arrived, RelayScripts, TakeScript
-from penstock_workers.broker.claim_script import Claim, ClaimScript
-from penstock_workers.broker.lease_scripts import Lease, LeaseScripts, lane_keys
+from penstock_workers.broker.lease_scripts import Claim, ClaimScript, Lease, LeaseScripts, lane_keys
 
 QUEUE, CONTROL = "penstock.api", "penstock.control"
 TIMEOUT_S = 30.0

@@ -25,7 +25,7 @@ from batch_servers import (
 )
 
 from penstock_workers.lanes.batch.apis import output_lines
-from penstock_workers.lanes.batch.provider import (
+from penstock_workers.lanes.batch.apis.provider import (
     AccountStopped,
     Astray,
     BatchAnswer,

@@ -145,7 +145,6 @@ INTERNAL_SURFACE = {
         "__main__",
         "amqp_address",
         "broker.amqp.connect",
-        "broker.amqp.publisher",
         "broker.lease_scripts",
         "celery_app.app",
         "celery_app.probe",
@@ -190,11 +189,6 @@ OTHER_WAY: dict[str, dict[tuple[str, str], str]] = {
         ("lanes.gpu.requests.*", "lanes.gpu.settings"): "as above",
         ("lanes.gpu.children.*", "lanes.gpu.settings"): "as above",
         ("lanes.embed.encoding.*", "lanes.embed.settings"): "as above",
-        (
-            "lanes.batch.apis.*",
-            "lanes.batch.provider",
-        ): "what the lane asks of every API; the module imports nothing",
-        ("lanes.batch.packing.*", "lanes.batch.provider"): "as above",
         (
             "lanes.gpu.engine.*",
             "lanes.gpu.plugin",

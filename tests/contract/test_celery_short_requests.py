@@ -23,9 +23,8 @@ from penstock_workers.broker.acks import Ack, Acks
 from penstock_workers.broker.leases import Leases
 from penstock_workers.broker.messages import JSON_TYPE, Message, payload_of
 from penstock_workers.celery_app.app import create_app
-from penstock_workers.celery_app.shown.reports import celery_result
-from penstock_workers.celery_app.shown.requests import ItemRequest
-from penstock_workers.celery_app.shown.short_requests import ShortRequest
+from penstock_workers.celery_app.events import celery_result
+from penstock_workers.celery_app.requests import ItemRequest, ShortRequest
 
 BODY = json.dumps({"messages": []}).encode()
 

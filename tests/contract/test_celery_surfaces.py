@@ -26,8 +26,8 @@ from outcomes import dead
 from servers import RedisServer
 
 from penstock_workers.broker import transport
-from penstock_workers.celery_app.shown import events, reports
-from penstock_workers.celery_app.shown.sampling import EventSample
+from penstock_workers.celery_app import events
+from penstock_workers.celery_app.events import EventSample
 from penstock_workers.item.outcome import Dead, Retry
 
 
@@ -194,7 +194,7 @@ class TestRequest:
     def test_our_reports_pass_for_exception_infos(self, made: Any, outcome: Dead | Retry) -> None:
         """A failure or a retry without a traceback is acknowledged like any other."""
         request, _, acks = made
-        request.on_success(reports.celery_result(outcome))
+        request.on_success(events.celery_result(outcome))
         assert acks == ["first"]
 
     def test_acceptance_enters_it_among_the_active(self, made: Any) -> None:

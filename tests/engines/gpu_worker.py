@@ -12,7 +12,7 @@ import psutil
 from fleet import Fleet, Process, until
 
 from penstock_ledger.model import Job
-from penstock_workers.lanes.gpu.engine import processes
+from penstock_workers.lanes.gpu.engine import guard
 
 START_S = 300.0  # an engine imports vLLM three times over, on two cores
 WORK_S = 240.0
@@ -85,7 +85,7 @@ def kill_with_all(worker: Process) -> None:
     memory."""
 
     def memory_of_all() -> set[str]:
-        return processes.shared_memory([process.pid for process in descendants(worker)])
+        return guard.shared_memory([process.pid for process in descendants(worker)])
 
     until(memory_of_all, START_S, "its engine has shared memory")  # it announces itself before that
     left, memory = descendants(worker), memory_of_all()

@@ -10,7 +10,7 @@ import pytest
 from penstock_workers.errors import BadEngineSettings
 from penstock_workers.item.lane import Request
 from penstock_workers.lanes.gpu.gpu_lane import GpuLane
-from penstock_workers.lanes.gpu.requests.chat_template import read_template
+from penstock_workers.lanes.gpu.requests.prompts import read_template
 from penstock_workers.lanes.gpu.settings import GpuSettings
 from penstock_workers.settings import WorkerSettings
 

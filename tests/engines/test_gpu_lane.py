@@ -458,7 +458,7 @@ async def test_fewer_places_than_adapters_keep_the_base_model_its_own(
 async def test_each_finish_reason_of_this_vllm_has_its_outcome() -> None:
     """The engine's own list and the table are the same: a release with a new reason fails here,
     before it fails silently."""
-    from penstock_workers.lanes.gpu.requests.outcomes import REASONS
+    from penstock_workers.lanes.gpu.requests.replies import REASONS
 
     assert set(REASONS) == {str(reason) for reason in import_module("vllm.v1.engine").FinishReason}
 
@@ -468,7 +468,7 @@ async def test_arguments_are_read_as_vllms_command_line_reads_them(tiny_llama: P
     argument's name."""
     from penstock_workers.errors import BadEngineSettings
     from penstock_workers.lanes.gpu.engine.adapters import Adapters
-    from penstock_workers.lanes.gpu.engine.arguments import engine_arguments
+    from penstock_workers.lanes.gpu.engine.vllm_calls import engine_arguments
 
     def read(**engine: Any) -> Any:
         given = GpuSettings(model=str(tiny_llama), engine=engine)

@@ -17,11 +17,11 @@ from penstock_workers.item.answer import Answer
 from penstock_workers.item.failures import Failure, name_failure
 from penstock_workers.item.lane import Request
 from penstock_workers.lanes.embed.embed_lane import EmbedLane
-from penstock_workers.lanes.embed.encoding.classifier import SentenceTransformersClassifier
+from penstock_workers.lanes.embed.encoding.encoder import SentenceTransformersClassifier
 from penstock_workers.lanes.embed.settings import EmbedSettings
 from penstock_workers.lanes.gpu.gpu_lane import GpuLane
 from penstock_workers.lanes.gpu.settings import GpuSettings
-from penstock_workers.lanes.scoring.asks import MAX_TEXTS
+from penstock_workers.lanes.scoring import MAX_TEXTS
 from penstock_workers.settings import WorkerSettings
 
 QUERY = "how is a file opened"

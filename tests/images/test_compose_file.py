@@ -28,9 +28,7 @@ from jsonschema.validators import validator_for
 
 ALL = list(chain.from_iterable(services(file).values() for file in FILES))
 PINNED = re.compile(r"^[\w./-]+:v?\d+\.\d+[\w.-]*$")
-CLOSING_S = (
-    12  # beyond drain_seconds: a last commit, closing connections, telling Redis (ending_times.py)
-)
+CLOSING_S = 12  # beyond drain_seconds: a last commit, closing connections, telling Redis (celery_app/ending.py)
 
 
 def names(service: Service) -> str:

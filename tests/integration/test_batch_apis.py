@@ -18,7 +18,7 @@ from batch_servers import KEY, KEY_VARIABLE, TAG, all_answers, packed, provider_
 from penstock_simulate import SimulatorConfig
 from penstock_simulate.web import running
 from penstock_workers.lanes.batch.apis.http import Times
-from penstock_workers.lanes.batch.provider import (
+from penstock_workers.lanes.batch.apis.provider import (
     TOKEN_CAP_CODES,
     AccountStopped,
     Astray,

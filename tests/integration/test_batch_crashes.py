@@ -25,8 +25,8 @@ from penstock_workers.failpoints import PLACES, Failpoint
 from penstock_workers.lanes.batch import engine as engine_module
 from penstock_workers.lanes.batch.apis import open_batches
 from penstock_workers.lanes.batch.apis.http import Times
+from penstock_workers.lanes.batch.apis.provider import BatchAnswer, BatchProvider, Unclear
 from penstock_workers.lanes.batch.engine import BatchEngine
-from penstock_workers.lanes.batch.provider import BatchAnswer, BatchProvider, Unclear
 from penstock_workers.lanes.batch.records import NoQueue
 
 DOCUMENTS, SIZE = 160, 5

@@ -47,7 +47,7 @@ from penstock_ledger.model import Job, JobState
 from penstock_ledger.sql.tables import spending
 from penstock_producer.reporting.batches import batch_troubles, batches_line
 from penstock_workers.lanes.batch import ending, leader, sending, troubles, watching
-from penstock_workers.lanes.batch.provider import (
+from penstock_workers.lanes.batch.apis.provider import (
     AccountStopped,
     Astray,
     BatchAnswer,

@@ -17,7 +17,7 @@ from servers import RedisServer
 from penstock_ledger import Publish, RedisLedger, keys
 from penstock_ledger.model import ItemKey
 from penstock_producer.feed.wire import encode_item
-from penstock_workers.broker import transport, wake
+from penstock_workers.broker import connections, transport
 
 QUEUE = "penstock.api"
 NEVER_S = 600.0  # between two looks of a worker that is not woken
@@ -80,7 +80,7 @@ def test_a_worker_that_lost_its_place_waits_again(
 ) -> None:
     """The connection that waits may be cut: the worker goes on, and is woken by the next message
     all the same."""
-    monkeypatch.setattr(wake, "RETRY_S", 0.0)
+    monkeypatch.setattr(connections, "RETRY_S", 0.0)
     worker = Worker(connection)
     worker.turn_until(lambda: waiting(redis_server))
     (first,) = waiting(redis_server)

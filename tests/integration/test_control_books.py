@@ -30,10 +30,10 @@ from penstock_workers.control.job.balance import REWINDS_MAX
 from penstock_workers.control.loop import Control
 from penstock_workers.item.attempt import Attempt, Item
 from penstock_workers.item.deliveries import Delivery
+from penstock_workers.item.failures import TurnedAway
 from penstock_workers.item.outcome import Outcome, Skipped, Unreadable
-from penstock_workers.item.run.reading.jobs import read_job
+from penstock_workers.item.run.reading import read_job
 from penstock_workers.item.run.starts import Starts
-from penstock_workers.item.turned_away import TurnedAway
 from penstock_workers.settings import WorkerSettings
 
 SPEC = {"lane": "api", "model": "m", "endpoint": "/v1/chat/completions", "prompt": "{text}"}

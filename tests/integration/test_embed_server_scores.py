@@ -16,7 +16,7 @@ from penstock_workers.item.answer import Answer, NoAnswer
 from penstock_workers.item.failures import Failure, Reply, name_failure
 from penstock_workers.item.lane import Request
 from penstock_workers.lanes.embed.server_lane import EmbedServerLane
-from penstock_workers.lanes.scoring.asks import MAX_TEXTS
+from penstock_workers.lanes.scoring import MAX_TEXTS
 from penstock_workers.settings import WorkerSettings
 
 RANKER, CLASSIFIER = ("relevance",), ("no", "maybe", "yes")

@@ -16,7 +16,7 @@ from servers import RedisServer
 from penstock_ledger import BatchState, OutcomeStore
 from penstock_ledger.model import DeadLetter, Job, JobState, Result
 from penstock_producer import Producer
-from penstock_workers.lanes.batch.provider import BatchAnswer
+from penstock_workers.lanes.batch.apis.provider import BatchAnswer
 
 CHAT, EMBEDDINGS = "/v1/chat/completions", "/v1/embeddings"
 TALK = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}

@@ -18,16 +18,15 @@ from servers import S3Server
 
 from penstock_producer.sources.blobs import s3 as s3_source
 from penstock_workers.errors import FilesChanged, FilesUnusable, StoreAway
-from penstock_workers.lanes.engine_life.loading import LoadWatch
+from penstock_workers.lanes import model_stores
 from penstock_workers.lanes.gpu.adapter_watch import AdapterWatch
 from penstock_workers.lanes.gpu.engine.adapters import Adapter, Adapters
 from penstock_workers.lanes.gpu.host_files import HostFiles
 from penstock_workers.lanes.gpu.inspection import inspect
 from penstock_workers.lanes.gpu.settings import GpuSettings
-from penstock_workers.lanes.model_files import stores
-from penstock_workers.lanes.model_files.cache import FileCache, Wanted
-from penstock_workers.lanes.model_files.download import PART_BYTES
-from penstock_workers.lanes.model_files.stores import BucketStore, StoredFile
+from penstock_workers.lanes.loading import LoadWatch
+from penstock_workers.lanes.model_cache import FileCache, Wanted
+from penstock_workers.lanes.model_stores import PART_BYTES, BucketStore, StoredFile
 from penstock_workers.settings import WorkerSettings
 
 MIB = 1024**2
@@ -35,8 +34,8 @@ FETCH = """
 import logging, sys, time
 from pathlib import Path
 from penstock_workers.lanes.model_files import download
-from penstock_workers.lanes.model_files.cache import FileCache, Wanted
-from penstock_workers.lanes.model_files.stores import BucketStore
+from penstock_workers.lanes.model_cache import FileCache, Wanted
+from penstock_workers.lanes.model_stores import BucketStore
 
 logging.basicConfig(level=logging.INFO, stream=sys.stdout, format="%(message)s")
 logging.getLogger("botocore").setLevel(logging.WARNING)
@@ -127,7 +126,7 @@ def test_a_prefix_with_too_much_in_it_is_refused(
     """A whole data lake named by mistake is not held in memory."""
     for number in range(3):
         bucket.put(f"m/{number}", b"")
-    monkeypatch.setattr(stores, "FILES_MAX", 2)
+    monkeypatch.setattr(model_stores, "FILES_MAX", 2)
     with pytest.raises(FilesUnusable, match="more than 2 objects"):
         bucket.store("m").files()
 

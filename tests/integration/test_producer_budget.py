@@ -17,7 +17,7 @@ from penstock_producer.accepting.acceptance import check_other_lane
 from penstock_producer.job.spec import JobSpec
 from penstock_producer.settings import ProviderFacts
 from penstock_workers.errors import PricesMissing
-from penstock_workers.item.run.reading.jobs import read_job
+from penstock_workers.item.run.reading import read_job
 from penstock_workers.settings import ProviderSettings, WorkerSettings
 
 SPEC = {"prompt": "{text}", "model": "m", "budget_usd": 2}

@@ -43,8 +43,8 @@ from penstock_ledger import (
 from penstock_ledger.door_stores import api_keys, tenant_accounts
 from penstock_workers.control.job import accounts
 from penstock_workers.errors import PricesMissing
-from penstock_workers.item.run.may_cost import may_cost
-from penstock_workers.item.run.reading.jobs import read_job
+from penstock_workers.item.run.cost import may_cost
+from penstock_workers.item.run.reading import read_job
 from penstock_workers.item.settling.rows import has_budget
 from penstock_workers.settings import ProviderSettings, WorkerSettings
 

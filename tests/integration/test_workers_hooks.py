@@ -13,7 +13,7 @@ from fleet import Fleet
 from penstock_ledger.model import JobState
 
 HOOKS = """
-from penstock_workers.hooks.contract import Invalid
+from penstock_workers.hooks import Invalid
 
 def before(item):
     if item.doc_id == "doc-1":
@@ -41,7 +41,7 @@ def after(item, response):
 """
 HALVES = r"""
 import json
-from penstock_workers.hooks.contract import Invalid
+from penstock_workers.hooks import Invalid
 
 HALF = json.loads('"half \\ud83d of it"')
 

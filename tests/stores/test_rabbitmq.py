@@ -26,8 +26,7 @@ from penstock_ledger import JobNotFound, keys
 from penstock_ledger.model import Job, JobState
 from penstock_producer.reporting.reasons import retries
 from penstock_workers.amqp_address import AmqpAddress
-from penstock_workers.broker.amqp.connect import AMQP_ERRORS, connect
-from penstock_workers.broker.amqp.publisher import Publisher
+from penstock_workers.broker.amqp.connect import AMQP_ERRORS, Publisher, connect
 from penstock_workers.celery_app.app import create_app
 from penstock_workers.settings import WorkerSettings
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from penstock_workers.broker.amqp.depth import READY_MAX, READY_MIN, Losses, ReadyMessages
+from penstock_workers.broker.amqp.lane_shovel import READY_MAX, READY_MIN, Losses, ReadyMessages
 
 
 def test_a_lane_that_empties_its_queue_gets_twice_as_much() -> None:

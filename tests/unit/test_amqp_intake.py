@@ -13,12 +13,10 @@ import pytest
 from redis.exceptions import ConnectionError as RedisGone
 
 from penstock_workers.broker.amqp import intake as module
-from penstock_workers.broker.amqp.client_messages import arrived
-from penstock_workers.broker.amqp.intake import RELAYED_TYPE, Intake
+from penstock_workers.broker.amqp.intake import RELAYED_TYPE, Intake, arrived
 from penstock_workers.broker.amqp.relay_scripts import Arrived, Taken
 from penstock_workers.broker.amqp.transport import LeaseChannel
-from penstock_workers.broker.held import BrokerAction
-from penstock_workers.broker.leases import Leases
+from penstock_workers.broker.leases import BrokerAction, Leases
 from penstock_workers.broker.messages import Message, payload_of
 
 

@@ -23,8 +23,8 @@ from penstock_workers.lanes.api import api_lane
 from penstock_workers.lanes.api.api_lane import ApiLane
 from penstock_workers.lanes.batch.apis import anthropic, gemini, openai
 from penstock_workers.lanes.batch.apis.output_lines import Line
+from penstock_workers.lanes.batch.apis.provider import BadLine, BatchAnswer
 from penstock_workers.lanes.batch.apis.reading import request_body
-from penstock_workers.lanes.batch.provider import BadLine, BatchAnswer
 from penstock_workers.settings import ProviderSettings
 
 KEYS = (

@@ -17,7 +17,12 @@ from penstock_workers.lanes.batch.apis.output_lines import (
     LineCutter,
     TooLong,
 )
-from penstock_workers.lanes.batch.provider import BadLine, BatchAnswer, LineTooLong, UnreadableLine
+from penstock_workers.lanes.batch.apis.provider import (
+    BadLine,
+    BatchAnswer,
+    LineTooLong,
+    UnreadableLine,
+)
 
 BODY = b'{"model":"m","messages":[{"role":"user","content":"\xc3\xa9"}]}'
 
@@ -230,7 +235,7 @@ def test_what_is_no_answer_is_one_unreadable_line(read_line: Any, text: bytes) -
 # -- Anthropic's and Gemini's ----------------------------------------------------------------------
 
 
-def anthropic(result: Any) -> tuple[str, BatchAnswer]:
+def of_anthropic(result: Any) -> tuple[str, BatchAnswer]:
     read = anthropic.read_line("b", line({"custom_id": "2c9e41ab-a-1", "result": result}))
     assert not isinstance(read, UnreadableLine), read
     return read.mark, read.answer
@@ -239,7 +244,7 @@ def anthropic(result: Any) -> tuple[str, BatchAnswer]:
 def test_anthropics_results() -> None:
     """The mark is taken off the id; an error gets the status that it has in real time; other ends
     have their names."""
-    assert anthropic({"type": "succeeded", "message": {"id": "m"}}) == (
+    assert of_anthropic({"type": "succeeded", "message": {"id": "m"}}) == (
         "2c9e41ab",
         BatchAnswer("a-1", 200, b'{"id": "m"}'),
     )
@@ -248,7 +253,7 @@ def test_anthropics_results() -> None:
         "error": {"type": "overloaded_error", "message": "busy"},
         "request_id": "req_1",
     }
-    _, answer = anthropic({"type": "errored", "error": envelope})
+    _, answer = of_anthropic({"type": "errored", "error": envelope})
     assert (answer.status, answer.error, answer.message, answer.request_id) == (
         529,
         "overloaded_error",
@@ -256,8 +261,10 @@ def test_anthropics_results() -> None:
         "req_1",
     )
     assert json.loads(answer.body) == envelope
-    assert anthropic({"type": "expired"})[1] == BatchAnswer("a-1", None, b"", error="batch_expired")
-    assert anthropic({"type": "canceled"})[1] == BatchAnswer(
+    assert of_anthropic({"type": "expired"})[1] == BatchAnswer(
+        "a-1", None, b"", error="batch_expired"
+    )
+    assert of_anthropic({"type": "canceled"})[1] == BatchAnswer(
         "a-1", None, b"", error="batch_cancelled"
     )
 

@@ -12,6 +12,7 @@ import pytest
 from penstock_ledger import ItemKey, NewProviderBatch, Remainder
 from penstock_producer.rows import Document
 from penstock_workers.lanes.batch import window as window_module
+from penstock_workers.lanes.batch.apis.provider import BadLine, BatchLimits
 from penstock_workers.lanes.batch.packed import (
     LEFT_S,
     PackedDocument,
@@ -19,7 +20,6 @@ from penstock_workers.lanes.batch.packed import (
     custom_id,
     packed_before,
 )
-from penstock_workers.lanes.batch.provider import BadLine, BatchLimits
 from penstock_workers.lanes.batch.window import Terms, Window
 
 LIMITS = BatchLimits(requests=100, total_bytes=10_000, line_bytes=1_000)

@@ -17,7 +17,7 @@ from penstock_producer.errors import BadReference, InvalidDocument
 from penstock_producer.settings import ProducerSettings
 from penstock_producer.sources.forms.strict_json import RowFault
 from penstock_producer.sources.overrides import Overrides
-from penstock_workers.item.run.reading.bodies import Bodies
+from penstock_workers.item.run.reading import Bodies
 from penstock_workers.settings import WorkerSettings
 
 MIB = 1024 * 1024

@@ -15,7 +15,7 @@ from penstock_producer.accepting.borders import Borders, DoorSettings
 from penstock_producer.settings import ProducerSettings
 from penstock_workers.errors import EndpointRefused, PricesMissing
 from penstock_workers.item.attempt import JobView
-from penstock_workers.item.run.reading.jobs import read_job
+from penstock_workers.item.run.reading import read_job
 from penstock_workers.settings import ProviderSettings, WorkerSettings
 
 

@@ -10,9 +10,8 @@ import pytest
 from redis.exceptions import ConnectionError as RedisGone
 
 from penstock_workers.broker import leases as module
-from penstock_workers.broker.held import BrokerAction
 from penstock_workers.broker.lease_scripts import Keys, Lease
-from penstock_workers.broker.leases import Leases
+from penstock_workers.broker.leases import BrokerAction, Leases
 from penstock_workers.celery_app import engine_thread
 
 LONG_S, SHORT_S = 3600.0, 0.03

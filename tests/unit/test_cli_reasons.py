@@ -28,7 +28,7 @@ from penstock_producer.reporting.reasons import (
 )
 from penstock_ratelimit.store.messages import Breaker
 from penstock_ratelimit.watch import QuotaView
-from penstock_workers.item.run.under_way import HooksUnderWay
+from penstock_workers.item.run.job_code import HooksUnderWay
 
 NOW = 1_790_000_000.0
 CAUSE = Cause(

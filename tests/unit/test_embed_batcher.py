@@ -21,11 +21,10 @@ from penstock_workers.lanes.embed.encoding.batcher import (
     EncodingFailed,
     NoRoom,
 )
-from penstock_workers.lanes.embed.encoding.buckets import TokenIds, Vector
-from penstock_workers.lanes.embed.encoding.budget import TokenBudget
+from penstock_workers.lanes.embed.encoding.buckets import TokenBudget, TokenIds, Vector
+from penstock_workers.lanes.embed.encoding.computing import EncoderThread
 from penstock_workers.lanes.embed.encoding.encoder import OutOfMemory, SentenceTransformersEncoder
-from penstock_workers.lanes.embed.encoding.encoder_thread import EncoderThread
-from penstock_workers.lanes.engine_life.failing import IN_A_ROW
+from penstock_workers.lanes.engine_faults import IN_A_ROW
 
 WINDOW_S = 2.0
 LOST: list[str] = []  # what batchers said of encoders that are lost

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy
 import pytest
 
-from penstock_workers.lanes.embed.requests.numbers import NotRepresentable, as_bytes
+from penstock_workers.lanes.embed.bodies import NotRepresentable, as_bytes
 
 GENERATOR = numpy.random.default_rng(7)
 VECTORS = GENERATOR.normal(size=(200, 64)).astype(numpy.float32)

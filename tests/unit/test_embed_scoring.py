@@ -17,10 +17,9 @@ from penstock_workers.failpoints import Failpoints
 from penstock_workers.item.answer import Answer, NoAnswer
 from penstock_workers.item.failures import Failure, Reply, name_failure
 from penstock_workers.item.lane import Request
-from penstock_workers.lanes.embed.embed_lane import EmbedLane
-from penstock_workers.lanes.embed.kinds import is_classifier
+from penstock_workers.lanes.embed.embed_lane import EmbedLane, is_classifier
 from penstock_workers.lanes.embed.settings import EmbedSettings
-from penstock_workers.lanes.scoring.asks import MAX_TEXTS, TASKS, Task, wrong_model
+from penstock_workers.lanes.scoring import MAX_TEXTS, TASKS, Task, wrong_model
 
 DOCUMENTS = ["a b", "a b c d", "a"]
 

@@ -11,13 +11,11 @@ import pytest
 
 from penstock_cli.processes import gpu_workers
 from penstock_cli.run import services
-from penstock_workers.celery_app import drain, ending_times, machine_end
+from penstock_workers.celery_app import drain, ending
 from penstock_workers.celery_app.drain import Drain
-from penstock_workers.celery_app.machine_end import MachineEnd
-from penstock_workers.lanes.gpu.engine import child_engine, in_process_engine, processes
-from penstock_workers.spot.gcp import NOTICE_S
-from penstock_workers.spot.notice import Notice
-from penstock_workers.spot.watch import BACKOFF_S
+from penstock_workers.celery_app.ending import MachineEnd
+from penstock_workers.lanes.gpu.engine import child_engine, guard, in_process_engine
+from penstock_workers.spot import BACKOFF_S, NOTICE_S, Notice
 
 DRAIN_S = 25.0
 TURNS_S = 3 * drain.TURN_S  # of the drain's own loop
@@ -28,9 +26,9 @@ class Clock:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 1000.0
-        for module in (drain, machine_end):
+        for module in (drain, ending):
             monkeypatch.setattr(module, "monotonic", lambda: self.now)
-        monkeypatch.setattr(machine_end, "time", SimpleNamespace(time=lambda: self.now))
+        monkeypatch.setattr(ending, "time", SimpleNamespace(time=lambda: self.now))
 
 
 class SlowWorker:
@@ -92,9 +90,9 @@ def test_the_slowest_end_fits_what_a_worker_is_killed_after(
     """With an engine that does not stop and a Redis that does not answer it is over END_S after the
     drain, as the sum says."""
     worker, began = ended(monkeypatch, None)
-    assert worker.when("end") - began - DRAIN_S <= ending_times.END_S + TURNS_S
+    assert worker.when("end") - began - DRAIN_S <= ending.END_S + TURNS_S
     for margin_s in (services.DRAIN_MARGIN_S, gpu_workers.DRAIN_MARGIN_S):
-        assert margin_s > ending_times.END_S
+        assert margin_s > ending.END_S
 
 
 def test_items_are_back_before_the_machine_of_a_notice_ends(
@@ -104,17 +102,17 @@ def test_items_are_back_before_the_machine_of_a_notice_ends(
     end may be cut off."""
     worker, began = ended(monkeypatch, NOTICE_S)
     assert [what for what, _ in worker.happened] == ["give back", "stop", "finish", "end"]
-    assert began + NOTICE_S - worker.when("give back") >= ending_times.RETURN_S - TURNS_S
+    assert began + NOTICE_S - worker.when("give back") >= ending.RETURN_S - TURNS_S
 
 
 def test_the_shortest_notice_leaves_time_to_finish_items() -> None:
     """Also where the metadata service had failed, and was asked again only after its longest
     pause."""
-    assert NOTICE_S - BACKOFF_S - ending_times.FINISH_S >= 10
+    assert NOTICE_S - BACKOFF_S - ending.FINISH_S >= 10
 
 
 def test_an_engine_may_end_before_its_worker_is_given_up() -> None:
     """The pool waits for the engine for longer than the engine waits for vLLM, the killing of its
     processes included (H12)."""
-    slowest_s = max(child_engine.SHUTDOWN_S + processes.GONE_S, in_process_engine.STOP_S)
-    assert slowest_s <= ending_times.STOP_TIMEOUT_S
+    slowest_s = max(child_engine.SHUTDOWN_S + guard.GONE_S, in_process_engine.STOP_S)
+    assert slowest_s <= ending.STOP_TIMEOUT_S

@@ -18,10 +18,15 @@ from fleet import until
 from penstock_workers.celery_app.ending import Ending
 from penstock_workers.errors import InvalidFailpoint
 from penstock_workers.failpoints import Failpoints, PlayedDeviceError
-from penstock_workers.lanes.engine_life.device_errors import is_lost
-from penstock_workers.lanes.engine_life.failing import FailureRun
-from penstock_workers.lanes.engine_life.stall import LEAST_S, LOOK_S, StepWatch, longest_step_s
-from penstock_workers.lanes.gpu.engine import processes
+from penstock_workers.lanes.engine_faults import (
+    LEAST_S,
+    LOOK_S,
+    FailureRun,
+    StepWatch,
+    is_lost,
+    longest_step_s,
+)
+from penstock_workers.lanes.gpu.engine import guard
 from penstock_workers.lanes.gpu.engine.guard import Guard
 from penstock_workers.lanes.gpu.plugin import NAME, PLUGINS_VARIABLE, load_in_engines
 
@@ -174,10 +179,10 @@ signal.pause()
 def engine(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[str, subprocess.Popen[bytes], Path]]:
     """Its mark, a process that has it and does not end by itself, and its shared memory."""
     mark = uuid.uuid4().hex
-    memory = Path(processes.SHARED_MEMORY) / f"penstock-test-{mark}"
+    memory = Path(guard.SHARED_MEMORY) / f"penstock-test-{mark}"
     process = subprocess.Popen(
         [sys.executable, "-c", ENGINE, str(memory)],
-        env={**os.environ, processes.MARK: mark},
+        env={**os.environ, guard.MARK: mark},
         stdout=subprocess.PIPE,
         start_new_session=True,
     )
@@ -219,12 +224,12 @@ def test_memory_of_an_engine_that_is_gone_already_is_freed(
     """What the worker named to its guard before is removed, though no process is left that could
     show it (H11)."""
     mark, process, memory = engine
-    assert str(memory) in processes.shared_memory(processes.marked(mark))
-    guard = Guard(mark)
-    guard.note({str(memory), "/etc/passwd-is-not-shared-memory"})
+    assert str(memory) in guard.shared_memory(guard.marked(mark))
+    beside = Guard(mark)
+    beside.note({str(memory), "/etc/passwd-is-not-shared-memory"})
     process.kill()
     process.wait()
-    guard.close()
+    beside.close()
     assert not memory.exists()
 
 
@@ -235,9 +240,9 @@ def test_children_of_the_worker_that_are_no_engine_are_spared(tmp_path: Path) ->
     child = subprocess.Popen(
         [sys.executable, "-m", module, "another"],
         stdin=subprocess.PIPE,
-        env={**os.environ, processes.MARK: mark},
+        env={**os.environ, guard.MARK: mark},
     )
     try:
-        assert processes.marked(mark) == []
+        assert guard.marked(mark) == []
     finally:
         child.communicate()

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from penstock_workers.children.running_calls import RunningCalls, new_file
-from penstock_workers.hooks.contract import Invalid, Item
+from penstock_workers.children.protocol import RunningCalls, new_file
+from penstock_workers.hooks import Invalid, Item
 from penstock_workers.in_child.hook_imports import HookImports
 
 

@@ -10,7 +10,7 @@ import pytest
 from celery.events.state import State
 
 from penstock_ledger import CatchUp, Decision, FiringOutcome, Schedule
-from penstock_workers.celery_app.shown.firings import TASK, tell_firings
+from penstock_workers.celery_app.events import TASK, tell_firings
 from penstock_workers.decided_times import KEPT_MAX, DecidedTimes, decided_times
 
 ONE = datetime(2026, 3, 10, 1, tzinfo=UTC).timestamp()

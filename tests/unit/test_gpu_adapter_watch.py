@@ -16,11 +16,17 @@ from penstock_producer.feed.served import NAMES_MAX
 from penstock_workers.errors import StoreAway
 from penstock_workers.lanes.gpu import adapter_watch
 from penstock_workers.lanes.gpu.adapter_watch import AdapterWatch
-from penstock_workers.lanes.gpu.engine.adapter_files import UnusableAdapter, misfit, read_adapter
-from penstock_workers.lanes.gpu.engine.adapters import ROOM_KEPT, ROOM_RANK, Adapter, Adapters
-from penstock_workers.lanes.model_files.cache import FileCache
-from penstock_workers.lanes.model_files.file_lock import FileLock
-from penstock_workers.lanes.model_files.stores import FolderStore
+from penstock_workers.lanes.gpu.engine.adapters import (
+    ROOM_KEPT,
+    ROOM_RANK,
+    Adapter,
+    Adapters,
+    UnusableAdapter,
+    misfit,
+    read_adapter,
+)
+from penstock_workers.lanes.model_cache import FileCache, FileLock
+from penstock_workers.lanes.model_stores import FolderStore
 
 MIB = 1024**2
 

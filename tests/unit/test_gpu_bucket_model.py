@@ -11,12 +11,11 @@ import pytest
 
 from penstock_producer.errors import SettingsError
 from penstock_workers.errors import BadEngineSettings
-from penstock_workers.lanes.engine_life.loading import LoadWatch
 from penstock_workers.lanes.gpu import host_files
-from penstock_workers.lanes.gpu.bucket_model import choose
-from penstock_workers.lanes.gpu.host_files import HostFiles, can_stream
+from penstock_workers.lanes.gpu.host_files import HostFiles, can_stream, choose
 from penstock_workers.lanes.gpu.settings import GpuSettings
-from penstock_workers.lanes.model_files.stores import StoredFile
+from penstock_workers.lanes.loading import LoadWatch
+from penstock_workers.lanes.model_stores import StoredFile
 from penstock_workers.lanes.registry import served_by
 from penstock_workers.settings import WorkerSettings
 

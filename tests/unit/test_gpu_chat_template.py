@@ -13,8 +13,7 @@ from penstock_workers.errors import BadEngineSettings
 from penstock_workers.item.lane import Request
 from penstock_workers.lanes.gpu.engine.adapters import Adapters
 from penstock_workers.lanes.gpu.requests.calls import CallBuilder, ModelFacts
-from penstock_workers.lanes.gpu.requests.chat_template import MAX_BYTES, read_template
-from penstock_workers.lanes.gpu.requests.prompts import Tokenizers
+from penstock_workers.lanes.gpu.requests.prompts import MAX_BYTES, Tokenizers, read_template
 from penstock_workers.lanes.gpu.settings import GpuSettings
 
 FACTS = ModelFacts(frozenset({"m"}), context=100, defaults={}, pools=False)

@@ -16,8 +16,8 @@ from penstock_workers.item.answer import Answer, NoAnswer
 from penstock_workers.item.lane import Prepared, Request
 from penstock_workers.item.outcome import Released
 from penstock_workers.item.run.fates import FATES
-from penstock_workers.lanes.engine_life import stall
-from penstock_workers.lanes.engine_life.failing import IN_A_ROW
+from penstock_workers.lanes import engine_faults
+from penstock_workers.lanes.engine_faults import IN_A_ROW
 from penstock_workers.lanes.gpu import engine_host
 from penstock_workers.lanes.gpu.engine.adapters import Adapter
 from penstock_workers.lanes.gpu.engine.engines import EngineCall, EngineDied, EngineFault
@@ -112,7 +112,7 @@ class House:
         monkeypatch.setattr(Adapter, "request", lambda adapter: adapter.name)
         monkeypatch.setattr(EngineHost, "_make", self._make)
         monkeypatch.setattr(engine_host, "REBUILD_PAUSES_S", (0.0, 0.0))
-        monkeypatch.setattr(stall, "LOOK_S", 0.005)
+        monkeypatch.setattr(engine_faults, "LOOK_S", 0.005)
         settings = WorkerSettings(lane="gpu", gpu=GpuSettings(model="m", **gpu))
         self.lane = GpuLane(settings, give_up=self.gave_up.append)
 

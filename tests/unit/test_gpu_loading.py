@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from penstock_workers.lanes.engine_life import loading as subject
-from penstock_workers.lanes.engine_life.loading import (
+from penstock_workers.lanes import loading as subject
+from penstock_workers.lanes.loading import (
     FETCHING,
     READING,
     STARTING,

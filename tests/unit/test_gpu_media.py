@@ -15,8 +15,7 @@ import pytest
 
 from penstock_workers.lanes.gpu.engine.engines import EngineCall, RequestRefused
 from penstock_workers.lanes.gpu.requests import media
-from penstock_workers.lanes.gpu.requests.media import Media
-from penstock_workers.lanes.gpu.requests.media_memory import MediaMemory
+from penstock_workers.lanes.gpu.requests.media import Media, MediaMemory
 from penstock_workers.lanes.gpu.settings import GpuSettings
 
 FIELD = "messages[0].content[1]"

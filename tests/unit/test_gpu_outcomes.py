@@ -17,7 +17,7 @@ from penstock_workers.item.failures import Failure, name_failure
 from penstock_workers.item.run.fates import FATES
 from penstock_workers.lanes.gpu.engine.engines import RequestRefused
 from penstock_workers.lanes.gpu.requests.fields import KINDS, check_types
-from penstock_workers.lanes.gpu.requests.outcomes import REASONS, unanswered
+from penstock_workers.lanes.gpu.requests.replies import REASONS, unanswered
 from penstock_workers.lanes.gpu.requests.sampling import sampling_params
 
 

@@ -28,10 +28,8 @@ from penstock_workers.lanes.gpu.children.parsers import (
 )
 from penstock_workers.lanes.gpu.engine.engines import EngineCall, RequestRefused
 from penstock_workers.lanes.gpu.gpu_lane import GpuLane
-from penstock_workers.lanes.gpu.requests.calls import Facts
-from penstock_workers.lanes.gpu.requests.outcomes import nothing_said
-from penstock_workers.lanes.gpu.requests.replies import reply
-from penstock_workers.lanes.gpu.requests.tools import check_tools, to_parse
+from penstock_workers.lanes.gpu.requests.calls import Facts, check_tools, to_parse
+from penstock_workers.lanes.gpu.requests.replies import nothing_said, reply
 from penstock_workers.lanes.gpu.settings import GpuSettings
 from penstock_workers.settings import WorkerSettings
 

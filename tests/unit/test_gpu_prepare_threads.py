@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from penstock_workers.lanes.gpu.requests.prepare_threads import PrepareThreads
+from penstock_workers.lanes.gpu.gpu_lane import PrepareThreads
 
 
 @pytest.mark.parametrize("number", [1, 4])

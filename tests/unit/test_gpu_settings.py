@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from penstock_workers.errors import BadEngineSettings
-from penstock_workers.lanes.gpu.engine import arguments
+from penstock_workers.lanes.gpu.engine import vllm_calls
 from penstock_workers.lanes.gpu.engine.adapters import Adapters
 from penstock_workers.lanes.gpu.gpu_lane import GpuLane
 from penstock_workers.lanes.gpu.settings import GpuSettings
@@ -108,8 +108,8 @@ def test_sizes_are_vllms_own_unless_they_are_given(
 ) -> None:
     """Without a setting vLLM chooses its batch sizes for the card; with one it gets that, and its
     own arguments win."""
-    monkeypatch.setattr(arguments, "upstream", lambda _module, _name: PlayedArguments)
+    monkeypatch.setattr(vllm_calls, "upstream", lambda _module, _name: PlayedArguments)
     settings = GpuSettings(model="m", **gpu)
-    made = arguments.engine_arguments(settings, Adapters({}, "m"), drain_seconds=1)
+    made = vllm_calls.engine_arguments(settings, Adapters({}, "m"), drain_seconds=1)
     assert (made.max_num_seqs, made.max_num_batched_tokens) == sizes
     assert made.scheduling_policy == "priority"

@@ -17,8 +17,8 @@ from penstock_producer.errors import SettingsError
 from penstock_producer.settings import ProducerSettings
 from penstock_workers.lanes import machine
 from penstock_workers.lanes.embed.embed_lane import EmbedLane
-from penstock_workers.lanes.embed.inspection import TRIES
-from penstock_workers.lanes.embed.inspection import inspect as inspect_embed
+from penstock_workers.lanes.embed.row import TRIES
+from penstock_workers.lanes.embed.row import inspect as inspect_embed
 from penstock_workers.lanes.gpu.inspection import inspect as inspect_gpu
 from penstock_workers.lanes.one_run import one_run
 from penstock_workers.lanes.registry import lane_row

@@ -12,7 +12,7 @@ from penstock_producer.job.targets import url_refusal
 from penstock_producer.sources.forms.row_forms import form_of
 from penstock_producer.sources.forms.strict_json import RowFault
 from penstock_workers.lanes.batch.apis.openai import SHAPES, OpenAIBatches
-from penstock_workers.lanes.batch.provider import BadLine
+from penstock_workers.lanes.batch.apis.provider import BadLine
 
 CHAT, EMBEDDINGS = "/v1/chat/completions", "/v1/embeddings"
 SCHEMA = {"type": "object", "properties": {"a": {"type": "string"}}}

@@ -13,7 +13,7 @@ from penstock_ledger import RENOTED_S, MadeWith, Provenance
 from penstock_ledger.model import Result
 from penstock_workers.item.attempt import Settled
 from penstock_workers.item.outcome import Done
-from penstock_workers.item.settling.made_with import KEPT, MODELS, MadeWithNotes
+from penstock_workers.item.settling.records import KEPT, MODELS, MadeWithNotes
 from penstock_workers.settings import ProviderSettings
 
 
@@ -39,7 +39,7 @@ def test_each_model_is_noted_once_a_minute(monkeypatch: pytest.MonkeyPatch) -> N
     """With its prices; a group whose combinations are known writes nothing until the minute is
     over."""
     now = [1_000.0]
-    monkeypatch.setattr("penstock_workers.item.settling.made_with.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("penstock_workers.item.settling.records.time.monotonic", lambda: now[0])
     store = Notes()
     notes = MadeWithNotes(cast(Provenance, store), "", 0.0)
     for _ in range(3):

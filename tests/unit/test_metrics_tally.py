@@ -27,9 +27,9 @@ from penstock_workers.item.outcome import (
 )
 from penstock_workers.item.settling.tally import OutcomeTally
 from penstock_workers.item.spent import NOTHING_SPENT, Spent
-from penstock_workers.lanes.embed.encoding.figures import BatchFigures
-from penstock_workers.lanes.gpu.engine.figures import EngineFigures
-from penstock_workers.lanes.lane_figures import BOUND_BY, bound_figures, engine_figures
+from penstock_workers.lanes.embed.encoding.computing import BatchFigures
+from penstock_workers.lanes.gpu.engine.engine_queue import EngineFigures
+from penstock_workers.lanes.registry import BOUND_BY, bound_figures, engine_figures
 from penstock_workers.metrics import catalogue, start_metrics
 from penstock_workers.metrics.samples import Sample, Spread
 from penstock_workers.metrics.serve import registry_of

@@ -12,10 +12,9 @@ from pathlib import Path
 import pytest
 
 from penstock_workers.errors import CacheFull, FilesChanged, FilesUnusable, StoreAway
-from penstock_workers.lanes.model_files import download
-from penstock_workers.lanes.model_files.cache import FileCache, Wanted
-from penstock_workers.lanes.model_files.file_lock import FileLock
-from penstock_workers.lanes.model_files.stores import FolderStore, StoredFile
+from penstock_workers.lanes import model_stores
+from penstock_workers.lanes.model_cache import FileCache, FileLock, Wanted
+from penstock_workers.lanes.model_stores import FolderStore, StoredFile
 
 KIB = 1024
 MOST = 100 * KIB
@@ -63,7 +62,7 @@ def test_files_are_fetched_once_and_kept(cache: FileCache, monkeypatch: pytest.M
     """In parts, each in its place; a second worker finds them.
 
     Another version of them is fetched anew."""
-    monkeypatch.setattr(download, "PART_BYTES", KIB)
+    monkeypatch.setattr(model_stores, "PART_BYTES", KIB)
     place, noted = Place(), list[int]()
     entry = cache.take(wanted(place, "a", 10 * KIB + 1), noted.append)
     assert (entry.folder / "w").read_bytes() == b"a" * (10 * KIB + 1)
@@ -165,7 +164,7 @@ def test_one_of_many_fetches_and_the_others_wait(
 ) -> None:
     """Workers of one machine that want the same files at once read them once from where they
     lie."""
-    monkeypatch.setattr("penstock_workers.lanes.model_files.cache.ASK_AGAIN_S", 0.01)
+    monkeypatch.setattr("penstock_workers.lanes.model_cache.ASK_AGAIN_S", 0.01)
     began, go_on = threading.Event(), threading.Event()
 
     def slow() -> None:

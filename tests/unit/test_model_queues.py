@@ -27,7 +27,7 @@ from penstock_producer.feed.served import (
 )
 from penstock_producer.job.spec import JobSpec
 from penstock_producer.rows import Document
-from penstock_workers.broker.queue_order import FIRST, QueueOrder
+from penstock_workers.broker.connections import FIRST, QueueOrder
 from penstock_workers.celery_app.app import create_app
 from penstock_workers.errors import TooManyNames
 from penstock_workers.lanes.registry import home_queue

@@ -45,7 +45,7 @@ from penstock_workers.item.failures import Failure, Reply, name_failure
 from penstock_workers.item.settling.rows import dead_letter, result_of
 from penstock_workers.lanes.batch.apis import anthropic, gemini, openai
 from penstock_workers.lanes.batch.apis.output_lines import Line
-from penstock_workers.lanes.batch.provider import BatchAnswer, UnreadableLine
+from penstock_workers.lanes.batch.apis.provider import BatchAnswer, UnreadableLine
 
 SPEC = JobSpec(prompt="{text}", model="m")
 
@@ -278,23 +278,22 @@ def test_an_error_of_a_provider_becomes_words_that_can_be_stored_and_shown(
 @short
 def test_a_line_of_a_batch_is_read_whatever_its_texts_are(text: str) -> None:
     """As an answer, as an error, and as an id that is no name."""
-    openai = openai.read_line
     said, answer = quoted(text), b'{"choices":[{"message":{"content":%b}}]}' % quoted(text)
     refusal = b'{"type":"error","error":{"type":%b,"message":%b}}' % (said, said)
     lines: list[tuple[Callable[[str, Line], Any], bytes, bytes | None]] = [
         (
-            openai,
+            openai.read_line,
             b'{"custom_id":"a","response":{"status_code":200,"request_id":%b,"body":%b}}'
             % (said, answer),
             answer,
         ),
         (
-            openai,
+            openai.read_line,
             b'{"custom_id":"a","response":null,"error":{"code":%b,"message":%b}}' % (said, said),
             None,
         ),
         (
-            openai,
+            openai.read_line,
             b'{"custom_id":%b,"response":{"status_code":200,"body":%b}}' % (said, answer),
             None,
         ),

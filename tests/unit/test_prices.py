@@ -12,8 +12,7 @@ from pydantic import ValidationError
 from penstock_producer.job.provider_facts import ProviderFacts
 from penstock_producer.prices.known import known_cards, known_discount, known_prices
 from penstock_producer.prices.token_prices import LongPrices, ModelPrices, TokensUsed
-from penstock_workers.item.answer_forms import counted
-from penstock_workers.item.tokens import tokens_used
+from penstock_workers.item.answer_forms import counted, tokens_used
 
 OPENAI = "https://api.openai.com/v1"
 PRICES = ModelPrices(input=2.0, output=8.0, cached_input=0.5, batch_discount=0.5)

@@ -18,8 +18,8 @@ from penstock_producer.job.endpoints import GENERATE, generate_path
 from penstock_producer.prices.token_prices import TokensUsed
 from penstock_producer.settings import ProducerSettings
 from penstock_workers.item.answer import Answer
+from penstock_workers.item.answer_forms import tokens_used
 from penstock_workers.item.failures import Failure, Reply, name_failure
-from penstock_workers.item.tokens import tokens_used
 from penstock_workers.provider_calls import address, headers_of
 from penstock_workers.settings import ProviderSettings, WorkerSettings
 

@@ -15,19 +15,21 @@ from penstock_ledger import AnswerBook, Asked, InFlight, OutcomeStore, RequestNa
 from penstock_ledger.model import ItemKey, Result
 from penstock_ratelimit.testing import run_virtual
 from penstock_workers.item.attempt import Attempt
+from penstock_workers.item.failures import TurnedAway
 from penstock_workers.item.outcome import Dead, Done, Outcome, Parked, Released, Retry
-from penstock_workers.item.reuse.lines import (
+from penstock_workers.item.run.reuse import (
+    ANSWER_BYTES_MAX,
     KNOWN_BYTES_MAX,
     KNOWN_MAX,
     KNOWN_S,
+    PATIENCE_S,
     WAIT_S,
     KnownAnswers,
     Lines,
+    Reuse,
     Turn,
 )
-from penstock_workers.item.reuse.reuse import ANSWER_BYTES_MAX, PATIENCE_S, Reuse
 from penstock_workers.item.slots import Waiting
-from penstock_workers.item.turned_away import TurnedAway
 
 NAME = RequestName("book", "digest")
 BODY = b'{"model":"m","temperature":0,"messages":[]}'

@@ -9,7 +9,7 @@ import pytest
 
 from penstock_ledger import redaction
 from penstock_producer.errors import SettingsError
-from penstock_workers.celery_app.shown.requests import ItemRequest
+from penstock_workers.celery_app.requests import ItemRequest
 from penstock_workers.item.failures import Failure
 from penstock_workers.settings import WorkerSettings
 

@@ -29,7 +29,7 @@ from penstock_producer.prices.spent_budget import (
 from penstock_producer.prices.token_prices import ModelPrices
 from penstock_producer.prompts.script_tokens import by_script
 from penstock_producer.reporting.pauses import pause_lines
-from penstock_workers.item.run.may_cost import (
+from penstock_workers.item.run.cost import (
     BYTES_PER_TOKEN,
     MEDIA_TOKENS,
     dearest,

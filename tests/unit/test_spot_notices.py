@@ -19,13 +19,11 @@ from metadata_services import Answer, Aws, Azure, Gcp, MetadataService
 from pydantic import ValidationError
 
 from penstock_workers.celery_app.drain import Drain
-from penstock_workers.celery_app.ending_times import FINISH_S
-from penstock_workers.celery_app.machine_end import MachineEnd
+from penstock_workers.celery_app.ending import FINISH_S, MachineEnd
 from penstock_workers.http.lean import LeanClient
 from penstock_workers.metrics import catalogue
 from penstock_workers.settings import WorkerSettings
-from penstock_workers.spot.notice import Notice
-from penstock_workers.spot.watch import BACKOFF_S, LIMITS, METADATA_URL, SERVICES, SpotWatch
+from penstock_workers.spot import BACKOFF_S, LIMITS, METADATA_URL, SERVICES, Notice, SpotWatch
 
 LANE = "api"
 
@@ -131,7 +129,7 @@ async def test_gcp_is_asked_by_a_request_that_waits(
     """The first answer comes at once; the next request waits, and ends with the preemption; 30 s
     are left from then on."""
     clock = Clock()
-    monkeypatch.setattr("penstock_workers.spot.gcp.time", clock)
+    monkeypatch.setattr("penstock_workers.spot.time", clock)
     watching = Watching("gcp", gcp.url, client)
     assert await watching.ask() == 1.0
     waiting = asyncio.create_task(watching.ask())
@@ -268,7 +266,7 @@ async def test_an_answer_that_never_ends_is_given_up(
 ) -> None:
     """The limit holds from the question to the last byte."""
     monkeypatch.setattr(f"penstock_workers.spot.{cloud}.TIMEOUT_S", 0.05)
-    monkeypatch.setattr("penstock_workers.spot.gcp.WAIT_S", 0)
+    monkeypatch.setattr("penstock_workers.spot.WAIT_S", 0)
     async with raw_server(silent) as server:
         watching = Watching(cloud, server.url, client)
         assert await watching.ask() is not None

@@ -29,11 +29,9 @@ from penstock_workers.item.attempt import Attempt, Item, JobView, Marks, Settled
 from penstock_workers.item.deliveries import Delivery
 from penstock_workers.item.outcome import Outcome, Parked, Released, Retry
 from penstock_workers.settings import ProviderSettings, WorkerSettings
-from penstock_workers.tracing.feeds import FeedSpans
-from penstock_workers.tracing.items import ItemTraces
-from penstock_workers.tracing.model_call import ModelCalls
 from penstock_workers.tracing.sink import SPANS_HELD, SpanSink
 from penstock_workers.tracing.spans import Kind, Span
+from penstock_workers.tracing.traces import FeedSpans, ItemTraces, ModelCalls
 
 KEY = ItemKey("job_a", 1, "doc-1")
 HEADER = tracing.traceparent(tracing.trace_of(KEY))
@@ -136,7 +134,7 @@ OFF_THEN_ON = """
 
     build_engine(WorkerSettings())
     with open_tracing(WorkerSettings(), "api") as tracing:
-        print(tracing, "penstock_workers.tracing.items" in sys.modules)
+        print(tracing, "penstock_workers.tracing.traces" in sys.modules)
     print([name for name in sys.modules if name.startswith(("opentelemetry.exporter", "opentelemetry.sdk.trace"))])
 
     sys.modules["opentelemetry.exporter"] = None  # as if it were not installed

@@ -12,7 +12,7 @@ from attempts import make_attempt
 from penstock_ledger import Cause
 from penstock_workers.item.attempt import Attempt
 from penstock_workers.item.failures import Failure, Reply
-from penstock_workers.item.run.causes import KINDS_MAX, LOG_EVERY_S, Causes
+from penstock_workers.item.run.runs import KINDS_MAX, LOG_EVERY_S, Causes
 
 
 class Clock:

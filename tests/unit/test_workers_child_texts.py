@@ -33,21 +33,22 @@ from penstock_workers.children.protocol import (
     Postprocess,
     Refused,
     ReplyFrame,
+    RunningCalls,
     TrySchema,
     frame,
+    new_file,
     read_call,
     read_reply,
 )
-from penstock_workers.children.running_calls import RunningCalls, new_file
 from penstock_workers.in_child import hook_imports
-from penstock_workers.in_child.hook_threads import HOOK_THREADS
+from penstock_workers.in_child.hook_calls import HOOK_THREADS
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 HALF = "\ud83d"
 MODULE = '''
 import asyncio, json, time
-from penstock_workers.hooks.contract import Invalid
+from penstock_workers.hooks import Invalid
 
 HALF = json.loads('"\\\\ud83d"')
 

@@ -39,6 +39,7 @@ from penstock_workers.children.child_pool import (
     ChildPool,
 )
 from penstock_workers.children.protocol import (
+    LOOP,
     CallFault,
     Check,
     ChildCall,
@@ -49,9 +50,10 @@ from penstock_workers.children.protocol import (
     Missing,
     Postprocess,
     Preprocess,
+    RunningCalls,
     TrySchema,
+    new_file,
 )
-from penstock_workers.children.running_calls import LOOP, RunningCalls, new_file
 from penstock_workers.errors import ChildBroken
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")

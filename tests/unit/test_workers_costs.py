@@ -9,7 +9,7 @@ from msgspec import structs
 
 from penstock_workers.item.attempt import Attempt
 from penstock_workers.item.failures import Reply
-from penstock_workers.lanes.api.costs import LEARN_EVERY, Costs
+from penstock_workers.lanes.api.admission import LEARN_EVERY, Costs
 from penstock_workers.settings import ProviderSettings
 
 

@@ -16,8 +16,7 @@ from penstock_workers.item.attempt import Attempt, Settled
 from penstock_workers.item.deliveries import Delivery
 from penstock_workers.item.failures import Failure, Reply
 from penstock_workers.item.outcome import Dead, Done, Parked, Retry
-from penstock_workers.item.run.fates import decide
-from penstock_workers.item.run.retry_policy import RetryPolicy
+from penstock_workers.item.run.fates import RetryPolicy, decide
 from penstock_workers.item.settling.records import _batch
 from penstock_workers.item.spent import Spent
 from penstock_workers.settings import ProviderSettings

@@ -22,6 +22,7 @@ from penstock_workers.in_child.schema import SchemaChecks
 from penstock_workers.item.answer import Answer, NoAnswer, Tried
 from penstock_workers.item.attempt import Attempt, JobView, Settled
 from penstock_workers.item.deliveries import Delivery
+from penstock_workers.item.failures import TurnedAway
 from penstock_workers.item.lane import Prepared, Request
 from penstock_workers.item.outcome import Dead, Done, Parked, Released, Retry
 from penstock_workers.item.run import follow_ups
@@ -30,7 +31,6 @@ from penstock_workers.item.run.job_code import REFUSED_ANSWER_CHARS, JobCode
 from penstock_workers.item.run.models import ModelCheck
 from penstock_workers.item.settling.records import _batch, _moved
 from penstock_workers.item.settling.tally import OutcomeTally
-from penstock_workers.item.turned_away import TurnedAway
 from penstock_workers.settings import ProviderSettings
 
 SCHEMA = {

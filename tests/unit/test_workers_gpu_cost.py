@@ -17,8 +17,8 @@ from penstock_producer.prices.token_prices import TokensUsed
 from penstock_workers.item.answer import Answer
 from penstock_workers.item.failures import Failure
 from penstock_workers.item.lane import Prepared, request_of
-from penstock_workers.item.run.gpu_cost import PricedAdmission, SharedTime
-from penstock_workers.item.run.reading.jobs import read_job
+from penstock_workers.item.run.cost import PricedAdmission, SharedTime
+from penstock_workers.item.run.reading import read_job
 from penstock_workers.item.settling.rows import prices_of
 from penstock_workers.lanes.embed.admission import Unpaced
 from penstock_workers.settings import CostSettings, ProviderSettings, WorkerSettings

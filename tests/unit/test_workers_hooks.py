@@ -22,10 +22,15 @@ from attempts import make_attempt
 
 from penstock_ratelimit.for_penstock import DETAIL_CHARS
 from penstock_workers.children import protocol
-from penstock_workers.children.protocol import ImportHook, Postprocess, Preprocess
-from penstock_workers.children.running_calls import RunningCalls, new_file
+from penstock_workers.children.protocol import (
+    ImportHook,
+    Postprocess,
+    Preprocess,
+    RunningCalls,
+    new_file,
+)
 from penstock_workers.errors import ChildBroken, HookMissing, HookStuck
-from penstock_workers.in_child import hook_calls, hook_threads
+from penstock_workers.in_child import hook_calls
 from penstock_workers.in_child.hook_calls import HookCalls
 from penstock_workers.in_child.hook_imports import HOOKS_KEPT, HookImports
 from penstock_workers.item.attempt import Attempt
@@ -39,7 +44,7 @@ REPLY = Reply(b'{"answer":1}', 200, "r", "m", "stop", 3, 2, "text", 5)
 
 MODULE = """
 import asyncio, functools, threading, time
-from penstock_workers.hooks.contract import Invalid, Item
+from penstock_workers.hooks import Invalid, Item
 
 gate = threading.Event()
 not_callable = 5
@@ -290,12 +295,12 @@ async def test_a_hook_that_hangs_costs_its_item_only(module: str, name: str) -> 
     """After its time the item fails; threads that hang do not keep others from theirs."""
     at_work = hooks_here(0.05)
     stuck = await asyncio.gather(
-        *(before(at_work, f"{module}:{name}") for _ in range(hook_threads.HOOK_THREADS + 1))
+        *(before(at_work, f"{module}:{name}") for _ in range(hook_calls.HOOK_THREADS + 1))
     )
     assert {failure.detail for failure, _ in stuck if failure} == {
         f"{module}:{name}: it took longer than 0.05 s"
     }
-    assert len([failure for failure, _ in stuck if failure]) == hook_threads.HOOK_THREADS + 1
+    assert len([failure for failure, _ in stuck if failure]) == hook_calls.HOOK_THREADS + 1
     assert (await before(hooks_here(), f"{module}:louder"))[0] is None
 
 
@@ -303,12 +308,12 @@ async def test_waiting_for_a_thread_is_not_held_against_a_hook(module: str) -> N
     """More items than threads: each has its time from when it starts, and no more run at once than
     there are threads."""
     threads, running, most, lock = (
-        hook_threads.HookThreads(RunningCalls(new_file())),
+        hook_calls.HookThreads(RunningCalls(new_file())),
         0,
         0,
         threading.Lock(),
     )
-    meet = threading.Barrier(hook_threads.HOOK_THREADS)
+    meet = threading.Barrier(hook_calls.HOOK_THREADS)
 
     def call() -> int:
         nonlocal running, most
@@ -321,9 +326,9 @@ async def test_waiting_for_a_thread_is_not_held_against_a_hook(module: str) -> N
         return 1
 
     said = await asyncio.gather(
-        *(threads.run(1, call, 10) for _ in range(5 * hook_threads.HOOK_THREADS))
+        *(threads.run(1, call, 10) for _ in range(5 * hook_calls.HOOK_THREADS))
     )
-    assert (sum(said), most) == (5 * hook_threads.HOOK_THREADS, hook_threads.HOOK_THREADS)
+    assert (sum(said), most) == (5 * hook_calls.HOOK_THREADS, hook_calls.HOOK_THREADS)
     threads.close()
 
 
@@ -366,7 +371,7 @@ async def test_a_loop_that_closes_before_a_hook_returns_harms_nobody(module: str
         ended.set()
 
     async def main() -> None:
-        threads = hook_threads.HookThreads(RunningCalls(new_file()))
+        threads = hook_calls.HookThreads(RunningCalls(new_file()))
         with pytest.raises(TimeoutError):
             await threads.run(1, stay, 0.01)
 

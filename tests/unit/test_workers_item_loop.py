@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import pytest
 
 from penstock_cli.doctor.checks import _loop
-from penstock_workers.celery_app import item_loop
+from penstock_workers.celery_app import engine_thread
 
 
 @pytest.fixture
@@ -22,7 +22,7 @@ def thresholds() -> Iterator[None]:
     gc.unfreeze()
 
 
-def module_of_loop(factory: item_loop.LoopFactory | None) -> str:
+def module_of_loop(factory: engine_thread.LoopFactory | None) -> str:
     """The module whose loop a thread beside the main one runs on, a child process included."""
     found: list[str] = []
 
@@ -44,13 +44,13 @@ def module_of_loop(factory: item_loop.LoopFactory | None) -> str:
 def test_uvloop_is_taken_where_it_is_installed() -> None:
     """And child processes, which hooks run in, are started and waited for from its thread."""
     pytest.importorskip("uvloop")
-    assert module_of_loop(item_loop.loop_factory(uvloop=True)) == "uvloop"
+    assert module_of_loop(engine_thread.loop_factory(uvloop=True)) == "uvloop"
     assert _loop(wanted=True).startswith("items run on uvloop ")
 
 
 def test_the_setting_turns_it_off() -> None:
     """``uvloop = false`` is asyncio's own loop."""
-    assert item_loop.loop_factory(uvloop=False) is None
+    assert engine_thread.loop_factory(uvloop=False) is None
     assert module_of_loop(None) == "asyncio"
     assert _loop(wanted=False) == "items run on asyncio's own loop: uvloop = false"
 
@@ -58,16 +58,16 @@ def test_the_setting_turns_it_off() -> None:
 def test_without_uvloop_items_run_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where it has no wheel, nothing else changes."""
     monkeypatch.setitem(sys.modules, "uvloop", None)
-    assert item_loop.loop_factory(uvloop=True) is None
+    assert engine_thread.loop_factory(uvloop=True) is None
 
 
 def test_the_collector_walks_seldom_and_never_what_was_there_at_start(thresholds: None) -> None:
     """Hundreds of items hold more new objects than Python's threshold: they are not walked with
     every few of them."""
-    item_loop.spare_the_collector()
+    engine_thread.spare_the_collector()
     assert gc.get_threshold() == (
-        item_loop.NEW_OBJECTS,
-        item_loop.YOUNG_WALKS,
-        item_loop.MIDDLE_WALKS,
+        engine_thread.NEW_OBJECTS,
+        engine_thread.YOUNG_WALKS,
+        engine_thread.MIDDLE_WALKS,
     )
     assert gc.get_freeze_count() > 10_000

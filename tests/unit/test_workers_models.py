@@ -11,12 +11,12 @@ from attempts import make_attempt
 
 from penstock_ledger import WorkerSeen, keys
 from penstock_producer.feed.served import SERVES, Served
-from penstock_workers.broker.held import BrokerAction
+from penstock_workers.broker.leases import BrokerAction
 from penstock_workers.celery_app.handover import broker_action
 from penstock_workers.item.attempt import Attempt
+from penstock_workers.item.failures import TurnedAway
 from penstock_workers.item.outcome import Outcome, Parked, Released
 from penstock_workers.item.run.models import ModelCheck
-from penstock_workers.item.turned_away import TurnedAway
 
 T = TypeVar("T")
 TINY1, TINY2 = Served(("/models/tiny1", "tiny1"), ("legal",)), Served(("tiny2",))

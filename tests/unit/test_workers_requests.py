@@ -18,9 +18,8 @@ from penstock_ledger.model import ItemKey
 from penstock_producer.feed.wire import encode_item
 from penstock_workers.broker.messages import Message, payload_of
 from penstock_workers.celery_app.app import create_app
-from penstock_workers.celery_app.shown.reports import ERROR_MAX_CHARS, celery_result
-from penstock_workers.celery_app.shown.requests import ID_MAX_CHARS, DoorRequest, ItemRequest
-from penstock_workers.celery_app.shown.sampling import EventSample
+from penstock_workers.celery_app.events import ERROR_MAX_CHARS, EventSample, celery_result
+from penstock_workers.celery_app.requests import ID_MAX_CHARS, DoorRequest, ItemRequest
 from penstock_workers.item.outcome import Retry
 
 SECRET = "the patient's file"

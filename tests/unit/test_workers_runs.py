@@ -13,10 +13,9 @@ from attempts import make_attempt
 
 from penstock_ratelimit.testing import run_virtual
 from penstock_workers.item.attempt import Attempt
-from penstock_workers.item.failures import Failure, Reply
+from penstock_workers.item.failures import Failure, Reply, TurnedAway
 from penstock_workers.item.outcome import Parked
 from penstock_workers.item.run.runs import PROBE_S, PROVEN_WAIT_S, UNPROVEN_WAIT_S, Runs
-from penstock_workers.item.turned_away import TurnedAway
 from penstock_workers.settings import ProviderSettings
 
 PAUSES_AT = 20

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from penstock_workers.celery_app.shown.sampling import (
+from penstock_workers.celery_app.events import (
     BURST_S,
     EVENTS_PER_ITEM,
     FLEET_EVENTS_PER_S,

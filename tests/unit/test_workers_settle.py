@@ -20,16 +20,21 @@ from penstock_workers.failpoints import Failpoints
 from penstock_workers.failure_log import REPEATED_EACH_S, FailureLog
 from penstock_workers.item.attempt import Attempt, Item, JobView, Settled
 from penstock_workers.item.deliveries import Delivery
+from penstock_workers.item.failures import TurnedAway
 from penstock_workers.item.outcome import Dead, Done, Outcome, Parked, Retry, Skipped, Unreadable
 from penstock_workers.item.run.starts import Starts
 from penstock_workers.item.settling import groups
-from penstock_workers.item.settling.backlog import AWAY_FRESH_S, UNSETTLED_MAX_S, Backlog
-from penstock_workers.item.settling.groups import StoreOutage, StoreWriter
+from penstock_workers.item.settling.groups import (
+    AWAY_FRESH_S,
+    UNSETTLED_MAX_S,
+    UNSTORABLE,
+    Backlog,
+    StoreOutage,
+    StoreWriter,
+)
 from penstock_workers.item.settling.settle import Settler
 from penstock_workers.item.settling.tally import OutcomeTally
-from penstock_workers.item.settling.unstorable import UNSTORABLE
 from penstock_workers.item.slots import Slots
-from penstock_workers.item.turned_away import TurnedAway
 
 AWAY = OperationalError("insert", None, Exception("connection refused"))
 FOR_GOOD = DataError("insert", None, Exception("text fields cannot contain NUL"))

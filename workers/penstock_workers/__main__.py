@@ -47,8 +47,7 @@ def _worker_main(app: PenstockApp, name: str) -> int:
     """Returns the exit status, which ``app.worker_main`` drops."""
     from celery.utils.nodenames import default_nodename, host_format
 
-    from penstock_workers.celery_app.ending import THIS_PROCESS
-    from penstock_workers.celery_app.machine_end import THIS_PROCESS as MACHINE_END
+    from penstock_workers.celery_app.ending import MACHINE_END, THIS_PROCESS
 
     # Not through Celery's command line: that imports Flower, a prompt and a highlighter, a third of
     # a worker's start.

@@ -23,36 +23,29 @@ from penstock_ledger import (
 )
 from penstock_ledger.redaction import redact
 from penstock_producer.feed.served import Served
-from penstock_workers.children.child_pool import ChildPool
-from penstock_workers.children.starter import child_starter
+from penstock_workers.children.child_pool import ChildPool, child_starter
 from penstock_workers.decided_times import DecidedTimes
 from penstock_workers.failpoints import Failpoints
 from penstock_workers.heartbeat import Heartbeat
-from penstock_workers.item.admission import Admission
 from penstock_workers.item.attempt import Attempt, Settled
 from penstock_workers.item.deliveries import Bridge, Delivery, ItemEngine
-from penstock_workers.item.lane import Lane
-from penstock_workers.item.reuse.reuse import Reuse
-from penstock_workers.item.run.causes import Causes
-from penstock_workers.item.run.gpu_cost import PricedAdmission, SharedTime
+from penstock_workers.item.lane import Admission, Lane
+from penstock_workers.item.run.cost import PricedAdmission, SharedTime
+from penstock_workers.item.run.fates import RetryPolicy
 from penstock_workers.item.run.host import ItemHost
 from penstock_workers.item.run.job_code import JobCode
 from penstock_workers.item.run.models import ModelCheck
-from penstock_workers.item.run.reading.bodies import Bodies
-from penstock_workers.item.run.reading.jobs import JobBook, read_job
-from penstock_workers.item.run.reading.reads import Reads
-from penstock_workers.item.run.retry_policy import RetryPolicy
+from penstock_workers.item.run.reading import Bodies, JobBook, Reads, read_job
+from penstock_workers.item.run.reuse import Reuse
 from penstock_workers.item.run.runner import ItemRunner
-from penstock_workers.item.run.runs import Runs
+from penstock_workers.item.run.runs import Causes, Runs
 from penstock_workers.item.run.starts import Starts
-from penstock_workers.item.settling.backlog import Backlog
-from penstock_workers.item.settling.made_with import MadeWithNotes, engine_in_words
-from penstock_workers.item.settling.records import Records
+from penstock_workers.item.settling.groups import Backlog
+from penstock_workers.item.settling.records import MadeWithNotes, Records, engine_in_words
 from penstock_workers.item.settling.settle import Durable, Settler
 from penstock_workers.item.settling.tally import OutcomeTally
 from penstock_workers.item.slots import ItemWaits
-from penstock_workers.lanes.lane_figures import bound_figures, engine_figures
-from penstock_workers.lanes.registry import lane_row, served_by
+from penstock_workers.lanes.registry import bound_figures, engine_figures, lane_row, served_by
 from penstock_workers.metrics import catalogue
 from penstock_workers.metrics.samples import Sample
 from penstock_workers.served_model import Consume, ServedModel

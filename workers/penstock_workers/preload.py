@@ -18,7 +18,7 @@ MODULES = (
     "penstock_workers.celery_app.consumer",
     "penstock_workers.celery_app.pool",
     "penstock_workers.celery_app.handover",
-    "penstock_workers.celery_app.shown.requests",
+    "penstock_workers.celery_app.requests",
 )
 
 

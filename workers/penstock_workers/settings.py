@@ -350,7 +350,7 @@ class WorkerSettings(LaneFields, ProducerSettings):
     )
     uvloop: bool = True  # items run on uvloop where it is installed; false: on asyncio's own loop
     event_sample: Annotated[float, Field(ge=0, le=1)] | None = (
-        None  # share of items that send events; None: sampling.py
+        None  # share of items that send events; None: celery_app/events.py
     )
     # `celery inspect` and `control`, and Flower: anyone who reaches the broker may end workers
     remote_control: bool = True

@@ -4,7 +4,7 @@
 -- together at that end, the oldest first. They are few (feeders keep them below the number of slots), so walking past them
 -- is cheap.
 
--- Idle workers wait (BLPOP) at penstock:wakes:<queue>, computed: a mark for each group wakes one of them. See broker/wake.py.
+-- Idle workers wait (BLPOP) at penstock:wakes:<queue>, computed: a mark for each group wakes one of them. See broker/connections.py.
 
 local WAKES_MAX, WAKES_S = 64, 5 -- marks that no one waits for are few, and go
 local URGENT_SEEN = 500 -- urgent messages that one call walks past: a few milliseconds, should there ever be more

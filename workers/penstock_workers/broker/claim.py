@@ -18,14 +18,10 @@ from typing import Any, Literal
 from kombu.transport import redis as kombu_redis
 from redis.exceptions import NoScriptError
 
-from penstock_workers.broker.claim_script import Claim, Claimed, ClaimScript
-from penstock_workers.broker.connections import ConnectingChannel
-from penstock_workers.broker.held import BrokerAction
-from penstock_workers.broker.lease_scripts import PARKED_KEY
-from penstock_workers.broker.leases import BROKER_ERRORS
-from penstock_workers.broker.messages import Message, payload_of
-from penstock_workers.broker.qos import QoS
-from penstock_workers.broker.wake import IDLE_POLL_S, Pause
+from penstock_workers.broker.connections import IDLE_POLL_S, ConnectingChannel, Pause
+from penstock_workers.broker.lease_scripts import PARKED_KEY, Claim, Claimed, ClaimScript
+from penstock_workers.broker.leases import BROKER_ERRORS, BrokerAction
+from penstock_workers.broker.messages import Message, QoS, payload_of
 
 log = logging.getLogger(__name__)
 

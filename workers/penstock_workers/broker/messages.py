@@ -1,12 +1,18 @@
-"""Queue messages for kombu, parsed faster than by kombu, with their raw text kept."""
+"""Queue messages for kombu, parsed faster than by kombu, with their raw text kept.
+
+What kombu asks of a channel about prefetched messages, answered by the leases.
+"""
 
 from __future__ import annotations
 
 from typing import Any
 
 import orjson
+from kombu.transport import redis as kombu_redis
 from kombu.transport import virtual
 from kombu.utils.json import loads
+
+from penstock_workers.broker.leases import BrokerAction
 
 JSON_TYPE = "application/json"
 _ITEMS = (
@@ -97,3 +103,35 @@ def _is_plain(text: bytes) -> bool:
 
     In an item they mean nothing: a document may have such a field."""
     return text.startswith(_ITEMS) or b"__type__" not in text
+
+
+class QoS(kombu_redis.QoS):  # type: ignore[misc]  # kombu is untyped
+    """Counts and concludes messages through the leases, which outlive the channel."""
+
+    channel: Any  # a ``ClaimingChannel``
+
+    def can_consume(self) -> bool:
+        return bool(self.channel._in_poll) or self.channel.room() > 0
+
+    def can_consume_max_estimate(self) -> int:
+        return max(0, int(self.channel.room()))
+
+    def append(self, message: Message, delivery_tag: str) -> None:
+        """The claim has recorded it already."""
+
+    def ack(self, delivery_tag: str) -> None:
+        self.channel.leases.conclude([delivery_tag], BrokerAction.ACK)
+
+    def reject(self, delivery_tag: str, requeue: bool = False) -> None:
+        """Without ``requeue`` the message is set aside: nothing is dropped here."""
+        self.channel.leases.conclude(
+            [delivery_tag], BrokerAction.GIVE_BACK if requeue else BrokerAction.SET_ASIDE
+        )
+
+    def restore_unacked_once(self, stderr: Any = None) -> None:
+        """A closed channel gives nothing back: what is in flight goes on, and is acknowledged
+        through the leases."""
+        self._on_collect.cancel()
+
+    def restore_visible(self, *_: Any, **__: Any) -> None:
+        """The lease keeper sweeps."""

@@ -21,7 +21,7 @@ from penstock_producer.feed.wire import TASK_NAME, queue_name
 from penstock_workers.amqp_address import AmqpAddress
 from penstock_workers.broker import transport
 from penstock_workers.broker.amqp import connect as amqp
-from penstock_workers.broker.amqp.publisher import QUORUM
+from penstock_workers.broker.amqp.connect import QUORUM
 from penstock_workers.broker.lease_scripts import Keys
 from penstock_workers.broker.leases import Leases
 from penstock_workers.decided_times import DecidedTimes, decided_times
@@ -66,7 +66,7 @@ class ItemTask(Task):  # type: ignore[misc]  # Celery is untyped
 
     name = TASK_NAME
     Strategy = "penstock_workers.celery_app.handover:item_strategy"
-    Request = "penstock_workers.celery_app.shown.requests:ItemRequest"
+    Request = "penstock_workers.celery_app.requests:ItemRequest"
     send_events = False  # Celery's own: `ItemRequest` sends the events
     acks_late = True
     acks_on_failure_or_timeout = True
@@ -243,7 +243,7 @@ def _transport_options(parts: Parts) -> dict[str, Any]:
         "socket_connect_timeout": REDIS_CONNECT_TIMEOUT_S,
         "socket_keepalive": True,
         "health_check_interval": HEALTH_CHECK_S,
-        "queue_order_strategy": "penstock_workers.broker.queue_order:QueueOrder",
+        "queue_order_strategy": "penstock_workers.broker.connections:QueueOrder",
         "priority_steps": [0],  # lanes are queues
         "unacked_key": keys.unacked(queue),
         "unacked_index_key": keys.unacked_index(queue),

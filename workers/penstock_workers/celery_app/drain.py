@@ -18,14 +18,15 @@ from typing import Any, Protocol
 
 from celery.worker import state
 
-from penstock_workers.celery_app.ending_times import (
+from penstock_workers.celery_app.ending import (
     FLUSH_TIMEOUT_S,
     GRACE_S,
     LAST_S,
+    SIGNALS,
     STOP_TIMEOUT_S,
+    MachineEnd,
 )
 from penstock_workers.celery_app.engine_thread import EngineThread
-from penstock_workers.celery_app.machine_end import SIGNALS, MachineEnd
 
 log = logging.getLogger(__name__)
 

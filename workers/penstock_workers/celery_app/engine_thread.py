@@ -1,10 +1,14 @@
 """The thread whose asyncio loop runs the engine: its start, its end, and whether its loop is
-stuck."""
+stuck.
+
+The event loop that a worker's items run on, and how often the cycle collector runs on it.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import gc
 import logging
 import threading
 from collections.abc import Callable, Iterable, Mapping
@@ -14,9 +18,37 @@ from time import monotonic
 from celery.exceptions import WorkerShutdown
 from celery.worker import state
 
-from penstock_workers.celery_app.item_loop import LoopFactory, spare_the_collector
 from penstock_workers.item.deliveries import Bridge, Delivery, ItemEngine
 from penstock_workers.metrics.samples import Sample
+
+LoopFactory = Callable[[], asyncio.AbstractEventLoop]
+
+# Items are freed with their last reference (tests/unit/test_workers_garbage.py), so the collector
+# only frees what libraries leave behind. Python's 700 new objects are what a hundred items hold,
+# and each
+# of those walks visits all that are in flight. So many new objects are a few tens of MB at most
+# before a walk.
+NEW_OBJECTS, YOUNG_WALKS, MIDDLE_WALKS = 50_000, 20, 50
+
+
+def loop_factory(uvloop: bool) -> LoopFactory | None:
+    """uvloop's, where it is wanted and installed; None for asyncio's own."""
+    if not uvloop:
+        return None
+    try:
+        import uvloop as fast  # on demand: the extra `worker` brings it where it has a wheel
+    except ImportError:
+        return None
+    return fast.new_event_loop
+
+
+def spare_the_collector() -> None:
+    """Exclude what is in memory by now, code above all, from collections: it lives as long as the
+    process."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(NEW_OBJECTS, YOUNG_WALKS, MIDDLE_WALKS)
+
 
 log = logging.getLogger(__name__)
 

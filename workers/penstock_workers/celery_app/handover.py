@@ -24,14 +24,16 @@ from celery.worker.state import task_ready
 from kombu.exceptions import ContentDisallowed, DecodeError
 
 from penstock_workers.broker.acks import Acks
-from penstock_workers.broker.held import BrokerAction
+from penstock_workers.broker.leases import BrokerAction
 from penstock_workers.celery_app.engine_thread import EngineThread
-from penstock_workers.celery_app.running_items import LateAcks, RunningItem, RunningItems
-from penstock_workers.celery_app.shown.events import gather_events
-from penstock_workers.celery_app.shown.reports import celery_result
-from penstock_workers.celery_app.shown.sampling import EventSample
-from penstock_workers.celery_app.shown.short_requests import ShortRequest
-from penstock_workers.celery_app.withdrawals import Withdrawals
+from penstock_workers.celery_app.events import EventSample, celery_result, gather_events
+from penstock_workers.celery_app.requests import ShortRequest
+from penstock_workers.celery_app.running_items import (
+    LateAcks,
+    RunningItem,
+    RunningItems,
+    Withdrawals,
+)
 from penstock_workers.item.deliveries import Delivery
 from penstock_workers.item.outcome import (
     Dead,

@@ -7,7 +7,7 @@ nothing was claimed for ``STALLED_S`` seconds although there was room. Redis bei
 however long it lasts, unless another connection of this process reaches it. So are a drain, a
 worker that is full, and queues that an operator cancelled.
 A worker whose outcomes have waited too long for a store that answers fails the probe, too
-(``backlog.py``).
+(``Backlog``).
 """
 
 from __future__ import annotations

@@ -22,22 +22,19 @@ from kombu.common import ignore_errors
 
 from penstock_producer.feed.wire import TASK_NAME
 from penstock_workers.broker.acks import Acks
-from penstock_workers.broker.held import BrokerAction
-from penstock_workers.broker.leases import Leases
+from penstock_workers.broker.leases import BrokerAction, Leases
 from penstock_workers.celery_app.drain import Drain
-from penstock_workers.celery_app.engine_thread import EngineThread
+from penstock_workers.celery_app.ending import MACHINE_END
+from penstock_workers.celery_app.engine_thread import EngineThread, loop_factory
+from penstock_workers.celery_app.events import EventSample
 from penstock_workers.celery_app.handover import HandOver, ItemPool
-from penstock_workers.celery_app.item_loop import loop_factory
 from penstock_workers.celery_app.liveness import BEAT_S, Liveness
-from penstock_workers.celery_app.machine_end import THIS_PROCESS as MACHINE_END
 from penstock_workers.celery_app.probe import ProbeFiles
 from penstock_workers.celery_app.running_items import LateAcks, RunningItem
-from penstock_workers.celery_app.shown.sampling import EventSample
 from penstock_workers.doors.threads import TaskThreads
 from penstock_workers.metrics import catalogue, start_metrics
 from penstock_workers.metrics.samples import Sample
-from penstock_workers.spot.notice import Notice
-from penstock_workers.spot.watch import SpotWatch
+from penstock_workers.spot import Notice, SpotWatch
 
 log = logging.getLogger(__name__)
 

@@ -37,12 +37,13 @@ from penstock_workers.children.protocol import (
     Ping,
     Postprocess,
     Preprocess,
+    RunningCalls,
     TrySchema,
     frame,
+    new_file,
     read_frame,
     read_reply,
 )
-from penstock_workers.children.running_calls import RunningCalls, new_file
 from penstock_workers.errors import ChildBroken
 
 log = logging.getLogger(__name__)

@@ -4,17 +4,30 @@ Calls share children. When one dies, its record of running calls mostly shows wh
 the others are repeated at once. Where it does not, the pending calls are repeated in smaller groups
 (64, 8, and then one at a time), until the call that ended the child is alone. After
 ``DEATHS_ALLOWED`` deaths it is given up with ``CallEndedChild``.
+
+How the children of one worker are started: with its modules, its limits and its lane.
 """
 
 from __future__ import annotations
 
 import asyncio
+import os
+import sys
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from typing import Final
 
-from penstock_workers.children.child import Child, ChildLost, Involvement, LossCause
+from penstock_workers.children.child import (
+    HOOK_TIMEOUT_S,
+    Child,
+    ChildLimits,
+    ChildLost,
+    Involvement,
+    LossCause,
+)
 from penstock_workers.children.protocol import ChildCall, ChildReply
 from penstock_workers.errors import ChildBroken
+from penstock_workers.settings import WorkerSettings
 
 WIDTHS: Final = (64, 8, 1)  # calls at once in one child, by line
 DEATHS_ALLOWED: Final = (
@@ -123,3 +136,19 @@ class _Line:
 
 def _load(child: Child) -> int:
     return child.in_flight
+
+
+MB = 1024 * 1024
+
+
+def child_starter(settings: WorkerSettings, hook_timeout_s: float = HOOK_TIMEOUT_S) -> Start:
+    """``settings`` give the allowed hook modules, the memory limit of a child, and the lane of
+    suspected items."""
+    options = {
+        "worker": os.getpid(),
+        "path": list(sys.path),
+        "allowed": list(settings.hook_modules),
+        "hook_s": hook_timeout_s,
+        "lane": settings.lane,
+    }
+    return partial(Child.start, options, ChildLimits(settings.hook_memory_mb * MB, hook_timeout_s))

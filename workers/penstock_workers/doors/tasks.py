@@ -81,7 +81,7 @@ class Door:
 class DoorTask(Task):  # type: ignore[misc]  # Celery is untyped
     """A door task. Subclasses implement ``serve``."""
 
-    Request = "penstock_workers.celery_app.shown.requests:DoorRequest"
+    Request = "penstock_workers.celery_app.requests:DoorRequest"
     acks_late = True  # a worker that dies while it reads a source leaves the task to another
     ignore_result = False  # kept where `result_backend_url` says; not kept without one
     typing = False  # arguments are checked below, where a mistake gets an answer

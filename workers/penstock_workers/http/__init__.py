@@ -3,20 +3,29 @@
 Imports nothing else of Penstock.
 
 ``make_client("lean")`` gives a client, ``Target.of(url, headers)`` says where its requests go.
+
+The client that the settings name.
 """
 
-from penstock_workers.http.client import HttpAnswer, HttpClient, Limits, Reserve
-from penstock_workers.http.errors import (
+from __future__ import annotations
+
+from typing import Literal
+
+from penstock_workers.http.client import (
     AnswerTooLarge,
     CertificateRefused,
     ConnectionLost,
+    HttpAnswer,
+    HttpClient,
     HttpError,
+    Limits,
     NotConnected,
+    Reserve,
+    Target,
     TimedOut,
     UnusableRequest,
 )
-from penstock_workers.http.make import ClientName, make_client
-from penstock_workers.http.target import Target
+from penstock_workers.http.lean import LeanClient
 
 __all__ = [
     "AnswerTooLarge",
@@ -34,3 +43,15 @@ __all__ = [
     "UnusableRequest",
     "make_client",
 ]
+
+
+ClientName = Literal["lean", "aiohttp"]
+
+
+def make_client(name: ClientName, limits: Limits | None = None) -> HttpClient:
+    """To be called on the loop that the client is to belong to."""
+    if name == "lean":
+        return LeanClient(limits)
+    from penstock_workers.http.with_aiohttp import AiohttpClient
+
+    return AiohttpClient(limits)

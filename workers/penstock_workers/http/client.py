@@ -1,11 +1,53 @@
-"""What every HTTP client of a worker can do, and what it is limited to."""
+"""What every HTTP client of a worker can do, and what it is limited to.
+
+The ways in which a request can end without a whole answer.
+
+Each text is a sentence for a person.
+
+Where requests go, with all of their heads that never changes: made once, used for every
+request.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+import base64
+import re
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
 from typing import NamedTuple, Protocol
+from urllib.parse import quote, unquote, urlsplit
 
-from penstock_workers.http.target import Target
+
+class HttpError(Exception):
+    """The request has no whole answer."""
+
+
+class UnusableRequest(HttpError):
+    """Its URL or a header cannot be sent as given. Nothing was sent."""
+
+
+class NotConnected(HttpError):
+    """No connection to the server could be made. Nothing was sent."""
+
+
+class CertificateRefused(NotConnected):
+    """The server's certificate is not trusted, or is another host's. Nothing was sent."""
+
+
+class ConnectionLost(HttpError):
+    """The connection ended, or what came was no HTTP, before the answer was whole.
+
+    The server may have seen the request."""
+
+
+class TimedOut(HttpError):
+    """The answer was not whole in time. The server may have seen the request."""
+
+
+class AnswerTooLarge(HttpError):
+    """The body has more bytes than the client's limits allow. The rest of it was not read."""
+
 
 Reserve = Callable[[int], Awaitable[object]]
 """Waits until so many bytes may be held. Called once at most, for all that a body may become."""
@@ -70,3 +112,132 @@ class HttpClient(Protocol):
     async def close(self) -> None:
         """Close every connection; requests that are under way end with ConnectionLost."""
         ...
+
+
+_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")  # a token of RFC 9110
+_UNSAFE_VALUE = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")  # what could end a header and begin another
+_KEPT_IN_PATHS = "/%:@!$&'()*+,;=~-._"
+_OWN = frozenset(
+    {
+        "host",
+        "content-length",
+        "transfer-encoding",
+        "connection",
+        "accept-encoding",
+        "expect",
+        "upgrade",
+    }
+)
+_DEFAULT_PORTS = {"http": 80, "https": 443}
+
+
+class Server(NamedTuple):
+    """What a connection belongs to."""
+
+    secure: bool
+    host: str  # a name in ASCII, or an address without brackets
+    port: int
+
+
+@dataclass(frozen=True)
+class Target:
+    """One URL, and the headers that each request to it carries. Make one with ``of``."""
+
+    url: str  # without user, password and fragment, and with every odd character encoded
+    server: Server
+    headers: Mapping[str, str]
+    proxy: str | None = None
+
+    @classmethod
+    def of(
+        cls, url: str, headers: Mapping[str, str] | None = None, *, proxy: str | None = None
+    ) -> Target:
+        """Raises UnusableRequest."""
+        try:
+            parts = urlsplit(url)
+            port = parts.port
+        except ValueError as error:
+            raise UnusableRequest(f"not a usable URL: {error}") from None
+        if parts.scheme not in _DEFAULT_PORTS or not parts.hostname or port == 0:
+            raise UnusableRequest(
+                "not a usable URL: it needs http:// or https://, a host, and a port from 1 to "
+                "65535 or none"
+            )
+        server = Server(
+            parts.scheme == "https",
+            _ascii_host(parts.hostname),
+            port or _DEFAULT_PORTS[parts.scheme],
+        )
+        sent = dict(headers or {})
+        if parts.username is not None:
+            if any(name.lower() == "authorization" for name in sent):
+                raise UnusableRequest(
+                    "not a usable URL: it carries a user beside a key for the same server; leave "
+                    "one out"
+                )
+            login = f"{unquote(parts.username)}:{unquote(parts.password or '')}"
+            sent["Authorization"] = "Basic " + base64.b64encode(login.encode()).decode()
+        check_headers(sent.items())
+        query = "?" + quote(parts.query, safe=_KEPT_IN_PATHS + "?") if parts.query else ""
+        path = quote(parts.path, safe=_KEPT_IN_PATHS) or "/"
+        return cls(f"{parts.scheme}://{_authority(server)}{path}{query}", server, sent, proxy)
+
+    @cached_property
+    def resource(self) -> str:
+        """The part of the URL that stands in the first line of a request."""
+        return self.url.split("/", 3)[3].join(("/", ""))
+
+    @cached_property
+    def head(self) -> str:
+        """The header lines that never change, the last one's end included."""
+        lines = [
+            ("Host", _authority(self.server)),
+            ("Accept", "*/*"),
+            ("Accept-Encoding", "gzip, deflate"),
+        ]
+        return "".join(f"{name}: {value}\r\n" for name, value in (*lines, *self.headers.items()))
+
+
+def check_headers(headers: Iterable[tuple[str, str]]) -> None:
+    """Raises UnusableRequest for what would break a request apart, or is the client's own to
+    say."""
+    for name, value in headers:
+        _check_name(name)
+        if not (value.isascii() and value.isprintable()) and not _is_safe(value):
+            raise UnusableRequest(
+                f"the value of the header {name} has control characters; leave them out"
+            )
+
+
+@lru_cache(maxsize=256)
+def _check_name(name: str) -> None:
+    if not _NAME.fullmatch(name):
+        raise UnusableRequest(f"not a usable header name: {name!r}")
+    if name.lower() in _OWN:
+        raise UnusableRequest(f"the header {name} is set by the client; leave it out")
+
+
+def _is_safe(value: str) -> bool:
+    """Other than ASCII is sent as UTF-8, which half a surrogate pair has no form in."""
+    return not _UNSAFE_VALUE.search(value) and not re.search("[\ud800-\udfff]", value)
+
+
+def _ascii_host(host: str) -> str:
+    try:
+        name = host if host.isascii() else host.encode("idna").decode("ascii")
+    except UnicodeError as error:
+        raise UnusableRequest(
+            f"not a usable URL: its host has no form in ASCII ({error})"
+        ) from None
+    if re.search(r"[\x00-\x20\x7f/?#@\\]", name):
+        raise UnusableRequest("not a usable URL: its host has characters that no host has")
+    return name
+
+
+def _authority(server: Server) -> str:
+    host = f"[{server.host}]" if ":" in server.host else server.host
+    return (
+        host
+        if server.port == _DEFAULT_PORTS["https" if server.secure else "http"]
+        else f"{host}:{server.port}"
+    )

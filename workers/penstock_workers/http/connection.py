@@ -7,8 +7,7 @@ import select
 import ssl
 from typing import cast
 
-from penstock_workers.http.client import HttpAnswer, Limits
-from penstock_workers.http.errors import ConnectionLost, HttpError, TimedOut
+from penstock_workers.http.client import ConnectionLost, HttpAnswer, HttpError, Limits, TimedOut
 from penstock_workers.http.reader import AnswerReader
 
 WHOLE_BYTES = 64 * 1024  # a body up to here is written at once, with its head

@@ -11,11 +11,17 @@ import asyncio
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from penstock_workers.http.client import HttpAnswer, Limits, Reserve
+from penstock_workers.http.client import (
+    ConnectionLost,
+    HttpAnswer,
+    Limits,
+    Reserve,
+    Server,
+    Target,
+    check_headers,
+)
 from penstock_workers.http.connection import Connection
-from penstock_workers.http.errors import ConnectionLost
 from penstock_workers.http.pool import Pool
-from penstock_workers.http.target import Server, Target, check_headers
 
 if TYPE_CHECKING:
     from penstock_workers.http.with_aiohttp import AiohttpClient

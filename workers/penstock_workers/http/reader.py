@@ -1,13 +1,174 @@
 """One answer at a time, read by llhttp: head, body, and whether its connection can be used
-again."""
+again.
+
+Compressed bodies, unpacked as they come and never further than is asked for.
+
+The body of one answer: counted, unpacked, and held back until the memory for it is reserved.
+"""
 
 from __future__ import annotations
 
+import zlib
+from collections.abc import Mapping
+from typing import Protocol
+
 from httptools import HttpParserError, HttpParserUpgrade, HttpResponseParser
 
-from penstock_workers.http.body import Body
-from penstock_workers.http.client import HttpAnswer, Limits
-from penstock_workers.http.errors import ConnectionLost, HttpError
+from penstock_workers.http.client import (
+    AnswerTooLarge,
+    ConnectionLost,
+    HttpAnswer,
+    HttpError,
+    Limits,
+)
+
+_GZIP = 16 + zlib.MAX_WBITS
+_RAW = -zlib.MAX_WBITS
+# the low four bits of a zlib stream's first byte; a raw one, which some servers send, has others
+_ZLIB_METHOD = 8
+
+
+class Unpacker(Protocol):
+    def feed(self, packed: bytes, most: int) -> bytes:
+        """At most ``most`` bytes of body; the rest comes with later calls.
+
+        Raises ConnectionLost for what is no such format."""
+        ...
+
+    def end(self) -> None:
+        """Raises ConnectionLost unless the body ends here."""
+
+
+def unpacker(encoding: str) -> Unpacker | None:
+    """None for an encoding that was not offered: its body stays as it is, and the status still
+    counts."""
+    match encoding.strip().lower():
+        case "gzip" | "x-gzip":
+            return Gzip()
+        case "deflate":
+            return Deflate()
+    return None
+
+
+class Gzip:
+    """One gzip member, or several in a row."""
+
+    def __init__(self) -> None:
+        self._inner = zlib.decompressobj(_GZIP)
+        self._begun = False
+        self._tail = b""  # what was given and is not unpacked yet
+
+    def feed(self, packed: bytes, most: int) -> bytes:
+        packed, self._tail = self._tail + packed, b""
+        self._begun = self._begun or bool(packed)
+        parts, size = [], 0
+        while size < most and (packed or not self._inner.eof):
+            if self._inner.eof:
+                self._inner = zlib.decompressobj(_GZIP)
+            part = _decompress(self._inner, packed, most - size, "gzip")
+            parts.append(part)
+            size += len(part)
+            packed = self._inner.unused_data if self._inner.eof else self._inner.unconsumed_tail
+            if not packed:
+                break
+        self._tail = packed
+        return b"".join(parts)
+
+    def end(self) -> None:
+        if self._begun and not self._inner.eof:
+            raise ConnectionLost("the answer's gzip body is cut short")
+
+
+class Deflate:
+    """A zlib stream, as the standard says, or a raw one, as some servers send."""
+
+    def __init__(self) -> None:
+        self._inner: zlib._Decompress | None = None
+
+    def feed(self, packed: bytes, most: int) -> bytes:
+        if self._inner is None:
+            if not packed:
+                return b""
+            is_zlib = packed[0] & 0x0F == _ZLIB_METHOD
+            self._inner = zlib.decompressobj(zlib.MAX_WBITS if is_zlib else _RAW)
+        elif self._inner.eof and packed:
+            raise ConnectionLost("the answer has bytes after the end of its deflate body")
+        return _decompress(self._inner, self._inner.unconsumed_tail + packed, most, "deflate")
+
+    def end(self) -> None:
+        if self._inner is not None and not self._inner.eof:
+            raise ConnectionLost("the answer's deflate body is cut short")
+
+
+def _decompress(inner: zlib._Decompress, packed: bytes, most: int, name: str) -> bytes:
+    try:
+        return inner.decompress(packed, most)
+    except zlib.error as error:
+        raise ConnectionLost(
+            f"the answer's body is not the {name} that its header names: {error}"
+        ) from None
+
+
+class Body:
+    """Fed by the parser.
+
+    ``wants`` is how many bytes must be reserved before it takes more; 0 where it takes all."""
+
+    __slots__ = ("_free", "_held_back", "_limits", "_parts", "_size", "_unpacker", "wants")
+
+    def __init__(self, limits: Limits, headers: Mapping[str, str], *, reserves: bool) -> None:
+        """Raises AnswerTooLarge where the headers say so."""
+        self._limits = limits
+        self._parts: list[bytes] = []
+        self._held_back: list[bytes] = []
+        self._size = 0
+        self._free = limits.free_body_bytes if reserves else limits.max_body_bytes
+        self.wants = 0
+        encoding = headers.get("content-encoding")
+        self._unpacker: Unpacker | None = None if encoding is None else unpacker(encoding)
+        length = headers.get("content-length")
+        if length is not None and self._unpacker is None and "transfer-encoding" not in headers:
+            self._expect(int(length))
+
+    def _expect(self, size: int) -> None:
+        if size > self._limits.max_body_bytes:
+            raise self._too_large()
+        if size > self._free:
+            self.wants = size
+
+    def feed(self, part: bytes) -> None:
+        """Raises AnswerTooLarge and ConnectionLost."""
+        if self.wants:
+            self._held_back.append(part)  # of the segment that was read already: reading pauses
+        else:
+            self._take(part)
+
+    def _take(self, part: bytes) -> None:
+        if self._unpacker is not None:
+            part = self._unpacker.feed(part, self._free - self._size + 1)
+        self._size += len(part)
+        self._parts.append(part)
+        if self._size > self._free:
+            if self._free == self._limits.max_body_bytes:
+                raise self._too_large()
+            self.wants = self._limits.max_body_bytes  # nothing says how large it becomes
+
+    def grant(self) -> None:
+        """Go on after the memory was reserved. Raises AnswerTooLarge and ConnectionLost."""
+        self.wants, self._free = 0, self._limits.max_body_bytes
+        held_back, self._held_back = self._held_back, []
+        for part in (b"", *held_back):  # the empty one is for what the unpacker still has
+            self._take(part)
+
+    def whole(self) -> bytes:
+        """Raises ConnectionLost where a compressed body is cut short."""
+        if self._unpacker is not None:
+            self._unpacker.end()
+        return self._parts[0] if len(self._parts) == 1 else b"".join(self._parts)
+
+    def _too_large(self) -> AnswerTooLarge:
+        return AnswerTooLarge(f"the answer has more than {self._limits.max_body_bytes} bytes")
+
 
 # Of one answer's head, counted as HTTP/2 does: names, values and 32 bytes for each header. Real
 # ones have some 2 KiB.

@@ -11,17 +11,20 @@ import aiohttp
 from aiohttp.http_exceptions import HttpProcessingError
 from yarl import URL
 
-from penstock_workers.http.client import HttpAnswer, Limits, Reserve
-from penstock_workers.http.errors import (
+from penstock_workers.http.client import (
     AnswerTooLarge,
     CertificateRefused,
     ConnectionLost,
+    HttpAnswer,
     HttpError,
+    Limits,
     NotConnected,
+    Reserve,
+    Target,
     TimedOut,
     UnusableRequest,
+    check_headers,
 )
-from penstock_workers.http.target import Target, check_headers
 
 SWITCHING = 101
 

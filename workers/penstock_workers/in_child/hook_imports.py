@@ -1,20 +1,66 @@
 """In a child: from `package.module:function` to the function, imported when a job first needs
-it."""
+it.
+
+In a child: reads the texts of objects that hooks made.
+
+Whatever they do when they are asked, a text comes of it.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import importlib
 import sys
+import traceback
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
+from penstock_ledger.lone_surrogates import replace_surrogates
 from penstock_producer.accepting.hook_paths import is_allowed
-from penstock_workers.children.running_calls import RunningCalls
+from penstock_workers.children.protocol import RunningCalls
 from penstock_workers.errors import HookMissing
-from penstock_workers.in_child.odd_objects import in_words
+
+WORDS_CHARS: Final = 2_000  # of a hook's error text; a dead letter keeps fewer
+TRACE_CHARS: Final = 20_000
+
+
+def in_words(error: BaseException) -> str:
+    """Return the last line of its traceback."""
+    return _text(lambda: "".join(traceback.format_exception_only(error)).strip(), type(error))[
+        :WORDS_CHARS
+    ]
+
+
+def place_of(error: BaseException) -> str:
+    """Return where its traceback points, to be put behind its words; "" where it points nowhere."""
+
+    def read() -> str:
+        frames = traceback.extract_tb(error.__traceback__)
+        return f" (line {frames[-1].lineno} of {frames[-1].filename})" if frames else ""
+
+    return _text(read, type(error))
+
+
+def trace_of(error: BaseException) -> str:
+    """Return the end of its traceback."""
+    return _text(lambda: "".join(traceback.format_exception(error)), type(error))[-TRACE_CHARS:]
+
+
+def reason_text(reason: object) -> str:
+    """Return why a hook refused an answer."""
+    return _text(lambda: str(reason)[:WORDS_CHARS], type(reason))
+
+
+def _text(read: Callable[[], str], kind: type) -> str:
+    try:
+        return replace_surrogates(read())
+    except BaseException as error:  # such as SystemExit, in a method of the hook's own
+        return replace_surrogates(
+            f"{kind.__name__}, whose text cannot be read ({type(error).__name__})"
+        )
+
 
 HOOKS_KEPT = 100  # functions; two per job that has them
 # libraries of a hook may be gigabytes on a cold disk; a longer import is taken to have no end

@@ -27,6 +27,7 @@ import msgspec
 from penstock_producer.job.lanes import DEFAULT_LANE
 from penstock_workers.children.protocol import (
     HELLO,
+    LOOP,
     CallFault,
     CallFrame,
     Cancel,
@@ -40,14 +41,14 @@ from penstock_workers.children.protocol import (
     Postprocess,
     Preprocess,
     ReplyFrame,
+    RunningCalls,
     TrySchema,
     frame,
     read_call,
     read_frame,
 )
-from penstock_workers.children.running_calls import LOOP, RunningCalls
 from penstock_workers.in_child.hook_calls import HookCalls
-from penstock_workers.in_child.odd_objects import in_words
+from penstock_workers.in_child.hook_imports import in_words
 
 if TYPE_CHECKING:
     from penstock_workers.failpoints import Failpoints

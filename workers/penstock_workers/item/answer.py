@@ -1,7 +1,19 @@
-"""What came back from one try of inference, before it has a name."""
+"""What came back from one try of inference, before it has a name.
+
+What large answers may occupy in a process, all together.
+
+Before one is read its room is taken, or waited for.
+
+Room is taken once, for all that an answer may become, and never added to: two half-read answers
+cannot wait for each other. It is given back when the item is settled, for until then the answer is
+in memory.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -9,7 +21,94 @@ from msgspec import Struct
 
 from penstock_ledger.redaction import redact_bytes, redact_excerpt
 from penstock_ledger.vectors import MAGIC
-from penstock_workers.item.answer_memory import Room
+
+
+class Room:
+    """The part of the memory that one answer has.
+
+    Given back by ``release``, or when nothing holds it any more."""
+
+    __slots__ = ("_memory", "size")
+
+    def __init__(self, memory: AnswerMemory, size: int) -> None:
+        self._memory = memory
+        self.size = size
+
+    def shrink(self, size: int) -> None:
+        """The answer is complete and has this many bytes."""
+        spare, self.size = self.size - size, size
+        self._memory.give_back(spare)
+
+    def release(self) -> None:
+        """Any thread; again does nothing."""
+        size, self.size = self.size, 0
+        self._memory.give_back(size)
+
+    def __del__(self) -> None:
+        if self.size:
+            self.release()
+
+
+class AnswerMemory:
+    """``limit`` bytes, handed out in the order of asking.
+
+    All but ``give_back`` belongs to the item loop."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._taken = 0
+        self._waiting: deque[tuple[int, asyncio.Future[Room]]] = (
+            deque()
+        )  # bounded by the runner's slots
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    @property
+    def taken(self) -> int:
+        return self._taken
+
+    async def room(self, size: int) -> Room:
+        """Room for ``size`` bytes, at most the limit; waits until the others leave as much."""
+        assert 0 <= size <= self._limit, (
+            "the settings see to it: one answer is never larger than all may be together"
+        )
+        if self._loop is None:
+            self._loop = asyncio.get_running_loop()
+        if not self._waiting and self._taken + size <= self._limit:
+            self._taken += size
+            return Room(self, size)
+        future: asyncio.Future[Room] = self._loop.create_future()
+        self._waiting.append((size, future))
+        try:
+            return await future
+        except asyncio.CancelledError:
+            if future.done() and not future.cancelled():
+                future.result().release()
+            self._hand_out()
+            raise
+
+    def give_back(self, size: int) -> None:
+        """Any thread: what is settled or forgotten may be let go of anywhere."""
+        if size and self._loop is not None:
+            with contextlib.suppress(
+                RuntimeError
+            ):  # the loop is closed, and the process about to end
+                self._loop.call_soon_threadsafe(self._take_back, size)
+
+    def _take_back(self, size: int) -> None:
+        self._taken -= size
+        self._hand_out()
+
+    def _hand_out(self) -> None:
+        while self._waiting:
+            size, future = self._waiting[0]
+            if future.done():  # its item was given up meanwhile
+                self._waiting.popleft()
+                continue
+            if self._taken + size > self._limit:
+                return
+            self._waiting.popleft()
+            self._taken += size
+            future.set_result(Room(self, size))
 
 
 class Answer(Struct, frozen=True):

@@ -15,7 +15,7 @@ from penstock_producer.feed.wire import CALLS_HEADER, SPENT_HEADER, ItemMessage,
 from penstock_producer.job.spec import JobSpec
 from penstock_ratelimit import Flow
 from penstock_ratelimit.for_penstock import DEFAULT_FLOW
-from penstock_workers.item.answer_memory import Room
+from penstock_workers.item.answer import Room
 from penstock_workers.item.deliveries import Delivery
 from penstock_workers.item.failures import Failure, Reply
 from penstock_workers.item.outcome import Outcome

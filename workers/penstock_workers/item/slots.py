@@ -9,8 +9,8 @@ from typing import Any
 
 from penstock_ratelimit import Flow
 from penstock_ratelimit.for_penstock import DEFAULT_FLOW, FairLine
+from penstock_workers.item.failures import TurnedAway
 from penstock_workers.item.outcome import Released
-from penstock_workers.item.turned_away import TurnedAway
 
 TURN = 1.0  # what a slot costs its flow: how long the item will take is not known yet
 IDLE_SHARE = 8  # one slot in so many may wait for the group commit while items wait for slots

@@ -4,11 +4,13 @@ To add one: a folder beside this file with its row, and the row here.
 
 What producers must know of it is one line more, in penstock_producer/job/lanes.py; settings of its
 own are a field in lane_fields.py. docs/lanes.md goes through it step by step.
+
+What a lane says of its engine, as metrics; `penstock status` reads the same from heartbeats.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from penstock_producer.feed.queues import queue_name
@@ -20,6 +22,8 @@ from penstock_workers.lanes.batch.row import BATCH
 from penstock_workers.lanes.embed.row import EMBED
 from penstock_workers.lanes.gpu.row import GPU
 from penstock_workers.lanes.row import LaneRow
+from penstock_workers.metrics import catalogue
+from penstock_workers.metrics.samples import Sample
 from penstock_workers.settings import CONTROL_LANE, WorkerSettings
 
 __all__ = [
@@ -31,6 +35,7 @@ __all__ = [
     "make_lane",
     "served_by",
 ]
+
 
 REGISTRY: Final[Mapping[str, LaneRow[Any]]] = {row.name: row for row in (API, GPU, EMBED, BATCH)}
 
@@ -84,3 +89,22 @@ def make_lane(settings: WorkerSettings) -> Lane:
     Raises UnknownLane, and what the lane finds wrong in its settings."""
     lane: Lane = lane_row(settings.lane).make(settings)
     return lane
+
+
+BOUND_BY: Final = ("queue", "quota", "slots", "engine", "memory", "starting")
+
+
+def engine_figures(lane: str, gauges: Mapping[str, float | str]) -> Iterator[Sample]:
+    """Those that the lane's row gives a metric.
+
+    The others, such as rates of items, are counted elsewhere."""
+    metrics = lane_row(lane).gauges
+    for name, value in gauges.items():
+        if name in metrics and isinstance(value, (int, float)):
+            metric, factor = metrics[name]
+            yield metric(value * factor, lane)
+
+
+def bound_figures(lane: str, bound: str) -> Iterator[Sample]:
+    for by in BOUND_BY:
+        yield catalogue.BOUND(float(by == bound), lane, by)

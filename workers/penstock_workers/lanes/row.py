@@ -17,8 +17,8 @@ from penstock_workers.settings import WorkerSettings
 
 if TYPE_CHECKING:
     from penstock_workers.children.child_pool import ChildPool
-    from penstock_workers.item.admission import Admission
     from penstock_workers.item.deliveries import ItemEngine
+    from penstock_workers.item.lane import Admission
     from penstock_workers.item.run.quarantine import Quarantine
 
 L = TypeVar("L", bound=Lane)

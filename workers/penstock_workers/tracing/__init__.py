@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING
 from penstock_producer.feed.tracing import Sampler
 from penstock_workers.errors import TracingMissing
 from penstock_workers.settings import WorkerSettings
-from penstock_workers.tracing.feeds import FeedSpans
+from penstock_workers.tracing.traces import FeedSpans
 
 if TYPE_CHECKING:
     from penstock_ledger.model import Feed, Job
-    from penstock_workers.tracing.items import ItemTraces
     from penstock_workers.tracing.sink import SpanSink
+    from penstock_workers.tracing.traces import ItemTraces
 
 __all__ = ["Tracing", "open_tracing"]
 
@@ -36,8 +36,7 @@ class Tracing:
         return FeedSpans(Sampler(self.settings.trace_share), self.sink.put, job, feed)
 
     def of_items(self) -> ItemTraces:
-        from penstock_workers.tracing.items import ItemTraces
-        from penstock_workers.tracing.model_call import ModelCalls
+        from penstock_workers.tracing.traces import ItemTraces, ModelCalls
 
         settings = self.settings
         return ItemTraces(settings.trace_share, settings.lane, ModelCalls(settings), self.sink.put)

@@ -4,21 +4,68 @@ Deliveries wait here, unacknowledged, until the worker has room. Then one script
 as many as fit, and RabbitMQ is asked to forget them, copies included. While that call is under way
 more deliveries gather, so a busy worker takes them in groups. A worker that dies before leaves its
 deliveries to RabbitMQ, one that dies after to its leases.
+
+Messages that a Celery client has sent to RabbitMQ itself, such as `penstock.submit`: they are
+written to Redis in kombu's format, and from then on are treated like any other message.
 """
 
 from __future__ import annotations
 
+import base64
 import logging
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from time import monotonic
 from typing import Any, NamedTuple
+from uuid import uuid4
 
-from penstock_workers.broker.amqp.client_messages import arrived
+from kombu.utils.json import dumps
+
 from penstock_workers.broker.amqp.relay_scripts import Arrived, Taken
-from penstock_workers.broker.held import BrokerAction
-from penstock_workers.broker.leases import BROKER_ERRORS, FAILURES_LOGGED_EACH_S, Leases
+from penstock_workers.broker.leases import (
+    BROKER_ERRORS,
+    FAILURES_LOGGED_EACH_S,
+    BrokerAction,
+    Leases,
+)
+
+_PROPERTIES = ("correlation_id", "reply_to", "priority", "expiration", "timestamp")
+
+
+def arrived(queue: str, message: Any) -> Arrived:
+    """From py-amqp's message.
+
+    Its tag is the task's id, so a second delivery is recognised; each retry gets
+    a tag of its own."""
+    properties = message.properties
+    headers = properties.get("application_headers") or {}
+    tag = _tag(headers)
+    body = message.body.encode() if isinstance(message.body, str) else bytes(message.body)
+    text = dumps(
+        {
+            "body": base64.b64encode(body).decode(),
+            "content-type": properties.get("content_type"),
+            "content-encoding": properties.get("content_encoding"),
+            "headers": headers,
+            "properties": {
+                **{name: properties[name] for name in _PROPERTIES if name in properties},
+                "delivery_mode": 2,
+                "delivery_info": {"exchange": "", "routing_key": queue},
+                "body_encoding": "base64",
+                "delivery_tag": tag,
+            },
+        }
+    )
+    return Arrived(queue, tag, text.encode(), f'[{text},"",{dumps(queue)}]')
+
+
+def _tag(headers: dict[str, Any]) -> str:
+    task_id, retries = headers.get("id"), headers.get("retries")
+    if not isinstance(task_id, str) or not task_id:
+        return str(uuid4())
+    return f"{task_id}~r{retries}" if isinstance(retries, int) and retries else task_id
+
 
 log = logging.getLogger(__name__)
 

@@ -25,9 +25,8 @@ from penstock_ledger import RedisAddress
 from penstock_workers.broker.amqp.intake import PREFETCH_MAX, PREFETCH_SHARE, Intake
 from penstock_workers.broker.amqp.relay_scripts import Arrived, TakeScript
 from penstock_workers.broker.connections import KEEPER_TIMEOUT_MIN_S
-from penstock_workers.broker.held import BrokerAction
 from penstock_workers.broker.lease_scripts import PARKED_KEY, Keys
-from penstock_workers.broker.leases import BROKER_ERRORS, Leases
+from penstock_workers.broker.leases import BROKER_ERRORS, BrokerAction, Leases
 from penstock_workers.broker.messages import Message, payload_of
 
 log = logging.getLogger(__name__)

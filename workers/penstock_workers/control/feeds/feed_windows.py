@@ -19,7 +19,7 @@ from penstock_workers.control.feeds.specs import Specs
 from penstock_workers.control.feeds.throughput import Throughput
 from penstock_workers.control.feeds.turns import TURNS, Turns
 from penstock_workers.heartbeat import ALIVE_S
-from penstock_workers.item.run.reading.jobs import flow_of
+from penstock_workers.item.run.reading import flow_of
 
 log = logging.getLogger(__name__)
 

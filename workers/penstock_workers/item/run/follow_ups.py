@@ -16,17 +16,20 @@ from typing import Any, Final
 import orjson
 
 from penstock_producer.job.endpoints import CHAT, GENERATE, MESSAGES
-from penstock_workers.item.admission import Admission, Turn
 from penstock_workers.item.answer import excerpt
 from penstock_workers.item.attempt import Attempt, JobView
-from penstock_workers.item.failures import Failure, RefusedAnswer
-from penstock_workers.item.lane import Prepared
+from penstock_workers.item.failures import (
+    Failure,
+    RefusedAnswer,
+    TurnedAway,
+    failure_of,
+    outcome_of,
+)
+from penstock_workers.item.lane import Admission, Prepared, Turn
 from penstock_workers.item.outcome import Dead, Released, Retry
-from penstock_workers.item.run.fates import decide
-from penstock_workers.item.run.retry_policy import RetryPolicy
+from penstock_workers.item.run.fates import RetryPolicy, decide
 from penstock_workers.item.settling.rows import RESPONSE_EXCERPT_BYTES
 from penstock_workers.item.spent import Spent
-from penstock_workers.item.turned_away import TurnedAway, failure_of, outcome_of
 
 REPAIR = Spent(repairs=1)
 FALLBACK = Spent(fallbacks=1)

@@ -23,9 +23,9 @@ from penstock_producer.feed.queues import queue_name
 from penstock_producer.feed.routes import model_of
 from penstock_producer.feed.served import Served, Serving, serving_of
 from penstock_workers.item.attempt import Attempt
+from penstock_workers.item.failures import TurnedAway
 from penstock_workers.item.outcome import Parked, Released
-from penstock_workers.item.run.reading.reads import Reads
-from penstock_workers.item.turned_away import TurnedAway
+from penstock_workers.item.run.reading import Reads
 
 JOBS_KEPT: Final = 1_000
 """Bound jobs that a worker remembers; each costs some hundred bytes."""

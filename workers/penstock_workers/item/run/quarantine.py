@@ -25,11 +25,10 @@ import msgspec
 
 from penstock_workers.children.child_pool import WIDTHS, CallEndedChild, ChildPool
 from penstock_workers.children.protocol import Infer, Inferred
-from penstock_workers.item.admission import Turn
 from penstock_workers.item.answer import NoAnswer, Tried
 from penstock_workers.item.attempt import Attempt
 from penstock_workers.item.failures import Failure
-from penstock_workers.item.lane import Prepared
+from penstock_workers.item.lane import Prepared, Turn
 
 SUSPECT_AFTER_CRASHES: Final = (
     2  # one crash may be that of an item beside it, or a spot notice; two make a suspect

@@ -16,16 +16,22 @@ from dataclasses import dataclass
 
 from penstock_producer.feed.wire import decode_item
 from penstock_workers.failpoints import Failpoints
-from penstock_workers.item.admission import Admission, Turn
 from penstock_workers.item.answer import Answer, NoAnswer, Tried
 from penstock_workers.item.attempt import Attempt, Item, Marks, Settled
 from penstock_workers.item.deliveries import Bridge, Delivery
-from penstock_workers.item.failures import Failure, Reply, name_failure
-from penstock_workers.item.lane import Lane, Prepared, request_of
+from penstock_workers.item.failures import (
+    STOPPED,
+    Failure,
+    Reply,
+    TurnedAway,
+    failure_of,
+    name_failure,
+    outcome_of,
+)
+from penstock_workers.item.lane import Admission, Lane, Prepared, Turn, request_of
 from penstock_workers.item.outcome import Outcome, Unreadable
-from penstock_workers.item.reuse.reuse import Reuse
-from penstock_workers.item.run.causes import Causes
-from penstock_workers.item.run.fates import decide
+from penstock_workers.item.run.cost import too_long
+from penstock_workers.item.run.fates import RetryPolicy, decide
 from penstock_workers.item.run.follow_ups import (
     after,
     has_follow_up,
@@ -35,7 +41,6 @@ from penstock_workers.item.run.follow_ups import (
     turn_of,
 )
 from penstock_workers.item.run.job_code import JobCode
-from penstock_workers.item.run.may_cost import too_long
 from penstock_workers.item.run.models import ModelCheck
 from penstock_workers.item.run.quarantine import (
     CRASHES_MAX,
@@ -43,14 +48,13 @@ from penstock_workers.item.run.quarantine import (
     Quarantine,
     crashed_too_often,
 )
-from penstock_workers.item.run.reading.reads import Reads
-from penstock_workers.item.run.retry_policy import RetryPolicy
-from penstock_workers.item.run.runs import Runs
+from penstock_workers.item.run.reading import Reads
+from penstock_workers.item.run.reuse import Reuse
+from penstock_workers.item.run.runs import Causes, Runs
 from penstock_workers.item.run.starts import Starts
 from penstock_workers.item.settling.rows import spent_on
 from penstock_workers.item.slots import ItemWaits, SlotPlace
 from penstock_workers.item.spent import NOTHING_SPENT
-from penstock_workers.item.turned_away import STOPPED, TurnedAway, failure_of, outcome_of
 
 log = logging.getLogger(__name__)
 

@@ -36,12 +36,11 @@ from penstock_ledger.model import ItemKey
 from penstock_ratelimit.for_penstock import cancel_and_wait
 from penstock_workers.failure_log import FailureLog
 from penstock_workers.item.attempt import Attempt, Item, JobView
+from penstock_workers.item.failures import TurnedAway
 from penstock_workers.item.outcome import Dead, Outcome, Parked, Skipped, Unreadable
-from penstock_workers.item.run.may_cost import may_cost
-from penstock_workers.item.settling.backlog import Backlog
-from penstock_workers.item.settling.groups import Gatherer, StoreWriter
+from penstock_workers.item.run.cost import may_cost
+from penstock_workers.item.settling.groups import Backlog, Gatherer, StoreWriter
 from penstock_workers.item.settling.rows import has_budget
-from penstock_workers.item.turned_away import TurnedAway
 
 log = logging.getLogger(__name__)
 

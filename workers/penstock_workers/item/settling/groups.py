@@ -6,19 +6,44 @@ under way at a time, so while the store is slow the next group grows by itself. 
 waits while its store is away: giving up would throw away answers that are paid for. What a store
 refuses for good would hold up all that is behind it, so a refused group is halved until what was
 refused is alone.
+
+What the settler asks of a lane's records.
+
+How long the oldest outcome has waited for a store, and when that must fail the liveness probe.
+
+Ending a worker costs what it has not settled: answers that are paid for are asked for again. So it
+must help. It does not while a store is down, full or locked by another client: then the worker
+stays alive, however long that lasts, and says what it waits for. It may help when a store answers
+and still nothing goes through, or when a call to it never comes back.
+
+What becomes of an outcome that a store will never take: never lost, and never tried for ever.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import Executor
-from typing import Generic, NamedTuple, TypeVar
+from typing import Generic, NamedTuple, Protocol, TypeVar
 
-from penstock_ledger import Trouble, in_words, trouble_of
+from penstock_ledger import Trouble, in_words, storable, trouble_of
+from penstock_ledger.model import DeadLetter
 from penstock_ratelimit import full_jitter
 from penstock_workers.failure_log import FailureLog
+from penstock_workers.item.answer import excerpt
+from penstock_workers.item.attempt import Attempt, Settled
+from penstock_workers.item.outcome import Dead, Done, Parked, Retry, Unreadable
+
+
+class Writes(Protocol):
+    """What is written of a group, in threads. Every write may be repeated without harm."""
+
+    def write_sql(self, group: Sequence[Settled]) -> None: ...
+
+    def write_redis(self, group: Sequence[Settled]) -> None: ...
+
 
 RETRY_FIRST_S = 0.2
 
@@ -201,3 +226,160 @@ class StoreWriter:
             f"{number} items wait here, next try in {wait_s:.1f} s",
         )
         await asyncio.sleep(wait_s)
+
+
+UNSETTLED_MAX_S = (
+    900.0  # the longest that an outcome may wait: a store that works is never this slow
+)
+AWAY_FRESH_S = (
+    300.0  # a store counts as down for so long after a failure: longer than any call's time limit
+)
+
+
+class Backlog:
+    """Written on the item loop, read by any thread."""
+
+    def __init__(
+        self,
+        what: str,
+        writers: Sequence[StoreWriter],
+        *,
+        max_s: float = UNSETTLED_MAX_S,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._what = what
+        self._writers = writers
+        self._max_s = max_s
+        self._clock = clock
+        self._since: float | None = None  # the oldest waiting outcome is no older than this
+        self._group_at = 0.0
+
+    def put(self) -> None:
+        """An outcome waits from now on."""
+        if self._since is None:
+            self._since = self._clock()
+
+    def take(self) -> None:
+        """A group is on its way to the store; what is put from now on is younger."""
+        self._group_at = self._clock()
+
+    def done(self, *, more: bool) -> None:
+        """The group is stored; ``more`` says whether others wait."""
+        self._since = self._group_at if more else None
+
+    def oldest_s(self) -> float:
+        """Age of the oldest thing that waits, in seconds, or a little more; 0 when nothing
+        waits."""
+        since = self._since
+        return 0.0 if since is None else max(0.0, self._clock() - since)
+
+    def away(self) -> str | None:
+        """The store that does not take what waits; None while everything goes through."""
+        return next(
+            (writer.outage.store for writer in self._writers if writer.outage is not None), None
+        )
+
+    def trouble(self) -> str | None:
+        """What is waited for, in words; None while everything goes through."""
+        waiting = next(
+            (writer.outage for writer in self._writers if writer.outage is not None), None
+        )
+        if waiting is None:
+            return None
+        return (
+            f"{self._what} for up to {self.oldest_s():.0f} s: {waiting.store} is "
+            f"{waiting.trouble.value} ({waiting.words}; {waiting.failures} tries in "
+            f"{self._clock() - waiting.since:.0f} s)"
+        )
+
+    def overdue(self) -> str | None:
+        """Why the liveness probe must fail because of a store; None otherwise."""
+        if self.oldest_s() <= self._max_s or self._is_store_away():
+            return None
+        return (
+            f"{self.trouble() or self._what + f' for {self.oldest_s():.0f} s'}, more than "
+            f"{self._max_s:.0f} s"
+        )
+
+    def _is_store_away(self) -> bool:
+        now = self._clock()
+        waits = [writer.outage for writer in self._writers if writer.outage is not None]
+        return any(
+            wait.trouble is Trouble.AWAY and now - wait.failed_at < AWAY_FRESH_S for wait in waits
+        )
+
+
+UNSTORABLE = "unstorable_outcome"  # the reason of the dead letter
+EXCERPT_BYTES = 4_096  # of the answer that could not be stored whole
+
+
+class Instead(NamedTuple):
+    """What takes the place of a refused outcome."""
+
+    settled: Settled
+    is_to_be_written: bool  # to the store that refused the first one
+
+
+Choice = Callable[[Settled, Exception], Instead]
+
+
+class Unstorable:
+    """Chooses, and logs a line per cause, with the first item that it came with."""
+
+    def __init__(self, log: logging.Logger) -> None:
+        self._failure_log = FailureLog(log)
+
+    def by_sql(self, settled: Settled, error: Exception) -> Instead:
+        """A result or a dead letter that SQL refuses becomes a plain dead letter; anything else is
+        set aside."""
+        attempt, outcome = settled
+        if not isinstance(attempt, Attempt) or not isinstance(outcome, Done | Dead):
+            return self.set_aside(settled, error)
+        self._log("SQL", settled, error, f"becomes the dead letter `{UNSTORABLE}`")
+        said = outcome.result.body if isinstance(outcome, Done) else outcome.letter.response
+        was = (
+            "its result"
+            if isinstance(outcome, Done)
+            else f"its dead letter `{storable(outcome.letter.reason)}`"
+        )
+        spent = attempt.spent_in_all
+        letter = DeadLetter(
+            key=attempt.key,
+            reason=UNSTORABLE,
+            attempts=attempt.number,
+            calls=attempt.calls_in_all,
+            last_error=f"the database will never take {was}: {in_words(error)}",
+            status_code=None,
+            request=attempt.given,
+            response=excerpt(said, EXCERPT_BYTES),
+            prompt_tokens=spent.prompt_tokens,
+            completion_tokens=spent.completion_tokens,
+            cost_microusd=spent.cost_microusd,
+            endpoint=attempt.message.endpoint,
+            unpriced=spent.unpriced,
+        )
+        return Instead(Settled(attempt, Dead(letter)), is_to_be_written=True)
+
+    def by_redis(self, settled: Settled, error: Exception) -> Instead:
+        """What SQL holds needs no Redis: reconciling tells it later.
+
+        Where the message of a retry or a parked item lies, does."""
+        if isinstance(settled.outcome, Retry | Parked):
+            return self.set_aside(settled, error)
+        self._log("Redis", settled, error, "is what SQL says; reconciling tells Redis later")
+        return Instead(settled, is_to_be_written=False)
+
+    def set_aside(self, settled: Settled, error: Exception) -> Instead:
+        """The message is kept whole, for a person."""
+        self._log("a store", settled, error, "is set aside for a person (penstock:parked:unknown)")
+        outcome = Unreadable(f"its outcome cannot be stored: {in_words(error)}")
+        return Instead(Settled(settled.item, outcome), is_to_be_written=False)
+
+    def _log(self, store: str, settled: Settled, error: Exception, then: str) -> None:
+        kind, name = type(settled.outcome).__name__.lower(), settled.delivery.task_id[:200]
+        self._failure_log.tell(
+            f"{store} will never take an outcome ({kind})",
+            error,
+            f"item {name!r} {then}",
+            level=logging.ERROR,
+        )

@@ -9,12 +9,12 @@ from penstock_producer.feed.wire import FED_HEADER, URGENT_HEADER, encode_item
 from penstock_producer.job.lanes import has_own_model, packs
 from penstock_producer.prices.token_prices import ModelPrices
 from penstock_workers.item.answer import excerpt
+from penstock_workers.item.answer_forms import tokens_used
 from penstock_workers.item.attempt import Attempt, Item, JobView, Settled
 from penstock_workers.item.failures import Failure, Reply
 from penstock_workers.item.outcome import Released, Retry
 from penstock_workers.item.same_request import SAME_REQUEST
 from penstock_workers.item.spent import NOTHING_SPENT, Spent
-from penstock_workers.item.tokens import tokens_used
 
 RESPONSE_EXCERPT_BYTES = 2_000  # of the provider's last answer kept in a dead letter
 

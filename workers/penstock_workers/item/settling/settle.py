@@ -3,7 +3,7 @@
 A crash between any two steps repeats the later ones for the same items and changes nothing: the
 first writer has won in SQL, the completed set is a set, and an acknowledgement that never left
 brings back a message that is skipped as done. What a store will never take becomes something that
-it does take, or is set aside: see ``unstorable.py``.
+it does take, or is set aside: see ``Unstorable``.
 """
 
 from __future__ import annotations
@@ -17,12 +17,16 @@ from penstock_workers.failpoints import Failpoints
 from penstock_workers.failure_log import FailureLog
 from penstock_workers.item.attempt import Attempt, Settled
 from penstock_workers.item.deliveries import Bridge
-from penstock_workers.item.settling.backlog import Backlog
-from penstock_workers.item.settling.groups import Gatherer, StoreWriter
+from penstock_workers.item.settling.groups import (
+    Backlog,
+    Choice,
+    Gatherer,
+    StoreWriter,
+    Unstorable,
+    Writes,
+)
 from penstock_workers.item.settling.rows import is_awaited
 from penstock_workers.item.settling.tally import OutcomeTally
-from penstock_workers.item.settling.unstorable import Choice, Unstorable
-from penstock_workers.item.settling.writes import Writes
 
 log = logging.getLogger(__name__)
 

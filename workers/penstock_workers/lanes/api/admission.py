@@ -1,21 +1,167 @@
 """The admission of the `api` lane: a ticket with a start time from the quota that the fleet
-shares."""
+shares.
+
+What a request will cost its provider's quota: estimated before it is sent, learned from what
+answers cost.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import hashlib
+from collections.abc import Iterable, Iterator, Mapping
+
+import orjson
 
 from penstock_ledger import REDIS_TIMEOUT_S, RedisAddress
-from penstock_ratelimit import Limiter, PerMinute, Quota, SharedLimiter, Ticket, profile_for
+from penstock_producer.accepting.estimates import output_asked
+from penstock_ratelimit import (
+    Estimator,
+    Learned,
+    Limiter,
+    PerMinute,
+    Quota,
+    SharedLimiter,
+    Ticket,
+    Usage,
+    profile_for,
+)
+from penstock_ratelimit.for_penstock import FLUSH_S, ScriptClient, cancel_and_wait
 from penstock_workers.item.answer import Tried
 from penstock_workers.item.attempt import Attempt
 from penstock_workers.item.failures import Failure, Reply
 from penstock_workers.item.lane import Prepared
 from penstock_workers.item.run.fates import explain
-from penstock_workers.lanes.api.costs import Costs
 from penstock_workers.lanes.api.gauges import GaugeWatch
 from penstock_workers.settings import ProviderSettings, WorkerSettings
+
+MOST_CHARS_PER_TOKEN = (
+    32  # no tokenizer packs text more tightly but for runs of blanks: what a prompt costs for sure
+)
+# answers of a provider without limits: enough to know what items cost, should limits be found
+LEARN_EVERY = 8
+_NOT_TEXT = (b'"data:', b'"input_audio"', b'"file_data"', b'"inlineData"', b'"inline_data"')
+
+
+class Costs:
+    """One estimator per provider.
+
+    ``share`` exchanges what they learn with the fleet, in the background."""
+
+    def __init__(self, providers: Mapping[str, ProviderSettings]) -> None:
+        self._profiles = {
+            name: profile_for(provider.base_url, provider.metering)
+            for name, provider in providers.items()
+        }
+        self._estimators = {name: Estimator() for name in providers}
+        self._sharing: asyncio.Task[None] | None = None
+        self._unlearned = (
+            0  # answers since the last one that taught something while there were no limits
+        )
+
+    def share(self, client: ScriptClient) -> None:
+        """Begin to exchange what is learned, through this Redis."""
+        learned = [Learned(client, name, estimator) for name, estimator in self._estimators.items()]
+        self._sharing = asyncio.create_task(_exchange(learned), name="learned costs")
+
+    async def close(self) -> None:
+        if self._sharing is not None:
+            await cancel_and_wait(self._sharing)
+
+    def of(self, attempt: Attempt) -> tuple[dict[str, float], dict[str, float]]:
+        """Units that the request will be charged at admission, and those that it costs for sure."""
+        name, key, asked = (
+            attempt.job.spec.provider,
+            _key(attempt),
+            output_asked(orjson.loads(attempt.body)),
+        )
+        profile, estimator = self._profiles[name], self._estimators[name]
+        prompt, output = (
+            estimator.estimate_prompt(key, len(attempt.body)),
+            estimator.expected_output(key, asked),
+        )
+        return profile.reserve(prompt, asked, output), profile.certain(
+            _least_prompt(attempt.body), asked
+        )
+
+    def when_asked(self, attempt: Attempt) -> tuple[Mapping[str, float], Mapping[str, float]]:
+        """The same as ``of``, worked out at the first look: a quota without limits never does."""
+        request = _Request(self, attempt)
+        return _Part(request, 0), _Part(request, 1)
+
+    def sample(self, attempt: Attempt, reply: Reply) -> Usage | None:
+        """What an answer used where no limits are: one in ``LEARN_EVERY`` teaches what such items
+        cost."""
+        self._unlearned += 1
+        if self._unlearned >= LEARN_EVERY:
+            self._unlearned = 0
+            return self.observe(attempt, reply)
+        if reply.completion_tokens is None:
+            return None
+        return Usage(reply.prompt_tokens or 0, reply.completion_tokens)
+
+    def observe(self, attempt: Attempt, reply: Reply) -> Usage | None:
+        """Learn from an answer; returns what it used, None when the provider did not say."""
+        usage = None if reply.usage is None else Usage.from_body(reply.usage)
+        if usage is not None:
+            prompt = usage.input_tokens + usage.cache_read_tokens + usage.cache_write_tokens
+            estimator = self._estimators[attempt.job.spec.provider]
+            estimator.observe(_key(attempt), len(attempt.body), prompt, usage.output_tokens)
+        return usage
+
+
+class _Request:
+    """A request whose costs are worked out once, when they are asked for."""
+
+    __slots__ = ("_attempt", "_costs", "_parts")
+
+    def __init__(self, costs: Costs, attempt: Attempt) -> None:
+        self._costs, self._attempt = costs, attempt
+        self._parts: tuple[dict[str, float], dict[str, float]] | None = None
+
+    def parts(self) -> tuple[dict[str, float], dict[str, float]]:
+        if self._parts is None:
+            self._parts = self._costs.of(self._attempt)
+        return self._parts
+
+
+class _Part(Mapping[str, float]):
+    """What is charged at admission (0), or what the request costs for sure (1), by dimension."""
+
+    __slots__ = ("_number", "_request")
+
+    def __init__(self, request: _Request, number: int) -> None:
+        self._request, self._number = request, number
+
+    def __getitem__(self, dim: str) -> float:
+        return self._request.parts()[self._number][dim]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._request.parts()[self._number])
+
+    def __len__(self) -> int:
+        return len(self._request.parts()[self._number])
+
+
+async def _exchange(learned: Iterable[Learned]) -> None:
+    while True:
+        await asyncio.sleep(FLUSH_S)
+        for one in learned:
+            await one.flush()
+
+
+def _key(attempt: Attempt) -> str:
+    """Documents of one job are alike, and so are its answers; another generation may ask another
+    model."""
+    return f"{attempt.job.job_id}|{attempt.key.generation}"
+
+
+def _least_prompt(body: bytes) -> float:
+    """Tokens that the prompt has for sure.
+
+    How many images and sound have, which travel as text, is not known before."""
+    return 0.0 if any(mark in body for mark in _NOT_TEXT) else len(body) / MOST_CHARS_PER_TOKEN
 
 
 def quotas(settings: WorkerSettings) -> list[Quota]:

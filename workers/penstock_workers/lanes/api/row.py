@@ -1,16 +1,160 @@
-"""The row of the `api` lane."""
+"""The row of the `api` lane.
+
+What `penstock doctor` finds of a provider: whether it is there, takes the key, and is asked over
+a safe way.
+
+Asks for the list of models, which costs nothing, on the way that workers take: no redirects, no
+proxy but the configured one.
+"""
 
 from __future__ import annotations
 
+import http.client
+import ssl
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
 
-from penstock_workers.lanes.api.check import check
-from penstock_workers.lanes.row import LaneRow
-from penstock_workers.settings import WorkerSettings
+from penstock_ledger.log_lines import one_line
+from penstock_workers.errors import MissingApiKey, PlainHttp
+from penstock_workers.lanes.row import LaneFinding, LaneRow
+from penstock_workers.provider_calls import address, headers_of
+from penstock_workers.settings import ProviderSettings, WorkerSettings, proxy_variables
 
 if TYPE_CHECKING:
-    from penstock_workers.item.admission import Admission
+    from penstock_workers.item.lane import Admission
     from penstock_workers.lanes.api.api_lane import ApiLane
+
+
+SUBJECT = "provider"
+TIMEOUT_S = 10.0
+SHOWN_CHARS = 100  # of a refusal
+_LISTED = {
+    "anthropic": "/v1/models",
+    "gemini": "/v1beta/models",
+}  # by kind; else behind base_url as it is written
+NO_LIST = (404, 405, 501)  # a server that speaks chat and has no list of models
+
+
+def check(settings: WorkerSettings, *, knock: bool) -> Iterator[LaneFinding]:
+    """Each provider that is configured: one that is all defaults was not.
+
+    Nothing unless it may be asked."""
+    for name, provider in settings.providers.items():
+        if knock and provider != ProviderSettings():
+            yield from _provider(name, provider)
+
+
+def _provider(name: str, settings: ProviderSettings) -> Iterator[LaneFinding]:
+    """Its key's way, then itself."""
+    variable = settings.api_key_env
+    try:
+        key = settings.api_key(name)
+    except MissingApiKey:
+        yield _bad(f"{name}: {variable} is not set", f"export {variable}=…")
+        return
+    except PlainHttp as error:
+        yield _bad(f"{name}: {error}")
+        return
+    if settings.shows_key:
+        seen = (
+            f"{name}: allow_plain_http is set, so the key of {variable} can be read on the way to "
+            f"{settings.shown_url}"
+        )
+        yield _warning(
+            seen, "https:// where the server can; else only on a network that is yours alone"
+        )
+    yield from _proxies(name, settings)
+    yield _asked(name, settings, key)
+
+
+def _asked(name: str, settings: ProviderSettings, key: str | None) -> LaneFinding:
+    shown = settings.shown_url
+    try:
+        status, said = _models(settings, key)
+    except ssl.SSLCertVerificationError as error:
+        fix = "a certificate of a public CA, or SSL_CERT_FILE with yours in every process"
+        return _bad(f"{name}: the certificate of {shown} is refused: {error.verify_message}", fix)
+    except (OSError, http.client.HTTPException) as error:
+        why = str(error) or type(error).__name__
+        return _warning(
+            f"{name}: {shown} does not answer: {why}", "check base_url, and that the server runs"
+        )
+    return _judged(name, settings, status, one_line(said)[:SHOWN_CHARS])
+
+
+def _judged(name: str, settings: ProviderSettings, status: int, said: str) -> LaneFinding:
+    shown, variable = settings.shown_url, settings.api_key_env
+    if status in (401, 403):
+        fix = (
+            f"correct the key in {variable}"
+            if variable
+            else "name the variable that holds its key: api_key_env"
+        )
+        return _bad(f"{name}: {shown} refuses this key or request with {status}: {said}", fix)
+    if status == 402:
+        return _bad(f"{name}: {shown} answers 402: {said}", "add credit at the provider")
+    if 300 <= status < 400:
+        fix = (
+            "base_url must be the final address: redirects are not followed, so that keys go "
+            "nowhere else"
+        )
+        return _bad(f"{name}: {shown} answers {status}, a redirect", fix)
+    if status in NO_LIST:
+        seen = f"{name}: {shown} answers, and has no list of models, so the key is not proven"
+        return _warning(seen, "check the path of base_url: it mostly ends in /v1")
+    if status >= 400:
+        return _warning(
+            f"{name}: {shown} answers {status}: {said}", "see the provider's status page"
+        )
+    took = f"takes the key of {variable}" if variable else "asks for no key"
+    return LaneFinding(True, f"{name}: {shown} answers and {took}", subject=SUBJECT)
+
+
+def _bad(seen: str, fix: str = "") -> LaneFinding:
+    return LaneFinding(False, seen, fix, subject=SUBJECT, stops=True)
+
+
+def _warning(seen: str, fix: str) -> LaneFinding:
+    return LaneFinding(False, seen, fix, subject=SUBJECT)
+
+
+def _models(settings: ProviderSettings, key: str | None) -> tuple[int, str]:
+    parts, listed = urlsplit(settings.base_url), _LISTED.get(settings.kind)
+    via = urlsplit(settings.proxy) if settings.proxy else parts
+    secure = parts.scheme == "https"
+    kind = http.client.HTTPSConnection if secure else http.client.HTTPConnection
+    connection = kind(via.hostname or "", via.port, timeout=TIMEOUT_S)
+    target = (
+        f"{parts.path.rstrip('/')}/models"
+        if listed is None
+        else urlsplit(address(settings.base_url, listed)).path
+    )
+    if settings.proxy and secure:
+        connection.set_tunnel(parts.hostname or "", parts.port or 443)
+    elif settings.proxy:
+        target = (
+            f"{settings.base_url}/models" if listed is None else address(settings.base_url, listed)
+        )
+    try:
+        connection.request("GET", target, headers=dict(headers_of(settings.kind, key)))
+        answer = connection.getresponse()
+        return answer.status, answer.read(2_000).decode("utf-8", "replace")
+    finally:
+        connection.close()
+
+
+def _proxies(name: str, settings: ProviderSettings) -> Iterator[LaneFinding]:
+    """A warning about variables that S3's client and the exporter of traces follow, and calls to
+    providers do not."""
+    found = proxy_variables()
+    if found and settings.proxy is None:
+        seen = (
+            f"{name}: {', '.join(found)} is set: S3 and traces go through it, calls to this "
+            "provider do not"
+        )
+        fix = f'proxy = "http://…" in [providers.{name}] sends them there, too'
+        yield LaneFinding(False, seen, fix, subject="proxy")
 
 
 def _make(settings: WorkerSettings) -> ApiLane:

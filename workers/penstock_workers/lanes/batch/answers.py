@@ -30,22 +30,20 @@ from penstock_workers.failpoints import Failpoints
 from penstock_workers.item.answer import Answer, kept
 from penstock_workers.item.attempt import JobView, Settled
 from penstock_workers.item.deliveries import Delivery
-from penstock_workers.item.failures import Failure, Reply, name_failure
+from penstock_workers.item.failures import Failure, Reply, failure_of, name_failure
 from penstock_workers.item.outcome import Dead, Outcome, Retry
-from penstock_workers.item.run.fates import decide
+from penstock_workers.item.run.fates import RetryPolicy, decide
 from penstock_workers.item.run.job_code import JobCode
-from penstock_workers.item.run.retry_policy import RetryPolicy
 from penstock_workers.item.settling.rows import dead_letter, spent_on
 from penstock_workers.item.settling.settle import Settler
-from penstock_workers.item.turned_away import failure_of
-from penstock_workers.lanes.batch.packed import PackedBatch, PackedDocument
-from penstock_workers.lanes.batch.provider import (
+from penstock_workers.lanes.batch.apis.provider import (
     BatchAnswer,
     BatchProvider,
     BatchSeen,
     LineProblem,
     UnreadableLine,
 )
+from penstock_workers.lanes.batch.packed import PackedBatch, PackedDocument
 from penstock_workers.lanes.batch.records import BatchAttempt
 
 log = logging.getLogger(__name__)

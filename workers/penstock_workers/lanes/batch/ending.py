@@ -12,10 +12,7 @@ from penstock_ledger import BatchLost, JobState
 from penstock_workers.item.attempt import JobView
 from penstock_workers.lane_changes import BATCH_REFUSED
 from penstock_workers.lanes.batch.answers import Collected, Parting
-from penstock_workers.lanes.batch.jobs import Standing
-from penstock_workers.lanes.batch.led_batch import LedBatch, counts_of
-from penstock_workers.lanes.batch.packed import PackedBatch
-from penstock_workers.lanes.batch.provider import (
+from penstock_workers.lanes.batch.apis.provider import (
     TOKEN_CAP_CODES,
     AnswersMissing,
     BatchError,
@@ -23,6 +20,9 @@ from penstock_workers.lanes.batch.provider import (
     BatchSeen,
     TryLater,
 )
+from penstock_workers.lanes.batch.jobs import Standing
+from penstock_workers.lanes.batch.led_batch import LedBatch, counts_of
+from penstock_workers.lanes.batch.packed import PackedBatch
 from penstock_workers.lanes.batch.troubles import Troubles
 
 log = logging.getLogger(__name__)

@@ -34,26 +34,25 @@ from penstock_ledger import (
 )
 from penstock_producer.feed.served import PROVIDERS, providers_text
 from penstock_producer.job.lanes import BATCH_LANE
-from penstock_workers.children.child_pool import ChildPool
-from penstock_workers.children.starter import child_starter
+from penstock_workers.children.child_pool import ChildPool, child_starter
 from penstock_workers.failpoints import Failpoints
 from penstock_workers.heartbeat import Heartbeat
 from penstock_workers.item.deliveries import Bridge, Delivery
 from penstock_workers.item.outcome import Unreadable
+from penstock_workers.item.run.fates import RetryPolicy
 from penstock_workers.item.run.job_code import JobCode
-from penstock_workers.item.run.reading.jobs import JobBook, read_job
-from penstock_workers.item.run.retry_policy import RetryPolicy
-from penstock_workers.item.settling.made_with import MadeWithNotes
+from penstock_workers.item.run.reading import JobBook, read_job
+from penstock_workers.item.settling.records import MadeWithNotes
 from penstock_workers.item.settling.settle import Settler
 from penstock_workers.item.settling.tally import OutcomeTally
 from penstock_workers.lanes.batch.answers import Collector, Judge
 from penstock_workers.lanes.batch.apis import open_batches
+from penstock_workers.lanes.batch.apis.provider import BatchProvider
 from penstock_workers.lanes.batch.jobs import Jobs, Reservations
 from penstock_workers.lanes.batch.leader import Leader
 from penstock_workers.lanes.batch.led_batch import Surroundings
 from penstock_workers.lanes.batch.packed import PackedFolder
 from penstock_workers.lanes.batch.packer import Packer
-from penstock_workers.lanes.batch.provider import BatchProvider
 from penstock_workers.lanes.batch.records import BatchRecords, NoQueue
 from penstock_workers.lanes.row import Beside, StartBeside
 from penstock_workers.metrics import catalogue

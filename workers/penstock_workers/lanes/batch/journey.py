@@ -16,10 +16,7 @@ from penstock_producer.errors import SourceError, SourceUnavailable
 from penstock_workers.errors import JobCannotRun
 from penstock_workers.failure_log import FailureLog
 from penstock_workers.lane_changes import BATCH_REFUSED
-from penstock_workers.lanes.batch.ending import Ending
-from penstock_workers.lanes.batch.led_batch import LOOK_AT_JOB_S, LedBatch, Surroundings
-from penstock_workers.lanes.batch.packer import Stopped
-from penstock_workers.lanes.batch.provider import (
+from penstock_workers.lanes.batch.apis.provider import (
     BatchGone,
     BatchProvider,
     BatchRefused,
@@ -27,6 +24,9 @@ from penstock_workers.lanes.batch.provider import (
     TryLater,
     Unclear,
 )
+from penstock_workers.lanes.batch.ending import Ending
+from penstock_workers.lanes.batch.led_batch import LOOK_AT_JOB_S, LedBatch, Surroundings
+from penstock_workers.lanes.batch.packer import Stopped
 from penstock_workers.lanes.batch.sending import Sending
 from penstock_workers.lanes.batch.troubles import Troubles
 from penstock_workers.lanes.batch.watching import Watching

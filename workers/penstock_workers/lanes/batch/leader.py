@@ -40,11 +40,11 @@ from penstock_producer.job.spec import JobSpec
 from penstock_ratelimit import full_jitter
 from penstock_workers.errors import WorkerError
 from penstock_workers.failure_log import FailureLog
+from penstock_workers.lanes.batch.apis.provider import BatchProvider
 from penstock_workers.lanes.batch.jobs import Standing
 from penstock_workers.lanes.batch.journey import Journey
 from penstock_workers.lanes.batch.led_batch import Surroundings
 from penstock_workers.lanes.batch.packer import REQUESTS_MAX, Stopped
-from penstock_workers.lanes.batch.provider import BatchProvider
 from penstock_workers.lanes.batch.window import OPEN_MAX
 from penstock_workers.settings import WorkerSettings
 

@@ -19,12 +19,9 @@ from penstock_ledger import (
 )
 from penstock_workers.failpoints import Failpoints
 from penstock_workers.item.attempt import JobView
-from penstock_workers.item.run.reading.jobs import JobBook
+from penstock_workers.item.run.reading import JobBook
 from penstock_workers.lanes.batch.answers import Collector
-from penstock_workers.lanes.batch.jobs import Jobs, Reservations, Standing
-from penstock_workers.lanes.batch.packed import PackedBatch, PackedFolder
-from penstock_workers.lanes.batch.packer import Packer
-from penstock_workers.lanes.batch.provider import (
+from penstock_workers.lanes.batch.apis.provider import (
     AccountStopped,
     BatchGone,
     BatchProvider,
@@ -33,6 +30,9 @@ from penstock_workers.lanes.batch.provider import (
     TryLater,
     Unclear,
 )
+from penstock_workers.lanes.batch.jobs import Jobs, Reservations, Standing
+from penstock_workers.lanes.batch.packed import PackedBatch, PackedFolder
+from penstock_workers.lanes.batch.packer import Packer
 from penstock_workers.settings import WorkerSettings
 
 log = logging.getLogger(__name__)

@@ -32,6 +32,7 @@ from penstock_producer.job.spec import JobSpec
 from penstock_producer.refusals import changed_since, lost_of, refused
 from penstock_producer.rows import BadRow, Document, Source
 from penstock_producer.sources.of_feed import source_of
+from penstock_workers.lanes.batch.apis.provider import BadLine, BatchProvider
 from penstock_workers.lanes.batch.packed import (
     PackedBatch,
     PackedDocument,
@@ -39,7 +40,6 @@ from penstock_workers.lanes.batch.packed import (
     PackedWriter,
     packed_before,
 )
-from penstock_workers.lanes.batch.provider import BadLine, BatchProvider
 from penstock_workers.lanes.batch.window import Terms, Window, line_of
 from penstock_workers.settings import WorkerSettings
 

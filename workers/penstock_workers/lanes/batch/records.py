@@ -26,8 +26,7 @@ from penstock_ledger.model import JobState, PaidBeside
 from penstock_workers.item.attempt import Attempt, Settled
 from penstock_workers.item.deliveries import Delivery
 from penstock_workers.item.outcome import Dead, Done, Outcome, Parked, Retry
-from penstock_workers.item.settling.made_with import MadeWithNotes
-from penstock_workers.item.settling.records import earlier_in, pauses_of
+from penstock_workers.item.settling.records import MadeWithNotes, earlier_in, pauses_of
 from penstock_workers.item.settling.rows import reason_of
 from penstock_workers.item.settling.stop_loss import StopLoss, is_refused_first
 

@@ -17,9 +17,8 @@ from penstock_workers.lanes.row import LaneFinding, LaneRow, StartBeside
 from penstock_workers.settings import WorkerSettings
 
 if TYPE_CHECKING:
-    from penstock_workers.item.admission import Admission
     from penstock_workers.item.deliveries import ItemEngine
-    from penstock_workers.item.lane import Lane
+    from penstock_workers.item.lane import Admission, Lane
 
 
 BYTES_OF_ONE: Final = (

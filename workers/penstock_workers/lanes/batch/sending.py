@@ -13,10 +13,7 @@ from typing import Final
 
 from penstock_ledger import BatchState, JobState
 from penstock_workers.errors import PricesMissing
-from penstock_workers.lanes.batch.jobs import Room, Standing
-from penstock_workers.lanes.batch.led_batch import LedBatch, counts_of
-from penstock_workers.lanes.batch.packed import PackedBatch
-from penstock_workers.lanes.batch.provider import (
+from penstock_workers.lanes.batch.apis.provider import (
     AccountStopped,
     BatchGone,
     BatchRefused,
@@ -25,6 +22,9 @@ from penstock_workers.lanes.batch.provider import (
     TokenCapReached,
     TryLater,
 )
+from penstock_workers.lanes.batch.jobs import Room, Standing
+from penstock_workers.lanes.batch.led_batch import LedBatch, counts_of
+from penstock_workers.lanes.batch.packed import PackedBatch
 
 log = logging.getLogger(__name__)
 

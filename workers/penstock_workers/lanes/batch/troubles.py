@@ -17,9 +17,7 @@ from penstock_ledger import BatchState, BatchTrouble, Missing
 from penstock_ledger.redaction import redact
 from penstock_ratelimit import full_jitter
 from penstock_workers.item.failures import ASTRAY
-from penstock_workers.lanes.batch.jobs import Standing
-from penstock_workers.lanes.batch.led_batch import LedBatch
-from penstock_workers.lanes.batch.provider import (
+from penstock_workers.lanes.batch.apis.provider import (
     AccountStopped,
     AnswersMissing,
     Astray,
@@ -27,6 +25,8 @@ from penstock_workers.lanes.batch.provider import (
     BatchGone,
     TryLater,
 )
+from penstock_workers.lanes.batch.jobs import Standing
+from penstock_workers.lanes.batch.led_batch import LedBatch
 
 log = logging.getLogger(__name__)
 

@@ -15,9 +15,9 @@ from typing import Any, Final
 
 from penstock_ledger import BatchState, JobState, ProviderBatch
 from penstock_workers.lane_changes import BATCH_STUCK
+from penstock_workers.lanes.batch.apis.provider import BatchGone, BatchSeen
 from penstock_workers.lanes.batch.jobs import Standing
 from penstock_workers.lanes.batch.led_batch import LedBatch, counts_of
-from penstock_workers.lanes.batch.provider import BatchGone, BatchSeen
 from penstock_workers.lanes.batch.troubles import Troubles
 
 log = logging.getLogger(__name__)

@@ -18,14 +18,14 @@ from penstock_producer.feed.routes import model_of
 from penstock_producer.prices.token_prices import ModelPrices
 from penstock_producer.rows import Document
 from penstock_ratelimit import Estimator
-from penstock_workers.item.run.may_cost import dearest, too_long
+from penstock_workers.item.run.cost import dearest, too_long
+from penstock_workers.lanes.batch.apis.provider import BadLine, BatchProvider, LineTooLong
 from penstock_workers.lanes.batch.packed import (
     PackedDocument,
     PackedFolder,
     PackedWriter,
     custom_id,
 )
-from penstock_workers.lanes.batch.provider import BadLine, BatchProvider, LineTooLong
 
 SAME_ID: Final = (
     "another document of its batch has the same custom_id {}, which is made of their ids; give one "

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 
-from penstock_workers.item.admission import Turn
 from penstock_workers.item.answer import Tried
 from penstock_workers.item.attempt import Attempt
 from penstock_workers.item.failures import Failure, Reply
-from penstock_workers.item.lane import Prepared
+from penstock_workers.item.lane import Prepared, Turn
 
 
 class Unpaced:

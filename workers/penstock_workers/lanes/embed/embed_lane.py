@@ -2,6 +2,8 @@
 
 Vectors, scores and classes go the same way; only what is read from a body and what is made of a
 batch's rows differ.
+
+What a folder holds, by its files: a model that embeds, or one that scores and classifies.
 """
 
 from __future__ import annotations
@@ -11,31 +13,17 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Final
 
 from penstock_workers.celery_app.ending import end_this_worker
 from penstock_workers.failpoints import Failpoints
 from penstock_workers.item.answer import Answer, NoAnswer, Tried
 from penstock_workers.item.lane import Prepared, Request
-from penstock_workers.lanes.embed.encoding.batcher import (
-    Batcher,
-    EncoderLost,
-    EncodingFailed,
-    NoRoom,
-)
-from penstock_workers.lanes.embed.encoding.buckets import TokenIds, Vector
-from penstock_workers.lanes.embed.encoding.budget import TokenBudget
-from penstock_workers.lanes.embed.encoding.classifier import SentenceTransformersClassifier, scores
-from penstock_workers.lanes.embed.encoding.encoder import (
-    Encoder,
-    SentenceTransformersEncoder,
-    check_packages,
-)
-from penstock_workers.lanes.embed.encoding.tokens import Tokenising
-from penstock_workers.lanes.embed.kinds import is_classifier
-from penstock_workers.lanes.embed.models import model_folder
-from penstock_workers.lanes.embed.requests.bodies import (
+from penstock_workers.lanes import scoring
+from penstock_workers.lanes.embed.bodies import (
     Ask,
     BadBody,
+    NotRepresentable,
     ShortVectors,
     answer_body,
     check_dimensions,
@@ -44,10 +32,42 @@ from penstock_workers.lanes.embed.requests.bodies import (
     read_body,
     too_long,
 )
-from penstock_workers.lanes.embed.requests.numbers import NotRepresentable
+from penstock_workers.lanes.embed.encoding.batcher import (
+    Batcher,
+    EncoderLost,
+    EncodingFailed,
+    NoRoom,
+)
+from penstock_workers.lanes.embed.encoding.buckets import TokenBudget, TokenIds, Vector
+from penstock_workers.lanes.embed.encoding.encoder import (
+    Encoder,
+    SentenceTransformersClassifier,
+    SentenceTransformersEncoder,
+    check_packages,
+    scores,
+)
+from penstock_workers.lanes.embed.encoding.tokens import Tokenising
+from penstock_workers.lanes.embed.models import model_folder
 from penstock_workers.lanes.embed.settings import EmbedSettings
-from penstock_workers.lanes.engine_life.loading import LoadWatch, this_process
-from penstock_workers.lanes.scoring import answers, asks
+from penstock_workers.lanes.loading import LoadWatch, this_process
+from penstock_workers.lanes.machine import read_json
+
+OWN_NOTE: Final = "config_sentence_transformers.json"
+CLASSIFIER: Final = "ForSequenceClassification"
+"""How the names of transformers' classes for this end."""
+
+
+def is_classifier(folder: Path) -> bool:
+    """sentence-transformers' note of what it saved counts; else the class that transformers would
+    load."""
+    noted = (read_json(folder / OWN_NOTE) or {}).get("model_type")
+    if isinstance(noted, str):
+        return noted == "CrossEncoder"
+    if (folder / "modules.json").is_file():
+        return False  # its earlier releases saved nothing else in this form
+    named = (read_json(folder / "config.json") or {}).get("architectures")
+    return isinstance(named, list) and any(str(name).endswith(CLASSIFIER) for name in named)
+
 
 HEADERS: Mapping[str, str] = {"Content-Type": "application/json"}
 MakeEncoder = Callable[[Path, EmbedSettings], Encoder]
@@ -57,7 +77,7 @@ MakeEncoder = Callable[[Path, EmbedSettings], Encoder]
 class Input:
     """What ``prepare`` leaves for ``infer``."""
 
-    ask: Ask | asks.Ask
+    ask: Ask | scoring.Ask
     rows: Sequence[TokenIds]
 
 
@@ -139,7 +159,7 @@ class EmbedLane:
         except EncodingFailed as error:
             return NoAnswer("engine_failed", str(error), _since(started))
         model = given.ask.model or self._name
-        if isinstance(given.ask, asks.Ask):
+        if isinstance(given.ask, scoring.Ask):
             return Answer(
                 200, HEADERS, self._scored(given.ask, vectors, prepared, model), _since(started)
             )
@@ -163,15 +183,15 @@ class EmbedLane:
             await self._tokens.close()
             await self._batcher.close()
 
-    def _read(self, request: Request) -> Ask | asks.Ask:
+    def _read(self, request: Request) -> Ask | scoring.Ask:
         """Raises BadBody."""
-        task, classes = asks.task_of(request.endpoint), len(self._encoder.labels)
+        task, classes = scoring.task_of(request.endpoint), len(self._encoder.labels)
         if task is not None:
             try:
-                if (why := asks.wrong_model(task, classes)) is not None:
-                    raise asks.BadAsk(f"{self._name}: {why}", "model")
-                return asks.read_ask(task, request.body)
-            except asks.BadAsk as error:
+                if (why := scoring.wrong_model(task, classes)) is not None:
+                    raise scoring.BadAsk(f"{self._name}: {why}", "model")
+                return scoring.read_ask(task, request.body)
+            except scoring.BadAsk as error:
                 raise BadBody(str(error), param=error.param) from None
         check_endpoint(request.endpoint, ", /v1/rerank, /v1/score and /classify")
         if classes:
@@ -184,9 +204,9 @@ class EmbedLane:
         return ask
 
     def _scored(
-        self, ask: asks.Ask, vectors: Sequence[Vector], prepared: Prepared, model: str
+        self, ask: scoring.Ask, vectors: Sequence[Vector], prepared: Prepared, model: str
     ) -> bytes:
-        return answers.answer_body(
+        return scoring.answer_body(
             ask,
             [scores(vector, activated=ask.activated) for vector in vectors],
             labels=self._encoder.labels,
@@ -204,7 +224,7 @@ class EmbedLane:
             raise too_long(max(map(len, ask.ids)), limit)
         return [ids[:limit] for ids in ask.ids]
 
-    async def _cut_rows(self, texts: Sequence[asks.Text], *, trim: bool) -> Sequence[TokenIds]:
+    async def _cut_rows(self, texts: Sequence[scoring.Text], *, trim: bool) -> Sequence[TokenIds]:
         """Raises BadBody for a text without a token, and for one that is too long where it may not
         be cut."""
         limit = self._encoder.max_tokens
@@ -218,7 +238,7 @@ class EmbedLane:
             raise BadBody("an entry of 'input' has no token")
         return rows
 
-    async def _tokenised(self, texts: Sequence[asks.Text]) -> list[TokenIds]:
+    async def _tokenised(self, texts: Sequence[scoring.Text]) -> list[TokenIds]:
         try:
             return await self._tokens.ids(texts)
         except Exception as error:
@@ -237,7 +257,9 @@ def _own_encoder(folder: Path, settings: EmbedSettings) -> Encoder:
 def _tasks(encoder: Encoder) -> tuple[str, ...]:
     if not encoder.labels:
         return ("embed",)
-    return tuple(task for task in asks.TASKS if asks.wrong_model(task, len(encoder.labels)) is None)
+    return tuple(
+        task for task in scoring.TASKS if scoring.wrong_model(task, len(encoder.labels)) is None
+    )
 
 
 def _short_vectors(encoder: Encoder, settings: EmbedSettings) -> ShortVectors:

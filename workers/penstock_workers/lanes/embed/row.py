@@ -1,22 +1,106 @@
-"""The row of the `embed` lane."""
+"""The row of the `embed` lane.
+
+What `penstock doctor` looks at in the settings of the `embed` lane.
+
+`penstock doctor --lane embed`: what a worker that hosts an encoder needs of this machine.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from importlib import metadata
+from typing import TYPE_CHECKING, Final
 
+from penstock_ledger.redaction import redact
 from penstock_producer.feed.served import Served
+from penstock_workers.errors import ModelMissing, PackageMissing
 from penstock_workers.failpoints import Failpoints
-from penstock_workers.lanes.embed.check import check
-from penstock_workers.lanes.embed.inspection import TRIES, inspect
+from penstock_workers.lanes import machine
+from penstock_workers.lanes.embed.models import model_folder
 from penstock_workers.lanes.embed.settings import EmbedSettings
-from penstock_workers.lanes.row import Gauge, LaneRow
+from penstock_workers.lanes.gpu.inspection import status_of
+from penstock_workers.lanes.row import Gauge, LaneFinding, LaneRow
 from penstock_workers.metrics import catalogue
 from penstock_workers.settings import WorkerSettings
 
 if TYPE_CHECKING:
-    from penstock_workers.item.admission import Admission
+    from penstock_workers.item.lane import Admission
     from penstock_workers.lanes.embed.embed_lane import EmbedLane
     from penstock_workers.lanes.embed.server_lane import EmbedServerLane
+
+
+def check(settings: WorkerSettings, *, knock: bool) -> Iterator[LaneFinding]:
+    """The server that has the model, or whether it is on this machine and what loads it; nothing
+    where neither is set."""
+    if settings.embed.upstream_url is not None and knock:
+        yield _server(settings.embed.upstream_url)
+    if settings.embed.model is None:
+        return
+    from penstock_workers.lanes.embed.encoding.encoder import check_packages
+
+    try:
+        folder = model_folder(settings.embed.model)
+        check_packages()
+    except (ModelMissing, PackageMissing) as error:
+        yield LaneFinding(False, str(error), "this holds for the machines that its workers run on")
+    else:
+        yield LaneFinding(True, f"embed.model is {settings.embed.model}, in {folder}")
+
+
+def _server(url: str) -> LaneFinding:
+    """vLLM lists its model; text-embeddings-inference has a page about itself."""
+    shown = redact(url)
+    status = status_of(f"{url}/models")
+    if status == 404:
+        status = status_of(url.removesuffix("/v1") + "/info")
+    if isinstance(status, str):
+        return LaneFinding(
+            False,
+            f"embed.upstream_url: {shown} does not answer ({status})",
+            "start it, or correct it",
+        )
+    if status != 200:
+        fix = "give the …/v1 of vLLM or text-embeddings-inference"
+        return LaneFinding(False, f"embed.upstream_url: {shown} answers {status} to GET", fix)
+    return LaneFinding(True, f"embed.upstream_url: {shown} answers and names its model")
+
+
+PACKAGES: Final = ("sentence-transformers", "torch")
+TRIES: Final = (("/v1/embeddings", b'{"input":"doctor"}'), ("/classify", b'{"input":"doctor"}'))
+
+
+def inspect(settings: WorkerSettings) -> Iterator[LaneFinding]:
+    """In the order in which a start needs it; of a server upstream `check` says all there is."""
+    if settings.embed.upstream_url is not None:
+        return
+    for name in PACKAGES:
+        yield _package(name)
+    wants_card = (settings.embed.device or "").startswith("cuda")
+    found = machine.cards()
+    if wants_card or not isinstance(found, str):
+        yield from machine.find_cards(found)
+    else:
+        yield LaneFinding(True, f"{found}; the encoder would compute on the processor")
+    try:
+        folder = model_folder(settings.embed.model)
+    except (ModelMissing, PackageMissing) as error:
+        yield LaneFinding(False, str(error), "this holds for the machines that its workers run on")
+        return
+    weights = folder if (folder / "config.json").is_file() else folder / "0_Transformer"
+    if weights.is_dir():
+        yield from machine.find_model("embed.model", weights)
+    else:
+        yield LaneFinding(
+            True, f"embed.model is in {folder}, in a form whose files were not looked at"
+        )
+
+
+def _package(name: str) -> LaneFinding:
+    try:
+        return LaneFinding(True, f"{name} {metadata.version(name)} is installed")
+    except metadata.PackageNotFoundError:
+        fix = "pip install 'penstock[embed]', or use the image penstock-embed"
+        return LaneFinding(False, f"{name} is not installed here", fix)
 
 
 def _make(settings: WorkerSettings) -> EmbedLane | EmbedServerLane:

@@ -23,23 +23,29 @@ from penstock_workers.errors import BadEngineSettings, EngineAway
 from penstock_workers.http import ClientName, HttpClient, HttpError, Target, make_client
 from penstock_workers.item.answer import Answer, NoAnswer, Tried
 from penstock_workers.item.lane import Prepared, Request
+from penstock_workers.lanes import scoring
 from penstock_workers.lanes.api.api_lane import ApiLane
-from penstock_workers.lanes.embed.requests.bodies import (
+from penstock_workers.lanes.embed.bodies import (
     Ask,
     BadBody,
+    NotRepresentable,
     ShortVectors,
     answer_body,
     check_dimensions,
     check_endpoint,
     read_body,
 )
-from penstock_workers.lanes.embed.requests.numbers import NotRepresentable
-from penstock_workers.lanes.embed.server_answers import Unusable, message, read_vectors, refused
-from penstock_workers.lanes.embed.server_model import ServerModel, model_of
-from penstock_workers.lanes.embed.server_scores import read_scores, scores_request
-from penstock_workers.lanes.engine_life.loading import ServerWait
-from penstock_workers.lanes.engine_life.shared_look import SharedLook
-from penstock_workers.lanes.scoring import answers, asks
+from penstock_workers.lanes.embed.server_answers import (
+    ServerModel,
+    Unusable,
+    message,
+    model_of,
+    read_scores,
+    read_vectors,
+    refused,
+    scores_request,
+)
+from penstock_workers.lanes.loading import ServerWait, SharedLook
 from penstock_workers.settings import ProviderSettings, WorkerSettings
 
 log = logging.getLogger(__name__)
@@ -56,7 +62,7 @@ MODEL_EACH_S: Final = (
 class Input(NamedTuple):
     """What ``prepare`` leaves for ``infer``."""
 
-    ask: Ask | asks.Ask
+    ask: Ask | scoring.Ask
     server_model: ServerModel  # that the server had
 
 
@@ -167,19 +173,19 @@ class EmbedServerLane:
 
     # -- requests and answers ----------------------------------------------------------------------
 
-    def _read(self, request: Request) -> Ask | asks.Ask:
+    def _read(self, request: Request) -> Ask | scoring.Ask:
         """Raises BadBody, also for what the server says that its model is not for."""
-        task, labels = asks.task_of(request.endpoint), self._model.labels
+        task, labels = scoring.task_of(request.endpoint), self._model.labels
         if task is None:
             check_endpoint(request.endpoint, ", /v1/rerank, /v1/score and /classify")
             if labels:
                 raise BadBody(f"{self._model.name} classifies and does not embed: ask /classify")
             return read_body(request.body)
         try:
-            if labels is not None and (why := asks.wrong_model(task, len(labels))) is not None:
-                raise asks.BadAsk(f"{self._model.name}: {why}", "model")
-            return asks.read_ask(task, request.body)
-        except asks.BadAsk as error:
+            if labels is not None and (why := scoring.wrong_model(task, len(labels))) is not None:
+                raise scoring.BadAsk(f"{self._model.name}: {why}", "model")
+            return scoring.read_ask(task, request.body)
+        except scoring.BadAsk as error:
             raise BadBody(str(error), param=error.param) from None
 
     def _body(self, ask: Ask, *, trim: bool) -> bytes:
@@ -209,11 +215,11 @@ class EmbedServerLane:
             return BadBody(str(error), param="output_dtype").answer()
         return Answer(200, answer.headers, body, answer.latency_ms, answer.room, packed=True)
 
-    def _scored(self, ask: asks.Ask, model: ServerModel, answer: Answer, tag: str) -> Answer:
+    def _scored(self, ask: scoring.Ask, model: ServerModel, answer: Answer, tag: str) -> Answer:
         """Raises Unusable."""
         read = read_scores(answer, ask, model)
         name = ask.model or model.name
-        body = answers.answer_body(
+        body = scoring.answer_body(
             ask, read.rows, labels=read.labels, tag=tag, model=name, tokens=read.tokens
         )
         return Answer(200, answer.headers, body, answer.latency_ms, answer.room)

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from contextlib import AbstractAsyncContextManager, nullcontext
 
-from penstock_workers.item.admission import Turn
 from penstock_workers.item.answer import NoAnswer, Tried
 from penstock_workers.item.attempt import Attempt
 from penstock_workers.item.failures import Failure, Reply
-from penstock_workers.item.lane import Prepared
+from penstock_workers.item.lane import Prepared, Turn
 from penstock_workers.item.run.quarantine import SUSPECT_AFTER_CRASHES, died_alone, line_of
 from penstock_workers.lanes.gpu.engine.engine_queue import EnginePlace, EngineQueue
 from penstock_workers.lanes.gpu.gpu_lane import GpuLane

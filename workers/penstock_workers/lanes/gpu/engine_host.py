@@ -17,15 +17,12 @@ from pathlib import Path
 from typing import Any, Final
 
 from penstock_producer.feed.served import Served
-from penstock_workers.lanes.engine_life import stall
-from penstock_workers.lanes.engine_life.failing import FailureRun
-from penstock_workers.lanes.engine_life.loading import LoadWatch
-from penstock_workers.lanes.engine_life.stall import StepWatch
-from penstock_workers.lanes.gpu import adapter_loads
-from penstock_workers.lanes.gpu.engine.adapter_files import UnusableAdapter
-from penstock_workers.lanes.gpu.engine.adapters import Adapter, Adapters
+from penstock_workers.lanes import engine_faults
+from penstock_workers.lanes.engine_faults import FailureRun, StepWatch
+from penstock_workers.lanes.gpu import adapter_watch
+from penstock_workers.lanes.gpu.engine.adapters import Adapter, Adapters, UnusableAdapter
 from penstock_workers.lanes.gpu.engine.child_engine import ChildEngine
-from penstock_workers.lanes.gpu.engine.engine_queue import EngineQueue, EngineState
+from penstock_workers.lanes.gpu.engine.engine_queue import EngineFigures, EngineQueue, EngineState
 from penstock_workers.lanes.gpu.engine.engines import (
     Engine,
     EngineBusy,
@@ -33,19 +30,22 @@ from penstock_workers.lanes.gpu.engine.engines import (
     EngineFault,
     RequestRefused,
 )
-from penstock_workers.lanes.gpu.engine.figures import EngineFigures
 from penstock_workers.lanes.gpu.engine.in_process_engine import InProcessEngine
 from penstock_workers.lanes.gpu.host_files import HostFiles
 from penstock_workers.lanes.gpu.requests.calls import CallBuilder, ModelFacts
-from penstock_workers.lanes.gpu.requests.chat_template import read_template
 from penstock_workers.lanes.gpu.requests.media import Media
-from penstock_workers.lanes.gpu.requests.outcomes import ENGINES_FAULT
-from penstock_workers.lanes.gpu.requests.prompts import ChatPrompts, TextChats, Tokenizers
+from penstock_workers.lanes.gpu.requests.prompts import (
+    ChatPrompts,
+    TextChats,
+    Tokenizers,
+    read_template,
+)
 from penstock_workers.lanes.gpu.requests.rendered_chats import RenderedChats
-from penstock_workers.lanes.gpu.requests.replies import why_unanswered
+from penstock_workers.lanes.gpu.requests.replies import ENGINES_FAULT, why_unanswered
 from penstock_workers.lanes.gpu.requests.scoring import classes_of
 from penstock_workers.lanes.gpu.settings import GpuSettings
-from penstock_workers.lanes.scoring.asks import TASKS, wrong_model
+from penstock_workers.lanes.loading import LoadWatch
+from penstock_workers.lanes.scoring import TASKS, wrong_model
 
 log = logging.getLogger(__name__)
 
@@ -88,7 +88,9 @@ class EngineHost:
         )
         self._adapter_watch = self._files.adapter_watch(self._adapters, self._load_found)
         self._chat_template: str | None = None  # read at the start
-        self.steps = StepWatch(stall.MOST_S)  # of the engine that there is; another one has another
+        self.steps = StepWatch(
+            engine_faults.MOST_S
+        )  # of the engine that there is; another one has another
         self._failing = FailureRun()
         self._loading = LoadWatch("gpu.model", settings.model or "")
         # requests that it runs at once, all its replicas together; known once an engine is up
@@ -198,7 +200,7 @@ class EngineHost:
             engine = self._make()
             async with self._loading.during(engine.pids):
                 await engine.start()
-            if await adapter_loads.load_all(engine, self._adapters):
+            if await adapter_watch.load_all(engine, self._adapters):
                 return engine
             await engine.stop()
 
@@ -210,8 +212,8 @@ class EngineHost:
         if engine is None:
             return self.calls is None
         try:
-            await adapter_loads.load(engine, adapter)
-        except adapter_loads.EngineEnded as error:
+            await adapter_watch.load(engine, adapter)
+        except adapter_watch.EngineEnded as error:
             if engine is not self.engine:  # it was found dead meanwhile, for a reason of its own
                 return False
             self.end(engine, str(error))
@@ -286,7 +288,7 @@ class EngineHost:
     async def _watch(self) -> None:
         """An engine can die between two items, and it can hang."""
         while True:
-            await asyncio.sleep(stall.LOOK_S)
+            await asyncio.sleep(engine_faults.LOOK_S)
             engine = self.engine
             if engine is None:
                 continue
@@ -297,7 +299,7 @@ class EngineHost:
 
     async def _compiles(self, engine: Engine) -> bool:
         """Kernels are compiled as they are first needed, and that is one long step."""
-        return self.steps.silent_s() < stall.COMPILING_S and await asyncio.to_thread(
+        return self.steps.silent_s() < engine_faults.COMPILING_S and await asyncio.to_thread(
             engine.compiles
         )
 
@@ -344,7 +346,7 @@ def stall_s(config: Any) -> float:
     """From the model's size, with vLLM's own name of the device."""
     tokens = config.scheduler_config.max_num_batched_tokens
     on_cpu = getattr(config.device_config, "device_type", "") == "cpu"
-    return stall.longest_step_s(
+    return engine_faults.longest_step_s(
         _parameters(config.model_config.hf_text_config), tokens, on_cpu=on_cpu
     )
 

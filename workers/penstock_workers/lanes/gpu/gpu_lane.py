@@ -2,15 +2,23 @@
 
 Read ``GpuLane.infer`` first. When the engine is dead (``engine_host.py`` says when), each item in
 it ends as `engine_died` and goes back to its queue, and a new engine is built meanwhile.
+
+Threads in which requests are made ready, and whose results come back to the loop in groups.
+
+An executor wakes the loop for each result, and makes three locks for each call; on a busy loop that
+costs more than a template. Here the loop is woken once for all that is ready by the time it looks.
 """
 
 from __future__ import annotations
 
 import asyncio
 import math
+import threading
 import time
+from collections import deque
 from collections.abc import Callable, Mapping
-from typing import Any, Final
+from queue import SimpleQueue
+from typing import Any, Final, TypeVar
 
 import orjson
 
@@ -21,7 +29,7 @@ from penstock_workers.errors import BadEngineSettings
 from penstock_workers.failpoints import Failpoints
 from penstock_workers.item.answer import Answer, NoAnswer, Tried
 from penstock_workers.item.lane import Prepared, Request
-from penstock_workers.lanes.engine_life.device_errors import is_lost
+from penstock_workers.lanes.engine_faults import is_lost
 from penstock_workers.lanes.gpu.children.grammars import GrammarCheck
 from penstock_workers.lanes.gpu.children.parsers import AnswerParsers, Unreadable, check_parsers
 from penstock_workers.lanes.gpu.engine.engine_queue import EngineQueue
@@ -35,14 +43,101 @@ from penstock_workers.lanes.gpu.engine.engines import (
 )
 from penstock_workers.lanes.gpu.engine.vllm_calls import failpoint_as_fault, is_pooling
 from penstock_workers.lanes.gpu.engine_host import EngineHost
-from penstock_workers.lanes.gpu.requests.calls import CallBuilder, ContextOverflow, UnknownModel
-from penstock_workers.lanes.gpu.requests.media_memory import MediaMemory
-from penstock_workers.lanes.gpu.requests.outcomes import ENGINES_FAULT, nothing_said
-from penstock_workers.lanes.gpu.requests.prepare_threads import PrepareThreads
-from penstock_workers.lanes.gpu.requests.replies import reply, why_unanswered
+from penstock_workers.lanes.gpu.requests.calls import (
+    CallBuilder,
+    ContextOverflow,
+    UnknownModel,
+    must_call,
+)
+from penstock_workers.lanes.gpu.requests.media import MediaMemory
+from penstock_workers.lanes.gpu.requests.replies import (
+    ENGINES_FAULT,
+    nothing_said,
+    reply,
+    why_unanswered,
+)
 from penstock_workers.lanes.gpu.requests.scoring import PARTS_AT_ONCE, run_parts
-from penstock_workers.lanes.gpu.requests.tools import must_call
 from penstock_workers.settings import WorkerSettings
+
+Result = TypeVar("Result")
+_Asked = tuple[Callable[[], Any], "asyncio.Future[Any]"]
+
+
+class PrepareThreads:
+    """Of one event loop. How many wait is bounded by those who ask: the runner's slots."""
+
+    def __init__(self, number: int) -> None:
+        self._asked: SimpleQueue[_Asked | None] = SimpleQueue()
+        self._ready: deque[tuple[asyncio.Future[Any], Any, BaseException | None]] = deque()
+        self._loop_is_called = False
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._threads = [
+            threading.Thread(target=self._work, name=f"prepare_{place}", daemon=True)
+            for place in range(number)
+        ]
+
+    async def run(self, step: Callable[[], Result]) -> Result:
+        """What ``step`` returns or raises, in one of the threads.
+
+        One that is cancelled while it waits is not begun."""
+        if self._loop is None:
+            self._loop = asyncio.get_running_loop()
+            for thread in self._threads:
+                thread.start()
+        future: asyncio.Future[Result] = self._loop.create_future()
+        self._asked.put((step, future))
+        return await future
+
+    def close(self) -> None:
+        """The threads end after the step that each of them has begun; nothing may wait any more."""
+        for _ in self._threads:
+            self._asked.put(None)
+
+    def _work(self) -> None:
+        while self._take_one():
+            pass
+
+    def _take_one(self) -> bool:
+        """Wait for a step, and do it. False when it is time to end.
+
+        In a frame of its own: a thread that waits keeps nothing of its last request, whose images
+        count until it is forgotten.
+        """
+        asked = self._asked.get()
+        if asked is None:
+            return False
+        step, future = asked
+        if future.cancelled():
+            return True
+        try:
+            self._ready.append((future, step(), None))
+        except BaseException as error:
+            self._ready.append((future, None, error))
+        if (
+            not self._loop_is_called
+        ):  # the loop takes this back before it looks, so that none is overlooked
+            self._loop_is_called = True
+            self._call_loop()
+        return True
+
+    def _call_loop(self) -> None:
+        assert self._loop is not None, "it is known before the threads start"
+        try:
+            self._loop.call_soon_threadsafe(self._deliver)
+        except RuntimeError:  # it is closed, and nothing waits
+            self._asked.put(None)
+
+    def _deliver(self) -> None:
+        self._loop_is_called = False
+        while self._ready:
+            future, result, error = self._ready.popleft()
+            if future.done():
+                continue
+            if error is None:
+                future.set_result(result)
+            else:
+                future.set_exception(error)
+
 
 SECONDS_PER_TOKEN: Final = (
     0.25  # of an answer, on a slow engine that is full: what the default of `timeout_s` allows

@@ -1,27 +1,96 @@
 """What a hosted engine gets from elsewhere: its model where that lies in a bucket, and adapters
-that come and go."""
+that come and go.
+
+Which files of a model in a bucket are wanted.
+
+No programs: neither code beside the weights, nor weights that may hold it.
+
+What `penstock doctor --lane gpu` sees of places that files come from: the bucket of the model,
+and where adapters lie.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import logging
 import os
-from collections.abc import Awaitable, Callable
+import re
+import shutil
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from functools import partial
 from importlib.util import find_spec
-from pathlib import Path
-from typing import Any, Final
+from pathlib import Path, PurePosixPath
+from typing import Any, Final, NamedTuple
 
-from penstock_workers.errors import BadEngineSettings
-from penstock_workers.lanes.engine_life.loading import LoadWatch
-from penstock_workers.lanes.gpu.adapter_watch import AdapterWatch
-from penstock_workers.lanes.gpu.bucket_model import SAFE_WEIGHTS, choose
+from penstock_workers.errors import BadEngineSettings, FilesUnusable
+from penstock_workers.lanes.gpu.adapter_watch import AdapterWatch, by_name
 from penstock_workers.lanes.gpu.engine.adapters import Adapter, Adapters
-from penstock_workers.lanes.gpu.engine.upstream import upstream
-from penstock_workers.lanes.gpu.settings import BUCKET, GpuSettings
-from penstock_workers.lanes.model_files.cache import Entry, FileCache, Wanted
-from penstock_workers.lanes.model_files.in_thread import in_thread
-from penstock_workers.lanes.model_files.stores import open_store
+from penstock_workers.lanes.gpu.engine.engines import upstream
+from penstock_workers.lanes.gpu.settings import BUCKET, GIB, GpuSettings
+from penstock_workers.lanes.loading import LoadWatch
+from penstock_workers.lanes.model_cache import Entry, FileCache, Wanted
+from penstock_workers.lanes.model_stores import StoredFile, in_thread, open_store
+from penstock_workers.lanes.row import LaneFinding
+
+CONFIG: Final = "config.json"
+SAFE_WEIGHTS: Final = ".safetensors"
+PICKLES: Final = (".bin", ".pt", ".pth")
+BESIDES: Final = (
+    ".json",
+    ".model",
+    ".txt",
+    ".jinja",
+    ".tiktoken",
+)  # configuration, tokenizer, chat template
+DEPTH_MAX: Final = 2  # as `1_Pooling/config.json`
+SEGMENT: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._+-]{0,254}", re.ASCII)
+TWICE: Final = "consolidated"  # the same weights once more, for the makers' own programs
+
+
+class ModelFiles(NamedTuple):
+    """Of one model."""
+
+    weights: tuple[StoredFile, ...]
+    besides: tuple[StoredFile, ...]
+
+
+def choose(place: str, listed: Sequence[StoredFile], *, pickles: bool) -> ModelFiles:
+    """Raises BadEngineSettings for what is no model, or none that is read."""
+    files = [file for file in listed if _is_safe(file.path)]
+    if not any(file.path == CONFIG for file in files):
+        raise BadEngineSettings(
+            f"gpu.model = {place!r}: there is no {CONFIG}; give the prefix of a model's own files, "
+            "with all of them"
+        )
+    besides = tuple(file for file in files if file.path.endswith(BESIDES))
+    weights = _without_twins([file for file in files if file.path.endswith(SAFE_WEIGHTS)])
+    if weights:
+        return ModelFiles(tuple(weights), besides)
+    unsafe = tuple(file for file in files if file.path.endswith(PICKLES))
+    if not unsafe:
+        raise BadEngineSettings(
+            f"gpu.model = {place!r} has no weights (*{SAFE_WEIGHTS}); copy the model again"
+        )
+    if not pickles:
+        raise BadEngineSettings(
+            f"gpu.model = {place!r} has its weights in {unsafe[0].path}, a format that can hold "
+            "programs: convert it to safetensors, or trust who made it and set gpu.pickles = true"
+        )
+    return ModelFiles(unsafe, besides)
+
+
+def _is_safe(path: str) -> bool:
+    parts = PurePosixPath(path).parts
+    return (
+        "/".join(parts) == path
+        and len(parts) <= DEPTH_MAX
+        and all(SEGMENT.fullmatch(part) for part in parts)
+    )
+
+
+def _without_twins(weights: list[StoredFile]) -> list[StoredFile]:
+    return [file for file in weights if not file.path.startswith(TWICE)] or weights
+
 
 log = logging.getLogger(__name__)
 
@@ -126,3 +195,75 @@ def can_stream(settings: GpuSettings) -> bool:
 def _arguments() -> set[str]:
     """Older vLLM has none for weights that lie apart from their configuration."""
     return {field.name for field in dataclasses.fields(upstream("vllm", "AsyncEngineArgs"))}
+
+
+NAMES_SHOWN: Final = 10
+
+
+def find_bucket_model(gpu: GpuSettings, endpoint_url: str | None) -> tuple[int, list[LaneFinding]]:
+    """Bytes of its weights, 0 where none could be seen, and the findings."""
+    try:
+        store = open_store(gpu.model or "", endpoint_url)
+        found = choose(store.place, store.files(), pickles=gpu.pickles)
+        streams = can_stream(gpu)
+    except (FilesUnusable, BadEngineSettings) as error:
+        return 0, [
+            LaneFinding(
+                False, f"gpu.model: {error}", "see above; workers need what this machine lacks"
+            )
+        ]
+    size = sum(file.size for file in found.weights)
+    seen = (
+        f"gpu.model: {store.place} has {size / GIB:,.1f} GiB of weights in {len(found.weights)} "
+        "files"
+    )
+    if streams:
+        return size, [LaneFinding(True, f"{seen}, which are streamed into the engine")]
+    return size, [
+        LaneFinding(True, f"{seen}, which are fetched into {gpu.cache_folder}"),
+        *_room(gpu, size),
+    ]
+
+
+def find_adapters(gpu: GpuSettings, endpoint_url: str | None) -> Iterator[LaneFinding]:
+    """Which there are in `gpu.lora_from`."""
+    if gpu.lora_from is None:
+        return
+    try:
+        whole, lacking = by_name(open_store(gpu.lora_from, endpoint_url).files())
+    except FilesUnusable as error:
+        yield LaneFinding(
+            False, f"gpu.lora_from: {error}", "correct it; workers start without its adapters"
+        )
+        return
+    shown = ", ".join(sorted(whole)[:NAMES_SHOWN]) + (", ..." if len(whole) > NAMES_SHOWN else "")
+    yield LaneFinding(
+        True,
+        f"gpu.lora_from: {gpu.lora_from} has {len(whole)} adapters{': ' if whole else ''}{shown}",
+    )
+    for name in sorted(lacking)[:NAMES_SHOWN]:
+        seen = (
+            f"gpu.lora_from: {name!r:.130} has an adapter_config.json and no "
+            "adapter_model.safetensors"
+        )
+        yield LaneFinding(False, seen, "copy its weights there as safetensors")
+
+
+def _room(gpu: GpuSettings, size: int) -> Iterator[LaneFinding]:
+    folder = gpu.cache_folder
+    place = next(parent for parent in (folder, *folder.parents, Path("/")) if parent.is_dir())
+    free = shutil.disk_usage(place).free
+    if size > gpu.cache_bytes:
+        seen = (
+            f"gpu.cache_bytes allows {gpu.cache_bytes / GIB:,.1f} GiB, and the model has "
+            f"{size / GIB:,.1f}"
+        )
+        yield LaneFinding(False, seen, "raise gpu.cache_bytes, or install runai-model-streamer[s3]")
+    elif size > free:
+        seen = (
+            f"the disk of {folder} has {free / GIB:,.1f} GiB free, and the model has "
+            f"{size / GIB:,.1f}"
+        )
+        yield LaneFinding(
+            False, seen, "set gpu.cache_dir to a larger disk, or install runai-model-streamer[s3]"
+        )

@@ -6,15 +6,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from penstock_producer.feed.served import Served
-from penstock_workers.lanes.gpu.check import check
-from penstock_workers.lanes.gpu.inspection import TRIES, inspect
+from penstock_workers.lanes.gpu.inspection import TRIES, check, inspect
 from penstock_workers.lanes.gpu.settings import SLOTS_PER_SEQUENCE, GpuSettings
 from penstock_workers.lanes.row import Gauge, LaneRow
 from penstock_workers.metrics import catalogue
 from penstock_workers.settings import MAX_CONCURRENCY, WorkerSettings
 
 if TYPE_CHECKING:
-    from penstock_workers.item.admission import Admission
+    from penstock_workers.item.lane import Admission
     from penstock_workers.item.run.quarantine import Quarantine
     from penstock_workers.lanes.gpu.gpu_lane import GpuLane
     from penstock_workers.lanes.gpu.sidecar import SidecarLane

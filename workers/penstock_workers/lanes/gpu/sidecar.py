@@ -28,13 +28,11 @@ from penstock_workers.item.answer import Answer, NoAnswer, Tried
 from penstock_workers.item.lane import Prepared, Request
 from penstock_workers.lanes.api.api_lane import ApiLane
 from penstock_workers.lanes.api.gauges import GaugeWatch
-from penstock_workers.lanes.engine_life.loading import ServerWait
-from penstock_workers.lanes.engine_life.shared_look import SharedLook
-from penstock_workers.lanes.gpu.engine.engine_queue import EngineQueue, EngineState
+from penstock_workers.lanes.gpu.engine.engine_queue import EngineQueue, EngineState, bound
 from penstock_workers.lanes.gpu.engine.engines import RequestRefused
-from penstock_workers.lanes.gpu.engine.figures import bound
 from penstock_workers.lanes.gpu.gpu_lane import refusal
-from penstock_workers.lanes.gpu.requests.documents import refuse_templates
+from penstock_workers.lanes.gpu.requests.fields import refuse_templates
+from penstock_workers.lanes.loading import ServerWait, SharedLook
 from penstock_workers.settings import ProviderSettings, WorkerSettings
 
 log = logging.getLogger(__name__)

@@ -11,7 +11,7 @@ from penstock_workers.lanes.batch.apis.anthropic import AnthropicBatches
 from penstock_workers.lanes.batch.apis.gemini import VERSION, GeminiBatches
 from penstock_workers.lanes.batch.apis.http import Account, BatchHttp, Times
 from penstock_workers.lanes.batch.apis.openai import OPENAI, SHAPES, OpenAIBatches
-from penstock_workers.lanes.batch.provider import BatchProvider
+from penstock_workers.lanes.batch.apis.provider import BatchProvider
 from penstock_workers.provider_calls import headers_of
 from penstock_workers.settings import ProviderSettings
 

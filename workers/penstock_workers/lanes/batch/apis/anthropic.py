@@ -26,16 +26,7 @@ from penstock_ledger.lone_surrogates import parse_json
 from penstock_producer.job.endpoints import MESSAGES
 from penstock_workers.lanes.batch.apis.http import BatchHttp, Listing, pages
 from penstock_workers.lanes.batch.apis.output_lines import Line, Output, output_lines
-from penstock_workers.lanes.batch.apis.reading import (
-    LineReader,
-    as_it_came,
-    counted,
-    identifier,
-    mapping,
-    request_body,
-    said,
-)
-from penstock_workers.lanes.batch.provider import (
+from penstock_workers.lanes.batch.apis.provider import (
     BadLine,
     BatchAnswer,
     BatchGone,
@@ -47,6 +38,15 @@ from penstock_workers.lanes.batch.provider import (
     NewBatch,
     Unclear,
     UnreadableLine,
+)
+from penstock_workers.lanes.batch.apis.reading import (
+    LineReader,
+    as_it_came,
+    counted,
+    identifier,
+    mapping,
+    request_body,
+    said,
 )
 
 PREFIX: Final = b'{"custom_id":"'  # what each packed line begins with: the mark is put behind it

@@ -20,16 +20,7 @@ from yarl import URL
 from penstock_producer.job.endpoints import GENERATE
 from penstock_workers.lanes.batch.apis.http import BatchHttp, Listing, pages
 from penstock_workers.lanes.batch.apis.output_lines import Line, Output, output_lines
-from penstock_workers.lanes.batch.apis.reading import (
-    LineReader,
-    as_it_came,
-    counted,
-    identifier,
-    mapping,
-    request_object,
-    said,
-)
-from penstock_workers.lanes.batch.provider import (
+from penstock_workers.lanes.batch.apis.provider import (
     AccountStopped,
     BadLine,
     BatchAnswer,
@@ -42,6 +33,15 @@ from penstock_workers.lanes.batch.provider import (
     LineTooLong,
     NewBatch,
     UnreadableLine,
+)
+from penstock_workers.lanes.batch.apis.reading import (
+    LineReader,
+    as_it_came,
+    counted,
+    identifier,
+    mapping,
+    request_object,
+    said,
 )
 
 STATUSES: Final = {

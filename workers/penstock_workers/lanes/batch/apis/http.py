@@ -32,8 +32,7 @@ from penstock_ratelimit import Refusal, Signal, classify
 from penstock_workers.item.failures import ASTRAY
 from penstock_workers.item.outcome import Parked
 from penstock_workers.item.run.fates import FATES
-from penstock_workers.lanes.batch.apis.reading import identifier, rows
-from penstock_workers.lanes.batch.provider import (
+from penstock_workers.lanes.batch.apis.provider import (
     TOKEN_CAP_CODES,
     AccountStopped,
     Astray,
@@ -44,6 +43,7 @@ from penstock_workers.lanes.batch.provider import (
     TryLater,
     Unclear,
 )
+from penstock_workers.lanes.batch.apis.reading import identifier, rows
 from penstock_workers.provider_calls import address
 
 NO_SUCH_ROUTE = (404, 405, 501)

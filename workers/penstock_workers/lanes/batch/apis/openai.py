@@ -24,18 +24,7 @@ import orjson
 from penstock_producer.job.endpoints import CHAT
 from penstock_workers.lanes.batch.apis.http import BatchHttp, Listing, pages
 from penstock_workers.lanes.batch.apis.output_lines import Line, Output, output_lines
-from penstock_workers.lanes.batch.apis.reading import (
-    MAX_ID_CHARS,
-    LineReader,
-    as_it_came,
-    counted,
-    identifier,
-    mapping,
-    request_body,
-    rows,
-    said,
-)
-from penstock_workers.lanes.batch.provider import (
+from penstock_workers.lanes.batch.apis.provider import (
     BadLine,
     BatchAnswer,
     BatchGone,
@@ -48,6 +37,17 @@ from penstock_workers.lanes.batch.provider import (
     NewBatch,
     TryLater,
     UnreadableLine,
+)
+from penstock_workers.lanes.batch.apis.reading import (
+    MAX_ID_CHARS,
+    LineReader,
+    as_it_came,
+    counted,
+    identifier,
+    mapping,
+    request_body,
+    rows,
+    said,
 )
 
 TAG: Final = "penstock_batch"  # the name of the tag in `metadata`

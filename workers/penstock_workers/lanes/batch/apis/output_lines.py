@@ -18,7 +18,7 @@ from typing import Final, NamedTuple
 import aiohttp
 
 from penstock_workers.lanes.batch.apis.http import BatchHttp
-from penstock_workers.lanes.batch.provider import TryLater, UnreadableLine
+from penstock_workers.lanes.batch.apis.provider import TryLater, UnreadableLine
 
 ENDS_BYTES: Final = (
     4_096  # that are kept of each end of a line which is passed over: they name what it answers

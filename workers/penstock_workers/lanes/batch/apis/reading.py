@@ -12,7 +12,7 @@ import orjson
 from penstock_ledger.lone_surrogates import replace_escaped_surrogates
 from penstock_ledger.redaction import redact
 from penstock_producer.outputs import on_one_line
-from penstock_workers.lanes.batch.provider import BadLine
+from penstock_workers.lanes.batch.apis.provider import BadLine
 
 Line = TypeVar("Line", bound=msgspec.Struct)
 

@@ -22,17 +22,23 @@ from penstock_workers.lanes.embed.encoding.buckets import (
     Buckets,
     Tell,
     TextRow,
+    TokenBudget,
     TokenIds,
     Vector,
     ignored,
     padded_tokens,
 )
-from penstock_workers.lanes.embed.encoding.budget import TokenBudget
-from penstock_workers.lanes.embed.encoding.computing import Broken, Built, Computing, Vectors
+from penstock_workers.lanes.embed.encoding.computing import (
+    BatchFigures,
+    Broken,
+    Built,
+    Computed,
+    Computing,
+    EncoderThread,
+    Vectors,
+)
 from penstock_workers.lanes.embed.encoding.encoder import Encoder
-from penstock_workers.lanes.embed.encoding.encoder_thread import EncoderThread
-from penstock_workers.lanes.embed.encoding.figures import BatchFigures, Computed
-from penstock_workers.lanes.engine_life.failing import FailureRun
+from penstock_workers.lanes.engine_faults import FailureRun
 
 log = logging.getLogger(__name__)
 

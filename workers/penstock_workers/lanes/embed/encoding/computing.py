@@ -1,20 +1,68 @@
 """One batch on the encoder's thread, and what came of it.
 
-Errors end here: one that lives holds the tensors of its batch."""
+Errors end here: one that lives holds the tensors of its batch.
+
+The thread that computes.
+
+What the encoder did lately, for `penstock status`: is it the engine that holds the job up, or
+the queue?
+"""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
-from concurrent.futures import Executor
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Executor, Future
+from dataclasses import dataclass
+from queue import SimpleQueue
 from typing import Any, Final, NamedTuple, TypeVar
 
+from penstock_workers.computing_thread import ComputingThread
 from penstock_workers.failpoints import Failpoints
 from penstock_workers.lanes.embed.encoding.buckets import TokenIds, Vector
 from penstock_workers.lanes.embed.encoding.encoder import Encoder, OutOfMemory
-from penstock_workers.lanes.engine_life.device_errors import is_lost
-from penstock_workers.lanes.engine_life.stall import longest_step_s
+from penstock_workers.lanes.engine_faults import is_lost, longest_step_s
+
+
+class EncoderThread(Executor):
+    """One call at a time, in their order.
+
+    Unlike a ThreadPoolExecutor's, its thread is not waited for at exit."""
+
+    def __init__(self, name: str = "penstock-encoder") -> None:
+        self._given: SimpleQueue[tuple[Callable[[], Any], Future[Any]] | None] = (
+            SimpleQueue()
+        )  # bounded by the batcher
+        ComputingThread(self._work, name).start()
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        future: Future[Any] = Future()
+        self._given.put((lambda: fn(*args, **kwargs), future))
+        return future
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        """After the call that it makes now, which is never waited for."""
+        self._given.put(None)
+
+    def _work(self) -> None:
+        while (given := self._given.get()) is not None:
+            call, future = given
+            if not future.set_running_or_notify_cancel():
+                continue
+            try:
+                said = call()
+            except BaseException as error:
+                future.set_exception(error)
+            else:
+                future.set_result(said)
+            del (
+                given,
+                call,
+                future,
+            )  # an error holds the tensors of its batch: not until the next one comes
+
 
 T = TypeVar("T")
 PROBE: Final = 1  # a token that most vocabularies have
@@ -129,3 +177,54 @@ def _broken(error: Exception) -> Broken:
     if is_lost(error):
         return Broken(f"the encoder's device is lost: {words}", lost=True)
     return Broken(words, too_large=isinstance(error, OutOfMemory))
+
+
+RECENT_S = 10.0  # rates are over this time: two heartbeats, so that no batch goes unseen
+RECENT_BATCHES = 4_096  # kept at most; more than a GPU computes in that time
+
+
+@dataclass(frozen=True, slots=True)
+class Computed:
+    """One batch."""
+
+    at: float
+    items: int
+    tokens: int
+    padded: int
+    waited_s: float  # by its oldest row
+
+
+class BatchFigures:
+    """Written on the loop, read by any thread."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._since = clock()
+        self._recent: deque[Computed] = deque(maxlen=RECENT_BATCHES)
+        self.tokens, self.padded, self.batches, self.items = 0, 0, 0, 0  # since the start
+
+    def add(self, batch: Computed) -> None:
+        self._recent.append(batch)
+        self.batches += 1
+        self.items += batch.items
+        self.tokens += batch.tokens
+        self.padded += batch.padded
+
+    def lately(self) -> Mapping[str, float]:
+        now = self._clock()
+        recent = [batch for batch in tuple(self._recent) if batch.at > now - RECENT_S]
+        seconds = max(1e-3, min(RECENT_S, now - self._since))
+        tokens, padded = (
+            sum(batch.tokens for batch in recent),
+            sum(batch.padded for batch in recent),
+        )
+        items = sum(batch.items for batch in recent)
+        return {
+            "tokens_per_s": tokens / seconds,
+            "items_per_s": items / seconds,
+            "batch_items": items / len(recent) if recent else 0.0,
+            "padding_efficiency": tokens / padded if padded else 1.0,
+            "queue_wait_ms": 1000 * sum(batch.waited_s for batch in recent) / len(recent)
+            if recent
+            else 0.0,
+        }

@@ -13,7 +13,7 @@ from concurrent.futures import Executor, ThreadPoolExecutor
 
 from penstock_workers.lanes.embed.encoding.buckets import TokenIds
 from penstock_workers.lanes.embed.encoding.encoder import Encoder
-from penstock_workers.lanes.scoring.asks import Text
+from penstock_workers.lanes.scoring import Text
 
 MAX_TEXTS_AT_ONCE = 1_024  # of different requests; bounds how long an urgent one waits for its turn
 Wanted = tuple[Sequence[Text], "asyncio.Future[list[TokenIds]]"]

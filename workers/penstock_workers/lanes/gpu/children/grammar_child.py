@@ -9,7 +9,7 @@ from types import SimpleNamespace
 from typing import Any, Final
 
 from penstock_workers.lanes.gpu.children.line_child import DETAIL_CHARS, bound_memory, serve
-from penstock_workers.lanes.gpu.engine.upstream import upstream
+from penstock_workers.lanes.gpu.engine.engines import upstream
 
 PROGRAM: Final = "penstock_workers.lanes.gpu.children.grammar_child"
 CONSTRAINTS: Final = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")

@@ -11,7 +11,7 @@ from typing import Any, Final, NamedTuple
 
 from penstock_workers.lanes.gpu.children.grammar_child import CONSTRAINTS
 from penstock_workers.lanes.gpu.children.line_child import DETAIL_CHARS, bound_memory, serve
-from penstock_workers.lanes.gpu.engine.upstream import upstream
+from penstock_workers.lanes.gpu.engine.engines import upstream
 
 PROGRAM: Final = "penstock_workers.lanes.gpu.children.parser_child"
 PROTOCOL: Final = "vllm.entrypoints.openai.chat_completion.protocol"

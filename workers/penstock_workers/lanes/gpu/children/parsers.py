@@ -19,8 +19,7 @@ from penstock_workers.errors import BadEngineSettings
 from penstock_workers.lanes.gpu.children.grammar_child import CONSTRAINTS
 from penstock_workers.lanes.gpu.children.line_child import LineChild, NoChild
 from penstock_workers.lanes.gpu.children.parser_child import PROGRAM, PROTOCOL, ParserFacts
-from penstock_workers.lanes.gpu.engine.engines import EngineCall, RequestRefused
-from penstock_workers.lanes.gpu.engine.upstream import upstream, version
+from penstock_workers.lanes.gpu.engine.engines import EngineCall, RequestRefused, upstream, version
 from penstock_workers.lanes.gpu.settings import GpuSettings
 
 log = logging.getLogger(__name__)

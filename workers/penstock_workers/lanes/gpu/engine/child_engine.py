@@ -14,14 +14,13 @@ from collections.abc import Callable
 from multiprocessing.util import Finalize
 from typing import Any, Final
 
-from penstock_workers.lanes.gpu.engine import processes
+from penstock_workers.lanes.gpu.engine import guard
 from penstock_workers.lanes.gpu.engine.adapters import Adapters
-from penstock_workers.lanes.gpu.engine.arguments import engine_arguments
-from penstock_workers.lanes.gpu.engine.engines import EngineCall, EngineDied, EngineFault
-from penstock_workers.lanes.gpu.engine.figures import EngineFigures
+from penstock_workers.lanes.gpu.engine.engine_queue import EngineFigures
+from penstock_workers.lanes.gpu.engine.engines import EngineCall, EngineDied, EngineFault, upstream
 from penstock_workers.lanes.gpu.engine.guard import Guard
-from penstock_workers.lanes.gpu.engine.upstream import upstream
 from penstock_workers.lanes.gpu.engine.vllm_calls import (
+    engine_arguments,
     explained,
     is_pooling,
     options,
@@ -63,7 +62,7 @@ class ChildEngine:
         # the child.
         os.environ.setdefault("VLLM_WORKER_MULTIPROC_METHOD", "spawn")
         load_in_engines()
-        guard = _guard()
+        beside = _guard()
         arguments = engine_arguments(
             self._settings, self._adapters, drain_seconds=self._drain_seconds
         )
@@ -77,9 +76,9 @@ class ChildEngine:
             await _give_up(building)
             raise
         self.config = self._llm.vllm_config
-        self._pids = frozenset(await asyncio.to_thread(processes.marked, _mark()))
-        self._memory = await asyncio.to_thread(processes.shared_memory, list(self._pids))
-        guard.note(self._memory)
+        self._pids = frozenset(await asyncio.to_thread(guard.marked, _mark()))
+        self._memory = await asyncio.to_thread(guard.shared_memory, list(self._pids))
+        beside.note(self._memory)
 
     def _build(self, arguments: Any) -> Any:
         make = upstream("vllm.v1.engine.async_llm", "AsyncLLM").from_vllm_config
@@ -133,16 +132,16 @@ class ChildEngine:
         return getattr(self._llm, "renderer", None)
 
     def pids(self) -> list[int]:
-        return processes.marked(_mark())
+        return guard.marked(_mark())
 
     def is_alive(self) -> bool:
         return self._llm is not None and not self._llm.errored
 
     def compiles(self) -> bool:
-        return any(pid not in self._pids for pid in processes.marked(_mark()))
+        return any(pid not in self._pids for pid in guard.marked(_mark()))
 
     def kill(self) -> bool:
-        for pid in processes.marked(_mark()):
+        for pid in guard.marked(_mark()):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)  # a stopped process takes no other signal
         return True
@@ -153,7 +152,7 @@ class ChildEngine:
             if llm is not None:
                 await asyncio.to_thread(llm.shutdown, timeout=SHUTDOWN_S)
         finally:
-            await asyncio.to_thread(processes.end, _mark(), self._memory)
+            await asyncio.to_thread(guard.end, _mark(), self._memory)
 
 
 async def _give_up(building: asyncio.Future[Any]) -> None:
@@ -161,7 +160,7 @@ async def _give_up(building: asyncio.Future[Any]) -> None:
     all of it yet."""
     until = time.monotonic() + GIVE_UP_S
     while True:
-        await asyncio.to_thread(processes.end, _mark(), set())
+        await asyncio.to_thread(guard.end, _mark(), set())
         await asyncio.wait([building], timeout=GIVE_UP_LOOK_S)
         if building.done() or time.monotonic() > until:
             break
@@ -172,13 +171,13 @@ async def _give_up(building: asyncio.Future[Any]) -> None:
 @functools.cache
 def _mark() -> str:
     """Of this worker's engines: one at a time, so that they may share it."""
-    os.environ[processes.MARK] = mark = uuid.uuid4().hex
+    os.environ[guard.MARK] = mark = uuid.uuid4().hex
     return mark
 
 
 @functools.cache
 def _guard() -> Guard:
     Finalize(
-        None, processes.end, args=(_mark(), set()), exitpriority=0
+        None, guard.end, args=(_mark(), set()), exitpriority=0
     )  # else Python's exit waits for them without end
     return Guard(_mark())

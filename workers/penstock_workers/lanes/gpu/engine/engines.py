@@ -4,13 +4,19 @@ Its two kinds are in modules of their own.
 
 Nothing of vLLM is imported before a worker starts its engine. What differs between its versions
 (0.26 to 0.33) is asked of the installed one, in ``vllm_calls`` and in ``arguments``.
+
+What is used of vLLM, by name, looked up in the one that is installed: it is an extra, and heavy
+to import.
 """
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
+
+from penstock_workers.errors import BadEngineSettings, PackageMissing
 
 
 class EngineDied(Exception):
@@ -97,3 +103,28 @@ class Engine(Protocol):
 
     async def stop(self) -> None:
         """End it; nothing may be in flight: vLLM leaves callers hanging."""
+
+
+def upstream(module: str, name: str) -> Any:
+    """A class of vLLM's.
+
+    Raises PackageMissing where there is no vLLM, BadEngineSettings for one that has no such
+    class."""
+    try:
+        return getattr(importlib.import_module(module), name)
+    except ModuleNotFoundError as error:
+        if error.name == "vllm":
+            raise PackageMissing("gpu", "vLLM", "gpu") from error
+        raise _unknown(module, name, error) from error
+    except AttributeError as error:
+        raise _unknown(module, name, error) from error
+
+
+def version() -> str:
+    return str(upstream("vllm", "__version__"))
+
+
+def _unknown(module: str, name: str, error: Exception) -> BadEngineSettings:
+    return BadEngineSettings(
+        f"this vLLM has no {module}.{name} ({error}): install one from 0.26 to 0.33"
+    )

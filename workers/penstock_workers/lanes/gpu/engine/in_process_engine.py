@@ -14,14 +14,18 @@ from itertools import count
 from typing import Any, NamedTuple
 
 from penstock_workers.computing_thread import ComputingThread
-from penstock_workers.lanes.engine_life.loading import this_process
 from penstock_workers.lanes.gpu.engine.adapters import Adapters
-from penstock_workers.lanes.gpu.engine.arguments import engine_arguments
-from penstock_workers.lanes.gpu.engine.engines import EngineCall, EngineDied
-from penstock_workers.lanes.gpu.engine.figures import EngineFigures
-from penstock_workers.lanes.gpu.engine.upstream import upstream
-from penstock_workers.lanes.gpu.engine.vllm_calls import explained, options, prompt, translated
+from penstock_workers.lanes.gpu.engine.engine_queue import EngineFigures
+from penstock_workers.lanes.gpu.engine.engines import EngineCall, EngineDied, upstream
+from penstock_workers.lanes.gpu.engine.vllm_calls import (
+    engine_arguments,
+    explained,
+    options,
+    prompt,
+    translated,
+)
 from penstock_workers.lanes.gpu.settings import GpuSettings
+from penstock_workers.lanes.loading import this_process
 
 log = logging.getLogger(__name__)
 

@@ -13,8 +13,7 @@ import threading
 from collections.abc import Mapping
 from typing import Any, Final
 
-from penstock_workers.lanes.gpu.engine.engines import RequestRefused
-from penstock_workers.lanes.gpu.engine.upstream import upstream
+from penstock_workers.lanes.gpu.engine.engines import RequestRefused, upstream
 from penstock_workers.lanes.gpu.requests.media import Allowance, Media
 from penstock_workers.lanes.gpu.requests.prompts import (
     Prompt,

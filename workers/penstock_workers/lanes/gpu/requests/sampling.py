@@ -7,8 +7,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from penstock_workers.lanes.gpu.engine.engines import RequestRefused
-from penstock_workers.lanes.gpu.engine.upstream import upstream
+from penstock_workers.lanes.gpu.engine.engines import RequestRefused, upstream
 from penstock_workers.lanes.shown import shown
 
 # Passed to SamplingParams under the same name.

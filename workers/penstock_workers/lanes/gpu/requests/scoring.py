@@ -9,10 +9,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from penstock_workers.lanes.gpu.engine.engines import Engine, EngineCall, RequestRefused
-from penstock_workers.lanes.gpu.engine.upstream import upstream
-from penstock_workers.lanes.scoring.answers import answer_body
-from penstock_workers.lanes.scoring.asks import Ask, BadAsk, Task, Text, read_ask, wrong_model
+from penstock_workers.lanes.gpu.engine.engines import Engine, EngineCall, RequestRefused, upstream
+from penstock_workers.lanes.scoring import (
+    Ask,
+    BadAsk,
+    Task,
+    Text,
+    answer_body,
+    read_ask,
+    wrong_model,
+)
 
 PARTS_AT_ONCE: Final = 64
 """Of one request in the engine: a long list must not fill its line before other items."""

@@ -1,1 +1,0 @@
-"""What Celery's events, its `inspect` and Flower see of an item."""

@@ -1,0 +1,285 @@
+"""What an item cannot go on without: its job and its body.
+
+Request bodies that travel by reference: read again from the pinned source (or the spool) by the
+worker itself.
+
+The jobs whose items a worker tries: each is read once from the ledger and kept.
+
+What an item cannot go on without: its job and its body.
+
+An outage of the ledger is waited for: no item is at fault.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Collection, Iterator
+from itertools import count
+from typing import Final, Protocol, TypeVar
+
+from penstock_ledger import (
+    Database,
+    JobNotFound,
+    JobStore,
+    TenantBudgets,
+    Trouble,
+    buckets_for,
+    trouble_of,
+)
+from penstock_producer.errors import BadReference, RowChanged, seen
+from penstock_producer.job.fallback import provider_and_model
+from penstock_producer.job.lanes import has_own_model
+from penstock_producer.job.spec import JobSpec
+from penstock_producer.job.targets import url_refusal
+from penstock_producer.pins import AWAITED
+from penstock_producer.sources import Source
+from penstock_producer.sources.of_feed import open_feed_source
+from penstock_ratelimit import Flow, Priority, full_jitter
+from penstock_workers.errors import EndpointRefused, PricesMissing
+from penstock_workers.failure_log import FailureLog
+from penstock_workers.item.attempt import Item, JobView
+from penstock_workers.item.same_request import policy_of
+from penstock_workers.item.slots import Waiting
+from penstock_workers.settings import ProviderSettings, WorkerSettings
+
+SOURCES_KEPT = 32  # open files or connections, one per generation of a job
+
+
+class Bodies:
+    """A bounded set of open sources, read in threads so that the loop never waits for a disk."""
+
+    def __init__(self, database: Database, settings: WorkerSettings) -> None:
+        self._database = database
+        self._settings = settings
+        self._sources: OrderedDict[tuple[str, int], Source] = OrderedDict()
+
+    async def fetch(self, item: Item) -> bytes:
+        """Raises SourceUnavailable, SourceChanged, and BadReference for a place where this document
+        is not."""
+        assert item.message.ref is not None, "a message holds a body or a reference"
+        return await asyncio.to_thread(self._read, item, item.message.ref)
+
+    def _read(self, item: Item, position: str) -> bytes:
+        document = self._source(item).fetch(position)
+        if document.doc_id != item.key.doc_id:
+            raise BadReference(
+                f"{seen(position)} is another document's place in the source of {item.key.job_id}"
+            )
+        return document.body
+
+    def _source(self, item: Item) -> Source:
+        name = (item.key.job_id, item.key.generation)
+        source = self._sources.get(name)
+        if source is None:
+            source = self._sources[name] = open_feed_source(self._database, *name, self._settings)
+            if len(self._sources) > SOURCES_KEPT:
+                self._sources.popitem(last=False)
+        return source
+
+
+JOBS_KEPT = 1_000  # a worker sees few jobs at a time; each costs a few kilobytes
+
+Seen = tuple[
+    str, str | None
+]  # a job, and the path that its items name, where that is not the job's
+
+
+class Reader(Protocol):
+    def __call__(self, job_id: str, endpoint: str | None = None) -> JobView: ...
+
+
+class JobBook:
+    """A bounded cache of job views. Of a spec that is accepted only limits may change."""
+
+    def __init__(self, read: Reader) -> None:
+        self._read = read
+        self._views: OrderedDict[Seen, asyncio.Future[JobView]] = OrderedDict()
+
+    def known(self, job_id: str, endpoint: str | None = None) -> JobView | None:
+        """The view if it is here already: the path that nearly every item takes, without a task
+        switch."""
+        future = self._views.get((job_id, endpoint))
+        return (
+            future.result()
+            if future is not None and future.done() and future.exception() is None
+            else None
+        )
+
+    def forget(self, job_id: str) -> None:
+        """Read it anew when it is asked for next: it was given a budget, or has none any more."""
+        for known in [known for known in self._views if known[0] == job_id]:
+            self._views.pop(known, None)
+
+    async def get(self, job_id: str, endpoint: str | None = None) -> JobView:
+        """``endpoint``: as items see it that are not for the job's.
+
+        Raises JobNotFound, BadReference, UnknownProvider, EndpointRefused, PricesMissing or what
+        the database raises. A failure is not remembered."""
+        seen = (job_id, endpoint)
+        future = self._views.get(seen)
+        if future is None:
+            future = asyncio.ensure_future(asyncio.to_thread(self._read, job_id, endpoint))
+            self._views[seen] = future
+            if len(self._views) > JOBS_KEPT:
+                self._views.popitem(last=False)
+        try:
+            return await asyncio.shield(future)
+        except Exception:
+            self._views.pop(seen, None)
+            raise
+
+
+def read_job(
+    jobs: JobStore, settings: WorkerSettings, tenants: TenantBudgets | None = None
+) -> Reader:
+    """Reads a job from the ledger into what workers keep of it.
+
+    A job may go from lane to lane: its requests are made, and paid for, as those of the worker's
+    own. ``tenants``: whose budgets bound their jobs.
+
+    Asked for an endpoint, it reads the job as items see it that are for another path than the
+    job's."""
+
+    def read(job_id: str, endpoint: str | None = None) -> JobView:
+        job = jobs.get(job_id)
+        if (
+            job.job_id != job_id
+        ):  # a key of a job: items name jobs by their ids, under which they are settled
+            raise JobNotFound(job_id)
+        spec = JobSpec.accepted(job.spec)
+        if endpoint is not None:
+            _check_named(endpoint, spec)
+            spec = spec.model_copy(update={"endpoint": endpoint})
+        if job.moves or len(spec.permitted_lanes) > 1:
+            spec = spec.model_copy(update={"lane": settings.lane})
+        flow, provider = flow_of(job.job_id, spec), _provider_of(spec, settings)
+        tenant_usd = None if tenants is None else tenants.of(spec.tenant)
+        awaited = bool(job.source.get(AWAITED))
+        view = None
+        for one in reversed(
+            [*_fallbacks(spec, () if has_own_model(spec.lane) else settings.providers)]
+        ):
+            view = JobView(
+                job.job_id,
+                one,
+                _provider_of(one, settings),
+                buckets_for(job),
+                flow,
+                fallback=view,
+                awaited=awaited,
+                tenant_usd=tenant_usd,
+            )
+        reuse = policy_of(job.job_id, spec, provider, across_tenants=settings.cache_across_tenants)
+        return JobView(
+            job.job_id,
+            spec,
+            provider,
+            buckets_for(job),
+            flow,
+            reuse,
+            view,
+            awaited,
+            tenant_usd,
+            endpoint,
+        )
+
+    return read
+
+
+def _fallbacks(spec: JobSpec, providers: Collection[str]) -> Iterator[JobSpec]:
+    """The spec as each fallback model is asked."""
+    for name in spec.fallback or ():
+        provider, model = provider_and_model(name, providers)
+        yield spec.model_copy(update={"model": model, "provider": provider or spec.provider})
+
+
+def _provider_of(spec: JobSpec, settings: WorkerSettings) -> ProviderSettings:
+    """Raises UnknownProvider, PricesMissing and EndpointRefused."""
+    provider = settings.provider(spec.provider)
+    if (
+        spec.budget_usd is not None
+        and not has_own_model(spec.lane)
+        and provider.prices_of(spec.model) is None
+    ):
+        raise PricesMissing(spec.provider, spec.model, spec.budget_usd)
+    refused = settings.refused_endpoint(spec.provider, spec.endpoint, spec.lane)
+    if refused is not None:  # the key of the fleet would go there
+        raise EndpointRefused(refused)
+    return provider
+
+
+def _check_named(endpoint: str, spec: JobSpec) -> None:
+    """Raises BadReference for a path that lines of the job may not name: its message is forged, and
+    the job goes on."""
+    refusal = url_refusal(endpoint, spec)
+    if endpoint != spec.endpoint and refusal is not None:
+        raise BadReference(f"the message is for {endpoint}: {refusal[0]}")
+
+
+def flow_of(job_id: str, spec: JobSpec) -> Flow:
+    """Where the items of a job stand in the lines of a worker.
+
+    Jobs without a tenant are those of one tenant."""
+    return Flow(spec.tenant or "", job_id, spec.weight, Priority[spec.priority.upper()])
+
+
+log = logging.getLogger(__name__)
+
+RETRY_FIRST_S: Final = 0.2
+RETRY_CAP_S: Final = 10.0
+"""Between two tries. Items that wait are bounded by the prefetch, and a drain ends their
+waiting."""
+
+T = TypeVar("T")
+
+
+class Reads:
+    """Used on one event loop."""
+
+    def __init__(self, jobs: JobBook, bodies: Bodies, waiting: Waiting) -> None:
+        self._jobs = jobs
+        self._bodies = bodies
+        self._waiting = waiting
+        self._failure_log = FailureLog(log)
+
+    def known_job(self, job_id: str, endpoint: str | None = None) -> JobView | None:
+        """The job if it is here already: so it is for nearly every item, without a task switch."""
+        return self._jobs.known(job_id, endpoint)
+
+    async def job(self, job_id: str, endpoint: str | None = None) -> JobView:
+        """``endpoint``: of an item that is not for the job's.
+
+        Raises JobNotFound, JobCannotRun and SpecError."""
+        return await self._read("a job", lambda: self._jobs.get(job_id, endpoint))
+
+    async def body(self, item: Item) -> bytes:
+        """Of a message that travels by reference; empty where the item is ``lost``.
+
+        Raises SourceUnavailable, SourceChanged and BadReference.
+        """
+        try:
+            return await self._read("a document", lambda: self._bodies.fetch(item))
+        except RowChanged as error:
+            item.lost = str(error)
+            return b""
+
+    async def of_fleet(self, ask: Callable[[], Awaitable[T]]) -> T:
+        """What Redis knows of the other workers."""
+        return await self._read("what the fleet serves", ask)
+
+    async def _read(self, what: str, ask: Callable[[], Awaitable[T]]) -> T:
+        with self._waiting:
+            for failures in count():
+                try:
+                    return await ask()
+                except Exception as error:
+                    if trouble_of(error) is not Trouble.AWAY:
+                        raise
+                    wait_s = full_jitter(failures, base_s=RETRY_FIRST_S, cap_s=RETRY_CAP_S)
+                    self._failure_log.tell(
+                        f"{what} cannot be read", error, f"items wait, next try in {wait_s:.1f} s"
+                    )
+                    await asyncio.sleep(wait_s)
+        raise AssertionError("unreachable: a read ends with an answer or an error")

@@ -1,1 +1,0 @@
-"""What an item cannot go on without: its job and its body."""
