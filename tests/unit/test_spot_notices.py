@@ -122,6 +122,8 @@ class Clock:
     def time(self) -> float:
         return self.now
 
+    monotonic = time
+
 
 async def test_gcp_is_asked_by_a_request_that_waits(
     gcp: Gcp, client: LeanClient, monkeypatch: pytest.MonkeyPatch
@@ -265,7 +267,7 @@ async def test_an_answer_that_never_ends_is_given_up(
     cloud: str, client: LeanClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The limit holds from the question to the last byte."""
-    monkeypatch.setattr(f"penstock_workers.spot.{cloud}.TIMEOUT_S", 0.05)
+    monkeypatch.setattr("penstock_workers.spot.TIMEOUT_S", 0.05)
     monkeypatch.setattr("penstock_workers.spot.WAIT_S", 0)
     async with raw_server(silent) as server:
         watching = Watching(cloud, server.url, client)
