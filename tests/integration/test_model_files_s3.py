@@ -33,13 +33,13 @@ MIB = 1024**2
 FETCH = """
 import logging, sys, time
 from pathlib import Path
-from penstock_workers.lanes.model_files import download
+from penstock_workers.lanes import model_stores
 from penstock_workers.lanes.model_cache import FileCache, Wanted
 from penstock_workers.lanes.model_stores import BucketStore
 
 logging.basicConfig(level=logging.INFO, stream=sys.stdout, format="%(message)s")
 logging.getLogger("botocore").setLevel(logging.WARNING)
-download.PART_BYTES, download.THREADS = 1024**2, 1
+model_stores.PART_BYTES, download.THREADS = 1024**2, 1
 store = BucketStore(sys.argv[1], sys.argv[2])
 read, stop_after = store.read, int(sys.argv[4])
 

@@ -26,8 +26,13 @@ from penstock_producer.reporting.engines import cards_in_words, engines_of
 from penstock_producer.reporting.reasons import standing_of, unserved_models
 from penstock_producer.reporting.text import safe
 from penstock_workers.amqp_address import AmqpAddress
-from penstock_workers.broker.amqp.connect import AMQP_ERRORS, CHANNEL_ERRORS, connect
-from penstock_workers.broker.amqp.connect import QUORUM, Publisher
+from penstock_workers.broker.amqp.connect import (
+    AMQP_ERRORS,
+    CHANNEL_ERRORS,
+    QUORUM,
+    Publisher,
+    connect,
+)
 
 
 class AskedLane(NamedTuple):
