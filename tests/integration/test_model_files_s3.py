@@ -39,7 +39,7 @@ from penstock_workers.lanes.model_stores import BucketStore
 
 logging.basicConfig(level=logging.INFO, stream=sys.stdout, format="%(message)s")
 logging.getLogger("botocore").setLevel(logging.WARNING)
-model_stores.PART_BYTES, download.THREADS = 1024**2, 1
+model_stores.PART_BYTES, model_stores.THREADS = 1024**2, 1
 store = BucketStore(sys.argv[1], sys.argv[2])
 read, stop_after = store.read, int(sys.argv[4])
 
