@@ -1,8 +1,6 @@
-"""Every name of a failure has an outcome: the table, and what it makes of one attempt.
+"""The table from the name of a failure to its outcome, and how long a retry waits.
 
 Pure: no clock, no I/O.
-
-How long a retry waits.
 """
 
 from __future__ import annotations
@@ -30,8 +28,7 @@ class RetryPolicy:
     rng: random.Random = field(default_factory=random.Random)
 
     def wait_s(self, attempts: int, retry_after_s: float | None, *, put_off: bool = False) -> float:
-        """What the provider asked for, plus full jitter so that a thousand items do not come back
-        in one instant.
+        """Return what the provider asked for, plus jitter that spreads a thousand items.
 
         No longer than ``cap_s`` of what was asked for: the quota keeps the rest of a pause, which a
         person can lift. ``put_off``: the fleet sends too many retries already, so this one waits
