@@ -82,9 +82,9 @@ def test_no_folder_is_a_corridor(package: Path) -> None:
     assert {name: count for name, count in counts.items() if count > MOST_FILES} == {}
 
 
-def test_what_the_page_of_lanes_names_in_code_exists() -> None:
-    """Who adds a lane by docs/lanes.md finds the fields of a row that the page names."""
-    adding = (ROOT / "docs/lanes.md").read_text().split("## Adding a lane")[1]
+def test_what_the_recipe_of_a_lane_names_in_code_exists() -> None:
+    """Who adds a lane by docs/change.md finds the fields of a row that the page names."""
+    adding = (ROOT / "docs/change.md").read_text().split("## A lane\n")[1].split("\n## ")[0]
     row = ast.parse((ROOT / "workers/penstock_workers/lanes/row.py").read_text())
     fields = {
         node.target.id

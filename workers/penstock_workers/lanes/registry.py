@@ -3,7 +3,7 @@
 To add one: a folder beside this file with its row, and the row here.
 
 What producers must know of it is one line more, in penstock_producer/job/lanes.py; settings of its
-own are a field in lane_fields.py. docs/lanes.md goes through it step by step.
+own are a field in lane_fields.py. docs/change.md goes through it step by step.
 
 What a lane says of its engine, as metrics; `penstock status` reads the same from heartbeats.
 """
