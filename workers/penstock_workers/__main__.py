@@ -1,5 +1,4 @@
-"""Start one worker process: Celery's own worker, for a lane, or for the control loop alone
-(`control`)."""
+"""Start one worker process: Celery's own worker for a lane, or the control loop alone."""
 
 from __future__ import annotations
 
@@ -44,7 +43,7 @@ def run_worker(
 
 
 def _worker_main(app: PenstockApp, name: str) -> int:
-    """Returns the exit status, which ``app.worker_main`` drops."""
+    """Run Celery's worker and return the exit status, which ``app.worker_main`` drops."""
     from celery.utils.nodenames import default_nodename, host_format
 
     from penstock_workers.celery_app.ending import MACHINE_END, THIS_PROCESS

@@ -37,7 +37,7 @@ class AmqpAddress:
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Raises ValueError, which says what to write instead and quotes no part of the address."""
+        """Read an address; raise ValueError, which says what to write and quotes none of it."""
         nodes = [_split(url) for url in text.split(SEPARATOR)]
         if len({(node.scheme, node.query) for node in nodes}) > 1:
             raise ValueError("give all nodes the same scheme and the same options")

@@ -1,5 +1,7 @@
-"""The app for Celery's own command line, ``celery -A penstock_workers.app worker``, and
-``create_app`` with your settings."""
+"""The app for Celery's own command line, ``celery -A penstock_workers.app worker``.
+
+``create_app`` makes one with your settings.
+"""
 
 from __future__ import annotations
 

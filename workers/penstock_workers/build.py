@@ -248,8 +248,10 @@ class WorkerEngine:
         return {**self._host.stats(), **self._settler.stats()}
 
     def stuck(self) -> str | None:
-        """A control loop beside the items may be stuck: its leases then end, others lead its jobs,
-        and the items go on."""
+        """Return why the worker must be replaced, None where it works.
+
+        A control loop beside the items may be stuck: its leases then end, others lead its jobs, and
+        the items go on."""
         return next(
             (why for backlog in self._backlogs if (why := backlog.overdue()) is not None), None
         )
@@ -285,8 +287,9 @@ class WorkerEngine:
             yield from self._control.figures()
 
     def _priced(self, admission: Admission) -> Admission:
-        """Charged by time in lanes that host a model; where its price is not known, their answers
-        are counted as such."""
+        """Return an admission that charges by time, in lanes that host a model.
+
+        Where its price is not known, their answers are counted as such."""
         if self._row.serves is None:
             return admission
         return PricedAdmission(admission, self._settings.cost, self._computing)
@@ -301,7 +304,7 @@ class WorkerEngine:
         return self._settings.concurrency if found is None else found
 
     def _served(self) -> Served:
-        """What the lane serves, now that it is up."""
+        """Return what the lane serves, now that it is up."""
         served = (
             self._row.announces(self._lane)
             if self._row.announces is not None
@@ -316,8 +319,9 @@ class WorkerEngine:
             self._model.note_queues()
 
     async def _report_drain(self) -> None:
-        """Write the drain's figures to Redis: the metrics of a process that has ended are not
-        read."""
+        """Write the drain's figures to Redis.
+
+        The metrics of a process that has ended are not read."""
         if self._held_at_drain is None or self._hot is None:
             return
         finished = min(self._held_at_drain, self._ended() - self._ended_before)
@@ -372,8 +376,10 @@ def _after_settling(also: Durable | None, group: Sequence[Settled]) -> None:
 def build_engine(
     settings: WorkerSettings, *, consume: Consume | None = None, decided: DecidedTimes | None = None
 ) -> ItemEngine:
-    """``decided`` gets what came of the times of schedules, where this worker runs the control
-    loop."""
+    """Build the engine of a worker.
+
+    ``decided`` gets what came of the times of schedules, where this worker runs the control loop.
+    """
     if settings.lane == CONTROL_LANE:
         from penstock_workers.control import ControlEngine
 

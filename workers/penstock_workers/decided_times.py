@@ -1,5 +1,4 @@
-"""What came of the planned times of schedules, on its way from the control loop to those who show
-it."""
+"""What came of the times of schedules, on their way to Celery events."""
 
 from __future__ import annotations
 

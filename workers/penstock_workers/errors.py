@@ -1,4 +1,4 @@
-"""What can go wrong in a worker, as a tree:
+"""What can go wrong in a worker, as a tree.
 
 WorkerError
 ├── InvalidFailpoint    the setting `failpoints` does not parse
@@ -165,8 +165,9 @@ class UnknownProvider(JobCannotRun):
 
 
 class PricesMissing(JobCannotRun):
-    """A job, or its ``tenant``, has a budget, and this worker does not know what its provider
-    charges: each answer would count as free."""
+    """A job, or its ``tenant``, has a budget, and the prices of its provider are not known.
+
+    Each answer would count as free."""
 
     exit_status = EXIT_USAGE
 

@@ -42,11 +42,10 @@ class FailureLog:
     def tell(
         self, what: str, error: BaseException, then: str, *, level: int = logging.WARNING
     ) -> None:
-        """``what`` fails with ``error``; ``then`` says what happens next.
+        """Log that ``what`` fails with ``error``; ``then`` says what happens next.
 
         One line with its traceback the first time, then a line per ``REPEATED_EACH_S`` that says
-        how often.
-        """
+        how often."""
         now = self._clock()
         words = in_words(error)
         name = (what, _PARTICULAR.sub("#", words))

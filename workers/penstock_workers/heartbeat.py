@@ -1,5 +1,4 @@
-"""Writes to Redis that this worker is alive and how much it can hold; feeders size their window by
-it."""
+"""Tells Redis that this worker is alive and how much it holds; feeders size their window by it."""
 
 from __future__ import annotations
 
@@ -32,8 +31,10 @@ class Heartbeat:
         describe: Callable[[], dict[str, str]],
         besides: Callable[[], None] | None = None,
     ) -> None:
-        """``besides`` is called with each heartbeat, in its thread: what else has to be noted in
-        Redis now and then."""
+        """Take what a heartbeat says.
+
+        ``besides`` is called with each one, in its thread: what else has to be noted in Redis now
+        and then."""
         self._hot = hot
         self._name = name
         self._describe = describe

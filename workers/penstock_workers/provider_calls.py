@@ -5,14 +5,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from importlib.metadata import version
-from typing import Final
 
-import msgspec
-from msgspec.structs import replace
-
-from penstock_producer.job.endpoints import Kind, generate_path
-from penstock_workers.http import UnusableRequest
-from penstock_workers.item.lane import Request
+from penstock_producer.job.endpoints import Kind
 
 ANTHROPIC_VERSION = "2023-06-01"  # of its API: what an answer looks like
 
@@ -37,24 +31,3 @@ def headers_of(kind: Kind, key: str | None) -> Mapping[str, str]:
         case "gemini":
             return always | {"x-goog-api-key": key}
     return always | {"Authorization": f"Bearer {key}"}
-
-
-_fields: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])  # so that what is in them is not read
-
-
-def generating(request: Request) -> Request:
-    """Return a request of Gemini as it is sent: its model stands in the path, not in the body.
-
-    Raises UnusableRequest.
-    """
-    try:
-        fields = _fields.decode(request.body)
-        model = msgspec.json.decode(fields.pop("model", b"null"))
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise UnusableRequest(f"the request is not a JSON object: {error}") from error
-    path = generate_path(model)
-    if path is None:
-        raise UnusableRequest(
-            'the request names no model of Gemini: write "model": "gemini-2.5-flash", say'
-        )
-    return replace(request, endpoint=path, body=msgspec.json.encode(fields))

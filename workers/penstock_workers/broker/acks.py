@@ -22,8 +22,9 @@ log = logging.getLogger(__name__)
 
 
 def ack_stock_messages(messages: Iterable[Any]) -> list[str]:
-    """Returns the tags whose acknowledgement may not have arrived: a redelivered copy of these may
-    come."""
+    """Acknowledge messages one by one; return the tags of which this may be lost.
+
+    Redelivered copies of these may come."""
     by_channel: dict[Any, list[Any]] = defaultdict(list)
     for message in messages:
         by_channel[message.channel].append(message)
@@ -71,8 +72,9 @@ Unsure = Callable[
 
 
 class Acks:
-    """The transports of this package take groups of delivery tags; for other brokers see
-    ``ack_stock_messages``."""
+    """Acknowledges messages in groups of delivery tags, as the transports of this package do.
+
+    For other brokers see ``ack_stock_messages``."""
 
     def __init__(
         self, leases: Leases, unsure: Unsure, soon: Callable[[Callable[[], None]], object]

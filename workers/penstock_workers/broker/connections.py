@@ -1,19 +1,14 @@
-"""How a channel reaches Redis: plain, over TLS, a unix socket or Sentinel; and the client of the
-thread that keeps leases.
-
-How an idle worker hears of urgent messages at once: it waits at a list in which each group of
-them leaves a mark.
+"""How a channel reaches Redis, wakes for urgent messages, and orders its queues.
 
 Redis cannot wait inside a script, so a worker that found nothing asks again twenty times a second.
 Urgent messages have callers who wait for each; asking a hundred times a second for their sake costs
-more than answering them. A mark wakes one worker, the one that has waited longest. It is a hint and
-no more: where it is lost, or wakes a worker that has no room, the message is found by the next one
-that asks, within IDLE_POLL_S.
+more than answering them. So each group of them leaves a mark in a list that idle workers wait at. A
+mark wakes one worker, the one that has waited longest. It is a hint and no more: where it is lost,
+or wakes a worker that has no room, the message is found by the next one that asks, within
+IDLE_POLL_S.
 
-In what order a worker looks into its queues: that of jobs first, then those of items in turns.
-
-Control messages are few and must not wait. The queues of a model's names and adapters are equals: a
-full one must not keep the others waiting, so the one that was served last comes last.
+Control messages are few and must not wait, so their queue comes first. The queues of a model's
+names and adapters are equals: the one that was served last comes last.
 """
 
 from __future__ import annotations
@@ -39,8 +34,9 @@ KEEPER_TIMEOUT_MIN_S = 1.0
 
 
 class ConnectingChannel(kombu_redis.Channel):  # type: ignore[misc]  # kombu is untyped
-    """``connection`` is a ``Transport`` of ``transport.py``: it knows the address, None = kombu
-    finds it out by itself."""
+    """A channel that connects as its ``Transport`` says.
+
+    Its address is None where kombu reads the URL by itself."""
 
     connection: Any
 
@@ -56,8 +52,9 @@ class ConnectingChannel(kombu_redis.Channel):  # type: ignore[misc]  # kombu is 
 
     @property
     def connection_class(self) -> type[Any]:
-        """What kombu derives its own connections from; TLS and unix sockets it finds out by
-        itself."""
+        """Return the class that kombu derives its connections from.
+
+        TLS and unix sockets it finds out by itself."""
         address: RedisAddress | None = self.connection.address
         if address is None or not address.sentinels:
             return (
@@ -89,7 +86,7 @@ class ConnectingChannel(kombu_redis.Channel):  # type: ignore[misc]  # kombu is 
         return address.pool(parameters.pop("connection_class"), parameters)
 
     def _connect_keeper(self) -> redis.Redis:
-        """A client for the lease keeper: it must notice a dead peer well before a lease ends."""
+        """Return a client for the lease keeper, which notices a dead peer in time."""
         parameters = self._connparams()
         patience_s = max(KEEPER_TIMEOUT_MIN_S, float(self.visibility_timeout) / 6)
         parameters["socket_timeout"] = min(
@@ -159,8 +156,9 @@ class Wake:
         self._not_before = 0.0
 
     def turn(self) -> None:
-        """Once in each turn of the loop: wait where nothing is awaited, and no longer where nothing
-        is consumed."""
+        """Wait at the list, once in each turn of the loop.
+
+        Nothing is awaited where nothing is consumed."""
         if self._connection is None:
             if monotonic() >= self._not_before and self._queues():
                 self._guarded(self._begin)
@@ -223,17 +221,17 @@ class QueueOrder:
         self.update(queues or ())
 
     def update(self, queues: Iterable[str]) -> None:
-        """The queues that are consumed now. Those that stay keep their turns."""
+        """Take the queues that are consumed now; those that stay keep their turns."""
         given = list(dict.fromkeys(queues))
         known = [queue for queue in self.items if queue in given]
         self.items = known + [queue for queue in given if queue not in known]
 
     def consume(self, n: int) -> list[str]:
-        """The queues in their order."""
+        """Return the queues in their order."""
         return sorted(self.items, key=lambda queue: queue != FIRST)[:n]
 
     def rotate(self, last_used: str) -> None:
-        """This one was served: the others come first next time."""
+        """Put a queue that was served behind the others."""
         if last_used in self.items:
             self.items.remove(last_used)
             self.items.append(last_used)

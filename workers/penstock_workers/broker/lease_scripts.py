@@ -1,13 +1,12 @@
 """Typed stubs of the Lua scripts, one per atomic step.
 
 ``scripts/record.lua`` documents the keys.
-
-The typed stub of ``scripts/claim.lua``: arguments in, claimed messages out.
 """
 
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Collection, Iterable, Sequence
 from functools import cache
 from importlib.resources import files
@@ -15,7 +14,6 @@ from itertools import chain
 from typing import Any, NamedTuple
 
 import redis
-from kombu.utils.json import dumps
 
 from penstock_ledger import QueueBook, keys
 from penstock_producer.feed.wire import queue_name
@@ -37,8 +35,7 @@ class Lease(NamedTuple):
 
 
 class Keys(NamedTuple):
-    """Where a broker keeps its messages: transport options that all workers of a broker must
-    share."""
+    """Where a broker keeps its messages: transport options that all its workers share."""
 
     unacked: str
     unacked_index: str
@@ -149,8 +146,9 @@ def return_leases_of_the_dead(client: redis.Redis) -> int:
 
 
 def lane_keys(lane: str, *, visibility_timeout_s: float) -> Keys:
-    """Of workers that host no model, and of messages in the lane's own queue on their way to
-    RabbitMQ."""
+    """Return the keys of workers that host no model.
+
+    Messages in the lane's own queue on their way to RabbitMQ have these, too."""
     return queue_keys(queue_name(lane), visibility_timeout_s=visibility_timeout_s)
 
 
@@ -194,8 +192,9 @@ class Claim(NamedTuple):
 
 
 class ClaimScript:
-    """One claim at a time: ``command``, then ``read`` with its answer, or ``forget`` when the
-    server lost the script."""
+    """One claim at a time: ``command``, then ``read`` with its answer.
+
+    ``forget`` comes when the server has lost the script."""
 
     def __init__(self) -> None:
         self._text = script_text("claim")
@@ -208,13 +207,13 @@ class ClaimScript:
     def command(
         self, keys: Keys, lists: Sequence[tuple[str, str]], unrecorded: Collection[str], room: int
     ) -> list[str | int]:
-        """Take up to ``room`` messages from ``lists``, pairs of queue and Redis list, in their
-        order.
+        """Return the command that takes up to ``room`` messages from ``lists``.
 
-        Messages of ``unrecorded`` queues need no acknowledgement.
-        """
+        These are pairs of queue and Redis list, in their order.
+
+        Messages of ``unrecorded`` queues need no acknowledgement."""
         self._queues = [queue for queue, _ in lists]
-        names = ["" if queue in unrecorded else str(dumps(queue)) for queue in self._queues]
+        names = ["" if queue in unrecorded else json.dumps(queue) for queue in self._queues]
         paths = [
             keys.unacked,
             keys.unacked_index,

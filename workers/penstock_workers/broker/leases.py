@@ -42,14 +42,14 @@ class LeaseOwner(Protocol):
     """What runs the held messages. Every method is called on the thread that keeps the leases."""
 
     def may_renew(self) -> bool:
-        """False while the items stand still: then other workers must be able to take them."""
+        """Return whether items move: while they stand still others must be able to take them."""
         ...
 
     def lost(self, tags: Sequence[str]) -> None:
-        """A renewal found that others may hold these by now."""
+        """Learn that a renewal found that others may hold these by now."""
 
     def late(self, action: BrokerAction, tags: Sequence[str]) -> None:
-        """These were concluded after their lease was lost."""
+        """Learn that these were concluded after their lease was lost."""
 
 
 class HeldMessages:
@@ -127,7 +127,7 @@ class HeldMessages:
             self._lock.notify_all()
 
     def _note_renewal(self, group: Sequence[Lease], score: str, lost: set[str]) -> list[str]:
-        """Returns the tags that are lost.
+        """Return the tags that are lost.
 
         One that was concluded or claimed anew meanwhile is not touched."""
         gone = []
@@ -154,8 +154,9 @@ BROKER_ERRORS = (RedisError, OSError)
 
 
 class Leases(HeldMessages):
-    """Reports lost leases to ``owner``; without one (a consumer outside of a worker) it only keeps
-    them."""
+    """Keeps leases and reports lost ones to ``owner``.
+
+    Without an owner (a consumer outside of a worker) it only keeps them."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -180,7 +181,7 @@ class Leases(HeldMessages):
     # -- any thread --------------------------------------------------------------------------------
 
     def serve(self, owner: LeaseOwner) -> None:
-        """Called once, before the first claim."""
+        """Name the owner, once, before the first claim."""
         self._owner = owner
 
     def open(self, connect: Callable[[], redis.Redis], keys: Keys) -> None:
@@ -250,8 +251,9 @@ class Leases(HeldMessages):
         return True
 
     def _wait(self, until: float, pause_s: float) -> None:
-        """Wait until a message is concluded or a step is due; after a failure, for all of
-        ``pause_s``."""
+        """Wait until a message is concluded or a step is due.
+
+        After a failure it waits for all of ``pause_s``."""
         with self._lock:
             if pause_s:
                 self._lock.wait_for(lambda: self._closing, pause_s)
@@ -279,8 +281,9 @@ class Leases(HeldMessages):
                     self._owner.late(action, late)
 
     def _renew(self) -> None:
-        """Renew all leases, unless the item loop is stuck: then other workers must be able to take
-        the items."""
+        """Renew all leases, unless the item loop is stuck.
+
+        Then other workers must be able to take the items."""
         assert self._scripts is not None
         if not self._may_renew():
             return

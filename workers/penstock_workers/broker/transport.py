@@ -1,9 +1,7 @@
-"""kombu's Redis transport, with messages claimed in bulk (``claim.py``) and leased by the server's
-clock (``leases.py``).
+"""kombu's Redis transport, with messages claimed in bulk and leased by the server's clock.
 
-Redis Cluster is not supported: the keys of one step lie in different slots.
-
-A channel that claims (``claim.py``), whose consumers come and go.
+``claim.py`` claims, ``leases.py`` leases. Redis Cluster is not supported: the keys of one step lie
+in different slots.
 """
 
 from __future__ import annotations
@@ -26,8 +24,9 @@ from penstock_workers.broker.messages import payload_of
 
 
 class Channel(ClaimingChannel):
-    """Keeps leases while it consumes, and gives back what a claim brings after its last consumer
-    was cancelled."""
+    """Keeps leases while it consumes.
+
+    What a claim brings after its last consumer was cancelled is given back."""
 
     def basic_consume(self, queue: str, no_ack: bool = False, *args: Any, **options: Any) -> Any:
         if no_ack:
@@ -65,8 +64,7 @@ class Channel(ClaimingChannel):
         return payload_of(claim.messages[0].raw)
 
     def _take_back_claim(self) -> None:
-        """Messages of a claim that ends after the last consumer was cancelled return to their
-        queues at once."""
+        """Return the messages of a claim that ends after the last consumer was cancelled."""
         if not self._in_poll:
             return
         try:
@@ -96,8 +94,9 @@ class Poller(kombu_redis.MultiChannelPoller):  # type: ignore[misc]  # kombu is 
 
 
 class Transport(kombu_redis.Transport):  # type: ignore[misc]  # kombu is untyped
-    """With the option ``leases`` it uses those of a worker, which outlive connections; else it
-    makes its own and closes them."""
+    """Uses the leases of a worker, which outlive connections, from the option ``leases``.
+
+    Without it the transport makes its own and closes them."""
 
     Channel = Channel
 
@@ -148,8 +147,10 @@ class Transport(kombu_redis.Transport):  # type: ignore[misc]  # kombu is untype
 
 
 def _address(client: Any) -> RedisAddress | None:
-    """The option ``address``, or what follows the plus in penstock+redis://…, which kombu would
-    take for a host name. None for unix sockets (penstock+socket://…), which kombu reads itself."""
+    """Return the option ``address``, or what follows the plus in penstock+redis://….
+
+    kombu would take that for a host name. None for unix sockets (penstock+socket://…), which kombu
+    reads itself."""
     lent: RedisAddress | None = client.transport_options.get("address")
     if lent is not None:
         return None if lent.url.startswith("unix:") else lent

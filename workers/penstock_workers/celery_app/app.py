@@ -1,5 +1,7 @@
-"""The Celery app that workers run: ``celery -A penstock_workers.app worker``, or ``create_app``
-with your settings."""
+"""The Celery app that workers run.
+
+``celery -A penstock_workers.app worker`` has one, ``create_app`` makes one with your settings.
+"""
 
 from __future__ import annotations
 
@@ -78,7 +80,9 @@ class ItemTask(Task):  # type: ignore[misc]  # Celery is untyped
 
 
 def create_app(settings: WorkerSettings, build_engine: EngineFactory | None = None) -> PenstockApp:
-    """Makes a new app. The only global state it changes is kombu's table of transports."""
+    """Make a new app.
+
+    The only global state it changes is kombu's table of transports."""
     transport.register()
     amqp.register()
     after_setup_logger.connect(_make_log_safe)
@@ -95,16 +99,18 @@ def create_app(settings: WorkerSettings, build_engine: EngineFactory | None = No
 
 
 def _leave_out_celerys_own(app: PenstockApp) -> None:
-    """`celery.map`, `celery.chunks` and the like let any client run and send other tasks; Penstock
-    needs none of them."""
+    """Remove `celery.map`, `celery.chunks` and the like.
+
+    They let any client run and send other tasks; Penstock needs none of them."""
     app.finalize(auto=True)
     for name in [name for name in app.tasks if name.startswith("celery.")]:
         app.tasks.unregister(name)
 
 
 def broker_url(settings: WorkerSettings) -> str:
-    """The broker as kombu reads it; ``redis_url`` is written as redis-py reads it, or names
-    Sentinels."""
+    """Return the broker as kombu reads it.
+
+    ``redis_url`` is written as redis-py reads it, or names Sentinels."""
     if settings.broker_url is not None:
         return AmqpAddress.parse(settings.broker_url).kombu_url
     address = RedisAddress.parse(settings.redis_url)
@@ -125,8 +131,9 @@ def broker_url(settings: WorkerSettings) -> str:
 
 
 def _sentinel_url(address: RedisAddress, *, for_penstock: bool) -> str:
-    """One URL for Penstock's transport, which gets the address as an option; kombu's own needs one
-    URL per Sentinel."""
+    """Return one URL for Penstock's transport, which gets the address as an option.
+
+    kombu's own needs one URL per Sentinel."""
     host, port = address.sentinels[0]
     if for_penstock:
         return f"penstock+redis://{host}:{port}/{address.parameters.get('db', 0)}"
@@ -197,12 +204,12 @@ def _queue(settings: WorkerSettings, name: str) -> Queue:
 def consume(
     app: PenstockApp, settings: WorkerSettings, queues: Sequence[str], no_longer: Sequence[str]
 ) -> None:
-    """Take messages of these queues, and of the others no more: a lane knows its models once it is
-    up, and they may change.
+    """Take messages of these queues, and of the others no more.
+
+    A lane knows its models once it is up, and they may change.
 
     Called on the item loop. The hub thread waits until the lane is up, and owns the queues from
-    then on.
-    """
+    then on."""
     change = partial(_change_queues, app, [_queue(settings, name) for name in queues], no_longer)
     hub = get_event_loop()
     if app.parts.consumer is None or hub is None:
@@ -230,12 +237,12 @@ def _change_queues(app: PenstockApp, queues: Sequence[Queue], no_longer: Sequenc
 
 
 def _transport_options(parts: Parts) -> dict[str, Any]:
-    """What a worker holds is stored under keys of its model, or of its lane, so an autoscaler can
-    count it.
+    """Return the options of the transport, the keys of what a worker holds among them.
+
+    They name its model, or its lane, so that an autoscaler can count.
 
     Leases that ended are swept by the workers of the same model, and where it has none by the
-    control loop.
-    """
+    control loop."""
     timeout_s, queue = parts.settings.visibility_timeout_s, home_queue(parts.settings)
     options: dict[str, Any] = {
         "visibility_timeout": timeout_s,

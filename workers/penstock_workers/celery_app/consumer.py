@@ -1,5 +1,4 @@
-"""Celery's consumer with a faster path for items, which sets aside what it cannot read instead of
-acknowledging it."""
+"""Celery's consumer with a faster path for items; what it cannot read is set aside."""
 
 from __future__ import annotations
 
@@ -23,18 +22,16 @@ log = logging.getLogger(__name__)
 
 
 class ItemConsumer(Consumer):  # type: ignore[misc]  # Celery is untyped
-    """Messages that Celery would drop as unknown, unregistered or invalid are set aside by the
-    transport."""
+    """Has messages set aside that Celery would drop as unknown, unregistered or invalid."""
 
     app: Any  # the PenstockApp
 
     class Blueprint(Consumer.Blueprint):  # type: ignore[misc]  # Celery is untyped
-        """`inspect stats` would show the broker's password: kombu takes all that follows our scheme
-        for a host name.
+        """The steps of Celery's consumer, without two.
 
-        Celery's delayed delivery, 28 queues and as many exchanges on RabbitMQ, is left out: retries
-        wait in Redis.
-        """
+        `inspect stats` would show the broker's password: kombu takes all that follows our scheme
+        for a host name. Celery's delayed delivery, 28 queues and as many exchanges on RabbitMQ, is
+        not needed: retries wait in Redis."""
 
         default_steps = tuple(
             step
@@ -50,15 +47,16 @@ class ItemConsumer(Consumer):  # type: ignore[misc]  # Celery is untyped
             return info
 
     def start(self) -> None:
-        """By now the pool knows how many items it holds: an engine that is up may run more than the
-        settings say."""
+        """Start with the number of items that the pool holds.
+
+        An engine that is up may run more than the settings say."""
         if isinstance(self.pool, ItemPool):
             self.app.parts.consumer = self
             self.initial_prefetch_count = self.max_prefetch_count
         super().start()
 
     def create_task_handler(self, *arguments: Any, **options: Any) -> Callable[..., None]:
-        """What is called with each message.
+        """Return what is called with each message.
 
         Celery makes two promises per message, for brokers that acknowledge one by one."""
         handle: Callable[..., None] = super().create_task_handler(*arguments, **options)
@@ -100,8 +98,9 @@ class ItemConsumer(Consumer):  # type: ignore[misc]  # Celery is untyped
         message.reject_log_error(log, self.connection_errors)
 
     def ensure_connected(self, conn: Any) -> Any:
-        """Celery blocks here until the broker is back, and calls back each second: do the hub's
-        work then."""
+        """Wait for the broker, and do the hub's work each second meanwhile.
+
+        Celery blocks here until the broker is back."""
         pool, ensure = self.pool, conn.ensure_connection
         if not isinstance(pool, ItemPool):
             return super().ensure_connected(conn)

@@ -1,5 +1,4 @@
-"""The end of a worker: no new messages, what is in flight ends or goes back, and only then the
-process.
+"""The end of a worker: what is in flight ends or goes back, and only then the process ends.
 
 The hub does not run any more when Celery stops its pool, so the drain does the hub's work until
 nothing is left.

@@ -1,16 +1,10 @@
-"""How a lane ends its worker when it can do nothing more: a drain like any other, and an exit
-status that says so.
+"""How a worker ends: for a lane that can do nothing more, for a signal, or with its machine.
 
-How long each part of a worker's end may take, from the moment that the drain is over.
-
-Their sums have to fit what kills it.
+A lane ends its worker by a drain like any other, and an exit status that says so.
 
 The drain is over at D. By D + GRACE_S the last outcomes are stored, and all other items are given
 back; the thread of the leases writes that to Redis while the item engine stops, so those two run
-side by side.
-
-The end of the machine below this worker: how long the drain may take, and what the process does
-after it.
+side by side. The sums of these times have to fit what kills the worker.
 
 A notice and a SIGTERM mean different things. A notice says when the machine ends. A SIGTERM says
 that whatever sent it waits `drain_seconds` and a little longer, and then kills. Where both come,
@@ -56,7 +50,7 @@ log = logging.getLogger(__name__)
 
 
 class Ending:
-    """Of this process.
+    """The end of this process that a lane has asked for.
 
     Celery's own exit status of a drain is 0, also where a signal asked for it."""
 
@@ -68,7 +62,7 @@ class Ending:
         return 0 if self._why is None else EXIT_FAILED
 
     def begin(self, why: str) -> None:
-        """What is here goes back to the queue. Said again, it changes nothing."""
+        """Give back what is here and end. Called again, it changes nothing."""
         if self._why is not None:
             return
         self._why = why
@@ -94,7 +88,7 @@ SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 
 
 class MachineEnd:
-    """Of this process. Any thread, but for ``stay``."""
+    """The end of this process that a notice or a signal asks for. Any thread, but for ``stay``."""
 
     def __init__(self) -> None:
         self._ends_at: float | None = None  # of the monotonic clock, as all here
@@ -119,7 +113,7 @@ class MachineEnd:
         return self._ends_at is not None
 
     def asked_to_stop(self, *_: Any, **__: Any) -> bool:
-        """A signal from outside. True for the first."""
+        """Note a signal from outside; return True for the first."""
         if self._asked_at is not None:
             return False
         self._asked_at = monotonic()

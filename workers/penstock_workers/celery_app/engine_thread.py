@@ -1,7 +1,6 @@
-"""The thread whose asyncio loop runs the engine: its start, its end, and whether its loop is
-stuck.
+"""The thread whose asyncio loop runs the engine: its start, its end, and whether it is stuck.
 
-The event loop that a worker's items run on, and how often the cycle collector runs on it.
+It chooses the event loop, and how often the cycle collector runs on it.
 """
 
 from __future__ import annotations
@@ -43,8 +42,9 @@ def loop_factory(uvloop: bool) -> LoopFactory | None:
 
 
 def spare_the_collector() -> None:
-    """Exclude what is in memory by now, code above all, from collections: it lives as long as the
-    process."""
+    """Exclude what is in memory by now, code above all, from collections.
+
+    It lives as long as the process."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(NEW_OBJECTS, YOUNG_WALKS, MIDDLE_WALKS)
@@ -115,8 +115,9 @@ class EngineThread:
         return asyncio.run_coroutine_threadsafe(self.running.drain(deadline_s), self.loop)
 
     def stop(self, timeout_s: float) -> bool:
-        """False when the engine did not stop in time; its thread is a daemon and dies with the
-        process."""
+        """Stop the engine; return False where it did not in time.
+
+        Its thread is a daemon and dies with the process."""
         self.call(lambda: self._ended.set())
         self._thread.join(timeout_s)
         return not self._thread.is_alive()
@@ -141,7 +142,7 @@ class EngineThread:
             log.debug("the item loop is closed already")
 
     def is_turning(self) -> bool:
-        """False when the item loop serves and has been blocked for ``LOOP_STUCK_S`` seconds."""
+        """Return False when the item loop serves and has been blocked for ``LOOP_STUCK_S``."""
         turned_at = self._turned_at
         return turned_at is None or monotonic() - turned_at < LOOP_STUCK_S
 

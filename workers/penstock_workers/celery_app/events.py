@@ -1,22 +1,16 @@
-"""Which items send task events, where the fleet is too fast for Flower to receive all: chosen by a
-hash of the task id.
-
-What Celery's request gets for an outcome, in the form of its own pools: (failed, report or None,
-runtime in s).
-
-A report has the shape of an ExceptionInfo, without a traceback to format.
-
-What came of the times of schedules, as Celery's events: Flower shows each as a task, as it shows
-those of Celery beat.
-
-A task `penstock.schedule` has the key of the time's job as its id. One whose time passed without a
-job is revoked (expired), which is what Celery calls a task that was not run in time.
-
-Task events in groups, so that an open Flower costs the worker little.
+"""Task events as Flower reads them: in groups, of a sample of items, and of schedules.
 
 Celery sends what has gathered at the end of each turn of the hub: nearly one PUBLISH per item,
 which halves a worker's throughput. Half a second of delay in a dashboard does not matter.
-``EventSample`` chooses the items that send events.
+``EventSample`` chooses the items that send events, by a hash of the task id, where the fleet is too
+fast for Flower to receive all.
+
+What came of the times of schedules is shown as tasks, as those of Celery beat are: a task
+`penstock.schedule` has the key of the time's job as its id. One whose time passed without a job is
+revoked (expired), which is what Celery calls a task that was not run in time.
+
+An outcome is given to Celery's request in the form of its own pools: (failed, report or None,
+runtime in s). A report has the shape of an ExceptionInfo, without a traceback to format.
 """
 
 from __future__ import annotations
@@ -49,7 +43,7 @@ HASHES = 2**32
 
 
 def hash_of(task_id: str) -> int:
-    """The same in every process, now and later."""
+    """Return the hash of a task id: the same in every process, now and later."""
     return crc32(task_id.encode())
 
 
@@ -102,8 +96,9 @@ class EventSample:
             self.share = min(1.0, self.items_per_s / self._pace) if self._pace > 0.0 else 1.0
 
     def share_fleet(self, workers: int) -> None:
-        """Share the fleet's event budget among this many workers, so that one Flower can take all
-        events."""
+        """Share the fleet's event budget among this many workers.
+
+        One Flower can then take all events."""
         self.items_per_s = (
             min(WORKER_EVENTS_PER_S, FLEET_EVENTS_PER_S / max(1, workers)) / EVENTS_PER_ITEM
         )
@@ -159,15 +154,18 @@ TELL_EACH_S = 1.0
 
 
 def tell_firings(consumer: Any, decided: DecidedTimes) -> None:
-    """To be called once per broker connection: each has a dispatcher of its own, and ends its
-    timers."""
+    """Send what came of schedules; called once per broker connection.
+
+    Each has a dispatcher of its own, and ends its timers."""
     dispatcher = consumer.event_dispatcher
     if dispatcher is None:
         return
 
     def tell() -> None:
-        """What is decided while events are off is not sent later: it is in `penstock schedule
-        list`."""
+        """Send what is waiting.
+
+        What is decided while events are off is not sent later: it is in `penstock schedule list`.
+        """
         while decided:
             schedule, decision = decided.popleft()
             if dispatcher.enabled and (not dispatcher.groups or "task" in dispatcher.groups):
@@ -220,11 +218,11 @@ FLEET_LOOK_EACH_S = 10.0
 
 
 def gather_events(consumer: Any, sample: EventSample, decided: DecidedTimes | None = None) -> None:
-    """To be called once per broker connection: each has a dispatcher of its own, and ends its
-    timers.
+    """Send task events in groups; called once per broker connection.
 
-    ``decided``: times of schedules, which are shown as well.
-    """
+    Each has a dispatcher of its own, and ends its timers.
+
+    ``decided``: times of schedules, which are shown as well."""
     dispatcher = consumer.event_dispatcher
     if dispatcher is None:
         return

@@ -1,5 +1,4 @@
-"""The hand-over: a claimed message becomes a delivery on the item loop, and an outcome becomes the
-broker's action.
+"""The hand-over: messages become deliveries on the item loop, outcomes the broker's actions.
 
 The way in: ``item_strategy`` makes the message Celery's request, and ``HandOver.accept`` a
 ``Delivery``, which the item loop gives to its engine. The way back: ``conclude`` on the item loop,
@@ -62,11 +61,11 @@ class ItemPool(BasePool, ABC):  # type: ignore[misc]  # Celery is untyped
 
     @abstractmethod
     def connected(self, consumer: Any) -> None:
-        """The consumer has a connection to the broker, for the first time or again."""
+        """Learn that the consumer has a connection to the broker, for the first time or again."""
 
     @abstractmethod
     def reconnecting(self) -> None:
-        """An attempt to reach the broker has failed, and another follows."""
+        """Learn that an attempt to reach the broker has failed, and another follows."""
 
 
 def item_strategy(task: Any, app: Any, consumer: Any, **options: Any) -> Any:
@@ -104,7 +103,7 @@ def item_strategy(task: Any, app: Any, consumer: Any, **options: Any) -> Any:
 
 
 def broker_action(outcome: Outcome) -> BrokerAction:
-    """What the broker does with the message of an attempt, once its outcome is stored."""
+    """Return what the broker does with the message of an attempt whose outcome is stored."""
     match outcome:
         case Done() | Dead() | Retry() | Skipped() | Parked():
             return BrokerAction.ACK
@@ -147,8 +146,7 @@ class HandOver:
     # -- the way in: hub thread --------------------------------------------------------------------
 
     def knows(self, message: Any) -> bool:
-        """True when a claimed message needs no run of its own: it is a redelivered copy of one that
-        was here before."""
+        """Return whether a message needs no run: it is a copy of one that was here before."""
         item = self.items.of_tag(message.delivery_tag)
         if item is not None:
             self.withdrawals.adopt(item, message)

@@ -1,5 +1,4 @@
-"""When a worker passes its liveness probe: its hub runs, and it claims messages or has a reason not
-to.
+"""When a worker passes its liveness probe: its hub runs, and it claims or has a reason not to.
 
 A worker can be up, answer `celery inspect ping` and consume nothing, for ever: after a reconnect
 that went half wrong, say. So the file `alive` is touched by the hub itself, and grows old when
@@ -28,8 +27,9 @@ STALLED_S = 45.0
 
 
 class BrokerContact(Protocol):
-    """When Redis last answered, as ``Leases`` notes it; None = never, or another transport is in
-    use."""
+    """When Redis last answered, as ``Leases`` notes it.
+
+    None: never, or another transport is in use."""
 
     claim_heard_at: float | None
     kept_at: float | None
@@ -69,14 +69,14 @@ class Liveness:
         self._is_well = True
 
     def connected(self) -> None:
-        """The consumer is connected, for the first time or again."""
+        """Note that the consumer is connected, for the first time or again."""
         if not self._was_ready:
             self._was_ready = True
             self._probes.ready()
         self._connected_at = self._clock()
 
     def reconnecting(self) -> None:
-        """An attempt to reach the broker has failed, and another follows.
+        """Note that an attempt to reach the broker has failed, and another follows.
 
         Called each second, in place of ``beat``."""
         self._connected_at = None
@@ -84,7 +84,7 @@ class Liveness:
             self._probes.alive()
 
     def beat(self) -> None:
-        """Called at each turn of the hub."""
+        """Touch the file `alive` where all is well; called at each turn of the hub."""
         trouble = self._trouble()
         if trouble is None:
             self._probes.alive()

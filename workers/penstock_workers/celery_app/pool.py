@@ -1,5 +1,4 @@
-"""A Celery pool that hosts an item engine: hundreds of items in flight on one asyncio loop,
-concluded in groups.
+"""A Celery pool that hosts an item engine: hundreds of items in flight on one asyncio loop.
 
 All of Celery's state, and all of this class, belongs to the hub thread; what is called elsewhere
 says so. Items cross over in ``handover.py``; ordinary tasks run in a few threads beside.
@@ -135,8 +134,9 @@ class AsyncioPool(ItemPool):
         self.liveness.reconnecting()
 
     def flush(self) -> None:
-        """The consumer has lost its connection and forgets what it has not passed to this pool:
-        give that back."""
+        """Give back what the consumer has not passed on and forgets.
+
+        It has lost its connection."""
         kept = self.handover.items.tags() | self._threads.tags
         self.handover.acks.flush()
         self._leases.conclude(

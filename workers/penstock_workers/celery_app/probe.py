@@ -1,5 +1,4 @@
-"""Liveness, readiness and startup probes: files that a process touches, and `penstock-probe`, which
-reads them.
+"""Liveness, readiness and startup probes: files that a process touches, read by `penstock-probe`.
 
 A process with the setting ``probe_dir`` keeps three files there: ``started`` from the end of its
 start-up (the model is loaded) on, ``ready`` while it takes work, and ``alive``, touched by the loop
@@ -149,7 +148,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def note_of(folder: str) -> str:
-    """The note of the living process, on one line; "" when it has none."""
+    """Return the note of the living process, on one line; "" when it has none."""
     try:
         with open(os.path.join(folder, NOTE), encoding="utf-8", errors="replace") as file:
             writer, _, words = file.read(2 * NOTE_CHARS).partition("\n")

@@ -1,12 +1,9 @@
-"""Celery's requests as events and `inspect` show them: ids and reasons, never a document, a prompt
-or a job's spec.
+"""Celery's requests as events and `inspect` show them, and a short one for items.
 
-A Celery request for ordinary items, without the parts of Celery's own that no item uses.
-
-Celery's own request reads dates, time limits, stamps and results from each message, and its
-strategy asks per message what is the same for all of them.
-tests/contract/test_celery_short_requests.py holds both kinds of request side by side, so that a
-change in a new Celery is noticed.
+They show ids and reasons, never a document, a prompt or a job's spec. Celery's own request reads
+dates, time limits, stamps and results from each message, and its strategy asks per message what is
+the same for all of them; an item uses none of it. tests/contract/test_celery_short_requests.py
+holds both kinds of request side by side, so that a change in a new Celery is noticed.
 """
 
 from __future__ import annotations
@@ -38,8 +35,9 @@ ID_MAX_CHARS = 64  # of a document's or a job's id, beside the task id
 
 
 class QuietRequest(Request):  # type: ignore[misc]  # Celery is untyped
-    """Shows nothing of its arguments but the names in ``SHOWN``: Celery's own clients put a
-    kilobyte of them into headers."""
+    """Shows nothing of its arguments but the names in ``SHOWN``.
+
+    Celery's own clients put a kilobyte of them into headers."""
 
     SHOWN: tuple[str, ...] = ("job_key",)
 
@@ -95,7 +93,7 @@ class DoorRequest(QuietRequest):
         decoded: bool = False,
         **more: Any,
     ) -> None:
-        """Raises InvalidTaskError for a message that is of another shape, or for later."""
+        """Raise InvalidTaskError for a message that is of another shape, or for later."""
         given = message.headers if headers is None else headers
         payload = body if decoded else message.payload
         kept = {name: given.get(name) for name in self.HEADERS}
@@ -153,7 +151,7 @@ class ItemRequest(QuietRequest):
         eventer.send(type, uuid=self.id, **_redacted(fields))
 
     def _listened(self) -> Any:
-        """The event dispatcher, where task events are switched on."""
+        """Return the event dispatcher, where task events are switched on."""
         eventer: Any = self._eventer
         if (
             eventer is None
@@ -184,8 +182,9 @@ class ItemRequest(QuietRequest):
 
 
 def _redacted(fields: dict[str, Any]) -> dict[str, Any]:
-    """The reason of a failure comes from outside: remove secrets and terminal control
-    characters."""
+    """Remove secrets and terminal control characters from the reason of a failure.
+
+    It comes from outside."""
     words = {name: several_lines(redact(str(fields[name]))) for name in WORDS if fields.get(name)}
     return {**fields, **words}
 
@@ -204,12 +203,12 @@ _strategy_log = get_logger("celery.worker.strategy")
 
 
 class ShortRequest(ItemRequest):
-    """``of_consumer`` makes the class whose instances are requests: what all of them share are its
-    attributes."""
+    """A request whose attributes are shared by all of one class; ``of_consumer`` makes that."""
 
     def __init__(self, message: Any, on_ack: Any) -> None:
-        """Celery's own reads some thirty fields; here those that are seldom asked for are read when
-        they are."""
+        """Read what each item needs; what is seldom asked for is read when it is.
+
+        Celery's own reads some thirty fields."""
         self._message, self._on_ack, self.id = message, on_ack, message.headers["id"]
         self._args, self._kwargs, _ = message.payload
 
@@ -249,8 +248,9 @@ class ShortRequest(ItemRequest):
 
     @staticmethod
     def of_consumer(task: Any, app: Any, consumer: Any) -> type[ShortRequest]:
-        """For one connection of the consumer: its event dispatcher is another one after each
-        reconnect."""
+        """Return the class for one connection of the consumer.
+
+        Its event dispatcher is another one after each reconnect."""
         common = {
             "_app": app,
             "_task": task,
@@ -269,8 +269,9 @@ class ShortRequest(ItemRequest):
 
     @staticmethod
     def suits(message: Any) -> bool:
-        """False for what Celery's own strategy must see: dates, limits, stamps, a listener to its
-        signal, its log."""
+        """Return False for what Celery's own strategy must see.
+
+        Dates, limits, stamps, a listener to its signal, its log."""
         headers = message.headers
         return (
             headers.keys().isdisjoint(UNUSUAL)
@@ -281,7 +282,7 @@ class ShortRequest(ItemRequest):
         )
 
     def reserve(self) -> None:
-        """It waits for its turn: `inspect reserved` shows it."""
+        """Enter the list of those that wait for their turn, which `inspect reserved` shows."""
         state.requests[self.id] = self
         state.reserved_requests.add(self)
 
@@ -290,7 +291,7 @@ class ShortRequest(ItemRequest):
         return self.id in state.revoked and bool(super().revoked())
 
     def on_accepted(self, pid: int, time_accepted: float) -> None:
-        """It starts: as Celery's, without a new counter for each item."""
+        """Start as Celery's request does, without a new counter for each item."""
         self.worker_pid, self.time_start = pid, time() - (monotonic() - time_accepted)
         state.requests[self.id] = self
         state.active_requests.add(self)
@@ -302,8 +303,9 @@ class ShortRequest(ItemRequest):
             self.terminate(*self._terminate_on_ack)
 
     def on_success(self, failed__retval__runtime: tuple[int, Any, float], **options: Any) -> None:
-        """It has ended: as Celery's, without Celery's list of finished tasks: the ledger has
-        them."""
+        """End as Celery's request does, without its list of finished tasks.
+
+        The ledger has them."""
         failed, retval, runtime = failed__retval__runtime
         if failed:
             super().on_success(failed__retval__runtime, **options)

@@ -75,12 +75,12 @@ class RunningItems:
 
 
 class LateAcks:
-    """Tags that were concluded here, which the broker may not know: their redelivered copies are
-    not run again.
+    """Tags that were concluded here, which the broker may not know.
+
+    Their redelivered copies are not run again.
 
     A tag is recognised once: the same item may come again later for a good reason, as a retry or
-    from a parked job.
-    """
+    from a parked job."""
 
     def __init__(self) -> None:
         self._tags: OrderedDict[str, None] = OrderedDict()
@@ -143,13 +143,15 @@ class Withdrawals:
                 self._engine.abort(item.delivery, "its lease was lost")
 
     def note_late(self, action: BrokerAction, tags: Sequence[str]) -> None:
-        """These were concluded after their lease was lost: recognise their redelivered copies."""
+        """Recognise the copies of these, which were concluded after their lease was lost."""
         self._counts["lost-leases"] += len(tags)
         if action is BrokerAction.ACK:
             self._late.add(tags)
 
     def adopt(self, item: RunningItem, message: Any) -> None:
-        """The lease was lost, or the connection: the broker sent what is still running here.
+        """Go on with the run of a message that the broker sent again.
+
+        Its lease was lost, or the connection.
 
         The run goes on."""
         self._counts["adopted"] += 1

@@ -1,5 +1,7 @@
-"""The worker's end of one child process: it sends calls, receives answers, and fails every pending
-call when the child dies."""
+"""The worker's end of one child process: it sends calls and receives answers.
+
+When the child dies, every pending call fails.
+"""
 
 from __future__ import annotations
 
@@ -169,7 +171,7 @@ class Child:
         return not (self.retired or self.lost)
 
     async def ask(self, call: ChildCall) -> ChildReply:
-        """The child's answer. Raises ChildLost."""
+        """Return the child's answer; raise ChildLost."""
         number = next(self._numbers)
         if not self._send(number, call):
             raise ChildLost(LossCause.DIED, Involvement.OTHER)  # it did not reach the child
@@ -204,7 +206,7 @@ class Child:
         await self._process.wait()
 
     def _send(self, number: int, what: ChildCall | Ping | Cancel) -> bool:
-        """False where the child is gone.
+        """Send a call; return False where the child is gone.
 
         It may be before ``_listen`` hears of it, and a write to a connection that uvloop has closed
         by then raises RuntimeError."""
@@ -269,8 +271,9 @@ class Child:
             self._look(now)
 
     def _spare(self, stood_still_s: float) -> None:
-        """What calls may have done in a time in which this process did not run is not known, so it
-        does not count."""
+        """Leave out a time in which this process did not run.
+
+        What calls may have done in it is not known."""
         if stood_still_s > 0.0:
             mark, since = self._on_loop
             self._on_loop = mark, since + stood_still_s
@@ -344,7 +347,7 @@ class Child:
 
 
 async def _spawn(options: Mapping[str, Any]) -> tuple[Process, RunningCalls, socket.socket]:
-    """A child, and the worker's ends of what it shares with it.
+    """Start a child; return it with the worker's ends of what it shares with it.
 
     Where this fails a child that is up ends with its socket."""
     with ExitStack() as opened:

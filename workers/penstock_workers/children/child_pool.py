@@ -50,8 +50,9 @@ class CallEndedChild(Exception):
 
 
 class ChildPool:
-    """``start`` makes a child, ``processes`` is how many share the first line; none is started
-    before the first call."""
+    """Children that share the work: ``processes`` of them take the first line of calls.
+
+    None is started before the first call."""
 
     def __init__(self, start: Start, processes: int, widths: Sequence[int] = WIDTHS) -> None:
         narrow = [_Line(start, width, 1) for width in widths[1:]]
@@ -60,12 +61,12 @@ class ChildPool:
     async def ask(
         self, call: ChildCall, line: int = 0, *, begins: Callable[[], None] = lambda: None
     ) -> ChildReply:
-        """The answer of a child; ``begins`` hears of each time that the call is made, repeats after
-        a death included.
+        """Return the answer of a child.
+
+        ``begins`` hears of each time that the call is made, repeats after a death included.
 
         Raises CallEndedChild, and ChildBroken when no child can be started, or none that lives
-        until it takes the call.
-        """
+        until it takes the call."""
         last = len(self._lines) - 1
         deaths = spared = 0
         while True:
@@ -115,7 +116,7 @@ class _Line:
         self._children = []
 
     async def _another(self) -> Child:
-        """The least busy child, or a new one while there may be more."""
+        """Return the least busy child, or a new one while there may be more."""
         async with self._starting:
             found = self._free(SPREAD)
             if found is None and len(self._children) < self._processes:
@@ -126,7 +127,7 @@ class _Line:
             return found
 
     def _free(self, width: int) -> Child | None:
-        """The least busy child that has fewer than ``width`` calls."""
+        """Return the least busy child that has fewer than ``width`` calls."""
         for child in [child for child in self._children if not child.open]:
             self._children.remove(child)
             self._leaving = [left for left in (*self._leaving, child) if not left.lost]
@@ -142,8 +143,10 @@ MB = 1024 * 1024
 
 
 def child_starter(settings: WorkerSettings, hook_timeout_s: float = HOOK_TIMEOUT_S) -> Start:
-    """``settings`` give the allowed hook modules, the memory limit of a child, and the lane of
-    suspected items."""
+    """Return what starts a child with these settings.
+
+    They give the allowed hook modules, the memory limit of a child, and the lane of suspected
+    items."""
     options = {
         "worker": os.getpid(),
         "path": list(sys.path),

@@ -35,13 +35,13 @@ class ChildMessage(msgspec.Struct, frozen=True, tag=True):
 
 
 class ImportHook(ChildMessage, frozen=True):
-    """Import a hook. -> Fine | Missing"""
+    """Import a hook: answered by Fine or Missing."""
 
     path: str
 
 
 class Preprocess(ChildMessage, frozen=True):
-    """Call ``preprocess``. -> Fine with the new body | Fault | Missing"""
+    """Call ``preprocess``: answered by Fine with the new body, CallFault or Missing."""
 
     path: str
     job_id: str
@@ -52,7 +52,7 @@ class Preprocess(ChildMessage, frozen=True):
 
 
 class Postprocess(ChildMessage, frozen=True):
-    """Call ``postprocess``. -> Fine with what is to be stored | Refused | Fault | Missing"""
+    """Call ``postprocess``: answered by Fine with what is stored, Refused, CallFault or Missing."""
 
     path: str
     job_id: str
@@ -64,20 +64,20 @@ class Postprocess(ChildMessage, frozen=True):
 
 
 class TrySchema(ChildMessage, frozen=True):
-    """Compile a schema and try it. -> Fine | Fault"""
+    """Compile a schema and try it: answered by Fine or CallFault."""
 
     schema: bytes
 
 
 class Check(ChildMessage, frozen=True):
-    """Does an answer fulfil a schema? -> Fine | Mismatch | Fault where it could not be checked"""
+    """Check an answer by a schema: answered by Fine, Mismatch or CallFault."""
 
     schema: bytes
     content: str
 
 
 class Infer(ChildMessage, frozen=True):
-    """Make the call of an item that may have crashed a worker. -> Inferred"""
+    """Make the call of an item that may have crashed a worker: answered by Inferred."""
 
     doc_id: str
     request: bytes  # ``item.lane.Request`` as msgpack
@@ -205,7 +205,9 @@ def _replaced(value: Any) -> Any:
 
 
 async def read_frame(reader: StreamReader) -> bytes:
-    """Raises IncompleteReadError or ConnectionError when the other end is gone, ValueError for a
+    """Read one frame.
+
+    Raises IncompleteReadError or ConnectionError when the other end is gone, ValueError for a
     length above ``FRAME_MAX``."""
     length = int.from_bytes(await reader.readexactly(LENGTH_BYTES), "big")
     if length > FRAME_MAX:
@@ -222,7 +224,7 @@ SIZE: Final = SLOTS * _SLOT.size
 
 
 def new_file() -> int:
-    """A file descriptor to share with one child.
+    """Return a file descriptor to share with one child.
 
     The file has no name and is deleted with its last descriptor."""
     with tempfile.TemporaryFile() as file:
@@ -269,7 +271,7 @@ class RunningCalls:
         return {number for number, _ in _SLOT.iter_unpack(self._map[:SIZE]) if number}
 
     def on_loop(self) -> tuple[int, int]:
-        """(number of the call that has the loop, 0 for none; the step that it makes)."""
+        """Return the number of the call that has the loop (0: none), and its step."""
         number, step = _SLOT.unpack_from(self._map, LOOP)
         return number, step
 

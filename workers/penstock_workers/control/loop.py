@@ -29,7 +29,7 @@ from penstock_producer.accepting.borders import Borders
 from penstock_producer.feed.queues import queue_name
 from penstock_producer.job.lanes import LANES
 from penstock_ratelimit import full_jitter
-from penstock_workers.broker.amqp.shovel import SwitchBack
+from penstock_workers.broker.amqp.relay_scripts import SwitchBack
 from penstock_workers.control.counters import Counters
 from penstock_workers.control.feeds.dead_homes import DeadHomes
 from penstock_workers.control.feeds.found_adapters import FoundAdapters

@@ -1,12 +1,4 @@
-"""What every HTTP client of a worker can do, and what it is limited to.
-
-The ways in which a request can end without a whole answer.
-
-Each text is a sentence for a person.
-
-Where requests go, with all of their heads that never changes: made once, used for every
-request.
-"""
+"""The interface of an HTTP client, its errors, and where a request goes."""
 
 from __future__ import annotations
 
@@ -81,13 +73,13 @@ class HttpAnswer(NamedTuple):
 
 
 class HttpClient(Protocol):
-    """Makes requests as they are given: each is sent once at most, redirects are answers, and there
-    are no cookies.
+    """Makes requests as they are given: sent once at most, with redirects as answers.
+
+    There are no cookies.
 
     Belongs to one event loop. Certificates are verified against the system's authorities, or those
     of SSL_CERT_FILE and SSL_CERT_DIR. Variables such as HTTPS_PROXY do not count. A request that is
-    cancelled takes its connection with it.
-    """
+    cancelled takes its connection with it."""
 
     async def post(
         self,
@@ -106,7 +98,7 @@ class HttpClient(Protocol):
         ...
 
     async def get(self, target: Target, *, timeout_s: float) -> HttpAnswer:
-        """Raises HttpError."""
+        """Return the answer of a GET; raise HttpError."""
         ...
 
     async def close(self) -> None:
@@ -152,7 +144,7 @@ class Target:
     def of(
         cls, url: str, headers: Mapping[str, str] | None = None, *, proxy: str | None = None
     ) -> Target:
-        """Raises UnusableRequest."""
+        """Read a URL; raise UnusableRequest."""
         try:
             parts = urlsplit(url)
             port = parts.port
@@ -199,8 +191,7 @@ class Target:
 
 
 def check_headers(headers: Iterable[tuple[str, str]]) -> None:
-    """Raises UnusableRequest for what would break a request apart, or is the client's own to
-    say."""
+    """Raise UnusableRequest for headers that would break a request or are the client's own."""
     for name, value in headers:
         _check_name(name)
         if not (value.isascii() and value.isprintable()) and not _is_safe(value):

@@ -87,7 +87,7 @@ class Connection(asyncio.Protocol):
             self._waiter = None
 
     def finish(self) -> HttpAnswer:
-        """The whole answer. Raises ConnectionLost where its body is cut short."""
+        """Return the whole answer; raise ConnectionLost where its body is cut short."""
         try:
             answer = self._reader.answer()
         except HttpError:
@@ -97,12 +97,13 @@ class Connection(asyncio.Protocol):
         return answer
 
     def _expect(self, deadline: float) -> asyncio.Future[None]:
-        """The timer stays from request to request: to set and clear one for each takes a
-        microsecond or two.
+        """Return a future that fails at the deadline.
+
+        The timer stays from request to request: to set and clear one for each takes a microsecond
+        or two.
 
         So it may have been set for an earlier request. Then it rings too early for this one, and is
-        set again.
-        """
+        set again."""
         self._waiter = waiter = self._loop.create_future()
         self._deadline = deadline
         if self._alarm is None or deadline < self._alarm.when():
@@ -113,7 +114,7 @@ class Connection(asyncio.Protocol):
     async def _upload(
         self, transport: asyncio.Transport, waiter: asyncio.Future[None], head: bytes, body: bytes
     ) -> None:
-        """An answer may come before all is sent, mostly a refusal: the rest is not sent then."""
+        """Send the body, unless an answer, mostly a refusal, comes before all is sent."""
         self._is_uploading = True
         transport.write(head)
         view = memoryview(body)
@@ -128,14 +129,13 @@ class Connection(asyncio.Protocol):
     # -- ends --------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Does nothing when it is closed already."""
+        """Close the connection, where it is open."""
         self.usable = False
         if self._transport is not None:
             self._transport.abort()
 
     def tls_session(self) -> ssl.SSLSession | None:
-        """What a later connection to the same server may begin with; None where this one has
-        ended."""
+        """Return what a later connection to this server may begin with; None once ended."""
         if self._transport is None:
             return None
         encrypted: ssl.SSLObject = self._transport.get_extra_info("ssl_object")

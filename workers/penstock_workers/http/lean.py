@@ -104,7 +104,7 @@ class LeanClient:
     async def _grant(
         self, connection: Connection, wants: int, deadline: float, reserve: Reserve
     ) -> None:
-        """The wait for memory is not the server's time: the deadline moves along.
+        """Wait for memory; the deadline moves along, since it is not the server's time.
 
         Meanwhile nothing is read."""
         asked = self._loop.time()

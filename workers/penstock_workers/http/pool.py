@@ -22,11 +22,11 @@ from penstock_workers.http.connection import Connection
 
 
 class ResumingContext(ssl.SSLContext):
-    """Begins each connection with the session of an earlier one, where the server gave one: no
-    certificates then.
+    """Begins each connection with the session of an earlier one, where there is one.
 
-    asyncio and uvloop open a connection with ``wrap_bio`` and have no argument for a session.
-    """
+    No certificates are sent then.
+
+    asyncio and uvloop open a connection with ``wrap_bio`` and have no argument for a session."""
 
     session: ssl.SSLSession | None = None
 
@@ -88,7 +88,7 @@ class Pool:
         return client_context()
 
     def take(self, now: float) -> Connection | None:
-        """An idle connection that is good for a request."""
+        """Return an idle connection that is good for a request."""
         while self._idle:
             connection = self._idle.pop()
             if not connection.usable:
@@ -100,7 +100,7 @@ class Pool:
         return None
 
     def take_back(self, connection: Connection, headers: Mapping[str, str]) -> None:
-        """A connection whose answer is whole, with that answer's headers.
+        """Take back a connection whose answer is whole, with that answer's headers.
 
         It is kept where it is usable."""
         if (
@@ -148,7 +148,9 @@ class Pool:
     # -- new connections ---------------------------------------------------------------------------
 
     async def connect(self, timeout_s: float) -> Connection:
-        """Raises NotConnected, and TimedOut where the request's own limit is the shorter one."""
+        """Open a connection.
+
+        Raises NotConnected, and TimedOut where the request's own limit is the shorter one."""
         limit_s = min(timeout_s, self._limits.connect_timeout_s)
         name = f"{self._server.host}:{self._server.port}"
         patience = asyncio.timeout(limit_s)

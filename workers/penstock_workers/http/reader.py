@@ -1,9 +1,7 @@
-"""One answer at a time, read by llhttp: head, body, and whether its connection can be used
-again.
+"""One answer at a time, read by llhttp: its head, its body, and whether its connection is good.
 
-Compressed bodies, unpacked as they come and never further than is asked for.
-
-The body of one answer: counted, unpacked, and held back until the memory for it is reserved.
+A compressed body is unpacked as it comes and never further than is asked for. A body is counted,
+and held back until the memory for it is reserved.
 """
 
 from __future__ import annotations
@@ -36,12 +34,13 @@ class Unpacker(Protocol):
         ...
 
     def end(self) -> None:
-        """Raises ConnectionLost unless the body ends here."""
+        """Raise ConnectionLost unless the body ends here."""
 
 
 def unpacker(encoding: str) -> Unpacker | None:
-    """None for an encoding that was not offered: its body stays as it is, and the status still
-    counts."""
+    """Return what unpacks an encoding; None for one that was not offered.
+
+    Its body stays as it is, and the status still counts."""
     match encoding.strip().lower():
         case "gzip" | "x-gzip":
             return Gzip()
@@ -117,7 +116,7 @@ class Body:
     __slots__ = ("_free", "_held_back", "_limits", "_parts", "_size", "_unpacker", "wants")
 
     def __init__(self, limits: Limits, headers: Mapping[str, str], *, reserves: bool) -> None:
-        """Raises AnswerTooLarge where the headers say so."""
+        """Raise AnswerTooLarge where the headers say so."""
         self._limits = limits
         self._parts: list[bytes] = []
         self._held_back: list[bytes] = []
@@ -137,7 +136,7 @@ class Body:
             self.wants = size
 
     def feed(self, part: bytes) -> None:
-        """Raises AnswerTooLarge and ConnectionLost."""
+        """Take a part; raise AnswerTooLarge and ConnectionLost."""
         if self.wants:
             self._held_back.append(part)  # of the segment that was read already: reading pauses
         else:
@@ -161,7 +160,7 @@ class Body:
             self._take(part)
 
     def whole(self) -> bytes:
-        """Raises ConnectionLost where a compressed body is cut short."""
+        """Return the body; raise ConnectionLost where a compressed one is cut short."""
         if self._unpacker is not None:
             self._unpacker.end()
         return self._parts[0] if len(self._parts) == 1 else b"".join(self._parts)
@@ -219,7 +218,7 @@ class AnswerReader:
         return 0 if self._body is None else self._body.wants
 
     def feed(self, data: bytes) -> None:
-        """Raises HttpError.
+        """Take bytes of the connection; raise HttpError.
 
         What comes behind a complete answer spoils the connection, not the answer."""
         self.has_begun = True
@@ -250,7 +249,7 @@ class AnswerReader:
         self._body.grant()
 
     def end(self) -> None:
-        """The server closed the connection.
+        """Learn that the server has closed the connection.
 
         Raises ConnectionLost unless that is how this answer ends."""
         if self.complete:

@@ -130,7 +130,7 @@ class AiohttpClient:
 
 
 async def _reserve(reserve: Reserve, size: int, patience: asyncio.Timeout) -> None:
-    """The wait for memory is not the server's time: the deadline moves along.
+    """Wait for memory; the deadline moves along, since it is not the server's time.
 
     The server is held by its socket."""
     loop = asyncio.get_running_loop()

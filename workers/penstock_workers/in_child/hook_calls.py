@@ -1,11 +1,7 @@
-"""Runs in a child: calls a job's hooks, and turns their results and failures into answers for the
-worker.
+"""The calls of a job's hooks in a child: their results and failures become answers.
 
-In a child: threads for hooks that are plain functions.
-
-One that never returns blocks its thread until its child is ended.
-
-Not a ThreadPoolExecutor: there, waiting for a thread would count against a hook's time, a stuck
+Plain functions run in threads. One that never returns blocks its thread until its child is ended.
+It is no ThreadPoolExecutor: there, waiting for a thread would count against a hook's time, a stuck
 hook would keep its place for good, and the interpreter would wait for it at its end.
 """
 
@@ -55,10 +51,11 @@ class HookThreads:
         self._idle: list[_HookThread] = []
 
     async def run(self, number: int, call: Callable[[], Any], timeout_s: float) -> Any:
-        """What ``call``, which never raises, returns. The time counts from when a thread has it.
+        """Return what ``call``, which never raises, returns.
 
-        Raises TimeoutError: then the thread goes on by itself until the child is ended.
-        """
+        Its time counts from when a thread has it.
+
+        Raises TimeoutError: then the thread goes on by itself until the child is ended."""
 
         def recorded() -> Any:
             with self._running_calls.in_thread(number):
@@ -178,9 +175,10 @@ class HookCalls:
     async def _call(
         self, number: int, function: Callable[..., Any], arguments: tuple[Any, ...], finish: Finish
     ) -> ChildReply:
-        """Return what ``finish`` makes of the hook's result, within the hook's own time and in its
-        own thread: it reads objects of the hook's making. Raises HookFault for everything that the
-        hook raises."""
+        """Return what ``finish`` makes of the hook's result, within the hook's own time.
+
+        It runs in the hook's thread, since it reads objects of the hook's making. Raises HookFault
+        for everything that the hook raises."""
         in_thread = not inspect.iscoroutinefunction(function)
         came: Any = None
         if in_thread:
@@ -204,8 +202,9 @@ class HookCalls:
     async def _wait_for(
         self, begin: Callable[[], Awaitable[Any]], finish: Finish
     ) -> ChildReply | HookFault:
-        """Wait for an async hook in a task of its own: a hook may cancel the task that it runs in,
-        or shrug off a cancel."""
+        """Wait for an async hook in a task of its own.
+
+        A hook may cancel the task that it runs in, or shrug off a cancel."""
         task = asyncio.create_task(_finished(begin, finish))
         try:
             await asyncio.wait({task}, timeout=self._timeout_s)
@@ -222,7 +221,9 @@ class HookCalls:
         return HookFault(f"it took longer than {self._timeout_s:g} s", overtime=True, hangs=hangs)
 
     def _trace_once(self, path: str, trace: str) -> str:
-        """The traceback, for the first failure of a hook only: more would fill the disk."""
+        """Return the traceback for the first failure of a hook only.
+
+        More would fill the disk."""
         if not trace or path in self._logged:
             return ""
         self._logged.add(path)
@@ -242,8 +243,9 @@ class _Later:
 def _quietly(
     function: Callable[..., Any], arguments: tuple[Any, ...], finish: Finish
 ) -> Callable[[], Any]:
-    """Return a call that never raises: some exceptions would end a thread, a future or the event
-    loop."""
+    """Return a call that never raises.
+
+    Some exceptions would end a thread, a future or the event loop."""
 
     def call() -> ChildReply | HookFault | _Later:
         try:

@@ -1,9 +1,7 @@
-"""In a child: from `package.module:function` to the function, imported when a job first needs
-it.
+"""The imports of hooks in a child, and the texts of objects that they made.
 
-In a child: reads the texts of objects that hooks made.
-
-Whatever they do when they are asked, a text comes of it.
+`package.module:function` is imported when a job first needs it. Whatever an object does when it is
+asked, a text comes of it.
 """
 
 from __future__ import annotations

@@ -40,7 +40,7 @@ _TYPES: Final[Mapping[type, str]] = {
 
 
 def own_names(schema: Any) -> frozenset[str]:
-    """The fields that a schema names. It is no larger than ``response_schema.py`` allows."""
+    """Return the fields that a schema names; ``response_schema.py`` bounds its size."""
     found: set[str] = set()
     stack = [schema]
     while stack:

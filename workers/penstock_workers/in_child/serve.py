@@ -1,5 +1,6 @@
-"""The child: `python -m penstock_workers.in_child.serve SOCKET MARKS OPTIONS`, started by
-``Child.start`` only.
+"""The program of a child: `python -m penstock_workers.in_child.serve SOCKET MARKS OPTIONS`.
+
+``Child.start`` alone starts it.
 
 It answers calls until its worker ends. It leads a process group of its own, so that signals to the
 worker's group do not reach it, and processes that hooks start end with it.
@@ -149,7 +150,9 @@ class ChildServer:
         )  # also of a call that its worker has cancelled, which knows its number no more
 
     async def _infer(self, what: Infer) -> Inferred:
-        """An exception does not count against the item; only a call that ends the process does."""
+        """Make the call; an exception does not count against the item.
+
+        Only a call that ends the process does."""
         from penstock_workers.item.answer import NoAnswer
         from penstock_workers.item.lane import Request
 
@@ -223,8 +226,7 @@ async def _main(fd: int, running_calls: RunningCalls, options: Options) -> None:
 
 
 def _end_with_worker(worker: int) -> None:
-    """Have the kernel end this process with its worker, and before the worker when memory runs
-    out."""
+    """Have the kernel end this process with its worker, and first when memory runs out."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
         with contextlib.suppress(OSError):
@@ -234,12 +236,12 @@ def _end_with_worker(worker: int) -> None:
 
 
 def _end_group_with_us() -> subprocess.Popen[bytes] | None:
-    """Start a shell that waits for the end of this process and kills what hooks have started, which
-    would outlive it.
+    """Start a shell that kills what hooks have started once this process ends.
+
+    It would outlive the process.
 
     It learns of the end by a signal, or else by the end of a pipe, which processes forked by hooks
-    may hold open.
-    """
+    may hold open."""
     if os.getpgrp() != os.getpid():
         return None  # started by hand: the process group belongs to a terminal
     prctl = ctypes.CDLL(None).prctl if sys.platform == "linux" else None

@@ -35,7 +35,7 @@ class Room:
         self.size = size
 
     def shrink(self, size: int) -> None:
-        """The answer is complete and has this many bytes."""
+        """Keep room for the complete answer, of this many bytes."""
         spare, self.size = self.size - size, size
         self._memory.give_back(spare)
 
@@ -145,8 +145,7 @@ Tried = Answer | NoAnswer
 
 
 def kept(status: int, body: bytes) -> bytes:
-    """Return what is kept of a body: an answer byte for byte as it came, and a refusal, which is
-    only words, without secrets."""
+    """Return what is kept of a body: an answer as it came, a refusal without secrets."""
     return body if status == 200 else redact_bytes(body)
 
 

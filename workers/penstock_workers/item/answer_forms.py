@@ -1,7 +1,6 @@
-"""What stands in a good answer, whatever API gave it: OpenAI's chat and completions, Anthropic's
-Messages, Gemini's.
+"""What stands in a good answer, whatever API gave it, and how many tokens it took.
 
-How many tokens of which kind an answer took, for its price.
+The forms are OpenAI's chat and completions, Anthropic's Messages, and Gemini's.
 """
 
 from __future__ import annotations
@@ -60,8 +59,7 @@ def _written_for_an_hour(usage: Mapping[str, Any]) -> int:
 
 
 def believed(value: object) -> int | None:
-    """A number of tokens; what is missing, negative or no integer counts as unknown and never as
-    money."""
+    """Return a number of tokens; None for what is missing, negative or no integer."""
     if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= MAX_TOKENS_BELIEVED:
         return value
     return None
@@ -106,7 +104,9 @@ _REASONS: Final[Mapping[str, str]] = {
 
 
 def read_form(parsed: dict[str, Any]) -> Said:
-    """A body of no form that is known here (of embeddings, say) has neither a reason nor a text."""
+    """Read a body; one of no form that is known here has neither a reason nor a text.
+
+    Embeddings, say."""
     if "choices" in parsed:
         choice = _first(parsed["choices"])
         return Said(is_empty=True) if choice is None else _of_choice(choice)
@@ -127,8 +127,7 @@ def usage_of(parsed: dict[str, Any]) -> Usage:
 
 
 def counted(usage: Usage) -> tuple[int | None, int | None]:
-    """Prompt and completion tokens; what is missing, negative or no integer counts as unknown and
-    never as money."""
+    """Return prompt and completion tokens; None for what is missing or makes no sense."""
     if usage is None:
         return None, None
     if counts_cache_beside(usage):
@@ -140,7 +139,7 @@ def counted(usage: Usage) -> tuple[int | None, int | None]:
 
 
 def model_of(parsed: dict[str, Any]) -> str | None:
-    """That gave the answer."""
+    """Return the model that gave the answer."""
     return _text(parsed.get("model", parsed.get("modelVersion")))
 
 
@@ -187,7 +186,7 @@ def _of_candidates(answer: dict[str, Any]) -> Said:
 
 
 def _geminis_usage(given: dict[str, Any]) -> dict[str, Any]:
-    """What it thought is paid for as output, and what its own tools brought as input."""
+    """Return Gemini's usage: thoughts count as output, what its tools brought as input."""
     thought = believed(given.get("thoughtsTokenCount")) or 0
     prompt, of_tools = (
         believed(given.get("promptTokenCount")),
@@ -204,8 +203,9 @@ def _geminis_usage(given: dict[str, Any]) -> dict[str, Any]:
 
 
 def _with_cache(usage: Mapping[str, Any]) -> int | None:
-    """Anthropic counts a prompt in three parts: what was new, written to its cache, and read from
-    it."""
+    """Add up a prompt that Anthropic counts in three parts.
+
+    These are what was new, written to its cache, and read from it."""
     fresh = believed(usage.get("input_tokens"))
     if fresh is None:
         return None

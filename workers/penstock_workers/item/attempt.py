@@ -1,5 +1,4 @@
-"""The nouns of one try: the item that a message names, its job as workers know it, the attempt, and
-what it ended in."""
+"""The nouns of one try: the item that a message names, its job, the attempt and how it ended."""
 
 from __future__ import annotations
 
@@ -51,8 +50,7 @@ class JobView:
 
 
 class Item(Struct, eq=False):
-    """A message that was read: it says which item it is about, and what earlier attempts at it
-    cost. Made by ``of``."""
+    """A message that was read: its item, and what earlier attempts cost. Made by ``of``."""
 
     delivery: Delivery
     message: ItemMessage
@@ -139,8 +137,7 @@ class Attempt(Item, kw_only=True, eq=False):
 
     @property
     def repairs_left(self) -> int:
-        """How often a model may still be shown what is wrong with its answer: so many times for
-        each model."""
+        """Return how often the current model may still be shown what is wrong."""
         return (
             self.job.spec.schema_repairs * (self.spent_in_all.fallbacks + 1)
             - self.spent_in_all.repairs

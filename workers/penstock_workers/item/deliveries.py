@@ -1,5 +1,4 @@
-"""The interface between Celery and the item engine: deliveries go to the engine, outcomes come
-back.
+"""The interface between Celery and the item engine: deliveries go in, outcomes come back.
 
 Two threads use it. The hub thread is the worker's main thread and owns all of Celery's state; the
 loop thread runs one asyncio loop and owns the engine. Every engine method but ``stats`` is called
@@ -43,10 +42,10 @@ class Bridge(Protocol):
     Calls return at once; the hub works through them in order."""
 
     def started(self, delivery: Delivery) -> None:
-        """The item has left the waiting line: send task-started."""
+        """Send task-started: the item has left the waiting line."""
 
     def conclude(self, pairs: Sequence[tuple[Delivery, Outcome]]) -> None:
-        """What attempts ended in, durable by now.
+        """Take what attempts ended in, durable by now.
 
         A second outcome of a delivery, or one after ``abort``, is ignored."""
 
@@ -57,7 +56,7 @@ class ItemEngine(Protocol):
     The number of deliveries without an outcome is bounded by the worker's prefetch."""
 
     async def start(self, bridge: Bridge) -> None:
-        """Called once, before the first ``accept``.
+        """Start; called once, before the first ``accept``.
 
         An exception ends the worker with its message."""
 
@@ -65,7 +64,7 @@ class ItemEngine(Protocol):
         """Take charge of a delivery. Must not block."""
 
     def abort(self, delivery: Delivery, why: str) -> None:
-        """The lease is lost or the task is revoked: stop working on it. No outcome is expected."""
+        """Stop working on an item whose lease is lost or task revoked; give no outcome."""
 
     async def drain(self, deadline_s: float) -> None:
         """No delivery comes any more: give each one its outcome within ``deadline_s`` seconds.
@@ -89,8 +88,9 @@ class ItemEngine(Protocol):
         """Run this many items at once from now on (`celery control pool_grow`)."""
 
     def stats(self) -> Mapping[str, int | float | str]:
-        """Figures for `celery inspect stats`, read from the hub thread: must be cheap and safe to
-        read there."""
+        """Return figures for `celery inspect stats`, read from the hub thread.
+
+        It must be cheap and safe to read there."""
         ...
 
     def stuck(self) -> str | None:
@@ -98,8 +98,9 @@ class ItemEngine(Protocol):
         ...
 
     def trouble(self) -> str | None:
-        """What the process waits for, such as a store that is down, in words for an operator; from
-        the hub thread."""
+        """Return what the process waits for, in words for an operator; from the hub thread.
+
+        A store that is down, for one."""
         ...
 
     def figures(self) -> Iterable[Sample]:

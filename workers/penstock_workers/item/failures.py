@@ -1,13 +1,4 @@
-"""Every failure has a name.
-
-``name_failure`` reads what a call brought; ``fates.py`` says what outcome that name has.
-
-How an answer that is no 2xx is named, and what it says about the server and the account, stands in
-one table of error codes: ``penstock_ratelimit.refusals``.
-
-The one way out of the runner's recipe: a step raises, and this says which outcome or failure
-that is. Pure.
-"""
+"""Names for what can fail in a call, and for what turns an item away before it."""
 
 from __future__ import annotations
 
@@ -43,8 +34,7 @@ class RefusedAnswer(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """A named failure with the words of the server, lane or hook that reported it, without the
-    secrets in them."""
+    """A named failure with the words of who reported it, without the secrets in them."""
 
     name: str
     detail: str
@@ -64,8 +54,7 @@ class Failure:
 
     @property
     def astray(self) -> bool:
-        """The address, a proxy or the key's rights may be at fault rather than this one document:
-        see ``runs.py``."""
+        """Return whether the address, a proxy or the key may be at fault: see ``runs.py``."""
         if self.name in ASTRAY:
             return True
         return (
@@ -114,7 +103,7 @@ class Reply(Struct, frozen=True):
 
 
 def name_failure(tried: Tried, now: float) -> Failure | Reply:
-    """What one call came to: a failure with its name, or a reply. ``now`` is unix time."""
+    """Return what one call came to: a failure with its name, or a reply. ``now`` is unix time."""
     if isinstance(tried, NoAnswer):
         return _failure(tried.failure, tried.detail, None)
     if tried.status != 200:
@@ -164,7 +153,7 @@ def _refused(answer: Answer, status: int, now: float) -> Failure:
 
 
 def _failure_inside(answer: Answer, now: float) -> Failure:
-    """A 200 whose body is an error: named by its code, where the table knows it."""
+    """Name a 200 whose body is an error, by its code where the table knows it."""
     inside = _refused(answer, _NO_STATUS, now)
     if inside.name == "server_error":
         return Failure("error_in_answer", inside.detail.removeprefix(f"HTTP {_NO_STATUS}: "), 200)
@@ -212,7 +201,7 @@ def _read_vectors(answer: Answer) -> Reply:
 
 
 def _useless(name: str, detail: str, parsed: dict[str, Any]) -> Failure:
-    """A 200 that the job cannot use, with what it cost."""
+    """Name a 200 that the job cannot use, with what it cost."""
     usage = usage_of(parsed)
     prompt, completion = counted(usage)
     return replace(
@@ -225,7 +214,7 @@ def _useless(name: str, detail: str, parsed: dict[str, Any]) -> Failure:
 
 
 def _request_id(headers: Mapping[str, str]) -> str | None:
-    """The one header that is stored."""
+    """Return the one header that is stored."""
     found = headers.get("x-request-id") or headers.get("request-id")
     return None if found is None else replace_surrogates(redact(found))
 
@@ -258,8 +247,7 @@ class TurnedAway(Exception):
 
 
 def outcome_of(error: Exception) -> Outcome | None:
-    """The outcome of an attempt that a step refused to go on with; None for an error that no step
-    raises on purpose."""
+    """Return the outcome of an attempt that a step refused; None for an unexpected error."""
     match error:
         case TurnedAway():
             return error.outcome
@@ -277,7 +265,7 @@ def outcome_of(error: Exception) -> Outcome | None:
 
 
 def failure_of(error: Exception) -> Failure:
-    """The failure that an exception stands for where it is no reason to turn the item away."""
+    """Return the failure that an exception stands for where it does not turn the item away."""
     if isinstance(error, NeverFits):
         return Failure("request_too_large", str(error), None)
     return Failure("unexpected_error", f"{type(error).__name__}: {error}", None)

@@ -93,14 +93,15 @@ class Lane(Protocol):
         ...
 
     def gauges(self) -> Mapping[str, float | str]:
-        """What the engine does now, for `penstock status`; {} for a lane without an engine.
+        """Return what the engine does now, for `penstock status`; {} for a lane without one.
 
         Cheap; any thread."""
         ...
 
     def drain(self) -> None:
-        """The worker is about to end: what is in flight goes on, and nothing that takes long is
-        begun."""
+        """Begin nothing that takes long: the worker is about to end.
+
+        What is in flight goes on."""
 
     async def close(self) -> None: ...
 
@@ -111,7 +112,7 @@ class Turn(Protocol):
     Ended by ``conclude`` or ``release``; what comes after the first does nothing."""
 
     def start(self) -> None:
-        """The request goes out now: what it costs is spent."""
+        """Note that the request goes out now: what it costs is spent."""
 
     def conclude(self, tried: Tried, happened: Failure | Reply) -> None:
         """How it went."""
@@ -124,8 +125,9 @@ class Admission(Protocol):
     """How the runner asks for what there is too little of."""
 
     def at_once(self, attempt: Attempt) -> Turn | None:
-        """The turn of an attempt that need not wait, as nearly always where nothing is limited;
-        None: ask ``turn``."""
+        """Return the turn of an attempt that need not wait; None: ask ``turn``.
+
+        So it is nearly always where nothing is limited."""
         ...
 
     async def turn(self, attempt: Attempt, prepared: Prepared) -> Turn:
@@ -141,7 +143,7 @@ class Admission(Protocol):
         ...
 
     def may_retry(self, attempt: Attempt) -> bool:
-        """False while the fleet sends too many retries: this one is put off."""
+        """Return False while the fleet sends too many retries: this one is put off."""
         ...
 
     async def close(self) -> None: ...

@@ -38,8 +38,7 @@ class Retry:
 
 @dataclass(frozen=True, slots=True)
 class Released:
-    """Not tried, or stopped by this worker: the message goes back to its queue at once and no
-    attempt is counted."""
+    """Not tried, or stopped by this worker: it is given back at once, and no attempt counts."""
 
     why: str
     # in flight as its engine died: its start stays counted, as after the death of a worker
@@ -49,8 +48,7 @@ class Released:
 
 @dataclass(frozen=True, slots=True)
 class Skipped:
-    """Nothing to do: the item is finished already, its job is cancelled, or goes on in another
-    lane."""
+    """Nothing to do: the item is finished, or its job is cancelled or in another lane."""
 
     why: str
     left_lane: bool = False  # the document goes on there: what was used up on it here is noted

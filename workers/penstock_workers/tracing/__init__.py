@@ -15,12 +15,11 @@ from typing import TYPE_CHECKING
 from penstock_producer.feed.tracing import Sampler
 from penstock_workers.errors import TracingMissing
 from penstock_workers.settings import WorkerSettings
-from penstock_workers.tracing.traces import FeedSpans
 
 if TYPE_CHECKING:
     from penstock_ledger.model import Feed, Job
     from penstock_workers.tracing.sink import SpanSink
-    from penstock_workers.tracing.traces import ItemTraces
+    from penstock_workers.tracing.traces import FeedSpans, ItemTraces
 
 __all__ = ["Tracing", "open_tracing"]
 
@@ -33,6 +32,8 @@ class Tracing:
     sink: SpanSink
 
     def of_feed(self, job: Job, feed: Feed) -> FeedSpans:
+        from penstock_workers.tracing.traces import FeedSpans
+
         return FeedSpans(Sampler(self.settings.trace_share), self.sink.put, job, feed)
 
     def of_items(self) -> ItemTraces:

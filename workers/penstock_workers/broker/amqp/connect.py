@@ -1,8 +1,7 @@
-"""Connects to RabbitMQ outside of a worker's consumer, and registers Penstock's AMQP transports
-with kombu.
+"""Connections to RabbitMQ outside of a worker's consumer, and publishing in groups.
 
-Publishing in groups with confirms: many messages, then their confirmations, in place of a round
-trip each.
+Many messages are published and then confirmed together, in place of a round trip each. ``register``
+tells kombu of Penstock's AMQP transports.
 """
 
 from __future__ import annotations
@@ -78,7 +77,7 @@ class Publisher:
         channel.events["basic_return"].add(self._on_return)
 
     def look(self) -> QueueState:
-        """Declares the queue, which may have been deleted."""
+        """Declare the queue, which may have been deleted, and return its state."""
         found = self._channel.queue_declare(
             self._queue, durable=True, auto_delete=False, arguments=QUORUM
         )
@@ -118,7 +117,7 @@ class Publisher:
     def _on_return(
         self, _error: Exception, _exchange: str, _routing_key: str, message: Any
     ) -> None:
-        """The queue was deleted since the last look.
+        """Note that the queue was deleted since the last look.
 
         RabbitMQ returns the message, and still confirms it."""
         self._returned.add(message.properties["message_id"])

@@ -125,7 +125,7 @@ class Intake:
         return len(self._waiting) + len(self._group)
 
     def add(self, queue: str, deliver: Callable[[Arrived], object], message: Any) -> None:
-        """A message as py-amqp has it."""
+        """Take a message as py-amqp has it."""
         self.delivered += 1
         info, properties = message.delivery_info, message.properties
         if properties.get("type") == RELAYED_TYPE and properties.get("message_id"):
@@ -136,7 +136,7 @@ class Intake:
         self._waiting.append(Delivered(info["delivery_tag"], info["consumer_tag"], found, deliver))
 
     def tick(self) -> None:
-        """Called at each turn of the hub."""
+        """Move what waits; called at each turn of the hub."""
         if self._call is not None or monotonic() < self._not_before:
             return
         if not self._waiting:
@@ -152,8 +152,9 @@ class Intake:
         call.add_done_callback(lambda _: self._soon(lambda: self._end(call)))
 
     def cancel(self, consumer: str) -> None:
-        """This consumer takes no more deliveries: those that wait return to RabbitMQ, for workers
-        that have room."""
+        """Take no more deliveries for this consumer.
+
+        Those that wait return to RabbitMQ, for workers that have room."""
         self._settle_call()
         kept = [waiting for waiting in self._waiting if waiting.consumer != consumer]
         unwanted = [waiting for waiting in self._waiting if waiting.consumer == consumer]
@@ -162,7 +163,7 @@ class Intake:
             self._reject(waiting.number)
 
     def close(self) -> None:
-        """The channel is gone, and RabbitMQ delivers again what waits here.
+        """Forget what waits here: the channel is gone, and RabbitMQ delivers it again.
 
         What a call under way takes is given back."""
         self._waiting.clear()
@@ -191,8 +192,9 @@ class Intake:
             self._ack(group[-1].number)
 
     def _settle_call(self) -> None:
-        """Wait for the call under way, which ends within the timeout of its connection, and give
-        back what it took."""
+        """Wait for the call under way and give back what it took.
+
+        It ends within the timeout of its connection."""
         if self._call is None:
             return
         group, taken = self._ended(self._call)
@@ -215,7 +217,7 @@ class Intake:
             return group, None
 
     def _note(self, group: Sequence[Delivered], taken: Taken) -> list[str]:
-        """Returns the tags that this call has taken.
+        """Return the tags that this call has taken.
 
         The tag of a copy may be held already: never give it back."""
         held = [
@@ -227,7 +229,7 @@ class Intake:
         return held
 
     def _give_back(self, call: Future[Taken], group: Sequence[Delivered]) -> None:
-        """Runs on the call's thread.
+        """Return a group to RabbitMQ, on the thread of the call.
 
         If the call failed, nothing was taken, or its leases run out."""
         if call.cancelled() or call.exception() is not None:

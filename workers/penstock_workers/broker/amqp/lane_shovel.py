@@ -35,12 +35,12 @@ SHRINK = 8  # the target shrinks by this part at a look that finds most of it st
 
 
 class ReadyMessages:
-    """Keeps just enough ready that workers find something at any time: whatever is urgent waits
-    behind that.
+    """How many messages are kept ready: enough for workers to find one at any time.
+
+    Whatever is urgent waits behind these.
 
     A lane that empties the queue between two looks gets twice as much, one that leaves most of it
-    gets an eighth less.
-    """
+    gets an eighth less."""
 
     def __init__(self) -> None:
         self.target = READY_MIN
@@ -55,12 +55,12 @@ class ReadyMessages:
 
 
 class Losses:
-    """Finds the relayed messages to recall: those that were old at one look, and again at the next,
-    while RabbitMQ had nothing ready. They may still wait in a worker; then the recall makes a
+    """The relayed messages to recall: those that were old at one look, and again at the next.
+
+    In between RabbitMQ had nothing ready. They may still wait in a worker; then the recall makes a
     second copy, and one of the two is dropped.
 
-    Times are Redis' own, in seconds.
-    """
+    Times are Redis' own, in seconds."""
 
     def __init__(self, after_s: float, between_s: float) -> None:
         self._after_s = after_s
@@ -121,8 +121,9 @@ class LaneShovel:
         return now >= self._not_before and (waiting > 0 or (relayed > 0 and now >= self._look_at))
 
     def leads(self) -> bool:
-        """Whether this process moves the lane's messages for the next seconds; asks Redis twice in
-        that time at most."""
+        """Return whether this process moves the lane's messages for the next seconds.
+
+        It asks Redis twice in that time at most."""
         now = monotonic()
         if now < self._leads_until - LEAD_S / 2:
             return True
@@ -202,7 +203,7 @@ class LaneShovel:
         return moved == GROUP_MAX or (look.ready == 0 and moved > 0)
 
     def _move(self, publisher: Publisher, room: int) -> int:
-        """Returns how many messages are safe in RabbitMQ now."""
+        """Move messages and return how many are safe in RabbitMQ now."""
         claim = self._claim(room)
         if not claim.messages:
             return 0

@@ -1,4 +1,4 @@
-"""Typed stubs of the scripts that move messages between Redis and RabbitMQ.
+"""Typed stubs of the scripts that move messages between Redis and RabbitMQ, and their queues.
 
 ``penstock:relayed:<queue>`` holds the tags that lie in RabbitMQ, or are on their way there, and the
 time of each. A message is recorded in ``unacked`` all the while: under the shovel's lease until
@@ -7,14 +7,21 @@ RabbitMQ has confirmed it, under none (+inf) until a worker takes it, then under
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from itertools import chain
-from typing import Any, NamedTuple
+from time import monotonic
+from typing import Any, Final, NamedTuple
 
 import redis
 
-from penstock_ledger import keys
+from penstock_ledger import QueueBook, keys
+from penstock_producer.feed.queues import queue_name
+from penstock_producer.job.lanes import LANES
 from penstock_workers.broker.lease_scripts import Keys, Lease, queue_keys, script_text
+from penstock_workers.settings import CONTROL_LANE, WorkerSettings
+
+log = logging.getLogger(__name__)
 
 RECALL_MAX = 500  # messages per call
 
@@ -65,8 +72,9 @@ class RelayScripts:
         self._recall = client.register_script(script_text("recall"))
 
     def announce(self, leases: Sequence[Lease]) -> None:
-        """Record the messages before they are published: RabbitMQ may deliver one before it
-        confirms it."""
+        """Record messages before they are published.
+
+        RabbitMQ may deliver one before it confirms it."""
         self._client.zadd(self.key, {lease.tag: lease.seen for lease in leases})
 
     def confirm(self, leases: Sequence[Lease]) -> int:
@@ -88,8 +96,9 @@ class RelayScripts:
         return int(self._recall(paths, [where.prefix, where.steps_text, *tags]))
 
     def recall_before(self, seconds: float) -> int:
-        """Recall what was relayed before this time of the server's clock, ``RECALL_MAX`` at
-        most."""
+        """Recall what was relayed before this time of the server's clock.
+
+        ``RECALL_MAX`` messages at most."""
         found = self._client.zrangebyscore(self.key, "-inf", seconds, start=0, num=RECALL_MAX)
         return self.recall([_text(tag) for tag in found])
 
@@ -102,8 +111,7 @@ class RelayScripts:
         return returned
 
     def oldest(self) -> float | None:
-        """When the oldest relayed message was relayed, by the server's clock; None where there is
-        none."""
+        """Return when the oldest relayed message was relayed, by the server's clock."""
         found = self._client.zrange(self.key, 0, 0, withscores=True)
         return float(found[0][1]) if found else None
 
@@ -114,3 +122,53 @@ class RelayScripts:
 
 def _text(value: Any) -> str:
     return value.decode() if isinstance(value, bytes) else str(value)
+
+
+LOOK_EACH_S: Final = 1.0
+"""So late the first message of a new model reaches RabbitMQ."""
+
+
+class FleetQueues:
+    """Belongs to one thread. Raises redis-py's errors."""
+
+    def __init__(self, client: redis.Redis) -> None:
+        self._book = QueueBook(client)
+        self._known: list[str] = []
+        self._look_at = 0.0
+
+    def now(self) -> list[str]:
+        """Return the queues, in an order that stays."""
+        if monotonic() >= self._look_at:
+            self._known = [name for lane in LANES for name in self._book.of(queue_name(lane))]
+            self._known.append(queue_name(CONTROL_LANE))
+            self._look_at = monotonic() + LOOK_EACH_S
+        return self._known
+
+
+log = logging.getLogger(__name__)
+
+
+class SwitchBack:
+    """Recalls messages that RabbitMQ, the broker of before, still has.
+
+    The fleet's broker is Redis now."""
+
+    def __init__(self, client: redis.Redis, settings: WorkerSettings) -> None:
+        self._client = client
+        self._queues = FleetQueues(client)
+        self._each_s = settings.visibility_timeout_s
+        self._next_at = 0.0
+
+    def look(self) -> None:
+        """Recall once per visibility timeout; does nothing in between. Raises Redis's errors."""
+        if monotonic() < self._next_at:
+            return
+        self._next_at = monotonic() + self._each_s
+        for queue in self._queues.now():
+            returned = RelayScripts(self._client, queue, self._each_s).recall_unclaimed()
+            if returned:
+                log.warning(
+                    "%d messages of %s were still in RabbitMQ; they are back in Redis",
+                    returned,
+                    queue,
+                )

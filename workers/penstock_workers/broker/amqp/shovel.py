@@ -5,55 +5,23 @@ One thread beside each control loop.
 One shovel at a time moves a lane's messages, to save work; two at once are safe, too, since each
 message is claimed, and what is published twice is taken once. Whatever fails, a message is in its
 list, or is given back to it, or comes back when the lease ends under which it was being moved.
-
-All queues of a fleet, those of models included, looked up now and then.
-
-After a switch from RabbitMQ back to Redis: messages that are still in RabbitMQ return to their
-lists in Redis.
 """
 
 from __future__ import annotations
 
 import contextlib
-import logging
 import threading
 from collections.abc import Iterator
-from time import monotonic
-from typing import Any, Final
+from typing import Any
 
-import redis
-
-from penstock_ledger import QueueBook, RedisAddress, keys
-from penstock_producer.feed.queues import queue_name
-from penstock_producer.job.lanes import LANES
+from penstock_ledger import RedisAddress, keys
 from penstock_ratelimit import full_jitter
 from penstock_workers.amqp_address import AmqpAddress
 from penstock_workers.broker.amqp.connect import AMQP_ERRORS, connect
 from penstock_workers.broker.amqp.lane_shovel import LaneShovel
-from penstock_workers.broker.amqp.relay_scripts import RelayScripts
+from penstock_workers.broker.amqp.relay_scripts import FleetQueues
 from penstock_workers.broker.leases import BROKER_ERRORS
-from penstock_workers.settings import CONTROL_LANE, WorkerSettings, process_name
-
-LOOK_EACH_S: Final = 1.0
-"""So late the first message of a new model reaches RabbitMQ."""
-
-
-class FleetQueues:
-    """Belongs to one thread. Raises redis-py's errors."""
-
-    def __init__(self, client: redis.Redis) -> None:
-        self._book = QueueBook(client)
-        self._known: list[str] = []
-        self._look_at = 0.0
-
-    def now(self) -> list[str]:
-        """The queues, in an order that stays."""
-        if monotonic() >= self._look_at:
-            self._known = [name for lane in LANES for name in self._book.of(queue_name(lane))]
-            self._known.append(queue_name(CONTROL_LANE))
-            self._look_at = monotonic() + LOOK_EACH_S
-        return self._known
-
+from penstock_workers.settings import WorkerSettings, process_name
 
 log = logging.getLogger(__name__)
 
@@ -118,8 +86,9 @@ class Shovel:
         return more
 
     def _meet_new_queues(self) -> None:
-        """Queues of models come and go; one that is gone is empty, and its shovel had nothing to
-        do."""
+        """Start a shovel for each new queue, and end those of queues that are gone.
+
+        Queues of models come and go; one that is gone is empty."""
         known = {lane.queue: lane for lane in self._lanes}
         queues = self._queues.now()
         if queues != list(known):
@@ -139,7 +108,7 @@ class Shovel:
         return list(zip(found[::2], found[1::2], strict=True))
 
     def _connected(self) -> Any:
-        """The connection, made when there is none."""
+        """Return the connection, and make one where there is none."""
         if self._broker is None:
             self._broker = connect(self._address)
         return self._broker
@@ -150,8 +119,9 @@ class Shovel:
         self._faults = 0
 
     def _fail(self, error: Exception | None) -> float:
-        """Leave the lanes to other processes, which may reach RabbitMQ; returns how long to
-        wait."""
+        """Leave the lanes to other processes; return how long to wait.
+
+        Those may reach RabbitMQ."""
         wait_s = BACKOFF_BASE_S + full_jitter(
             self._faults, base_s=BACKOFF_BASE_S, cap_s=BACKOFF_CAP_S
         )
@@ -193,28 +163,3 @@ def start_shovel(settings: WorkerSettings, broker_url: str) -> Iterator[None]:
     finally:
         stop.set()
         thread.join()
-
-
-class SwitchBack:
-    """Recalls messages that an earlier RabbitMQ broker still has, in a fleet whose broker is
-    Redis."""
-
-    def __init__(self, client: redis.Redis, settings: WorkerSettings) -> None:
-        self._client = client
-        self._queues = FleetQueues(client)
-        self._each_s = settings.visibility_timeout_s
-        self._next_at = 0.0
-
-    def look(self) -> None:
-        """Recall once per visibility timeout; does nothing in between. Raises Redis's errors."""
-        if monotonic() < self._next_at:
-            return
-        self._next_at = monotonic() + self._each_s
-        for queue in self._queues.now():
-            returned = RelayScripts(self._client, queue, self._each_s).recall_unclaimed()
-            if returned:
-                log.warning(
-                    "%d messages of %s were still in RabbitMQ; they are back in Redis",
-                    returned,
-                    queue,
-                )

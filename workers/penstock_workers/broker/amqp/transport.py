@@ -1,5 +1,4 @@
-"""kombu's pyamqp transport, with consumers whose messages are leased in Redis, as Penstock's Redis
-transport leases them.
+"""kombu's pyamqp transport, with messages leased in Redis as the Redis transport leases them.
 
 With the options ``leases``, ``address`` and ``keys`` (a worker has them) each queue that is
 consumed with acknowledgements goes through an ``Intake``. RabbitMQ's own prefetch is small and
@@ -41,8 +40,7 @@ TAKE_TIMEOUT_S = 5.0  # of the connection that takes messages; the hub waits for
 
 
 class LeaseChannel:
-    """Stands in for the channel of a leased message, which may outlive the connection that
-    delivered it."""
+    """Stands in for the channel of a leased message, which may outlive its connection."""
 
     no_ack_consumers = None
 
@@ -84,8 +82,9 @@ class Channel(pyamqp.Channel):  # type: ignore[misc]  # kombu is untyped
     def basic_qos(
         self, prefetch_size: int, prefetch_count: int, a_global: bool, argsig: str = "lBb"
     ) -> Any:
-        """RabbitMQ gets a part of the prefetch limit: what the worker holds is acknowledged to
-        RabbitMQ already."""
+        """Give RabbitMQ a part of the prefetch limit.
+
+        What the worker holds is acknowledged to RabbitMQ already."""
         if self._worker_leases is None:
             return super().basic_qos(prefetch_size, prefetch_count, a_global, argsig)
         self._limit = prefetch_count
@@ -180,8 +179,9 @@ class Channel(pyamqp.Channel):  # type: ignore[misc]  # kombu is untyped
             self._ask(self._intake)
 
     def _ask(self, intake: Intake) -> None:
-        """Reconnect where the consumer gets nothing though messages are ready, as after its queue
-        was declared anew."""
+        """Reconnect where the consumer gets nothing though messages are ready.
+
+        So it is after its queue was declared anew."""
         delivered = intake.delivered
         if len(intake) or self.room() <= 0 or not any(map(self._ready, self._consuming.values())):
             self._passed_over = -1
@@ -225,7 +225,7 @@ class WorkerLeases:
         self._address = address
 
     def connect(self, timeout_s: float) -> Any:
-        """A client without retries: its callers have their own."""
+        """Return a client without retries: its callers have their own."""
         return self._address.connect(
             socket_timeout=timeout_s,
             socket_connect_timeout=timeout_s,
@@ -234,7 +234,7 @@ class WorkerLeases:
         )
 
     def connect_keeper(self) -> Any:
-        """A client that notices a dead peer well before a lease ends."""
+        """Return a client that notices a dead peer well before a lease ends."""
         return self.connect(max(KEEPER_TIMEOUT_MIN_S, self.keys.visibility_timeout_s / 6))
 
 
@@ -261,7 +261,7 @@ class Connection(pyamqp.Connection):  # type: ignore[misc]  # kombu is untyped
 
 
 class Transport(pyamqp.Transport):  # type: ignore[misc]  # kombu is untyped
-    """penstockamqp://…"""
+    """The transport of ``penstockamqp://…``."""
 
     Connection = Connection
 
@@ -291,13 +291,14 @@ class Transport(pyamqp.Transport):  # type: ignore[misc]  # kombu is untyped
 
 
 class TlsTransport(Transport):
-    """penstockamqps://…"""
+    """The transport of ``penstockamqps://…``."""
 
     default_port = pyamqp.DEFAULT_SSL_PORT
 
     def establish_connection(self) -> Any:
-        """Check the certificate against the node that is tried: kombu keeps the first node's host
-        name."""
+        """Connect, and check the certificate against the node that is tried.
+
+        kombu keeps the first node's host name."""
         if self.client.ssl.get("server_hostname") is not None:
             self.client.ssl = {**self.client.ssl, "server_hostname": self.client.hostname}
         return super().establish_connection()

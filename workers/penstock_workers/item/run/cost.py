@@ -1,11 +1,8 @@
-"""What the next call of an item may cost: the dearest that its prices allow, for the budget of its
-job.
+"""What the next call of an item may cost, and what the items of a hosted model cost.
 
-An engine of the worker's own is paid by the hour: what its calls cost is known when they have
-ended, and nothing is reserved.
-
-What the items of a worker that hosts a model cost: its price per hour, shared by those that
-compute at the time.
+For the budget of its job a call is counted at the dearest that its prices allow. An engine of the
+worker's own is paid by the hour: what its calls cost is known when they have ended, and nothing is
+reserved.
 
 While k items compute, each pays a k-th of the price. So the items of a worker together cost what it
 cost while it computed, however they overlap, in O(1) per item. Time in which nothing computes
@@ -77,8 +74,10 @@ def may_cost(attempt: Attempt) -> MayCost | None:
 def dearest(
     prices: ModelPrices, body: bytes, tokens_in: int, *, in_batch: bool = False
 ) -> tuple[int, bool]:
-    """Millionths of a dollar, and whether the request says how long its answer may be; where it
-    does not, that is as long as first estimates have it. ``tokens_in`` are those of its prompt."""
+    """Return millionths of a dollar, and whether the request bounds its answer.
+
+    Where it does not, the answer is as long as first estimates have it. ``tokens_in`` are those of
+    its prompt."""
     request = orjson.loads(body)
     most = output_asked(request)
     tokens_out = answers_asked(request) * (DEFAULT_OUTPUT_TOKENS if most is None else most)
@@ -115,8 +114,7 @@ def estimated_prompt(body: bytes) -> int:
 
 
 def too_long(body: bytes, most: int | None) -> str | None:
-    """Return what to say of a request whose prompt is longer than its job's ``max_prompt_tokens``;
-    None of others."""
+    """Return why a request is longer than its job's ``max_prompt_tokens``; None of others."""
     if (
         most is None
         or len(body) <= most * EXPECTED_BYTES
@@ -184,8 +182,7 @@ class SharedTime:
 
 
 class PricedAdmission:
-    """Implements ``admission.Admission`` around that of the lane: from its start to its conclusion
-    a turn is charged."""
+    """Implements ``Admission`` around that of the lane: a turn is charged until it concludes."""
 
     def __init__(self, inner: Admission, prices: CostSettings, shared: SharedTime) -> None:
         self._inner = inner
@@ -234,7 +231,7 @@ class PricedTurn:
         self._entered = self._shared.enter()
 
     def conclude(self, tried: Tried, happened: Failure | Reply) -> None:
-        """A refused or failed answer has cost its time, too."""
+        """Charge the time of an answer, also of a refused or failed one."""
         self._charge()
         self._inner.conclude(tried, happened)
 

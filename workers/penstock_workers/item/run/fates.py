@@ -119,7 +119,7 @@ FATES: Mapping[str, Fate] = {
 def decide(
     attempt: Attempt, happened: Failure | Reply, policy: RetryPolicy, *, put_off: bool = False
 ) -> Outcome:
-    """The outcome of an attempt. ``put_off``: the fleet's budget of retries is used up."""
+    """Return the outcome of an attempt. ``put_off``: the fleet's budget of retries is used up."""
     if isinstance(happened, Reply):
         return Done(result_of(attempt, happened))
     fate = FATES[happened.name]
@@ -143,7 +143,7 @@ def decide(
 
 
 def explain(failure: Failure) -> str:
-    """The failure in words for a person, with what to do about it where only a person can."""
+    """Return the failure in words, with what to do about it where only a person can."""
     return "; ".join(
         part for part in (f"{failure.name}: {failure.detail}", FATES[failure.name].fix) if part
     )

@@ -1,5 +1,4 @@
-"""Asking an item once more within its attempt: the model whose answer the schema refused, or the
-next model of `fallback`.
+"""Asking once more within an attempt: the model whose answer was refused, or the next model.
 
 No retry: the item keeps its slot, and the request goes through the quota as any other, is counted
 and paid for. Its start is counted anew, so that it ends where a pause or the budget stops its job.
@@ -62,9 +61,10 @@ def has_follow_up(attempt: Attempt, failure: Failure, policy: RetryPolicy) -> bo
 
 
 def to_current_model(attempt: Attempt, is_down: Callable[[str], bool]) -> None:
-    """Before its first request: the model that earlier attempts came to; while its provider is
-    down, the next of one that is not. Each model is given up once, however often its steps are
-    taken."""
+    """Turn the attempt to the model that earlier ones came to.
+
+    While its provider is down, to the next one that is up. Each model is given up once, however
+    often its steps are taken."""
     while attempt.models_left < attempt.spent_in_all.fallbacks and attempt.job.fallback is not None:
         _leave_model(attempt, attempt.job.fallback)
     for _ in range(_models_down(attempt.job, is_down)):
@@ -76,7 +76,7 @@ def to_current_model(attempt: Attempt, is_down: Callable[[str], bool]) -> None:
 
 
 async def turn_of(admission: Admission, attempt: Attempt, prepared: Prepared) -> Turn:
-    """The turn of an item whose job has `fallback`.
+    """Return the turn of an item whose job has `fallback`.
 
     Where its provider goes down meanwhile, and that of another model is not, the item is another
     attempt, which asks that model: raises TurnedAway. Nothing was sent, so no attempt is counted.
@@ -103,14 +103,13 @@ async def turn_of(admission: Admission, attempt: Attempt, prepared: Prepared) ->
 def instead_of(
     attempt: Attempt, before: Failure, error: BaseException, policy: RetryPolicy
 ) -> Failure:
-    """What the item comes to whose next request was not sent.
+    """Return what the item comes to whose next request was not sent.
 
     Raises TurnedAway where that is no failure.
 
     Answers were paid for, so it ends in an outcome that keeps their price in the books: another
     attempt, where whatever stopped this one is found again. Where the next model is another
-    worker's, that attempt is made at once in its queue.
-    """
+    worker's, that attempt is made at once in its queue."""
     outcome = outcome_of(error) if isinstance(error, Exception) else None
     if isinstance(outcome, Released) and outcome.to is not None:
         if not attempt.calls:  # refused before it was sent: there is nothing to keep
@@ -130,8 +129,9 @@ def instead_of(
 
 
 def after(before: Failure, now: Failure) -> Failure:
-    """What two failures in a row come to: a conversation that is refused leaves the mismatch as it
-    was."""
+    """Return what two failures in a row come to.
+
+    A conversation that is refused leaves the mismatch as it was."""
     if before.refused is not None and now.name in _OF_THE_CONVERSATION:
         return stands(before, now.name)
     return now
@@ -144,8 +144,7 @@ def stands(before: Failure, now: str) -> Failure:
 
 
 def let_go(attempt: Attempt) -> None:
-    """Of the answer that is refused: of a large one only the beginning is kept, and its room is
-    given back."""
+    """Keep only the beginning of a large answer that is refused, and give back its room."""
     attempt.last_answer = excerpt(attempt.last_answer, RESPONSE_EXCERPT_BYTES)
     if attempt.room is not None:
         attempt.room.release()
@@ -167,8 +166,9 @@ def _leave_model(attempt: Attempt, following: JobView) -> None:
 
 
 def _models_down(view: JobView, is_down: Callable[[str], bool]) -> int:
-    """How many models from here on have a provider whose breaker is open, before one that has not;
-    0 where all have."""
+    """Count the models from here on with an open breaker, before one without.
+
+    0 where all have one."""
     following: JobView | None = view
     down = 0
     while following is not None and is_down(following.spec.provider):
@@ -177,8 +177,7 @@ def _models_down(view: JobView, is_down: Callable[[str], bool]) -> int:
 
 
 def _repair(attempt: Attempt, failure: Failure) -> bytes | None:
-    """The conversation that shows the model its answer and what is wrong; None where that is not to
-    be."""
+    """Return the conversation that shows the model what is wrong; None where none is due."""
     if failure.refused is None or attempt.repairs_left <= 0:
         return None
     place = _CONVERSATIONS.get(attempt.job.spec.endpoint)
@@ -210,7 +209,7 @@ def _messages(refused: RefusedAnswer) -> list[dict[str, Any]]:
 
 
 def _first(attempt: Attempt) -> bytes:
-    """The request without the conversation about earlier answers: only the last answer is shown."""
+    """Return the request without earlier answers: only the last one is shown."""
     return attempt.first_body if attempt.first_body is not None else attempt.body
 
 

@@ -40,8 +40,7 @@ class ItemHost:
             task.cancel()
 
     async def drain(self, deadline_s: float) -> None:
-        """Release at once what has not begun, finish what can be finished in ``deadline_s``,
-        release the rest."""
+        """Release what has not begun, finish what ends in ``deadline_s``, release the rest."""
         self._waits.close()
         self._runner.runs.close()
         self._runner.lane.drain()
@@ -89,8 +88,7 @@ class ItemHost:
         return len(self._waits.apart)
 
     def bound(self) -> str:
-        """What limits a worker without an engine: its queue, the quota that items wait for, or its
-        slots."""
+        """Return what limits a worker without an engine: its queue, the quota, or its slots."""
         slots = self._waits.slots
         if slots.taken < slots.size:
             return "queue"

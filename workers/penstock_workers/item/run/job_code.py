@@ -65,8 +65,9 @@ class HooksUnderWay:
             del self._began[number]
 
     def described(self) -> Mapping[str, str]:
-        """The hook that has run longest, for how many seconds, and in how many calls; empty while
-        none takes long."""
+        """Return the hook that has run longest, its seconds and its calls.
+
+        Empty while none takes long."""
         if not self._began:
             return {}
         path, began = next(iter(self._began.values()))
@@ -98,8 +99,10 @@ HELD_S = 10.0  # a broken hook is not called again for so long: its job is about
 
 
 class JobCode:
-    """``hooks`` and ``checks`` are the pools for ordinary items, ``suspects`` is the one for
-    suspected items."""
+    """Runs the hooks and checks of jobs in children.
+
+    ``hooks`` and ``checks`` are the pools for ordinary items, ``suspects`` is the one for suspected
+    items."""
 
     def __init__(
         self,
@@ -244,8 +247,7 @@ class JobCode:
     # -- schemas -----------------------------------------------------------------------------------
 
     async def _check(self, attempt: Attempt, reply: Reply) -> Failure | None:
-        """`schema_mismatch` saying where the reply differs, or `answer_cut`; None when it does
-        not."""
+        """Return `schema_mismatch` with where the reply differs, `answer_cut`, or None."""
         try:
             said = await self._ask(
                 self._checks, attempt, Check(self._schema(attempt), reply.content or "")
@@ -302,8 +304,9 @@ class JobCode:
     # -- both --------------------------------------------------------------------------------------
 
     async def _ask(self, pool: ChildPool, attempt: Attempt, call: ChildCall) -> Said:
-        """Raises ChildBroken: at once before the call, and after many attempts where an answer is
-        paid for."""
+        """Ask a child; raise ChildBroken.
+
+        At once before the call, and after many attempts where an answer is paid for."""
         if not isinstance(call, Postprocess | Check):
             return await self._ask_once(pool, attempt, call)
         for pause_s in START_AGAIN_S:
@@ -369,8 +372,9 @@ class JobCode:
 
 
 def _cut_short(reply: Reply) -> str:
-    """Before what the schema says of an answer that was cut: nothing else is wrong with it,
-    mostly."""
+    """Return what is said of a cut answer, before what the schema says.
+
+    Nothing else is wrong with it, mostly."""
     tokens = "" if reply.completion_tokens is None else f" after {reply.completion_tokens} tokens"
     return (
         f"the answer was cut{tokens} (finish_reason length): raise max_tokens, or ask for a "

@@ -49,19 +49,19 @@ class ModelCheck:
         )  # one look at the fleet, however many items of a job ask at once
 
     def open(self, served: Served) -> None:
-        """The lane is up, and this is what it serves."""
+        """Take what the lane serves, now that it is up."""
         self._served = served
         self._queues = frozenset(served.queues(self._lane))
 
     def needs_look(self, attempt: Attempt) -> bool:
-        """False for an item that its feed has put into a queue of this worker's model, and that
-        asks for no other since."""
+        """Return False for an item from a queue of this worker's model.
+
+        It asks for no other model since its feed put it there."""
         of_another = attempt.delivery.queue not in self._queues or attempt.models_left > 0
         return of_another or attempt.job.spec.preprocess is not None
 
     async def check(self, attempt: Attempt) -> None:
-        """Raises TurnedAway for an item that another worker must answer, or a person must decide
-        about."""
+        """Raise TurnedAway for an item of another worker, or one for a person to decide."""
         model = model_of(attempt.body)
         if model is None:
             await self._check_bound(attempt)
@@ -100,7 +100,7 @@ class ModelCheck:
         return self._hot.bind(job_id, queue_name(self._lane, self._common_name(fleet)))
 
     def _common_name(self, fleet: Serving) -> str:
-        """The shortest name that all workers of the model share."""
+        """Return the shortest name that all workers of the model share."""
         common = set(self._served.names)
         for served in fleet.workers:
             common = common & set(served.names) or common

@@ -68,7 +68,7 @@ class Quarantine(Protocol):
         ...
 
     async def infer(self, attempt: Attempt, prepared: Prepared, turn: Turn) -> Tried:
-        """The item's answer, or ``died_alone`` when it ends what runs it."""
+        """Return the item's answer, or ``died_alone`` when it ends what runs it."""
         ...
 
 
@@ -86,7 +86,7 @@ class ChildQuarantine:
             yield
 
     async def infer(self, attempt: Attempt, prepared: Prepared, turn: Turn) -> Tried:
-        """The item's answer, or ``died_alone`` when it ended its process, alone in it."""
+        """Return the item's answer, or ``died_alone`` when it ended its process, alone in it."""
         call = Infer(
             attempt.key.doc_id, msgspec.msgpack.encode(prepared.request), prepared.request.timeout_s
         )

@@ -1,13 +1,7 @@
 """What an item cannot go on without: its job and its body.
 
-Request bodies that travel by reference: read again from the pinned source (or the spool) by the
-worker itself.
-
-The jobs whose items a worker tries: each is read once from the ledger and kept.
-
-What an item cannot go on without: its job and its body.
-
-An outage of the ledger is waited for: no item is at fault.
+A job is read once from the ledger and kept. A body that travels by reference is read again from the
+pinned source (or the spool). An outage of the ledger is waited for: no item is at fault.
 """
 
 from __future__ import annotations
@@ -56,8 +50,9 @@ class Bodies:
         self._sources: OrderedDict[tuple[str, int], Source] = OrderedDict()
 
     async def fetch(self, item: Item) -> bytes:
-        """Raises SourceUnavailable, SourceChanged, and BadReference for a place where this document
-        is not."""
+        """Return a body; raise SourceUnavailable, SourceChanged and BadReference.
+
+        BadReference is for a place where this document is not."""
         assert item.message.ref is not None, "a message holds a body or a reference"
         return await asyncio.to_thread(self._read, item, item.message.ref)
 
@@ -98,8 +93,7 @@ class JobBook:
         self._views: OrderedDict[Seen, asyncio.Future[JobView]] = OrderedDict()
 
     def known(self, job_id: str, endpoint: str | None = None) -> JobView | None:
-        """The view if it is here already: the path that nearly every item takes, without a task
-        switch."""
+        """Return the view if it is here already, without a task switch."""
         future = self._views.get((job_id, endpoint))
         return (
             future.result()
@@ -134,7 +128,7 @@ class JobBook:
 def read_job(
     jobs: JobStore, settings: WorkerSettings, tenants: TenantBudgets | None = None
 ) -> Reader:
-    """Reads a job from the ledger into what workers keep of it.
+    """Return what reads a job from the ledger into what workers keep of it.
 
     A job may go from lane to lane: its requests are made, and paid for, as those of the worker's
     own. ``tenants``: whose budgets bound their jobs.
@@ -189,14 +183,16 @@ def read_job(
 
 
 def _fallbacks(spec: JobSpec, providers: Collection[str]) -> Iterator[JobSpec]:
-    """The spec as each fallback model is asked."""
+    """Yield the spec as each fallback model is asked."""
     for name in spec.fallback or ():
         provider, model = provider_and_model(name, providers)
         yield spec.model_copy(update={"model": model, "provider": provider or spec.provider})
 
 
 def _provider_of(spec: JobSpec, settings: WorkerSettings) -> ProviderSettings:
-    """Raises UnknownProvider, PricesMissing and EndpointRefused."""
+    """Return the settings of the job's provider.
+
+    Raises UnknownProvider, PricesMissing and EndpointRefused."""
     provider = settings.provider(spec.provider)
     if (
         spec.budget_usd is not None
@@ -211,8 +207,9 @@ def _provider_of(spec: JobSpec, settings: WorkerSettings) -> ProviderSettings:
 
 
 def _check_named(endpoint: str, spec: JobSpec) -> None:
-    """Raises BadReference for a path that lines of the job may not name: its message is forged, and
-    the job goes on."""
+    """Raise BadReference for a path that lines of the job may not name.
+
+    Its message is forged, and the job goes on."""
     refusal = url_refusal(endpoint, spec)
     if endpoint != spec.endpoint and refusal is not None:
         raise BadReference(f"the message is for {endpoint}: {refusal[0]}")
@@ -245,7 +242,7 @@ class Reads:
         self._failure_log = FailureLog(log)
 
     def known_job(self, job_id: str, endpoint: str | None = None) -> JobView | None:
-        """The job if it is here already: so it is for nearly every item, without a task switch."""
+        """Return the job if it is here already, as for nearly every item, without a task switch."""
         return self._jobs.known(job_id, endpoint)
 
     async def job(self, job_id: str, endpoint: str | None = None) -> JobView:
@@ -266,7 +263,7 @@ class Reads:
             return b""
 
     async def of_fleet(self, ask: Callable[[], Awaitable[T]]) -> T:
-        """What Redis knows of the other workers."""
+        """Return what Redis knows of the other workers."""
         return await self._read("what the fleet serves", ask)
 
     async def _read(self, what: str, ask: Callable[[], Awaitable[T]]) -> T:

@@ -1,15 +1,10 @@
-"""Equal requests are sent once: an item takes the answer to an equal one, waits for it, or is the
-one that is sent.
+"""Equal requests are sent once: an item takes an equal one's answer, waits, or is the one sent.
 
-Items of this process that make the same request: the first asks and is sent, the others wait in
-a line behind it.
-
-Takes an item through its steps once for all that make the same request.
-
-An answer is looked for before the item waits for a slot or for the quota: in this process, then in
-the book in Redis, which says whose result in SQL it is. Where another worker is at it, the message
-goes into the delayed set and no attempt counts. Where the book or SQL cannot be asked, the request
-is sent: that costs a call, and waiting would cost the job.
+An answer is looked for before the item waits for a slot or for the quota: in this process, where
+the first asks and is sent and the others wait in a line behind it, then in the book in Redis, which
+says whose result in SQL it is. Where another worker is at it, the message goes into the delayed set
+and no attempt counts. Where the book or SQL cannot be asked, the request is sent: that costs a
+call, and waiting would cost the job.
 """
 
 from __future__ import annotations
@@ -90,7 +85,7 @@ class Lines:
         return InFlight(self._clock() - line.began) if future.cancelled() else future.result()
 
     def pass_on(self, name: RequestName) -> bool:
-        """The one that leads gives up: the next one does. False when no one waits."""
+        """Let the next one lead, since this one gives up; return False when no one waits."""
         line = self._lines[name]
         while line.waiting:
             future = line.waiting.popleft()
@@ -101,15 +96,14 @@ class Lines:
         return False
 
     def tell(self, name: RequestName, found: Found) -> None:
-        """The end of the line: all who wait in it learn this."""
+        """End the line: all who wait in it learn this."""
         for future in self._lines.pop(name).waiting:
             if not future.done():
                 future.set_result(found)
 
 
 class KnownAnswers:
-    """What this process has learned lately of requests: their answers, or that they are not to be
-    waited for."""
+    """What this process has learned lately: answers, or that they are not to be waited for."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
@@ -194,7 +188,7 @@ class Reuse:
         self._thread.shutdown()
 
     async def once(self, attempt: Attempt, steps: Steps) -> Outcome:
-        """The outcome of ``steps``, or of an equal request in their place.
+        """Return the outcome of ``steps``, or of an equal request in their place.
 
         Raises what they do, and TurnedAway."""
         policy = attempt.job.reuse
@@ -280,7 +274,7 @@ class Reuse:
         return outcome
 
     def _give_up(self, asked: Asked) -> None:
-        """It was not tried: the next one here leads, with the same claim, or any worker does."""
+        """Let the next one here lead with the same claim, or any worker: it was not tried."""
         if not self._lines.pass_on(asked.name):
             self._release(asked)
 
@@ -324,15 +318,14 @@ class Reuse:
 
 
 def _found(told: ItemKey | InFlight | None, results: dict[ItemKey, Result]) -> Found:
-    """A result that is gone, because its job was purged, is asked for again."""
+    """Return what is known; a result that is gone with its purged job is asked for again."""
     if told is None:
         return Turn.LEAD
     return results.get(told, Turn.LEAD) if isinstance(told, ItemKey) else told
 
 
 def _taken(attempt: Attempt, result: Result) -> Result:
-    """The answer as the result of this item: with the tokens that it took, at no cost but that of
-    earlier attempts."""
+    """Return the answer as this item's result, at no cost but that of earlier attempts."""
     spent = attempt.spent_in_all
     return structs.replace(
         result,

@@ -1,5 +1,4 @@
-"""The life of an item in a worker, as a recipe: ``ItemRunner.run`` and the steps that it names are
-the page to read.
+"""The life of an item in a worker, as a recipe: read ``ItemRunner.run`` and the steps it names.
 
 A step does one thing. Where it cannot go on it raises, and ``_not_tried`` alone says which outcome
 that is; ``fates.decide`` says what outcome a call has. Nothing here acknowledges, stores or waits
@@ -157,7 +156,7 @@ class ItemRunner:
         return item
 
     async def _open(self, item: Item) -> Attempt:
-        """The item's job and its request body."""
+        """Return the attempt: the item's job and its request body."""
         endpoint = item.message.endpoint
         job = self.reads.known_job(item.key.job_id, endpoint) or await self.reads.job(
             item.key.job_id, endpoint
@@ -165,8 +164,7 @@ class ItemRunner:
         return Attempt.at(item, job, item.message.body or await self.reads.body(item))
 
     async def _prepare(self, attempt: Attempt) -> Prepared:
-        """All that can be done before it is the item's turn: the job's own hook, templates,
-        tokens."""
+        """Do all that can be done before the item's turn: hook, templates, tokens."""
         if attempt.next_body is not None:
             attempt.body = attempt.next_body
         else:
@@ -192,7 +190,7 @@ class ItemRunner:
             raise TurnedAway(decide(attempt, Failure("prompt_too_long", why, None), self.policy))
 
     async def _preprocess(self, attempt: Attempt) -> None:
-        """The job's hook.
+        """Call the job's hook.
 
         Its start is counted, so that a hook that ends this process is found; waiting is not."""
         await self._begin(attempt)
@@ -212,8 +210,7 @@ class ItemRunner:
             return await turn_of(self.admission, attempt, prepared)
 
     async def _begin(self, attempt: Attempt, *, sends: bool = False) -> None:
-        """Count the start outside this process, before anything can end it, and learn whether it
-        may start."""
+        """Count the start outside this process, and learn whether the item may start."""
         self.runs.check(attempt)
         await self.starts.begin(attempt, sends=sends)
         if attempt.crashes >= CRASHES_MAX:
@@ -261,8 +258,7 @@ class ItemRunner:
     async def _follow_up(
         self, attempt: Attempt, place: SlotPlace, before: Failure
     ) -> Failure | Reply:
-        """The next request for the same item, with a start of its own; what its answers cost adds
-        up."""
+        """Make the next request for the same item, with a start of its own; costs add up."""
         let_go(attempt)
         try:
             await self.starts.take_back(attempt)
@@ -272,7 +268,7 @@ class ItemRunner:
         return after(before, happened) if isinstance(happened, Failure) else happened
 
     async def _try_apart(self, attempt: Attempt, place: SlotPlace) -> Failure | Reply:
-        """The same steps in the quarantine, when there is room in it."""
+        """Take the same steps in the quarantine, when there is room in it."""
         place.leave()  # while it waits there, it must not keep others from their turn
         async with AsyncExitStack() as stack:
             with self.waits.apart:
@@ -282,7 +278,7 @@ class ItemRunner:
             return await self._try(attempt)
 
     async def _not_tried(self, item: Delivery | Item | Attempt, error: Exception) -> Outcome:
-        """The outcome where a step raised."""
+        """Return the outcome where a step raised."""
         outcome = outcome_of(error)
         if outcome is None:
             failure = failure_of(error)

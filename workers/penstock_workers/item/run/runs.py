@@ -1,21 +1,19 @@
-"""Whether a 404, a 403, a redirect, a page or a refused format is one document's own fault, or that
-of its whole job.
+"""Whether a failure is one document's fault or that of its whole job, and why calls fail.
 
 A wrong URL, a firewall, a proxy, or a provider that does not take the `response_format` that the
 job puts into its requests answers all of them alike, and as dead letters a job would be gone in
-seconds. So such
-an answer waits for the next that comes to a request sent after it: a good one shows that the
-document was at fault, and the document gets the outcome of its failure. Without one, ``pauses_at``
-of them in a row pause the job, and none is dead. After that one document at a time goes out until
-one succeeds. Kept per worker process, in memory: no store is asked.
+seconds. So a 404, a 403, a redirect, a page or a refused format waits for the next answer to a
+request sent after it: a good one shows that the document was at fault, and the document gets the
+outcome of its failure. Without one, ``pauses_at`` of them in a row pause the job, and none is dead.
+After that one document at a time goes out until one succeeds. Kept per worker process, in memory:
+no store is asked.
 
 A line that names another path than its job is its own fault alone where the provider has answered
 the job on other paths and has no such path: the address is right, so no number of them pauses the
 job.
 
-Why calls fail: in the worker's log, and in Redis for `penstock status`, `limits` and the panel.
-
-A good answer costs nothing here. Failures are added up in memory and written every ``FLUSH_S``; the
+Why calls fail is in the worker's log, and in Redis for `penstock status`, `limits` and the panel. A
+good answer costs nothing here. Failures are added up in memory and written every ``FLUSH_S``; the
 log has a line at the first of a kind and then one in ``LOG_EVERY_S``, with the count.
 """
 
@@ -73,7 +71,7 @@ class Causes:
         await self.flush()
 
     def note(self, attempt: Attempt, happened: Failure | Reply) -> None:
-        """What one call came to."""
+        """Count what one call came to."""
         if isinstance(happened, Reply):
             return
         now = self._clock()
@@ -251,7 +249,7 @@ class Runs:
         return bool(run.answers_on) and named not in run.answers_on
 
     async def weigh(self, attempt: Attempt, happened: Failure | Reply) -> None:
-        """Raises TurnedAway, which pauses the job, unless what happened is the document's own."""
+        """Raise TurnedAway, which pauses the job, unless the failure is the document's own."""
         assert isinstance(happened, Failure), "a reply is never in doubt"
         run = self._run(attempt)
         run.fail(attempt.sent_at, _what(happened))
@@ -263,15 +261,16 @@ class Runs:
         raise TurnedAway(Parked(why, pauses=True))
 
     def close(self) -> None:
-        """The worker drains: documents that still wait here are released, as if they had not been
-        sent."""
+        """Release the documents that still wait here: the worker drains.
+
+        They count as not sent."""
         self._closed = True
         for run in self._runs.values():
             for _, future in run.waiting:
                 future.cancel()
 
     async def _wait(self, run: Run, sent: float) -> None:
-        """Raises CancelledError once closed."""
+        """Wait for an answer; raise CancelledError once closed."""
         if self._closed:
             raise asyncio.CancelledError("this worker is draining")
         entry = (sent, asyncio.get_running_loop().create_future())
@@ -295,7 +294,7 @@ class Runs:
         return run
 
     def _forget_one(self) -> None:
-        """The oldest in which no document waits."""
+        """Forget the oldest run in which no document waits."""
         oldest = next((job_id for job_id, run in self._runs.items() if not run.waiting), None)
         if oldest is not None:
             del self._runs[oldest]
@@ -307,7 +306,7 @@ def _what(failure: Failure) -> str:
 
 
 def _is_format_refused(attempt: Attempt, failure: Failure) -> bool:
-    """The job put the same form into all requests, so that none of them is answered."""
+    """Return whether the job's own form is refused, so that no request is answered."""
     return (
         refuses_format(failure.name, failure.detail)
         and attempt.job.spec.asked_format.format is not None
@@ -324,8 +323,7 @@ def _fix(attempt: Attempt, failure: Failure) -> str:
 
 
 def other_format(provider: str) -> str:
-    """What to do where a provider refuses the `response_format` that a job puts into its
-    requests."""
+    """Return what to do where a provider refuses a job's `response_format`."""
     return (
         f"provider {provider} refuses the response_format of the job's requests: submit the "
         "documents as a new job with --response-format json_object or none, and say in the prompt "
@@ -334,8 +332,9 @@ def other_format(provider: str) -> str:
 
 
 def to_check(failure: str, provider: str, url: str | None) -> str:
-    """What a person should look at when all answers were of this kind; ``url`` is None where it is
-    not known."""
+    """Return what a person should look at when all answers were of this kind.
+
+    ``url`` is None where it is not known."""
     if failure == "forbidden":
         at = f"provider {provider}" if url is None else f"provider {provider}, {url}"
         return (

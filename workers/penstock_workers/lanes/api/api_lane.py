@@ -25,7 +25,8 @@ from penstock_workers.http import (
 )
 from penstock_workers.item.answer import Answer, AnswerMemory, NoAnswer, Room, Tried, kept
 from penstock_workers.item.lane import Prepared, Request
-from penstock_workers.provider_calls import address, generating, headers_of
+from penstock_workers.lanes.api.gemini_request import generating
+from penstock_workers.provider_calls import address, headers_of
 from penstock_workers.settings import ANSWER_MEMORY_BYTES, MAX_ANSWER_BYTES, ProviderSettings
 
 # a server that does not even accept in this time is down, whatever the item's own deadline
