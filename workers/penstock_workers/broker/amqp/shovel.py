@@ -10,6 +10,7 @@ list, or is given back to it, or comes back when the lease ends under which it w
 from __future__ import annotations
 
 import contextlib
+import logging
 import threading
 from collections.abc import Iterator
 from typing import Any
