@@ -19,41 +19,43 @@ if TYPE_CHECKING:
     from penstock_ledger.door_stores.api_keys import SCOPES as SCOPES
     from penstock_ledger.door_stores.api_keys import ApiKey as ApiKey
     from penstock_ledger.door_stores.api_keys import ApiKeyStore as ApiKeyStore
+    from penstock_ledger.door_stores.api_keys import EndedSessions as EndedSessions
     from penstock_ledger.door_stores.api_keys import KeyLimits as KeyLimits
     from penstock_ledger.door_stores.api_keys import LockedKeys as LockedKeys
     from penstock_ledger.door_stores.api_keys import NewApiKey as NewApiKey
     from penstock_ledger.door_stores.api_keys import digest_of_key as digest_of_key
     from penstock_ledger.door_stores.api_keys import is_tenant_of_key as is_tenant_of_key
     from penstock_ledger.door_stores.api_keys import looks_like_key as looks_like_key
+    from penstock_ledger.door_stores.batches import BatchesAsked as BatchesAsked
+    from penstock_ledger.door_stores.batches import BatchPage as BatchPage
+    from penstock_ledger.door_stores.batches import DoorBatch as DoorBatch
+    from penstock_ledger.door_stores.batches import DoorBatchState as DoorBatchState
     from penstock_ledger.door_stores.batches import DoorBatchStore as DoorBatchStore
-    from penstock_ledger.door_stores.door_batch import BatchesAsked as BatchesAsked
-    from penstock_ledger.door_stores.door_batch import BatchPage as BatchPage
-    from penstock_ledger.door_stores.door_batch import DoorBatch as DoorBatch
-    from penstock_ledger.door_stores.door_batch import DoorBatchState as DoorBatchState
-    from penstock_ledger.door_stores.door_batch import LeasedBatch as LeasedBatch
-    from penstock_ledger.door_stores.door_batch import NewDoorBatch as NewDoorBatch
+    from penstock_ledger.door_stores.batches import LeasedBatch as LeasedBatch
+    from penstock_ledger.door_stores.batches import NewDoorBatch as NewDoorBatch
     from penstock_ledger.door_stores.door_calls import CallClaim as CallClaim
     from penstock_ledger.door_stores.door_calls import DoorCall as DoorCall
     from penstock_ledger.door_stores.door_calls import DoorCallStore as DoorCallStore
     from penstock_ledger.door_stores.door_calls import PushedCall as PushedCall
-    from penstock_ledger.door_stores.ended_sessions import EndedSessions as EndedSessions
     from penstock_ledger.door_stores.events import EVERY_EVENT as EVERY_EVENT
     from penstock_ledger.door_stores.events import note_event as note_event
     from penstock_ledger.door_stores.files import DoorFile as DoorFile
     from penstock_ledger.door_stores.files import DoorFiles as DoorFiles
     from penstock_ledger.door_stores.files import FileDetails as FileDetails
+    from penstock_ledger.door_stores.files import needed_by as needed_by
     from penstock_ledger.door_stores.job_pages import JobPage as JobPage
     from penstock_ledger.door_stores.job_pages import JobPages as JobPages
     from penstock_ledger.door_stores.job_pages import JobPlace as JobPlace
-    from penstock_ledger.door_stores.letter_lines import LetterLine as LetterLine
-    from penstock_ledger.door_stores.letter_lines import letter_lines as letter_lines
-    from penstock_ledger.door_stores.needed_by import needed_by as needed_by
+    from penstock_ledger.door_stores.job_pages import LetterLine as LetterLine
+    from penstock_ledger.door_stores.job_pages import letter_lines as letter_lines
     from penstock_ledger.door_stores.spending import Spending as Spending
     from penstock_ledger.door_stores.spending import SpendingStore as SpendingStore
-    from penstock_ledger.door_stores.tenant_accounts import TenantAccounts as TenantAccounts
-    from penstock_ledger.door_stores.tenant_accounts import tenant_of_job as tenant_of_job
+    from penstock_ledger.door_stores.tenant_costs import Month as Month
+    from penstock_ledger.door_stores.tenant_costs import TenantAccounts as TenantAccounts
     from penstock_ledger.door_stores.tenant_costs import TenantBudgets as TenantBudgets
     from penstock_ledger.door_stores.tenant_costs import TenantCosts as TenantCosts
+    from penstock_ledger.door_stores.tenant_costs import month_of as month_of
+    from penstock_ledger.door_stores.tenant_costs import tenant_of_job as tenant_of_job
     from penstock_ledger.door_stores.webhooks import Delivery as Delivery
     from penstock_ledger.door_stores.webhooks import DueDelivery as DueDelivery
     from penstock_ledger.door_stores.webhooks import Endpoint as Endpoint
@@ -117,30 +119,27 @@ if TYPE_CHECKING:
     from penstock_ledger.in_redis.budget_book import BudgetBook as BudgetBook
     from penstock_ledger.in_redis.budget_book import TenantAccount as TenantAccount
     from penstock_ledger.in_redis.budget_book import TenantSeen as TenantSeen
-    from penstock_ledger.in_redis.causes import Cause as Cause
-    from penstock_ledger.in_redis.causes import CauseBook as CauseBook
     from penstock_ledger.in_redis.door_limits import Admission as Admission
     from penstock_ledger.in_redis.door_limits import Admitted as Admitted
     from penstock_ledger.in_redis.door_limits import DoorLimits as DoorLimits
     from penstock_ledger.in_redis.queue_book import QueueBook as QueueBook
-    from penstock_ledger.in_redis.quotas_seen import COUNTED as COUNTED
-    from penstock_ledger.in_redis.quotas_seen import QuotaSeen as QuotaSeen
-    from penstock_ledger.in_redis.quotas_seen import counted as counted
-    from penstock_ledger.in_redis.quotas_seen import quotas_seen as quotas_seen
     from penstock_ledger.in_redis.redis_address import (
         REDIS_CONNECT_TIMEOUT_S as REDIS_CONNECT_TIMEOUT_S,
     )
     from penstock_ledger.in_redis.redis_address import REDIS_TIMEOUT_S as REDIS_TIMEOUT_S
     from penstock_ledger.in_redis.redis_address import RedisAddress as RedisAddress
+    from penstock_ledger.in_redis.redis_address import is_cluster as is_cluster
     from penstock_ledger.in_redis.redis_address import without_secrets as without_secrets
-    from penstock_ledger.in_redis.redis_health import is_cluster as is_cluster
     from penstock_ledger.in_redis.redis_ledger import RedisLedger as RedisLedger
+    from penstock_ledger.in_redis.seen import COUNTED as COUNTED
+    from penstock_ledger.in_redis.seen import Cause as Cause
+    from penstock_ledger.in_redis.seen import CauseBook as CauseBook
+    from penstock_ledger.in_redis.seen import QuotaSeen as QuotaSeen
+    from penstock_ledger.in_redis.seen import counted as counted
+    from penstock_ledger.in_redis.seen import quotas_seen as quotas_seen
     from penstock_ledger.keys import RETRIED as RETRIED
     from penstock_ledger.keys import bucket_count as bucket_count
     from penstock_ledger.keys import buckets_for as buckets_for
-    from penstock_ledger.lane_move import BY_HAND as BY_HAND
-    from penstock_ledger.lane_move import MOVE_REASONS as MOVE_REASONS
-    from penstock_ledger.lane_move import LaneMove as LaneMove
     from penstock_ledger.model import Counts as Counts
     from penstock_ledger.model import DeadLetter as DeadLetter
     from penstock_ledger.model import Feed as Feed
@@ -181,19 +180,20 @@ if TYPE_CHECKING:
     from penstock_ledger.store_errors import trouble_of as trouble_of
     from penstock_ledger.stored_values import FIGURE_MAX as FIGURE_MAX
     from penstock_ledger.stored_values import storable as storable
-    from penstock_ledger.stores.batches.figures import BatchFigures as BatchFigures
-    from penstock_ledger.stores.batches.journal import ProviderBatchStore as ProviderBatchStore
-    from penstock_ledger.stores.batches.remainders import RemainderStore as RemainderStore
+    from penstock_ledger.stores.batch_figures import BatchFigures as BatchFigures
+    from penstock_ledger.stores.batch_journal import ProviderBatchStore as ProviderBatchStore
+    from penstock_ledger.stores.batch_remainders import RemainderStore as RemainderStore
     from penstock_ledger.stores.commit_order import CommitOrder as CommitOrder
     from penstock_ledger.stores.commit_order import Place as Place
     from penstock_ledger.stores.jobs import JobStore as JobStore
+    from penstock_ledger.stores.lane_moves import BY_HAND as BY_HAND
+    from penstock_ledger.stores.lane_moves import MOVE_REASONS as MOVE_REASONS
+    from penstock_ledger.stores.lane_moves import LaneMove as LaneMove
     from penstock_ledger.stores.lane_moves import LaneMoves as LaneMoves
     from penstock_ledger.stores.live import LiveFeed as LiveFeed
     from penstock_ledger.stores.live import LiveJob as LiveJob
     from penstock_ledger.stores.live import LiveJobs as LiveJobs
     from penstock_ledger.stores.meta import Meta as Meta
-    from penstock_ledger.stores.month_costs import Month as Month
-    from penstock_ledger.stores.month_costs import month_of as month_of
     from penstock_ledger.stores.noticed import Noted as Noted
     from penstock_ledger.stores.noticed import NoticedFile as NoticedFile
     from penstock_ledger.stores.noticed import NoticedStore as NoticedStore
@@ -204,7 +204,7 @@ if TYPE_CHECKING:
     from penstock_ledger.stores.provenance import MadeWith as MadeWith
     from penstock_ledger.stores.provenance import Provenance as Provenance
     from penstock_ledger.stores.provenance import made_by as made_by
-    from penstock_ledger.stores.purge import purge_job as purge_job
+    from penstock_ledger.stores.provenance import purge_job as purge_job
     from penstock_ledger.stores.schedules import ScheduleStore as ScheduleStore
     from penstock_ledger.stores.source_keys import SourceKeys as SourceKeys
     from penstock_ledger.stores.spool import Spool as Spool
@@ -215,86 +215,86 @@ else:
         __name__,
         {
             "penstock_ledger.door_stores.api_keys": (
-                "ApiKey ApiKeyStore DEFAULT_SCOPES KEYS_MAX KEY_NAME_CHARS KeyLimits LockedKeys "
-                "NewApiKey SCOPES digest_of_key is_tenant_of_key looks_like_key"
+                "ApiKey ApiKeyStore DEFAULT_SCOPES EndedSessions KEYS_MAX KEY_NAME_CHARS "
+                "KeyLimits LockedKeys NewApiKey SCOPES digest_of_key is_tenant_of_key "
+                "looks_like_key"
             ),
-            "penstock_ledger.door_stores.batches": "DoorBatchStore",
-            "penstock_ledger.door_stores.door_batch": (
-                "BatchPage BatchesAsked DoorBatch DoorBatchState LeasedBatch NewDoorBatch"
+            "penstock_ledger.door_stores.batches": (
+                "BatchPage BatchesAsked DoorBatch DoorBatchState DoorBatchStore LeasedBatch "
+                "NewDoorBatch"
             ),
             "penstock_ledger.door_stores.door_calls": "CallClaim DoorCall DoorCallStore PushedCall",
-            "penstock_ledger.door_stores.ended_sessions": "EndedSessions",
             "penstock_ledger.door_stores.events": "EVERY_EVENT note_event",
-            "penstock_ledger.door_stores.files": "DoorFile DoorFiles FileDetails",
-            "penstock_ledger.door_stores.letter_lines": "LetterLine letter_lines",
-            "penstock_ledger.door_stores.needed_by": "needed_by",
+            "penstock_ledger.door_stores.files": "DoorFile DoorFiles FileDetails needed_by",
+            "penstock_ledger.door_stores.job_pages": (
+                "JobPage JobPages JobPlace LetterLine letter_lines"
+            ),
             "penstock_ledger.door_stores.spending": "Spending SpendingStore",
-            "penstock_ledger.door_stores.tenant_accounts": "TenantAccounts tenant_of_job",
-            "penstock_ledger.door_stores.tenant_costs": "TenantBudgets TenantCosts",
-            "penstock_ledger.stores.month_costs": "Month month_of",
+            "penstock_ledger.door_stores.tenant_costs": (
+                "Month TenantAccounts TenantBudgets TenantCosts month_of tenant_of_job"
+            ),
             "penstock_ledger.door_stores.webhooks": (
                 "Delivery DueDelivery Endpoint NewEndpoint WebhookStore"
             ),
             "penstock_ledger.door_stores.whose": "EVERYONE Whose",
-            "penstock_ledger.in_redis.answer_book": "AnswerBook Asked InFlight RequestName",
-            "penstock_ledger.in_redis.batches": (
-                "FED_UP_TO AskedAgain Begin BeginReply Begun Depth Drained Drains JobSeen Keep "
-                "Lately MayCost Memory Publish PublishReport SettleBatch SettledCrash SettledDead "
-                "SettledDone SettledRetry SettleReport WorkerSeen"
-            ),
-            "penstock_ledger.in_redis.budget_book": (
-                "Account BOUNDLESS BudgetBook TenantAccount TenantSeen"
-            ),
-            "penstock_ledger.in_redis.causes": "Cause CauseBook",
-            "penstock_ledger.in_redis.door_limits": "Admission Admitted DoorLimits",
-            "penstock_ledger.sql.database": "Database open_database",
-            "penstock_ledger.door_stores.job_pages": "JobPage JobPages JobPlace",
             "penstock_ledger.errors": (
                 "BatchLost DatabaseUnavailable DatabaseUnusable FeedLost FilesTaken JobClosed "
                 "JobConflict JobError JobNotFound JobNotReplayable LedgerError NothingToReplay "
                 "OutcomesHeldBack PenstockError PlaceLost RedisForgot RedisUnfit ScheduleExists "
-                "ScheduleNotFound SchemaError SchemaMissing SchemaTooNew SpoolConflict TablesInUse "
-                "TooManySchedules"
+                "ScheduleNotFound SchemaError SchemaMissing SchemaTooNew SpoolConflict "
+                "TablesInUse TooManySchedules"
             ),
-            "penstock_ledger.stores.batches.figures": "BatchFigures",
-            "penstock_ledger.stores.batches.journal": "ProviderBatchStore",
-            "penstock_ledger.stores.batches.remainders": "RemainderStore",
-            "penstock_ledger.stores.commit_order": "CommitOrder Place",
-            "penstock_ledger.stores.jobs": "JobStore",
+            "penstock_ledger.in_redis.answer_book": "AnswerBook Asked InFlight RequestName",
+            "penstock_ledger.in_redis.batches": (
+                "AskedAgain Begin BeginReply Begun Depth Drained Drains FED_UP_TO JobSeen Keep "
+                "Lately MayCost Memory Publish PublishReport SettleBatch SettleReport "
+                "SettledCrash SettledDead SettledDone SettledRetry WorkerSeen"
+            ),
+            "penstock_ledger.in_redis.budget_book": (
+                "Account BOUNDLESS BudgetBook TenantAccount TenantSeen"
+            ),
+            "penstock_ledger.in_redis.door_limits": "Admission Admitted DoorLimits",
+            "penstock_ledger.in_redis.queue_book": "QueueBook",
+            "penstock_ledger.in_redis.redis_address": (
+                "REDIS_CONNECT_TIMEOUT_S REDIS_TIMEOUT_S RedisAddress is_cluster without_secrets"
+            ),
+            "penstock_ledger.in_redis.redis_ledger": "RedisLedger",
+            "penstock_ledger.in_redis.seen": (
+                "COUNTED Cause CauseBook QuotaSeen counted quotas_seen"
+            ),
             "penstock_ledger.keys": "RETRIED bucket_count buckets_for",
-            "penstock_ledger.lane_move": "BY_HAND LaneMove MOVE_REASONS",
-            "penstock_ledger.stores.lane_moves": "LaneMoves",
-            "penstock_ledger.stores.live": "LiveFeed LiveJob LiveJobs",
-            "penstock_ledger.stores.meta": "Meta",
-            "penstock_ledger.stores.provenance": "InUse MadeWith Provenance RENOTED_S made_by",
-            "penstock_ledger.provider_batch": (
-                "BatchState BatchSum BatchTrouble BatchesOpen CANCEL_WAIT_S KeptDocument Missing "
-                "NewProviderBatch ProviderBatch Remainder Waiting kept_documents"
-            ),
             "penstock_ledger.model": (
                 "Counts DeadLetter Feed FeedKind ItemKey Job JobState LaneCounts NewJob Paid "
                 "PaidBeside Result"
             ),
-            "penstock_ledger.stores.noticed": "Noted NoticedFile NoticedStore",
-            "penstock_ledger.stores.outcomes": "OutcomeStore PromptSizes",
-            "penstock_ledger.sql.postgres": "POOL_SIZE Waits",
-            "penstock_ledger.stores.purge": "purge_job",
-            "penstock_ledger.in_redis.queue_book": "QueueBook",
-            "penstock_ledger.in_redis.quotas_seen": "COUNTED QuotaSeen counted quotas_seen",
-            "penstock_ledger.in_redis.redis_address": (
-                "REDIS_CONNECT_TIMEOUT_S REDIS_TIMEOUT_S RedisAddress without_secrets"
+            "penstock_ledger.provider_batch": (
+                "BatchState BatchSum BatchTrouble BatchesOpen CANCEL_WAIT_S KeptDocument "
+                "Missing NewProviderBatch ProviderBatch Remainder Waiting kept_documents"
             ),
-            "penstock_ledger.in_redis.redis_health": "is_cluster",
-            "penstock_ledger.in_redis.redis_ledger": "RedisLedger",
             "penstock_ledger.schedule": (
                 "CatchUp Decision Firing FiringOutcome NewSchedule Schedule"
+            ),
+            "penstock_ledger.sql.database": "Database open_database",
+            "penstock_ledger.sql.postgres": "POOL_SIZE Waits",
+            "penstock_ledger.sql.tables": "HEAD",
+            "penstock_ledger.store_errors": "Trouble in_words trouble_of",
+            "penstock_ledger.stored_values": "FIGURE_MAX storable",
+            "penstock_ledger.stores.batch_figures": "BatchFigures",
+            "penstock_ledger.stores.batch_journal": "ProviderBatchStore",
+            "penstock_ledger.stores.batch_remainders": "RemainderStore",
+            "penstock_ledger.stores.commit_order": "CommitOrder Place",
+            "penstock_ledger.stores.jobs": "JobStore",
+            "penstock_ledger.stores.lane_moves": "BY_HAND LaneMove LaneMoves MOVE_REASONS",
+            "penstock_ledger.stores.live": "LiveFeed LiveJob LiveJobs",
+            "penstock_ledger.stores.meta": "Meta",
+            "penstock_ledger.stores.noticed": "Noted NoticedFile NoticedStore",
+            "penstock_ledger.stores.outcomes": "OutcomeStore PromptSizes",
+            "penstock_ledger.stores.provenance": (
+                "InUse MadeWith Provenance RENOTED_S made_by purge_job"
             ),
             "penstock_ledger.stores.schedules": "ScheduleStore",
             "penstock_ledger.stores.source_keys": "SourceKeys",
             "penstock_ledger.stores.spool": "Spool SpoolRow",
-            "penstock_ledger.stored_values": "FIGURE_MAX storable",
-            "penstock_ledger.store_errors": "in_words Trouble trouble_of",
-            "penstock_ledger.sql.tables": "HEAD",
             "penstock_ledger.vectors": "Vectors",
         },
     )

@@ -2,8 +2,7 @@
 
 Usable alone: docs/ratelimit.md."""
 
-from penstock_ratelimit.backoff import full_jitter
-from penstock_ratelimit.blocking.limiter import BlockingLimiter
+from penstock_ratelimit.blocking import BlockingLimiter
 from penstock_ratelimit.errors import (
     BadCost,
     BadQuota,
@@ -13,8 +12,7 @@ from penstock_ratelimit.errors import (
     RateLimitError,
     UnknownQuota,
 )
-from penstock_ratelimit.estimates.estimator import Estimator
-from penstock_ratelimit.estimates.learned import Learned
+from penstock_ratelimit.estimates import Estimator, Learned
 from penstock_ratelimit.fairness import Flow, Priority
 from penstock_ratelimit.limiter import BoundQuota, Limiter, TicketScope
 from penstock_ratelimit.local import LocalLimiter
@@ -24,7 +22,7 @@ from penstock_ratelimit.provider.refusals import Refusal, Signal, classify
 from penstock_ratelimit.quota import Quota
 from penstock_ratelimit.rates import PerMinute, PerSecond, Rate, Slope
 from penstock_ratelimit.shared.limiter import SharedLimiter
-from penstock_ratelimit.tickets import QuotaStats, Ticket
+from penstock_ratelimit.tickets import QuotaStats, Ticket, full_jitter
 
 __all__ = [
     "PROFILES",

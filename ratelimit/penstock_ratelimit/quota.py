@@ -19,9 +19,9 @@ from penstock_ratelimit.rates import (
     PerSecond,
     Rate,
     Slope,
+    Terms,
     check_number,
 )
-from penstock_ratelimit.terms import Terms
 
 _ID = re.compile(r"[A-Za-z0-9_.:@/+-]{1,200}")
 _DIMENSION = re.compile(r"[a-z][a-z0-9_]{0,31}")

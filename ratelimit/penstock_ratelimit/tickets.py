@@ -1,19 +1,57 @@
 """Tickets: the right to start one request now, and the duty to say afterwards what it cost and how
-it went."""
+it went.
+"""
 
 from __future__ import annotations
 
 import json
 import math
+import random
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Final, NamedTuple, Protocol, TypedDict, Unpack
+from typing import (
+    Final,
+    NamedTuple,
+    Protocol,
+    TypedDict,
+    Unpack,
+)
 
-from penstock_ratelimit.backoff import THROTTLED_BASE_S
 from penstock_ratelimit.errors import BadCost
 from penstock_ratelimit.provider.profiles import Profile, Usage
-from penstock_ratelimit.provider.refusals import HOLDS, OK, THROTTLES, WINS, Signal
+from penstock_ratelimit.provider.refusals import (
+    HOLDS,
+    OK,
+    THROTTLES,
+    WINS,
+    Signal,
+)
+
+THROTTLED_BASE_S = 1.0
+"""After a 429 or an overloaded server: a second is the shortest window that providers enforce."""
+TRANSIENT_BASE_S = 0.5
+"""After a broken connection or a 5xx: often over by then."""
+CAP_S = 60.0
+"""Limits are per minute: after one, waiting longer buys nothing."""
+
+_MAX_DOUBLINGS = 60  # 2.0**60 seconds are above any cap, and never overflow
+
+
+def full_jitter(
+    attempt: int,
+    base_s: float = TRANSIENT_BASE_S,
+    cap_s: float = CAP_S,
+    rng: random.Random | None = None,
+) -> float:
+    """Seconds before retry ``attempt`` (0 = the first retry): between 0 and ``min(cap_s, base_s *
+    2**attempt)``."""
+    if attempt < 0 or not base_s >= 0 or not cap_s >= 0:
+        raise ValueError(
+            f"full_jitter({attempt=}, {base_s=}, {cap_s=}): none of them can be negative"
+        )
+    ceiling = min(cap_s, base_s * 2.0 ** min(attempt, _MAX_DOUBLINGS))
+    return (rng or random).uniform(0.0, ceiling)
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,11 +11,10 @@ from functools import cache
 from importlib.resources import files
 from typing import Any, Final, Protocol
 
-from penstock_ratelimit.estimates.estimator import OUTPUT_QUANTILE
-from penstock_ratelimit.estimates.learned import read_sketch
+from penstock_ratelimit.estimates import OUTPUT_QUANTILE, read_sketch
+from penstock_ratelimit.rates import Terms
 from penstock_ratelimit.shared.dispatcher import HEARTBEAT_TTL_S
 from penstock_ratelimit.store.messages import Breaker
-from penstock_ratelimit.terms import Terms
 
 MAX_QUOTAS: Final = 256
 """Quotas read at once: a fleet has a few; more than this is one quota per customer, to be asked for

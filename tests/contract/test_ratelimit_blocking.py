@@ -28,8 +28,8 @@ from penstock_ratelimit import (
     UnknownQuota,
     Usage,
 )
-from penstock_ratelimit.blocking import limiter as blocking_limiter
-from penstock_ratelimit.blocking.limiter import BlockingLimiter
+from penstock_ratelimit import blocking as blocking_limiter
+from penstock_ratelimit.blocking import BlockingLimiter
 from penstock_ratelimit.limiter import StartRequest
 from penstock_ratelimit.local import LocalQuota
 from penstock_ratelimit.tickets import TicketState
@@ -245,7 +245,7 @@ def test_what_is_asked_goes_on_to_the_limiter_as_it_is(monkeypatch: pytest.Monke
 FORKS = """
 import os, sys
 from penstock_ratelimit import PerSecond, Quota
-from penstock_ratelimit.blocking.limiter import BlockingLimiter
+from penstock_ratelimit.blocking import BlockingLimiter
 
 limiter = BlockingLimiter([Quota("q", {"requests": PerSecond(1000)})], sys.argv[1])
 mine = limiter.acquire("q", {"requests": 1}, timeout=20)
@@ -295,7 +295,7 @@ FORGETS_TO_CLOSE = """
 import logging
 import sys
 from penstock_ratelimit import PerSecond, Quota
-from penstock_ratelimit.blocking.limiter import BlockingLimiter
+from penstock_ratelimit.blocking import BlockingLimiter
 
 logging.getLogger("asyncio").setLevel(logging.ERROR)  # below it, development mode tells of steps that a busy machine took
 limiter = BlockingLimiter([Quota("q", {"requests": PerSecond(1000)})], sys.argv[1])

@@ -9,13 +9,14 @@ import pytest
 import redis
 from servers import RedisServer
 
-from penstock_ratelimit.estimates.estimator import Estimator, Sketch
-from penstock_ratelimit.estimates.learned import (
+from penstock_ratelimit.estimates import (
     KEYS_PER_FLUSH,
     MAX_FIELDS,
     SHARED_MEMORY,
     TTL_S,
+    Estimator,
     Learned,
+    Sketch,
     field_name,
 )
 from penstock_ratelimit.testing import BlockingScripts

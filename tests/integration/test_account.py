@@ -26,7 +26,7 @@ from penstock_ledger.model import DeadLetter, ItemKey, NewJob, Paid, PaidBeside,
 from penstock_ledger.sql.database import Database
 from penstock_ledger.sql.tables import spending
 from penstock_ledger.stores.account import UNREAD, add_spent
-from penstock_ledger.stores.batches.figures import BatchFigures
+from penstock_ledger.stores.batch_figures import BatchFigures
 
 
 def test_what_is_added_adds_up(either: Database) -> None:

@@ -42,7 +42,7 @@ from penstock_ledger import (
     TenantAccounts,
     buckets_for,
 )
-from penstock_ledger.door_stores import tenant_accounts
+from penstock_ledger.door_stores import tenant_costs
 from penstock_ledger.model import Job, JobState
 from penstock_ledger.sql.tables import spending
 from penstock_producer.reporting.batches import batch_troubles, batches_line
@@ -797,7 +797,7 @@ async def test_the_budget_of_a_tenant_is_never_passed_by_its_batches_together(
 ) -> None:
     """What one job's batch may cost is reserved before it is created, and leaves less room for the
     other job's; a larger budget lets that go on, and nothing is reserved in the end."""
-    monkeypatch.setattr(tenant_accounts, "BUDGETS_S", 0.0)
+    monkeypatch.setattr(tenant_costs, "BUDGETS_S", 0.0)
     database = house.producer._database
     hot = RedisLedger(
         RedisAddress.parse(house.settings.redis_url).connect(), Meta(database).epoch()

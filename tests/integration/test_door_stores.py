@@ -33,7 +33,7 @@ from penstock_ledger import (
     letter_lines,
     month_of,
 )
-from penstock_ledger.door_stores.ended_sessions import ENDED_MAX
+from penstock_ledger.door_stores.api_keys import ENDED_MAX
 from penstock_ledger.model import JobState
 
 SOURCE: dict[str, Any] = {"kind": "file", "uri": "x"}

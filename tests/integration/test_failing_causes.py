@@ -12,7 +12,7 @@ from redis_sets import write_certificates
 from servers import RedisServer
 
 from penstock_ledger import Cause, CauseBook
-from penstock_ledger.in_redis.causes import FIELDS_MAX, GAP_S, KEEP_S
+from penstock_ledger.in_redis.seen import FIELDS_MAX, GAP_S, KEEP_S
 from penstock_workers.item.answer import NoAnswer
 from penstock_workers.item.lane import Prepared, Request
 from penstock_workers.lanes.api.api_lane import ApiLane

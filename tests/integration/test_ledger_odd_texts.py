@@ -38,7 +38,7 @@ from penstock_ledger import (
     purge_job,
     trouble_of,
 )
-from penstock_ledger.sql.sqlite_lock import WriteLock
+from penstock_ledger.sql.sqlite_file import WriteLock
 from penstock_ledger.sql.tables import metadata
 from penstock_ledger.stored_values import FIGURE_MAX, Words
 

@@ -40,7 +40,7 @@ from penstock_ledger import (
     open_database,
     purge_job,
 )
-from penstock_ledger.door_stores import api_keys, tenant_accounts
+from penstock_ledger.door_stores import api_keys, tenant_costs
 from penstock_workers.control.job import accounts
 from penstock_workers.errors import PricesMissing
 from penstock_workers.item.run.cost import may_cost
@@ -67,7 +67,7 @@ def house(
     for module, name in (
         (accounts, "SPENT_S"),
         (accounts, "STRAY_S"),
-        (tenant_accounts, "BUDGETS_S"),
+        (tenant_costs, "BUDGETS_S"),
     ):
         monkeypatch.setattr(module, name, 0.0)
     made = House(redis_server, tmp_path)
@@ -216,7 +216,7 @@ def test_jobs_that_end_leave_the_account_and_their_costs_stay(
     house: House, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What Redis keeps of a month does not grow with the jobs that it has seen."""
-    monkeypatch.setattr(tenant_accounts, "BASE_S", 0.0)
+    monkeypatch.setattr(tenant_costs, "BASE_S", 0.0)
     seen = TenantAccounts(house.database, house.hot.budgets)
     jobs = [house.submit(1, f"j{nth}", tenant="shop") for nth in range(5)]
     for job in jobs:
@@ -354,8 +354,8 @@ def test_of_many_jobs_that_end_at_once_none_counts_twice(
 ) -> None:
     """Only some leave the account in one step; the others are in it and not in the costs beside
     it."""
-    monkeypatch.setattr(tenant_accounts, "BASE_S", 0.0)
-    monkeypatch.setattr(tenant_accounts, "ENDED_MAX", 2)
+    monkeypatch.setattr(tenant_costs, "BASE_S", 0.0)
+    monkeypatch.setattr(tenant_costs, "ENDED_MAX", 2)
     seen = TenantAccounts(house.database, house.hot.budgets)
     jobs = [house.submit(1, f"j{nth}", tenant="shop") for nth in range(6)]
     for job in jobs:

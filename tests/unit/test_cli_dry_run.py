@@ -138,10 +138,10 @@ def test_a_budget_below_the_estimate_is_told(folder: Path) -> None:
 def test_estimates_assume_what_the_rate_limiter_assumes() -> None:
     """The producer imports no rate limiter, and their first guesses are the same."""
     from penstock_producer.accepting import estimates
-    from penstock_ratelimit.estimates import estimator
+    from penstock_ratelimit import estimates as guesses
 
-    assert estimates.CHARS_PER_TOKEN == estimator.CHARS_PER_TOKEN
-    assert estimates.DEFAULT_OUTPUT_TOKENS == estimator.DEFAULT_OUTPUT_TOKENS
+    assert estimates.CHARS_PER_TOKEN == guesses.CHARS_PER_TOKEN
+    assert estimates.DEFAULT_OUTPUT_TOKENS == guesses.DEFAULT_OUTPUT_TOKENS
 
 
 def test_one_machine_refuses_a_fallback_to_a_model_that_it_does_not_host(

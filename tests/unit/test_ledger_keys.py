@@ -20,10 +20,10 @@ from penstock_ledger import (
     bucket_count,
     buckets_for,
 )
-from penstock_ledger.in_redis.settle_chunks import settle_chunks
+from penstock_ledger.in_redis.chunks import settle_chunks
 from penstock_ledger.keys import MAX_FIELD_BYTES, done_bucket, done_field
-from penstock_ledger.sql.array_literals import array_literal
 from penstock_ledger.stored_values import storable
+from penstock_ledger.stores.outcome_insert import array_literal
 
 JOB = Job("j", "j", {}, {"kind": "file"}, "d", JobState.RUNNING, None, 1, 1_000, 0.0, None)
 KEY = ItemKey("j", 1, "d")

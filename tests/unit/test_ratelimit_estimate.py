@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock_ratelimit import Estimator
-from penstock_ratelimit.estimates.estimator import (
+from penstock_ratelimit.estimates import (
     DEFAULT_OUTPUT_TOKENS,
     MAX_KEYS,
     MAX_RATIO,

@@ -10,9 +10,8 @@ from typing import Any
 import pytest
 
 from penstock_ratelimit import BadQuota, LocalLimiter, PerMinute, PerSecond, Quota
-from penstock_ratelimit.rates import DEFAULT_SLOPE, Slope
+from penstock_ratelimit.rates import DEFAULT_SLOPE, Slope, Terms
 from penstock_ratelimit.shared.reserving import MAX_WINDOW, Window
-from penstock_ratelimit.terms import Terms
 
 Limits = Mapping[str, PerMinute | PerSecond]
 

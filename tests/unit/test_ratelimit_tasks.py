@@ -8,7 +8,7 @@ import contextlib
 
 import pytest
 
-from penstock_ratelimit import tasks
+from penstock_ratelimit.shared import dispatcher
 
 
 async def test_a_task_that_lost_a_cancellation_is_told_again(
@@ -16,7 +16,7 @@ async def test_a_task_that_lost_a_cancellation_is_told_again(
 ) -> None:
     """As asyncio.wait_for does it before Python 3.12: the first cancellation is gone, and the task
     goes on."""
-    monkeypatch.setattr(tasks, "CANCEL_AGAIN_S", 0.001)
+    monkeypatch.setattr(dispatcher, "CANCEL_AGAIN_S", 0.001)
     lost = 0
 
     async def loses_two() -> None:
@@ -31,7 +31,7 @@ async def test_a_task_that_lost_a_cancellation_is_told_again(
 
     task = asyncio.create_task(loses_two())
     await asyncio.sleep(0)
-    await tasks.cancel_and_wait(task)
+    await dispatcher.cancel_and_wait(task)
     assert (task.cancelled(), lost) == (True, 2)
 
 
@@ -44,4 +44,4 @@ async def test_a_task_that_failed_has_ended() -> None:
     task = asyncio.create_task(fails())
     with contextlib.suppress(OSError):
         await task
-    await tasks.cancel_and_wait(task)
+    await dispatcher.cancel_and_wait(task)

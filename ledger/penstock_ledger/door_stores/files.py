@@ -30,8 +30,17 @@ from penstock_ledger.door_stores.whose import EVERYONE, Whose
 from penstock_ledger.model import JobState
 from penstock_ledger.sql.database import Database
 from penstock_ledger.sql.tables import door_batches, door_files, jobs
+from penstock_ledger.stores.jobs import LIVE
 
-__all__ = ["BATCHES_AT_WORK", "DoorFile", "DoorFiles", "FileDetails", "FilePage"]
+__all__ = [
+    "BATCHES_AT_WORK",
+    "DoorFile",
+    "DoorFiles",
+    "FileDetails",
+    "FilePage",
+    "needed_by",
+]
+
 
 BATCHES_AT_WORK: Final = (
     "validating",
@@ -294,3 +303,19 @@ def _file_of(row: Row[Any]) -> DoorFile:
         job_id=row.job_id,
         lines=row.lines,
     )
+
+
+def needed_by(database: Database, job_id: str) -> str | None:
+    """The id of a job that has not ended and reads the outcomes of this one, or else of a batch of
+    the HTTP doors that has not ended and is written from them."""
+    live = jobs.c.state.in_(map(str, LIVE))
+    reads = jobs.c.source.contains(job_id, autoescape=True), jobs.c.job_id != job_id
+    readers = select(jobs.c.job_id).where(live, *reads).limit(1)
+    written = door_batches.c.job_id == job_id, door_batches.c.state.in_(BATCHES_AT_WORK)
+    batches = select(door_batches.c.batch_id).where(*written).limit(1)
+
+    def look(connection: Connection) -> str | None:
+        found = connection.execute(readers).scalar() or connection.execute(batches).scalar()
+        return None if found is None else str(found)
+
+    return database.read(look)

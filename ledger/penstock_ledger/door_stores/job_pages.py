@@ -1,8 +1,6 @@
-"""Pages of jobs, newest first, with their counts: what a list of ten thousand jobs is shown from.
+"""Pages of jobs and of dead letters, as lists show them.
 
-A page begins behind a job, not at a number: it stays where it is while jobs are submitted. A page
-is three statements, whatever its jobs have: the jobs, their tallies, and the rest of their
-accounts.
+Jobs come newest first with their counts, dead letters without the bodies that they keep.
 """
 
 from __future__ import annotations
@@ -11,16 +9,35 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Sequence
 from typing import Any, Final, NamedTuple
 
-from sqlalchemy import ColumnElement, Connection, Row, Select, false, func, or_, select, tuple_
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    Row,
+    Select,
+    false,
+    func,
+    literal_column,
+    or_,
+    select,
+    tuple_,
+)
 
 from penstock_ledger.model import Counts, Job, JobState
 from penstock_ledger.sql.database import Database
-from penstock_ledger.sql.tables import jobs
+from penstock_ledger.sql.tables import jobs, outcomes
 from penstock_ledger.stores.account import rest_of_jobs
 from penstock_ledger.stores.jobs import job_of
 from penstock_ledger.stores.tallies import counts_from, tallied_of
 
-__all__ = ["JOBS_MAX", "JobPage", "JobPages", "JobPlace"]
+__all__ = [
+    "JOBS_MAX",
+    "JobPage",
+    "JobPages",
+    "JobPlace",
+    "LetterLine",
+    "letter_lines",
+]
+
 
 JOBS_MAX: Final = 500  # of one page: far below every driver's limit on parameters
 SEARCH_MAX: Final = 200  # characters: more than a key has
@@ -179,3 +196,67 @@ def _by_job(connection: Connection, query: Select[Any]) -> dict[str, list[Row[An
     for row in connection.execute(query):
         found[row.job_id].append(row)
     return found
+
+
+ERROR_CHARS: Final = 600  # of what went wrong: more than a line of a table has room for
+_IS_DEAD: Final[ColumnElement[bool]] = literal_column(
+    "kind = 'dead'"
+)  # literal, so that the partial index is used
+
+
+class LetterLine(NamedTuple):
+    """One dead letter."""
+
+    generation: int
+    doc_id: str
+    reason: str
+    attempts: int
+    status_code: int | None
+    last_error: str  # cut
+    created_at: float
+    replayable: bool  # a row that never parsed has no request to send again
+
+
+def letter_lines(
+    db: Database,
+    job_id: str,
+    *,
+    reason: str | None = None,
+    after: tuple[int, str] | None = None,
+    limit: int,
+) -> list[LetterLine]:
+    """Visible dead letters by generation and document id, those behind ``after``."""
+    place = tuple_(outcomes.c.generation, outcomes.c.doc_id)
+    query: Any = (
+        select(
+            outcomes.c.generation,
+            outcomes.c.doc_id,
+            outcomes.c.reason,
+            outcomes.c.attempts,
+            outcomes.c.status_code,
+            func.substr(outcomes.c.last_error, 1, ERROR_CHARS).label("last_error"),
+            outcomes.c.created_at,
+            (func.length(outcomes.c.request) > 0).label("replayable"),
+        )
+        .where(outcomes.c.job_id == job_id, _IS_DEAD, outcomes.c.superseded_by.is_(None))
+        .order_by(outcomes.c.generation, outcomes.c.doc_id)
+        .limit(limit)
+    )
+    if reason is not None:
+        query = query.where(outcomes.c.reason == reason)
+    if after is not None:
+        query = query.where(place > after)
+    rows = db.read(lambda connection: connection.execute(query).all())
+    return [
+        LetterLine(
+            row.generation,
+            row.doc_id,
+            row.reason or "",
+            row.attempts,
+            row.status_code,
+            row.last_error or "",
+            row.created_at,
+            bool(row.replayable),
+        )
+        for row in rows
+    ]

@@ -11,6 +11,7 @@ from typing import Any, Final, NamedTuple
 
 from sqlalchemy import ColumnElement, Connection, Row, Table, and_, func, or_, select
 
+from penstock_ledger.door_stores.tenant_costs import month_of
 from penstock_ledger.model import Paid
 from penstock_ledger.sql.database import Database
 from penstock_ledger.sql.tables import (
@@ -22,7 +23,6 @@ from penstock_ledger.sql.tables import (
     spending,
     tallies,
 )
-from penstock_ledger.stores.month_costs import month_of
 from penstock_ledger.stores.outcome_rows import DEAD
 
 _PAID: Final = Paid._fields

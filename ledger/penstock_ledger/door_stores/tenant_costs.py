@@ -1,25 +1,61 @@
-"""What a tenant's jobs have cost, out of sums that are kept with their outcomes, and what they may
-cost in a month.
-
-A job belongs to the calendar month (UTC) in which it was accepted, however long it runs: so bills
-have it, and `penstock costs`.
-"""
+"""What the jobs of a tenant cost in a calendar month, and the sums of it that Redis gets."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
-from typing import Final
+import datetime
+import time
+from collections.abc import (
+    Collection,
+    Iterator,
+    Mapping,
+    Sequence,
+)
+from typing import Final, NamedTuple
 
-from sqlalchemy import ColumnElement, Connection, func, select
+import redis
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    func,
+    select,
+)
 
+from penstock_ledger import keys
 from penstock_ledger.door_stores.api_keys import budget_of_keys
-from penstock_ledger.model import JobState
+from penstock_ledger.in_redis.budget_book import (
+    ENDED_MAX,
+    Account,
+    BudgetBook,
+    TenantSeen,
+)
+from penstock_ledger.model import Job, JobState
 from penstock_ledger.sql.database import Database
 from penstock_ledger.sql.tables import api_keys, jobs, purged_costs
 from penstock_ledger.stores.account import cost_of_jobs, cost_of_tenant
-from penstock_ledger.stores.month_costs import Month
 
-__all__ = ["TenantBudgets", "TenantCosts"]
+__all__ = [
+    "Month",
+    "TenantAccounts",
+    "TenantBudgets",
+    "TenantCosts",
+    "month_of",
+    "tenant_of_job",
+]
+
+
+class Month(NamedTuple):
+    name: str  # as 2026-11
+    began: float  # Unix seconds
+    ends: float  # the first moment that is not in it
+
+
+def month_of(now: float) -> Month:
+    """The calendar month in UTC that a moment (Unix seconds) lies in."""
+    day = datetime.datetime.fromtimestamp(now, datetime.UTC)
+    first = day.replace(day=1, hour=0, minute=0, second=0, microsecond=0)
+    after = (first + datetime.timedelta(days=32)).replace(day=1)
+    return Month(f"{first:%Y-%m}", first.timestamp(), after.timestamp())
+
 
 MICRO: Final = 1_000_000
 CHUNK: Final = 500  # job ids in one query
@@ -90,3 +126,73 @@ def _live(connection: Connection, names: Collection[str]) -> frozenset[str]:
 
 def _chunks(names: Sequence[str]) -> Iterator[Sequence[str]]:
     return (names[start : start + CHUNK] for start in range(0, len(names), CHUNK))
+
+
+BUDGETS_S: Final = 5.0  # for which the budgets of tenants are remembered
+# after which the costs of a tenant's other jobs are read again: purges, and corrections by hand
+BASE_S: Final = 30.0
+TRIES: Final = 5  # other processes may bring a job of the same tenant meanwhile
+
+
+class TenantAccounts:
+    """Blocks. Of one thread, or of several: what is remembered may then be read once too often."""
+
+    def __init__(self, db: Database, book: BudgetBook) -> None:
+        self._budgets, self._costs, self._book = TenantBudgets(db), TenantCosts(db), book
+        self._known: dict[str, float] = {}
+        self._known_until = 0.0  # monotonic
+        self._read_at: dict[
+            str, float
+        ] = {}  # monotonic times of the latest looks into SQL, by account
+
+    def budget_of(self, job: Job) -> float | None:
+        """US dollars that the tenant of this job may spend in a month; None for no bound."""
+        tenant = tenant_of_job(job)
+        if tenant is None:
+            return None
+        if time.monotonic() >= self._known_until:
+            self._known, self._known_until = self._budgets.all(), time.monotonic() + BUDGETS_S
+        return self._known.get(tenant)
+
+    def look(
+        self,
+        job: Job,
+        budget: int,
+        tenant_usd: float,
+        *,
+        spent: int | None = None,
+        batches: Mapping[str, int] | None = None,
+    ) -> Account:
+        """``BudgetBook.look`` at a job whose tenant may spend ``tenant_usd`` in the month of the
+        job. Raises redis.RedisError."""
+        tenant, month = tenant_of_job(job), month_of(job.created_at)
+        assert tenant is not None, "only tenants have budgets"
+        name, now = keys.tenant_month(tenant, month.name), time.monotonic()
+        seen: TenantSeen | None = None
+        for attempt in range(TRIES):
+            if attempt or now - self._read_at.get(name, -BASE_S) >= BASE_S:
+                seen = self._seen(job, tenant, month, name)
+                self._read_at[name] = now
+            account = self._book.look_with_tenant(
+                job.job_id,
+                budget,
+                (name, round(tenant_usd * MICRO)),
+                seen,
+                spent=spent,
+                batches=batches,
+            )
+            if account is not None:
+                return account
+        raise redis.ConnectionError(
+            f"the account of a tenant changes faster than it is read: {name}"
+        )
+
+    def _seen(self, job: Job, tenant: str, month: Month, name: str) -> TenantSeen:
+        turn, known = self._book.jobs_of_tenant(name)
+        base, ended = self._costs.besides(tenant, month, known | {job.job_id}, most=ENDED_MAX)
+        return TenantSeen(turn, base, [one for one in ended if one != job.job_id])
+
+
+def tenant_of_job(job: Job) -> str | None:
+    tenant = job.spec.get("tenant")
+    return None if tenant is None else str(tenant)

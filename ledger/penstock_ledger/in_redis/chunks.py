@@ -1,5 +1,6 @@
 """Cutting long batches into calls of bounded size: Redis serves all other clients between two of
-them."""
+them.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from typing import Final, TypeVar
 
-from penstock_ledger.in_redis.batches import Publish
+from penstock_ledger.in_redis.batches import Publish, SettleBatch
 from penstock_ledger.in_redis.redis_scripts import BATCH_MAX
 
 PUBLISH_BYTES_MAX: Final = (
@@ -51,3 +52,21 @@ def until_short(limit: int, step: Callable[[int], int]) -> int:
         if now_moved < asked:
             break
     return moved
+
+
+def settle_chunks(batch: SettleBatch, size: int) -> Iterator[SettleBatch]:
+    """``batch`` in parts of at most ``size`` items."""
+    parts = (batch.done, batch.dead, batch.retries, batch.released)
+    total = sum(map(len, parts))
+    if total <= size:
+        if total:
+            yield batch
+        return
+    for start in range(0, len(batch.done), size):
+        yield SettleBatch(done=batch.done[start : start + size])
+    for start in range(0, len(batch.dead), size):
+        yield SettleBatch(dead=batch.dead[start : start + size])
+    for start in range(0, len(batch.retries), size):
+        yield SettleBatch(retries=batch.retries[start : start + size])
+    for start in range(0, len(batch.released), size):
+        yield SettleBatch(released=batch.released[start : start + size], paid=batch.paid)

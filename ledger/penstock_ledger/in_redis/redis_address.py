@@ -1,25 +1,21 @@
-"""Where Redis is: the one reading of ``redis_url``, and clients for it.
+"""Where Redis is, clients for it, and whether it is fit to be worked with.
 
-    redis://[user:password@]host[:6379][/db]               one server
-    rediss://…?ssl_ca_certs=/ca.pem                        the same over TLS; certificates are checked by default
-    unix:///run/redis.sock?db=0                            a unix socket
-    sentinel://[user:password@]host[:26379][,host2[:port]…][/db]?service=mymaster
-                                                           whichever server these Sentinels call the
-                                                           master
-    sentinels://…                                          the same, with TLS to Sentinels and servers
-
-User and password are those of Redis; Sentinels may have their own (``sentinel_username``,
-``sentinel_password``). Other options in the query are redis-py's: ``ssl_ca_certs``,
-``ssl_certfile``, ``ssl_keyfile``, ``ssl_cert_reqs``, ``ssl_check_hostname``, ``max_connections``, …
+This is the one reading of ``redis_url``.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Final, Self
-from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
+from urllib.parse import (
+    parse_qsl,
+    urlencode,
+    urlsplit,
+    urlunsplit,
+)
 
 import redis
 import redis.asyncio
@@ -27,6 +23,8 @@ from redis import sentinel
 from redis.asyncio import sentinel as async_sentinel
 from redis.connection import parse_url
 
+from penstock_ledger.errors import RedisUnfit
+from penstock_ledger.in_redis.batches import Memory
 from penstock_ledger.redaction import is_secret_option
 
 SERVER_SCHEMES: Final = ("redis", "rediss", "unix")
@@ -231,3 +229,68 @@ def _host_and_port(text: str) -> tuple[str, int]:
     if not host or not port.isdigit():
         raise ValueError(f"{text[:80]!r} is not the host:port of a Sentinel")
     return host.strip("[]"), int(port)
+
+
+log = logging.getLogger(__name__)
+
+MIN_VERSION: Final = (
+    6,
+    2,
+)  # RPOP and LPOP with a count, GETEX, and scripts that may read the clock before they write
+
+
+def memory(client: redis.Redis) -> Memory:
+    info = _info(client, "memory")
+    return Memory(
+        int(info["used_memory"]),
+        int(info.get("maxmemory", 0)),
+        str(info.get("maxmemory_policy", "noeviction")),
+    )
+
+
+def run_id(client: redis.Redis) -> str:
+    """Names one life of a server process: another one after every restart and every failover."""
+    return str(_info(client, "server")["run_id"])
+
+
+def check(client: redis.Redis) -> None:
+    """Raises RedisUnfit with the fix. Only INFO is asked: managed services often forbid CONFIG.
+
+    A value that the server does not report is a warning: only its operator can know it.
+    """
+    server = _info(client, "server")
+    version = tuple(int(part) for part in str(server["redis_version"]).split(".")[:2])
+    if version < MIN_VERSION:
+        wanted = ".".join(map(str, MIN_VERSION))
+        raise RedisUnfit(
+            f"redis_version is {server['redis_version']}; use Redis {wanted} or newer, or Valkey"
+        )
+    if is_cluster(server):
+        raise RedisUnfit(
+            "redis_mode is cluster: one step touches keys of several slots; use one Redis with "
+            "replicas"
+        )
+    memory_info = _info(client, "memory")
+    if "maxmemory_policy" not in memory_info:
+        log.warning(
+            "Redis does not report its maxmemory-policy: make sure that it is noeviction, or a "
+            "full one drops queued work"
+        )
+    elif int(memory_info.get("maxmemory", 0)) and memory_info["maxmemory_policy"] != "noeviction":
+        raise RedisUnfit(
+            f"maxmemory-policy is {memory_info['maxmemory_policy']}: a full Redis would drop "
+            "queued work in silence; set it to noeviction (CONFIG SET maxmemory-policy noeviction, "
+            "and in redis.conf or the service's parameter group)"
+        )
+
+
+def is_cluster(server: Mapping[str, Any]) -> bool:
+    """Whether the INFO of a server says that it is one of a cluster.
+
+    Valkey calls the field by another name."""
+    return "cluster" in (server.get("server_mode"), server.get("redis_mode"))
+
+
+def _info(client: redis.Redis, section: str) -> dict[str, Any]:
+    info: Any = client.info(section)  # redis-py types the sync and async client as one
+    return dict(info)

@@ -17,7 +17,7 @@ import redis
 
 from penstock_ledger import keys
 from penstock_ledger.errors import RedisForgot
-from penstock_ledger.in_redis import job_counters, redis_health, workers_seen
+from penstock_ledger.in_redis import job_counters, redis_address, seen
 from penstock_ledger.in_redis.batches import (
     Begin,
     Begun,
@@ -34,12 +34,11 @@ from penstock_ledger.in_redis.batches import (
     WorkerSeen,
 )
 from penstock_ledger.in_redis.budget_book import BudgetBook
-from penstock_ledger.in_redis.causes import CauseBook
-from penstock_ledger.in_redis.chunks import chunks, feed_chunks, until_short
+from penstock_ledger.in_redis.chunks import chunks, feed_chunks, settle_chunks, until_short
 from penstock_ledger.in_redis.lost import find_missing, held_by
 from penstock_ledger.in_redis.queue_book import QueueBook
 from penstock_ledger.in_redis.redis_scripts import BATCH_MAX, TAGS_MAX, Scripts
-from penstock_ledger.in_redis.settle_chunks import settle_chunks
+from penstock_ledger.in_redis.seen import CauseBook
 from penstock_ledger.model import ItemKey, Job, JobState
 
 SCAN_STEP: Final = 1_000  # keys or fields per step of a scan
@@ -342,21 +341,21 @@ class RedisLedger:
 
     def note_drain(self, drained: Drained) -> None:
         """Count how a worker stopped, for the fleet's figures."""
-        workers_seen.note_drain(self._client, drained)
+        seen.note_drain(self._client, drained)
 
     def drains(self, lane: str) -> Drains:
-        return workers_seen.drains(self._client, lane)
+        return seen.drains(self._client, lane)
 
     def memory(self) -> Memory:
-        return redis_health.memory(self._redis)
+        return redis_address.memory(self._redis)
 
     def heartbeat(self, worker: str, info: Mapping[str, str]) -> None:
         """Note that a worker lives, with a few short texts about it."""
-        self._scripts.heartbeat(worker, workers_seen.WORKER_FORGOTTEN_S, info or {"name": worker})
+        self._scripts.heartbeat(worker, seen.WORKER_FORGOTTEN_S, info or {"name": worker})
 
     def workers(self) -> list[WorkerSeen]:
         """Workers heard of in the last minute, by name."""
-        return workers_seen.workers(self._client, self._now())
+        return seen.workers(self._client, self._now())
 
     def controls(self, name: str, forget_s: float) -> int:
         """Say that the control process ``name`` turns; returns how many have said so in the last
@@ -371,7 +370,7 @@ class RedisLedger:
 
     def preflight(self) -> None:
         """Raises RedisUnfit, with the fix, for a Redis that would lose work."""
-        redis_health.check(self._redis)
+        redis_address.check(self._redis)
 
     def check_epoch(self) -> bool:
         """Whether Redis still holds this database's epoch and has not restarted since that was
@@ -388,7 +387,7 @@ class RedisLedger:
     def install_epoch(self) -> None:
         """Declare Redis rebuilt, as of the server that ``check_epoch`` saw: a restart since then is
         found next time."""
-        run = self._run_seen or redis_health.run_id(self._redis)
+        run = self._run_seen or redis_address.run_id(self._redis)
         self._client.set(
             keys.EPOCH_REBUILT, "1", ex=REBUILT_S
         )  # first: until then, windows may not be complete

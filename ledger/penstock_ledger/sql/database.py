@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import os
 import random
+import sqlite3
 import threading
 import time
 import weakref
@@ -27,13 +28,19 @@ from sqlalchemy import (
     Engine,
     Table,
     cast,
+    inspect,
     literal_column,
     make_url,
     select,
     text,
 )
 from sqlalchemy.dialects import postgresql, sqlite
-from sqlalchemy.exc import ArgumentError, DBAPIError
+from sqlalchemy.exc import (
+    ArgumentError,
+    DBAPIError,
+    InterfaceError,
+    OperationalError,
+)
 
 from penstock_ledger.errors import (
     DatabaseUnavailable,
@@ -41,14 +48,6 @@ from penstock_ledger.errors import (
     SchemaMissing,
     SchemaTooNew,
     TablesInUse,
-)
-from penstock_ledger.sql import fresh
-from penstock_ledger.sql.driver_errors import (
-    LOCK_NOT_AVAILABLE,
-    is_away,
-    is_missing_table,
-    sqlstate,
-    worth_repeating,
 )
 from penstock_ledger.sql.postgres import (
     COUNT_CONNECTIONS,
@@ -65,9 +64,91 @@ from penstock_ledger.sql.sqlite_file import (
     WORKER_CACHE_KIB,
     WRITES,
     checked_sqlite,
+    is_busy,
     open_sqlite,
 )
 from penstock_ledger.sql.tables import HEAD, metadata
+
+LOCK_NOT_AVAILABLE: Final = "55P03"
+_RETRYABLE_SQLSTATES: Final = frozenset(
+    {"40001", "40P01", LOCK_NOT_AVAILABLE}
+)  # the first two: serialization, deadlock
+_UNDEFINED_TABLE: Final = "42P01"
+# Connection lost, server shutting down or starting up, too many connections; psycopg has none where
+# it never got in.
+_AWAY_SQLSTATES: Final = ("08", "57P", "53300")
+
+
+def worth_repeating(error: DBAPIError) -> bool:
+    """Whether the transaction may work when it is begun again: it lost a deadlock, or the wait for
+    a lock."""
+    return sqlstate(error) in _RETRYABLE_SQLSTATES or is_busy(error.orig)
+
+
+def is_away(error: DBAPIError) -> bool:
+    """Whether the database was not reached, or lost, as opposed to a statement that it refused."""
+    code = getattr(error.orig, "sqlite_errorcode", None)
+    if code is not None:
+        return bool(code & 0xFF == sqlite3.SQLITE_CANTOPEN)
+    if not isinstance(error, (OperationalError, InterfaceError)) or isinstance(
+        error.orig, sqlite3.Error
+    ):
+        return False
+    state = sqlstate(error)
+    return error.connection_invalidated or state is None or state.startswith(_AWAY_SQLSTATES)
+
+
+def is_missing_table(error: DBAPIError) -> bool:
+    return sqlstate(error) == _UNDEFINED_TABLE or "no such table" in str(error.orig)
+
+
+def sqlstate(error: DBAPIError) -> str | None:
+    """PostgreSQL's five characters; None where the server was not asked, and of SQLite."""
+    return getattr(error.orig, "sqlstate", None)
+
+
+KNOWN_COST: Final = """CASE WHEN unpriced > 0 OR (unpriced IS NULL AND calls > 0 AND cost_microusd = 0)
+            THEN NULL ELSE cost_microusd END AS cost_microusd"""
+"""Of an outcome: NULL where no price is known of one of its answers; a release before this did not
+say so."""
+
+VIEWS: Final = (
+    f"""
+CREATE VIEW results AS
+SELECT job_id, generation, doc_id, status_code, request_id, model, finish_reason, prompt_tokens, completion_tokens,
+       {KNOWN_COST}, latency_ms, attempts, calls, created_at, body
+FROM outcomes WHERE kind = 'result' AND superseded_by IS NULL
+""",  # noqa: S608  # one constant
+    f"""
+CREATE VIEW dead_letters AS
+SELECT job_id, generation, doc_id, reason, attempts, calls, last_error, status_code, line, prompt_tokens,
+       completion_tokens, {KNOWN_COST}, latency_ms, created_at, request, body AS response
+FROM outcomes WHERE kind = 'dead' AND superseded_by IS NULL
+""",  # noqa: S608
+)
+"""For readers of other tools."""
+
+# As Alembic makes it, so that later migrations go on from here.
+VERSION: Final = """
+CREATE TABLE alembic_version (
+    version_num VARCHAR(32) NOT NULL, CONSTRAINT alembic_version_pkc PRIMARY KEY (version_num)
+)
+"""
+
+
+def create(connection: Connection) -> bool:
+    """Make tables and views in the transaction of ``connection``; False when the file is not empty,
+    or no longer."""
+    if inspect(connection).get_table_names():
+        return False
+    metadata.create_all(connection, checkfirst=False)
+    for statement in (*VIEWS, VERSION):
+        connection.execute(text(statement))
+    connection.execute(
+        text("INSERT INTO alembic_version (version_num) VALUES (:head)"), {"head": HEAD}
+    )
+    return True
+
 
 T = TypeVar("T")
 
@@ -166,7 +247,7 @@ class Database:
 
         Safe when several processes do it at once. ``lock_s`` is how long one of the tries waits for
         a table of PostgreSQL that is in use. Raises SchemaTooNew and TablesInUse."""
-        if self.revision() != HEAD and not (self.is_sqlite and self.write_unchecked(fresh.create)):
+        if self.revision() != HEAD and not (self.is_sqlite and self.write_unchecked(create)):
             try:
                 self.write_unchecked(partial(upgrade, lock_s=lock_s))
             except DBAPIError as error:

@@ -7,18 +7,134 @@ ends the last shard ends the feed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any, Final
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Final, NamedTuple
 
 import orjson
-from sqlalchemy import Connection, Row, bindparam, exists, insert, select, update
+from sqlalchemy import (
+    Connection,
+    Row,
+    Table,
+    bindparam,
+    exists,
+    insert,
+    select,
+    update,
+)
 
 from penstock_ledger.errors import FeedLost
-from penstock_ledger.model import SHARDS, Feed, FeedKind, Shard
+from penstock_ledger.model import (
+    SHARDS,
+    Feed,
+    FeedKind,
+    JobState,
+    Shard,
+)
 from penstock_ledger.sql.database import Database
-from penstock_ledger.sql.tables import feeds, shards, spool
+from penstock_ledger.sql.tables import (
+    feeds,
+    jobs,
+    shards,
+    spool,
+)
 from penstock_ledger.stored_values import json_text
-from penstock_ledger.stores.leases import Leases, Moved, Name
+
+Name = tuple[str | int, ...]  # of a row: the values of its key
+
+
+class Moved(NamedTuple):
+    """Where a cursor goes, and that of whom."""
+
+    owner: str
+    fence: int
+    cursor: str  # JSON
+    exhausted: bool
+
+
+class Leases:
+    """The statements for one table, built once: putting one together costs more than what the
+    database does with it."""
+
+    def __init__(self, table: Table) -> None:
+        self._table = table
+        self._key = [column.name for column in table.primary_key.columns]
+        its = [table.c[name] == bindparam(f"its_{name}") for name in self._key]
+        led = [*its, table.c.owner == bindparam("by"), table.c.fence == bindparam("its_fence")]
+        self._locked = select(table).where(*its).with_for_update()
+        self._lease = (
+            update(table)
+            .where(*its)
+            .values(
+                owner=bindparam("by"), lease_until=bindparam("to"), fence=bindparam("new_fence")
+            )
+        )
+        self._advance = (
+            update(table).where(*led).values(cursor=bindparam("to"), exhausted=bindparam("read"))
+        )
+        self._release = update(table).where(*led).values(owner=None, lease_until=None)
+
+    def lease(
+        self,
+        connection: Connection,
+        database: Database,
+        names: Sequence[Name],
+        owner: str,
+        ttl_s: float,
+    ) -> Iterator[tuple[Row[Any], int]]:
+        """Become or stay the leader; the rows as they were, and their fences from now on.
+
+        Rows that another process leads, or that do not exist, are left out."""
+        for name in sorted(names):  # in one order, so that two processes do not wait for each other
+            row = connection.execute(self._locked, self._its(name)).one_or_none()
+            if row is None:
+                continue
+            now = database.now(connection)
+            if row.owner not in (None, owner) and row.lease_until > now:
+                continue
+            fence = row.fence if row.owner == owner else row.fence + 1
+            connection.execute(
+                self._lease, self._its(name) | {"by": owner, "to": now + ttl_s, "new_fence": fence}
+            )
+            yield row, fence
+
+    def renew(self, connection: Connection, database: Database, owner: str, ttl_s: float) -> None:
+        """Stay the leader of what ``owner`` leads in jobs that run or are cancelled."""
+        now, columns = database.clock(), self._table.c
+        of_live = select(jobs.c.job_id).where(
+            jobs.c.state.in_((JobState.RUNNING, JobState.CANCELLING))
+        )
+        connection.execute(
+            update(self._table)
+            .where(columns.job_id.in_(of_live))
+            .where(columns.owner == owner, columns.lease_until > now)
+            .values(lease_until=now + ttl_s)
+        )
+
+    def release(self, connection: Connection, name: Name, owner: str, fence: int) -> None:
+        """Nothing happens when ``owner`` no longer leads it."""
+        connection.execute(self._release, self._its(name) | {"by": owner, "its_fence": fence})
+
+    def advance(self, connection: Connection, name: Name, to: Moved) -> bool:
+        """False when another process leads it, or it was rewound."""
+        values = {"by": to.owner, "its_fence": to.fence, "to": to.cursor, "read": to.exhausted}
+        return connection.execute(self._advance, self._its(name) | values).rowcount == 1
+
+    def rewind(self, connection: Connection, job_id: str, cursor: Any) -> None:
+        """All rows of a job start at ``cursor`` again (a text or a column), and their leaders must
+        lease them anew."""
+        columns = self._table.c
+        back = {
+            "exhausted": False,
+            "owner": None,
+            "lease_until": None,
+            "fence": columns.fence + 1,
+            "cursor": cursor,
+        }
+        connection.execute(update(self._table).where(columns.job_id == job_id).values(back))
+
+    def _its(self, name: Name) -> dict[str, Any]:
+        return {f"its_{column}": value for column, value in zip(self._key, name, strict=True)}
+
 
 _FEEDS: Final = Leases(feeds)
 _SHARDS: Final = Leases(shards)

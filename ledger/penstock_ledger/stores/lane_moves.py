@@ -7,17 +7,53 @@ done again and again by each process that works on the job, until nothing is lef
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import orjson
-from sqlalchemy import Connection, Row, bindparam, insert, select, update
+from sqlalchemy import (
+    Connection,
+    Row,
+    bindparam,
+    insert,
+    select,
+    update,
+)
 
-from penstock_ledger.lane_move import MOVE_REASONS, LaneMove
 from penstock_ledger.model import JobState
 from penstock_ledger.sql.database import Database
 from penstock_ledger.sql.tables import jobs, lane_moves
 from penstock_ledger.stored_values import json_text
 from penstock_ledger.stores.jobs import job_of
+
+__all__ = ["BY_HAND", "MOVE_REASONS", "LaneMove"]
+
+
+BY_HAND: Final = "by_hand"
+MOVE_REASONS: Final = (
+    "chosen",
+    "cheaper",
+    "deadline",
+    "paused",
+    "no_workers",
+    "no_quota",
+    "stuck",
+    BY_HAND,
+)
+
+
+class LaneMove(NamedTuple):
+    """One of a job's moves, numbered from 1 on."""
+
+    job_id: str
+    number: int
+    at: float  # Unix seconds
+    before: str | None  # None: the first choice
+    lane: str
+    reason: str  # one of MOVE_REASONS
+    why: str  # the sentence for people
+    figures: Mapping[str, float | str | None]  # what was known when it was decided
+    left_at: float | None = None  # since when the lane before holds nothing more that has to go on
+
 
 MOVES_MAX: Final = 10_000  # of one job: one each ten minutes for two months
 

@@ -7,19 +7,72 @@ work would cost more than the database does.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import (
+    Callable,
+    Iterable,
+    Iterator,
+    Sequence,
+)
 from functools import cache
 from itertools import chain
-from typing import Final
+from typing import Any, Final
 
-from sqlalchemy import ColumnElement, Connection, literal_column, select
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    literal_column,
+    select,
+)
 
 from penstock_ledger.model import ItemKey
-from penstock_ledger.sql.array_literals import ARRAY_TYPES, array_literals
 from penstock_ledger.sql.tables import outcomes
 from penstock_ledger.stored_values import Words
-from penstock_ledger.stores.outcome_rows import COLUMNS, KEY_COLUMNS, OutcomeRow, key_of
+from penstock_ledger.stores.outcome_rows import (
+    COLUMNS,
+    KEY_COLUMNS,
+    OutcomeRow,
+    key_of,
+)
 from penstock_ledger.stores.tallies import add_rows
+
+
+def _number(value: float) -> str:
+    return repr(value)
+
+
+def _text(value: str) -> str:
+    if "\\" in value or '"' in value:
+        value = value.replace("\\", "\\\\").replace('"', '\\"')
+    return f'"{value}"'
+
+
+def _bytes(value: bytes) -> str:
+    return f'"\\\\x{value.hex()}"'
+
+
+# Name of the SQLAlchemy type -> (PostgreSQL type, one element as it stands in a literal)
+ARRAY_TYPES: Final[dict[str, tuple[str, Callable[[Any], str]]]] = {
+    "Text": ("text[]", _text),
+    "Integer": ("integer[]", _number),
+    "BigInteger": ("bigint[]", _number),
+    "Double": ("double precision[]", _number),
+    "LargeBinary": ("bytea[]", _bytes),
+}
+
+
+def array_literal(column_type: str, values: Iterable[Any]) -> str:
+    """``values`` of one column as the text of an array; None is NULL."""
+    element = ARRAY_TYPES[column_type][1]
+    return "{" + ",".join(["NULL" if value is None else element(value) for value in values]) + "}"
+
+
+def array_literals(column_types: Sequence[str], rows: Sequence[tuple[Any, ...]]) -> tuple[str, ...]:
+    """All columns of ``rows``, which must not be empty."""
+    columns = zip(*rows, strict=True)
+    return tuple(
+        array_literal(kind, column) for kind, column in zip(column_types, columns, strict=True)
+    )
+
 
 KEYS_MAX: Final = 500  # ids per look-up
 ROWS_MAX: Final = 1_000  # rows per PostgreSQL statement

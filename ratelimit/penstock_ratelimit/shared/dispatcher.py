@@ -10,25 +10,136 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Sequence
 from functools import partial
 from math import inf
-from typing import Final
+from typing import Any, Final
 
 from penstock_ratelimit.errors import LimiterClosed
 from penstock_ratelimit.limiter import StartRequest
 from penstock_ratelimit.provider.profiles import PROFILES
 from penstock_ratelimit.quota import Quota
-from penstock_ratelimit.shared.answers import Answers
-from penstock_ratelimit.shared.discovery import Discovery
-from penstock_ratelimit.shared.free_starts import FreeStarts
-from penstock_ratelimit.shared.learned_limits import LearnedLimits
+from penstock_ratelimit.shared.discovery import Answers, Discovery, learned
 from penstock_ratelimit.shared.quota_state import QuotaState
 from penstock_ratelimit.shared.redis_outage import AWAY, RedisOutage
 from penstock_ratelimit.shared.reserving import Reserving
 from penstock_ratelimit.shared.waiting import Waiter
 from penstock_ratelimit.store.quota_hash import QuotaHash
-from penstock_ratelimit.tasks import cancel_and_wait
-from penstock_ratelimit.tickets import Feedback, QuotaStats, Ticket, refund
+from penstock_ratelimit.tickets import (
+    UNSHARED,
+    Feedback,
+    Grant,
+    QuotaStats,
+    Ticket,
+    refund,
+)
+
+CANCEL_AGAIN_S: Final = 0.1
+
+
+async def cancel_and_wait(task: asyncio.Task[Any]) -> None:
+    """Cancel a task until it has ended; what it raises is dropped.
+
+    Once is not enough: redis-py sends through asyncio.wait_for, which before Python 3.12 loses a
+    cancellation that comes at the same moment as the end of what it waits for (cpython#86296).
+    """
+    while not task.done():
+        task.cancel()
+        await asyncio.wait({task}, timeout=CANCEL_AGAIN_S)
+
+
+class FreeStarts:
+    """Decides who starts without asking; a report follows soon, so that this process learns of
+    changes within a second."""
+
+    def __init__(self, state: QuotaState, outage: RedisOutage) -> None:
+        self._state, self._outage = state, outage
+        self._grant = UNSHARED
+
+    def grant_one(self) -> Grant | None:
+        """For a caller that has just come; None when it has to wait in line."""
+        if self._state.callers.has_line or not self._are_allowed():
+            return None
+        self._state.in_flight.granted()
+        self._state.tally.granted += 1
+        self._report_soon()
+        return self._current_grant()
+
+    def let_in(self) -> bool:
+        """Those in line take the places that are open. True where others are still in line."""
+        state = self._state
+        while self._are_allowed() and (waiter := state.callers.next()):
+            if state.issuing.price(waiter, state.terms):
+                waiter.grant = self._current_grant()
+                state.issuing.issue(waiter)
+                self._report_soon()
+        return state.callers.has_line
+
+    def _are_allowed(self) -> bool:
+        state = self._state
+        return (
+            state.in_flight.places() > 0  # first: it is what most often says no
+            and not state.in_force.terms.dims
+            and ((state.provider.is_known and state.in_force.version != "") or self._outage.lasts)
+            and state.provider.clear(state.now())
+        )
+
+    def _current_grant(self) -> Grant:
+        """The same for all tickets until the breaker changes its state."""
+        generation = self._state.provider.health.generation
+        if self._grant.generation != generation:
+            self._grant = Grant(generation)
+        return self._grant
+
+    def _report_soon(self) -> None:
+        state = self._state
+        state.reports.started += 1
+        if state.reports.due_at is None and state.reports.ask_again(
+            now=state.now()
+        ):  # what is due comes sooner
+            state.wake.set()
+
+
+class LearnedLimits:
+    """One process's part in it. Calls raise what the client raises."""
+
+    def __init__(self, discovery: Discovery, state: QuotaState) -> None:
+        self._discovery, self._state = discovery, state
+
+    @property
+    def are_new(self) -> bool:
+        """Headers ask for terms that are not in force."""
+        return self._discovery.proposal is not None
+
+    async def put_in_force(self) -> None:
+        """What headers ask for, if that is something else than what is in force."""
+        proposal, self._discovery.proposal = self._discovery.proposal, None
+        if proposal is not None:
+            await self._confirm([])  # before other processes see limits that were never confirmed
+            await self._state.in_force.propose(proposal)
+
+    async def expire(self) -> None:
+        """Propose to drop learned limits that headers no longer state: with each heartbeat the
+        fleet notes who saw them."""
+        state = self._state
+        dims = learned(state.terms)
+        if not dims:
+            return
+        waiting = state.callers.has_line and state.provider.clear(state.now())
+        terms, pace_s = state.terms, state.pace_s
+        ages = await self._confirm(dims)
+        self._discovery.forget(terms, ages, now=state.now(), pace_s=pace_s, waiting=waiting)
+
+    async def _confirm(self, dims: Sequence[str]) -> dict[str, float]:
+        """Report the limits that headers stated here; returns for how many seconds no header stated
+        each of ``dims``."""
+        stated, self._discovery.stated = self._discovery.stated, set()
+        try:
+            return await self._state.hash.confirm(stated, dims)
+        except BaseException:
+            self._discovery.stated |= stated
+            raise
+
 
 log = logging.getLogger("penstock.ratelimit")
 

@@ -11,9 +11,8 @@ from collections.abc import Callable, Iterable
 from penstock_ratelimit.errors import LimiterClosed, UnknownQuota
 from penstock_ratelimit.limiter import QuotasLimiter
 from penstock_ratelimit.quota import Quota, by_id
-from penstock_ratelimit.shared.dispatcher import HEARTBEAT_S, Dispatcher
+from penstock_ratelimit.shared.dispatcher import HEARTBEAT_S, Dispatcher, cancel_and_wait
 from penstock_ratelimit.store.quota_hash import QuotaHash, ScriptClient
-from penstock_ratelimit.tasks import cancel_and_wait
 from penstock_ratelimit.tickets import QuotaStats
 
 

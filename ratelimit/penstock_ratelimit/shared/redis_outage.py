@@ -11,10 +11,9 @@ from redis.exceptions import RedisError
 
 from penstock_ratelimit.local import LocalQuota
 from penstock_ratelimit.provider.profiles import Profile
-from penstock_ratelimit.shared.issuing import Issuing
+from penstock_ratelimit.rates import Terms
 from penstock_ratelimit.shared.quota_state import QuotaState
-from penstock_ratelimit.shared.waiting import Waiter
-from penstock_ratelimit.terms import Terms
+from penstock_ratelimit.shared.waiting import Issuing, Waiter
 
 log = logging.getLogger("penstock.ratelimit")
 

@@ -8,7 +8,7 @@ import math
 from typing import Final
 
 from penstock_ratelimit.errors import QuotaHeld
-from penstock_ratelimit.shared.answers import Answers
+from penstock_ratelimit.shared.discovery import Answers
 from penstock_ratelimit.shared.quota_state import QuotaState
 from penstock_ratelimit.shared.waiting import Waiter
 from penstock_ratelimit.store.messages import Reserve, Reserved, ReserveStatus

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Final
 
-from penstock_ratelimit.terms import Terms
+from penstock_ratelimit.rates import Terms
 
 
 class ReserveStatus(Enum):

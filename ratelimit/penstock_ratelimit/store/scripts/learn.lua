@@ -1,7 +1,7 @@
 -- Add what one process learned about costs to what the fleet knows, and return the sum.
 --
 -- KEYS[1]  <prefix>{q:<id>}:l  hash, expires when nothing is learned any more: key (job and model, say) -> sketch, as JSON:
---          [time of the last change in s, ratio, weight, bin, count, bin, count, ...]   (estimates/estimator.py: Sketch)
+--          [time of the last change in s, ratio, weight, bin, count, bin, count, ...]   (estimates.py: Sketch)
 -- ARGV  1 now_us or ''   2 expires after, s   3 most fields   4 memory in observations   5 a bin's count that is forgotten
 --       then per key: field, sketch ('' = only return it); the time in it is ignored
 -- returns per key: its sketch, '' when it is unknown

@@ -1,6 +1,7 @@
 """The limiter for code without asyncio: threads, Celery's prefork pool, gunicorn.
 
-A thread of its own runs the event loop."""
+A thread of its own runs the event loop.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ from types import TracebackType
 from typing import Any, Final, Unpack
 from weakref import WeakSet
 
-from penstock_ratelimit.blocking.loop_thread import LoopThread, RedisUrl
+from penstock_ratelimit.blocking_loop import LoopThread, RedisUrl
 from penstock_ratelimit.errors import LimiterClosed, UnknownQuota
 from penstock_ratelimit.fairness import DEFAULT_FLOW, Flow
 from penstock_ratelimit.limiter import Limiter, StartOptions, TicketScope
@@ -22,7 +23,12 @@ from penstock_ratelimit.provider.profiles import Usage
 from penstock_ratelimit.provider.refusals import Signal
 from penstock_ratelimit.quota import Quota, by_id
 from penstock_ratelimit.shared.limiter import SharedLimiter
-from penstock_ratelimit.tickets import FailureDetails, QuotaStats, Ticket, TicketState
+from penstock_ratelimit.tickets import (
+    FailureDetails,
+    QuotaStats,
+    Ticket,
+    TicketState,
+)
 
 log = logging.getLogger("penstock.ratelimit")
 

@@ -1,5 +1,6 @@
 """What the journal of provider batches says, read only: their figures, their states, and what they
-hold."""
+hold.
+"""
 
 from __future__ import annotations
 
@@ -33,9 +34,16 @@ from penstock_ledger.provider_batch import (
     ProviderBatch,
 )
 from penstock_ledger.sql.database import Database
-from penstock_ledger.sql.tables import batch_remainders, jobs
-from penstock_ledger.sql.tables import provider_batch_ids as ids
-from penstock_ledger.sql.tables import provider_batches as table
+from penstock_ledger.sql.tables import (
+    batch_remainders,
+    jobs,
+)
+from penstock_ledger.sql.tables import (
+    provider_batch_ids as ids,
+)
+from penstock_ledger.sql.tables import (
+    provider_batches as table,
+)
 from penstock_ledger.stores.account import cost_of_jobs
 
 SUMS_MAX: Final = 200  # kinds of provider batches that a job is summed up by

@@ -1,5 +1,6 @@
 """An event loop in a thread of its own, and what other threads may ask of the limiter that lives on
-it."""
+it.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +9,12 @@ import logging
 import threading
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
-from typing import Any, Final, Generic, TypeVar
+from typing import (
+    Any,
+    Final,
+    Generic,
+    TypeVar,
+)
 
 from penstock_ratelimit.errors import LimiterClosed
 from penstock_ratelimit.limiter import Limiter

@@ -1,1 +1,0 @@
-"""The same limiters for code that blocks: threads, prefork pools, gunicorn."""

@@ -1,1 +1,0 @@
-"""How many requests may be in flight where no limit is published."""
