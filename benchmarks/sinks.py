@@ -179,9 +179,9 @@ def _lists(connection: Any, sink: Any, values: Sequence[Any]) -> None:
 
 
 def _copy(connection: Any, sink: Any, values: Sequence[Any]) -> None:
-    from penstock_producer.tables import copying
+    from penstock_producer.tables import sql
 
-    copying.upsert(connection, sink._statements, sink._fit.targets, values)
+    sql.upsert(connection, sink._statements, sink._fit.targets, values)
 
 
 def settle_run(what: str, url: str, rows: int, server: psutil.Process) -> Figures:
@@ -198,8 +198,8 @@ def bucket_run(place: Path, url: str, rows: int) -> Figures:
     The server's CPU is not in it."""
     import boto3
 
-    from penstock_producer.bucket.client import Bucket
-    from penstock_producer.parts.growing import GrowingOutput
+    from penstock_producer.bucket.s3 import Bucket
+    from penstock_producer.parts import GrowingOutput
 
     options: dict[str, Any] = {
         "aws_access_key_id": "x",

@@ -30,7 +30,7 @@ from servers import RedisServer, free_port
 from penstock_ledger import QueueBook, RedisLedger, keys
 from penstock_ledger.model import Job, JobState
 from penstock_producer import Producer
-from penstock_producer.feed.served import LOADS
+from penstock_producer.feed.queues import LOADS
 from penstock_producer.feed.wire import queue_name
 from penstock_producer.reporting.reasons import retries
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from penstock_producer.jobfile.schema import json_schema
+from penstock_producer.jobfile.fields import json_schema
 
 ROOT = Path(__file__).parents[1]
 NAME = "job-spec.schema.json"

@@ -20,7 +20,7 @@ from benchmarks.harness.ground import ROOT, GroundError, RunningRedis, redis_ser
 from penstock_ledger import Meta, QueueBook, RedisLedger, keys, open_database
 from penstock_ledger.model import Counts, Job
 from penstock_producer import Producer
-from penstock_producer.feed.served import LOADS
+from penstock_producer.feed.queues import LOADS
 from penstock_producer.feed.wire import queue_name
 
 START_TIMEOUT_S = 900.0  # compiling and capturing graphs for a large model takes minutes

@@ -72,9 +72,9 @@ if TYPE_CHECKING:
     from penstock_producer.pushed_lines import LineFate as LineFate
     from penstock_producer.pushed_lines import PushedLine as PushedLine
     from penstock_producer.schedules.door import Schedules as Schedules
-    from penstock_producer.schedules.outcomes_of import OutcomesOf as OutcomesOf
+    from penstock_producer.schedules.marks import OutcomesOf as OutcomesOf
     from penstock_producer.settings import ProducerSettings as ProducerSettings
-    from penstock_producer.tables.cursors import Committed as Committed
+    from penstock_producer.tables.reading import Committed as Committed
 else:
     __all__, __getattr__, __dir__ = lazy_names(
         __name__,
@@ -89,7 +89,7 @@ else:
             "penstock_ledger.model": "Counts DeadLetter ItemKey Job JobState Result",
             "penstock_ledger.schedule": "CatchUp Firing Schedule",
             "penstock_producer.async_producer": "AsyncOpenJob AsyncProducer",
-            "penstock_producer.tables.cursors": "Committed",
+            "penstock_producer.tables.reading": "Committed",
             "penstock_producer.errors": (
                 "ContentError InvalidDocument JobCancelled Problem ProducerError ScheduleError "
                 "SettingsError SinkError SinkTaken SinkUnfit SourceChanged SourceError "
@@ -100,7 +100,7 @@ else:
             "penstock_producer.pushed_lines": "LineFate PushedLine",
             "penstock_producer.producer": "JobEstimate JobStatus Producer",
             "penstock_producer.schedules.door": "Schedules",
-            "penstock_producer.schedules.outcomes_of": "OutcomesOf",
+            "penstock_producer.schedules.marks": "OutcomesOf",
             "penstock_producer.settings": "ProducerSettings",
             "penstock_producer.job.spec": "JobSpec",
         },

@@ -26,7 +26,7 @@ from penstock_producer.job.spec import JobSpec
 from penstock_producer.open_job import OpenJob
 from penstock_producer.producer import JobStatus, Producer
 from penstock_producer.settings import ProducerSettings
-from penstock_producer.tables.cursors import Committed
+from penstock_producer.tables.reading import Committed
 
 THREADS: Final = 4  # as many as the producer has connections by default
 PAGE: Final = 100  # outcomes that one step of an asynchronous iteration reads

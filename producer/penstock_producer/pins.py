@@ -15,6 +15,7 @@ __all__ = [
     "DOOR",
     "ESTIMATE",
     "FILES",
+    "FORMAT",
     "MEDIA_NEWEST",
     "MEMBERS",
     "NEWEST",
@@ -38,6 +39,7 @@ UPLOADED: Final = "uploaded"
 # tokens of all documents, as guessed from the first of them, where lanes or a deadline are weighed
 ESTIMATE: Final = "estimate"
 FILES: Final = "files"  # the pins of several files, whose digest is beside it
+FORMAT: Final = "format"  # what the rows are, where they are not JSON Lines
 MEDIA_NEWEST: Final = (
     "media_newest_ns"  # when the last of the files that rows name was changed, at submit
 )

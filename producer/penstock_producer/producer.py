@@ -36,17 +36,14 @@ from penstock_ledger.model import (
 from penstock_ledger.vectors import Vectors
 from penstock_producer.accepting.acceptance import check_acceptable, check_other_lane, estimated_usd
 from penstock_producer.accepting.borders import Borders
-from penstock_producer.accepting.first_rows import FirstRows, first_rows
-from penstock_producer.accepting.new_jobs import MAX_JOB_KEY_CHARS, NewJobs
+from penstock_producer.accepting.new_jobs import MAX_JOB_KEY_CHARS, NewJobs, digest_of
 from penstock_producer.accepting.results_probe import ResultsProbe
-from penstock_producer.accepting.same_job import digest_of
-from penstock_producer.accepting.sampling import Sample, sample_of
+from penstock_producer.accepting.sampling import FirstRows, Sample, first_rows, sample_of
 from penstock_producer.accepting.survey import Check, survey
-from penstock_producer.documents import DocumentChecker
 from penstock_producer.errors import JobCancelled, Problem, SourceError, SpecError, seen
 from penstock_producer.job.options import STOP_FIELDS
 from penstock_producer.job.spec import JobSpec
-from penstock_producer.open_job import TAKES_NO_MORE, OpenJob
+from penstock_producer.open_job import TAKES_NO_MORE, DocumentChecker, OpenJob
 from penstock_producer.pins import AWAITED, DOOR, REMOTE, UPLOADED
 from penstock_producer.pushed_lines import PushedLine, PushedLines
 from penstock_producer.rows import FileSource
@@ -54,16 +51,13 @@ from penstock_producer.schedules.door import Schedules
 from penstock_producer.schedules.marks import taken_key
 from penstock_producer.settings import ProducerSettings
 from penstock_producer.sources.databases.source import key_pages
-from penstock_producer.sources.gone_files import TakenBetween, gone_files
 from penstock_producer.sources.listings.chosen import choose
-from penstock_producer.sources.new_files import Taken, taken_by
+from penstock_producer.sources.listings.new_files import Taken, TakenBetween, gone_files, taken_by
+from penstock_producer.sources.of_feed import SPOOL, SPOOL_PIN
 from penstock_producer.sources.open import open_new_files, open_source, unchanged
-from penstock_producer.sources.outcomes.source import OutcomesSource, pin_of
-from penstock_producer.sources.outcomes.where import Where
+from penstock_producer.sources.outcomes import OutcomesSource, Where, pin_of
 from penstock_producer.sources.overrides import Overrides
-from penstock_producer.sources.spool import KIND as SPOOL
-from penstock_producer.sources.spool import PIN as SPOOL_PIN
-from penstock_producer.tables.cursors import Committed, place_in
+from penstock_producer.tables.reading import Committed, place_in
 
 if TYPE_CHECKING:
     import pyarrow

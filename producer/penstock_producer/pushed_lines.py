@@ -9,9 +9,8 @@ from enum import StrEnum
 from typing import Any, Final, NamedTuple
 
 from penstock_ledger import Spool, SpoolConflict
-from penstock_producer.documents import DocumentChecker
 from penstock_producer.errors import InvalidDocument, seen
-from penstock_producer.open_job import MAX_BUFFERED_BYTES, MAX_BUFFERED_DOCUMENTS
+from penstock_producer.open_job import MAX_BUFFERED_BYTES, MAX_BUFFERED_DOCUMENTS, DocumentChecker
 from penstock_producer.sources.forms.strict_json import RowFault, parse_object
 
 __all__ = ["LINES_MAX", "LineFate", "PushedLine", "PushedLines"]

@@ -1,14 +1,76 @@
-"""What every source of documents yields, and what it must be able to do."""
+"""What every source of documents yields, and how large a row may be."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from dataclasses import dataclass, field
+from typing import Any, Final, NamedTuple, Protocol, Self
 
-from penstock_producer.tally import Tally
+from penstock_producer.pins import PREPARED
 
-__all__ = ["BadRow", "Document", "Source"]
+__all__ = ["BadRow", "Document", "Source", "Tally"]
+
+
+@dataclass(slots=True)
+class Tally:
+    """Counts rows, and characters."""
+
+    cut: dict[str, int] = field(default_factory=dict)  # rows by the column whose text was cut
+    saved_chars: int = 0  # blanks that compression took out
+
+    def note(self, cut: Sequence[str], saved_chars: int) -> None:
+        """One row."""
+        for name in cut:
+            self.cut[name] = self.cut.get(name, 0) + 1
+        self.saved_chars += saved_chars
+
+    def plus(self, other: Self) -> Self:
+        names = dict.fromkeys((*self.cut, *other.cut))
+        cut = {name: self.cut.get(name, 0) + other.cut.get(name, 0) for name in names}
+        return type(self)(cut, self.saved_chars + other.saved_chars)
+
+    def to_json(self) -> dict[str, Any]:
+        return {"cut": dict(self.cut), "saved_chars": self.saved_chars}
+
+    @classmethod
+    def of_pin(cls, pin: Mapping[str, Any]) -> Self:
+        """What the survey of a job counted; nothing for a job of an earlier release."""
+        stored = pin.get(PREPARED)
+        if not isinstance(stored, Mapping):
+            return cls()
+        return cls(dict(stored["cut"]), int(stored["saved_chars"]))
+
+
+MAX_DOC_ID_BYTES = 512  # an index entry in every database, a header, a terminal line
+_CONTROL = re.compile("[\x00-\x1f\x7f-\x9f]")
+_SURROGATE = re.compile("[\ud800-\udfff]")
+
+
+def id_fault(value: str) -> tuple[str, str] | None:
+    """What is wrong with ``value`` as a document id, and the fix ("" where that is up to the door);
+    None: it is one.
+
+    An id is text of 1 to 512 bytes without control characters and lone surrogates.
+    """
+    is_plain = value.isascii()
+    if not (is_plain and value.isprintable()):
+        if _CONTROL.search(value) is not None:
+            return "The id holds control characters.", "remove them"
+        if _SURROGATE.search(value) is not None:
+            return "The id holds half a surrogate pair.", "write the whole character, or remove it"
+    size = len(value) if is_plain else len(value.encode())
+    if not 0 < size <= MAX_DOC_ID_BYTES:
+        return f"The id has {size} bytes; 1 to {MAX_DOC_ID_BYTES} are allowed.", ""
+    return None
+
+
+DEFAULT_MAX_LINE_BYTES: Final = (
+    8 * 1024 * 1024
+)  # above any model's context, below what hurts a small machine
+# A template may name a column twice; named more often, a short row would fill any memory.
+DEFAULT_MAX_BODY_BYTES: Final = 16 * 1024 * 1024
+
 
 Cursor = dict[str, Any]
 

@@ -36,7 +36,7 @@ from penstock_producer.errors import SettingsError, seen
 from penstock_producer.job.endpoints import refusal
 from penstock_producer.job.lanes import DEFAULT_LANE, LANES
 from penstock_producer.job.provider_facts import ProviderFacts
-from penstock_producer.sizes import DEFAULT_MAX_BODY_BYTES, DEFAULT_MAX_LINE_BYTES
+from penstock_producer.rows import DEFAULT_MAX_BODY_BYTES, DEFAULT_MAX_LINE_BYTES
 from penstock_producer.source_roots import SourceRoots, check_root, overlap
 from penstock_producer.storage import check_destination
 

@@ -10,11 +10,9 @@ from pathlib import Path
 from typing import Protocol
 from urllib.parse import unquote, urlsplit
 
-from penstock_producer.bucket.client import Bucket, s3_client
-from penstock_producer.bucket.connect import STORES
-from penstock_producer.bucket.place import PROBE_NAME, Place
-from penstock_producer.bucket.stores import open_place
-from penstock_producer.bucket.writers import writer_of
+from penstock_producer.bucket.place import PROBE_NAME, STORES, Place
+from penstock_producer.bucket.s3 import Bucket, s3_client
+from penstock_producer.bucket.stores import open_place, writer_of
 from penstock_producer.errors import SinkError, seen
 
 __all__ = ["Writer", "bucket_at", "check_destination", "open_sink", "probe_parts", "read_object"]

@@ -43,7 +43,7 @@ MAY_NAME_LANES = {
     ),
     "producer/penstock_producer/job/lanes.py": "the producer's table; it cannot import workers",
     "producer/penstock_producer/job/options.py": "the flag --api, which is about a provider's API",
-    "producer/penstock_producer/jobfile/run_section.py": "as above",
+    "producer/penstock_producer/jobfile/fields.py": "as above",
     "cli/penstock_cli/job/options.py": "as above",
     "cli/penstock_cli/job/jobspec.py": "as above",
     "cli/penstock_cli/commands/run.py": "as above",

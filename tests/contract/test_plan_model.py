@@ -9,9 +9,17 @@ import time
 import pytest
 
 from penstock_producer.job.lanes import LANES
-from penstock_producer.planning.batches import PROVIDER, ROOM, Batches, batches_played
-from penstock_producer.planning.figures import measured
-from penstock_producer.planning.flow import SLOTS, Calls, Stage, played
+from penstock_producer.planning.flow import (
+    PROVIDER,
+    ROOM,
+    SLOTS,
+    Batches,
+    Calls,
+    Stage,
+    batches_played,
+    measured,
+    played,
+)
 from penstock_producer.planning.intervals import extrapolated, share_of_largest
 from penstock_producer.planning.sizing import (
     FEEDERS,

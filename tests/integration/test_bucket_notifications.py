@@ -20,9 +20,9 @@ from penstock_cli.main import command_line
 from penstock_ledger import FiringOutcome, NoticedStore, Schedule, ScheduleNotFound, open_database
 from penstock_ledger.stores import noticed as noticed_store
 from penstock_producer import ProducerSettings, ScheduleError
-from penstock_producer.bucket import event_queue
 from penstock_producer.pins import FILES
-from penstock_producer.schedules.notices import NoticeOutcome
+from penstock_producer.schedules import events as notices
+from penstock_producer.schedules.events import NoticeOutcome
 from penstock_workers.control.schedules import of_new_files
 
 BUCKET = "notified"
@@ -106,7 +106,7 @@ def notified(
     ):
         monkeypatch.setenv(f"AWS_{name}", value)
     s3_server.client().create_bucket(Bucket=BUCKET)
-    monkeypatch.setattr(event_queue, "LOOK_S", 0)
+    monkeypatch.setattr(notices, "LOOK_S", 0)
     made = Notified(s3_server, tmp_path)
     made.now = ONE - 30
     yield made
@@ -123,7 +123,8 @@ def test_an_object_that_comes_starts_a_job_without_a_listing(
     notified.watch(notified.make_queue())
     notified.minute()
     monkeypatch.setattr(
-        "penstock_producer.sources.new_files._listed", lambda _chosen: pytest.fail("it was listed")
+        "penstock_producer.sources.listings.new_files._listed",
+        lambda _chosen: pytest.fail("it was listed"),
     )
     notified.put("a 1.jsonl")
     notified.put("b.jsonl")
@@ -193,7 +194,7 @@ def test_a_first_listing_goes_on_until_all_files_have_a_job(
     notified: Notified, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A job has so many files; the next time lists again, and not only the next day."""
-    monkeypatch.setattr("penstock_producer.sources.new_files.MAX_FILES", 2)
+    monkeypatch.setattr("penstock_producer.sources.listings.new_files.MAX_FILES", 2)
     monkeypatch.setattr(of_new_files, "FILES_MAX", 2)
     for number in range(5):
         notified.put(f"{number}.jsonl")

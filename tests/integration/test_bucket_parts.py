@@ -17,13 +17,11 @@ from servers import S3Server
 
 from penstock_ledger import Database, JobStore, OutcomeStore, open_database
 from penstock_ledger.model import ItemKey, Job, NewJob, Result
-from penstock_producer.bucket import writer as writer_module
-from penstock_producer.bucket.client import Bucket
-from penstock_producer.bucket.writer import COPIED_BYTES_MIN
+from penstock_producer import parts as growing_module
+from penstock_producer.bucket import s3 as writer_module
+from penstock_producer.bucket.s3 import COPIED_BYTES_MIN, Bucket
 from penstock_producer.errors import SinkError, SinkTaken
-from penstock_producer.parts import growing as growing_module
-from penstock_producer.parts.growing import GrowingOutput
-from penstock_producer.parts.index import RESULTS_MIN, SHARE, Index, Part
+from penstock_producer.parts import RESULTS_MIN, SHARE, GrowingOutput, Index, Part
 from penstock_producer.tables.reading import Lines
 
 PREFIX = "runs/job_1"

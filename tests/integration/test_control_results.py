@@ -26,8 +26,8 @@ from penstock_ledger import (
 )
 from penstock_ledger.model import ItemKey, Job, JobState, Result
 from penstock_producer import Producer, ProducerSettings, SpecError
+from penstock_producer import parts as part_index
 from penstock_producer.accepting.borders import Borders, DoorSettings
-from penstock_producer.parts import index as part_index
 from penstock_workers.control.job import sinks
 from penstock_workers.control.loop import Control
 from penstock_workers.settings import WorkerSettings

@@ -16,7 +16,7 @@ from servers import RedisServer
 
 from penstock_gateway.settings import GatewaySettings
 from penstock_ledger import Meta, RedisLedger, open_database
-from penstock_producer.feed.served import LOADS, SERVES, Served
+from penstock_producer.feed.queues import LOADS, SERVES, Served
 from penstock_producer.job.provider_facts import ProviderFacts
 from penstock_producer.prices.token_prices import ModelPrices
 

@@ -47,7 +47,7 @@ from penstock_ledger import (
 from penstock_ledger.keys import queues as queues_of
 from penstock_ledger.keys import unacked
 from penstock_producer import Producer
-from penstock_producer.feed import repair
+from penstock_producer.feed import leased_feed
 from penstock_producer.feed.queues import queue_name
 from penstock_producer.feed.wire import item_tag
 from penstock_producer.rows import Document
@@ -671,7 +671,7 @@ def test_documents_that_go_on_are_read_side_by_side(
     """Each may be a request to a bucket: as many as the limit says are under way together, and
     never more."""
     under_way, most = 0, 0
-    lock, together = threading.Lock(), threading.Barrier(repair.FETCHES_AT_ONCE)
+    lock, together = threading.Lock(), threading.Barrier(leased_feed.FETCHES_AT_ONCE)
     read = JsonlSource.fetch
 
     def slow(source: JsonlSource, position: str) -> Document:
@@ -684,13 +684,13 @@ def test_documents_that_go_on_are_read_side_by_side(
             under_way -= 1
         return read(source, position)
 
-    job = house.submit(2 * repair.FETCHES_AT_ONCE)
+    job = house.submit(2 * leased_feed.FETCHES_AT_ONCE)
     house.control.tick()
     house.move(job, "gpu")
     monkeypatch.setattr(JsonlSource, "fetch", slow)
-    house.tick_until(lambda: len(house.queued(GPU)) == 2 * repair.FETCHES_AT_ONCE)
-    assert most == repair.FETCHES_AT_ONCE
-    assert house.queued(GPU) == names(*range(2 * repair.FETCHES_AT_ONCE))
+    house.tick_until(lambda: len(house.queued(GPU)) == 2 * leased_feed.FETCHES_AT_ONCE)
+    assert most == leased_feed.FETCHES_AT_ONCE
+    assert house.queued(GPU) == names(*range(2 * leased_feed.FETCHES_AT_ONCE))
 
 
 def test_what_is_left_of_a_budget_is_without_what_all_lanes_have_cost(house: House) -> None:

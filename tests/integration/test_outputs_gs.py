@@ -20,11 +20,10 @@ from penstock_cli import files
 from penstock_cli.errors import UsageProblem
 from penstock_ledger import JobStore, OutcomeStore, open_database
 from penstock_ledger.model import ItemKey, NewJob, Result
-from penstock_producer.bucket import store_writer, stores
+from penstock_producer.bucket import stores
 from penstock_producer.errors import SinkError
 from penstock_producer.outputs import probe_sink, write_outputs
-from penstock_producer.parts.growing import GrowingOutput
-from penstock_producer.parts.index import RESULTS_MIN
+from penstock_producer.parts import RESULTS_MIN, GrowingOutput
 from penstock_producer.storage import bucket_at, read_object
 from penstock_producer.tables.reading import Lines, Reading
 from penstock_producer.tables.write import write_table
@@ -65,7 +64,7 @@ def test_results_of_every_form_lie_in_the_bucket(
 ) -> None:
     """Lines in one request or in parts, Parquet, part objects and their whole: the bytes are those
     of a local file."""
-    monkeypatch.setattr(store_writer, "PART_BYTES", 5 * 1024 * 1024)
+    monkeypatch.setattr(stores, "PART_BYTES", 5 * 1024 * 1024)
     database = open_database(f"sqlite:///{tmp_path}/ledger.db")
     database.migrate()
     new = NewJob(

@@ -17,7 +17,7 @@ from servers import S3Server
 
 from penstock_ledger import JobStore, OutcomeStore, open_database
 from penstock_ledger.model import DeadLetter, ItemKey, NewJob, Result
-from penstock_producer.bucket.writer import PART_BYTES
+from penstock_producer.bucket.s3 import PART_BYTES
 from penstock_producer.errors import SinkError
 from penstock_producer.outputs import probe_sink, write_outputs
 from penstock_producer.tables import arrow
@@ -145,7 +145,7 @@ def test_an_endpoint_that_is_not_there_is_named(
     bucket: Bucket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Without a server the message gives the place and what to check."""
-    monkeypatch.setattr("penstock_producer.bucket.client.TRIES", 1)
+    monkeypatch.setattr("penstock_producer.bucket.s3.TRIES", 1)
     with pytest.raises(
         SinkError, match=r"cannot write s3://b/out/penstock-probe: .*check the endpoint"
     ):

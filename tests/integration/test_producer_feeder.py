@@ -30,8 +30,7 @@ from penstock_producer import JobSpec, Producer
 from penstock_producer.errors import JobCancelled, SourceChanged, SourceUnavailable
 from penstock_producer.feed import feeder as feeder_module
 from penstock_producer.feed.feeder import Feeder
-from penstock_producer.feed.leased_feed import open_feeder
-from penstock_producer.feed.repair import republish, write_off
+from penstock_producer.feed.leased_feed import open_feeder, republish, write_off
 from penstock_producer.settings import ProducerSettings
 from penstock_producer.sources.of_feed import open_feed_source
 

@@ -20,7 +20,7 @@ from penstock_producer.errors import BadReference, SourceChanged, SourceError, S
 from penstock_producer.job.spec import JobSpec
 from penstock_producer.settings import ProducerSettings
 from penstock_producer.sources import Document, open_source
-from penstock_producer.sources.blobs import ranges, store
+from penstock_producer.sources.blobs import s3, store
 from penstock_producer.sources.open import unchanged
 
 SPEC = JobSpec(prompt="{text}", model="m", max_bad_rows=10)
@@ -67,7 +67,7 @@ def test_an_object_is_surveyed_read_and_fetched(
 ) -> None:
     """An object read in many ranges gives the same documents as a file, from any cursor and
     position."""
-    monkeypatch.setattr(ranges, "RANGE_BYTES", 100)
+    monkeypatch.setattr(s3, "RANGE_BYTES", 100)
     bucket.put("in put.jsonl", jsonl(50))
     pin = json.loads(json.dumps(survey(open_source("gs://gsdocs/in%20put.jsonl", SPEC), SPEC).pin))
     assert (pin["kind"], bool(pin["etag"])) == ("gs", True)

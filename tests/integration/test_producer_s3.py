@@ -22,9 +22,9 @@ from penstock_producer.errors import SourceChanged, SourceError, SourceUnavailab
 from penstock_producer.job.spec import JobSpec
 from penstock_producer.settings import ProducerSettings
 from penstock_producer.sources import Document, open_source
-from penstock_producer.sources.blobs import ranges, s3
+from penstock_producer.sources.blobs import s3
 from penstock_producer.sources.open import unchanged
-from penstock_producer.sources.texts import segments
+from penstock_producer.sources.readers import whole_files
 
 SPEC = JobSpec(prompt="{text}", model="m")
 URI = "s3://docs/in%20put.jsonl"
@@ -61,7 +61,7 @@ def test_an_object_is_surveyed_read_and_fetched(
 ) -> None:
     """An object read in many ranges gives the same documents as a file, from any cursor and
     position."""
-    monkeypatch.setattr(ranges, "RANGE_BYTES", 100)
+    monkeypatch.setattr(s3, "RANGE_BYTES", 100)
     put(client, 50)
     found = survey(open_source(URI, SPEC, settings), SPEC)
     assert found.total == 50
@@ -124,7 +124,7 @@ def test_a_prefix_of_several_formats_is_one_source(
 ) -> None:
     """Objects below a prefix are read by their formats, each held by the ETag that was listed; a
     pattern chooses among them."""
-    monkeypatch.setattr(ranges, "RANGE_BYTES", 1000)
+    monkeypatch.setattr(s3, "RANGE_BYTES", 1000)
     parquet = io.BytesIO()
     pq.write_table(
         pa.table({"id": [f"p{row}" for row in range(90)], "text": ["t"] * 90}),
@@ -166,7 +166,7 @@ def test_a_prefix_of_texts_is_a_document_each(
 ) -> None:
     """Objects are listed and read in the order of their names, a feeder begins at any, and a
     replaced one is never read."""
-    monkeypatch.setattr(segments, "SEGMENT", 10)
+    monkeypatch.setattr(whole_files, "SEGMENT", 10)
     names = [f"{number // 10}/{number:03}.txt" for number in range(35)] + ["9/\u00fc +?#%41.txt"]
     for name in names:
         client.put_object(Bucket="docs", Key=f"notes/{name}", Body=f"text of {name}".encode())
@@ -225,7 +225,7 @@ def test_rights_that_end_in_the_middle_of_a_job_pause_it(
 ) -> None:
     """After some documents the store refuses, or sends us elsewhere: what can be put right, for
     feeder and worker alike."""
-    monkeypatch.setattr(ranges, "RANGE_BYTES", 200)
+    monkeypatch.setattr(s3, "RANGE_BYTES", 200)
     rows = b"".join(
         json.dumps({"id": f"d{number}", "text": "t"}).encode() + b"\n" for number in range(50)
     )

@@ -16,7 +16,7 @@ from penstock_ledger.in_redis.queue_book import (
     QUEUES_MAX,
     WORKER_QUEUES_MAX,
 )
-from penstock_producer.feed.served import Served
+from penstock_producer.feed.queues import Served
 from penstock_producer.feed.wire import encode_item, item_tag
 from penstock_workers.broker.lease_scripts import return_leases_of_the_dead
 from penstock_workers.control.feeds.found_adapters import FoundAdapters

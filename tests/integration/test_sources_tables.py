@@ -35,13 +35,12 @@ from penstock_producer.errors import (
     TooManyBadRows,
 )
 from penstock_producer.feed.feeder import Feeder
-from penstock_producer.feed.leased_feed import open_feeder
-from penstock_producer.feed.repair import republish
+from penstock_producer.feed.leased_feed import open_feeder, republish
 from penstock_producer.reporting.feeders import feeders_line
 from penstock_producer.rows import FileSource
 from penstock_producer.settings import ProducerSettings
 from penstock_producer.sources import BadRow, Document, open_source
-from penstock_producer.sources.databases import by_key, keys
+from penstock_producer.sources.databases import columns, relation
 from penstock_producer.sources.of_feed import open_feed_source, source_of
 
 SPEC = JobSpec(prompt="{text}", model="m", table="docs", max_bad_rows=100)
@@ -135,7 +134,7 @@ def spec(**fields: Any) -> JobSpec:
 def test_rows_come_in_the_order_of_their_keys(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every row comes once, over any number of pages, with its key as its id and as the position
     that finds it again."""
-    monkeypatch.setattr(by_key, "ROWS", 7)
+    monkeypatch.setattr(relation, "ROWS", 7)
     home.fill([(number, f"t{number}") for number in reversed(range(-5, 40))])
     source = home.open()
     found = survey(source, SPEC)
@@ -271,7 +270,7 @@ def test_two_rows_with_one_key_refuse_the_source(
     home: Home, table: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also where they are on two pages: nothing says which of them is the document."""
-    monkeypatch.setattr(by_key, "ROWS", 2)
+    monkeypatch.setattr(relation, "ROWS", 2)
     home.fill([("a", "1"), ("b", "2"), ("b", "3")], "id text, text text")
     asking = spec(table="docs") if table else spec(query="SELECT * FROM docs")
     with pytest.raises(
@@ -332,8 +331,8 @@ def test_memory_is_bounded_by_bytes_not_by_rows(
     home: Home, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A page of large rows is read few at a time."""
-    monkeypatch.setattr(by_key, "BYTES", 2_000_000)
-    monkeypatch.setattr(by_key, "SHORT", 1_000)
+    monkeypatch.setattr(relation, "BYTES", 2_000_000)
+    monkeypatch.setattr(relation, "SHORT", 1_000)
     home.run("CREATE TABLE docs (id integer PRIMARY KEY, text text)")
     size, count = 100_000, 200
     with home.engine.begin() as connection:
@@ -401,8 +400,8 @@ def test_a_job_has_the_rows_that_were_there_at_its_submit(
 ) -> None:
     """Rows that are added before, between and after are not read; values are those of the moment;
     the count stays true."""
-    monkeypatch.setattr(by_key, "ROWS", 3)
-    monkeypatch.setattr(keys, "PAGE_ROWS", 4)
+    monkeypatch.setattr(relation, "ROWS", 3)
+    monkeypatch.setattr(columns, "PAGE_ROWS", 4)
     home.fill([(number * 10, f"t{number}") for number in range(1, 11)])
     job = house.submit(home)
     home.run(
@@ -440,7 +439,7 @@ def test_a_feeder_that_dies_is_followed_from_its_cursor(
     home: Home, house: House, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Another one goes on behind what was published: everything once, nothing left out."""
-    monkeypatch.setattr(by_key, "ROWS", 3)
+    monkeypatch.setattr(relation, "ROWS", 3)
     home.fill([(number, f"t{number}") for number in range(20)])
     job = house.submit(home)
     first = house.feeder(job)
@@ -515,8 +514,8 @@ def test_feeders_lead_ranges_of_keys(
 ) -> None:
     """Each shard reads its rows and no others, also where the row at its end is gone, and all are
     fed once."""
-    monkeypatch.setattr(by_key, "ROWS", 3)
-    monkeypatch.setattr(keys, "PAGE_ROWS", 4)
+    monkeypatch.setattr(relation, "ROWS", 3)
+    monkeypatch.setattr(columns, "PAGE_ROWS", 4)
     home.fill([(number, None if number == 5 else f"t{number}") for number in range(20)])
     job = house.submit(home, SPEC.model_copy(update={"feeders": 3}))
     jobs = JobStore(house.database)
@@ -825,7 +824,7 @@ def test_rows_without_a_key_are_bad_rows_of_their_own(
     duckdb: Home, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """They come first, over any number of pages, and each is counted."""
-    monkeypatch.setattr(by_key, "ROWS", 2)
+    monkeypatch.setattr(relation, "ROWS", 2)
     duckdb.run(
         "CREATE TABLE docs (id integer, text text)",
         "INSERT INTO docs VALUES (1, 'a'), (2, 'b'), (3, 'c')",

@@ -30,8 +30,8 @@ from penstock_producer.errors import SinkError, SinkUnfit
 from penstock_producer.tables import database as sink_module
 from penstock_producer.tables.columns import Table
 from penstock_producer.tables.database import Filled, TableSink
-from penstock_producer.tables.pgvector import UNSIZED
 from penstock_producer.tables.reading import Reading
+from penstock_producer.tables.sql import UNSIZED
 
 SPEC = {
     "endpoint": "/v1/chat/completions",

@@ -22,7 +22,8 @@ from penstock_ledger.stores import schedules as schedule_store
 from penstock_producer import JobSpec, ProducerSettings, ScheduleError, SourceChanged
 from penstock_producer.pins import FILES
 from penstock_producer.rows import Document
-from penstock_producer.sources import new_files, open_source
+from penstock_producer.sources import open_source
+from penstock_producer.sources.listings import new_files
 from penstock_workers.control.schedules import of_new_files
 from penstock_workers.control.schedules.schedule_steps import HOLD_S
 from penstock_workers.control.schedules.starts import Started

@@ -24,14 +24,13 @@ from servers import free_port
 from penstock_ledger import JobStore, OutcomeStore, open_database
 from penstock_ledger.model import ItemKey, NewJob, Result
 from penstock_producer.accepting.survey import survey
-from penstock_producer.bucket import store_writer
+from penstock_producer.bucket import stores
 from penstock_producer.errors import SinkError, SinkTaken, SourceChanged, SourceUnavailable
 from penstock_producer.job.spec import JobSpec
 from penstock_producer.outputs import probe_sink, write_outputs
-from penstock_producer.parts.growing import GrowingOutput
-from penstock_producer.parts.index import RESULTS_MIN
+from penstock_producer.parts import RESULTS_MIN, GrowingOutput
 from penstock_producer.sources import Document, open_source
-from penstock_producer.sources.blobs import ranges, store
+from penstock_producer.sources.blobs import s3, store
 from penstock_producer.sources.open import unchanged
 from penstock_producer.storage import bucket_at
 from penstock_producer.tables.reading import Lines
@@ -125,7 +124,7 @@ def jsonl(count: int, text: str = "t") -> bytes:
 def test_an_object_is_read_as_it_was_pinned(put: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """An object read in many ranges gives its documents from any cursor and position, and other
     content is refused."""
-    monkeypatch.setattr(ranges, "RANGE_BYTES", 100)
+    monkeypatch.setattr(s3, "RANGE_BYTES", 100)
     uri = "az://docs/in%20put.jsonl"
     put("in put.jsonl", jsonl(50))
     pin = json.loads(json.dumps(survey(open_source(uri, SPEC), SPEC).pin))
@@ -173,7 +172,7 @@ def test_results_go_into_a_container(
 ) -> None:
     """Conditions hold, large objects go in blocks and keep what is noted of them, and parts become
     one object."""
-    monkeypatch.setattr(store_writer, "PART_BYTES", 300_000)
+    monkeypatch.setattr(stores, "PART_BYTES", 300_000)
     database = open_database(f"sqlite:///{tmp_path}/ledger.db")
     database.migrate()
     new = NewJob(

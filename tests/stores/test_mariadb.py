@@ -17,7 +17,7 @@ from penstock_producer import JobSpec, Producer
 from penstock_producer.errors import RowChanged, SourceError, SourceUnavailable
 from penstock_producer.settings import ProducerSettings
 from penstock_producer.sources import BadRow, Document, open_source
-from penstock_producer.sources.databases import by_key
+from penstock_producer.sources.databases import relation
 from penstock_producer.sources.of_feed import open_feed_source
 
 pytestmark = pytest.mark.servers
@@ -68,7 +68,7 @@ def spec(**fields: Any) -> JobSpec:
 def test_a_table_is_read_in_pages_of_keys(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every row once, rows without a key and rows that are too long for themselves, and each found
     again by its key."""
-    monkeypatch.setattr(by_key, "ROWS", 7)
+    monkeypatch.setattr(relation, "ROWS", 7)
     shop.run(
         "CREATE TABLE docs (id INT, text MEDIUMTEXT, UNIQUE (id))",
         "INSERT INTO docs SELECT CAST(seq AS SIGNED) - 6, concat('t', seq, char(37), ':x') FROM "

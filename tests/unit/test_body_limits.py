@@ -12,8 +12,8 @@ import pytest
 from penstock_ledger import open_database
 from penstock_ledger.model import ItemKey
 from penstock_producer import JobSpec, Producer, TooManyBadRows
-from penstock_producer.documents import DocumentChecker
 from penstock_producer.errors import BadReference, InvalidDocument
+from penstock_producer.open_job import DocumentChecker
 from penstock_producer.settings import ProducerSettings
 from penstock_producer.sources.forms.strict_json import RowFault
 from penstock_producer.sources.overrides import Overrides

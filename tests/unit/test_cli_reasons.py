@@ -14,7 +14,7 @@ from penstock_cli.show.figures import JobFigures
 from penstock_cli.show.progress import CAUSE_EVERY_S, LINE_EVERY_S, Lines, panel, reason_lines
 from penstock_cli.show.quota import QuotaSeen, bound, lines, troubles
 from penstock_ledger import Account, Cause, Job, JobState, TenantAccount, WorkerSeen
-from penstock_producer.feed.served import missing_provider
+from penstock_producer.feed.queues import missing_provider
 from penstock_producer.reporting.reasons import (
     CAUSE_FRESH_S,
     cause_line,

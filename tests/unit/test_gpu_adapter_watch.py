@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from adapter_files import CONFIG, WEIGHTS, config, weights, write_adapter
 
-from penstock_producer.feed.served import NAMES_MAX
+from penstock_producer.feed.queues import NAMES_MAX
 from penstock_workers.errors import StoreAway
 from penstock_workers.lanes.gpu import adapter_watch
 from penstock_workers.lanes.gpu.adapter_watch import AdapterWatch

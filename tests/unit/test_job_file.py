@@ -18,9 +18,8 @@ from penstock_cli.main import command_line
 from penstock_producer import JobFile, JobSpec, SpecError
 from penstock_producer.job.options import OPTIONS, RUN_OPTIONS
 from penstock_producer.jobfile import is_job_file
+from penstock_producer.jobfile.fields import RunSection, json_schema
 from penstock_producer.jobfile.load import MAX_FILE_BYTES
-from penstock_producer.jobfile.run_section import RunSection
-from penstock_producer.jobfile.schema import json_schema
 from penstock_producer.jobfile.tree import MAX_DEPTH, MAX_VALUES
 
 WHOLE = """\

@@ -11,7 +11,7 @@ from sqlalchemy import update
 
 from penstock_ledger.sql.tables import jobs
 from penstock_producer import JobSpec, Producer
-from penstock_producer.accepting.same_job import digest_of
+from penstock_producer.accepting.new_jobs import digest_of
 
 
 @pytest.mark.parametrize(

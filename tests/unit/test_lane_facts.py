@@ -11,7 +11,7 @@ from penstock_ledger.model import Counts
 from penstock_producer import JobSpec, SpecError
 from penstock_producer.accepting.acceptance import check_acceptable
 from penstock_producer.accepting.estimates import Estimate
-from penstock_producer.accepting.same_job import digest_of
+from penstock_producer.accepting.new_jobs import digest_of
 from penstock_producer.job.provider_facts import ProviderFacts
 from penstock_producer.prices.token_prices import ModelPrices
 from penstock_workers.control.lanes import speeds, troubles

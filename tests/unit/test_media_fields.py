@@ -15,16 +15,15 @@ from pyarrow import parquet
 
 from penstock_producer import JobSpec, SourceChanged, SourceError, SourceUnavailable, SpecError
 from penstock_producer.accepting.survey import survey
-from penstock_producer.documents import DocumentChecker
 from penstock_producer.errors import InvalidDocument
+from penstock_producer.open_job import DocumentChecker
 from penstock_producer.pins import DOOR, REMOTE
 from penstock_producer.rows import BadRow, Document
 from penstock_producer.settings import ProducerSettings
 from penstock_producer.sources import open_source
+from penstock_producer.sources.forms.media import MAX_BYTES, MAX_ITEMS, MAX_URL_CHARS, kind_of
+from penstock_producer.sources.forms.media_places import places_of
 from penstock_producer.sources.forms.strict_json import RowFault
-from penstock_producer.sources.media.kinds import kind_of
-from penstock_producer.sources.media.parts import MAX_BYTES, MAX_ITEMS, MAX_URL_CHARS
-from penstock_producer.sources.media.places import places_of
 
 PNG = base64.b64decode(
     "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
@@ -430,8 +429,8 @@ def test_rows_with_large_images_are_decoded_a_few_at_a_time(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Never a thousand of them at once: a batch is bounded by its bytes."""
-    monkeypatch.setattr("penstock_producer.sources.readers.columnar.BATCH_BYTES", 10_000)
-    monkeypatch.setattr("penstock_producer.sources.readers.columnar_source.PIECE_BYTES", 3_000)
+    monkeypatch.setattr("penstock_producer.sources.readers.groups.BATCH_BYTES", 10_000)
+    monkeypatch.setattr("penstock_producer.sources.readers.columnar.PIECE_BYTES", 3_000)
     source = open_source(
         table(
             folder,

@@ -12,9 +12,7 @@ from hypothesis import strategies as st
 
 from penstock_ledger import WorkerSeen, keys
 from penstock_ledger.model import Feed, FeedKind
-from penstock_producer.feed.queues import model_queues, queue_name
-from penstock_producer.feed.routes import Routes, model_of
-from penstock_producer.feed.served import (
+from penstock_producer.feed.queues import (
     NAMES_MAX,
     SERVES,
     TASKS_MAX,
@@ -22,9 +20,12 @@ from penstock_producer.feed.served import (
     Served,
     Serving,
     missing_model,
+    model_queues,
+    queue_name,
     serving_of,
     unserved_queues,
 )
+from penstock_producer.feed.routes import Routes, model_of
 from penstock_producer.job.spec import JobSpec
 from penstock_producer.rows import Document
 from penstock_workers.broker.connections import FIRST, QueueOrder

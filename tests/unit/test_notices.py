@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from penstock_producer.bucket.event_queue import is_queue_url
-from penstock_producer.schedules.notices import (
+from penstock_producer.schedules.events import (
     NAME_MAX_BYTES,
     NOTICE_MAX_BYTES,
     RECORDS_MAX,
     Place,
+    is_queue_url,
     read_notice,
 )
 

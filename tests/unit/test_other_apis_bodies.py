@@ -14,9 +14,9 @@ from penstock_producer.job.anthropic_body import translated
 from penstock_producer.job.endpoints import GENERATE, MESSAGES
 from penstock_producer.job.spec import JobSpec
 from penstock_producer.prompts.messages import BadMessages
+from penstock_producer.sources.forms.media import media_of
 from penstock_producer.sources.forms.row_forms import RowForm, form_of
 from penstock_producer.sources.forms.strict_json import RowFault
-from penstock_producer.sources.media.parts import media_of
 from penstock_producer.texts_in_bodies import answer_text
 
 ANSWER = {"role": "assistant", "content": "Ho"}

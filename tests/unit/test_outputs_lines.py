@@ -13,7 +13,7 @@ import pytest
 from msgspec import structs
 
 from penstock_ledger.model import DeadLetter, ItemKey, Result
-from penstock_producer.bucket.client import Bucket
+from penstock_producer.bucket.s3 import Bucket
 from penstock_producer.errors import SinkError
 from penstock_producer.outputs import error_line, output_line, probe_sink, write_outputs
 from penstock_producer.storage import BucketSink, open_sink

@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from penstock_producer.documents import DocumentChecker
 from penstock_producer.errors import InvalidDocument
 from penstock_producer.job.spec import JobSpec
+from penstock_producer.open_job import DocumentChecker
 
 PLAIN = DocumentChecker(JobSpec(prompt="Sum: {text}", model="m"), 1000)
 BODIES = DocumentChecker(JobSpec(model="default", params={"max_tokens": 3}), 1000)

@@ -16,7 +16,7 @@ from penstock_producer.errors import SourceChanged, SourceError, SourceUnavailab
 from penstock_producer.job.spec import JobSpec
 from penstock_producer.settings import ProducerSettings
 from penstock_producer.sources import BadRow, Document, open_source
-from penstock_producer.sources.blobs.lines import split_lines
+from penstock_producer.sources.blobs.blob import split_lines
 
 SPEC = JobSpec(prompt="{text}", model="m")
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from penstock_producer import SpecError
-from penstock_producer.job import model_schema
-from penstock_producer.job.model_schema import ModelFault, is_model_path, schema_of_model
+from penstock_producer.job import response_schema
+from penstock_producer.job.response_schema import ModelFault, is_model_path, schema_of_model
 from penstock_producer.jobfile import JobFile
 
 MODULE = """
@@ -79,7 +79,7 @@ def test_what_is_no_model_says_why(path: str, says: str) -> None:
 
 def test_a_module_that_never_ends_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """Importing has a time limit."""
-    monkeypatch.setattr(model_schema, "TIMEOUT_S", 0.5)
+    monkeypatch.setattr(response_schema, "TIMEOUT_S", 0.5)
     with pytest.raises(ModelFault, match=r"longer than 0\.5 s"):
         schema_of_model("sticks:Ticket")
 

@@ -9,7 +9,7 @@ import orjson
 import pytest
 
 from penstock_producer import JobSpec
-from penstock_producer.feed.prefix_order import in_prefix_order, wants_order
+from penstock_producer.feed.feeder_plan import in_prefix_order, wants_order
 from penstock_producer.sources import Document
 
 CHAT = "/v1/chat/completions"

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from penstock_ledger.model import Shard
 from penstock_producer import JobSpec, SpecError
-from penstock_producer.accepting.survey import survey
+from penstock_producer.accepting.survey import POINTS_KEPT, SplitPoints, survey
 from penstock_producer.feed.feeder_plan import (
     BYTES_PER_FEEDER,
     MOST_BY_ITSELF,
@@ -26,8 +26,7 @@ from penstock_producer.feed.feeder_plan import (
 )
 from penstock_producer.job.spec import MAX_FEEDERS
 from penstock_producer.sources import open_source
-from penstock_producer.sources.split_points import POINTS_KEPT, SplitPoints
-from penstock_producer.sources.until import Until
+from penstock_producer.sources.of_feed import Until
 
 SPEC = JobSpec(prompt="{text}", model="m", max_bad_rows=50)
 LINES = [json.dumps({"id": f"d{n}", "text": f"text {n}"}) for n in range(100)]

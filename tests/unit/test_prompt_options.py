@@ -12,15 +12,13 @@ import pytest
 
 from penstock_producer import JobSpec, SourceError, SourceUnavailable, SpecError
 from penstock_producer.accepting.survey import survey
-from penstock_producer.documents import DocumentChecker
 from penstock_producer.errors import InvalidDocument
-from penstock_producer.prompts.compress import compressed
+from penstock_producer.open_job import DocumentChecker
 from penstock_producer.prompts.examples import MAX_BYTES, MAX_EXAMPLES
 from penstock_producer.prompts.messages import MAX_MESSAGES
-from penstock_producer.prompts.truncate import MARK, cut_of
-from penstock_producer.rows import BadRow, Document
+from penstock_producer.prompts.tokens import MARK, compressed, cut_of
+from penstock_producer.rows import BadRow, Document, Tally
 from penstock_producer.sources import open_source
-from penstock_producer.tally import Tally
 
 HI = [{"role": "user", "content": "hi"}]
 CHAT = JobSpec(model="m", messages_field="chat")
@@ -498,7 +496,7 @@ def test_hostile_texts_are_compressed_in_a_moment() -> None:
 
 def test_a_job_that_says_nothing_of_these_is_the_same_job_as_before(tmp_path: Path) -> None:
     """The digest of a job does not change with the release that learned these options."""
-    from penstock_producer.accepting.same_job import options_of
+    from penstock_producer.accepting.new_jobs import options_of
 
     stored = options_of(JobSpec(model="m", prompt="{text}"))
     assert (

@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 
 from penstock_ledger import CatchUp
 from penstock_producer import ScheduleError
-from penstock_producer.schedules.due import CATCH_UP_MAX, ON_TIME_S, Due, due
-from penstock_producer.schedules.timetable import Timetable
+from penstock_producer.schedules.timetable import CATCH_UP_MAX, ON_TIME_S, Due, Timetable, due
 
 HOUR = 3_600.0
 DAY = 24 * HOUR

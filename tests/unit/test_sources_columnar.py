@@ -25,7 +25,7 @@ from penstock_producer.accepting.survey import survey
 from penstock_producer.errors import BadReference, SourceChanged, SourceError, SourceUnavailable
 from penstock_producer.job.spec import JobSpec
 from penstock_producer.sources import BadRow, Document, open_source
-from penstock_producer.sources.readers import arrow_file, columnar, columnar_source
+from penstock_producer.sources.readers import columnar, groups
 
 SPEC = JobSpec(prompt="{text}", model="m", max_bad_rows=10)
 
@@ -85,9 +85,9 @@ def test_rows_are_found_by_cursor_and_position(
 ) -> None:
     """Every row comes once, in order, from the pin, after any cursor, and by its position in any
     order."""
-    monkeypatch.setattr(columnar, "ROWS_PER_BATCH", 7)
-    monkeypatch.setattr(arrow_file, "ROWS_PER_BATCH", 7)
-    monkeypatch.setattr(columnar_source, "KEPT_BYTES", 100)
+    monkeypatch.setattr(groups, "ROWS_PER_BATCH", 7)
+    monkeypatch.setattr(groups, "ROWS_PER_BATCH", 7)
+    monkeypatch.setattr(columnar, "KEPT_BYTES", 100)
     path = write(tmp_path / name, numbered(64), group=20)
     found = survey(open_source(path, SPEC), SPEC)
     assert (found.total, found.pin["format"]) == (
@@ -202,7 +202,7 @@ def test_a_record_batch_is_bounded_before_it_is_read(
     ) as file:
         file.write_table(table, max_chunksize=5000)
     assert survey(open_source(path, SPEC), SPEC).total == 5000
-    monkeypatch.setattr(arrow_file, "MAX_BATCH_BYTES", 20_000)
+    monkeypatch.setattr(groups, "MAX_BATCH_BYTES", 20_000)
     with pytest.raises(SourceError, match=r"record_batch_too_large.*max_chunksize"):
         survey(open_source(path, SPEC), SPEC)
     write(path, numbered(500), group=100)
@@ -288,7 +288,7 @@ def test_columns_are_checked_before_any_row(tmp_path: Path) -> None:
 
 def test_a_row_group_too_large_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A group that could not be read in bounded memory is refused with the writer's option."""
-    monkeypatch.setattr(columnar, "MAX_GROUP_BYTES", 1000)
+    monkeypatch.setattr(groups, "MAX_GROUP_BYTES", 1000)
     with pytest.raises(SourceError, match=r"row_group_too_large.*row_group_size"):
         survey(open_source(write(tmp_path / "in.parquet", numbered(1000), group=1000), SPEC), SPEC)
 

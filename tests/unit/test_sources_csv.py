@@ -15,13 +15,13 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from penstock_producer.accepting.survey import survey
-from penstock_producer.doc_ids import id_fault
 from penstock_producer.errors import SourceError, SpecError
 from penstock_producer.job.spec import JobSpec
+from penstock_producer.rows import id_fault
 from penstock_producer.settings import ProducerSettings
 from penstock_producer.sources import BadRow, Document, open_source
+from penstock_producer.sources.blobs.detect import format_of
 from penstock_producer.sources.blobs.local import LocalFile
-from penstock_producer.sources.readers.file_format import format_of
 
 SPEC = JobSpec(prompt="{text}", model="m")
 TEXT = st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=12) | st.text(
@@ -235,7 +235,7 @@ def test_a_file_without_an_ending_is_told_by_its_first_records(
 )
 def test_json_lines_are_not_taken_for_csv(tmp_path: Path, content: str) -> None:
     """Lines with commas that are JSON, one broken line among them, and a header without a row."""
-    assert format_of(LocalFile(write(tmp_path, content, "export")), None).rows == "jsonl"
+    assert format_of(LocalFile(write(tmp_path, content, "export")), None).format.name == "jsonl"
 
 
 def test_tsv_has_tabs_only(tmp_path: Path) -> None:

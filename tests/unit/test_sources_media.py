@@ -17,7 +17,7 @@ from penstock_producer.errors import SourceChanged, SourceError
 from penstock_producer.rows import BadRow, Document
 from penstock_producer.sources import open_source
 from penstock_producer.sources.open import unchanged
-from penstock_producer.sources.texts import media_files
+from penstock_producer.sources.readers import media_files
 
 PNG = b"\x89PNG\r\n\x1a\n" + bytes(20)
 JPEG = b"\xff\xd8\xff" + bytes(20)

@@ -20,8 +20,9 @@ from penstock_producer.sources import BadRow, Document, open_source
 from penstock_producer.sources.listings.chosen import Chosen
 from penstock_producer.sources.listings.listing import Entry
 from penstock_producer.sources.open import unchanged
-from penstock_producer.sources.texts import segments
-from penstock_producer.sources.texts.text_files import TextFiles
+from penstock_producer.sources.readers import whole_files
+from penstock_producer.sources.readers.texts import TextFiles
+from penstock_producer.sources.readers.whole_files import FileOptions
 
 SPEC = JobSpec(prompt="{name} {size}: {text}", model="m", max_bad_rows=20)
 
@@ -44,7 +45,7 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.fixture(autouse=True)
 def small_segments(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(segments, "SEGMENT", 3)
+    monkeypatch.setattr(whole_files, "SEGMENT", 3)
 
 
 def pinned(where: str, spec: JobSpec = SPEC) -> dict[str, object]:
@@ -250,7 +251,7 @@ def test_bounds_hold_before_any_content_is_read(
     """Too many files, and a folder that is not read in time, are one error."""
     with pytest.raises(SourceError, match="source_too_slow"):
         survey(open_source(f"{folder}/", SPEC, timeout_s=-1), SPEC)
-    monkeypatch.setattr(segments, "MAX_FILES", 4)
+    monkeypatch.setattr(whole_files, "MAX_FILES", 4)
     with pytest.raises(SourceError, match="stands for more than 4 files"):
         survey(open_source(f"{folder}/", SPEC), SPEC)
 
@@ -271,7 +272,7 @@ def test_a_remote_door_takes_no_folders(folder: Path) -> None:
 
 def test_the_pin_of_many_files_is_small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Three thousand files take three digests, not three thousand pins."""
-    monkeypatch.setattr(segments, "SEGMENT", 1000)
+    monkeypatch.setattr(whole_files, "SEGMENT", 1000)
     for number in range(3000):
         (tmp_path / f"{number}.txt").write_text("x")
     pin = pinned(f"{tmp_path}/")
@@ -309,11 +310,11 @@ class Objects:
 def test_a_prefix_is_listed_as_it_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     """At submit and again from the pin, a feeder that takes over included, no more names are held
     than one segment has."""
-    monkeypatch.setattr(segments, "SEGMENT", 100)
+    monkeypatch.setattr(whole_files, "SEGMENT", 100)
     objects = Objects(2_000)
     pin: dict[str, Any] | None = None
     for done in (0, 0, 1_250):
-        source = TextFiles(Chosen(objects, ""), SPEC, 1_000, 10_000, pin=pin)
+        source = TextFiles(Chosen(objects, ""), SPEC, FileOptions("text", 1_000, 10_000, pin))
         lines = []
         for row in source.documents({"number": done}):
             lines.append(row.line)

@@ -11,11 +11,12 @@ from attempts import make_attempt
 from penstock_ledger import FIGURE_MAX, Job, JobState
 from penstock_producer.accepting.estimates import (
     ANSWERS_MAX,
+    MEDIA,
     OUTPUT_MAX,
     answers_asked,
+    by_script,
     output_asked,
 )
-from penstock_producer.accepting.token_meter import MEDIA
 from penstock_producer.prices.spent_budget import (
     budget_of,
     next_budget,
@@ -27,7 +28,6 @@ from penstock_producer.prices.spent_budget import (
     without_command,
 )
 from penstock_producer.prices.token_prices import ModelPrices
-from penstock_producer.prompts.script_tokens import by_script
 from penstock_producer.reporting.pauses import pause_lines
 from penstock_workers.item.run.cost import (
     BYTES_PER_TOKEN,

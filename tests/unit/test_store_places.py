@@ -16,15 +16,13 @@ from obstore.store import MemoryStore
 
 from penstock_ledger import Database, JobStore, OutcomeStore, open_database
 from penstock_ledger.model import ItemKey, Job, NewJob, Result
-from penstock_producer.bucket import store_writer, stores
+from penstock_producer import parts as growing_module
+from penstock_producer.bucket import stores
 from penstock_producer.bucket.place import ABSENT, NotThere
-from penstock_producer.bucket.store_writer import StoreWriter
-from penstock_producer.bucket.stores import StoreBucket
+from penstock_producer.bucket.stores import StoreBucket, StoreWriter
 from penstock_producer.errors import SinkError, SinkTaken
 from penstock_producer.outputs import probe_sink
-from penstock_producer.parts import growing as growing_module
-from penstock_producer.parts.growing import GrowingOutput
-from penstock_producer.parts.index import RESULTS_MIN
+from penstock_producer.parts import RESULTS_MIN, GrowingOutput
 from penstock_producer.tables.reading import Lines
 
 pytestmark = pytest.mark.parametrize("scheme", ["gs", "az"])
@@ -97,8 +95,8 @@ def test_a_large_object_appears_when_it_is_whole(
 ) -> None:
     """Small ones are one request, larger ones go in parts, with what is noted of them; a discarded
     one was never there."""
-    monkeypatch.setattr(store_writer, "PART_BYTES", 100_000)
-    monkeypatch.setattr(store_writer, "SENT_BYTES", 7_000)
+    monkeypatch.setattr(stores, "PART_BYTES", 100_000)
+    monkeypatch.setattr(stores, "SENT_BYTES", 7_000)
     lines = [os.urandom(1_000) for _ in range(350)]
     writer = StoreWriter(
         house.place, "output.jsonl", metadata={"penstock-job": "job_1"}, condition=ABSENT
@@ -126,7 +124,7 @@ def test_a_large_object_appears_when_it_is_whole(
     copy = StoreWriter(house.place, "copy")
     with pytest.raises(NotThere):
         copy.append("output.jsonl", "another", len(b"".join(lines)))
-    monkeypatch.setattr(store_writer, "PARTS_MAX", 2)
+    monkeypatch.setattr(stores, "PARTS_MAX", 2)
     with pytest.raises(SinkError, match="more than 2 parts"):
         copy.write(b"".join(lines))
 

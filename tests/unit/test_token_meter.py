@@ -12,15 +12,16 @@ import pytest
 from typer.testing import CliRunner
 
 from penstock_cli.main import command_line
-from penstock_producer.accepting import token_meter
-from penstock_producer.accepting.estimates import Measure
-from penstock_producer.accepting.token_meter import (
+from penstock_producer.accepting import estimates
+from penstock_producer.accepting.estimates import (
+    CALIBRATED,
     COUNTED_CHARS,
     MESSAGE_TOKENS,
+    Measure,
     TokenMeter,
+    by_script,
     meter_of,
 )
-from penstock_producer.prompts.script_tokens import CALIBRATED, by_script
 
 # Each with what o200k_base makes of it, counted on 2026-11-22.
 KNOWN = {
@@ -96,7 +97,7 @@ def test_a_large_sample_is_counted_in_part() -> None:
     meter = TokenMeter(encoder, "fifths")
     assert sum(meter.text("x" * 100_000) for _ in range(50)) == pytest.approx(1_000_000)
     assert COUNTED_CHARS <= sum(counted) < COUNTED_CHARS + 100_000
-    assert max(counted) <= token_meter.PIECE_CHARS, (
+    assert max(counted) <= estimates.PIECE_CHARS, (
         "some tokenizers take quadratic time on one long word"
     )
 
@@ -123,21 +124,21 @@ def test_tiktoken_is_asked_only_where_its_file_is_here(
     module.__dict__.update(encoding_name_for_model=names.__getitem__, get_encoding=get_encoding)
     monkeypatch.setitem(sys.modules, "tiktoken", module)
     monkeypatch.setenv("TIKTOKEN_CACHE_DIR", str(tmp_path))
-    token_meter._tiktoken.cache_clear()
+    estimates._tiktoken.cache_clear()
     assert meter_of("gpt-x").by == CALIBRATED
     file = tmp_path / "fb374d419588a4632f3f557e76b4b70aebbca790"
     file.write_bytes(b"spoilt")
-    token_meter._tiktoken.cache_clear()
+    estimates._tiktoken.cache_clear()
     assert meter_of("gpt-x").by == CALIBRATED
     assert asked == []
     digest = "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"  # of no byte
-    monkeypatch.setitem(token_meter._TIKTOKEN_FILES, "o200k_base", digest)
+    monkeypatch.setitem(estimates._TIKTOKEN_FILES, "o200k_base", digest)
     file.write_bytes(b"")
-    token_meter._tiktoken.cache_clear()
+    estimates._tiktoken.cache_clear()
     meter = meter_of("gpt-x")
     assert (meter.by, meter.text("a b c"), asked) == ("tiktoken's o200k_base", 3, ["o200k_base"])
     assert meter_of("another").by == CALIBRATED
-    token_meter._tiktoken.cache_clear()
+    estimates._tiktoken.cache_clear()
 
 
 def test_prompts_are_scaled_by_the_bytes_of_all() -> None:

@@ -8,10 +8,9 @@ from typing import Any
 import pytest
 
 from penstock_producer.errors import MAX_SEEN_CHARS, SpecError, seen
-from penstock_producer.job.params import param_problems
+from penstock_producer.job.params import SUGGESTED_MAX, UNKNOWN_MAX, param_problems
 from penstock_producer.job.spec import MAX_ENTRIES, JobSpec
-from penstock_producer.job.unknown import SUGGESTED_MAX, UNKNOWN_MAX
-from penstock_producer.sources.forms.row_words import meant
+from penstock_producer.sources.forms.strict_json import meant
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import pytest
 
 from penstock_cli.show.quota import QuotaSeen, bound, troubles
 from penstock_ledger import Depth, Job, JobState, LaneMove, Memory, WorkerSeen
-from penstock_producer.feed.served import Served
+from penstock_producer.feed.queues import Served
 from penstock_producer.reporting.pauses import pause_lines
 from penstock_producer.reporting.reasons import SENTENCES, UNLED_AFTER_S, Standing, no_worker, waits
 from penstock_ratelimit.store.messages import Breaker

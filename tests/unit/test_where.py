@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock_producer import SpecError
-from penstock_producer.sources.outcomes.where import MAX_CONDITIONS, Where
+from penstock_producer.sources.outcomes import MAX_CONDITIONS, Where
 
 DEAD = {
     "id": "a",

@@ -11,8 +11,7 @@ import orjson
 import pytest
 from attempts import make_runner
 
-from penstock_producer.feed.queues import queue_name
-from penstock_producer.feed.served import Served
+from penstock_producer.feed.queues import Served, queue_name
 from penstock_producer.feed.wire import SPENT_HEADER
 from penstock_producer.job.fallback import USUAL_REASONS, FallbackReason, provider_and_model
 from penstock_producer.job.spec import JobSpec

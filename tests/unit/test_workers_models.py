@@ -10,7 +10,7 @@ import pytest
 from attempts import make_attempt
 
 from penstock_ledger import WorkerSeen, keys
-from penstock_producer.feed.served import SERVES, Served
+from penstock_producer.feed.queues import SERVES, Served
 from penstock_workers.broker.leases import BrokerAction
 from penstock_workers.celery_app.handover import broker_action
 from penstock_workers.item.attempt import Attempt

@@ -22,7 +22,7 @@ from penstock_ledger import (
     TenantBudgets,
 )
 from penstock_ledger.redaction import redact
-from penstock_producer.feed.served import Served
+from penstock_producer.feed.queues import Served
 from penstock_workers.children.child_pool import ChildPool, child_starter
 from penstock_workers.decided_times import DecidedTimes
 from penstock_workers.failpoints import Failpoints

@@ -14,8 +14,7 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from penstock_ledger import RedisLedger
-from penstock_producer.feed.queues import queue_name
-from penstock_producer.feed.served import HOME, LOADS, SERVES, Served
+from penstock_producer.feed.queues import HOME, LOADS, SERVES, Served, queue_name
 from penstock_workers.item.run.models import ModelCheck
 from penstock_workers.lanes.registry import home_queue
 from penstock_workers.settings import WorkerSettings

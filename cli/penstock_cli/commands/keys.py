@@ -151,7 +151,7 @@ def _scopes(given: list[str]) -> frozenset[str]:
 
 
 def _end_of(span: str | None) -> float | None:
-    from penstock_producer.job.durations import seconds_of
+    from penstock_producer.job.options import seconds_of
 
     if span is None:
         return None

@@ -15,7 +15,7 @@ from penstock_cli.job.options import JsonOption, ProviderFlags
 from penstock_cli.plan.lanes import LanePlan
 from penstock_cli.plan.picture import Asked, Picture
 from penstock_producer.job.lanes import packs
-from penstock_producer.planning.figures import Figure
+from penstock_producer.planning.flow import Figure
 from penstock_producer.reporting.text import (
     count,
     counted,

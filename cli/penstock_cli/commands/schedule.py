@@ -179,7 +179,7 @@ def _trouble(source: str, spec: JobSpec) -> str | None:
     The source may be another one by then, so nothing is refused."""
     from penstock_cli.run.preview import looked_at
     from penstock_ledger.errors import PenstockError
-    from penstock_producer.accepting.token_meter import TokenMeter
+    from penstock_producer.accepting.estimates import TokenMeter
 
     if "://" in source or source.startswith(BY_VARIABLE):
         return None  # the control processes may have rights and addresses that this machine has not

@@ -20,7 +20,7 @@ from penstock_ledger import (
     open_database,
 )
 from penstock_ledger.model import Job, JobState
-from penstock_producer.feed.served import missing_provider, serving_of
+from penstock_producer.feed.queues import missing_provider, serving_of
 from penstock_producer.job.lanes import LANES, has_own_model, packs
 from penstock_producer.reporting.engines import cards_in_words, engines_of
 from penstock_producer.reporting.reasons import standing_of, unserved_models

@@ -11,7 +11,7 @@ from penstock_cli.job.given import GivenJob
 from penstock_cli.job.pairs import parse_pairs
 
 if TYPE_CHECKING:
-    from penstock_producer.accepting.token_meter import TokenMeter
+    from penstock_producer.accepting.estimates import TokenMeter
     from penstock_producer.job.spec import JobSpec
 
 
@@ -25,7 +25,7 @@ def for_a_look(given: GivenJob) -> tuple[GivenJob, str | None]:
 
 def meter(spec: JobSpec, tokenizer: str | None) -> TokenMeter:
     """Raises UsageProblem for a tokenizer that was named and cannot be read."""
-    from penstock_producer.accepting.token_meter import meter_of
+    from penstock_producer.accepting.estimates import meter_of
 
     try:
         return meter_of(spec.model, tokenizer or spec.tokenizer)

@@ -16,11 +16,10 @@ from penstock_cli.job.given import GivenJob
 from penstock_cli.job.options import ProviderFlags
 from penstock_cli.job.pairs import parse_pairs
 from penstock_cli.settings import KEY_VARIABLES, variable_is_set
-from penstock_producer.job.durations import seconds_of
 from penstock_producer.job.endpoints import BASE_URLS
 from penstock_producer.job.lanes import LANES, has_own_model
-from penstock_producer.job.model_schema import ModelFault, is_model_path, schema_of_model
-from penstock_producer.job.options import OPTIONS, FlagForm, Option
+from penstock_producer.job.options import OPTIONS, FlagForm, Option, seconds_of
+from penstock_producer.job.response_schema import ModelFault, is_model_path, schema_of_model
 from penstock_producer.source_names import is_database
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from penstock_cli.errors import UsageProblem
 from penstock_producer.job.lanes import has_own_model
 
 if TYPE_CHECKING:
-    from penstock_producer.feed.served import Serving
+    from penstock_producer.feed.queues import Serving
     from penstock_producer.job.spec import JobSpec
     from penstock_producer.settings import ProducerSettings
 
@@ -25,7 +25,7 @@ def look(settings: ProducerSettings, spec: JobSpec) -> Serving | None:
     import redis
 
     from penstock_ledger import RedisAddress, RedisLedger
-    from penstock_producer.feed.served import serving_of
+    from penstock_producer.feed.queues import serving_of
 
     options = {"socket_timeout": LOOK_TIMEOUT_S, "socket_connect_timeout": LOOK_TIMEOUT_S}
     try:
@@ -54,7 +54,7 @@ def refuse_chance(serving: Serving | None, spec: JobSpec) -> None:
 def warning(serving: Serving | None, spec: JobSpec) -> str | None:
     """What the person who submits should know: that the job, or what goes on to another model, will
     wait for a worker."""
-    from penstock_producer.feed.served import missing_model
+    from penstock_producer.feed.queues import missing_model
 
     if serving is None:
         return None

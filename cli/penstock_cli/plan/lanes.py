@@ -12,9 +12,7 @@ from penstock_cli.plan.picture import Asked, MeasuredLane, Picture
 from penstock_cli.run.lane_choice import BATCH_WINDOW_S
 from penstock_producer.accepting.estimates import CHARS_PER_TOKEN
 from penstock_producer.job.lanes import LANES, can_answer, has_own_model, packs
-from penstock_producer.planning.batches import Batches
-from penstock_producer.planning.figures import Figure, measured
-from penstock_producer.planning.flow import Calls
+from penstock_producer.planning.flow import Batches, Calls, Figure, measured
 from penstock_producer.planning.sizing import (
     CALLS,
     WINDOW_MAX,

@@ -31,8 +31,8 @@ from penstock_producer.reporting.text import (
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from penstock_producer.accepting.estimates import TokenMeter
     from penstock_producer.accepting.survey import Survey
-    from penstock_producer.accepting.token_meter import TokenMeter
     from penstock_producer.job.spec import JobSpec
     from penstock_producer.sources import Document
     from penstock_workers.lane_changes import LaneChangeSettings
@@ -93,7 +93,7 @@ def show(
     """``documents`` are the first of the source; ``provider`` is None for lanes that ask none;
     ``rules`` are of the choice of a lane."""
     from penstock_producer.accepting.acceptance import beyond_budget, estimated_usd
-    from penstock_producer.tally import Tally
+    from penstock_producer.rows import Tally
 
     tally = Tally.of_pin(found.pin)
     usable = found.total - len(found.refused)

@@ -20,11 +20,11 @@ from penstock_producer.reporting.text import count, counted, safe, usd
 
 if TYPE_CHECKING:
     from penstock_cli.job.given import FromJob
-    from penstock_producer.accepting.token_meter import TokenMeter
+    from penstock_producer.accepting.estimates import TokenMeter
     from penstock_producer.job.spec import JobSpec
     from penstock_producer.prices.token_prices import ModelPrices
+    from penstock_producer.rows import Tally
     from penstock_producer.sources import Document, FileSource
-    from penstock_producer.tally import Tally
 
 LOOKED_AT = 100  # rows, for problems; the whole source is read by `penstock run --dry-run`
 PROBLEMS_SHOWN = 10
@@ -80,7 +80,7 @@ def outcomes_looked_at(
 def _looked_into(
     source: str, opened: FileSource, prices: ModelPrices | None, shown: int, meter: TokenMeter
 ) -> Looked:
-    from penstock_producer.accepting.first_rows import first_rows
+    from penstock_producer.accepting.sampling import first_rows
 
     found = first_rows(opened, max(LOOKED_AT, shown))
     return Looked(

@@ -14,8 +14,7 @@ from penstock_cli.show.quota import (
     lift_command,
     troubles,
 )
-from penstock_producer.feed.queues import queue_name
-from penstock_producer.feed.served import missing_provider
+from penstock_producer.feed.queues import missing_provider, queue_name
 from penstock_producer.job.lanes import has_own_model, packs
 from penstock_producer.reporting.batches import batch_troubles, batches_line
 from penstock_producer.reporting.engines import engines_of

@@ -23,7 +23,7 @@ from penstock_cli.settings import child_environment
 from penstock_cli.show.progress import Wait
 from penstock_cli.state import FOR_OTHERS, StateFolder
 from penstock_ledger.model import Job, JobState
-from penstock_producer.feed.served import serving_of
+from penstock_producer.feed.queues import serving_of
 from penstock_producer.job.lanes import LANES, has_own_model, packs
 from penstock_producer.reporting.text import count, counted, one_line
 

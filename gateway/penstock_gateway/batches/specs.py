@@ -20,8 +20,8 @@ from penstock_producer import JobSpec, SpecError
 from penstock_producer.accepting.acceptance import check_acceptable
 from penstock_producer.accepting.borders import Borders
 from penstock_producer.errors import Problem, seen
-from penstock_producer.job.durations import seconds_of
 from penstock_producer.job.lanes import can_answer
+from penstock_producer.job.options import seconds_of
 
 __all__ = [
     "ANTHROPIC",

@@ -23,8 +23,7 @@ from penstock_gateway.refused import Refused
 from penstock_gateway.routing import Router
 from penstock_ledger import Job, JobNotReplayable, NothingToReplay, letter_lines
 from penstock_producer import SpecError
-from penstock_producer.job.durations import seconds_of
-from penstock_producer.job.options import OPTIONS
+from penstock_producer.job.options import OPTIONS, seconds_of
 from penstock_producer.job.spec import OFF
 from penstock_producer.reporting.prices import money_of
 from penstock_producer.reporting.surfaces import over_http

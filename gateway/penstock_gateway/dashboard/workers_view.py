@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple
 
 from penstock_ledger import Depth, WorkerSeen
-from penstock_producer.feed.served import ALIVE_S
+from penstock_producer.feed.queues import ALIVE_S
 from penstock_producer.job.lanes import DEFAULT_LANE
 from penstock_producer.reporting.engines import cards_in_words, engines_line, engines_of
 from penstock_producer.reporting.text import count, duration, one_line

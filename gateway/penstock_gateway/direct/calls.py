@@ -47,7 +47,7 @@ from penstock_ledger import (
     in_words,
 )
 from penstock_ledger.model import Result
-from penstock_producer.feed.beside import Spooled
+from penstock_producer.feed.routes import Spooled
 
 __all__ = [
     "Asked",

@@ -25,7 +25,7 @@ from penstock_ledger import (
 )
 from penstock_ledger.model import DeadLetter
 from penstock_ledger.redaction import redact
-from penstock_producer.feed.beside import GENERATION
+from penstock_producer.feed.routes import GENERATION
 
 __all__ = [
     "CALLER_GONE",

@@ -13,7 +13,7 @@ from redis import RedisError
 from penstock_gateway.backend import Backend
 from penstock_gateway.refused import Refused
 from penstock_ledger import RedisLedger, WorkerSeen
-from penstock_producer.feed.served import ALIVE_S, Served, serving_of
+from penstock_producer.feed.queues import ALIVE_S, Served, serving_of
 from penstock_producer.job.lanes import has_own_model, packs
 
 __all__ = ["Fleet"]

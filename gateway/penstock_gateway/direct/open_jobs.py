@@ -29,9 +29,9 @@ from penstock_ledger import (
     RedisLedger,
 )
 from penstock_ledger.model import Job, JobState
-from penstock_producer.documents import DocumentChecker
-from penstock_producer.feed.beside import GENERATION, FeedBeside
+from penstock_producer.feed.routes import GENERATION, FeedBeside
 from penstock_producer.job.spec import JobSpec
+from penstock_producer.open_job import DocumentChecker
 from penstock_producer.prices.spent_budget import TENANT_BUDGET_EXHAUSTED
 
 __all__ = ["KEY_PREFIX", "CallJob", "OpenJobs", "Waiting", "hour_of", "too_many"]

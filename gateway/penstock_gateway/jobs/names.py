@@ -14,7 +14,7 @@ from penstock_gateway.backend import Backend
 from penstock_gateway.callers.caller import Caller, caller_with
 from penstock_ledger import JobNotFound, JobStore
 from penstock_ledger.model import Job
-from penstock_producer.accepting.tenant_keys import tenant_prefix
+from penstock_producer.accepting.new_jobs import tenant_prefix
 
 __all__ = [
     "Reader",

@@ -25,8 +25,7 @@ from penstock_gateway.routing import Router
 from penstock_ledger.model import Job, Result
 from penstock_producer.errors import SinkError
 from penstock_producer.outputs import error_line, output_line
-from penstock_producer.tables.cursors import Committed
-from penstock_producer.tables.reading import Reading
+from penstock_producer.tables.reading import Committed, Reading
 from penstock_producer.tables.write import TableFormat, table_pieces
 
 router = Router()

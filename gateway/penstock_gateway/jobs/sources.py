@@ -17,8 +17,8 @@ from penstock_ledger import Whose
 from penstock_producer import SpecError
 from penstock_producer.errors import Problem, pointer_to, seen
 from penstock_producer.job.lanes import DEFAULT_LANE
+from penstock_producer.job.params import Suggestions, too_many_unknown
 from penstock_producer.job.spec import JobSpec
-from penstock_producer.job.unknown import Suggestions, too_many_unknown
 
 __all__ = ["Source", "options_of", "reading", "source_of", "with_lane", "with_tenant"]
 

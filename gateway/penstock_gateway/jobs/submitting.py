@@ -19,9 +19,8 @@ from penstock_gateway.routing import Router
 from penstock_ledger import JobNotFound, JobStore
 from penstock_ledger.model import Job
 from penstock_producer import SpecError
-from penstock_producer.accepting.estimates import Measure
-from penstock_producer.accepting.first_rows import first_rows
-from penstock_producer.accepting.token_meter import TokenMeter, meter_of
+from penstock_producer.accepting.estimates import Measure, TokenMeter, meter_of
+from penstock_producer.accepting.sampling import first_rows
 from penstock_producer.errors import Problem
 from penstock_producer.job.spec import JobSpec
 from penstock_producer.sources import Document

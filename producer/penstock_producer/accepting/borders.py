@@ -17,8 +17,8 @@ from pydantic import BaseModel, ConfigDict, Field
 from penstock_producer.accepting.hook_paths import is_allowed
 from penstock_producer.errors import Problem, SpecError, seen
 from penstock_producer.job.fallback import may_name_a_provider, provider_and_model
-from penstock_producer.job.formats import Format
-from penstock_producer.job.spec import JobSpec
+from penstock_producer.job.spec import JobSpec, SourceFormatName
+from penstock_producer.source_formats import SAFE_FORMATS
 
 __all__ = ["Borders", "DoorSettings"]
 
@@ -55,7 +55,7 @@ class DoorSettings(BaseModel):
     # Of their sources. Parquet and Arrow are read by a large native library, in control processes
     # and workers as well, which a hostile file may be made for: the operator says whether files in
     # `source_roots` can be trusted that far.
-    formats: tuple[Format, ...] = ("jsonl", "csv", "tsv")
+    formats: tuple[SourceFormatName, ...] = SAFE_FORMATS
     push_into: Literal["remote", "any"] = (
         "remote"  # open jobs that documents may be pushed into: opened here, or any
     )

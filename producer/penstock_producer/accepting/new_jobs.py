@@ -1,27 +1,127 @@
-"""From an accepted spec and a surveyed source to the rows of a job, written in one transaction."""
+"""From an accepted spec and a surveyed source to the rows of a job, in one transaction.
+
+A job has a key, by which the same submit is known again; that of a tenant's job is `@tenant/key`.
+What makes two submits the same job is the spec and the content, not the place of a file or its
+time.
+"""
 
 from __future__ import annotations
 
 import base64
+import hashlib
 import secrets
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
+from urllib.parse import quote
+
+import orjson
 
 from penstock_ledger import ApiKeyStore, Database, JobNotFound, JobStore
 from penstock_ledger.model import FeedKind, ItemKey, Job, NewJob, Shard, TakenFiles
 from penstock_producer.accepting.acceptance import check_acceptable, check_estimate, estimated_usd
 from penstock_producer.accepting.borders import Borders
-from penstock_producer.accepting.same_job import digest_of
 from penstock_producer.accepting.survey import Survey
-from penstock_producer.accepting.tenant_keys import check_tenant_key
 from penstock_producer.errors import Problem, SpecError, seen
 from penstock_producer.feed.feeder_plan import plan_feeders
 from penstock_producer.feed.tracing import callers_span
 from penstock_producer.job.fallback import provider_and_model
 from penstock_producer.job.spec import JobSpec
-from penstock_producer.pins import DOOR, ESTIMATE, REMOTE, SAMPLE_OF, STARTED_BY, SUBMITTED_BY
+from penstock_producer.pins import (
+    DOOR,
+    ESTIMATE,
+    REMOTE,
+    SAMPLE_OF,
+    STARTED_BY,
+    SUBMITTED_BY,
+    content_of,
+)
 from penstock_producer.refusals import refused
 from penstock_producer.settings import ProducerSettings
+
+__all__ = ["check_tenant_key", "tenant_prefix"]
+
+OF_TENANT: Final = "@"
+
+
+def tenant_prefix(tenant: str) -> str:
+    """What the stored keys of this tenant's jobs begin with.
+
+    The tenant is quoted, so that a slash in it ends no name."""
+    return f"{OF_TENANT}{quote(tenant, safe='')}/"
+
+
+def check_tenant_key(job_key: str, tenant: str | None) -> None:
+    """Raises SpecError for the key of another tenant's job."""
+    if not job_key.startswith(OF_TENANT) or (
+        tenant is not None and job_key.startswith(tenant_prefix(tenant))
+    ):
+        return
+    fix = "choose one that does not begin with @: such keys are made for the jobs of tenants"
+    raise SpecError(
+        [
+            Problem(
+                "invalid_value", "/job_key", f"{seen(job_key)} is no key of this job's tenant", fix
+            )
+        ]
+    )
+
+
+# Of a spec: the options of the first release. A later one counts only where it is not at its
+# default: else the jobs of a release would be others after an upgrade.
+_FIRST_OPTIONS: Final = frozenset(
+    {
+        "budget_usd",
+        "deadline_s",
+        "endpoint",
+        "id_field",
+        "lane",
+        "max_attempts",
+        "max_bad_rows",
+        "model",
+        "on_overflow",
+        "params",
+        "postprocess",
+        "prefix_order",
+        "preprocess",
+        "priority",
+        "prompt",
+        "provider",
+        "response_schema",
+        "system",
+        "tenant",
+        "timeout_s",
+        "weight",
+    }
+)
+# Of a spec: how the source is read, and whether there is a job; nothing of what comes of it.
+_BESIDE_CONTENT: Final = frozenset({"feeders", "over_budget"})
+
+
+def digest_of(spec: JobSpec, pin: Mapping[str, Any]) -> str:
+    """Equal for submits of the same job.
+
+    A source without a digest of its bytes is known by its place, too."""
+    place = {} if "sha256" in pin or "uri" not in pin else {"uri": pin["uri"]}
+    parts = [options_of(spec), content_of(pin) | place]
+    return hashlib.sha256(orjson.dumps(parts, option=orjson.OPT_SORT_KEYS)).hexdigest()
+
+
+def options_of(spec: JobSpec) -> dict[str, Any]:
+    """The options that make a job what it is."""
+    return {
+        name: value
+        for name, value in spec.to_json().items()
+        if name in _FIRST_OPTIONS or _counts(name, value)
+    }
+
+
+def _counts(name: str, value: object) -> bool:
+    """Whether an option that came after the first release is given; null is said by jobs of a
+    release without it."""
+    if name in _BESIDE_CONTENT or value is None:
+        return False
+    return bool(value != JobSpec.model_fields[name].get_default(call_default_factory=True))
+
 
 MAX_JOB_KEY_CHARS: Final = 200
 _JOB_ID_BYTES: Final = 13  # 100 of their bits make 20 characters: none is guessed or repeated

@@ -1,5 +1,8 @@
-"""A random sample of a source, as lines of input: a job of its own, whose requests are those of the
-whole job."""
+"""A look at a source before its job is submitted: its first rows, or a random sample.
+
+Nothing is accepted or called. A sample is lines of input, which make a job of its own with the
+requests of the whole one.
+"""
 
 from __future__ import annotations
 
@@ -15,9 +18,64 @@ from penstock_producer.accepting.survey import Survey, survey
 from penstock_producer.errors import SourceError
 from penstock_producer.job.spec import JobSpec
 from penstock_producer.pins import content_of
-from penstock_producer.rows import Document, FileSource
+from penstock_producer.refusals import DUPLICATE
+from penstock_producer.rows import BadRow, Document, FileSource, Tally
 
-__all__ = ["FOR_ALL", "SAID_BY_LINES", "Sample", "drawn", "input_line", "sample_of"]
+__all__ = [
+    "FOR_ALL",
+    "SAID_BY_LINES",
+    "FirstRows",
+    "Sample",
+    "drawn",
+    "first_rows",
+    "input_line",
+    "sample_of",
+]
+
+
+class FirstRows(NamedTuple):
+    """Those that became requests, and what is wrong with the others."""
+
+    documents: list[Document]
+    refused: list[BadRow]  # in the order of rows
+    more: bool  # whether the source goes on after them
+    tally: Tally  # what the options changed in these rows
+
+
+def first_rows(opened: FileSource, most: int) -> FirstRows:
+    """At most ``most`` of them. Raises what reading raises."""
+    reading = opened.documents({})
+    rows = list(itertools.islice(reading, most))
+    tally = Tally().plus(opened.tally)
+    more = next(reading, None) is not None
+    documents: list[Document] = []
+    refused: list[BadRow] = []
+    lines: dict[str, int] = {}
+    for row in rows:
+        if isinstance(row, BadRow):
+            refused.append(row)
+        elif row.doc_id in lines:
+            refused.append(_duplicate(opened.uri, row, lines[row.doc_id]))
+        else:
+            lines[row.doc_id] = row.line
+            documents.append(row)
+    return FirstRows(documents, refused, more, tally)
+
+
+def _duplicate(uri: str, row: Document, first: int) -> BadRow:
+    message = f"the id {row.doc_id!r} is that of line {first}, too."
+    return BadRow(
+        uri,
+        row.line,
+        DUPLICATE,
+        None,
+        message,
+        "",
+        "give every row an id of its own",
+        row.doc_id,
+        {},
+    )
+
 
 # Options that a line of input says itself, once requests are made: its job has none of them.
 SAID_BY_LINES: Final = (

@@ -1,24 +1,143 @@
-"""One streaming pass over a source before anything is accepted: count, pin, bad rows,
-duplicates."""
+"""The one whole reading of a source before its job is accepted.
+
+It counts the rows, finds those that cannot be used and ids that come twice, guesses the tokens, and
+notes where the source can be split. Memory stays flat: the ids lie on disk, in a private file of
+SQLite that the system removes with the connection. They are appended unsorted and sorted once at
+the end, which is several times faster than asking an index about each row.
+"""
 
 from __future__ import annotations
 
+import sqlite3
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from itertools import pairwise
+from types import TracebackType
+from typing import Any, Final, NamedTuple, Protocol, Self
 
-from penstock_producer.accepting.estimates import Estimate, Measure
-from penstock_producer.accepting.token_meter import TokenMeter, meter_of
+from penstock_ledger.model import Shard
+from penstock_producer.accepting.estimates import Estimate, Measure, TokenMeter, meter_of
 from penstock_producer.errors import SourceError, TooManyBadRows
 from penstock_producer.job.spec import JobSpec
 from penstock_producer.pins import PREPARED
 from penstock_producer.refusals import DUPLICATE
-from penstock_producer.rows import MISSING_FIELD, BadRow, Document, Place
-from penstock_producer.sources.seen_ids import Duplicate, SeenIds
-from penstock_producer.sources.split_points import SplitPoints
-from penstock_producer.tally import Tally
+from penstock_producer.rows import MISSING_FIELD, BadRow, Document, Place, Tally
 
-__all__ = ["Check", "Survey", "survey"]
+__all__ = ["Check", "SplitPoints", "Survey", "survey"]
+
+_ROWS_PER_INSERT = 5_000
+_CACHE_KIB = 16_000  # the most memory SQLite may use; what is more goes to its temporary files
+
+
+class Duplicate(NamedTuple):
+    line: int
+    first_line: int
+    doc_id: str
+
+
+class SeenIds:
+    """``add`` every accepted id, then ask for ``duplicates()``."""
+
+    def __init__(self) -> None:
+        self._db = sqlite3.connect("", isolation_level=None)
+        for pragma in (
+            "journal_mode=OFF",
+            "synchronous=OFF",
+            "temp_store=FILE",
+            f"cache_size=-{_CACHE_KIB}",
+        ):
+            self._db.execute(f"PRAGMA {pragma}")
+        self._db.execute("CREATE TABLE ids (doc TEXT NOT NULL, line INTEGER NOT NULL)")
+        self._waiting: list[tuple[str, int]] = []
+        self._sorted = False
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._db.close()
+
+    def add(self, doc_id: str, line: int) -> None:
+        self._waiting.append((doc_id, line))
+        if len(self._waiting) >= _ROWS_PER_INSERT:
+            self._flush()
+
+    def duplicates(self) -> Iterator[Duplicate]:
+        """Every row after the first of its id, in the order of lines."""
+        self._sort()
+        rows = self._db.execute(
+            "SELECT ids.line, met.first, ids.doc FROM ids JOIN (SELECT doc, min(line) AS first "
+            "FROM ids GROUP BY doc HAVING count(*) > 1) AS met ON ids.doc = met.doc WHERE ids.line "
+            "> met.first ORDER BY ids.line"
+        )
+        for row in rows:
+            yield Duplicate(*row)
+
+    def __contains__(self, doc_id: str) -> bool:
+        self._sort()
+        return (
+            self._db.execute("SELECT 1 FROM ids WHERE doc = ? LIMIT 1", (doc_id,)).fetchone()
+            is not None
+        )
+
+    def _sort(self) -> None:
+        if not self._sorted:
+            self._flush()
+            self._db.execute("CREATE INDEX by_doc ON ids (doc, line)")
+            self._sorted = True
+
+    def _flush(self) -> None:
+        self._db.execute("BEGIN")
+        self._db.executemany("INSERT INTO ids VALUES (?, ?)", self._waiting)
+        self._db.execute("COMMIT")
+        self._waiting.clear()
+
+
+POINTS_KEPT: Final = 1_024
+"""Far more than a source has shards, so that these differ by a few per cent in size."""
+
+
+class SplitPoints:
+    """Cursors by the number of rows before them.
+
+    Each time there are too many, every second one goes."""
+
+    def __init__(self) -> None:
+        self._kept: dict[int, dict[str, Any]] = {}
+        self._spacing = 1
+
+    def note(self, rows: int, cursor: Mapping[str, Any]) -> int:
+        """``cursor`` is that of row number ``rows``; returns the number of the next row whose
+        cursor is wanted."""
+        self._kept[rows] = dict(cursor)
+        if len(self._kept) > POINTS_KEPT:
+            self._spacing *= 2
+            self._kept = {
+                before: kept for before, kept in self._kept.items() if before % self._spacing == 0
+            }
+        return rows - rows % self._spacing + self._spacing
+
+    def split(self, rows: int, number: int) -> tuple[Shard, ...]:
+        """``number`` shards of nearly equal size of a source with ``rows``, fewer of a small one;
+        none where it would be one."""
+        within = [before for before in self._kept if before < rows]
+        if number < 2 or not within:
+            return ()
+        ends = {
+            min(within, key=lambda before: abs(before - place)) for place in _even(rows, number)
+        }
+        borders = [{}, *(self._kept[before] for before in sorted(ends)), None]
+        return tuple(Shard(begin or {}, end) for begin, end in pairwise(borders))
+
+
+def _even(rows: int, number: int) -> list[float]:
+    return [rows * part / number for part in range(1, number)]
+
 
 # Refused rows become dead letters in the transaction that creates the job, so they are held in
 # memory until then.

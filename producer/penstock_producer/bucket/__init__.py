@@ -1,1 +1,1 @@
-"""Outputs in buckets of S3 and of stores that speak its protocol."""
+"""Write results below a prefix of a bucket."""

@@ -1,17 +1,31 @@
-"""A prefix of a bucket that results are written below, whichever service keeps it: what those who
-write may ask."""
+"""A prefix of a bucket that results are written below, whichever service keeps it."""
 
 from __future__ import annotations
 
 import builtins
+import datetime
+import os
 import secrets
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
-from typing import Final, NamedTuple, Protocol, Self
+from typing import Any, Final, NamedTuple, Protocol, Self
 
 from penstock_producer.errors import SinkError, SinkTaken
 
-__all__ = ["ABSENT", "PROBE_NAME", "Condition", "Head", "NotThere", "Place", "PlaceWriter"]
+__all__ = [
+    "ABSENT",
+    "CONNECT_TIMEOUT_S",
+    "PROBE_NAME",
+    "READ_TIMEOUT_S",
+    "STORES",
+    "Condition",
+    "Head",
+    "NotThere",
+    "Place",
+    "PlaceWriter",
+    "connected",
+    "store_at",
+]
 
 PROBE_NAME: Final = "penstock-probe"
 
@@ -134,3 +148,49 @@ class Place(ABC):
     def _name(self, key: str) -> str:
         """Of an object, below the place."""
         return key.removeprefix(self._prefix).lstrip("/")
+
+
+STORES: Final = ("gs", "az")  # Google Cloud Storage and Azure
+
+CONNECT_TIMEOUT_S: Final = 10
+READ_TIMEOUT_S: Final = 60
+
+
+def connected(
+    endpoint_url: str | None, *, tries: int, service: str = "s3", region: str | None = None
+) -> Any:
+    """``tries`` are those of one request, with backoff.
+
+    Credentials and region are boto3's own affair, and where no endpoint is given, that as well
+    (AWS_ENDPOINT_URL_S3). Nothing is asked yet. Raises ImportError without boto3.
+    """
+    import boto3
+    from botocore.config import Config
+
+    retries = {"mode": "standard", "total_max_attempts": tries}
+    config = Config(connect_timeout=CONNECT_TIMEOUT_S, read_timeout=READ_TIMEOUT_S, retries=retries)
+    return boto3.client(service, endpoint_url=endpoint_url, config=config, region_name=region)
+
+
+def store_at(scheme: str, bucket: str, *, tries: int) -> Any:
+    """A bucket of Google Cloud Storage, or a container of Azure.
+
+    Credentials and the account are obstore's own affair, by the environment. Nothing is asked yet.
+    Raises ImportError without obstore, and its errors where the environment has no account.
+    """
+    from obstore.store import AzureStore, GCSStore
+
+    make: Any
+    make, cloud = (GCSStore, "GOOGLE") if scheme == "gs" else (AzureStore, "AZURE")
+    options: dict[str, Any] = {
+        "client_options": {
+            "connect_timeout": f"{CONNECT_TIMEOUT_S}s",
+            "timeout": f"{READ_TIMEOUT_S}s",
+            "allow_http": os.environ.get(f"{cloud}_ALLOW_HTTP", "").lower() in ("1", "true"),
+        },
+        "retry_config": {
+            "max_retries": tries - 1,
+            "retry_timeout": datetime.timedelta(seconds=READ_TIMEOUT_S * tries),
+        },
+    }
+    return make(bucket, **options)

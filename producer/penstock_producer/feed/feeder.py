@@ -15,7 +15,7 @@ from typing import Final
 from penstock_ledger import Publish, PublishReport, buckets_for
 from penstock_ledger.model import Feed, FeedKind, ItemKey, Job
 from penstock_producer.feed.feed_step import NEVER_TRIED, UNTRIED, FeedStep, FeedStores, Tried
-from penstock_producer.feed.prefix_order import in_prefix_order
+from penstock_producer.feed.feeder_plan import in_prefix_order
 from penstock_producer.feed.routes import Routes
 from penstock_producer.feed.tracing import SendSpans
 from penstock_producer.feed.wire import MAX_INLINE_BODY_BYTES, encode_item, fed_now

@@ -1,23 +1,45 @@
-"""The names of queues: one per lane, and in lanes whose workers host a model one more for each
-model.
+"""The queues of lanes and of models, and which models workers serve.
 
-Models are named by paths, hub ids or `s3://` addresses, in files that come from strangers. A
-queue's name is made of safe characters only, is bounded, and differs for different models. The
-chart makes the same names (templates/_queues.tpl): the autoscaler counts these queues.
+A lane has one queue, and where workers host a model one more for each model. Models are named by
+paths, hub ids or `s3://` addresses, in files that come from strangers. A queue's name is made of
+safe characters only, is bounded, and differs for different models. The chart makes the same names
+(templates/_queues.tpl): the autoscaler counts these queues.
 """
 
 from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
 from functools import lru_cache
-from typing import Final
+from typing import TYPE_CHECKING, Any, Final
+
+import orjson
 
 from penstock_ledger.keys import QUEUE_PREFIX
 from penstock_producer.job.lanes import has_own_model
 
-__all__ = ["model_queues", "queue_name"]
+if TYPE_CHECKING:
+    from penstock_ledger import WorkerSeen
+
+__all__ = [
+    "ALIVE_S",
+    "HOME",
+    "LOADS",
+    "NAMES_MAX",
+    "PROVIDERS",
+    "SERVES",
+    "Served",
+    "Serving",
+    "missing_model",
+    "missing_provider",
+    "model_queues",
+    "providers_text",
+    "queue_name",
+    "serving_of",
+    "unserved_queues",
+]
 
 SAFE: Final = re.compile(r"[A-Za-z0-9._-]{1,64}", re.ASCII)
 """Models of such a name are written as they are. A `~` is in none of them, so no such name looks
@@ -50,3 +72,195 @@ def _safe(model: str) -> str:
         return model
     digest = hashlib.sha256(model.encode(errors="surrogatepass")).hexdigest()[:DIGEST_CHARS]
     return re.sub(r"[^A-Za-z0-9._-]", "_", model[-SHOWN_CHARS:], flags=re.ASCII) + "~" + digest
+
+
+SERVES: Final = "serves"
+"""The field of a heartbeat."""
+LOADS: Final = "loads"
+"""The field while the model loads, in place of these two: what the worker will serve, as far as its
+settings say."""
+HOME: Final = "home"
+"""The field with the queue under whose name a worker keeps what it holds."""
+PROVIDERS: Final = "providers"
+"""The field of a worker that packs documents: the providers that it has settings of, with commas
+between them."""
+NAMES_MAX: Final = 256
+"""Names of one worker, adapters included: each is a queue that it looks into at every claim."""
+NAME_CHARS: Final = 512
+"""As long as a job's model may be."""
+TASKS_MAX: Final = 8
+"""Of one model: there are not as many kinds of answers."""
+TEXT_BYTES: Final = 16_384
+"""Of the field. Names that do not fit are served all the same, and are not announced."""
+ALIVE_S: Final = 15.0
+"""Three heartbeats: what a worker said that has been silent for longer says nothing of now."""
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """One worker's model.
+
+    ``names`` are all that requests may call it, adapters apart; the first is what it hosts."""
+
+    names: tuple[str, ...]
+    adapters: tuple[str, ...] = ()
+    context: int | None = None  # tokens, prompt and answer together
+    dtype: str | None = None
+    tasks: tuple[str, ...] = ()  # such as embed, score, rerank, classify; none = it does not say
+
+    @property
+    def every_name(self) -> tuple[str, ...]:
+        """In their order, each once."""
+        return tuple(dict.fromkeys((*self.names, *self.adapters)))
+
+    @property
+    def shown(self) -> str:
+        """The shortest of its names, as people write it."""
+        return min(self.names, key=lambda name: (len(name), name), default="")
+
+    def home(self, lane: str) -> str:
+        """The queue under whose name a worker keeps what it holds, whichever of its queues that was
+        in."""
+        return queue_name(lane, self.names[0] if self.names else None)
+
+    def queues(self, lane: str) -> list[str]:
+        """The queues of its model, by all names."""
+        return model_queues(lane, self.every_name)
+
+    def to_text(self) -> str:
+        """For the heartbeat; of very many names as many as fit."""
+        said = {name: value for name, value in asdict(self).items() if value}
+        while len(text := orjson.dumps(said)) > TEXT_BYTES:
+            longest = max(("names", "adapters"), key=lambda field: len(said.get(field, ())))
+            said[longest] = said[longest][: len(said[longest]) // 2]
+        return text.decode()
+
+    @classmethod
+    def read(cls, text: str | None) -> Served | None:
+        """None where nothing is said, or nothing that makes sense."""
+        try:
+            said: Any = orjson.loads(text or "")
+        except orjson.JSONDecodeError:
+            return None
+        if not isinstance(said, dict):
+            return None
+        names, context, dtype = _names(said.get("names")), said.get("context"), said.get("dtype")
+        if not names:
+            return None
+        return cls(
+            names,
+            _names(said.get("adapters")),
+            context if type(context) is int and 0 < context < 2**31 else None,
+            dtype if isinstance(dtype, str) and len(dtype) <= NAME_CHARS else None,
+            _names(said.get("tasks"))[:TASKS_MAX],
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Serving:
+    """What the living workers of one lane serve, and what will be served by those whose model
+    loads."""
+
+    lane: str
+    workers: tuple[Served, ...]
+    loading: tuple[Served, ...] = ()
+
+    def serves(self, model: str) -> bool:
+        return any(model in served.every_name for served in self.workers)
+
+    def loads(self, model: str | None) -> bool:
+        return any(model in served.every_name for served in self.loading)
+
+    def models(self) -> list[Served]:
+        """Each model once: workers that share a name serve the same one."""
+        found: list[Served] = []
+        for served in self.workers:
+            if not any(set(served.names) & set(other.names) for other in found):
+                found.append(served)
+        return sorted(found, key=lambda served: served.shown)
+
+    def in_words(self) -> str:
+        """As in "tiny1 (2 workers), tiny2 (1 worker: score, rerank, classify)"."""
+        parts = []
+        for model in self.models():
+            number = sum(bool(set(model.names) & set(served.names)) for served in self.workers)
+            tasks = f": {', '.join(model.tasks)}" if model.tasks else ""
+            parts.append(f"{model.shown} ({number} worker{'' if number == 1 else 's'}{tasks})")
+        return ", ".join(parts)
+
+
+def serving_of(workers: Iterable[WorkerSeen], lane: str) -> Serving:
+    """By their heartbeats."""
+    infos: list[Mapping[str, str]] = [
+        seen.info
+        for seen in workers
+        if seen.seconds_ago < ALIVE_S and seen.info.get("lane") == lane
+    ]
+    return Serving(lane, _read_all(infos, SERVES), _read_all(infos, LOADS))
+
+
+def providers_text(names: Iterable[str]) -> str:
+    """For the heartbeat."""
+    return ",".join(names)[:TEXT_BYTES]
+
+
+def missing_provider(workers: Iterable[WorkerSeen], lane: str, provider: str) -> str | None:
+    """That no living worker of a lane has the settings of a provider; None where one has, none
+    lives, or one does not say."""
+    living = [
+        seen.info
+        for seen in workers
+        if seen.seconds_ago < ALIVE_S and seen.info.get("lane") == lane
+    ]
+    said = [info.get(PROVIDERS) for info in living]
+    if not said or any(one is None or provider in one.split(",") for one in said):
+        return None
+    return f"no worker of lane {lane} has the settings of provider {provider}"
+
+
+def missing_model(serving: Serving, model: str | None, bound: str | None = None) -> str | None:
+    """That a job waits for a worker which serves its model; None where it need not, or no worker
+    says what it serves.
+
+    ``bound`` is the queue of the model that answers a job without one.
+    """
+    if not serving.workers:
+        return None
+    if model is not None:
+        is_served, name = serving.serves(model), model
+    else:
+        is_served = bound is None or any(
+            bound in served.queues(serving.lane) for served in serving.workers
+        )
+        name = f"the model that began to answer this job (queue {bound})"
+    if is_served:
+        return None
+    yet = " yet, and a worker loads it" if serving.loads(model) else ""
+    return f"no worker serves {name}{yet}; served here: {serving.in_words()}"
+
+
+def unserved_queues(serving: Serving, waiting: Mapping[str, int]) -> list[str]:
+    """Of the queues of models in which messages wait (queue to number), those that no worker takes
+    any from."""
+    served = {queue for worker in serving.workers for queue in worker.queues(serving.lane)}
+    own = queue_name(serving.lane)
+    return sorted(
+        queue
+        for queue, number in waiting.items()
+        if number and queue != own and queue not in served
+    )
+
+
+def _read_all(infos: Iterable[Mapping[str, str]], field: str) -> tuple[Served, ...]:
+    read = (Served.read(info.get(field)) for info in infos)
+    return tuple(served for served in read if served is not None)
+
+
+def _names(value: Any) -> tuple[str, ...]:
+    if not isinstance(value, list):
+        return ()
+    return tuple(
+        name
+        for name in value[:NAMES_MAX]
+        if isinstance(name, str) and 0 < len(name) <= NAME_CHARS and name.isprintable()
+    )

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator
-from typing import Final
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Final, NamedTuple
 
 import orjson
 
-from penstock_ledger import RedisLedger
-from penstock_ledger.model import Feed, FeedKind
+from penstock_ledger import Publish, RedisLedger, buckets_for
+from penstock_ledger.model import Feed, FeedKind, ItemKey, Job
 from penstock_producer.feed.queues import queue_name
+from penstock_producer.feed.wire import MAX_INLINE_BODY_BYTES, encode_item, fed_now
 from penstock_producer.job.lanes import has_own_model
 from penstock_producer.job.spec import JobSpec
 from penstock_producer.rows import Document
 
-__all__ = ["Routes", "model_of"]
+__all__ = ["GENERATION", "FeedBeside", "Routes", "Spooled", "model_of"]
 
 NOTE_EACH_S: Final = 15.0
 """A queue is noted again in Redis after this: Redis may have lost it, and forgets it an hour after
@@ -117,3 +118,47 @@ def model_of(body: bytes) -> str | None:
         return None
     model = request.get("model") if isinstance(request, dict) else None
     return model if isinstance(model, str) and model else None
+
+
+GENERATION = 1  # an open job's spool is its first
+
+
+class Spooled(NamedTuple):
+    """A document that is in the spool."""
+
+    doc_id: str
+    body: bytes
+    number: int  # of its row
+
+
+class FeedBeside:
+    """Of one job. Not thread-safe."""
+
+    def __init__(self, job: Job, spec: JobSpec, hot: RedisLedger) -> None:
+        self._job_id = job.job_id
+        self._buckets = buckets_for(job)
+        self._hot = hot
+        feed = Feed(job.job_id, GENERATION, FeedKind.SPOOL, {}, exhausted=False, fence=0)
+        self._routes = Routes(spec, job.lane, feed, hot)
+
+    def publish(self, documents: Sequence[Spooled]) -> None:
+        """Queue them, as urgent ones, unless they are in the window or finished.
+
+        Raises RedisForgot and redis.RedisError."""
+        rows = [
+            Document(one.doc_id, one.body, str(one.number), one.number, {}) for one in documents
+        ]
+        for queue, some in self._routes.sorted(rows):
+            self._hot.publish(
+                queue, [self._encoded(row, queue) for row in some], self._buckets, urgent=True
+            )
+
+    def _encoded(self, row: Document, queue: str) -> Publish:
+        key = ItemKey(self._job_id, GENERATION, row.doc_id)
+        is_inline = len(row.body) <= MAX_INLINE_BODY_BYTES
+        body, ref = (row.body, None) if is_inline else (None, row.position)
+        return Publish(
+            key,
+            row.position,
+            encode_item(key, queue=queue, body=body, ref=ref, urgent=True, fed=fed_now()),
+        )

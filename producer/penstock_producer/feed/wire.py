@@ -18,7 +18,7 @@ import orjson
 
 from penstock_ledger.model import COUNT_MAX, ItemKey
 from penstock_producer.errors import BadMessage, UnknownMessageVersion, seen
-from penstock_producer.feed import wire_checks
+from penstock_producer.feed import wire_frame
 from penstock_producer.feed.queues import queue_name
 from penstock_producer.feed.tracing import TRACEPARENT_HEADER
 from penstock_producer.feed.wire_frame import (
@@ -55,7 +55,7 @@ _MAX_REPR_DOC_CHARS = 64  # what Flower shows of a document id
 _HEADER_MAX = {
     RETRIES_HEADER: COUNT_MAX,
     CALLS_HEADER: COUNT_MAX,
-    FED_HEADER: wire_checks.SECONDS_MAX,
+    FED_HEADER: wire_frame.SECONDS_MAX,
 }
 _TRACEPARENT = b',"%b":%%b' % TRACEPARENT_HEADER.encode()
 _SPENT = b',"%b":%%b' % SPENT_HEADER.encode()
@@ -75,7 +75,7 @@ def item_tag(key: ItemKey) -> str:
     """The Celery task id and kombu delivery tag of an item: readable when the id is safe, a digest
     otherwise."""
     job_id, generation, doc_id = key
-    if wire_checks.SAFE_ID.fullmatch(doc_id) is None or doc_id.startswith("sha256-"):
+    if wire_frame.SAFE_ID.fullmatch(doc_id) is None or doc_id.startswith("sha256-"):
         doc_id = "sha256-" + hashlib.sha256(doc_id.encode()).hexdigest()
     tag = f"{job_id}:{doc_id}"
     return tag if generation == 1 else f"{tag}~g{generation}"
@@ -157,21 +157,21 @@ def decode_item(kwargs: Any, headers: Mapping[str, Any]) -> ItemMessage:
         )
     if isinstance(version, bool) or version not in (MESSAGE_VERSION, AIMED_VERSION):
         raise UnknownMessageVersion(version)
-    endpoint = wire_checks.endpoint(kwargs.get("endpoint")) if version == AIMED_VERSION else None
+    endpoint = wire_frame.endpoint(kwargs.get("endpoint")) if version == AIMED_VERSION else None
     for name, most in _HEADER_MAX.items():
         if headers.get(name) is not None:
-            wire_checks.number(f"headers.{name}", headers[name], 0, most)
+            wire_frame.number(f"headers.{name}", headers[name], 0, most)
     key = ItemKey(
-        wire_checks.job(kwargs.get("job")),
-        wire_checks.number("kwargs.gen", kwargs.get("gen"), 1, COUNT_MAX),
-        wire_checks.doc(kwargs.get("doc")),
+        wire_frame.job(kwargs.get("job")),
+        wire_frame.number("kwargs.gen", kwargs.get("gen"), 1, COUNT_MAX),
+        wire_frame.doc(kwargs.get("doc")),
     )
     body, ref = kwargs.get("body"), kwargs.get("ref")
     if ref is not None and body is None:
-        return ItemMessage(key, None, wire_checks.ref(ref), endpoint)
+        return ItemMessage(key, None, wire_frame.ref(ref), endpoint)
     if ref is not None or not isinstance(body, dict):
         raise BadMessage(
             f"item {key}: body={seen(body)}, ref={seen(ref)}; a message holds a JSON object or a "
             "ref"
         )
-    return ItemMessage(key, wire_checks.body(body), None, endpoint)
+    return ItemMessage(key, wire_frame.body(body), None, endpoint)

@@ -1,5 +1,4 @@
-"""The options of a job, spelled once: `JobSpec`'s fields, the flags of `penstock run` and `submit`,
-and docs/job-options.md.
+"""The options of a job, spelled once: `JobSpec`'s fields, flags, and docs/job-options.md.
 
 Light to import: no pydantic and no store, because a command line reads the table before it does
 anything else.
@@ -7,12 +6,14 @@ anything else.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from enum import StrEnum
 from typing import Any, Final, NamedTuple
 
 from penstock_producer.job.endpoints import CHAT
 from penstock_producer.job.lanes import AUTO, AUTO_LANES, DEFAULT_LANE, lanes_in_words
+from penstock_producer.source_formats import formats_in_words
 
 __all__ = [
     "DEFAULT_ENGINES",
@@ -23,7 +24,31 @@ __all__ = [
     "STOP_FIELDS",
     "FlagForm",
     "Option",
+    "seconds_of",
 ]
+
+_SECONDS: Final = {"ms": 0.001, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86_400.0}
+_PART = re.compile(r"(\d+(?:\.\d+)?)(ms|s|min|m|h|d)", re.ASCII)
+_PLAIN = re.compile(r"\d+(\.\d+)?", re.ASCII)
+_MAX_CHARS: Final = 100
+
+
+def seconds_of(text: str) -> float:
+    """``90``, ``90s``, ``1h30m``, ``2d`` in seconds.
+
+    Raises ValueError, which says how durations are written."""
+    compact = text[: _MAX_CHARS + 1].strip().lower().replace(" ", "")
+    if len(text) > _MAX_CHARS:
+        compact = ""
+    if _PLAIN.fullmatch(compact) is not None:
+        seconds = float(compact)
+    elif compact and _PART.sub("", compact) == "":
+        seconds = sum(float(number) * _SECONDS[unit] for number, unit in _PART.findall(compact))
+    else:
+        raise ValueError("is not a duration; write seconds, or units such as 90s, 30m, 1h30m or 2d")
+    if seconds <= 0:
+        raise ValueError("must be longer than 0 s")
+    return seconds
 
 
 class FlagForm(StrEnum):
@@ -148,8 +173,7 @@ _TABLE: Final = (
     Option("id_field", "The field of a plain record that names the document.", "id"),
     Option(
         "format",
-        "What the source holds: rows of jsonl, csv, tsv, parquet or arrow, or text or media, where "
-        "each file of a folder is a document; left out, names say it, or the first bytes.",
+        f"What the source holds: {formats_in_words()}; left out, names say it, or the first bytes.",
     ),
     Option(
         "table",

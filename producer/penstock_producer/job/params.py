@@ -1,24 +1,56 @@
-"""The request parameters that providers know, by endpoint, with their types and ranges: the one
-place that has them.
-
-They are those of OpenAI's API reference, of vLLM's server, and of providers that others are
-compatible with. A name that is not here is refused, because a misspelt one is either refused by the
-provider, once for each document, or ignored in silence. A provider's own parameter is passed on
-unchecked when it is written with the prefix: `x.safe_prompt`.
-"""
+"""What may be set in a request: providers' parameters, and what an unknown name was meant to be."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import difflib
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
 import orjson
 
 from penstock_producer.errors import MAX_SEEN_CHARS, Problem, pointer_to, seen
-from penstock_producer.job.unknown import Suggestions
 
-__all__ = ["KNOWN", "params_of"]
+__all__ = ["KNOWN", "UNKNOWN_MAX", "Suggestions", "close_to", "params_of", "too_many_unknown"]
+
+UNKNOWN_MAX: Final = 100  # in one object; who sends more of them has sent something else
+# names of one object that are compared with those that exist: each costs about a millisecond
+SUGGESTED_MAX: Final = 10
+COMPARED_CHARS: Final = 100  # no name that exists has as many
+
+
+def close_to(name: str, known: Iterable[str], cutoff: float = 0.6) -> str | None:
+    """Return the known name that was probably meant; None where none is close, and for a name that
+    is longer than any."""
+    if len(name) > COMPARED_CHARS:
+        return None
+    found = difflib.get_close_matches(name, known, n=1, cutoff=cutoff)
+    return found[0] if found else None
+
+
+class Suggestions:
+    """The names that were probably meant, for the first ones that are asked about."""
+
+    def __init__(self) -> None:
+        self._left = SUGGESTED_MAX
+
+    def close_to(self, name: str, known: Iterable[str]) -> str | None:
+        self._left -= 1
+        return close_to(name, known) if self._left >= 0 else None
+
+
+def too_many_unknown(names: Collection[str], pointer: str = "") -> Problem | None:
+    """Return what is wrong with so many names, before one of them is looked at; None where they are
+    few."""
+    if len(names) <= UNKNOWN_MAX:
+        return None
+    first = seen(next(iter(names)))
+    fix = (
+        f"{len(names):,} names are not known here; up to {UNKNOWN_MAX} would be looked at one by "
+        "one"
+    )
+    return Problem("unknown_field", pointer, f"there is no field {first}", fix)
+
 
 UNCHECKED: Final = "x."  # `x.NAME` is sent as NAME, whatever it is
 _NAMES_SHOWN = 12

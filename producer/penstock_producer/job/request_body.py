@@ -8,11 +8,11 @@ from typing import Any
 import orjson
 
 from penstock_producer.errors import Problem, SpecError, seen
+from penstock_producer.job.anthropic_body import Conversation, conversation_of, parts_of
 from penstock_producer.job.endpoints import SCORING, generate_path
 from penstock_producer.job.gemini_body import GeminiBodies
 from penstock_producer.job.params import as_sent
 from penstock_producer.job.spec import JobSpec
-from penstock_producer.prompts.anthropic_messages import Conversation, conversation_of, parts_of
 from penstock_producer.prompts.messages import BadMessages, leading_system
 
 # Where the text of a document goes, by the end of the endpoint's path.

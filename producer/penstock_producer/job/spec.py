@@ -14,11 +14,14 @@ from pydantic import (
     ConfigDict,
     Field,
     ModelWrapValidatorHandler,
+    PlainValidator,
     ValidationError,
     ValidationInfo,
+    WithJsonSchema,
     field_validator,
     model_validator,
 )
+from pydantic_core import PydanticKnownError
 
 from penstock_ledger.redaction import redact
 from penstock_ledger.vectors import VectorType
@@ -30,7 +33,6 @@ from penstock_producer.job.fallback import (
     FallbackModel,
     FallbackReason,
 )
-from penstock_producer.job.formats import Format, check_encoding
 from penstock_producer.job.lanes import (
     AUTO,
     LANES,
@@ -43,20 +45,21 @@ from penstock_producer.job.lanes import (
 from penstock_producer.job.options import OPTIONS, SINK_FIELDS
 from penstock_producer.job.params import (
     KNOWN,
+    Suggestions,
     as_sent,
     param_name_problems,
     param_problems,
     params_of,
+    too_many_unknown,
 )
 from penstock_producer.job.repeats import CACHE_MAX_S, CACHE_MIN_S, Dedup, reuse_problems
 from penstock_producer.job.response_format import FIELD, AskedFormat, ResponseFormat, format_asked
 from penstock_producer.job.response_schema import schema_problems
 from penstock_producer.job.sinks import sink_problems
-from penstock_producer.job.unknown import Suggestions, too_many_unknown
 from penstock_producer.prompts.examples import example_problems
 from penstock_producer.prompts.languages import Language, prompt_of
-from penstock_producer.prompts.tokens import in_words, pinned
-from penstock_producer.prompts.truncate import counts_tokens, cut_of
+from penstock_producer.prompts.tokens import counts_tokens, cut_of, in_words, pinned
+from penstock_producer.source_formats import FORMATS, check_encoding
 
 __all__ = ["MAX_BUDGET_USD", "MAX_SPAN_S", "OFF", "JobSpec", "Overflow", "Priority"]
 
@@ -100,6 +103,20 @@ HookPath = Annotated[
 Column = Annotated[str, Field(min_length=1, max_length=512)]
 PositiveFloat = Annotated[float, Field(strict=True, gt=0, allow_inf_nan=False)]
 Span = Annotated[PositiveFloat, Field(le=MAX_SPAN_S)]  # seconds
+
+
+def _format_name(given: Any) -> str:
+    if isinstance(given, str) and given in FORMATS:
+        return given
+    *first, last = map(repr, FORMATS)
+    raise PydanticKnownError("literal_error", {"expected": f"{', '.join(first)} or {last}"})
+
+
+SourceFormatName = Annotated[
+    str,
+    PlainValidator(_format_name),
+    WithJsonSchema({"enum": list(FORMATS), "type": "string"}),
+]
 
 RESPONSE_FORMATS: Final[tuple[str, ...]] = get_args(ResponseFormat)
 
@@ -153,7 +170,7 @@ class JobSpec(BaseModel):
         default_factory=list, description=OPTIONS["audio_fields"].help
     )
     id_field: str = _of("id_field", min_length=1, max_length=512)
-    format: Format | None = _of("format")
+    format: SourceFormatName | None = _of("format")
     table: str | None = _of("table", min_length=1, max_length=256)
     query: str | None = _of("query", min_length=1, max_length=MAX_QUERY_CHARS)
     encoding: str | None = _of("encoding", max_length=64)

@@ -13,16 +13,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self
 
 from penstock_producer.errors import Problem, SpecError, seen
-from penstock_producer.job.durations import seconds_of
-from penstock_producer.job.model_schema import ModelFault, is_model_path, schema_of_model
-from penstock_producer.jobfile.names import DURATIONS, FILES, TOP, name_problems, secret_problems
-from penstock_producer.jobfile.parse import parse_json, parse_yaml
-from penstock_producer.jobfile.tree import MAX_VALUES, FileFault, Node
+from penstock_producer.job.options import seconds_of
+from penstock_producer.job.response_schema import ModelFault, is_model_path, schema_of_model
+from penstock_producer.jobfile.fields import DURATIONS, FILES, TOP, name_problems, secret_problems
+from penstock_producer.jobfile.tree import MAX_VALUES, FileFault, Node, parse_json, parse_yaml
 from penstock_producer.source_names import in_folder, is_database
 
 if TYPE_CHECKING:
     from penstock_producer.job.spec import JobSpec
-    from penstock_producer.jobfile.run_section import RunSection
+    from penstock_producer.jobfile.fields import RunSection
 
 __all__ = ["MAX_FILE_BYTES", "JobFile", "is_job_file", "read_lines", "read_text"]
 
@@ -358,7 +357,7 @@ class _Reader:
     def _run(self) -> RunSection | None:
         from pydantic import ValidationError
 
-        from penstock_producer.jobfile.run_section import RunSection, run_problems
+        from penstock_producer.jobfile.fields import RunSection, run_problems
 
         given = self._root.value.get("run")
         values = {} if given is None or given.value is None else given.plain()

@@ -13,9 +13,16 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple
 
-from penstock_producer.planning.batches import Batches, batches_played
-from penstock_producer.planning.figures import Figure
-from penstock_producer.planning.flow import SLOTS, Calls, Course, Stage, played
+from penstock_producer.planning.flow import (
+    SLOTS,
+    Batches,
+    Calls,
+    Course,
+    Figure,
+    Stage,
+    batches_played,
+    played,
+)
 
 __all__ = [
     "CALLS",

@@ -41,7 +41,7 @@ from penstock_producer.prompts.jinja_nodes import (
     checked,
 )
 from penstock_producer.prompts.template import MissingField, RenderFailed, TextTooLong
-from penstock_producer.sizes import DEFAULT_MAX_BODY_BYTES
+from penstock_producer.rows import DEFAULT_MAX_BODY_BYTES
 
 __all__ = ["MAX_TEMPLATE_CHARS", "JinjaTemplate"]
 

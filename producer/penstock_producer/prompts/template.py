@@ -17,7 +17,7 @@ from typing import Any
 import orjson
 
 from penstock_producer.errors import TemplateError, seen
-from penstock_producer.sizes import DEFAULT_MAX_BODY_BYTES
+from penstock_producer.rows import DEFAULT_MAX_BODY_BYTES
 
 _FIELD = re.compile(r"\w[\w .\-/@$#]*")
 _DEFAULT = re.compile(r'(?P<name>[^|]*?)\s*\|\s*default:\s*(?P<text>"(?:[^"\\]|\\.)*")')

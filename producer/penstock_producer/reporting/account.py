@@ -14,7 +14,7 @@ from penstock_producer.reporting.changes import saved_tokens
 from penstock_producer.reporting.lanes import lanes_of
 from penstock_producer.reporting.prices import MICRO, Money, money_of
 from penstock_producer.reporting.reasons import retried_by_reason, retries
-from penstock_producer.tally import Tally
+from penstock_producer.rows import Tally
 
 __all__ = ["BatchesCreated", "PromptTokens", "Report", "build"]
 

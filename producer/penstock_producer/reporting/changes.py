@@ -12,7 +12,7 @@ from penstock_producer.reporting.text import count, counted, safe
 __all__ = ["changes", "saved_tokens"]
 
 if TYPE_CHECKING:
-    from penstock_producer.tally import Tally
+    from penstock_producer.rows import Tally
 
 
 def saved_tokens(tally: Tally) -> int:

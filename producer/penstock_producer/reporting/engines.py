@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from penstock_producer.feed.served import ALIVE_S
+from penstock_producer.feed.queues import ALIVE_S
 from penstock_producer.reporting.text import count, one_line
 
 __all__ = ["Engines", "cards_in_words", "engines_line", "engines_of"]

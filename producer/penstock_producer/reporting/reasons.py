@@ -16,8 +16,13 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from penstock_ledger import RETRIED
-from penstock_producer.feed.queues import queue_name
-from penstock_producer.feed.served import ALIVE_S, missing_model, serving_of, unserved_queues
+from penstock_producer.feed.queues import (
+    ALIVE_S,
+    missing_model,
+    queue_name,
+    serving_of,
+    unserved_queues,
+)
 from penstock_producer.job.lanes import has_own_model
 from penstock_producer.prices.spent_budget import next_month
 from penstock_producer.reporting.money import MICRO

@@ -1,2 +1,1 @@
-"""Jobs that start themselves: when they are due, what is done about missed times, and how one is
-started."""
+"""Jobs that start themselves: when they are due, and what one is started from."""

@@ -19,19 +19,23 @@ from penstock_ledger import (
     ScheduleStore,
 )
 from penstock_producer.accepting.new_jobs import MAX_JOB_KEY_CHARS
-from penstock_producer.bucket.event_queue import is_queue_url
 from penstock_producer.errors import ScheduleError, seen
 from penstock_producer.job.spec import JobSpec
 from penstock_producer.pins import DOOR, REMOTE
-from penstock_producer.schedules.events import keep
-from penstock_producer.schedules.marks import EVENTS, NEW_FILES, OUTCOMES_OF, SOURCE, WEBHOOK
-from penstock_producer.schedules.notices import NoticeOutcome, Place
-from penstock_producer.schedules.outcomes_of import OutcomesOf
+from penstock_producer.schedules.events import NoticeOutcome, Place, is_queue_url, keep
+from penstock_producer.schedules.marks import (
+    EVENTS,
+    NEW_FILES,
+    OUTCOMES_OF,
+    SOURCE,
+    WEBHOOK,
+    OutcomesOf,
+)
 from penstock_producer.schedules.timetable import Timetable
 from penstock_producer.source_names import is_database
 from penstock_producer.sources.databases.address import whole
 from penstock_producer.sources.listings.chosen import folder_and_pattern
-from penstock_producer.sources.outcomes.where import Where
+from penstock_producer.sources.outcomes import Where
 
 __all__ = ["Schedules"]
 

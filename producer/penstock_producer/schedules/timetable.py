@@ -1,4 +1,4 @@
-"""A cron expression in a time zone, as Unix seconds.
+"""When a schedule is due: a cron expression in a time zone, as Unix seconds.
 
 What cron does when clocks change, as Debian's does: a fixed time that does not exist that day
 (02:30 where 02:00 becomes 03:00) counts at the first moment after the gap, and a fixed time that
@@ -11,6 +11,7 @@ from __future__ import annotations
 import itertools
 from collections import deque
 from collections.abc import Iterator
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Final
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
@@ -18,9 +19,10 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 import cronsim
 from cronsim import CronSimError
 
+from penstock_ledger import CatchUp
 from penstock_producer.errors import ScheduleError, seen
 
-__all__ = ["Timetable"]
+__all__ = ["CATCH_UP_MAX", "ON_TIME_S", "Due", "Timetable", "due"]
 
 CRON_MAX_CHARS: Final = 200
 CRON_FIELDS: Final = 5
@@ -118,3 +120,42 @@ def _zone(name: str) -> ZoneInfo:
             f"the time zone {seen(name)} is not known here; write one such as Europe/Berlin or UTC "
             "(where the system has no zones at all: pip install tzdata)"
         ) from None
+
+
+ON_TIME_S: Final = (
+    300.0  # a start as late as this is not a missed one: a control process was replaced meanwhile
+)
+CATCH_UP_MAX: Final = 24  # missed times that `all` starts a job for, the latest: a day of hours
+
+
+@dataclass(frozen=True, slots=True)
+class Due:
+    """The next step of a schedule whose ``next_at`` has come."""
+
+    start: bool  # the job of ``next_at``; else ``next_at``, and all before ``then``, are missed
+    then: float  # what is planned after this step
+
+
+def due(timetable: Timetable, policy: CatchUp, next_at: float, now: float) -> Due:
+    """``next_at`` has come: start its job, or skip it and what else was missed."""
+    kept = _kept(timetable, policy, next_at, now)
+    if not kept:
+        return Due(start=False, then=timetable.after(now))
+    if kept[0] > next_at:
+        return Due(start=False, then=kept[0])
+    return Due(start=True, then=timetable.after(next_at))
+
+
+def _kept(timetable: Timetable, policy: CatchUp, next_at: float, now: float) -> list[float]:
+    """The times, of those that have come, whose jobs are to start."""
+    match policy:
+        case CatchUp.ALL:
+            return timetable.latest(next_at, now, CATCH_UP_MAX)
+        case CatchUp.ONCE:
+            return timetable.latest(next_at, now, 1)
+        case CatchUp.SKIP:
+            return [
+                planned
+                for planned in timetable.latest(next_at, now, 1)
+                if now - planned <= ON_TIME_S
+            ]

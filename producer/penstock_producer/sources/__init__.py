@@ -1,7 +1,6 @@
-"""Where documents come from."""
+"""Read the documents of a job from wherever they lie."""
 
 from penstock_producer.rows import BadRow, Document, FileSource, Source
-from penstock_producer.sources.expand import refuse_unreadable
-from penstock_producer.sources.open import open_source
+from penstock_producer.sources.open import open_source, refuse_unreadable
 
 __all__ = ["BadRow", "Document", "FileSource", "Source", "open_source", "refuse_unreadable"]

@@ -1,23 +1,182 @@
-"""From a feed in the ledger to the source it reads."""
+"""What a feed reads: a source, a shard of one, an open job's spool, or dead letters again.
+
+A shard ends at one of its source's own cursors. It asks of a source what resuming asks, too: a row
+has the same cursor each time it is read, and no other row has it. Where the row at the end is gone,
+the shard goes on to the end of the source; what other shards have fed is dropped by the ledger.
+"""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
 from penstock_ledger import Database, JobStore, OutcomeStore, SourceKeys, Spool
-from penstock_ledger.model import Feed, FeedKind, Job
-from penstock_producer.errors import SourceError
+from penstock_ledger.model import DeadLetter, Feed, FeedKind, Job
+from penstock_producer.errors import BadReference, SourceChanged, SourceError, seen
 from penstock_producer.job.spec import JobSpec
-from penstock_producer.rows import Source
+from penstock_producer.rows import BadRow, Cursor, Document, Source
 from penstock_producer.settings import ProducerSettings
 from penstock_producer.sources.databases.address import KIND as TABLE
 from penstock_producer.sources.databases.source import accepted
+from penstock_producer.sources.forms.strict_json import RowFault
 from penstock_producer.sources.open import open_source
-from penstock_producer.sources.outcomes.source import KIND as OUTCOMES
-from penstock_producer.sources.outcomes.source import OutcomesSource
-from penstock_producer.sources.replay import ReplaySource
-from penstock_producer.sources.spool import SpoolSource
-from penstock_producer.sources.until import Until
+from penstock_producer.sources.outcomes import KIND as OUTCOMES
+from penstock_producer.sources.outcomes import OutcomesSource
+from penstock_producer.sources.overrides import Overrides
 
 __all__ = ["open_feed_source", "source_of"]
+
+
+class Until:
+    """The rows of ``source`` up to and with the one whose cursor is ``ends_at``."""
+
+    def __init__(self, source: Source, ends_at: Mapping[str, Any]) -> None:
+        self._source = source
+        self._ends_at = dict(ends_at)
+
+    def pin(self) -> dict[str, Any]:
+        return self._source.pin()
+
+    def documents(self, cursor: Mapping[str, Any]) -> Iterator[Document | BadRow]:
+        if cursor == self._ends_at:
+            return
+        for row in self._source.documents(cursor):
+            yield row
+            if row.cursor == self._ends_at:
+                return
+
+    def fetch(self, position: str) -> Document:
+        return self._source.fetch(position)
+
+    def ended(self) -> bool:
+        return self._source.ended()
+
+    def mark_published(self, documents: Sequence[Document]) -> None:
+        self._source.mark_published(documents)
+
+
+SPOOL = "spool"
+SPOOL_PIN = {"kind": SPOOL}
+_NUMBER = re.compile(r"\d{1,18}", re.ASCII)
+_ROWS_PER_TAKE = 500  # a few megabytes of bodies at most in memory, one query for each
+
+
+class SpoolSource:
+    """What is in the spool of one job and not yet fed."""
+
+    def __init__(self, job_id: str, spool: Spool, jobs: JobStore) -> None:
+        self._job_id = job_id
+        self._spool = spool
+        self._jobs = jobs
+        self._ended = False
+
+    def pin(self) -> dict[str, Any]:
+        return dict(SPOOL_PIN)
+
+    def documents(self, cursor: Mapping[str, Any]) -> Iterator[Document | BadRow]:
+        """One group of rows.
+
+        Ask again once they are marked as published: until then they would come again."""
+        # In this order: a job that was closed before the rows were counted gets no more of them.
+        closed = self._jobs.get(self._job_id).total is not None
+        rows = self._spool.take(self._job_id, _ROWS_PER_TAKE)
+        for row in rows:
+            yield Document(row.doc_id, row.body, str(row.seq), row.seq, {})
+        self._ended = closed and len(rows) < _ROWS_PER_TAKE
+
+    def ended(self) -> bool:
+        return self._ended
+
+    def fetch(self, position: str) -> Document:
+        if _NUMBER.fullmatch(position) is None:
+            raise BadReference(f"{seen(position)} is not a row of the spool of {self._job_id}")
+        row = self._spool.fetch(self._job_id, int(position))
+        if row is None:
+            raise SourceChanged(
+                f"row {position} of the spool of {self._job_id} is gone; restore the database"
+            )
+        return Document(row.doc_id, row.body, position, row.seq, {})
+
+    def mark_published(self, documents: Sequence[Document]) -> None:
+        self._spool.mark_fed(self._job_id, [document.line for document in documents])
+
+
+REPLAY = "replay"
+
+
+class ReplaySource:
+    """The dead letters that one replay generation supersedes."""
+
+    def __init__(self, feed: Feed, outcomes: OutcomeStore) -> None:
+        self._feed = feed
+        self._outcomes = outcomes
+        self._overrides = Overrides.accepted(feed.overrides)
+
+    def pin(self) -> dict[str, Any]:
+        return {"kind": REPLAY, "job_id": self._feed.job_id, "generation": self._feed.generation}
+
+    def documents(self, cursor: Mapping[str, Any]) -> Iterator[Document | BadRow]:
+        before = str(cursor.get("after", ""))
+        for letter in self._outcomes.replayable(
+            self._feed.job_id, self._feed.generation, after=before
+        ):
+            yield self._read(letter, before)
+            before = letter.key.doc_id
+
+    def ended(self) -> bool:
+        return True
+
+    def fetch(self, position: str) -> Document:
+        letters = self._outcomes.replayable(
+            self._feed.job_id, self._feed.generation, after=position, page=1
+        )
+        for letter in letters:
+            document = self._read(letter, position)
+            if isinstance(document, Document):
+                return document
+            break
+        raise SourceChanged(
+            f"the dead letter after {position!r} of {self._feed.job_id} is gone; restore the "
+            "database"
+        )
+
+    def mark_published(self, documents: Sequence[Document]) -> None:
+        """Nothing to remember: the cursor is enough."""
+
+    def _read(self, letter: DeadLetter, position: str) -> Document | BadRow:
+        doc_id = letter.key.doc_id
+        cursor: Cursor = {"after": doc_id}
+        try:
+            if not letter.request:
+                raise RowFault(
+                    letter.reason, letter.last_error, fix="correct the row and submit it again"
+                )
+            body = self._overrides.apply(
+                letter.request, self._original(doc_id) if self._overrides.restores else b""
+            )
+        except RowFault as fault:
+            line = letter.line or 0
+            return BadRow(
+                "replay",
+                line,
+                fault.code,
+                fault.field,
+                fault.message,
+                fault.value,
+                fault.fix,
+                doc_id,
+                cursor,
+                letter.request,
+                endpoint=letter.endpoint,
+            )
+        return Document(doc_id, body, position, letter.line or 0, cursor, letter.endpoint)
+
+    def _original(self, doc_id: str) -> bytes:
+        """The request before the first replay: a document that is replayed has a dead letter in the
+        first generation."""
+        first = self._outcomes.of_generation(self._feed.job_id, 1, doc_id)
+        return first.request if isinstance(first, DeadLetter) else b""
 
 
 def open_feed_source(

@@ -2,44 +2,48 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from penstock_producer.errors import SourceChanged, SourceError, SourceForbidden, seen
-from penstock_producer.job.formats import COLUMNAR, CSV, JSONL, MEDIA, TEXT, TSV
 from penstock_producer.job.spec import JobSpec
-from penstock_producer.pins import DOOR, FILES, MEDIA_NEWEST, REMOTE, UPLOADED, shown_uri
-from penstock_producer.rows import FileSource
+from penstock_producer.pins import (
+    DOOR,
+    FILES,
+    FORMAT,
+    MEDIA_NEWEST,
+    REMOTE,
+    UPLOADED,
+    shown_uri,
+)
+from penstock_producer.rows import DEFAULT_MAX_BODY_BYTES, FileSource
 from penstock_producer.settings import ProducerSettings
-from penstock_producer.sizes import DEFAULT_MAX_BODY_BYTES
+from penstock_producer.source_formats import FORMATS, JSONL, SourceFormat
 from penstock_producer.source_names import is_database
 from penstock_producer.source_roots import SourceRoots
 from penstock_producer.sources import several
 from penstock_producer.sources.blobs import local, s3, store
 from penstock_producer.sources.blobs.blob import Blob, TimedBlob
-from penstock_producer.sources.blobs.convert import refuse_ending
-from penstock_producer.sources.blobs.unpacked import Unpacked
-from penstock_producer.sources.databases.address import KIND as TABLE
-from penstock_producer.sources.databases.address import whole
-from penstock_producer.sources.expand import row_files
-from penstock_producer.sources.listings.chosen import ROWS, Chosen, choose
-from penstock_producer.sources.listings.listed_files import ListedFiles
-from penstock_producer.sources.media.places import MediaPlaces, places_of
-from penstock_producer.sources.new_files import Taken, new_files
-from penstock_producer.sources.readers.columnar_source import ColumnarSource
-from penstock_producer.sources.readers.csv_source import CsvSource
-from penstock_producer.sources.readers.file_format import FileFormat, format_of, format_of_pin
-from penstock_producer.sources.readers.jsonl import JsonlSource
-from penstock_producer.sources.readers.pinned_rows import RowOptions
-from penstock_producer.sources.texts import media_files, text_files, whole_files
-
-_WHOLE_FILES = tuple(
-    f"{some}{kind}"
-    for some in ("", whole_files.SOME)
-    for kind in (text_files.KIND, media_files.KIND)
+from penstock_producer.sources.blobs.detect import (
+    cannot_open,
+    format_of,
+    refuse_ending,
+    refuse_kind,
 )
+from penstock_producer.sources.blobs.unpacked import PACKED, Unpacked
+from penstock_producer.sources.databases.address import KIND as TABLE
+from penstock_producer.sources.databases.address import address_of, whole
+from penstock_producer.sources.forms.media_places import MediaPlaces, places_of
+from penstock_producer.sources.listings.chosen import ROWS, Chosen, choose
+from penstock_producer.sources.listings.listing import ListedFiles
+from penstock_producer.sources.listings.new_files import Taken, new_files
+from penstock_producer.sources.listings.row_files import row_files
+from penstock_producer.sources.readers import whole_files
+from penstock_producer.sources.readers.rows import RowOptions
+
 _DEFAULTS = ProducerSettings.model_construct()  # nothing is read from the environment
 
 
@@ -53,16 +57,16 @@ def open_source(
     formats: Collection[str] | None = None,
     timeout_s: float | None = None,
 ) -> FileSource:
-    """The source at a path, an `s3://` URI, a folder or prefix ending in `/`, a pattern, or the pin
-    that the ledger stored. The URL of a database is read by the spec's table or query.
+    """Return the source at a path, a URI, a folder, a pattern, or the pin that the ledger stored.
+
+    A folder or prefix ends in `/`. The URL of a database is read by the spec's table or query.
 
     Of its content at most the first bytes are read, where its name does not say what it is. With
     ``timeout_s`` reading it raises SourceError once that many seconds are over. ``uploaded`` is a
-    file that a remote
-    door has written; its rows name no other files. ``remote`` confines a path or URI to the setting
-    `source_roots`; a pin says by itself whether it is confined. ``formats`` are those that a remote
-    door reads; None: all. Raises SourceError for what cannot be a source, and SpecError when the
-    spec cannot make requests of its rows.
+    file that a remote door has written; its rows name no other files. ``remote`` confines a path or
+    URI to the setting `source_roots`; a pin says by itself whether it is confined. ``formats`` are
+    those that a remote door reads; None: all. Raises SourceError for what cannot be a source, and
+    SpecError when the spec cannot make requests of its rows.
     """
     chosen = settings or _DEFAULTS
     if isinstance(where, Mapping):
@@ -79,7 +83,7 @@ def open_source(
         )
     files = None if remote or uploaded else choose(str(where), chosen.s3_endpoint_url)
     if files is None:
-        if spec.format in (TEXT, MEDIA):
+        if _is_of_documents(spec.format):
             raise SourceError(
                 "unsupported_format",
                 f"{seen(named)} is one file, and with the format {spec.format} each file of a "
@@ -107,8 +111,9 @@ def open_new_files(
     among: Sequence[str] | None = None,
     timeout_s: float | None = None,
 ) -> tuple[FileSource | None, int]:
-    """What no earlier job has of a folder, a prefix or a pattern, or ``among`` some of their files;
-    and how many may still be written.
+    """Return what no earlier job has of a folder, a prefix or a pattern.
+
+    With it comes how many files may still be written. ``among``: only these of their files.
 
     The source is None where nothing is new. Raises SourceError and SpecError as ``open_source``.
     """
@@ -117,7 +122,7 @@ def open_new_files(
         raise SourceError(
             "unsupported_source", f"{seen(where)} is no folder; end it with a / or write a pattern"
         )
-    is_rows = spec.format not in (TEXT, MEDIA)
+    is_rows = not _is_of_documents(spec.format)
     found = new_files(chosen, taken, among=among, rows=is_rows)
     if not found.blobs:
         return None, found.unsettled
@@ -146,7 +151,7 @@ def unchanged(
     if pin["kind"] == TABLE or is_database(str(where)):
         return not ended and is_database(str(where)) and whole(str(where)) == pin.get("uri")
     files = choose(str(where), chosen.s3_endpoint_url)
-    if pin["kind"] in _WHOLE_FILES:
+    if _format_of_files(pin) is not None:
         return files is not None and whole_files.unchanged(pin, files)
     if pin["kind"] == several.KIND:
         pins = pin[FILES]
@@ -159,6 +164,24 @@ def unchanged(
     if files is not None or _blob_of_uri(str(where), chosen, None).uri != pin.get("uri"):
         return False
     return _blob_of_pin(pin, chosen).unchanged()
+
+
+def refuse_unreadable(path: str) -> None:
+    """Raise SourceError for a local path, or a database's name, that is plainly no source.
+
+    Reads nothing of it."""
+    if is_database(path):
+        address_of(path)
+        return
+    chosen = choose(path)
+    if chosen is not None:
+        chosen.form(None)
+        return
+    refuse_ending(path)
+    try:
+        refuse_kind(path, os.stat(path).st_mode)
+    except OSError as error:
+        raise cannot_open(path, error) from error
 
 
 def _of_database(
@@ -184,19 +207,18 @@ def _of_blob(
 ) -> FileSource:
     """What is submitted now."""
     found = format_of(blob, spec.format)
-    if formats is not None and found.rows not in formats:
+    if formats is not None and found.format.name not in formats:
         raise SourceError(
             "format_not_allowed",
-            f"{blob.uri} is {found.rows}, and the setting doors.formats allows "
+            f"{blob.uri} is {found.format.name}, and the setting doors.formats allows "
             f"{', '.join(formats) or 'none'} here; write it as JSON Lines or CSV, or have the "
-            f"operator add {found.rows}",
+            f"operator add {found.format.name}",
         )
     plain: Blob = blob if found.packed is None else Unpacked(blob, found.packed)
     timed: Blob = plain if timeout_s is None else TimedBlob(plain, timeout_s)
     places = MediaPlaces() if remote else places_of(blob.uri, settings, None)
-    return _rows(
-        timed, found, spec, (settings.max_line_bytes, settings.max_body_bytes), None, places
-    )
+    limits = settings.max_line_bytes, settings.max_body_bytes
+    return _rows(timed, found.format, spec, limits, None, places)
 
 
 def _of_pin(
@@ -206,11 +228,18 @@ def _of_pin(
     if pin["kind"] == several.KIND:
         files = [_of_pin(one, spec, settings, remote=remote) for one in pin[FILES]]
         return several.SeveralFiles(str(pin["uri"]), files)
-    if pin["kind"] in _WHOLE_FILES:
-        return _whole_files_of_pin(pin, spec, settings)
-    found = format_of_pin(pin)
+    of_files = _format_of_files(pin)
+    if of_files is not None:
+        return _whole_files_of_pin(pin, of_files, spec, settings)
     blob: Blob = _blob_of_pin(pin, settings)
-    plain: Blob = blob if found.packed is None else Unpacked(blob, found.packed, pin)
+    found = FORMATS.get(str(pin.get(FORMAT, JSONL)))
+    if found is None:
+        raise SourceError(
+            "unsupported_format",
+            f"this release cannot read {pin[FORMAT]}: {blob.uri}; upgrade it",
+        )
+    packed = pin.get(PACKED)
+    plain: Blob = blob if packed is None else Unpacked(blob, packed, pin)
     limits = int(pin["max_line_bytes"]), int(pin.get("max_body_bytes", DEFAULT_MAX_BODY_BYTES))
     places = (
         MediaPlaces() if remote else places_of(blob.uri, settings, int(pin.get(MEDIA_NEWEST, 0)))
@@ -218,18 +247,28 @@ def _of_pin(
     return _rows(plain, found, spec, limits, int(pin["size"]), places)
 
 
+def _is_of_documents(name: str | None) -> bool:
+    """Whether each file of a folder is one document in this format."""
+    return name is not None and not FORMATS[name].of_rows
+
+
+def _format_of_files(pin: Mapping[str, Any]) -> SourceFormat | None:
+    """Return the format of a pin of files that are one document each; None for another pin."""
+    kind = str(pin["kind"]).removeprefix(whole_files.SOME)
+    return next((one for one in FORMATS.values() if one.each_file == kind), None)
+
+
 def _of_whole_files(
     files: Chosen, form: str, spec: JobSpec, settings: ProducerSettings, timeout_s: float | None
 ) -> FileSource:
-    if form == MEDIA:
-        return media_files.MediaFiles(files, spec, settings.max_body_bytes, timeout_s=timeout_s)
-    return text_files.TextFiles(
-        files, spec, settings.max_line_bytes, settings.max_body_bytes, timeout_s=timeout_s
-    )
+    limits = settings.max_line_bytes, settings.max_body_bytes
+    options = whole_files.FileOptions(form, *limits, timeout_s=timeout_s)
+    source: FileSource = FORMATS[form].load()(files, spec, options)
+    return source
 
 
 def _whole_files_of_pin(
-    pin: Mapping[str, Any], spec: JobSpec, settings: ProducerSettings
+    pin: Mapping[str, Any], form: SourceFormat, spec: JobSpec, settings: ProducerSettings
 ) -> FileSource:
     files = choose(str(pin["uri"]), settings.s3_endpoint_url)
     if files is None:  # a pattern, and now there is a file by that very name
@@ -238,33 +277,22 @@ def _whole_files_of_pin(
         )
     if FILES in pin:  # some files of a watched folder
         files = Chosen(ListedFiles.of_pins(files.listing, pin[FILES]), files.pattern)
-    most, body = int(pin["max_line_bytes"]), int(pin["max_body_bytes"])
-    if pin["kind"] in (media_files.KIND, f"{whole_files.SOME}{media_files.KIND}"):
-        return media_files.MediaFiles(files, spec, body, max_file_bytes=most, pin=pin)
-    return text_files.TextFiles(files, spec, most, body, pin=pin)
+    limits = int(pin["max_line_bytes"]), int(pin["max_body_bytes"])
+    source: FileSource = form.load()(files, spec, whole_files.FileOptions(form.name, *limits, pin))
+    return source
 
 
 def _rows(
     blob: Blob,
-    found: FileFormat,
+    form: SourceFormat,
     spec: JobSpec,
     limits: tuple[int, int],
     size: int | None,
     places: MediaPlaces,
 ) -> FileSource:
-    """``size``: of the pinned file; None for one that is submitted now."""
-    options = RowOptions(
-        max_line_bytes=limits[0], max_body_bytes=limits[1], surveyed=size is not None, places=places
-    )
-    if found.rows == JSONL:
-        return JsonlSource(blob, spec, options)
-    if found.rows in (CSV, TSV):
-        return CsvSource(blob, spec, options, tabs=found.rows == TSV)
-    if found.rows in COLUMNAR:
-        return ColumnarSource(blob, spec, options, found.rows, size=size)
-    raise SourceError(
-        "unsupported_format", f"this release cannot read {found.rows}: {blob.uri}; upgrade it"
-    )
+    """Open a file of rows; ``size`` is None for one that is submitted now."""
+    source: FileSource = form.load()(blob, spec, RowOptions(*limits, form.name, size, places))
+    return source
 
 
 def _blob_of_pin(

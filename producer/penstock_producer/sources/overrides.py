@@ -27,8 +27,7 @@ from penstock_producer.job.endpoints import CHAT
 from penstock_producer.job.params import UNCHECKED, as_sent, param_problems
 from penstock_producer.job.spec import json_problems
 from penstock_producer.prompts.template import Template, TextTooLong
-from penstock_producer.sources.forms.row_words import too_large
-from penstock_producer.sources.forms.strict_json import RowFault
+from penstock_producer.sources.forms.strict_json import RowFault, too_large
 
 __all__ = ["Overrides"]
 

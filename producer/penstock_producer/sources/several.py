@@ -1,8 +1,7 @@
 """Several files as one source: their documents one file after the other, numbered through.
 
 A position is "file/position in it", a cursor the file's number, the lines before it, and the file's
-own cursor.
-"""
+own cursor."""
 
 from __future__ import annotations
 
@@ -17,9 +16,11 @@ from typing import Any, Final
 import orjson
 
 from penstock_producer.errors import BadReference, seen
-from penstock_producer.pins import FILES, content_of
-from penstock_producer.rows import BadRow, Cursor, Document, FileSource, Place
-from penstock_producer.tally import Tally
+from penstock_producer.pins import FILES, MEMBERS, content_of
+from penstock_producer.rows import BadRow, Cursor, Document, FileSource, Place, Tally
+from penstock_producer.sources.blobs.unpacked import PACKED
+
+__all__ = ["entries"]
 
 KIND: Final = "files"
 
@@ -88,3 +89,14 @@ def _numbered(row: Document | BadRow, number: int, before: int) -> Document | Ba
             position=f"{number}/{row.position}", line=before + row.line, cursor=cursor
         )
     return replace(row, line=before + row.line, line_in_file=row.line, cursor=cursor)
+
+
+def entries(pin: Mapping[str, Any]) -> int | None:
+    """Of a pinned source; None: anywhere.
+
+    A compressed file is entered where a member (gzip) or frame (zstd) begins."""
+    if pin.get("kind") == KIND:
+        of_files = [entries(file) for file in pin[FILES]]
+        known = [number for number in of_files if number is not None]
+        return sum(known) if len(known) == len(of_files) else None
+    return len(pin[MEMBERS]) if PACKED in pin else None

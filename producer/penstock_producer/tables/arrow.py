@@ -1,8 +1,11 @@
-"""Rows as Arrow record batches. pyarrow is imported on first use: it is an extra (`pip install
-'penstock[parquet]'`)."""
+"""Rows as Arrow record batches, and as Parquet.
+
+pyarrow is imported on first use: it is an extra (`penstock[parquet]`).
+"""
 
 from __future__ import annotations
 
+import io
 from collections.abc import Iterable, Iterator, Sequence
 from importlib import util
 from itertools import accumulate
@@ -14,7 +17,7 @@ from penstock_producer.tables.columns import Column, Row
 if TYPE_CHECKING:
     import pyarrow
 
-__all__ = ["batches", "need_pyarrow", "reader_of", "schema_of"]
+__all__ = ["batches", "need_pyarrow", "parquet_pieces", "reader_of", "schema_of"]
 
 BATCH_ROWS: Final = 20_000
 BATCH_BYTES: Final = (
@@ -121,3 +124,47 @@ def _nested(lengths: Sequence[int | None], inner: pyarrow.Array) -> pyarrow.List
     offsets = pa.array(accumulate((length or 0 for length in lengths), initial=0), pa.int32())
     missing = pa.array([length is None for length in lengths], pa.bool_())
     return pa.ListArray.from_arrays(offsets, inner, mask=missing)
+
+
+COMPRESSION = "zstd"
+
+
+def parquet_pieces(rows: Iterable[Row], columns: Sequence[Column]) -> Iterator[bytes]:
+    """The bytes of the file, in their order: what is not read to its end has no footer, and is no
+    Parquet file. Raises SinkError with the first piece where pyarrow is missing."""
+    need_pyarrow("Parquet")
+    from pyarrow import parquet
+
+    file = _File()
+    with parquet.ParquetWriter(file, schema_of(columns), compression=COMPRESSION) as table:
+        for batch in batches(rows, columns):
+            table.write_batch(batch, row_group_size=batch.num_rows)
+            yield file.taken()
+    yield file.taken()
+
+
+class _File(io.RawIOBase):
+    """What pyarrow writes, until it is taken."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._pieces = bytearray()
+        self._at = 0
+
+    def taken(self) -> bytes:
+        found = bytes(self._pieces)
+        self._pieces.clear()
+        return found
+
+    def writable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._at
+
+    def write(self, data: Any) -> int:
+        number = len(self._pieces)
+        self._pieces += data
+        number = len(self._pieces) - number
+        self._at += number
+        return number

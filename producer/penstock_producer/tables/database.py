@@ -16,13 +16,19 @@ from sqlalchemy import Connection, inspect, text
 from sqlalchemy.exc import SQLAlchemyError
 
 from penstock_producer.errors import SinkError, SinkTaken, SinkUnfit
-from penstock_producer.tables import copying, pgvector
-from penstock_producer.tables.answers import FLOAT32_BYTES
-from penstock_producer.tables.columns import Row, Table
+from penstock_producer.tables import sql
+from penstock_producer.tables.columns import FLOAT32_BYTES, Row, Table
 from penstock_producer.tables.fitting import Fit, fit_of
 from penstock_producer.tables.reading import Reading
-from penstock_producer.tables.sql import for_postgresql, for_sqlite, opened, shown_url
-from penstock_producer.tables.statements import ID, Statements, Target
+from penstock_producer.tables.sql import (
+    ID,
+    Statements,
+    Target,
+    for_postgresql,
+    for_sqlite,
+    opened,
+    shown_url,
+)
 
 __all__ = ["Filled", "TableSink"]
 
@@ -143,14 +149,12 @@ class TableSink:
             return
         vectors = [column.name for column in self._table.columns if column.kind == "vector"]
         type_ = (
-            pgvector.embedding_type(connection, self._table)
-            if vectors and not self._sqlite
-            else None
+            sql.embedding_type(connection, self._table) if vectors and not self._sqlite else None
         )
         connection.exec_driver_sql(self._statements.create(self._table.columns, type_))
         if type_ is not None and "(" not in type_:
             for name in vectors:
-                connection.exec_driver_sql(self._statements.comment(name, pgvector.UNSIZED))
+                connection.exec_driver_sql(self._statements.comment(name, sql.UNSIZED))
 
     def _write(self, connection: Connection, rows: list[Row]) -> int:
         """How many rows the table has of them now."""
@@ -172,12 +176,12 @@ class TableSink:
         trial = self._statements.update if self._fit.updates_only else self._statements.trial_upsert
         connection.exec_driver_sql(trial(targets), (None,) * len(targets))
         self._copies = (
-            not self._sqlite and not self._fit.updates_only and copying.is_allowed(connection)
+            not self._sqlite and not self._fit.updates_only and sql.is_allowed(connection)
         )
 
     def _upsert(self, connection: Connection, values: Sequence[tuple[Any, ...]]) -> None:
         if self._copies:
-            copying.upsert(connection, self._statements, self._fit.targets, values)
+            sql.upsert(connection, self._statements, self._fit.targets, values)
         else:
             connection.exec_driver_sql(self._statements.upsert(self._fit.targets), list(values))
 

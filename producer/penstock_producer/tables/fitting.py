@@ -14,9 +14,9 @@ from sqlalchemy.exc import SAWarning
 from sqlalchemy.types import Boolean, Date, DateTime, Float, Integer, Interval, Numeric, Time
 
 from penstock_producer.errors import SinkUnfit
-from penstock_producer.tables import pgvector
+from penstock_producer.tables import sql
 from penstock_producer.tables.columns import Kind, Table
-from penstock_producer.tables.statements import ID, Statements, Target
+from penstock_producer.tables.sql import ID, Statements, Target
 
 __all__ = ["Fit", "fit_of"]
 
@@ -95,7 +95,7 @@ def fit_of(
     for target in targets:
         if target.type in _PGVECTOR and table.columns[target.at].kind == "vector":
             _refuse_size(connection, existing, statements, table, target)
-            if pgvector.waits_for_size(connection, statements.place, target.name):
+            if sql.waits_for_size(connection, statements.place, target.name):
                 unsized = target
     return Fit(targets, _has_own_values(existing, names), unsized)
 
@@ -158,7 +158,7 @@ def _refuse_types(existing: _Table, table: Table, names: Mapping[int, str]) -> N
 def _refuse_size(
     connection: Connection, existing: _Table, statements: Statements, table: Table, target: Target
 ) -> None:
-    size = pgvector.size_of(connection, statements.place, target.name)
+    size = sql.size_of(connection, statements.place, target.name)
     if size is not None and table.dimensions is not None and size != table.dimensions:
         raise existing.unfit(
             f"has a column {target.name!r} for vectors of {size} numbers, and the job asks for "

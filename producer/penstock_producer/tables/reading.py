@@ -1,17 +1,60 @@
-"""Outcomes of a job in the order of commits, from a cursor on: as rows of a table, or as output
-lines."""
+"""Outcomes of a job in the order of commits: as rows of a table, or as output lines.
+
+They are read from a cursor on, which is one text that a reader can keep anywhere.
+"""
 
 from __future__ import annotations
 
+from base64 import urlsafe_b64decode, urlsafe_b64encode
 from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+import orjson
 
 from penstock_ledger import CommitOrder, Database, Place
+from penstock_ledger.errors import PlaceLost
 from penstock_ledger.model import DeadLetter, Job, Result
+from penstock_producer.errors import ContentError, seen
 from penstock_producer.outputs import output_line
 from penstock_producer.tables.columns import Row, Table
-from penstock_producer.tables.cursors import cursor_text, place_in
 
-__all__ = ["Lines", "Reading"]
+__all__ = ["Committed", "Lines", "Reading", "cursor_text", "place_in"]
+
+VERSION = 1
+MAX_CHARS = 2_000  # an id of a document has at most 512 bytes
+
+
+class Committed(NamedTuple):
+    """One outcome of a stream, and its place in it."""
+
+    outcome: Result | DeadLetter
+    place: Place
+
+    @property
+    def cursor(self) -> str:
+        """Give it as ``after`` to go on behind this outcome.
+
+        Keep it together with what was made of the outcome."""
+        return cursor_text(self.outcome.key.job_id, self.place)
+
+
+def cursor_text(job_id: str, place: Place) -> str:
+    return urlsafe_b64encode(orjson.dumps([VERSION, job_id, *place])).decode().rstrip("=")
+
+
+def place_in(job_id: str, cursor: str) -> Place:
+    """Raises ContentError for a text that is no cursor, PlaceLost for one of another job."""
+    try:
+        raw = urlsafe_b64decode(cursor[:MAX_CHARS] + "=" * (-len(cursor) % 4))
+        version, its_job, number, generation, doc_id = orjson.loads(raw)
+        if version != VERSION or not (isinstance(number, int) and isinstance(generation, int)):
+            raise ValueError("of another kind")
+    except (ValueError, TypeError):
+        message = f"{seen(cursor)} is not a cursor; give one that a reading has returned"
+        raise ContentError("invalid_cursor", message) from None
+    if its_job != job_id:
+        raise PlaceLost(job_id)
+    return Place(number, generation, str(doc_id))
 
 
 class _FromCursor:

@@ -8,10 +8,9 @@ from typing import Final, Literal, NamedTuple, get_args
 
 from penstock_producer.errors import SinkError, seen
 from penstock_producer.storage import Writer, open_sink
-from penstock_producer.tables.arrow import need_pyarrow
+from penstock_producer.tables.arrow import need_pyarrow, parquet_pieces
 from penstock_producer.tables.columns import Column, Row
 from penstock_producer.tables.csv_form import csv_lines
-from penstock_producer.tables.parquet_form import parquet_pieces
 from penstock_producer.tables.reading import Reading
 
 __all__ = [

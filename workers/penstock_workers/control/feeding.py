@@ -11,7 +11,7 @@ from typing import NamedTuple
 from penstock_ledger import Database, LiveFeed, ProviderBatchStore, RemainderStore
 from penstock_ledger.model import Feed, FeedKind, Job
 from penstock_producer.feed.feeder import Feeder
-from penstock_producer.feed.repair import publish_waiting
+from penstock_producer.feed.leased_feed import publish_waiting
 from penstock_producer.rows import Document
 from penstock_workers.control.counters import Counters
 from penstock_workers.control.feeds.even import room_of

@@ -17,11 +17,10 @@ import redis
 
 from penstock_ledger import Depth, RedisLedger, ScheduleStore, WorkerSeen
 from penstock_ledger.model import Job
-from penstock_producer.feed.queues import queue_name
-from penstock_producer.feed.served import serving_of, unserved_queues
+from penstock_producer.feed.queues import queue_name, serving_of, unserved_queues
 from penstock_producer.feed.wire import FED_HEADER
 from penstock_producer.job.lanes import LANES, has_own_model
-from penstock_producer.schedules.due import ON_TIME_S
+from penstock_producer.schedules.timetable import ON_TIME_S
 from penstock_ratelimit.for_penstock import Breaker, QuotaView, read_quotas
 from penstock_workers.heartbeat import ALIVE_S
 from penstock_workers.metrics import catalogue

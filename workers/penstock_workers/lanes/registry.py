@@ -13,8 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
-from penstock_producer.feed.queues import queue_name
-from penstock_producer.feed.served import NAMES_MAX, Served
+from penstock_producer.feed.queues import NAMES_MAX, Served, queue_name
 from penstock_workers.errors import TooManyNames, UnknownLane
 from penstock_workers.item.lane import Lane
 from penstock_workers.lanes.api.row import API

@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Generic, NamedTuple, Protocol, TypeVar
 
-from penstock_producer.feed.served import Served
+from penstock_producer.feed.queues import Served
 from penstock_workers.item.lane import Lane
 from penstock_workers.lanes.lane_settings import LaneSettings
 from penstock_workers.metrics.samples import Metric, Sample

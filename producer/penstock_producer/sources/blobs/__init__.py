@@ -1,2 +1,1 @@
-"""Bytes that are pinned: a local file, an object of S3, what is packed in them, and how they are
-cut."""
+"""Bytes that are pinned: files, objects of buckets, and what is packed in them."""

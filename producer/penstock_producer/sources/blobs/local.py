@@ -23,7 +23,7 @@ from penstock_producer.errors import (
 )
 from penstock_producer.source_roots import SourceRoots
 from penstock_producer.sources.blobs.blob import CHUNK_BYTES
-from penstock_producer.sources.blobs.convert import cannot_open, refuse_kind
+from penstock_producer.sources.blobs.detect import cannot_open, refuse_kind
 
 KIND = "file"
 

@@ -15,10 +15,9 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
 from urllib.parse import quote, unquote, urlsplit
 
-from penstock_producer.bucket.connect import STORES, store_at
+from penstock_producer.bucket.place import STORES, store_at
 from penstock_producer.errors import SourceError, SourceUnavailable, seen
-from penstock_producer.sources.blobs.ranges import RangedObject, Version, another_object
-from penstock_producer.sources.blobs.s3 import TRIES, Listed
+from penstock_producer.sources.blobs.s3 import TRIES, Listed, RangedObject, Version, another_object
 
 SCHEMES: Final = STORES  # also the kinds of their pins
 _PAGE: Final = 1_000

@@ -1,5 +1,4 @@
-"""Databases beside SQLite and PostgreSQL: which package each needs, and how it is opened for
-reading, each statement bounded.
+"""Databases beside SQLite and PostgreSQL: which package each needs, and how it is opened.
 
 DuckDB, MySQL and MariaDB are held to what they were asked for: reading only, one snapshot per
 transaction, a time limit. Of others only what their SQLAlchemy dialect does by itself.

@@ -1,9 +1,9 @@
-"""A table or a query of any database that SQLAlchemy has a dialect for, in SQL that all of them
-know.
+"""A table or a query of any database that SQLAlchemy has a dialect for.
 
-Keys are read in pages, each from behind the last key of the page before, because few drivers answer
-a second statement while a result is open. Rows with equal keys would be passed over there. So the
-database is asked for them first, by its own equality, which may take 'a' and 'A' for one.
+Its SQL is what all of them know. Keys are read in pages, each from behind the last key of the page
+before, because few drivers answer a second statement while a result is open. Rows with equal keys
+would be passed over there. So the database is asked for them first, by its own equality, which may
+take 'a' and 'A' for one.
 """
 
 from __future__ import annotations
@@ -18,9 +18,8 @@ from sqlalchemy import ColumnElement, Connection, Select
 
 from penstock_producer.errors import SourceError, seen
 from penstock_producer.source_names import DUCKDB
-from penstock_producer.sources.databases.columns import Column, Kind
+from penstock_producer.sources.databases.columns import Column, Key, Kind, equal_keys
 from penstock_producer.sources.databases.drivers import MYSQL
-from penstock_producer.sources.databases.keys import Key, equal_keys
 from penstock_producer.sources.databases.relation import (
     KEY_BYTES,
     Named,

@@ -1,5 +1,4 @@
-"""What a job reads of a database: a table, or a query in the place of one, with the statements that
-read it.
+"""What a job reads of a database: a table, or a query in its place, and the statements for it.
 
 A query is asked inside of another statement, so it can be one SELECT and nothing else. Names are
 quoted, so capitals count.
@@ -8,25 +7,27 @@ quoted, so capitals count.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, NamedTuple, cast
+from typing import Any, Final, NamedTuple, Protocol, cast
 
 import orjson
-from sqlalchemy import Connection, TextClause, inspect, text
+from sqlalchemy import Connection, Executable, TextClause, inspect, text
 from sqlalchemy.exc import SQLAlchemyError
 
 from penstock_producer.errors import SourceError, seen
 from penstock_producer.job.spec import JobSpec
 from penstock_producer.sources.databases.address import Address
-from penstock_producer.sources.databases.columns import Column, Kind, kind_in_postgresql
-from penstock_producer.sources.databases.keys import Key
+from penstock_producer.sources.databases.columns import Column, Key, Kind, kind_in_postgresql
 
 __all__ = [
     "KEY_BYTES",
+    "ROWS",
+    "Ask",
     "Named",
     "Relation",
     "Row",
+    "RowsByKey",
     "escaped",
     "has_index",
     "key_column",
@@ -257,3 +258,71 @@ def _quoted(name: str) -> str:
 def escaped(sql: str) -> str:
     """So that SQLAlchemy takes no colon in it for a parameter."""
     return sql.replace(":", "\\:")
+
+
+ROWS: Final = 2_000  # asked for at once
+BYTES: Final = 16 * 1024 * 1024  # of their values
+SHORT: Final = BYTES // ROWS  # of a row that comes with its page
+
+Ask = Callable[[Executable, Mapping[str, Any]], Sequence[Any]]
+
+
+class Keyed(Protocol):
+    """What rows are asked of by their keys."""
+
+    def rows_statement(self, columns: Sequence[Column]) -> Executable: ...
+
+    def parameters(self, keys: Sequence[Key], most: int) -> Mapping[str, Any]: ...
+
+
+class RowsByKey:
+    """``columns`` are those that are read; a row of more than ``max_bytes`` has no values."""
+
+    def __init__(self, relation: Keyed, columns: Sequence[Column], max_bytes: int) -> None:
+        self.columns = columns
+        self._relation = relation
+        self._statement = relation.rows_statement(columns)
+        self._max_bytes = max_bytes
+
+    def one(self, ask: Ask, key: Key) -> Row | None:
+        """None where there is no row with this key."""
+        return self._asked(ask, [key], self._max_bytes).get(key)
+
+    def some(self, ask: Ask, keys: Sequence[Key]) -> Iterator[Row | None]:
+        """As many as there are keys, of which ROWS may come at once, in their order; None also for
+        a key that is none."""
+        wanted = [key for key in keys if key is not None]
+        rows = self._asked(ask, wanted, min(SHORT, self._max_bytes)) if wanted else {}
+        groups = self._groups(wanted, rows)
+        held: Mapping[Key, Row] = {}
+        for key in keys:
+            row = rows.get(key)
+            if row is not None and self._is_left_out(row):
+                if key not in held:
+                    held = self._asked(ask, next(groups), self._max_bytes)
+                row = held.get(key)
+            yield row
+
+    def _groups(self, keys: Sequence[Key], rows: Mapping[Key, Row]) -> Iterator[list[Key]]:
+        """The keys of rows to be asked for again."""
+        group: list[Key] = []
+        size = 0
+        for key in keys:
+            row = rows.get(key)
+            if row is None or not self._is_left_out(row):
+                continue
+            if group and size + row.size > BYTES:
+                yield group
+                group, size = [], 0
+            group.append(key)
+            size += row.size
+        if group:
+            yield group
+
+    def _is_left_out(self, row: Row) -> bool:
+        """Whether its values did not come, and may."""
+        return row.values is None and row.size <= self._max_bytes
+
+    def _asked(self, ask: Ask, keys: Sequence[Key], most: int) -> dict[Key, Row]:
+        found = ask(self._statement, self._relation.parameters(keys, most))
+        return {key: Row(size, values if size <= most else None) for key, size, *values in found}

@@ -21,22 +21,25 @@ from penstock_ledger.model import Job
 from penstock_producer.errors import BadReference, RowChanged, SourceError, SourceUnavailable, seen
 from penstock_producer.job.spec import JobSpec
 from penstock_producer.refusals import SOURCE_LOST
-from penstock_producer.rows import ROW, BadRow, Cursor, Document, Place
+from penstock_producer.rows import ROW, BadRow, Cursor, Document, Place, Tally
 from penstock_producer.settings import ProducerSettings
-from penstock_producer.sources.databases import by_key
+from penstock_producer.sources.databases import relation as reading
 from penstock_producer.sources.databases.address import KIND, address_of
-from penstock_producer.sources.databases.by_key import RowsByKey
-from penstock_producer.sources.databases.columns import Column, plain
-from penstock_producer.sources.databases.connection import ReadOnly
-from penstock_producer.sources.databases.faults import Wording
-from penstock_producer.sources.databases.keys import Gathered, Key, KeyOrder, StoredKeys, key_of
+from penstock_producer.sources.databases.columns import (
+    Column,
+    Gathered,
+    Key,
+    KeyOrder,
+    StoredKeys,
+    key_of,
+    plain,
+)
+from penstock_producer.sources.databases.connection import ReadOnly, Wording
 from penstock_producer.sources.databases.portable import PortableRelation, relation_of
-from penstock_producer.sources.databases.relation import Relation, Row, named
-from penstock_producer.sources.forms.columns import check_columns
-from penstock_producer.sources.forms.row_forms import check_doc_id, form_of
+from penstock_producer.sources.databases.relation import Relation, Row, RowsByKey, named
+from penstock_producer.sources.forms.media import media_of
+from penstock_producer.sources.forms.row_forms import check_columns, check_doc_id, form_of
 from penstock_producer.sources.forms.strict_json import RowFault
-from penstock_producer.sources.media.parts import media_of
-from penstock_producer.tally import Tally
 
 __all__ = ["TableSource", "accepted", "key_pages"]
 
@@ -147,7 +150,7 @@ class TableSource:
                 return connection.execute(statement, values).all()
 
             gathered, order, line = Gathered(), KeyOrder(self.uri, self.id_field), 0
-            for part in relation.key_parts(connection, by_key.ROWS):
+            for part in relation.key_parts(connection, reading.ROWS):
                 self._check_time()
                 keys = [key_of(value) for value, _ in part]
                 order.check(keys)
@@ -166,8 +169,8 @@ class TableSource:
     def _accepted_rows(self, line: int, stored: StoredKeys) -> Iterator[Document | BadRow]:
         reader = self._looked_up()
         for before, keys in stored.pages(line):
-            for start in range(0, len(keys), by_key.ROWS):
-                line, some = before + start, keys[start : start + by_key.ROWS]
+            for start in range(0, len(keys), reading.ROWS):
+                line, some = before + start, keys[start : start + reading.ROWS]
                 for key, row in zip(some, reader.some(self._asked, some), strict=True):
                     line += 1
                     yield (
@@ -297,7 +300,7 @@ class TableSource:
                 "for each %d rows; make one: it is used at once",
                 self.uri,
                 self.id_field,
-                by_key.ROWS,
+                reading.ROWS,
             )
 
     def _check_time(self) -> None:

@@ -1,5 +1,7 @@
-"""What is asked about a plain record, as a request body: the job's prompt rendered for it, or the
-messages in its column."""
+"""What is asked about a plain record, as a request body.
+
+It is the job's prompt rendered for the record, or the messages in its column.
+"""
 
 from __future__ import annotations
 
@@ -9,17 +11,20 @@ from typing import Any, Protocol
 from penstock_producer.errors import Problem, SpecError
 from penstock_producer.job.request_body import BodyBuilder, prompt_bodies
 from penstock_producer.job.spec import JobSpec
-from penstock_producer.prompts.compress import compressed
 from penstock_producer.prompts.examples import example_messages
 from penstock_producer.prompts.languages import Language, Prompt, default_in, prompt_of
 from penstock_producer.prompts.messages import BadMessages, checked_messages
 from penstock_producer.prompts.template import MissingField, RenderFailed, TextTooLong
-from penstock_producer.prompts.tokens import counter_of
-from penstock_producer.prompts.truncate import NotText, cut_of, shortened
-from penstock_producer.rows import MISSING_FIELD
-from penstock_producer.sources.forms.row_words import bounded, columns_of, meant, too_large
-from penstock_producer.sources.forms.strict_json import RowFault, parse_value
-from penstock_producer.tally import Tally
+from penstock_producer.prompts.tokens import NotText, compressed, counter_of, cut_of, shortened
+from penstock_producer.rows import MISSING_FIELD, Tally
+from penstock_producer.sources.forms.strict_json import (
+    RowFault,
+    bounded,
+    columns_of,
+    meant,
+    parse_value,
+    too_large,
+)
 
 __all__ = ["Asked", "Attachments", "asked_of"]
 

@@ -5,18 +5,16 @@ params only fill in what it lacks. (A line for OpenAI's chat in a job for Anthro
 for Gemini is translated; any other line may name a path of its own, where all lanes of the job
 answer it.) Plain records become
 a body through the spec's prompt, or with the messages in one of their columns. The spec decides
-which form it is: with one of both, plain records; without, batch lines.
-"""
+which form it is: with one of both, plain records; without, batch lines."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 import orjson
 
-from penstock_producer.doc_ids import id_fault
-from penstock_producer.errors import seen
+from penstock_producer.errors import SourceError, seen
 from penstock_producer.job import anthropic_body, gemini_body
 from penstock_producer.job.endpoints import CHAT, generate_path
 from penstock_producer.job.params import as_sent, read_from_column, value_fault
@@ -25,11 +23,9 @@ from penstock_producer.job.response_format import CONSTRAINTS, FIELD
 from penstock_producer.job.spec import JobSpec
 from penstock_producer.job.targets import at_endpoint, url_refusal
 from penstock_producer.prompts.messages import BadMessages
-from penstock_producer.sizes import DEFAULT_MAX_BODY_BYTES
+from penstock_producer.rows import DEFAULT_MAX_BODY_BYTES, Tally, id_fault
 from penstock_producer.sources.forms.asked import Attachments, asked_of
-from penstock_producer.sources.forms.row_words import bounded, columns_of
-from penstock_producer.sources.forms.strict_json import RowFault
-from penstock_producer.tally import Tally
+from penstock_producer.sources.forms.strict_json import RowFault, bounded, columns_of
 
 
 class RowForm(Protocol):
@@ -348,3 +344,36 @@ def _invalid_request(name: str, value: Any, fix: str) -> RowFault:
         field=f"body.{name}",
         value=seen(value),
     )
+
+
+_SHOWN = 20
+
+
+def check_columns(uri: str, form: RowForm, names: Sequence[str], *, nested: bool) -> None:
+    """Raises SourceError for a column that the job needs and no row can have; also where rows can
+    be no batch lines.
+
+    ``nested``: columns may hold objects, so that `{user.name}` may be `name` of the column `user`.
+    """
+    if form.columns is None:
+        raise SourceError(
+            "wrong_form",
+            f"{uri} has rows of columns, and without a prompt a source holds OpenAI Batch lines; "
+            "give a prompt such as "
+            f'"Summarise: {{{next(iter(names), "text")}}}" (--prompt)',
+        )
+    shown = ", ".join(map(seen, names[:_SHOWN])) + (", …" if len(names) > _SHOWN else "")
+    for name in form.columns:
+        if name not in names and not (nested and name.partition(".")[0] in names):
+            raise SourceError(
+                "missing_column",
+                f"{uri} has no column {seen(name)}; name the id column (--id-field) and the "
+                f"prompt's {{columns}} as they are: {shown}",
+            )
+    for name in form.param_columns:
+        if name not in names:
+            raise SourceError(
+                "missing_column",
+                f"{uri} has no column {seen(name)} to take a parameter from; name it "
+                f"(--param-field) as it is: {shown}",
+            )

@@ -1,6 +1,6 @@
-"""One line of JSON, read strictly: what Python's reader lets pass and a database or a provider
-refuses later is refused here, by name.
+"""One line of JSON, read strictly.
 
+What Python's reader lets pass and a database or a provider refuses later is refused here, by name.
 The fast path is orjson, which already rejects NaN, infinities, lone surrogates, raw control
 characters and bad UTF-8. The rest is found by cheap looks at the bytes; only a line that fails or
 looks suspicious is taken apart slowly.
@@ -12,13 +12,17 @@ import contextlib
 import json
 import math
 import re
-from collections.abc import Iterable
-from typing import Any, NoReturn
+from collections.abc import Iterable, Mapping
+from itertools import islice
+from typing import Any, Final, NoReturn
 
 import orjson
 
 from penstock_producer.errors import seen
+from penstock_producer.job.params import close_to
 from penstock_producer.json_bounds import overfull
+
+__all__ = ["bounded", "columns_of", "meant", "too_large"]
 
 MAX_DEPTH = (
     64  # no request body of a known provider nests a quarter of this; parsers fail from 1,000 on
@@ -281,3 +285,40 @@ def _refuse_number(text: str, why: str) -> NoReturn:
         fix="write a finite number of at most 64 bits, or quote it as text",
         value=seen(text),
     )
+
+
+_MAX_COLUMNS_SHOWN: Final = 20
+_MAX_COLUMNS_COMPARED: Final = 100
+
+
+def too_large(size: str, limit: int, field: str | None = None) -> RowFault:
+    """A request that is larger than the setting `max_body_bytes`. ``size`` says how large."""
+    return RowFault(
+        "body_too_large",
+        f"The request has {size}, and the setting max_body_bytes allows {limit}.",
+        fix=(
+            "shorten the text, name the column once, or raise max_body_bytes where requests really "
+            "are larger"
+        ),
+        field=field,
+    )
+
+
+def bounded(body: bytes, limit: int) -> bytes:
+    """Raises RowFault for a request that is too large."""
+    if len(body) > limit:
+        raise too_large(f"{len(body)} bytes", limit)
+    return body
+
+
+def columns_of(record: Mapping[str, Any]) -> str:
+    names = [seen(name) for name in islice(record, _MAX_COLUMNS_SHOWN)]
+    return (
+        ", ".join(names) + (", …" if len(record) > _MAX_COLUMNS_SHOWN else "") if names else "none"
+    )
+
+
+def meant(name: str, given: Mapping[str, Any]) -> str:
+    """The column that was probably meant, as the beginning of a fix."""
+    close = close_to(name, islice(given, _MAX_COLUMNS_COMPARED))
+    return f"did you mean {close!r}? If not, " if close is not None and close != name else ""

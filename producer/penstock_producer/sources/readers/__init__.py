@@ -1,1 +1,1 @@
-"""Rows with positions out of a blob: JSON Lines, CSV, Parquet and Arrow."""
+"""A reader for each format of source_formats.py: documents with positions."""

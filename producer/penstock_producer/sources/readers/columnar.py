@@ -1,101 +1,243 @@
-"""Parquet and Arrow files as groups of rows, by pyarrow, an extra: `pip install penstock[parquet]`.
-
-A group is a row group (Parquet) or a record batch (Arrow). Only the columns that are asked for are
-read.
-"""
+"""Parquet and Arrow over any blob: rows of columns, entered by group and row."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import datetime
+import decimal
+import math
+import re
+import threading
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
-from penstock_producer.errors import SourceError, SourceUnavailable
-from penstock_producer.job.formats import PARQUET
+from penstock_producer.errors import BadReference, SourceError, seen
+from penstock_producer.job.spec import JobSpec
+from penstock_producer.rows import ROW, BadRow, Cursor, Document
 from penstock_producer.sources.blobs.blob import Blob
-from penstock_producer.sources.blobs.blob_file import BlobFile
-from penstock_producer.sources.readers.arrow_file import (
-    ROWS_PER_BATCH,
-    Groups,
-    depth_of,
-    open_arrow,
+from penstock_producer.sources.forms.row_forms import check_columns
+from penstock_producer.sources.forms.strict_json import MAX_DEPTH, RowFault, check_text
+from penstock_producer.sources.readers.groups import Groups, damaged, open_groups
+from penstock_producer.sources.readers.rows import PinnedRows, RowOptions
+
+_POSITION = re.compile(r"(\d{1,9}):(\d{1,12})", re.ASCII)  # "group:row"
+PIECE_BYTES: Final = (
+    32 * 1024 * 1024
+)  # of a batch that become Python objects at a time: rows may hold images
+_BYTES_FIX: Final = (
+    "write it as text; a column of images or sounds is named by --image-field or --audio-field"
 )
-
-# Uncompressed bytes of one group's columns that are read. A group is decoded in pieces, but writers
-# that make larger ones hold whole files in one group, which can be entered nowhere else.
-MAX_GROUP_BYTES: Final = 4 * 1024**3
-BATCH_BYTES: Final = (
+KEPT_BYTES: Final = (
     64 * 1024 * 1024
-)  # of rows that are decoded at a time, where they are large: images, for example
-_READ_BUFFER: Final = 1024 * 1024
+)  # of a group, for the next fetch: documents come nearly in order
 
 
-def open_groups(blob: Blob, size: int, rows: str) -> Groups:
-    """Raises SourceError for what is no such file, and where pyarrow is missing."""
-    try:
-        import pyarrow
-    except ImportError as error:
-        raise SourceUnavailable(
-            f"reading {rows} needs pyarrow on this machine; `pip install penstock[parquet]`"
-        ) from error
-    try:
-        return _ParquetGroups(blob, size) if rows == PARQUET else open_arrow(blob, size)
-    except (
-        pyarrow.ArrowException,
-        OSError,
-        UnicodeDecodeError,
-    ) as error:  # the last of names of columns
-        raise damaged(blob.uri, rows, error) from error
+class ColumnarSource(PinnedRows):
+    """Documents of one file.
 
+    A position is "group:row", a cursor the next one's group, row and number in the file."""
 
-def damaged(uri: str, rows: str, error: Exception) -> SourceError:
-    reason = str(error).partition("\n")[0]
-    return SourceError(
-        f"invalid_{rows}", f"{uri} cannot be read as {rows} ({reason}); write it again, unencrypted"
-    )
+    unit = ROW
 
+    def __init__(self, blob: Blob, spec: JobSpec, options: RowOptions) -> None:
+        super().__init__(blob, spec, options)
+        self._size = options.size
+        self._opened: Groups | None = None
+        self._columns: list[str] = []
+        self._window = _Window()
+        self._lock = threading.Lock()
 
-class _ParquetGroups:
-    def __init__(self, blob: Blob, size: int) -> None:
-        from pyarrow import parquet
+    def documents(self, cursor: Mapping[str, Any]) -> Iterator[Document | BadRow]:
+        begin, skip, number = (int(cursor.get(name, 0)) for name in ("group", "row", "rows"))
+        groups = self._groups()
+        for group in range(begin, groups.count()):
+            row = 0
+            for batch in self._batches(group):
+                wanted = batch.slice(max(0, skip - row))
+                row += batch.num_rows - wanted.num_rows
+                for record in _in_pieces(wanted):
+                    number += 1
+                    yield self._read(
+                        record,
+                        f"{group}:{row}",
+                        number,
+                        {"group": group, "row": row + 1, "rows": number},
+                    )
+                    row += 1
+            skip = 0
 
-        self._uri = blob.uri
-        self._file = parquet.ParquetFile(
-            BlobFile(blob, size), buffer_size=_READ_BUFFER, pre_buffer=False
-        )
-        self._schema = self._file.schema_arrow
-        self.names: Sequence[str] = self._schema.names
+    def fetch(self, position: str) -> Document:
+        """Raises BadReference for a position that the survey cannot have given: the pinned bytes
+        have not changed."""
+        span = _POSITION.fullmatch(position)
+        with self._lock:
+            if span is None or int(span[1]) >= self._groups().count():
+                raise BadReference(
+                    f"{seen(position)} is not the position of a document in {self.uri}"
+                )
+            group, row = int(span[1]), int(span[2])
+            if not self._window.reaches(group, row):
+                self._window.restart(group, self._batches(group))
+            found = self._window.row(row)
+        if found is None:
+            raise BadReference(f"{self.uri} has no row {row} in its group {group}")
+        document = self._read(next(_records(found)), position, 0, {})
+        if isinstance(document, BadRow):
+            raise self._no_document(position, document.code, document.message)
+        return document
 
-    def count(self) -> int:
-        return int(self._file.num_row_groups)
-
-    def depth(self, column: str) -> int:
-        return depth_of(self._schema.field(column).type)
-
-    def batches(self, group: int, columns: Sequence[str]) -> Iterator[Any]:
-        """Rows of one row group, as pyarrow has them.
-
-        Raises SourceError for a group of more than MAX_GROUP_BYTES."""
-        found = self._file.metadata.row_group(group)
-        size = found.total_byte_size
-        if size > MAX_GROUP_BYTES:
-            raise SourceError(
-                "row_group_too_large",
-                f"row group {group} of {self._uri} has {size} bytes, and at most {MAX_GROUP_BYTES} "
-                "are read; write smaller row groups (pyarrow: row_group_size=100_000)",
+    def _read(
+        self, record: dict[str, Any] | RowFault, position: str, number: int, cursor: Cursor
+    ) -> Document | BadRow:
+        try:
+            if isinstance(record, RowFault):
+                raise record
+            media = self._form.media_columns
+            doc_id, body, endpoint = self._form.read(
+                {
+                    name: _plain(value, name, takes_bytes=name in media)
+                    for name, value in record.items()
+                }
             )
-        read = _bytes_of(found, frozenset(columns))
-        rows = max(1, min(ROWS_PER_BATCH, found.num_rows * BATCH_BYTES // max(1, read)))
-        yield from self._file.iter_batches(
-            batch_size=rows, row_groups=[group], columns=list(columns), use_threads=False
-        )
+        except RowFault as fault:
+            return self._bad(number, fault, cursor)
+        return Document(doc_id, body, position, number, cursor, endpoint)
+
+    def _batches(self, group: int) -> Iterator[Any]:
+        import pyarrow
+
+        try:
+            yield from self._groups().batches(group, self._columns)
+        except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
+            raise damaged(self.uri, self._written_as, error) from error
+
+    def _groups(self) -> Groups:
+        if self._opened is None:
+            size = int(self._blob.pin()["size"]) if self._size is None else self._size
+            groups = open_groups(self._blob, size, self._written_as)
+            twice = {name for name in groups.names if list(groups.names).count(name) > 1}
+            if twice:
+                raise SourceError(
+                    "duplicate_column",
+                    f"{self.uri} has two columns {seen(min(twice))}; rename one of them",
+                )
+            check_columns(self.uri, self._form, groups.names, nested=True)
+            self._columns = _needed(groups.names, self._form.read_columns)
+            for name in self._columns:
+                if groups.depth(name) > MAX_DEPTH:
+                    raise SourceError(
+                        "nesting_too_deep",
+                        f"{self.uri}: the column {seen(name)} nests deeper than {MAX_DEPTH} "
+                        "levels; flatten it",
+                    )
+            self._opened = groups
+        return self._opened
 
 
-def _bytes_of(group: Any, columns: frozenset[str]) -> int:
-    """Uncompressed bytes of these columns in a row group; those of a struct are listed by their
-    fields."""
-    chunks = (group.column(number) for number in range(group.num_columns))
-    return sum(
-        int(chunk.total_uncompressed_size)
-        for chunk in chunks
-        if chunk.path_in_schema in columns or chunk.path_in_schema.partition(".")[0] in columns
+def _needed(names: Sequence[str], used: tuple[str, ...] | None) -> list[str]:
+    """Which columns to read; `user.name` may be a column, or a field of the column `user`."""
+    if used is None:
+        return list(names)
+    parts = {part for name in used for part in (name, name.partition(".")[0])}
+    return [name for name in names if name in parts]
+
+
+def _in_pieces(batch: Any) -> Iterator[dict[str, Any] | RowFault]:
+    """All rows of a batch, of which as many are Python objects at a time as come to
+    ``PIECE_BYTES``."""
+    rows = max(1, batch.num_rows * PIECE_BYTES // max(1, batch.nbytes))
+    for start in range(0, batch.num_rows, rows):
+        yield from _records(batch.slice(start, rows))
+
+
+def _records(batch: Any) -> Iterator[dict[str, Any] | RowFault]:
+    """The rows of a record batch as Python objects; a fault for one whose text is not UTF-8, which
+    writers do not check."""
+    try:
+        yield from batch.to_pylist()
+    except UnicodeDecodeError as error:
+        if batch.num_rows > 1:
+            for row in range(batch.num_rows):
+                yield from _records(batch.slice(row, 1))
+        else:
+            yield RowFault(
+                "invalid_encoding",
+                "A text of this row is not UTF-8.",
+                fix="write the column as text, not as bytes",
+                value=seen(error.object[:40]),
+            )
+
+
+def _plain(value: Any, column: str, *, takes_bytes: bool = False) -> Any:
+    """A value of a column as JSON has it, or with the bytes of images and sounds.
+
+    Raises RowFault."""
+    match value:
+        case bytes() if takes_bytes:
+            return value
+        case str():
+            check_text(value, column)
+            return value
+        case None | bool() | int():
+            return value
+        case float():
+            if math.isfinite(value):
+                return value
+            raise RowFault(
+                "invalid_number",
+                f"The column {column!r} holds a number that is not finite.",
+                fix="write null where there is no number",
+                field=column,
+                value=seen(value),
+            )
+        case dict():
+            return {
+                name: _plain(part, column, takes_bytes=takes_bytes) for name, part in value.items()
+            }
+        case list() | tuple():
+            return [_plain(part, column, takes_bytes=takes_bytes) for part in value]
+        case datetime.date() | datetime.time():  # a datetime is a date
+            return value.isoformat()
+        case decimal.Decimal():
+            return str(value)
+    raise RowFault(
+        "invalid_type",
+        f"The column {column!r} holds {type(value).__name__}, which is no text, number or list.",
+        fix=_BYTES_FIX if isinstance(value, bytes) else "write it as text",
+        field=column,
+        value=seen(value),
     )
+
+
+class _Window:
+    """The last batches of a group that is read forward."""
+
+    def __init__(self) -> None:
+        self._group = -1
+        self._start = 0  # the first row that is kept
+        self._kept: list[Any] = []
+        self._batches: Iterator[Any] = iter(())
+
+    def reaches(self, group: int, row: int) -> bool:
+        return group == self._group and row >= self._start
+
+    def restart(self, group: int, batches: Iterator[Any]) -> None:
+        self._group, self._start, self._kept, self._batches = group, 0, [], batches
+
+    def row(self, row: int) -> Any | None:
+        """One row as a batch; None beyond the end.
+
+        Raises what reading raises, and then starts anew at the next fetch."""
+        group, self._group = self._group, -1
+        end = self._start + sum(batch.num_rows for batch in self._kept)
+        while row >= end and (batch := next(self._batches, None)) is not None:
+            self._kept.append(batch)
+            end += batch.num_rows
+            while len(self._kept) > 1 and sum(kept.nbytes for kept in self._kept) > KEPT_BYTES:
+                self._start += self._kept.pop(0).num_rows
+        self._group = group
+        start = self._start
+        for batch in self._kept:
+            if row < start + batch.num_rows:
+                return batch.slice(row - start, 1)
+            start += batch.num_rows
+        return None

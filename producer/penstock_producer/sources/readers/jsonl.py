@@ -1,5 +1,4 @@
-"""JSON Lines over any blob: OpenAI Batch lines or plain records, each line a document or a bad
-row."""
+"""JSON Lines over any blob: OpenAI Batch lines or plain records."""
 
 from __future__ import annotations
 
@@ -9,12 +8,11 @@ from typing import Any
 
 from penstock_producer.errors import SourceError
 from penstock_producer.rows import BadRow, Cursor, Document
-from penstock_producer.sources.blobs.convert import refuse_content
-from penstock_producer.sources.blobs.lines import BOM, Line, split_lines
+from penstock_producer.sources.blobs.blob import BOM, Line, split_lines
+from penstock_producer.sources.blobs.detect import refuse_content, rows_by_name
+from penstock_producer.sources.forms.media import kind_of
 from penstock_producer.sources.forms.strict_json import RowFault, parse_object, parse_surveyed
-from penstock_producer.sources.media.kinds import kind_of
-from penstock_producer.sources.readers.file_format import has_known_ending
-from penstock_producer.sources.readers.pinned_rows import PinnedRows
+from penstock_producer.sources.readers.rows import PinnedRows
 
 
 class JsonlSource(PinnedRows):
@@ -61,7 +59,7 @@ class JsonlSource(PinnedRows):
                 self._check_form(record)
             doc_id, body, endpoint = self._form.read(record)
         except RowFault as fault:
-            if first and not has_known_ending(self.uri) and fault.code == "invalid_json_line":
+            if first and rows_by_name(self.uri) is None and fault.code == "invalid_json_line":
                 fault.fix += "; a file of CSV whose name does not say so is read with --format csv"
             return self._bad(number, fault, cursor)
         return Document(doc_id, body, f"{offset}:{length}", number, cursor, endpoint)

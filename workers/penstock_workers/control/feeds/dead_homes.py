@@ -15,8 +15,7 @@ from typing import Final
 import redis
 
 from penstock_ledger import RedisLedger
-from penstock_producer.feed.queues import queue_name
-from penstock_producer.feed.served import HOME, LOADS
+from penstock_producer.feed.queues import HOME, LOADS, queue_name
 from penstock_producer.job.lanes import LANES, has_own_model
 from penstock_workers.broker.lease_scripts import LeaseScripts, queue_keys
 

@@ -10,8 +10,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 
 from penstock_ledger import FED_UP_TO, RedisLedger, WorkerSeen, keys
 from penstock_ledger.model import Job, JobState
-from penstock_producer.feed.queues import queue_name
-from penstock_producer.feed.served import SERVES, Served
+from penstock_producer.feed.queues import SERVES, Served, queue_name
 from penstock_producer.job.lanes import LANES
 from penstock_ratelimit import Flow, Priority
 from penstock_workers.control.feeds.shares import Share, parts_of_window, shares

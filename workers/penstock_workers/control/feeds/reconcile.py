@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from penstock_ledger import OutcomeStore, RedisLedger, buckets_for
 from penstock_ledger.model import Feed, ItemKey, Job
 from penstock_producer.feed.feeder import Feeder
-from penstock_producer.feed.repair import republish
+from penstock_producer.feed.leased_feed import republish
 from penstock_producer.feed.wire import item_tag
 from penstock_producer.reporting.reasons import retries
 

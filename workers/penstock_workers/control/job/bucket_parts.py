@@ -9,7 +9,7 @@ from penstock_ledger import Database, OutcomeStore
 from penstock_ledger.model import Job
 from penstock_producer.bucket.place import Place
 from penstock_producer.job.spec import JobSpec
-from penstock_producer.parts.growing import GrowingOutput
+from penstock_producer.parts import GrowingOutput
 from penstock_producer.storage import bucket_at
 from penstock_workers.settings import WorkerSettings
 

@@ -16,7 +16,7 @@ from penstock_ledger import (
 )
 from penstock_ledger.model import Job, JobState
 from penstock_producer.errors import SourceError
-from penstock_producer.feed.repair import write_off
+from penstock_producer.feed.leased_feed import write_off
 from penstock_producer.feed.wire import item_tag
 from penstock_workers.control.feeds.leadership import LedFeed
 from penstock_workers.control.job.balance import Balance, Unbalanced

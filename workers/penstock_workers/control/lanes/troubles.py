@@ -8,7 +8,7 @@ from typing import Final
 
 from penstock_ledger import BatchesOpen, WorkerSeen
 from penstock_ledger.redaction import redact
-from penstock_producer.feed.served import missing_model, serving_of
+from penstock_producer.feed.queues import missing_model, serving_of
 from penstock_producer.job.lanes import has_own_model, packs
 from penstock_ratelimit.for_penstock import Breaker, QuotaView
 from penstock_workers.control.lanes.say import lasting

@@ -31,8 +31,7 @@ from penstock_producer.errors import (
     SourceUnavailable,
 )
 from penstock_producer.pins import DOOR, REMOTE
-from penstock_producer.schedules.due import Due, due
-from penstock_producer.schedules.timetable import Timetable
+from penstock_producer.schedules.timetable import Due, Timetable, due
 from penstock_workers.control.schedules.starts import Start, Started, Starts
 from penstock_workers.decided_times import DecidedTimes
 from penstock_workers.failure_log import FailureLog

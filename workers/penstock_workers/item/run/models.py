@@ -19,9 +19,8 @@ from collections import OrderedDict
 from typing import Final
 
 from penstock_ledger import RedisLedger
-from penstock_producer.feed.queues import queue_name
+from penstock_producer.feed.queues import Served, Serving, queue_name, serving_of
 from penstock_producer.feed.routes import model_of
-from penstock_producer.feed.served import Served, Serving, serving_of
 from penstock_workers.item.attempt import Attempt
 from penstock_workers.item.failures import TurnedAway
 from penstock_workers.item.outcome import Parked, Released

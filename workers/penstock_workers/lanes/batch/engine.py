@@ -32,7 +32,7 @@ from penstock_ledger import (
     TenantAccounts,
     TenantBudgets,
 )
-from penstock_producer.feed.served import PROVIDERS, providers_text
+from penstock_producer.feed.queues import PROVIDERS, providers_text
 from penstock_producer.job.lanes import BATCH_LANE
 from penstock_workers.children.child_pool import ChildPool, child_starter
 from penstock_workers.failpoints import Failpoints

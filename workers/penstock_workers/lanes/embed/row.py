@@ -12,7 +12,7 @@ from importlib import metadata
 from typing import TYPE_CHECKING, Final
 
 from penstock_ledger.redaction import redact
-from penstock_producer.feed.served import Served
+from penstock_producer.feed.queues import Served
 from penstock_workers.errors import ModelMissing, PackageMissing
 from penstock_workers.failpoints import Failpoints
 from penstock_workers.lanes import machine

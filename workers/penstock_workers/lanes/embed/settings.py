@@ -7,7 +7,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from penstock_producer.feed.served import Served
+from penstock_producer.feed.queues import Served
 from penstock_workers.lanes.embed.models import find_model
 from penstock_workers.lanes.lane_settings import LaneSettings, check_upstream
 

@@ -21,7 +21,7 @@ from functools import partial
 from typing import Any, Final
 
 from penstock_producer.errors import seen
-from penstock_producer.feed.served import NAMES_MAX
+from penstock_producer.feed.queues import NAMES_MAX
 from penstock_workers.errors import FilesUnusable
 from penstock_workers.lanes.gpu.engine.adapters import (
     CONFIG,

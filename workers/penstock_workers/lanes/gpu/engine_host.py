@@ -16,7 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
-from penstock_producer.feed.served import Served
+from penstock_producer.feed.queues import Served
 from penstock_workers.lanes import engine_faults
 from penstock_workers.lanes.engine_faults import FailureRun, StepWatch
 from penstock_workers.lanes.gpu import adapter_watch

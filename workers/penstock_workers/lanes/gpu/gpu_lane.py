@@ -22,7 +22,7 @@ from typing import Any, Final, TypeVar
 
 import orjson
 
-from penstock_producer.feed.served import Served
+from penstock_producer.feed.queues import Served
 from penstock_producer.job.options import OPTIONS
 from penstock_workers.celery_app.ending import end_this_worker
 from penstock_workers.errors import BadEngineSettings

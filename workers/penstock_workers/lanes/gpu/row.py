@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from penstock_producer.feed.served import Served
+from penstock_producer.feed.queues import Served
 from penstock_workers.lanes.gpu.inspection import TRIES, check, inspect
 from penstock_workers.lanes.gpu.settings import SLOTS_PER_SEQUENCE, GpuSettings
 from penstock_workers.lanes.row import Gauge, LaneRow

@@ -19,8 +19,8 @@ from urllib.parse import urlsplit
 import orjson
 from msgspec import structs
 
+from penstock_producer.feed.queues import NAMES_MAX, Served
 from penstock_producer.feed.routes import model_of
-from penstock_producer.feed.served import NAMES_MAX, Served
 from penstock_workers.celery_app.ending import end_this_worker
 from penstock_workers.errors import BadEngineSettings, EngineAway
 from penstock_workers.http import ClientName, HttpAnswer, HttpClient, HttpError, Target, make_client

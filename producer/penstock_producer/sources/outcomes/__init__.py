@@ -1,1 +1,0 @@
-"""The outcomes of another job as a source."""

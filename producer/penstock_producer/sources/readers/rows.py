@@ -1,0 +1,127 @@
+"""What readers of rows have in common: pin, limits, the form of a row, and bad rows."""
+
+from __future__ import annotations
+
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from penstock_producer.errors import BadReference, SourceError, seen
+from penstock_producer.job.spec import JobSpec
+from penstock_producer.pins import FORMAT, MEDIA_NEWEST
+from penstock_producer.refusals import no_longer
+from penstock_producer.rows import LINE, BadRow, Cursor, Document, Place, Tally
+from penstock_producer.source_formats import JSONL
+from penstock_producer.sources.blobs.blob import Blob
+from penstock_producer.sources.forms.media import media_of
+from penstock_producer.sources.forms.media_places import MediaPlaces
+from penstock_producer.sources.forms.row_forms import RowForm, form_of
+from penstock_producer.sources.forms.strict_json import RowFault
+
+_POSITION = re.compile(r"(\d{1,18}):(\d{1,10})", re.ASCII)  # "offset:length"
+
+
+@dataclass(frozen=True, slots=True)
+class RowOptions:
+    """What readers of all formats take."""
+
+    max_line_bytes: (
+        int  # both limits travel in the pin: a reader with other settings must refuse the same rows
+    )
+    max_body_bytes: int
+    form: str  # the format's name
+    size: int | None  # of the pinned file, in bytes; None for one that is submitted now
+    places: MediaPlaces  # where files that rows name may lie
+
+    @property
+    def surveyed(self) -> bool:
+        """Whether the survey has read these bytes: rows that it refused may come as documents, and
+        callers drop them."""
+        return self.size is not None
+
+
+class PinnedRows(ABC):
+    """Rows of one blob."""
+
+    unit = LINE
+
+    def __init__(self, blob: Blob, spec: JobSpec, options: RowOptions) -> None:
+        self.uri = blob.uri
+        self._blob = blob
+        self._max_line_bytes = options.max_line_bytes
+        self._max_body_bytes = options.max_body_bytes
+        self._surveyed = options.surveyed
+        media = media_of(spec, options.places, self._max_body_bytes)
+        self._form: RowForm = form_of(spec, self._max_body_bytes, media)
+        self._written_as = options.form
+        self._places = None if media is None else options.places
+        self.id_field = spec.id_field if spec.takes_records else "custom_id"
+
+    @property
+    def tally(self) -> Tally:
+        return self._form.tally
+
+    def pin(self) -> dict[str, Any]:
+        limits = {"max_line_bytes": self._max_line_bytes, "max_body_bytes": self._max_body_bytes}
+        return (
+            self._blob.pin()
+            | limits
+            | ({} if self._places is None else {MEDIA_NEWEST: self._places.newest_ns})
+            | ({} if self._written_as == JSONL else {FORMAT: self._written_as})
+        )
+
+    @abstractmethod
+    def documents(self, cursor: Mapping[str, Any]) -> Iterator[Document | BadRow]: ...
+
+    @abstractmethod
+    def fetch(self, position: str) -> Document: ...
+
+    def place(self, line: int) -> Place:
+        """The file that a row lies in, and its line there."""
+        return Place(self.uri, line, self.unit)
+
+    def ended(self) -> bool:
+        return True
+
+    def mark_published(self, documents: Sequence[Document]) -> None:  # noqa: B027 - there is nothing to do
+        """Nothing to remember: the cursor is the memory of a file."""
+
+    def _span(self, position: str) -> tuple[int, int]:
+        """Offset and length. Raises BadReference for what is not the position of a document."""
+        span = _POSITION.fullmatch(position)
+        if span is None or int(span[2]) > self._max_line_bytes:
+            raise BadReference(f"{seen(position)} is not the position of a document in {self.uri}")
+        return int(span[1]), int(span[2])
+
+    def _no_document(self, position: str, code: str, why: str = "") -> SourceError:
+        """Why a row that was surveyed is no document now."""
+        gone = no_longer(code, f"{self.uri} at {position}: {code}: {why}")
+        return gone or BadReference(f"{self.uri}: at {position} there is no document ({code})")
+
+    def _check_form(self, record: Mapping[str, Any]) -> None:
+        advice = self._form.mistaken_for(record)
+        if advice is not None:
+            public = (
+                f"{self.uri}: the first row has not the form that the job asks for: batch lines go "
+                "without a prompt, "
+            )
+            raise SourceError(
+                "wrong_form", f"{self.uri}: {advice}", public=public + "plain records need one"
+            )
+
+    def _bad(self, number: int, fault: RowFault, cursor: Cursor) -> BadRow:
+        return BadRow(
+            self.uri,
+            number,
+            fault.code,
+            fault.field,
+            fault.message,
+            fault.value,
+            fault.fix,
+            fault.doc_id,
+            cursor,
+            unit=self.unit,
+            endpoint=fault.endpoint,
+        )

@@ -1,1 +1,0 @@
-"""Folders and prefixes whose files are one document each."""
