@@ -79,8 +79,9 @@ class Books:
             return None
 
     def stats(self, job: Job) -> dict[str, int]:
-        """The Redis counters of a job, or what was kept of them; they decorate reports and decide
-        nothing."""
+        """Return the Redis counters of a job, or what was kept of them.
+
+        They decorate reports and decide nothing."""
         from penstock_cli.show.figures import KeptFigures
 
         ledger = self.redis_if_running()
@@ -88,7 +89,7 @@ class Books:
         return KeptFigures.load(self.figures_path(job)).merged(stats) if self.state else stats
 
     def made_with(self, job: Job) -> list[MadeWith]:
-        """What its results were made with."""
+        """Return what its results were made with."""
         from penstock_ledger import Provenance
 
         return Provenance(self.database).of(job.job_id)
@@ -106,8 +107,9 @@ class Books:
         return BatchFigures(self.database).sums(job.job_id)
 
     def held_by_batches(self, job: Job) -> tuple[Account | None, dict[str, int]]:
-        """The account of its budget, and what each of its batches at a provider may cost, in
-        millionths of a dollar."""
+        """Return the account of its budget, and what each batch at a provider may cost.
+
+        Costs are in millionths of a dollar."""
         from penstock_ledger import BatchFigures
 
         redis = self.redis_if_running()
@@ -127,8 +129,9 @@ class Books:
         return BatchFigures(self.database).lasted(provider, most)
 
     def quota(self, provider: str) -> QuotaView | None:
-        """What the fleet's quota says of a provider; None where Redis does not run, or knows
-        nothing of it."""
+        """Return what the fleet's quota says of a provider.
+
+        It is None where Redis does not run, or knows nothing of it."""
         from penstock_ratelimit.for_penstock import read_quotas
 
         if self.redis_if_running() is None or self.redis_client is None:
@@ -176,7 +179,9 @@ def books(state: Path | None) -> Iterator[Books]:
 
 
 def refuse_without_database(settings: ProducerSettings) -> None:
-    """Looking must not create a database, and a job must not go where no fleet looks.
+    """Refuse to look where no database is configured, or its file does not exist.
+
+    Looking must not create a database, and a job must not go where no fleet looks.
 
     Raises UsageProblem.
 
@@ -198,7 +203,9 @@ def refuse_without_database(settings: ProducerSettings) -> None:
 
 
 def refuse_without_redis(client: redis.Redis, settings: ProducerSettings) -> None:
-    """Raises UsageProblem where no Redis was configured and none answers at the default address,
+    """Check that the configured Redis answers.
+
+    Raises UsageProblem where no Redis was configured and none answers at the default address,
     RedisNotRunning elsewhere."""
     import redis
 
@@ -222,13 +229,13 @@ def no_redis(url: str, error: Exception) -> RedisNotRunning:
 
 
 def _sqlite_file(url: str) -> Path | None:
-    """The file behind a SQLite URL; None for servers and for databases in memory."""
+    """Return the file behind a SQLite URL; None for servers and for databases in memory."""
     name = url.partition("?")[0].removeprefix("sqlite:///")
     return Path(name) if url.startswith("sqlite:///") and name not in ("", ":memory:") else None
 
 
 def without_password(url: str) -> str:
-    """A URL fit to be printed."""
+    """Return a URL without its secrets, fit to be printed."""
     from penstock_ledger import without_secrets
 
     return without_secrets(url)

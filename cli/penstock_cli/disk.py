@@ -1,5 +1,4 @@
-"""Room on the disks that a local job writes to, and the hold on the job while there is too little
-of it.
+"""Room on the disks that a local job writes to, and the hold on the job while it is short.
 
 A job is held before the disk is full, so that the answers of calls in flight, which are paid for,
 can still be stored. If it fills all the same, workers keep their answers in memory and take nothing
@@ -22,7 +21,7 @@ _NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
 
 def free_bytes(path: Path) -> int | None:
-    """What this user may still write there; None where the system does not say."""
+    """Return what this user may still write there; None where the system does not say."""
     try:
         found = os.statvfs(path)
     except OSError:
@@ -37,8 +36,9 @@ def shortage(path: Path) -> str | None:
 
 
 def is_full(error: BaseException) -> bool:
-    """Whether an error says that there is no room: of the operating system, of SQLite, or of
-    Redis."""
+    """Return whether an error says that there is no room.
+
+    It may come from the operating system, from SQLite or from Redis."""
     if isinstance(error, OSError):
         return error.errno in _NO_ROOM
     text = str(error).lower()
@@ -46,8 +46,9 @@ def is_full(error: BaseException) -> bool:
 
 
 def is_read_only(error: BaseException) -> bool:
-    """Return whether an error says that nothing can be written there any more: of the operating
-    system, or of SQLite."""
+    """Return whether an error says that nothing can be written there any more.
+
+    It may come from the operating system or from SQLite."""
     if isinstance(error, OSError):
         return error.errno == errno.EROFS
     return "readonly database" in str(error).lower()

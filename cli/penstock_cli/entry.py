@@ -48,7 +48,6 @@ def main() -> None:
 
 
 def _leave(_number: int, _frame: FrameType | None) -> None:
-    """Ctrl-C while modules are still imported: nothing has begun, so there is nothing to clean
-    up."""
+    """End at once on Ctrl-C while modules are still imported: nothing has begun yet."""
     os.write(2, b"penstock: interrupted\n")
     os._exit(130)

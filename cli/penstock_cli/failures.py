@@ -20,8 +20,9 @@ _ROOTS_OF_THEIR_OWN = (
 
 
 def leave_with(error: BaseException) -> NoReturn:
-    """End the process with the message of ``error`` on stderr and its exit status; with its
-    traceback where one is wanted."""
+    """End the process with the message of ``error`` on stderr and its exit status.
+
+    Its traceback comes first where one is wanted."""
     from penstock_ledger.log_lines import several_lines
     from penstock_ledger.redaction import redact
 
@@ -77,5 +78,5 @@ def _from(error: BaseException, *packages: str) -> bool:
 
 
 def _sentence(error: BaseException) -> str:
-    """The first line of what it says, ended by one full stop."""
+    """Return the first line of what it says, ended by one full stop."""
     return (str(error).split("\n", 1)[0].rstrip(" .") or type(error).__name__) + "."

@@ -30,7 +30,7 @@ def is_remote(place: str) -> bool:
 
 
 def s3_endpoint(place: str) -> str | None:
-    """The configured S3 endpoint, asked for only when something goes to S3.
+    """Return the configured S3 endpoint, asked for only when something goes to S3.
 
     Raises SettingsError."""
     from penstock_producer.settings import ProducerSettings
@@ -70,8 +70,9 @@ def probe(out: str, source: str) -> None:
 
 
 def _keep_apart_in_bucket(out: str, source: str) -> None:
-    """Raises UsageProblem where an object of the results is the source itself, or lies below the
-    prefix that is read."""
+    """Refuse results that would overwrite the source, or lie below the prefix that is read.
+
+    Raises UsageProblem."""
     from penstock_producer.outputs import ERRORS_NAME, OUTPUT_NAME
 
     for name in (OUTPUT_NAME, ERRORS_NAME, REPORT_NAME):
@@ -88,8 +89,9 @@ def _keep_apart_in_bucket(out: str, source: str) -> None:
 
 
 def _is_read_with(folder: Path, place: Path) -> bool:
-    """Whether files in ``place`` are read with ``folder``: on all levels but those whose names
-    begin with . or _."""
+    """Return whether files in ``place`` are read with ``folder``.
+
+    Those are files on all levels but below names that begin with . or _."""
     whole, inside = folder.resolve(), place.resolve()
     return inside.is_relative_to(whole) and not any(
         part.startswith((".", "_")) for part in inside.relative_to(whole).parts
@@ -97,7 +99,9 @@ def _is_read_with(folder: Path, place: Path) -> bool:
 
 
 def refuse_other_jobs(out: str, job_key: str) -> None:
-    """The files of another job are never overwritten. Raises UsageProblem when ``out`` holds some.
+    """Refuse a place that holds the results of another job, which are never overwritten.
+
+    Raises UsageProblem.
 
     `report.json` says whose they are; it is written before the others.
     """
@@ -129,7 +133,7 @@ def _read_report(out: str) -> bytes | None:
 
 
 def _job_of(report: bytes | None) -> str | None:
-    """The job that a `report.json` names; None when it is not a report of a job."""
+    """Return the job that a `report.json` names; None when it is not a report of a job."""
     try:
         job = json.loads(report or b"")["job"]
     except (ValueError, KeyError, TypeError):
@@ -172,7 +176,7 @@ def write_results(ledger: Books, job: Job, place: str) -> int:
 
 
 def write_with_provenance(ledger: Books, job: Job, place: str) -> int:
-    """The same, each line with what made its result. Raises SinkError."""
+    """Write the results, each line with what made it. Raises SinkError."""
     from penstock_ledger import Provenance, made_by
     from penstock_producer.outputs import provenance_line
 

@@ -189,7 +189,7 @@ class BoundedEvents(Events):  # type: ignore[misc]  # Flower is untyped
             self.io_loop.add_callback(self.on_enable_events)
 
     def on_event(self, event: Mapping[str, Any]) -> None:
-        """Called by the reading thread. Heartbeats always pass."""
+        """Take an event from the reading thread, or drop it; heartbeats always pass."""
         kind = event["type"]
         if kind.startswith("task-") and self.waiting >= WAITING_MAX * (2 if kind in KEPT else 1):
             self._drop()
@@ -297,8 +297,9 @@ class OurQueues:
         return QueueTable(self.capp.parts.settings.redis_url, Counter(consumed))
 
     def get_active_queue_names(self) -> list[str]:
-        """All queues of the fleet, with and without consumers: a full queue without one is what an
-        operator looks for."""
+        """Return all queues of the fleet, with and without consumers.
+
+        A full queue without a consumer is what an operator looks for."""
         return [CONTROL_QUEUE, *(queue_name(lane) for lane in LANES)]
 
 
@@ -329,7 +330,7 @@ def handlers(prefix: str | None) -> list[tuple[str, type]]:
 
 
 def serve(role: FlowerRole) -> None:
-    """Returns after SIGTERM or Ctrl-C. Raises UsageProblem."""
+    """Run Flower until SIGTERM or Ctrl-C. Raises UsageProblem."""
     log_to_stderr()
     fill(default_options, role.flower, flower_variables())
     extract_settings()
@@ -356,8 +357,9 @@ def serve(role: FlowerRole) -> None:
 
 
 def build(role: FlowerRole) -> Any:
-    """Flower with kombu's own transport of Redis, which reads events without polling, and our
-    events and pages."""
+    """Return Flower with kombu's own transport of Redis, and our events and pages.
+
+    That transport reads events without polling."""
     options = default_options
     app = create_app(role.model_copy(update={"broker_transport": "redis"}))
     events = BoundedEvents(

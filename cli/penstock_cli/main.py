@@ -1,5 +1,6 @@
-"""The `penstock` command: a table of commands, each imported when it is asked for; every failure
-leaves through here."""
+"""The `penstock` command: a table of commands, each imported when it is asked for.
+
+Every failure leaves through here."""
 
 from __future__ import annotations
 
@@ -71,8 +72,9 @@ COMMANDS: Mapping[str, Command] = {
 
 
 def command_line(words: Sequence[str] = ()) -> typer.Typer:
-    """The command line that reads ``words``: only the command that they begin with is imported,
-    else all of them."""
+    """Return the command line that reads ``words``.
+
+    Only the command that they begin with is imported, else all of them."""
     app = typer.Typer(
         name="penstock",
         help=(
@@ -130,6 +132,7 @@ def main() -> None:
 
 
 def _interrupted(_number: int, _frame: FrameType | None) -> None:
-    """Unlike KeyboardInterrupt, this leaves through ``main``, with a line and the status of an
-    interrupt."""
+    """Leave through ``main``, with a line and the status of an interrupt.
+
+    KeyboardInterrupt would not."""
     raise Interrupted("interrupted")

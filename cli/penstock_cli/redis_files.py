@@ -77,8 +77,9 @@ _PREFIX = "damaged-"
 
 
 def set_aside(folder: Path, now: float | None = None) -> Path | None:
-    """Move what the server would load into a folder of its own beside it; returns that, None when
-    there was nothing.
+    """Move what the server would load into a folder of its own beside it.
+
+    Returns that folder; None when there was nothing.
 
     Older ones beyond ``KEPT_COPIES`` are deleted. Raises OSError.
     """
@@ -96,8 +97,7 @@ def set_aside(folder: Path, now: float | None = None) -> Path | None:
 
 
 def put_back(folder: Path, aside: Path) -> None:
-    """Undo ``set_aside``: a server that does not start without these files either has another
-    trouble."""
+    """Undo ``set_aside``: the trouble of a server that does not start without them is another."""
     for name in _DATA:
         empty = folder / name
         if empty.is_dir():

@@ -1,5 +1,4 @@
-"""A private, real redis-server for one-machine mode: found, started detached, recognised again,
-stopped cleanly.
+"""A private redis-server for one-machine mode: started detached, recognised, stopped cleanly.
 
 The server is reached over a unix socket in the state folder, or over loopback with a random
 password where the path of that socket would be too long. It has its own session, so that Ctrl-C
@@ -69,8 +68,7 @@ class EmbeddedRedis:
 
     @classmethod
     def start(cls, folder: Path, tell: Tell = lambda _: None) -> EmbeddedRedis:
-        """Go on with the server of this folder, or start one: without its files when it cannot read
-        them.
+        """Go on with the server of this folder, or start one; without its files if unreadable.
 
         ``tell`` gets the lines that a person should read. Raises NoRedisServer, ForeignRedis
         (another server answers there) or EmbeddedRedisFailed (with the log's end).
@@ -86,7 +84,7 @@ class EmbeddedRedis:
 
     @classmethod
     def find(cls, folder: Path) -> EmbeddedRedis | None:
-        """The server of this folder if it runs; never starts one. Raises ForeignRedis."""
+        """Return the server of this folder if it runs; never starts one. Raises ForeignRedis."""
         folder = folder.resolve()
         known = read_pidfile(folder)
         endpoint = known[0] if known else Endpoint(_socket_path(folder), 0, None)
@@ -104,7 +102,9 @@ class EmbeddedRedis:
         return _connect(self.endpoint)
 
     def ping(self, timeout_s: float) -> None:
-        """Raises redis-py's errors: what the server refuses with, or that it is silent for
+        """Ping it.
+
+        Raises redis-py's errors: what the server refuses with, or that it is silent for
         ``timeout_s``."""
         with contextlib.closing(_connect(self.endpoint, timeout_s)) as client:
             client.ping()
@@ -136,8 +136,9 @@ class EmbeddedRedis:
 
 
 def _awaited(folder: Path, tell: Tell) -> EmbeddedRedis | None:
-    """A private server that lives and is silent gets time; None when there is none, or when it
-    stays silent."""
+    """Give a private server that lives and is silent time, and return it.
+
+    It is None when there is none, or when it stays silent."""
     known = read_pidfile(folder)
     if known is None or not _works_in(known[1], folder) or not _listens(known[0]):
         return None
@@ -155,8 +156,7 @@ def _awaited(folder: Path, tell: Tell) -> EmbeddedRedis | None:
 
 
 def _listens(endpoint: Endpoint) -> bool:
-    """Whether its address still exists: without its socket file a server cannot be reached any
-    more."""
+    """Return whether its address still exists: without its socket file none can connect."""
     return endpoint.socket is None or Path(endpoint.socket).exists()
 
 
@@ -301,7 +301,7 @@ def _await_start(
 
 
 def _identify(folder: Path, endpoint: Endpoint) -> int | None:
-    """The pid of the server at this address, None when nothing answers.
+    """Return the pid of the server at this address, None when nothing answers.
 
     Raises ForeignRedis for a server of another folder."""
     import redis
@@ -353,8 +353,7 @@ def _foreign(folder: Path, endpoint: Endpoint, seen: str) -> ForeignRedis:
 
 
 def _connect(endpoint: Endpoint, timeout_s: float | None = None) -> redis.Redis:
-    """A client that fails at once when nothing answers: whether to wait is decided here, not in the
-    client."""
+    """Return a client that fails at once: whether to wait is decided here, not in the client."""
     import redis
     from redis.backoff import NoBackoff
     from redis.retry import Retry
@@ -402,8 +401,9 @@ def _ended(pid: int, folder: Path) -> bool:
 
 
 def _works_in(pid: int, folder: Path) -> bool:
-    """Whether this pid is a living process with this working folder; pids are used again, the
-    folder belongs to this state."""
+    """Whether this pid is a living process with this working folder.
+
+    Pids are used again, the folder belongs to this state."""
     try:
         return Path(f"/proc/{pid}/cwd").readlink() == folder
     except OSError:

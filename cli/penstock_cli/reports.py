@@ -56,8 +56,7 @@ def show(
     advice: Sequence[str] = (),
     files: Mapping[str, str] | None = None,
 ) -> None:
-    """The report for people: shares, the reasons of the dead letters, what it took, and where the
-    files are."""
+    """Print the report: shares, reasons of the dead letters, what it took, where the files are."""
     from rich.table import Table
     from rich.text import Text
 

@@ -165,7 +165,7 @@ def fill_table(ledger: Books, job: Job, into: str, table: str, id_column: str) -
 def opened_table(
     into: str, table: str, id_column: str, spec: Mapping[str, Any]
 ) -> Iterator[TableSink]:
-    """The table, made where there is none.
+    """Open the table for writing, made where there is none.
 
     Raises SinkError for one that cannot take the results."""
     from penstock_producer.job.sinks import into_url

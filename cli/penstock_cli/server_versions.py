@@ -65,7 +65,7 @@ class Software:
         return patch >= lines[line] if line in lines else line > max(lines)
 
     def wanted(self) -> str:
-        """The release to upgrade to: of the same line where that still gets fixes."""
+        """Return the release to upgrade to: of the same line where that still gets fixes."""
         lines = _LINES[self.product]
         line = self._line()[0]
         chosen = line if line in lines else max(lines)
@@ -87,8 +87,9 @@ def of_redis(info: Mapping[str, Any]) -> Software:
 
 
 def of_program(said: str) -> Software | None:
-    """From what a server program says to `--version`: `Redis server v=7.2.16 …`, `Valkey server
-    v=9.1.2 …`."""
+    """Read what a server program says to `--version`.
+
+    That is `Redis server v=7.2.16 …` or `Valkey server v=9.1.2 …`."""
     match = re.search(r"(Redis|Valkey) server v=([0-9.]+)", said)
     return Software(match[1], numbers(match[2])) if match else None
 
@@ -123,13 +124,14 @@ class Program:
 
 
 def find_binary() -> str:
-    """The path of ``find_program``. Raises NoRedisServer."""
+    """Return the path of ``find_program``. Raises NoRedisServer."""
     return find_program().path
 
 
 def find_program() -> Program:
-    """The one that PENSTOCK_REDIS_SERVER names; else the first patched one of PATH and the wheel;
-    else what there is.
+    """Return the program that PENSTOCK_REDIS_SERVER names, or the first patched one.
+
+    It is looked for on PATH and in the wheel; where none is patched, what there is.
 
     A program without the latest fixes is better than none here: it listens on a socket in a folder
     of its user, or on loopback with a password, so only its own user reaches it. `penstock doctor`
@@ -165,7 +167,7 @@ def _candidates() -> list[str]:
 
 
 def _carried() -> str | None:
-    """The program inside the installed wheel, which is made for one platform and holds one."""
+    """Return the program inside the installed wheel, made for one platform."""
     spec = util.find_spec(WHEEL)
     if spec is None or spec.origin is None:
         return None

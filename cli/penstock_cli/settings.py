@@ -22,14 +22,15 @@ def debug() -> bool:
 
 
 def parent_pid() -> int | None:
-    """The `penstock run` that started this worker, if one did."""
+    """Return the `penstock run` that started this worker, if one did."""
     text = os.environ.get(PARENT_PID_VARIABLE, "")
     return int(text) if text.isdigit() else None
 
 
 def chosen_redis_server() -> str | None:
-    """The server program that `penstock run` shall start; None = the first patched one that is
-    found."""
+    """Return the server program that `penstock run` shall start.
+
+    None = the first patched one that is found."""
     return os.environ.get(REDIS_SERVER_VARIABLE) or None
 
 
@@ -38,7 +39,7 @@ def variable_is_set(name: str) -> bool:
 
 
 def first_set(names: Sequence[str]) -> tuple[str, str] | None:
-    """The first of these variables that is set, if only to nothing."""
+    """Return the first of these variables that is set, if only to nothing."""
     return next(((name, os.environ[name]) for name in names if name in os.environ), None)
 
 
@@ -53,16 +54,16 @@ def flower_variables() -> dict[str, str]:
 
 
 def adopt_settings(settings: Mapping[str, str]) -> None:
-    """Exactly these Penstock settings from now on, for a worker that was started before they were
-    known."""
+    """Set exactly these Penstock settings, for a worker started before they were known."""
     for name in [name for name in os.environ if name.startswith(SETTINGS_PREFIX)]:
         del os.environ[name]
     os.environ.update(settings)
 
 
 def child_environment(settings: Mapping[str, str]) -> dict[str, str]:
-    """Our environment with exactly these Penstock settings: what the parent has merged must not
-    merge again."""
+    """Return our environment with exactly these Penstock settings.
+
+    What the parent has merged must not merge again."""
     kept = {
         name: value for name, value in os.environ.items() if not name.startswith(SETTINGS_PREFIX)
     }

@@ -1,5 +1,4 @@
-"""The state folder of one-machine mode: where everything lies, and the lock that keeps two runs
-apart.
+"""The state folder of one-machine mode: where everything lies, and the lock between runs.
 
 STATE/lock             held (flock) by the `penstock run` or `serve` that works here; holds its pid
 STATE/penstock.db      the SQL ledger: jobs, results, dead letters
@@ -69,7 +68,7 @@ class StateFolder:
 
     @classmethod
     def existing(cls, path: Path) -> StateFolder:
-        """The state of an earlier `penstock run`. Raises UsageProblem when there is none."""
+        """Return the state of an earlier `penstock run`. Raises UsageProblem when there is none."""
         folder = cls(path.expanduser().absolute())
         if folder.database.is_file():
             return folder
@@ -83,8 +82,7 @@ class StateFolder:
 
     @classmethod
     def nearby(cls) -> str:
-        """A sentence that names the state folders of local runs in and below the working folder; ""
-        without any."""
+        """Return a sentence that names the state folders in and below the working folder, or ""."""
         found = [
             str(database.parent)
             for pattern in (".penstock", "*/.penstock", "*/*/.penstock")
@@ -146,9 +144,10 @@ class StateFolder:
 
 
 def _close_to_others(root: Path) -> None:
-    """Take all rights of others from a folder and what is below it: it may have been there before,
-    or be of an earlier release. Raises OSError where that cannot be done to the folder itself,
-    which then keeps others out no more."""
+    """Take all rights of others from a folder and what is below it.
+
+    It may have been there before, or be of an earlier release. Raises OSError where that cannot be
+    done to the folder itself, which then keeps others out no more."""
     root.chmod(PRIVATE_MODE)
     for folder, folders, files in os.walk(root):
         for name in (*folders, *files):

@@ -102,7 +102,7 @@ def _print_letters(letters: list[DeadLetter]) -> None:
 def _print_footer(
     ledger: Books, job: Job, *, shown: int, total: int, generation: int | None
 ) -> None:
-    """What to do next, and what is not shown."""
+    """Print what to do next, and what is not shown."""
     from rich.text import Text
 
     from penstock_cli.job.replays import changes_in_force, say_in_force
@@ -246,7 +246,7 @@ def replay(
 
 
 def run_again(ledger: Books, job: Job) -> str:
-    """The `penstock run` command that goes on with a local job, as it was typed."""
+    """Return the `penstock run` command that goes on with a local job, as it was typed."""
     from penstock_cli.show.terminal import remembered
 
     assert ledger.state is not None, "only local jobs are run"
@@ -256,7 +256,7 @@ def run_again(ledger: Books, job: Job) -> str:
 def _overrides(
     set_fields: list[str], unset: list[str], edit_prompt: str | None, endpoint: str
 ) -> dict[str, Any]:
-    """What a replay changes, checked before anything moves. Raises UsageProblem."""
+    """Return what a replay changes, checked before anything moves. Raises UsageProblem."""
     from penstock_cli.job.pairs import parse_pairs
     from penstock_producer.errors import SpecError
     from penstock_producer.sources.overrides import Overrides

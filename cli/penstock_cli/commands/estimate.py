@@ -9,17 +9,14 @@ from typing import TYPE_CHECKING
 import typer
 
 from penstock_cli.job import options
-from penstock_cli.job.counting import for_a_look, meter
 from penstock_cli.job.flags import takes_job_flags
 from penstock_cli.job.given import GivenJob
-from penstock_cli.job.jobspec import job_spec, with_provider
 from penstock_cli.job.options import JsonOption, ProviderFlags
-from penstock_cli.run.lane_choice import LaneGuess, beside, choice_lines, table
-from penstock_producer.accepting.estimates import Estimate
-from penstock_producer.reporting.prices import known_from, per_million
 from penstock_producer.reporting.text import count, counted, safe
 
 if TYPE_CHECKING:
+    from penstock_cli.run.lane_choice import LaneGuess
+    from penstock_producer.accepting.estimates import Estimate
     from penstock_producer.prices.token_prices import ModelPrices
 
 
@@ -39,8 +36,13 @@ class Estimated:
 
 
 def estimated(given: GivenJob, flags: ProviderFlags) -> Estimated:
-    """Raises what reading a source and checking flags raises: SourceError, SpecError, UsageProblem,
+    """Read the whole source and reckon each lane, without a call.
+
+    Raises what reading a source and checking flags raises: SourceError, SpecError, UsageProblem,
     SettingsError."""
+    from penstock_cli.job.counting import for_a_look, meter
+    from penstock_cli.job.jobspec import job_spec, with_provider
+    from penstock_cli.run.lane_choice import beside, choice_lines
     from penstock_producer import SpecError
     from penstock_producer.accepting.survey import survey
     from penstock_producer.settings import ProducerSettings
@@ -72,7 +74,9 @@ def estimated(given: GivenJob, flags: ProviderFlags) -> Estimated:
 
 def show(found: Estimated) -> None:
     """For people: documents and tokens, then the lanes."""
+    from penstock_cli.run.lane_choice import table
     from penstock_cli.show.terminal import console as make_console
+    from penstock_producer.reporting.prices import known_from, per_million
 
     console, guess = make_console(), found.guess
     bad = (

@@ -85,8 +85,9 @@ def control(
         str | None, typer.Option(help="Names this process in Flower and in logs.")
     ] = None,
 ) -> None:
-    """Feed, promote, reconcile and finish jobs, and take jobs that Celery clients send; no document
-    is run here.
+    """Feed, promote, reconcile and finish jobs, and take jobs that Celery clients send.
+
+    No document is run here.
 
     Run two for safety: each feed is led by one of them. Workers beside it get
     PENSTOCK_CONTROL=false. SIGTERM ends it.

@@ -1,5 +1,4 @@
-"""`penstock limits`: the quotas that Redis holds, how they are used, and what keeps requests from
-starting."""
+"""`penstock limits`: the quotas in Redis, their use, and what keeps requests from starting."""
 
 from __future__ import annotations
 
@@ -70,7 +69,10 @@ class Reader:
         self._seen: deque[dict[str, QuotaView]] = deque()
 
     def look(self) -> list[QuotaSeen]:
-        """Raises UsageProblem when the one quota that was asked for is not there."""
+        """Return the quotas as they are now.
+
+        Raises UsageProblem when the one quota that was asked for is not there.
+        """
         from penstock_cli.show.quota import LEARNED_SHOWN, QuotaSeen, lift_command
         from penstock_ledger import CauseBook
         from penstock_ratelimit.for_penstock import MAX_LEARNED, read_quotas
@@ -101,7 +103,7 @@ class Reader:
         return self.look()
 
     def _remember(self, views: list[QuotaView]) -> dict[str, QuotaView]:
-        """The oldest look that is not older than the span shown; empty for the first one."""
+        """Return the oldest look that is not older than the span shown; empty for the first one."""
         now = {view.quota_id: view for view in views}
         at = max((view.at for view in views), default=0.0)
         while len(self._seen) > 1 and any(at - view.at > SPAN_S for view in self._seen[0].values()):
@@ -201,7 +203,7 @@ def _unknown(client: redis.Redis, quota: str, prefix: str) -> UsageProblem:
 
 
 def _client(state: Path | None) -> redis.Redis:
-    """The private Redis of a local run, or the configured one.
+    """Return the private Redis of a local run, or the configured one.
 
     Needs no database. Raises RedisNotRunning."""
     from penstock_cli.connect import refuse_without_redis
@@ -227,7 +229,7 @@ def _client(state: Path | None) -> redis.Redis:
 
 
 def _option(state: Path | None, prefix: str) -> str:
-    """What a command that we print has to repeat of this one."""
+    """Return what a command that we print has to repeat of this one."""
     import shlex
 
     parts = ["", "--state", str(state.expanduser().absolute())] if state is not None else [""]

@@ -25,8 +25,9 @@ def move(
     ] = "moved by `penstock move`",
     state: options.StateOption = None,
 ) -> None:
-    """Let a running job go on in another lane; what is done stays, and what is under way is not
-    lost."""
+    """Let a running job go on in another lane.
+
+    What is done stays, and what is under way is not lost."""
     from penstock_cli.connect import books
     from penstock_ledger import BY_HAND, LaneMoves
     from penstock_producer.reporting.reasons import no_worker

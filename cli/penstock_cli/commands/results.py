@@ -17,13 +17,12 @@ import typer
 from penstock_cli.errors import UsageProblem
 from penstock_cli.job import options
 from penstock_cli.show.terminal import aligned
-from penstock_producer.reporting.money import is_unpriced
-from penstock_producer.reporting.prices import Money, money_of
 from penstock_producer.reporting.text import count, one_line
 
 if TYPE_CHECKING:
     from penstock_cli.connect import Books
     from penstock_ledger import Spending
+    from penstock_producer.reporting.prices import Money
 
 
 def report(
@@ -113,8 +112,7 @@ def results(
     into_id: options.IntoId = "id",
     state: options.StateOption = None,
 ) -> None:
-    """Write the results so far: as OpenAI Batch output lines, as a table in a file, or into a
-    database."""
+    """Write the results so far: as OpenAI Batch lines, as a table in a file, or into a database."""
     from penstock_cli.connect import books
     from penstock_cli.files import STDOUT
     from penstock_cli.result_forms import Asked, write
@@ -191,14 +189,17 @@ class Cost(NamedTuple):
 
     @property
     def money(self) -> Money:
+        from penstock_producer.reporting.prices import money_of
+
         return money_of(self.of, is_priced=not self.unpriced)
 
 
 def costs_by(ledger: Books, by: str, since: float) -> list[Cost]:
-    """The dearest first.
+    """Return what the jobs have cost by tenant or lane, the dearest first.
 
     A job counts as a whole where it was submitted at `since` (Unix time) or later."""
     from penstock_ledger import Provenance, SpendingStore
+    from penstock_producer.reporting.money import is_unpriced
 
     store = SpendingStore(ledger.database)
     tenants = store.tenants(since)
@@ -212,7 +213,7 @@ def costs_by(ledger: Books, by: str, since: float) -> list[Cost]:
 
 
 def table(costs: Sequence[Cost], by: str) -> list[str]:
-    """A line for each, and one of all."""
+    """Return the sums as lines: one for each, and one of all."""
     header = [by, "jobs", "succeeded", "dead", "calls", "tokens in", "tokens out", "cost"]
     rows = [
         _row(one_line(cost.of.name or (NO_TENANT if by == "tenant" else NO_LANE), 64), cost, by)

@@ -174,7 +174,7 @@ def _over(
 
 
 def _trouble(source: str, spec: JobSpec) -> str | None:
-    """What the job would fail with if this were its time.
+    """Return what the job would fail with if this were its time.
 
     The source may be another one by then, so nothing is refused."""
     from penstock_cli.run.preview import looked_at

@@ -94,7 +94,7 @@ def _examine(
 
 
 def _lanes(settings: WorkerSettings, *, knock: bool) -> Iterator[Finding]:
-    """What the settings of lanes name.
+    """Yield what the settings of lanes name.
 
     Mostly warnings: their workers may run on other machines than the doctor."""
     from penstock_workers.lanes.registry import REGISTRY
@@ -114,7 +114,7 @@ def _inspected(lane: AskedLane) -> Iterator[Finding]:
 
 
 def _configuration(state: Path | None) -> tuple[WorkerSettings, str | None, str, str | None]:
-    """The settings, and the URLs of Redis, of the database and of RabbitMQ, where there is one."""
+    """Return the settings, and the URLs of Redis, of the database and of RabbitMQ, if any."""
     from penstock_cli.redis_server import EmbeddedRedis
     from penstock_cli.state import StateFolder
     from penstock_workers.settings import WorkerSettings
@@ -135,7 +135,7 @@ def _python() -> Finding:
 
 
 def _loop(*, wanted: bool) -> str:
-    """What a worker's items run on."""
+    """Return which event loop the items of a worker run on."""
     if not wanted:
         return "items run on asyncio's own loop: uvloop = false"
     if util.find_spec("uvloop") is None:
@@ -209,7 +209,7 @@ def _tables(database: Database, shown: str, *, migrate: bool) -> Finding:
 
 
 def _what_it_said(error: Exception) -> str:
-    """The server's own words, where the driver has wrapped them."""
+    """Return the server's own words, where the driver has wrapped them."""
     inner = getattr(error, "orig", None)
     return " ".join(str(inner).split()) if inner is not None else message(error)
 
@@ -229,8 +229,7 @@ def _postgres_safety(database: Database) -> Iterator[Finding]:
 
 
 def _results(url: str, s3_endpoint_url: str | None, *, parts: bool = False) -> Finding:
-    """Whether the files of finished jobs can be written there, found out now and not when the first
-    job ends."""
+    """Find out now whether the files of finished jobs can be written there."""
     from penstock_producer.errors import SinkError
     from penstock_producer.outputs import probe_sink
     from penstock_producer.storage import probe_parts
@@ -348,7 +347,10 @@ def _rabbitmq(url: str) -> Iterator[Finding]:
 
 
 def _sentinels(address: RedisAddress) -> Iterator[Finding]:
-    """What the Sentinels know. One that does not answer is named: a failover needs most of them."""
+    """Yield what the Sentinels know.
+
+    One that does not answer is named: a failover needs most of them.
+    """
     import redis
 
     known: list[dict[str, Any]] = []

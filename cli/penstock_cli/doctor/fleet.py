@@ -44,8 +44,10 @@ class AskedLane(NamedTuple):
 
 
 def asked_lane(name: str | None, model: str | None, *, attempt: bool) -> AskedLane | None:
-    """Raises UsageProblem for flags that go with a lane, and for lanes that need nothing of a
-    machine."""
+    """Return the lane that the flags name, if any.
+
+    Raises UsageProblem for flags that go with a lane, and for lanes that need nothing of a machine.
+    """
     from penstock_workers.lanes.registry import REGISTRY
 
     if name is None:
@@ -136,7 +138,7 @@ def _version(version: str) -> Finding:
 
 
 def _queue(connection: Any) -> Finding:
-    """Declares a queue of its own, publishes to it, and deletes it again."""
+    """Declare a queue of its own, publish to it, and delete it again."""
     name = f"penstock.doctor.{os.getpid()}"
     channel = connection.channel()
     try:
@@ -222,8 +224,9 @@ def _models(hot: RedisLedger, database: Database) -> Iterator[Finding]:
 
 
 def _without_provider(running: Iterable[Job], workers: Sequence[WorkerSeen]) -> Iterator[Finding]:
-    """Jobs whose documents would be packed, if a worker had the settings of their provider: each
-    provider once."""
+    """Yield the jobs that would be packed if a worker had their provider's settings.
+
+    Each provider is named once."""
     wanted = {
         (job.lane, str(job.spec.get("provider", "default"))) for job in running if packs(job.lane)
     }

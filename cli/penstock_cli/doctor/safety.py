@@ -1,5 +1,4 @@
-"""What `penstock doctor` refuses in the stores: who can reach them, read them on the way, or break
-into them.
+"""What `penstock doctor` refuses in the stores: who can reach, read or break into them.
 
 Where only this machine's users reach a server, most of that does not matter. In a private network
 TLS is advised; across public addresses it is insisted on.
@@ -94,8 +93,9 @@ class Reach(IntEnum):
 
 
 def reach_of(host: str) -> Reach:
-    """Of a host name or address; a name that does not resolve is taken for one of a private
-    network."""
+    """Return who can reach a host name or address.
+
+    A name that does not resolve is taken for one of a private network."""
     if not host or host.startswith("/") or host == "localhost":
         return Reach.HERE
     try:
@@ -113,7 +113,7 @@ def _reach_of_address(address: str) -> Reach:
 
 
 def fix_for(said: str, fixes: tuple[tuple[str, str], ...], otherwise: str) -> str:
-    """What to do about a server's refusal, by the words that it uses."""
+    """Return what to do about a server's refusal, by the words that it uses."""
     return next((fix for sign, fix in fixes if sign in said), otherwise)
 
 

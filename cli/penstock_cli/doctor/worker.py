@@ -1,5 +1,4 @@
-"""Before a worker starts: whether it can serve its lane, and whether its database and its Redis let
-it in.
+"""Check before a worker starts that it can serve its lane, and that its stores let it in.
 
 What is found here leaves as one line and an exit status. Celery would print a traceback, or try
 without an end.
@@ -31,7 +30,9 @@ _FOR_GOOD = (
 
 
 def check(settings: WorkerSettings) -> None:
-    """Raises CliError for servers, UsageProblem where no database is configured, and the lane's own
+    """Check the lane's settings, the database and Redis, waiting for servers that start.
+
+    Raises CliError for servers, UsageProblem where no database is configured, and the lane's own
     errors for its settings."""
     from penstock_workers.lanes.registry import check_settings
     from penstock_workers.settings import CONTROL_LANE
@@ -81,7 +82,10 @@ def _answers(name: str, setting: str, ask: Callable[[], None]) -> None:
 
 
 def _ask_database(settings: WorkerSettings) -> None:
-    """Raises _NotYet, CliError, and SchemaMissing when there are no tables."""
+    """Ask the database once.
+
+    Raises _NotYet, CliError, and SchemaMissing when there are no tables.
+    """
     from penstock_ledger import DatabaseUnavailable, Meta, open_database
 
     database = open_database(
@@ -101,7 +105,10 @@ def _ask_database(settings: WorkerSettings) -> None:
 
 
 def _ask_redis(settings: WorkerSettings) -> None:
-    """Raises _NotYet and CliError."""
+    """Ask Redis once.
+
+    Raises _NotYet and CliError.
+    """
     import redis
     from redis.exceptions import NoPermissionError
 

@@ -1,5 +1,4 @@
-"""What a sample that was run says of the whole job: tokens, cost and time, each with an
-interval."""
+"""What a sample says of the whole job: tokens, cost and time, each with an interval."""
 
 from __future__ import annotations
 
@@ -136,8 +135,9 @@ def _cost_of_all(its: Sequence[Spent], record: SampleRecord) -> Interval | None:
 
 
 def _costs(lane: MeasuredLane, found: Interval, plans: Sequence[LanePlan]) -> str:
-    """Of lanes that host a model by the time that they compute: a sample's own time has the start
-    and the end in it."""
+    """Return the cost of a lane; of one that hosts a model, by the time that it computes.
+
+    A sample's own time has the start and the end in it."""
     if has_own_model(lane.lane):
         known = [plan.cost_usd for plan in plans if plan.cost_usd is not None]
         found = Interval(min(known), plans[1].cost_usd or 0.0, max(known)) if known else found
@@ -183,7 +183,7 @@ def _planned(
 
 
 def _slower(lane: MeasuredLane, share: float) -> MeasuredLane:
-    """An engine takes longer for more tokens."""
+    """Return by how much longer an engine takes for more tokens."""
     return (
         lane
         if lane.per_second is None

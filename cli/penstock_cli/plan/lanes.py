@@ -1,5 +1,4 @@
-"""What each lane needs for the job of a picture, takes and costs; why it cannot be said where it
-cannot."""
+"""What each lane needs for a job, what it takes and costs, or why that is unknown."""
 
 from __future__ import annotations
 
@@ -214,8 +213,9 @@ def _with_sizes(
 
 
 def _quotas(picture: Picture, provider: ProviderSettings) -> Sequence[Quota]:
-    """What a call is charged in the end, by the provider's way to meter; a limit that is not
-    declared is asked for, too."""
+    """Return what a call is charged in the end, by the provider's way to meter.
+
+    A limit that is not declared is asked for, too."""
     from penstock_ratelimit import Usage, profile_for
 
     profile = profile_for(provider.base_url, provider.metering)
@@ -289,7 +289,7 @@ def _cost(lane: str, picture: Picture, settings: WorkerSettings, planned: Planne
 
 
 def _measured_in(picture: Picture, lane: str) -> MeasuredLane | None:
-    """What the earlier job was in this lane; None where it has answered nothing there."""
+    """Return what the earlier job was in this lane; None where it has answered nothing there."""
     return None if picture.job is None else picture.job.lanes.get(lane)
 
 

@@ -60,7 +60,10 @@ class MeasuredJob:
 
 
 def measured_job(name: str, state: Path | None, workers: int) -> MeasuredJob:
-    """Raises UsageProblem for a job of which nothing has finished; JobNotFound."""
+    """Return what an earlier job measured.
+
+    Raises UsageProblem for a job of which nothing has finished; JobNotFound.
+    """
     from penstock_cli.connect import books
     from penstock_ledger import BatchFigures
     from penstock_producer.job.spec import JobSpec
@@ -93,8 +96,9 @@ def measured_job(name: str, state: Path | None, workers: int) -> MeasuredJob:
 def _by_lane(
     some: Sequence[Spent], usual: str, share: float, workers: int
 ) -> Mapping[str, MeasuredLane]:
-    """``usual``: where documents were answered of which the ledger does not say it; ``share``: of
-    the job's documents by those that were looked at."""
+    """``usual``: where documents were answered of which the ledger does not say it.
+
+    ``share``: of the job's documents by those that were looked at."""
     found: dict[str, list[Spent]] = {}
     for one in some:
         found.setdefault(one.lane or usual, []).append(one)
@@ -209,7 +213,7 @@ def documents_of(text: str) -> int:
 
 
 def tokens_of(flag: str, typed: float | None) -> float | None:
-    """Raises UsageProblem for what no document has."""
+    """Return the tokens that were typed. Raises UsageProblem for what no document has."""
     if typed is not None and not 0 <= typed <= TOKENS_MAX:
         raise UsageProblem(
             f"{flag} {typed:g} is refused: a document has 0 to {TOKENS_MAX:,} tokens"
@@ -225,7 +229,10 @@ def most_of(spec: JobSpec) -> int | None:
 
 
 def picture_of(given: GivenJob, asked: Asked) -> Picture:
-    """Raises UsageProblem, and what reading a source and the database raises."""
+    """Draw the picture of a job from what was given.
+
+    Raises UsageProblem, and what reading a source and the database raises.
+    """
     job = None if asked.job is None else measured_job(asked.job, asked.state, asked.job_workers)
     return _Drawn(given, asked, job).picture()
 
@@ -307,8 +314,7 @@ class _Drawn:
         of_source: float | None,
         read: str,
     ) -> float:
-        """What is typed goes before what an earlier job measured, and that before what the source
-        lets one expect."""
+        """Return the tokens as typed, else as an earlier job measured, else as the source tells."""
         for value, source in (
             (typed, "as typed"),
             (of_job, f"job {self._asked.job}, mean"),
@@ -367,8 +373,9 @@ class _Drawn:
 
 
 def _asks_a_provider(lane: str) -> bool:
-    """Whether the times of this lane's calls are those of a provider: a batch has none, and an
-    engine has its own."""
+    """Return whether the times of this lane's calls are those of a provider.
+
+    A batch has none, and an engine has its own."""
     return not packs(lane) and not has_own_model(lane)
 
 

@@ -1,2 +1,1 @@
-"""Worker processes on one machine: forked or started, supervised, and ended with the process that
-started them."""
+"""Worker processes on one machine: forked or started, supervised, and ended with their parent."""

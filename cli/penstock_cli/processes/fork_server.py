@@ -1,5 +1,6 @@
-"""The process that forks the workers of a `penstock run`: it has imported what they need, and
-started nothing yet.
+"""The process that forks the workers of a `penstock run`.
+
+It has imported what they need, and started nothing yet.
 
 One JSON object a line. Orders, on its standard input: ``order``, ``name``, ``variables`` and
 ``log`` of a worker to fork, or ``order`` and ``signal`` of one to be signalled. Reports, on its
@@ -33,8 +34,7 @@ _STDIN, _STDOUT, _STDERR = 0, 1, 2
 
 
 def main(lane: str) -> None:
-    """Import what a worker of this lane needs, fork a worker for each order, and run in each what a
-    worker runs."""
+    """Import what a worker of this lane needs, then fork a worker for each order."""
     server = ForkServer()
     gc.disable()  # what is imported stays
     from penstock_workers.preload import preload
@@ -75,8 +75,10 @@ class ForkServer:
         self._unread = b""
 
     def serve(self) -> str | None:
-        """Returns in each worker, with its name, and in the server when no more orders can come,
-        with None."""
+        """Serve orders.
+
+        Returns in each worker, with its name, and in the server when no more orders can come, with
+        None."""
         signal.signal(signal.SIGCHLD, lambda _number, _frame: None)  # the wake-up is what counts
         signal.set_wakeup_fd(self._wakes)
         self._report({"ready": True})
@@ -97,7 +99,7 @@ class ForkServer:
                     return name
 
     def _follow(self, order: Mapping[str, Any]) -> str | None:
-        """Returns a name in a worker that was just forked."""
+        """Carry out one order; returns a name in a worker that was just forked."""
         number: int = order["order"]
         if "signal" in order:
             if number in self._pids:  # not reaped yet, so the process is still that worker

@@ -194,7 +194,9 @@ class CardProbes:
         return check(self._folders[number], ALIVE) if self.is_up(number) else None
 
     def look(self, workers: list[Worker]) -> None:
-        """Started once each worker is up or given up; ready while one of them is; alive as long as
+        """Write the probe files for all workers together.
+
+        Started once each worker is up or given up; ready while one of them is; alive as long as
         this is called."""
         running = [worker.number for worker in workers if not worker.over]
         if not self._has_started and all(self.is_up(number) for number in running):
@@ -233,8 +235,7 @@ card."""
 
 @dataclass(frozen=True, slots=True)
 class CardWorkers:
-    """What is started: one worker for each of ``groups``, with the words of ``command`` and a
-    name."""
+    """What is started: a worker for each of ``groups``, with ``command`` and a name."""
 
     groups: Sequence[Group]
     make: Make
@@ -253,7 +254,7 @@ class CardWorkers:
         return [*self.command, "--name", self.named(number)]
 
     def environment(self, number: int, probes: Path) -> dict[str, str]:
-        """What one worker has of its own: its cards, probe files and page of metrics."""
+        """Return what one worker has of its own: its cards, probe files and page of metrics."""
         group, settings = self._group(number), self.settings
         own = dict.fromkeys(self.variables, group.visible)
         own[f"PENSTOCK_{settings.lane.upper()}__CARDS"] = group.visible
@@ -271,7 +272,7 @@ class CardWorkers:
 
 
 def check_ports(workers: CardWorkers) -> None:
-    """Raises UsageProblem where there are fewer ports than workers."""
+    """Refuse fewer ports than workers. Raises UsageProblem."""
     port = workers.settings.metrics_port or 0
     if port + len(workers.groups) - 1 > PORT_MAX:
         raise UsageProblem(
@@ -338,8 +339,9 @@ def _keep(supervisor: Supervisor, probes: CardProbes, *, asked_to_stop: Callable
 
 
 def _common(make: Make, *, visible_given: bool) -> Mapping[str, str]:
-    """Numbers that we counted are nvidia-smi's; numbers that were given keep the meaning that they
-    had."""
+    """Numbers that we counted are nvidia-smi's.
+
+    Numbers that were given keep the meaning that they had."""
     environment = own_environment()
     if make == "nvidia" and not visible_given:
         environment[CARD_ORDER] = BY_ADDRESS

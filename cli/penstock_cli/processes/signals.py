@@ -51,8 +51,9 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class Interrupts:
-    """Until ``defer`` is called an interrupt raises Interrupted where it strikes; after that it is
-    only counted.
+    """Until ``defer`` is called an interrupt raises Interrupted where it strikes.
+
+    After that it is only counted.
 
     Main thread only, like signal handlers themselves.
     """

@@ -1,5 +1,4 @@
-"""Workers that are forked: one process imports what a worker needs, once, while the job is still
-checked and read.
+"""Workers that are forked: one process imports what they need while the job is checked.
 
 `penstock run` starts that process first. Each order on its standard input makes it fork a worker,
 which has its modules already and shares their memory; what became of the workers comes back on its
@@ -29,7 +28,7 @@ KILLED_WITHIN_S = 5.0  # from the order to the report of a worker's end, which t
 
 
 def worker_command(lane: str, number: int) -> list[str]:
-    """A worker that imports its modules itself."""
+    """Return a worker that imports its modules itself."""
     return [
         sys.executable,
         "-m",
@@ -51,8 +50,7 @@ def worker_name(number: int) -> str:
 
 
 class ForkedWorker:
-    """A worker process that the fork server started, with what the supervisor uses of
-    ``subprocess.Popen``."""
+    """A worker that the fork server started, with what is used of ``subprocess.Popen``."""
 
     def __init__(self, server: Standby, order: int) -> None:
         self.pid: int | None = None  # until it is forked
@@ -73,7 +71,7 @@ class ForkedWorker:
         self._server.signal(self._order, signal.SIGTERM)
 
     def kill(self) -> None:
-        """A server that does not do it in time is killed itself: its workers end with it."""
+        """Kill the worker; a server that does not do it in time is killed with all workers."""
         self._server.signal(self._order, signal.SIGKILL)
         until = time.monotonic() + KILLED_WITHIN_S
         while self.poll() is None:
@@ -170,8 +168,7 @@ class Standby:
             worker.returncode = report["status"]
 
     def _lost(self) -> None:
-        """The server has ended: the kernel ends its workers, or they see it themselves
-        (orphan.py)."""
+        """Note that the server has ended, and with it its workers."""
         self._process.wait()
         self._reports.close()
         with contextlib.suppress(BrokenPipeError):
@@ -181,7 +178,7 @@ class Standby:
                 worker.returncode = -signal.SIGTERM
 
     def _send(self, order: Mapping[str, Any]) -> bool:
-        """False when the server is gone."""
+        """Send an order; False when the server is gone."""
         if self._orders.closed:
             return False
         try:

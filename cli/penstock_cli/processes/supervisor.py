@@ -1,9 +1,8 @@
-"""Worker processes of one machine: started, logged, started again when they crash, ended with their
-parent.
+"""Worker processes of one machine: started, logged, restarted after a crash, ended with us.
 
 `penstock run` keeps those of its job by it, and `penstock worker --gpus` one for each card.
 No thread of its own: the fleet calls ``tick`` a few times a second. The other half, how a worker
-notices that its parent is gone, is ``orphan.py``.
+notices that its parent is gone, is in ``signals.py``.
 """
 
 from __future__ import annotations
@@ -198,8 +197,9 @@ class Supervisor:
         hurry: Callable[[], bool] = lambda: False,
         waiting: Callable[[float], None] = lambda _: None,
     ) -> None:
-        """Ask all to finish what they hold (SIGTERM); after ``drain_s``, or when ``hurry`` says so,
-        SIGKILL.
+        """Ask all to finish what they hold (SIGTERM).
+
+        After ``drain_s``, or when ``hurry`` says so, SIGKILL.
 
         ``waiting`` gets the seconds that are left, again and again while it lasts.
         """
@@ -265,7 +265,10 @@ class Supervisor:
         )
 
     def _give_up(self, worker: Worker, name: str, status: int) -> None:
-        """Raises WorkersKeepCrashing where the others would do no better."""
+        """Give a worker up that keeps crashing.
+
+        Raises WorkersKeepCrashing where the others would do no better.
+        """
         why = (
             f"{name} ended {worker.quick_crashes} times in a row within {HEALTHY_AFTER_S:.0f} s "
             f"of its start, the last time with {describe(status)}"

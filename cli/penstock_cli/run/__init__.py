@@ -1,2 +1,1 @@
-"""One-machine mode, `penstock run`: the state folder, the fleet of worker processes, and the job
-from source to files."""
+"""One-machine mode, `penstock run`: the fleet on this machine, and the job from source to files."""

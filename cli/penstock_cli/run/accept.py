@@ -1,5 +1,4 @@
-"""The job of a `penstock run` in its ledger: submitted, or found again with what is finished of
-it."""
+"""The job of a `penstock run` in its ledger: submitted, or found again with what is finished."""
 
 from __future__ import annotations
 
@@ -97,7 +96,7 @@ def _submit_from(
 
 
 def _take_over_samples(plan: Plan, ledger: Books, job: Job) -> None:
-    """A job that was just made gets what its samples have answered."""
+    """Give a job that was just made what its samples have answered."""
     from penstock_cli.run.sample import take_over
 
     if (

@@ -1,6 +1,4 @@
-"""What a person can do where documents fail for one reason: where the job's own options tell more
-than the reason, from these.
-"""
+"""What to say when documents fail for one reason, and what a person can do about it."""
 
 from __future__ import annotations
 
@@ -94,8 +92,9 @@ def with_advice(ledger: Books, job: Job, report: Report) -> Report:
 
 
 def so_far(ledger: Books, job: Job, counts: Counts) -> str | None:
-    """One sentence while a job runs whose first documents have all failed for one reason; None in
-    every other case."""
+    """One sentence while a job runs whose first documents have all failed for one reason.
+
+    It is None in every other case."""
     from penstock_producer.job.spec import JobSpec
 
     if counts.succeeded or counts.dead < FIRST or len(counts.dead_by_reason) != 1:

@@ -1,6 +1,4 @@
-"""What `penstock run` finds out before anything is started: flags, settings, hooks, places, the
-provider's address.
-"""
+"""What `penstock run` checks before anything starts: flags, settings, hooks, places, provider."""
 
 from __future__ import annotations
 
@@ -54,8 +52,9 @@ def knock(base_url: str) -> None:
 
 
 def name_receiver(name: str, provider: ProviderSettings) -> None:
-    """Say which host gets the documents and which key, where a settings file decides that: it may
-    not be the user's own."""
+    """Say which host gets the documents and which key, where a settings file decides that.
+
+    That file may not be the user's own."""
     from penstock_producer.reporting.text import safe
     from penstock_producer.settings import config_path
 
@@ -92,8 +91,9 @@ def checked(request: RunRequest, console: Console, progress: Progress) -> Plan:
 
 
 def understood(request: RunRequest) -> tuple[JobSpec, list[WorkerSettings]]:
-    """Flags and the settings of each lane that they permit, the first one first, checked without a
-    look at anything else. Raises UsageProblem and SettingsError."""
+    """Return the spec and the settings of each lane that the flags permit, the first one first.
+
+    They are checked without a look at anything else. Raises UsageProblem and SettingsError."""
     from penstock_producer import SpecError
     from penstock_producer.accepting.acceptance import check_acceptable
     from penstock_producer.sources import refuse_unreadable
@@ -118,7 +118,7 @@ def understood(request: RunRequest) -> tuple[JobSpec, list[WorkerSettings]]:
 
 
 def _settings_of(lane: str, spec: JobSpec, request: RunRequest) -> WorkerSettings:
-    """Raises UsageProblem and SettingsError."""
+    """Return the settings of one lane. Raises UsageProblem and SettingsError."""
     from penstock_workers.settings import WorkerSettings
 
     settings = WorkerSettings.load(lane=lane, concurrency=request.concurrency)
@@ -128,7 +128,10 @@ def _settings_of(lane: str, spec: JobSpec, request: RunRequest) -> WorkerSetting
 
 
 def _refuse_what_is_missing(spec: JobSpec, settings: WorkerSettings) -> None:
-    """Here rather than in a worker's log. Raises MissingApiKey, PlainHttp and ModelMissing."""
+    """Refuse here what a worker would refuse in its log.
+
+    Raises MissingApiKey, PlainHttp and ModelMissing.
+    """
     from penstock_producer.job.lanes import has_own_model
     from penstock_workers.lanes.registry import make_lane
 
@@ -139,8 +142,10 @@ def _refuse_what_is_missing(spec: JobSpec, settings: WorkerSettings) -> None:
 
 
 def _refuse_models_elsewhere(spec: JobSpec, settings: WorkerSettings) -> None:
-    """In a lane that hosts models all workers here have one, and documents that go on to another
-    would wait for ever. Raises SpecError."""
+    """Refuse a fallback to a model that no worker of this command hosts.
+
+    In a lane that hosts models all workers here have one, and documents that go on to another would
+    wait for ever. Raises SpecError."""
     from penstock_producer.errors import Problem, SpecError
     from penstock_workers.lanes.registry import served_by
 
@@ -163,7 +168,10 @@ def asks_a_provider(spec: JobSpec) -> bool:
 
 
 def sampled_request(request: RunRequest, progress: Progress) -> RunRequest:
-    """The request for a sample. Raises what checking flags, settings, source and folders raises."""
+    """Return the request for a sample.
+
+    Raises what checking flags, settings, source and folders raises.
+    """
     from penstock_cli.run.sample import sampled
     from penstock_producer.settings import ProducerSettings
 
@@ -187,15 +195,16 @@ def sampled_request(request: RunRequest, progress: Progress) -> RunRequest:
 
 
 def with_short_lease(settings: WorkerSettings) -> WorkerSettings:
-    """A short lease, unless settings choose one: on one machine no network delays a renewal, so it
-    shows a dead worker sooner."""
+    """Set a short lease, unless settings choose one.
+
+    On one machine no network delays a renewal, so it shows a dead worker sooner."""
     if "visibility_timeout_s" in settings.model_fields_set:
         return settings
     return settings.model_copy(update={"visibility_timeout_s": LOCAL_LEASE_S})
 
 
 def _with_hooks(settings: WorkerSettings, spec: JobSpec) -> WorkerSettings:
-    """The workers of this command may import what its own command line names."""
+    """Let the workers of this command import what its own command line names."""
     named = [
         path.partition(":")[0] for path in (spec.preprocess, spec.postprocess) if path is not None
     ]

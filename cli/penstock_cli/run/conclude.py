@@ -48,7 +48,7 @@ def has_batch_workers(plan: Plan) -> bool:
 
 
 def batches_left(plan: Plan, ledger: Books, job: Job) -> str | None:
-    """What to say of them at the end of a run; None where there are none."""
+    """Return what to say of them at the end of a run; None where there are none."""
     left = still_at_provider(ledger, job)
     if not left:
         return None
@@ -125,8 +125,9 @@ def _advised(one: Advice) -> str:
 
 
 def still_spent(plan: Plan, ledger: Books, job: Job) -> bool:
-    """Whether a repeated command brings a budget that pays for no further document: nothing needs
-    to start for that."""
+    """Return whether a repeated command's budget pays for no further document.
+
+    Nothing needs to start for that."""
     budget, counts = plan.spec.budget_usd, ledger.outcomes.counts(job.job_id)
     if budget is None:
         return False
@@ -141,9 +142,10 @@ def is_out_of_budget(job: Job) -> bool:
 
 
 def _for_all(report: Report, proposed_usd: float) -> str:
-    """A budget in USD for all documents at the mean cost so far, a tenth on top, in two significant
-    digits upwards; at least what the reason of the pause proposes, which has room for the next
-    call."""
+    """Propose a budget in USD for all documents, at the mean cost so far and a tenth on top.
+
+    It is rounded up to two significant digits, and at least what the reason of the pause proposes,
+    which has room for the next call."""
     spent = report.cost_usd or 0.0
     mean = spent / max(1, report.succeeded)
     return next_budget(

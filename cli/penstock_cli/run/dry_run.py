@@ -1,5 +1,6 @@
-"""`penstock run --dry-run`: read and check everything, show the first requests and an estimate;
-start and call nothing.
+"""`penstock run --dry-run`: check everything, show the first requests and an estimate.
+
+Nothing is started or called.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ _JSON_OBJECT = b"json_object"
 
 
 def asked_form(spec: JobSpec, documents: Iterable[Document]) -> Iterator[str]:
-    """What requests say of the form of their answers; nothing where the job does not care."""
+    """Yield what requests say of the form of their answers; nothing where the job does not care."""
     told = spec.asked_format
     if spec.response_schema is None and told.format is None:
         return
@@ -59,7 +60,7 @@ def asked_form(spec: JobSpec, documents: Iterable[Document]) -> Iterator[str]:
 
 
 def token_limits(spec: JobSpec) -> Iterator[str]:
-    """What counts the tokens of limits in tokens; nothing where there are none."""
+    """Yield what counts the tokens of limits in tokens; nothing where there are none."""
     if spec.tokens_counted is not None:
         yield f"tokens of --truncate are counted {spec.tokens_counted}"
 
@@ -90,7 +91,9 @@ def show(
     provider: ProviderSettings | None,
     rules: LaneChangeSettings,
 ) -> None:
-    """``documents`` are the first of the source; ``provider`` is None for lanes that ask none;
+    """Print the first requests and the estimate.
+
+    ``documents`` are the first of the source; ``provider`` is None for lanes that ask none;
     ``rules`` are of the choice of a lane."""
     from penstock_producer.accepting.acceptance import beyond_budget, estimated_usd
     from penstock_producer.rows import Tally
@@ -185,7 +188,10 @@ def run(
     meter: TokenMeter,
     rules: LaneChangeSettings,
 ) -> None:
-    """Raises what checking a source raises: SourceError, TooManyBadRows, SettingsError."""
+    """Do the dry run.
+
+    Raises what checking a source raises: SourceError, TooManyBadRows, SettingsError.
+    """
     from penstock_producer.accepting.survey import survey
     from penstock_producer.settings import ProducerSettings
     from penstock_producer.sources import Document, open_source

@@ -1,5 +1,4 @@
-"""Everything that works on a local job: the private Redis, the control loop, the worker
-processes."""
+"""Everything that works on a local job: the private Redis, the control loop, the workers."""
 
 from __future__ import annotations
 
@@ -54,8 +53,9 @@ class Fleet:
         progress: Progress,
         standby: Standby,
     ) -> None:
-        """``of_lanes``: settings of each lane that the job may go to; ``places`` are the folders
-        that it writes to."""
+        """``of_lanes``: settings of each lane that the job may go to.
+
+        ``places`` are the folders that it writes to."""
         lanes = [
             one.lane
             for one in of_lanes
@@ -133,13 +133,15 @@ class Fleet:
 
     @property
     def failing(self) -> str | None:
-        """The last failure, where nothing has finished in this run; None where something has, or
-        nothing failed."""
+        """The last failure, where nothing has finished in this run.
+
+        It is None where something has, or nothing failed."""
         return self._failing
 
     def _look(self) -> bool:
-        """Look after everything once and show it; True when the job is over, or paused until a
-        person acts."""
+        """Look after everything once and show it.
+
+        It is True when the job is over, or paused until a person acts."""
         import redis
         from sqlalchemy.exc import SQLAlchemyError
 
@@ -172,8 +174,7 @@ class Fleet:
         return False
 
     def _reads_batches(self, job: Job) -> bool:
-        """Whether a job that was over before is still waited for: the command was given again to
-        read what is at its provider."""
+        """Return whether a job that was over is waited for, to read what is at its provider."""
         left = still_at_provider(self._services.books, job) if self._is_after_end else 0
         if left:
             self._progress.note(
@@ -184,8 +185,9 @@ class Fleet:
         return left > 0
 
     def _may_leave(self, job: Job) -> bool:
-        """Whether control may still move a job that its lane has paused to another one; it does so
-        within seconds."""
+        """Whether control may still move a job that its lane has paused to another one.
+
+        It does so within seconds."""
         if not self._has_others or not is_lane_at_fault(job.reason):
             return False
         if self._fault is None or self._fault[0] != job.reason:
@@ -193,7 +195,7 @@ class Fleet:
         return time.monotonic() - self._fault[1] < LEAVE_S
 
     def _away(self, error: Exception) -> Wait:
-        """What to say of a store that gives errors.
+        """Return what to say of a store that gives errors.
 
         Raises the error again when it does for too long, a full disk excepted."""
         now = time.monotonic()
@@ -204,7 +206,7 @@ class Fleet:
         return Wait(f"waiting for queue and ledger in {self._state.root}: {one_line(str(error))}")
 
     def _first_steps(self, figures: JobFigures) -> Wait | None:
-        """What goes on until the first document of this run has finished."""
+        """Return what goes on until the first document of this run has finished."""
         if self._finished_before is None:
             self._finished_before = figures.finished
         self._calling = self._calling or figures.claimed > 0
@@ -223,8 +225,9 @@ class Fleet:
         )
 
     def _hold(self, why: str) -> bool:
-        """Let the job wait for space; False when that could not be written any more: then workers
-        wait by themselves."""
+        """Let the job wait for space.
+
+        It is False when that could not be written any more: then workers wait by themselves."""
         return self._moved(JobState.RUNNING, JobState.PAUSED, why)
 
     def _go_on(self) -> bool:
@@ -246,8 +249,9 @@ class Fleet:
         return moved
 
     def _keep(self, job: Job, seconds: float, kept: KeptFigures) -> None:
-        """Save what would be lost with Redis and with this process; the last counters only if Redis
-        still answers."""
+        """Save what would be lost with Redis and with this process.
+
+        The last counters only if Redis still answers."""
         import redis
 
         stats: dict[str, int] = {}
@@ -257,7 +261,7 @@ class Fleet:
             kept.save(seconds, stats)
 
     def _set_going(self, job: Job) -> Job:
-        """A job that was paused goes on: repeating the command says that its reason is gone."""
+        """Let a paused job go on: repeating the command says that its reason is gone."""
         if job.state == JobState.PAUSED:
             self._tell(
                 "going on with a paused job (it was paused because: "

@@ -96,8 +96,10 @@ def _guess(
 
 
 def _in_batches(guess: Estimate, at_once: int | None) -> tuple[float, str]:
-    """At most: one window of the provider after another, where the account may not have all tokens
-    in batches at once."""
+    """Return the longest time and its bound, where a provider packs.
+
+    One window of the provider follows another, where the account may not have all tokens in batches
+    at once."""
     rounds = 1 if at_once is None else max(1, math.ceil(guess.tokens_in / at_once))
     if at_once is None or rounds == 1:
         return BATCH_WINDOW_S, "the window of the provider's batches; most end sooner"
@@ -156,8 +158,9 @@ def choice_lines(
 
 
 def late_warning(ledger: Books, job: Job, settings: WorkerSettings | None = None) -> str | None:
-    """Of a job that was just accepted: that its deadline is not expected to be met, and what would
-    meet it. ``settings``: those of its workers, where they are known; else as they stand here."""
+    """Say of a job just accepted that its deadline may not be met, and what would meet it.
+
+    ``settings`` are those of its workers, where they are known; else as they stand here."""
     import redis
 
     from penstock_producer.accepting.estimates import Estimate

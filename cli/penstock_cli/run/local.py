@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 
 def run_local(request: RunRequest, standby: Standby) -> int:
-    """Returns the exit status; ``standby`` forks the workers.
+    """Run the job and return the exit status; ``standby`` forks the workers.
 
     Raises CliError and the errors of the producer, the ledger and the workers.
     """
@@ -75,8 +75,9 @@ def run_local(request: RunRequest, standby: Standby) -> int:
 
 
 def _has_work(plan: Plan, ledger: Books, job: Job) -> bool:
-    """Whether anything has to be started for the job: for one that is over only where batches of it
-    are still at a provider."""
+    """Return whether anything has to be started for the job.
+
+    For one that is over only where batches of it are still at a provider."""
     if job.state.final:
         return has_batch_workers(plan) and still_at_provider(ledger, job) > 0
     return not (is_out_of_budget(job) and still_spent(plan, ledger, job))
@@ -138,8 +139,9 @@ def _worked(plan: Plan, ledger: Books, job: Job, interrupts: Interrupts, standby
 
 
 def _disk_trouble(request: RunRequest, error: BaseException) -> str | None:
-    """Return what to say when an error comes from a disk that is full or read-only; None when it
-    does not."""
+    """Return what to say when an error comes from a disk that is full or read-only.
+
+    It is None when it does not."""
     seen: BaseException | None = error
     while seen is not None and not is_full(seen) and not is_read_only(seen):
         seen = seen.__cause__ or seen.__context__

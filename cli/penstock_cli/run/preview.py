@@ -52,7 +52,10 @@ class Looked:
 
 
 def looked_at(source: str, spec: JobSpec, shown: int, meter: TokenMeter) -> Looked:
-    """Raises what reading a source raises: SourceError, SpecError, SettingsError."""
+    """Return the first rows of a source as requests.
+
+    Raises what reading a source raises: SourceError, SpecError, SettingsError.
+    """
     from penstock_producer.settings import ProducerSettings
     from penstock_producer.sources import open_source
 
@@ -64,8 +67,9 @@ def looked_at(source: str, spec: JobSpec, shown: int, meter: TokenMeter) -> Look
 def outcomes_looked_at(
     outcomes: FromJob, spec: JobSpec, shown: int, state: Path | None, meter: TokenMeter
 ) -> Looked:
-    """The same over the outcomes of another job, in the configured database or that of a local
-    run."""
+    """Return the first outcomes of another job as requests.
+
+    They are read from the configured database or that of a local run."""
     from penstock_cli.connect import books
     from penstock_producer import Producer
     from penstock_producer.settings import ProducerSettings
@@ -120,7 +124,7 @@ def show(found: Looked, spec: JobSpec, shown: int) -> None:
 
 
 def _shortened(found: re.Match[str]) -> str:
-    """An image or sound in a request, by its beginning and its size."""
+    """Return an image or sound in a request, by its beginning and its size."""
     return f"{found[1]}… ({count(len(found[0]))} characters)"
 
 

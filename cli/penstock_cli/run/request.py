@@ -40,8 +40,9 @@ class RunRequest:
 
     @property
     def source(self) -> str:
-        """What is read, for people and for checks of places: outcomes are no file of this
-        machine."""
+        """Name what is read, for people and for checks of places.
+
+        Outcomes are no file of this machine."""
         return self.given.source if self.outcomes is None else f"job://{self.outcomes.job}"
 
 
@@ -62,7 +63,7 @@ class Plan:
 def request_of(
     given: GivenJob, typed: RunFlags, provider: ProviderFlags, outcomes: FromJob | None = None
 ) -> RunRequest:
-    """Flags over the job spec file over defaults. Raises UsageProblem."""
+    """Merge flags over the job spec file over defaults. Raises UsageProblem."""
     from penstock_cli.job.jobspec import job_spec
     from penstock_producer.job.options import DEFAULT_ENGINES, DEFAULT_WORKERS
 
@@ -100,8 +101,9 @@ def standby_lane(lanes: Sequence[str]) -> str:
 
 
 def _default_key(given: GivenJob, outcomes: FromJob | None) -> str:
-    """Of the file or table that is read, so that the same command resumes; a second pass is named
-    after the first."""
+    """Return a key of the file or table that is read, so that the same command resumes.
+
+    A second pass is named after the first."""
     from penstock_cli.job.jobspec import default_job_key
 
     if outcomes is not None and given.file is None:
@@ -122,6 +124,6 @@ def default_state(out: str) -> Path:
 
 
 def places_of(request: RunRequest) -> list[Path]:
-    """The folders of this machine that a run writes to, as far as they exist."""
+    """Return the folders of this machine that a run writes to, as far as they exist."""
     folders = [request.state, *([] if files.is_remote(request.out) else [Path(request.out)])]
     return [folder for folder in folders if folder.is_dir()]

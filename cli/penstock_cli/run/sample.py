@@ -46,7 +46,9 @@ _MAY_DIFFER: Final = frozenset(
 def sampled(
     request: RunRequest, number: int, spec: JobSpec, state: StateFolder, settings: ProducerSettings
 ) -> RunRequest:
-    """The request for the sample of ``request``; its documents are written into the state folder.
+    """Return the request for the sample of ``request``.
+
+    Its documents are written into the state folder.
 
     Raises UsageProblem for a source without documents, and what reading a source raises.
     """
@@ -121,8 +123,9 @@ class SampleRecord(NamedTuple):
 
 
 def latest_record(state: Path, job_key: str, spec: JobSpec) -> SampleRecord | None:
-    """The newest sample of this job with these options; None where there is none that knows
-    sizes."""
+    """Return the newest sample of this job with these options.
+
+    It is None where there is none that knows sizes."""
     places = sorted(
         (state / _FOLDER).glob("*.json"), key=lambda path: path.stat().st_mtime, reverse=True
     )
@@ -171,7 +174,7 @@ def _of(job: Job, result: Result) -> Result:
 
 
 def _surveyed(source: str, spec: JobSpec, settings: ProducerSettings) -> Survey:
-    """Raises UsageProblem for a source without a usable document."""
+    """Survey the source. Raises UsageProblem for one without a usable document."""
     from penstock_producer.accepting.survey import survey
     from penstock_producer.sources import open_source
 

@@ -1,6 +1,4 @@
-"""What works on the jobs of one machine: the private Redis, the control loop, the worker
-processes.
-"""
+"""What works on the jobs of one machine: the private Redis, the control loop, the workers."""
 
 from __future__ import annotations
 
@@ -142,8 +140,9 @@ class Services:
         progress: Progress,
         standby: Standby,
     ) -> None:
-        """``of_lanes``: settings of each lane; ``lanes``: that of each worker; ``places`` are the
-        folders that are written to."""
+        """``of_lanes``: settings of each lane; ``lanes``: that of each worker.
+
+        ``places`` are the folders that are written to."""
         if of_lanes[0].broker_url is not None:
             progress.say(
                 "broker_url is for fleets: work on one machine goes through a Redis of its own"
@@ -197,8 +196,9 @@ class Services:
         return self._lanes
 
     def _take_over(self) -> None:
-        """The state folder is locked by us, so the workers that held messages are dead: do not wait
-        for their leases to end."""
+        """Take messages from workers of before, whose leases need not end first.
+
+        The state folder is locked by us, so those workers are dead."""
         from penstock_workers.broker.lease_scripts import return_leases_of_the_dead
 
         returned = return_leases_of_the_dead(self.keeper.server.client)
@@ -227,8 +227,9 @@ class Services:
         }
 
         def forked(number: int, log: Path) -> Process | None:
-            """Of the lane whose modules are imported already; the others are started as they
-            are."""
+            """Of the lane whose modules are imported already.
+
+            The others are started as they are."""
             lane = self._lanes[number - 1]
             return (
                 self._standby.take(number, variables[lane], log)
@@ -249,8 +250,9 @@ class Services:
         return supervisor
 
     def _stop_workers(self) -> None:
-        """Let workers finish what they hold; whatever takes too long is tried again when the job
-        resumes."""
+        """Let workers finish what they hold.
+
+        Whatever takes too long is tried again when the job resumes."""
         self._progress.note("stopping the workers")
         self.supervisor.stop(
             self.settings.drain_seconds + DRAIN_MARGIN_S, self._hurry, self._draining
@@ -298,7 +300,7 @@ class Services:
 
 
 def _in_folder(settings: WorkerSettings, state: StateFolder) -> WorkerSettings:
-    """The settings of a worker of this machine."""
+    """Return the settings of a worker of this machine."""
     own = {
         "database_url": state.database_url,
         "control": False,
@@ -309,15 +311,14 @@ def _in_folder(settings: WorkerSettings, state: StateFolder) -> WorkerSettings:
 
 
 def _kept_beside(settings: WorkerSettings, state: StateFolder) -> dict[str, Any]:
-    """What the lane's workers keep on this machine lies in the state folder."""
+    """Return where the lane's workers keep what lies in the state folder."""
     own = settings.of_lane(settings.lane)
     return {} if own is None else {settings.lane: own.kept_in(state.root)}
 
 
 @contextlib.contextmanager
 def logging_to(path: Path) -> Iterator[None]:
-    """What our packages log goes into a bounded file: the terminal belongs to the progress
-    panel."""
+    """Send the logs of our packages into a bounded file, since the panel has the terminal."""
     from logging.handlers import RotatingFileHandler
 
     class LogFile(RotatingFileHandler):
@@ -345,8 +346,9 @@ def logging_to(path: Path) -> Iterator[None]:
 
 
 def as_variables(settings: WorkerSettings, state: StateFolder) -> dict[str, str]:
-    """The settings as PENSTOCK_* variables, complete, with an empty settings file so that no other
-    one is merged in."""
+    """Return all settings as PENSTOCK_* variables, with an empty settings file beside them.
+
+    So no other file is merged in."""
     nothing = state.root / "workers.toml"
     write_private(
         nothing,

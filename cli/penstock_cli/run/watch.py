@@ -187,7 +187,7 @@ class Stall:
         self._told = False
 
     def notice(self, figures: JobFigures) -> str | None:
-        """What to tell, when it is time to."""
+        """Return what to tell, when it is time to."""
         if figures.finished != self._finished:
             self._finished, self._retries, self._since, self._told = (
                 figures.finished,
@@ -208,8 +208,9 @@ class Stall:
 
 
 def lift_provider(ledger: Books, job: Job) -> str:
-    """End what the shared quota of the job's provider keeps of a hold or a pause; returns what to
-    say, "" when nothing."""
+    """End what the shared quota of the job's provider keeps of a hold or a pause.
+
+    Returns what to say, "" when nothing."""
     import redis
 
     from penstock_ledger import RedisAddress

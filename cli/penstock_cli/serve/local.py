@@ -46,7 +46,7 @@ KEPT_FREE: Final = 128 * 1024 * 1024
 def room_line(
     state: Path, upload_bytes: int, free: Callable[[Path], int | None] = free_bytes
 ) -> str | None:
-    """What to say at the start; None where the system does not tell what is free.
+    """Return what to say at the start; None where the system does not tell what is free.
 
     Raises UsageProblem for too little."""
     found = free(state)
@@ -69,7 +69,7 @@ ENDS = "Ctrl-C stops; the same command goes on with the jobs"
 
 
 def serve_local(request: ServeRequest, standby: Standby) -> int:
-    """Returns the exit status; ``standby`` forks the workers.
+    """Serve until a signal and return the exit status; ``standby`` forks the workers.
 
     Raises CliError and the errors of settings, the ledger and the workers.
     """

@@ -35,7 +35,7 @@ class ServeRequest:
 
 
 def lanes_of(lane: str) -> Sequence[str]:
-    """That need workers. Raises UsageProblem."""
+    """Return the lanes that need workers. Raises UsageProblem."""
     if lane == AUTO:
         return [one for one in AUTO_LANES if not packs(one)] + [
             one for one in AUTO_LANES if packs(one)
@@ -46,8 +46,9 @@ def lanes_of(lane: str) -> Sequence[str]:
 
 
 def worker_lanes(lanes: Sequence[str], workers: int | None) -> list[str]:
-    """The lane of each worker process: of a lane that takes the whole machine one worker, unless
-    more are asked for."""
+    """Return the lane of each worker process.
+
+    A lane that takes the whole machine gets one worker, unless more are asked for."""
     first = workers or (DEFAULT_ENGINES if runs_alone(lanes[0]) else DEFAULT_WORKERS)
     return [lanes[0]] * first + list(lanes[1:])
 
@@ -104,7 +105,7 @@ def door_settings(request: ServeRequest, files: Path) -> GatewaySettings:
 
 
 def _free_port(request: ServeRequest) -> int:
-    """The port, once a look has shown that it can be had. Raises UsageProblem."""
+    """Return the port, once a look has shown that it can be had. Raises UsageProblem."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
             request.host, request.port, type=socket.SOCK_STREAM

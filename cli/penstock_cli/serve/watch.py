@@ -140,7 +140,10 @@ class Watch:
         self._text = ""
 
     def until(self, asked_to_stop: Callable[[], bool]) -> None:
-        """Raises WorkersKeepCrashing and EmbeddedRedisFailed; what was finished by then is kept."""
+        """Look after everything until it is asked to stop.
+
+        Raises WorkersKeepCrashing and EmbeddedRedisFailed; what was finished by then is kept.
+        """
         self._doors.wait(asked_to_stop, TICK_S)
         if not asked_to_stop():
             self._progress.say(_welcome(self._doors.url))
@@ -175,14 +178,14 @@ class Watch:
             self._progress.note(waits.why, waits.more)
 
     def _standing(self) -> str:
-        """``serving http://… · 2 jobs run, 1,240 documents to go``"""
+        """Return ``serving http://… · 2 jobs run, 1,240 documents to go``."""
         if time.monotonic() - self._counted_at >= COUNT_EVERY_S:
             self._counted_at = time.monotonic()
             self._text = f"serving {self._doors.url} · {self._loading()}{self._work()}"
         return self._text
 
     def _loading(self) -> str:
-        """``a worker loads the model qwen · ``, while nothing else serves it; nothing otherwise."""
+        """Return ``a worker loads the model qwen · `` while none serves it, else nothing."""
         workers = self._services.books.redis.workers()
         lanes = [serving_of(workers, lane) for lane in LANES if has_own_model(lane)]
         missing = {
@@ -209,7 +212,7 @@ class Watch:
         return max(0, (job.total or 0) - counts.succeeded - counts.dead)
 
     def _away(self, error: Exception) -> Wait:
-        """What to say of a store that gives errors.
+        """Return what to say of a store that gives errors.
 
         Raises the error again when it does for too long, a full disk excepted."""
         now = time.monotonic()
@@ -228,7 +231,7 @@ class Watch:
         return self._moved(JobState.PAUSED, JobState.RUNNING, None)
 
     def _moved(self, before: JobState, to: JobState, why: str | None) -> bool:
-        """False when that could not be written."""
+        """Move the job to a state; False when that could not be written."""
         import redis
         from sqlalchemy.exc import SQLAlchemyError
 

@@ -1,5 +1,4 @@
-"""Figures of a running job: exact ones from SQL every now and then, moved along by Redis counters
-in between.
+"""Figures of a running job: exact ones from SQL, moved along by Redis counters in between.
 
 Counting a million rows takes a while, so it is done as rarely as its own duration asks for. Also
 keeps, per job, the figures that would die with Redis or with this process.
@@ -95,7 +94,7 @@ class Counter:
         self.stats: dict[str, int] = {}  # the counters of the latest look
 
     def look(self) -> tuple[Counts, dict[str, int]]:
-        """The latest SQL counts, and how far each Redis counter has moved since then."""
+        """Return the latest SQL counts, and how far each Redis counter has moved since then."""
         now = self._clock()
         self.stats = dict(self._stats())
         if self._counts is None or now >= self._next_count:
@@ -135,8 +134,7 @@ class KeptFigures:
 
     @classmethod
     def load(cls, path: Path) -> KeptFigures:
-        """Zero when there are none, or when they are damaged: these figures decorate, they decide
-        nothing."""
+        """Load them; zero when there are none or they are damaged, as they only decorate."""
         try:
             stored = json.loads(path.read_bytes())
             return cls(path, float(stored["seconds"]), _kept(stored["stats"]))

@@ -1,5 +1,4 @@
-"""What `penstock run` and `status --watch` show while a job runs: a panel on a terminal, lines
-elsewhere."""
+"""What `penstock run` and `status --watch` show while a job runs: a panel, or lines."""
 
 from __future__ import annotations
 
@@ -39,16 +38,15 @@ class Progress(Protocol):
     def show(self, figures: JobFigures) -> None: ...
 
     def note(self, text: str | None, more: str = "") -> None:
-        """What is going on or waited for right now, until the next note; ``more`` is what changes
-        while it goes on."""
+        """Show what is waited for, until the next note; ``more`` changes while it goes on."""
         ...
 
     def hint(self, text: str) -> None:
-        """What Ctrl-C does from now on; shown where something is drawn anew."""
+        """Show what Ctrl-C does from now on, where something is drawn anew."""
         ...
 
     def say(self, message: str) -> None:
-        """A line that stays on the screen."""
+        """Print a line that stays on the screen."""
         ...
 
     def __enter__(self) -> Self: ...
@@ -88,8 +86,9 @@ class Lines:
             self._console.print(engines_line(figures.engines), soft_wrap=True)
 
     def _say_reasons(self, figures: JobFigures) -> None:
-        """What changed since the last line; why calls fail now and then, since its count always
-        changes."""
+        """Print what changed since the last line.
+
+        Why calls fail comes now and then, since its count always changes."""
         if figures.reasons != self._reasons:
             self._reasons = figures.reasons
             for reason in figures.reasons:
@@ -124,8 +123,7 @@ class Lines:
 
 
 class Panel:
-    """A compact panel that redraws in place, by a thread of its own: it lives while the program is
-    busy or waits."""
+    """A compact panel that a thread of its own redraws in place while the program is busy."""
 
     def __init__(self, console: Console, title: str, hint: str = RESUMES) -> None:
         from rich.live import Live
@@ -184,7 +182,7 @@ def _noted(text: str, more: str) -> str:
 
 
 def line(figures: JobFigures) -> str:
-    """``12.3 %  1,234 of 10,000 · 204/s · 43 s left · claimed 256 · …``"""
+    """Return ``12.3 %  1,234 of 10,000 · 204/s · 43 s left · claimed 256 · …``."""
     return " · ".join(
         [_share(figures), _speed(figures), *_traffic(figures), *_trouble(figures), *_spent(figures)]
     )
@@ -252,7 +250,7 @@ def _figure_lines(figures: JobFigures) -> list[str]:
 
 
 def reason_lines(figures: JobFigures) -> list[str]:
-    """What keeps the job from going faster, and why calls failed lately."""
+    """Return what keeps the job from going faster, and why calls failed lately."""
     last = f"the last failure: {figures.cause}" if figures.cause else None
     return [
         *figures.reasons,

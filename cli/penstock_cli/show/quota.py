@@ -1,5 +1,4 @@
-"""What `penstock limits` shows of a quota: a panel on a terminal, lines elsewhere, and what to do
-about each trouble."""
+"""What `penstock limits` shows of a quota: a panel or lines, and what to do about troubles."""
 
 from __future__ import annotations
 
@@ -66,8 +65,9 @@ def lift_command(quota_id: str, option: str) -> str:
 
 
 def state(look: QuotaSeen) -> tuple[str, str]:
-    """The state of the quota in one word, with its colour: the first thing that keeps requests from
-    starting."""
+    """Return the state of the quota in one word, with its colour.
+
+    It is the first thing that keeps requests from starting."""
     view = look.view
     if view.hold:
         return "held", "bold red"
@@ -86,7 +86,10 @@ def state(look: QuotaSeen) -> tuple[str, str]:
 
 
 def troubles(look: QuotaSeen, now: float | None = None) -> Iterator[QuotaProblem]:
-    """What is wrong, the most serious first. ``now`` is unix time, for the clock times shown."""
+    """Yield what is wrong, the most serious first.
+
+    ``now`` is unix time, for the clock times shown.
+    """
     view, at = look.view, time.time() if now is None else now
     if view.hold:
         reason = one_line(view.hold, 300)
@@ -148,7 +151,9 @@ def _until(seconds: float, now: float) -> str:
 
 
 def bound(view: QuotaView, option: str = "") -> str | None:
-    """What bounds the requests of a provider while some wait for their turn; None when none wait.
+    """Return what bounds the requests of a provider while some wait for their turn.
+
+    It is None when none wait.
 
     ``option``: as of commands."""
     if not view.waiting or view.hold or view.breaker is not Breaker.CLOSED or view.pause_left_s > 0:
@@ -180,7 +185,7 @@ def people(view: QuotaView) -> list[str]:
 
 
 def tallies(look: QuotaSeen) -> list[str]:
-    """What has happened since Redis has known the quota."""
+    """Return what has happened since Redis has known the quota."""
     view = look.view
     numbers = counted(view.granted, view.throttled + view.ramps, view.failures)
     parts = [f"{count(number)} {what}" for number, what in numbers]
@@ -196,7 +201,7 @@ def tallies(look: QuotaSeen) -> list[str]:
 
 
 def used(look: QuotaSeen, one: DimensionView) -> tuple[float | None, str, str]:
-    """The part of what is allowed that was used lately, in per cent, and both in units."""
+    """Return the part of what is allowed that was used lately, in per cent, and both in units."""
     allowed, unit = _per_unit(one.name, one.allowed)
     if look.traffic is None:
         return None, "", f"{allowed}{unit}"
@@ -252,7 +257,7 @@ def lines(look: QuotaSeen, now: float | None = None) -> list[str]:
 
 
 def panel(look: QuotaSeen, now: float | None = None) -> RenderableType:
-    """A box of 78 columns."""
+    """Return the quota as a box of 78 columns."""
     from rich.console import Group
     from rich.panel import Panel
     from rich.text import Text

@@ -30,8 +30,7 @@ LOG_TAIL_BYTES = 8192  # enough for the traceback at the end of a log
 
 
 def aligned(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    """A table as lines, every cell whole: what is copied from a narrow terminal or a pipe must not
-    be cut.
+    """Return a table as lines, every cell whole, fit to be copied from a pipe.
 
     A cell longer than MAX_ALIGNED pushes the rest of its row to the right instead of widening its
     column for all.
@@ -59,7 +58,7 @@ def aligned(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
 
 
 def last_lines(path: Path, lines: int = 12) -> str:
-    """The end of a log, escaped; empty when there is no log."""
+    """Return the end of a log, escaped; empty when there is no log."""
     try:
         with path.open("rb") as file:
             file.seek(max(0, path.stat().st_size - LOG_TAIL_BYTES))
@@ -70,13 +69,12 @@ def last_lines(path: Path, lines: int = 12) -> str:
 
 
 def this_command() -> str:
-    """The command that is running, fit to be pasted into a shell."""
+    """Return the command that is running, fit to be pasted into a shell."""
     return shlex.join(["penstock", *sys.argv[1:]])
 
 
 def this_command_with(**changed: str) -> str:
-    """The same with other values of some flags, wherever they stand; added where they are not
-    given."""
+    """Return this command with other values of some flags, or with flags added."""
     flags = {f"--{name.replace('_', '-')}": value for name, value in changed.items()}
     words, kept = list(sys.argv[1:]), []
     while words:
@@ -94,7 +92,7 @@ def remember(state: StateFolder, job_id: str) -> None:
 
 
 def remembered(state: StateFolder, job_id: str) -> str:
-    """The `penstock run` command that goes on with this job."""
+    """Return the `penstock run` command that goes on with this job."""
     try:
         command = _file(state, job_id).read_text().strip()
     except OSError:

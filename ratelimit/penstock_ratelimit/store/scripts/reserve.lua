@@ -26,10 +26,10 @@
 --
 -- KEYS[2]  <prefix>{q:<id>}:w  the processes that share the quota, described in heartbeat.lua
 --
--- ARGV     by name: arg.<name>, then lists from LISTS_AT on. Names, order and meaning: reserve_call.py (Arguments), whose prelude
+-- ARGV     by name: arg.<name>, then lists from LISTS_AT on. Names, order and meaning: quota_hash.py (Arguments), whose prelude
 --          stands before this script. No items: settle and report only.
 --
--- returns  the fields of reserve_call.py (Reply) in the order of REPLY, then the counters of the dimensions before the first
+-- returns  the fields of quota_hash.py (Reply) in the order of REPLY, then the counters of the dimensions before the first
 --          item, then the wait of each item granted, in us
 --         {-1}                       no such quota: install first (Redis forgot); nothing was done
 --         {-3, version, config}      other terms are in force: adopt them; nothing was done
