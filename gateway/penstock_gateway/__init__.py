@@ -1,5 +1,4 @@
-"""Serve Penstock over HTTP: files and batches as OpenAI and Anthropic have them, jobs, calls that
-wait, and the dashboard.
+"""Serve Penstock over HTTP: files, batches, jobs, calls that wait, and the dashboard.
 
 The names below are the public ones; they load on first use, so that the command line starts without
 a web framework.

@@ -142,8 +142,9 @@ class Doors(FastAPI):
     _document: bytes | None = None
 
     def setup(self) -> None:
-        """Serve the document as it was written once: no key is needed for it, and writing it takes
-        as long as fifty requests."""
+        """Serve the document as it was written once: no key is needed for it.
+
+        Writing it takes as long as fifty requests."""
 
         async def document(_: Request) -> Response:
             if self._document is None:
@@ -180,8 +181,9 @@ def _operations(document: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]
 
 
 def _complete(path: str, operation: dict[str, Any]) -> None:
-    """With every error that a caller may get; what the framework would answer by itself it does not
-    here."""
+    """Add every error that a caller may get.
+
+    What the framework would answer by itself it does not here."""
     answers = operation["responses"]
     answers.pop("422", None)
     name, kind = (
@@ -284,7 +286,7 @@ TASKS: Final[tuple[str, ...]] = (
 
 
 def create_app(settings: GatewaySettings, *, extra: Sequence[APIRouter] = ()) -> FastAPI:
-    """The doors as an ASGI app; ``extra`` are routers on top."""
+    """Return the doors as an ASGI app; ``extra`` are routers on top."""
     app = Doors(
         title="Penstock",
         version="1",

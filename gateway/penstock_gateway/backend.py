@@ -1,5 +1,4 @@
-"""What every route has: the settings, the producer, the database, Redis, and threads for work that
-blocks."""
+"""What every route has: settings, producer, database, Redis, and threads for blocking work."""
 
 from __future__ import annotations
 
@@ -92,7 +91,7 @@ class Backend:
         self.on_round: dict[str, Callable[[], None]] = {}  # of background work, by its class
 
     def part(self, kind: Callable[[Backend], T]) -> T:
-        """What a room keeps for the whole server, made when it is first asked for.
+        """Return what a room keeps for the whole server, made when it is first asked for.
 
         Of the event loop."""
         if kind not in self._parts:
@@ -126,21 +125,22 @@ class Backend:
     async def run_sized(
         self, size: int, work: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs
     ) -> T:
-        """Do work that grows with ``size`` bytes of a caller's: here where they are few, and else
-        in a thread, so that the event loop goes on. Raises Refused (503), as ``run`` does."""
+        """Do work that grows with ``size`` bytes of a caller's: in a thread, unless they are few.
+
+        So the event loop goes on. Raises Refused (503), as ``run`` does."""
         return (
             work(*args, **kwargs) if size <= SMALL_BYTES else await self.run(work, *args, **kwargs)
         )
 
     def round_done(self, task: object) -> None:
-        """A piece of background work has ended a round without an error."""
+        """Note that a piece of background work has ended a round without an error."""
         self.on_round[type(task).__name__]()
 
     def _worked(self, _: asyncio.Future[Any]) -> None:
         self._at_work -= 1
 
     async def close(self) -> None:
-        """Ends what is open; work in threads is waited for."""
+        """End what is open; work in threads is waited for."""
         self.closing = True
         await asyncio.get_running_loop().run_in_executor(None, self._threads.shutdown)
         self.producer.close()

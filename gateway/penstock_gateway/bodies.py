@@ -111,7 +111,7 @@ def parsed(body: bytes) -> Any:
 
 
 def object_of(value: Any) -> dict[str, Any]:
-    """The object that a body has to be. Raises Refused for another value."""
+    """Return the object that a body has to be. Raises Refused for another value."""
     if not isinstance(value, dict):
         raise Refused(400, "The body must be a JSON object.", code="invalid_type")
     return value

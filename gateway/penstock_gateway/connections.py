@@ -1,5 +1,6 @@
-"""All open connections of a process: never more than its limit, never more of one address, and who
-keeps it waiting goes first.
+"""All open connections of a process, within a limit in all and of each address.
+
+Who keeps the process waiting goes first.
 
 Thousands of connections that say nothing, or that never end what they began, cannot keep others
 out: they drop one another.
@@ -54,9 +55,10 @@ class _Order:
 
 
 class ConnectionBook:
-    """``most`` in all, and ``of_address`` of one address, where that is known: what comes over a
-    balancer that is trusted has the balancer's address, and is counted by request, under the
-    address that the balancer names."""
+    """The open connections: ``most`` in all, and ``of_address`` of one address where it is known.
+
+    What comes over a balancer that is trusted has the balancer's address, and is counted by
+    request, under the address that the balancer names."""
 
     def __init__(self, most: int, metrics: DoorMetrics, *, of_address: int) -> None:
         self._most = most
@@ -95,8 +97,9 @@ class ConnectionBook:
             order.put(connection, kind)
 
     def begin(self, connection: Connection, address: str) -> bool:
-        """Count a request that came over a balancer; False where its address has too many under
-        way."""
+        """Count a request that came over a balancer.
+
+        It is False where its address has too many under way."""
         self.end(connection)
         if self._requests[address] >= self._of_address:
             return False
@@ -105,7 +108,7 @@ class ConnectionBook:
         return True
 
     def end(self, connection: Connection) -> None:
-        """The request of a connection is answered."""
+        """Note that the request of a connection is answered."""
         address = self._asked_by.pop(connection, None)
         if address is not None:
             self._requests[address] -= 1
@@ -136,8 +139,9 @@ class ConnectionBook:
         self._metrics.connections.set(len(self._open))
 
     def _has_place(self, address: str | None, more: int = 0) -> bool:
-        """Return whether there is one for a newcomer, also by dropping another connection: of its
-        own address where that has too many. ``more``: beside the limits."""
+        """Return whether there is a place for a newcomer, also by dropping another connection.
+
+        One of its own address is dropped where that has too many. ``more``: beside the limits."""
         if self._number_of(address) >= self._of_address + more and not self._make_room(
             self._by_address.get(address or "")
         ):

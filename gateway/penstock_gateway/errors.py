@@ -99,7 +99,7 @@ _PHRASES: Final[Mapping[int, str]] = {int(status): status.phrase for status in H
 
 
 def answer_to(refused: Refused, path: str, request_id: str) -> Response:
-    """What is sent for it."""
+    """Return the answer for an error, in the form that clients of the path read."""
     if path == "/" or _is_below(path, _PAGES):
         return error_page(refused.status, refused.message, request_id, refused.headers)
     if _is_below(path, _ANTHROPIC):
@@ -223,7 +223,7 @@ ERRORS: Final[Mapping[type[PenstockError], Row]] = {
 
 
 def refused_for(error: Exception) -> Refused:
-    """What the caller is answered."""
+    """Return what the caller is answered."""
     if isinstance(error, Refused):
         return error
     if isinstance(error, PenstockError):
@@ -277,8 +277,9 @@ def _away(code: str) -> Refused:
 
 
 def _told(error: SpecError) -> list[dict[str, str]]:
-    """Each problem; without the value that was seen where that may be a prompt or a part of a
-    document."""
+    """Return each problem.
+
+    Without the value that was seen where that may be a prompt or a part of a document."""
     return [
         {
             "code": problem.code,
@@ -297,7 +298,7 @@ def _dotted(pointer: str) -> str | None:
 
 
 def _of_validation(faults: Any) -> Refused:
-    """The first field that the framework refuses, without the value that was given."""
+    """Return the first field that the framework refuses, without the value that was given."""
     first = faults[0] if faults else {}
     place = [str(part) for part in first.get("loc", ())]
     param = ".".join(place[1:]) or None

@@ -22,14 +22,16 @@ def shown_source(job: Job) -> str:
 
 
 def told_of(job: Job, text: str | None) -> str:
-    """A sentence of the ledger about a job, as its tenant may read it: without places of this
-    machine, and with fields in the place of flags."""
+    """Return a sentence about a job as its tenant may read it.
+
+    It has no places of this machine, and fields in the place of flags."""
     return over_http(without_places(job, text or ""))
 
 
 def without_places(job: Job, text: str) -> str:
-    """The same, where all other words stay as they are: those of a provider, of a model or of the
-    job's own documents."""
+    """Return a sentence without places of this machine; all other words stay.
+
+    Those may be of a provider, of a model or of the job's own documents."""
     uri, shown = str(job.source.get("uri", "")), shown_source(job)
     return text if uri == shown or not uri else text.replace(uri, shown)
 
@@ -55,5 +57,5 @@ def pause_shown(job: Job) -> dict[str, Any] | None:
 
 
 def told_letter(job: Job, letter: DeadLetter) -> DeadLetter:
-    """A dead letter whose last error its tenant may read."""
+    """Return a dead letter whose last error its tenant may read."""
     return replace(letter, last_error=told_of(job, letter.last_error))

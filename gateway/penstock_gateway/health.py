@@ -89,7 +89,7 @@ async def metrics(
 
 @contextlib.contextmanager
 def metrics_served(settings: GatewaySettings, counted: DoorMetrics) -> Iterator[None]:
-    """The same on a port of its own, where the settings name one."""
+    """Serve the metrics on a port of their own, where the settings name one."""
     if settings.metrics_port is None:
         yield
         return

@@ -195,8 +195,9 @@ def keys_of_caller(caller: Caller) -> Whose:
 
 
 def giver_of(keys_now: LockedKeys, caller: Caller) -> ApiKey | None:
-    """The caller's key as it is now: one that was revoked a second ago is still let in, and must
-    leave no other behind.
+    """Return the caller's key as it is now.
+
+    One that was revoked a second ago is still let in, and must leave no other behind.
 
     None for the operator of this machine while there is no key. Raises Refused (401).
     """
@@ -208,9 +209,10 @@ def giver_of(keys_now: LockedKeys, caller: Caller) -> ApiKey | None:
 
 
 def new_key(given: NewKey, giver: ApiKey | None, tenants_usd: float | None) -> NewApiKey:
-    """The key that is asked for, with the limits and the end of its giver where it names none, the
-    budget aside, which stands for all keys of the tenant without being named. ``tenants_usd``: that
-    budget as it is. Raises Refused."""
+    """Return the key that is asked for, with its giver's limits and end where it names none.
+
+    The budget is not taken over: it stands for all keys of the tenant without being named.
+    ``tenants_usd`` is that budget as it is. Raises Refused."""
     if not given.name.isprintable():
         raise Refused(400, "name: give printable characters", code="invalid_value", param="name")
     tenant = _tenant(given.tenant, giver)
@@ -244,8 +246,10 @@ def tenant_of(given: NewKey, caller: Caller) -> str | None:
 
 
 def refuse_to_revoke(found: ApiKey, giver: ApiKey | None, keys_now: LockedKeys) -> None:
-    """Raises Refused (403) where a key may not end another: one that may do more, or by whose end
-    its tenant could spend more."""
+    """Refuse a key that may not end another.
+
+    It may not where the other may do more, or by whose end its tenant could spend more. Raises
+    Refused (403)."""
     if not is_within(found.scopes, giver):
         raise Refused(
             403,
@@ -288,8 +292,10 @@ def _tenant(asked: str | None, giver: ApiKey | None) -> str | None:
 
 
 def _budget(asked: float | None, giver: ApiKey | None, tenants_usd: float | None) -> float | None:
-    """The newest key of a tenant says what all of them may spend, so that no key of it names more
-    than is said now."""
+    """Return the budget that the new key names.
+
+    The newest key of a tenant says what all of them may spend, so that no key of it names more than
+    is said now."""
     if asked is None or giver is None or giver.tenant is None:
         return asked
     if tenants_usd is not None and asked > tenants_usd:
@@ -379,8 +385,9 @@ async def list_keys(
     ] = None,
     limit: Annotated[int, Query(ge=1, le=PAGE_MAX)] = 50,
 ) -> KeyList:
-    """List keys, newest first: those of the caller's tenant, all of them for the operator's
-    administrators."""
+    """List keys, newest first.
+
+    Those of the caller's tenant, or all of them for the operator's administrators."""
     backend = backend_of(request)
     after = None if cursor is None else decoded(cursor, float)
 
@@ -433,7 +440,7 @@ async def revoke_key(request: Request, key_id: str, caller: Keys) -> KeyShown:
 
 
 def _found(store: ApiKeyStore, caller: Caller, key_id: str) -> ApiKey:
-    """Raises Refused (404), in the same words for a key of another tenant."""
+    """Return the key. Raises Refused (404), in the same words for one of another tenant."""
     key = store.get(key_id) if len(key_id) <= ID_MAX and key_id.isprintable() else None
     whose = keys_of_caller(caller)
     if key is None or not (whose.every or key.tenant == whose.tenant):
@@ -442,8 +449,9 @@ def _found(store: ApiKeyStore, caller: Caller, key_id: str) -> ApiKey:
 
 
 def _shown(store: ApiKeyStore, caller: Caller, keys: Sequence[ApiKey]) -> list[KeyShown]:
-    """Return keys as this caller may see them: of whose key made one it learns within its own
-    tenant only."""
+    """Return keys as this caller may see them.
+
+    It learns whose key made one within its own tenant only."""
     makers = {key.made_by for key in keys if key.made_by is not None}
     whose = keys_of_caller(caller)
     seen = (

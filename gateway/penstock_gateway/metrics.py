@@ -217,5 +217,5 @@ def metrics_of(connection: HTTPConnection) -> DoorMetrics:
 
 
 def route_of(connection: HTTPConnection) -> str:
-    """The template of the route that was found."""
+    """Return the template of the route that was found."""
     return str(getattr(connection.scope.get("route"), "path", UNMATCHED))

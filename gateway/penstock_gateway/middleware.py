@@ -53,8 +53,9 @@ _PATH_SHOWN: Final = 200  # characters of a path in a log line
 
 
 class RequestIds:
-    """The outermost step: it gives the id, writes the log line, and answers what no one else has
-    answered."""
+    """Gives the id, writes the log line, and answers what no other step has answered.
+
+    It is the outermost step."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -170,7 +171,7 @@ _ENDS: Final = ("/cancel", "/pause", "/seal", "/resume", "/move")  # they accept
 
 
 def free_bytes(folder: Path) -> int | None:
-    """What this user may still write there; None where the system does not say."""
+    """Return what this user may still write there; None where the system does not say."""
     try:
         found = os.statvfs(folder)
     except OSError:

@@ -1,5 +1,4 @@
-"""uvicorn's HTTP protocol with the limits that it does not have: on heads, on silence in either
-direction, on connections.
+"""Extend uvicorn's HTTP protocol with limits on heads, on silence, and on connections.
 
 uvicorn waits for the head of a request for as long as it takes, takes heads of any size, waits for
 ever for a client that does not read its answer, and counts idle connections as work. In front of a
@@ -185,8 +184,9 @@ class BoundedHttp(HttpToolsProtocol):
         self._say(400, msg, "invalid_request")
 
     def _await_head(self) -> None:
-        """From the first moment, and again from the first byte after a request, until the head is
-        there whole."""
+        """Limit the time until the head is there whole.
+
+        It counts from the first moment, and again from the first byte after a request."""
         if self._head_timer is None and not self._at_work:
             self._head_timer = self.loop.call_later(self.limits.header_timeout_s, self._late_head)
 
@@ -197,7 +197,7 @@ class BoundedHttp(HttpToolsProtocol):
             self.drop()
 
     def _check_head(self) -> None:
-        """Raises _Stop for a head that is answered here, or not at all."""
+        """Check the head. Raises _Stop for one that is answered here, or not at all."""
         if self._deaf:
             raise _Stop
         size = len(self.url) + self._field_bytes
@@ -216,8 +216,10 @@ class BoundedHttp(HttpToolsProtocol):
             raise _Stop
 
     def _check_queue(self, size: int) -> None:
-        """Take a request that has not waited for the answer before it, or answer those that were
-        taken and end then, as HTTP allows: its client asks again for what has no answer."""
+        """Take a request that has not waited for the answer before it, or end then.
+
+        Those that were taken are answered, as HTTP allows: the client asks again for what has no
+        answer."""
         if not self.pipeline:
             self._queued_fields = self._queued_bytes = 0
         self._queued_fields += len(self.headers)
@@ -282,8 +284,9 @@ class BoundedHttp(HttpToolsProtocol):
         self._say(431, told, "headers_too_large")
 
     def _say(self, status: int, message: str, code: str) -> None:
-        """An answer to what is no request, or no longer one; the route of a request that was broken
-        off finds its client gone."""
+        """Answer what is no request, or no longer one.
+
+        The route of a request that was broken off finds its client gone."""
         if self._deaf or self.transport.is_closing():
             return
         if self._at_work and self._in_head:
@@ -311,8 +314,9 @@ class BoundedHttp(HttpToolsProtocol):
         self._linger()
 
     def _linger(self) -> None:
-        """Stop listening, and end a little later: a connection that is closed on unread data loses
-        the answer, too."""
+        """Stop listening, and end a little later.
+
+        A connection that is closed on unread data loses the answer, too."""
         self._deaf = True
         self._note_wait()
         self._unset_keepalive_if_required()
@@ -325,8 +329,9 @@ class BoundedHttp(HttpToolsProtocol):
             self._end_timer = self.loop.call_later(within_s, self.drop)
 
     def close_when_read(self) -> None:
-        """End it behind its answer; a client that does not read it has no longer than for any
-        other."""
+        """End it behind its answer.
+
+        A client that does not read it has no longer than for any other."""
         self.transport.close()
         self._end_soon(UNREAD_S)
 
@@ -336,9 +341,10 @@ class BoundedHttp(HttpToolsProtocol):
 
 
 class _Answering:
-    """The connection as the answer to one request has it. uvicorn closes it behind an answer where
-    the client has asked for that; while the body still comes, the answer would be lost then, and
-    `BoundedHttp` ends it a little later."""
+    """The connection as the answer to one request has it.
+
+    uvicorn closes it behind an answer where the client has asked for that; while the body still
+    comes, the answer would be lost then, and `BoundedHttp` ends it a little later."""
 
     def __init__(self, protocol: BoundedHttp) -> None:
         self._protocol = protocol
@@ -353,7 +359,7 @@ class _Answering:
 
 
 def bounded_http(door: GatewayFields, connections: ConnectionBook) -> type[BoundedHttp]:
-    """The protocol of one server."""
+    """Return the protocol of one server."""
 
     class OfThisServer(BoundedHttp):
         limits = door

@@ -43,5 +43,5 @@ class Refused(HTTPException):
 
 
 def not_found(what: str, name: str) -> Refused:
-    """The same for an id that never was and for one of another tenant."""
+    """Return a 404, the same for an id that never was and for one of another tenant."""
     return Refused(404, f"No such {what}: {name[:80]!r}", code="not_found", param="id")

@@ -58,8 +58,9 @@ class Router(APIRouter):
 
 @contextmanager
 def json_kept(scope: Scope, value: Any) -> Iterator[None]:
-    """Keep what was read for the route, and no longer: a connection that stays open keeps the scope
-    of its last request."""
+    """Keep what was read for the route, and no longer.
+
+    A connection that stays open keeps the scope of its last request."""
     scope.setdefault("state", {})[_STATE] = value
     try:
         yield

@@ -36,8 +36,9 @@ class DoorOpen(PenstockError):
 
 
 class DoorServer(uvicorn.Server):
-    """Says that it accepts no more work before it stops listening, where it listens, and when it
-    has ended."""
+    """The server, which says that it accepts no more work before it stops listening.
+
+    It also says where it listens, and when it has ended."""
 
     def __init__(self, config: uvicorn.Config, app: FastAPI, door: GatewayFields) -> None:
         super().__init__(config)
@@ -65,7 +66,7 @@ class DoorServer(uvicorn.Server):
 
 
 def door_server(settings: GatewaySettings, *, extra: Sequence[APIRouter] = ()) -> DoorServer:
-    """A server that is not started yet."""
+    """Return a server that is not started yet."""
     door = settings.gateway
     app = create_app(settings, extra=extra)
     book = ConnectionBook(
@@ -119,8 +120,9 @@ def refuse_open_door(settings: GatewaySettings) -> None:
 
 
 def _fitting(connections: int) -> int:
-    """As many connections as the process may have files for; its soft limit is raised where that is
-    enough."""
+    """Return how many connections the process may have files for.
+
+    Its soft limit is raised where that is enough."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     others = OTHER_FILES + PROBE_PLACES
     wanted = connections + others

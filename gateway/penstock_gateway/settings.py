@@ -1,5 +1,6 @@
-"""The settings of the HTTP doors: the producer's, plus `gateway.*`, as
-PENSTOCK_GATEWAY__PORT=8600.
+"""The settings of the HTTP doors: the producer's, plus `gateway.*`.
+
+They come as variables too: PENSTOCK_GATEWAY__PORT=8600.
 """
 
 from __future__ import annotations

@@ -167,8 +167,9 @@ def is_public(address: str) -> bool:
 
 
 class GuardedResolver(AbstractResolver):
-    """The addresses of a host, all of which have to be public; the connection is made to one of
-    these and no other."""
+    """Resolves a host to its addresses, all of which have to be public.
+
+    The connection is made to one of these and no other."""
 
     def __init__(self, allowed_hosts: Collection[str]) -> None:
         self._allowed = allowed_hosts
@@ -390,7 +391,7 @@ async def send(
 
 
 def _as_connected(text: str, allowed_hosts: Collection[str]) -> yarl.URL:
-    """Checked, and read by the library that connects.
+    """Check a URL as the library that connects reads it.
 
     Raises NotAllowed where the two readings differ."""
     parts = check_url(text, allowed_hosts)
@@ -403,8 +404,7 @@ def _as_connected(text: str, allowed_hosts: Collection[str]) -> yarl.URL:
 async def _post(
     url: yarl.URL, delivery: DueDelivery, allowed_hosts: Collection[str], trust: ssl.SSLContext
 ) -> int:
-    """A connection of its own for each try, so that its address is looked up and checked each
-    time."""
+    """Post over a connection of its own, so that the address is looked up and checked each time."""
     connector = aiohttp.TCPConnector(
         resolver=GuardedResolver(allowed_hosts),
         use_dns_cache=False,
@@ -433,7 +433,7 @@ async def _post(
 
 
 def signed(delivery: DueDelivery) -> dict[str, str]:
-    """The headers of Standard Webhooks; the time is that of this try."""
+    """Return the headers of Standard Webhooks; the time is that of this try."""
     now = datetime.now(UTC)
     signatures = [
         Webhook(secret).sign(delivery.event_id, now, delivery.payload)

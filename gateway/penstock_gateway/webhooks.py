@@ -92,7 +92,7 @@ async def list_webhooks(
     after: Annotated[str | None, Query(max_length=128)] = None,
     limit: Annotated[int, Query(ge=1, le=100)] = 20,
 ) -> dict[str, Any]:
-    """The caller's endpoints, newest first."""
+    """Return the caller's endpoints, newest first."""
     backend = backend_of(request)
     page = await backend.run(_store(backend).page, whose(caller), limit=limit, after=after)
     if page is None:
@@ -126,7 +126,7 @@ async def delete_webhook(request: Request, caller: Writes, webhook_id: str) -> d
 
 @router.post("/{webhook_id}/rotate", operation_id="rotate_webhook_secret")
 async def rotate_secret(request: Request, caller: Writes, webhook_id: str) -> dict[str, Any]:
-    """A new secret, in this answer only.
+    """Return a new secret, in this answer only.
 
     For a day, deliveries are signed by the one before as well."""
     backend = backend_of(request)
@@ -168,7 +168,7 @@ async def list_deliveries(
     webhook_id: str,
     limit: Annotated[int, Query(ge=1, le=1_000)] = 100,
 ) -> dict[str, Any]:
-    """The latest deliveries to an endpoint, newest first, with the last error of each."""
+    """Return the latest deliveries to an endpoint, newest first, with the last error of each."""
     backend = backend_of(request)
     await _found(backend, caller, webhook_id)
     deliveries = await backend.run(_store(backend).deliveries, webhook_id, limit)
@@ -183,8 +183,9 @@ async def list_deliveries(
 async def retry_delivery(
     request: Request, caller: Writes, webhook_id: str, event_id: str
 ) -> dict[str, Any]:
-    """Send an event once more now, with the same `webhook-id`, also one that has arrived or was
-    given up."""
+    """Send an event once more now, with the same `webhook-id`.
+
+    It may have arrived or been given up."""
     backend = backend_of(request)
     endpoint = await _found(backend, caller, webhook_id)
     if endpoint.disabled_at is not None:

@@ -69,7 +69,7 @@ _ENDS: Final = ("succeeded", "errored", "canceled", "expired")
 
 
 def batch_shown(batch: DoorBatch, counts: Mapping[str, int], origin: str) -> dict[str, Any]:
-    """The object; ``origin`` is this server as its caller has addressed it."""
+    """Return the object; ``origin`` is this server as its caller has addressed it."""
     over = [batch.times[state] for state in DoorBatchState if state.final and state in batch.times]
     ended = {name: counts.get(name, 0) for name in _ENDS}
     cancelled_at = batch.times.get(DoorBatchState.CANCELLING)
@@ -101,7 +101,10 @@ def _rfc3339(unix_s: float) -> str:
 
 
 def result_lines(backend: Backend, batch: DoorBatch) -> Iterator[bytes]:
-    """Raises Refused where there is nothing to read any more."""
+    """Yield the lines of the results.
+
+    Raises Refused where there is nothing to read any more.
+    """
     if batch.job_id is None:
         path = input_path(backend, batch)
         if path is None:
@@ -149,8 +152,9 @@ def _line(batch: DoorBatch, job: Job, outcome: Result | DeadLetter) -> bytes:
 
 
 def _error(job: Job, letter: DeadLetter) -> Any:
-    """The provider's own error where it gave one; of a refused request its line, without the place
-    where the file lies here."""
+    """Return the provider's own error where it gave one.
+
+    Of a refused request its line, without the place where the file lies here."""
     with contextlib.suppress(
         orjson.JSONDecodeError, orjson.JSONEncodeError
     ):  # the latter: too deep to be written again
@@ -211,8 +215,9 @@ Edge = Annotated[str | None, Query(max_length=100)]
 
 @router.post(PATH, operation_id="create_message_batch")
 async def create(request: Request, caller: Writer) -> JSONResponse:
-    """Its shape is checked at once; what is wrong with a request itself is that request's
-    result."""
+    """Create a batch, whose shape is checked at once.
+
+    What is wrong with a request itself is that request's result."""
     backend, batch_id = backend_of(request), new_id("msgbatch")
     window_s = backend.settings.gateway.batches.messages_window_s
     _check_provider(backend, caller, window_s)
@@ -239,7 +244,7 @@ async def page(
     before_id: Edge = None,
     limit: Annotated[int, Query(ge=1, le=PAGE_MAX)] = PAGE,
 ) -> JSONResponse:
-    """The newest first."""
+    """List the caller's batches, newest first."""
     if after_id is not None and before_id is not None:
         raise Refused(
             400,
@@ -267,7 +272,7 @@ async def retrieve(request: Request, batch_id: str, caller: Reader) -> JSONRespo
 
 @router.post(PATH + "/{batch_id}/cancel", operation_id="cancel_message_batch")
 async def cancel(request: Request, batch_id: str, caller: Writer) -> JSONResponse:
-    """What is under way still ends, with its result."""
+    """Cancel a batch; what is under way still ends, with its result."""
     backend = backend_of(request)
     batch, counts = await backend.run(_cancelled, backend, batch_id, caller)
     return JSONResponse(batch_shown(batch, counts, _origin(request)))
@@ -275,7 +280,7 @@ async def cancel(request: Request, batch_id: str, caller: Writer) -> JSONRespons
 
 @router.delete(PATH + "/{batch_id}", operation_id="delete_message_batch")
 async def delete(request: Request, batch_id: str, caller: Writer) -> JSONResponse:
-    """The batch, what was sent, and its results."""
+    """Return the batch, what was sent, and its results."""
     backend = backend_of(request)
     await backend.run(_deleted, backend, batch_id, caller)
     return JSONResponse({"id": batch_id, "type": "message_batch_deleted"})

@@ -89,7 +89,7 @@ class RequestReader:
         return True
 
     def _complete(self) -> Iterator[bytes]:
-        """The requests that are there whole; what is behind them is held."""
+        """Yield the requests that are there whole; what is behind them is held."""
         held, start = self._held, 0
         while not self._ended:
             if self._depth == 0:
@@ -195,7 +195,7 @@ PIECE: Final = 1024 * 1024  # bytes that are looked at together
 async def taken_in(
     backend: Backend, body: AsyncIterator[bytes], tenant: str | None, name: str
 ) -> tuple[DoorFile, int]:
-    """The file, and how many requests it has. Raises Refused; nothing stays then."""
+    """Return the file, and how many requests it has. Raises Refused; nothing stays then."""
     room = await backend.run(FileStore(backend.settings, backend.database).room_of, tenant)
     with backend.part(Shares).upload(tenant, room) as incoming:
         return await _written(backend, body, tenant, name, incoming)

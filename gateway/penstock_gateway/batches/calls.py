@@ -46,7 +46,7 @@ _UNITS = (("d", 86_400), ("h", 3_600), ("m", 60))
 def batch_shown(
     batch: DoorBatch, counts: Mapping[str, int], job: Job | None = None
 ) -> dict[str, Any]:
-    """The object.
+    """Return a batch as OpenAI's clients know it.
 
     Times that have not come are null; what OpenAI has no field for is under `penstock`."""
     final = batch.state.final
@@ -107,7 +107,10 @@ _Found = tuple[DoorBatch, dict[str, int], Job | None]
 
 
 def batch_for(store: DoorBatchStore, kind: str, batch_id: str, caller: Caller) -> DoorBatch:
-    """Raises Refused: the same for an id that never was and for one of another tenant."""
+    """Return the batch that a caller may see.
+
+    Raises Refused, in the same words for an id that never was and for one of another tenant.
+    """
     fits = is_id("batch" if kind == OPENAI else "msgbatch", batch_id)
     batch = store.get(batch_id) if fits else None
     if batch is None or batch.kind != kind or not caller.may_see(batch.tenant):
@@ -116,7 +119,7 @@ def batch_for(store: DoorBatchStore, kind: str, batch_id: str, caller: Caller) -
 
 
 def _live_job(backend: Backend, batch: DoorBatch) -> Job | None:
-    """The job of a batch that has not ended."""
+    """Return the job of a batch that has not ended."""
     if batch.job_id is None or batch.state.final:
         return None
     try:
@@ -150,7 +153,7 @@ def created(backend: Backend, asked: AskedBatch, caller: Caller, key: str | None
 
 
 def _check(backend: Backend, asked: AskedBatch, caller: Caller, tenant: str | None) -> None:
-    """What can be refused at once.
+    """Refuse what can be refused at once.
 
     A file that is not there is not: the batch fails, as at OpenAI."""
     file = FileStore(backend.settings, backend.database).get(asked.input_file_id, whose(caller))
@@ -181,7 +184,7 @@ def _check(backend: Backend, asked: AskedBatch, caller: Caller, tenant: str | No
 
 
 def _first_model(backend: Backend, file: DoorFile, spec: JobSpec) -> str | None:
-    """What the first line names.
+    """Return what the first line names.
 
     A file that cannot be read fails the batch, as at OpenAI, and is no matter of its budget."""
     try:
@@ -193,8 +196,9 @@ def _first_model(backend: Backend, file: DoorFile, spec: JobSpec) -> str | None:
 
 
 def _id_of(caller: Caller, key: str) -> str:
-    """The same for the same key of the same tenant: a second create finds the batch of the
-    first."""
+    """Return the same id for the same key of the same tenant.
+
+    So a second create finds the batch of the first."""
     return (
         "batch_"
         + hashlib.sha256(f"{caller.tenant or ''}\0{key}".encode("utf-8", "replace")).hexdigest()[

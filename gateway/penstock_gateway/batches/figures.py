@@ -1,5 +1,6 @@
-"""How many requests of a batch have ended, and how: from the job's tallies while it runs, frozen
-when it ends."""
+"""How many requests of a batch have ended, and how.
+
+The job's tallies say it while it runs; it is frozen when the batch ends."""
 
 from __future__ import annotations
 
@@ -29,8 +30,9 @@ def ended_by_deadline(job: Job) -> bool:
 
 
 def with_live_counts(store: DoorBatchStore, batches: Sequence[DoorBatch]) -> list[dict[str, int]]:
-    """The counts to show of each, those of live ones as they are now; what is shown once never goes
-    back."""
+    """Return the counts to show of each, those of live ones as they are now.
+
+    What is shown once never goes back."""
     running = {
         batch.job_id for batch in batches if batch.job_id is not None and not _is_frozen(batch)
     }

@@ -57,8 +57,9 @@ _READ_ID: Final = msgspec.json.Decoder(_Named).decode
 
 
 def never_begun(backend: Backend, batch: DoorBatch) -> Iterator[bytes]:
-    """The error lines of a batch that was cancelled before it was a job; none where its file is
-    gone."""
+    """Return the error lines of a batch that was cancelled before it was a job.
+
+    It is None where its file is gone."""
     path = input_path(backend, batch)
     if path is None:
         return iter(())
@@ -67,8 +68,9 @@ def never_begun(backend: Backend, batch: DoorBatch) -> Iterator[bytes]:
 
 
 def error_lines(backend: Backend, batch: DoorBatch, job: Job) -> Iterator[bytes]:
-    """Of the requests without an answer; of a job that failed as a whole, also of those that it
-    never came to."""
+    """Yield the lines of the requests without an answer.
+
+    Of a job that failed as a whole, also of those that it never came to."""
     yield from errors_of(OutcomeStore(backend.database), batch, job)
     if job.state is JobState.FAILED:
         yield from NotReached(backend, batch, job).lines()
@@ -127,8 +129,9 @@ class Finish:
         )
 
     def without_job(self, leased: LeasedBatch) -> None:
-        """Of a batch that was cancelled before it was a job: every request of its file is one that
-        was not executed."""
+        """End a batch that was cancelled before it was a job.
+
+        Every request of its file is one that was not executed."""
         batch = leased.batch
         counts, errors = batch.counts, None
         if not batch.of_anthropic:
@@ -166,8 +169,10 @@ class Finish:
 
 
 class _Failed:
-    """A job that failed as a whole: what is in flight then may still be answered, so its lines are
-    held against those that were written, not against the ledger of a moment later."""
+    """A job that failed as a whole.
+
+    What is in flight then may still be answered, so its lines are held against those that were
+    written, not against the ledger of a moment later."""
 
     def __init__(self, backend: Backend, batch: DoorBatch, job: Job) -> None:
         self._job = job

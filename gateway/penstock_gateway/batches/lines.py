@@ -105,7 +105,11 @@ class NotReached:
     def __init__(
         self, backend: Backend, batch: DoorBatch, job: Job, ended: Collection[str] | None = None
     ) -> None:
-        """``ended``: documents that have a line elsewhere; None: those that have an outcome."""
+        """Read which requests have no line yet.
+
+        ``ended`` are the documents that have a line elsewhere; None means those that have an
+        outcome.
+        """
         self._backend, self._batch, self._job = backend, batch, job
         self._ended = ended
         self.unread: str | None = (
@@ -167,7 +171,10 @@ def outputs_of(outcomes: OutcomeStore, job: Job, details: Details | None = None)
 
 
 def errors_of(outcomes: OutcomeStore, batch: DoorBatch, job: Job) -> Iterator[bytes]:
-    """A request that was not executed says why: the window was over, or the batch was cancelled."""
+    """Yield the lines of the error file.
+
+    A request that was not executed says why: the window was over, or the batch was cancelled.
+    """
     late = batch.state is not DoorBatchState.CANCELLING and ended_by_deadline(job)
     for letter in outcomes.dead_letters(job.job_id):
         if letter.reason not in (CANCELLED, DEADLINE):

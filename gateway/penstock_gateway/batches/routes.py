@@ -37,8 +37,9 @@ Writer = Annotated[Caller, Depends(caller_with("write"))]
 
 @router.post("/v1/batches", operation_id="create_batch")
 async def create(request: Request, caller: Writer) -> JSONResponse:
-    """The batch, which is validated from here on: faults of its file are shown by the batch, not
-    refused here."""
+    """Create the batch, which is validated from here on.
+
+    Faults of its file are shown by the batch, not refused here."""
     backend = backend_of(request)
     asked = asked_batch(object_of(await request.json()))
     key = request.headers.get("idempotency-key")
@@ -58,7 +59,7 @@ async def page(
     after: Annotated[str | None, Query(max_length=100)] = None,
     limit: Annotated[int, Query(ge=1, le=PAGE_MAX)] = PAGE,
 ) -> JSONResponse:
-    """The newest first."""
+    """List the caller's batches, newest first."""
     backend = backend_of(request)
     wanted = BatchesAsked(OPENAI, limit, whose(caller), after=after)
     data, has_more = await backend.run(page_of, backend, wanted)
@@ -78,8 +79,9 @@ async def retrieve(request: Request, batch_id: str, caller: Reader) -> JSONRespo
 
 @router.post("/v1/batches/{batch_id}/cancel", operation_id="cancel_batch")
 async def cancel(request: Request, batch_id: str, caller: Writer) -> JSONResponse:
-    """What is under way still ends; what was not begun is not, and both are in the files of the
-    cancelled batch."""
+    """Cancel a batch; what is under way still ends.
+
+    What was not begun is not, and both are in the files of the cancelled batch."""
     backend = backend_of(request)
     return JSONResponse(batch_shown(*await backend.run(cancelled, backend, batch_id, caller)))
 
@@ -88,7 +90,7 @@ async def cancel(request: Request, batch_id: str, caller: Writer) -> JSONRespons
 async def output(
     request: Request, batch_id: str, caller: Reader, partial: bool = False
 ) -> StreamingResponse:
-    """The answers so far, as lines; OpenAI has them at the end only, as the output file."""
+    """Return the answers so far, as lines; OpenAI has them at the end only, as the output file."""
     return await _lines(backend_of(request), batch_id, caller, partial, errors=False)
 
 
@@ -96,7 +98,7 @@ async def output(
 async def errors(
     request: Request, batch_id: str, caller: Reader, partial: bool = False
 ) -> StreamingResponse:
-    """Of the requests without an answer so far, likewise."""
+    """Return the errors so far, as lines."""
     return await _lines(backend_of(request), batch_id, caller, partial, errors=True)
 
 

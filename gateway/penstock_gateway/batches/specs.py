@@ -91,7 +91,7 @@ def tenant_of_batch(metadata: Mapping[str, str] | None, caller: Caller) -> str |
 
 
 def asked_in(metadata: Mapping[str, str] | None) -> dict[str, Any]:
-    """The options of a job that metadata asks for. Raises Refused."""
+    """Return the options of a job that metadata asks for. Raises Refused."""
     asked: dict[str, Any] = {}
     for name in _FIELDS:
         value = (metadata or {}).get(OURS + name)
@@ -171,7 +171,10 @@ def _endpoint(given: Any) -> str:
 
 
 def _window_s(given: Any) -> float:
-    """A window that is accepted is kept: the batch ends with it, whatever is not done by then."""
+    """Return the window in seconds.
+
+    A window that is accepted is kept: the batch ends with it, whatever is not done by then.
+    """
     if isinstance(given, str) and _WINDOW.fullmatch(given) and seconds_of(given) <= MAX_WINDOW_S:
         return seconds_of(given)
     why = f"{seen(given)}; write a whole number and s, m, h or d, up to 30d, such as '24h'"
@@ -220,9 +223,11 @@ def spec_of(
     deadline_s: float,
     model: str | None = None,
 ) -> JobSpec:
-    """``model``: the one that all lines name; None: there are several, or it is not known yet, and
-    then a budget is not held against prices here: the job's submit does that. Raises SpecError for
-    what this installation cannot answer, or this tenant may not ask for; Refused for metadata."""
+    """``model``: the one that all lines name.
+
+    None: there are several, or it is not known yet, and then a budget is not held against prices
+    here: the job's submit does that. Raises SpecError for what this installation cannot answer, or
+    this tenant may not ask for; Refused for metadata."""
     door = settings.gateway.batches
     options: dict[str, Any] = {
         "lane": door.lane,
@@ -263,7 +268,7 @@ def spec_of_batch(
 
 
 def anthropic_provider(settings: GatewaySettings) -> str:
-    """The provider that message batches go to. Raises SpecError."""
+    """Return the provider that message batches go to. Raises SpecError."""
     door = settings.gateway.batches
     named = door.messages_provider or door.provider
     kinds = {name: facts.kind for name, facts in settings.providers.items()}

@@ -78,7 +78,7 @@ class Steps:
         self._lost.set()
 
     def step(self, leased: LeasedBatch) -> None:
-        """Raises Stopped, and PenstockError where it cannot be done now."""
+        """Do the next step. Raises Stopped, and PenstockError where it cannot be done now."""
         batch = leased.batch
         job = self._job_of(batch)
         if batch.state is DoorBatchState.VALIDATING:
@@ -168,8 +168,9 @@ class Steps:
         return None
 
     def _end_job(self, batch: DoorBatch, job: Job) -> None:
-        """Its caller has cancelled the batch, or its time is over: a job that is paused does not
-        look at its deadline."""
+        """Cancel the job of a batch that was cancelled or whose time is over.
+
+        A job that is paused does not look at its deadline."""
         if batch.state is DoorBatchState.CANCELLING:
             self._jobs.set_state(
                 job.job_id, JobState.CANCELLING, reason="cancelled by its caller", expect=LIVE

@@ -1,5 +1,6 @@
-"""What is wrong with a file of requests, line by line, as OpenAI tells it; and the checks that a
-job alone does not make."""
+"""What is wrong with a file of requests, line by line, as OpenAI tells it.
+
+And the checks that a job alone does not make."""
 
 from __future__ import annotations
 
@@ -70,8 +71,9 @@ class LineChecks:
         return None
 
     def other_url(self, row: Document | BadRow) -> BadRow | None:
-        """Why a line for another endpoint than the batch's is refused, whatever else is wrong with
-        it; None for all others."""
+        """Refuse a line for another endpoint than the batch's, whatever else is wrong with it.
+
+        Returns None for all others."""
         return None if row.endpoint is None else _other_url(row, self._endpoint)
 
 
@@ -99,7 +101,7 @@ def first_model(path: str, spec: JobSpec, settings: GatewaySettings) -> str | No
 def one_model(
     path: str, spec: JobSpec, settings: GatewaySettings, go_on: Callable[[], None]
 ) -> str | None:
-    """The one that all lines name; None where one names another or none, or is no request.
+    """Return the one that all lines name; None where one names another or none, or is no request.
 
     ``go_on`` is called for each line.
 
@@ -121,7 +123,7 @@ def one_model(
 
 
 def of_the_batch(error: SourceError, path: str) -> dict[str, Any]:
-    """A fault of the file as a whole, without the place where it lies here."""
+    """Return a fault of the file as a whole, without the place where it lies here."""
     message = error.public_message.partition(": ")[2].replace(path, "the input file")
     return {
         "code": _CODES.get(error.code, error.code),
@@ -174,7 +176,7 @@ def _listed(bad: list[BadRow]) -> list[dict[str, Any]]:
 
 
 def _texts_in(given: Any) -> int:
-    """An input is one text, a list of them, one list of tokens, or a list of such lists."""
+    """Count the inputs: one text, a list of them, a list of tokens, or a list of such."""
     if isinstance(given, list) and given and not isinstance(given[0], int):
         return len(given)
     return 1

@@ -29,9 +29,9 @@ class Proxies:
         self._networks = [ipaddress.ip_network(network) for network in networks]
 
     def caller_of(self, connection: HTTPConnection) -> str:
-        """Return the address that asks, as text, and of one of IPv6 its network, in which a caller
-        has 2^64 of them. It is the last trusted one where the header names nothing that is an
-        address."""
+        """Return the address that asks, as text; of IPv6 its network, which one caller may hold.
+
+        It is the last trusted one where the header names nothing that is an address."""
         peer = connection.client.host if connection.client else ""
         return self.asked_by(peer, connection.headers.getlist(FORWARDED))
 
@@ -68,8 +68,9 @@ def _counted(address: Address) -> str:
 
 
 def _address(text: str) -> Address | None:
-    """Of `203.0.113.7`, `203.0.113.7:4711`, `2001:db8::1` and `[2001:db8::1]:4711`; one of IPv4
-    written as IPv6 is of IPv4."""
+    """Read `203.0.113.7`, `203.0.113.7:4711`, `2001:db8::1` or `[2001:db8::1]:4711`.
+
+    One of IPv4 written as IPv6 is of IPv4."""
     bare = text.strip()
     if bare.startswith("["):
         bare = bare[1:].partition("]")[0]

@@ -1,5 +1,4 @@
-"""What a key's tenant may have: requests in a minute and at once, counted in Redis, and money,
-counted in SQL.
+"""What a key's tenant may have: requests, counted in Redis, and money, counted in SQL.
 
 While Redis is away, keys with such limits are refused (503), and those without go on: a bound per
 process would let a tenant have its limit once per replica, and /health says in the same moment that
@@ -118,7 +117,9 @@ class Admissions:
                 await self._limits.end(who, request_id)
 
     async def _check_budget(self, tenant: str, of_key: float | None) -> None:
-        """``of_key``: the budget that the key of the request names, which may be newer than what is
+        """Refuse a tenant whose budget is spent.
+
+        ``of_key`` is the budget that the key of the request names, which may be newer than what is
         remembered."""
         if time.monotonic() >= self._budgets_until:
             self._budgets = await self._backend.run(TenantBudgets(self._backend.database).all)

@@ -49,7 +49,7 @@ OPERATOR: Final = Caller(None, None, frozenset(SCOPES))
 
 
 def caller_with(scope: Scope) -> Callable[[Request], Awaitable[Caller]]:
-    """The dependency of a route: ``Annotated[Caller, Depends(caller_with("read"))]``."""
+    """Return the dependency of a route: ``Annotated[Caller, Depends(caller_with("read"))]``."""
 
     async def caller(request: Request) -> Caller:
         found = request.scope.get("state", {}).get(STATE)

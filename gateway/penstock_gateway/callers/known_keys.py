@@ -124,8 +124,9 @@ def signed_session(secret: str, session: Session) -> str:
 
 
 def read_session(secret: str, cookie: str, now: float) -> Session | None:
-    """Return the session of a cookie; None for one that has expired, that another has made, or that
-    is of an older Penstock."""
+    """Return the session of a cookie.
+
+    It is None for one that has expired, that another has made, or that is of an older Penstock."""
     told, _, signature = cookie.rpartition(".")
     if not hmac.compare_digest(
         _signature(secret, told).encode(), signature.encode("utf-8", "replace")
@@ -203,7 +204,7 @@ class KnownKeys:
         self._session_secret: str | None = None
 
     async def found(self, connection: HTTPConnection, *, by_session: bool = False) -> Found:
-        """Raises Refused (401, 403, 429), and DatabaseUnavailable."""
+        """Return who asks. Raises Refused (401, 403, 429), and DatabaseUnavailable."""
         if not await self.any_made():
             if not self._backend.settings.only_this_machine:
                 raise _no_key()
@@ -271,8 +272,9 @@ class KnownKeys:
         return key
 
     async def end_session(self, connection: HTTPConnection) -> None:
-        """End the session of the request's cookie: here at once, at other doors within
-        REMEMBERED_S."""
+        """End the session of the request's cookie.
+
+        It ends here at once, at other doors within REMEMBERED_S."""
         session = await self._session_of(connection)
         if session is not None:
             now = time.time()
@@ -320,8 +322,9 @@ class KnownKeys:
     # -- without keys ------------------------------------------------------------------------------
 
     def _check_host(self, connection: HTTPConnection) -> None:
-        """A page of another site must not reach the doors through a browser of this machine:
-        neither by a name of its own that leads here, nor by a form that it sends."""
+        """Refuse pages of other sites, which a browser of this machine might show.
+
+        They come by a name of their own that leads here, or by a form that they send."""
         host = connection.headers.get("host", "")
         name = _without_port(host)
         if not is_loopback(name) and name not in self._backend.settings.gateway.hosts:

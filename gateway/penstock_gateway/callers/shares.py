@@ -1,5 +1,4 @@
-"""What one tenant may hold of a door at once, so that it leaves the rest to others: counted in this
-process.
+"""What one tenant may hold of a door at once, so that it leaves the rest to others.
 
 The operator has no share: it is bounded by what the door as a whole has.
 """
@@ -28,7 +27,7 @@ _AGAIN_S: Final[dict[Share, int]] = {"streams": 30, "uploads": 5, "reads": 5}
 
 
 class Shares:
-    """Of one server. Belongs to the event loop."""
+    """The shares of one server; belongs to the event loop."""
 
     def __init__(self, backend: Backend) -> None:
         door = backend.settings.gateway
@@ -58,7 +57,10 @@ class Shares:
                 incoming.end()
 
     def _became_a_file(self, done: Incoming) -> None:
-        """The rooms of the others of its tenant were counted before it was one."""
+        """Note that it is a file now.
+
+        The rooms of the others of its tenant were counted before it was one.
+        """
         for other in self._under_way - {done}:
             if other.tenant == done.tenant:
                 other.lose_room(done.size)
@@ -106,7 +108,7 @@ class Incoming:
             self._room -= size
 
     def grow_to(self, size: int) -> None:
-        """Raises Refused (429) where the tenant's files would take more than its share."""
+        """Count more bytes. Raises Refused (429) where they would take more than the share."""
         if self.tenant is None or self._room is None or size <= self.size:
             return
         if self._coming[self.tenant] - self.size + size > self._room:
@@ -123,14 +125,14 @@ class Incoming:
         self.size = size
 
     def end(self) -> None:
-        """It is a file by now, or nothing."""
+        """End the count: it is a file by now, or nothing."""
         if self.tenant is not None:
             _less(self._coming, self.tenant, self.size)
         self.size = 0
 
 
 def _less(counter: Counter[K], name: K, number: int) -> None:
-    """What is at zero is forgotten: tenants come and go."""
+    """Count down, and forget what is at zero: tenants come and go."""
     counter[name] -= number
     if counter[name] <= 0:
         del counter[name]

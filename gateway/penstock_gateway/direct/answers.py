@@ -1,5 +1,6 @@
-"""The answers that callers wait for: workers say on a channel which are stored, and one look into
-SQL fetches all of those.
+"""The answers that callers wait for, fetched with one look into SQL for all that are stored.
+
+Workers say on a channel which are.
 
 A message that is lost, as while Redis is away, costs SWEEP_S: all that is awaited is looked up that
 often, with the states of its jobs.
@@ -34,8 +35,10 @@ Outcome = Result | DeadLetter
 
 
 class Answers:
-    """Belongs to the event loop; ``run`` fetches until it is cancelled, and calls ``round_done``
-    after each look at all that is awaited."""
+    """Fetches answers for those who wait; belongs to the event loop.
+
+    ``run`` fetches until it is cancelled, and calls ``round_done`` after each look at all that is
+    awaited."""
 
     def __init__(self, backend: Backend, store: DoorCallStore) -> None:
         self._backend = backend
@@ -50,7 +53,7 @@ class Answers:
     def awaited(
         self, job: CallJob, doc_ids: Iterable[str]
     ) -> Iterator[dict[str, asyncio.Future[Outcome]]]:
-        """The future of each document, which fails (Refused) where the job stops.
+        """Yield the future of each document, which fails (Refused) where the job stops.
 
         Forgotten with the end of the block."""
         loop = asyncio.get_running_loop()
@@ -104,8 +107,9 @@ class Answers:
                 await asyncio.sleep(AWAY_S)
 
     def _note(self, told: bytes | str) -> None:
-        """Names of jobs and documents, of all doors: anyone who reaches Redis may write here, and
-        what is not awaited is none."""
+        """Note names of jobs and documents that were answered, of all doors.
+
+        Anyone who reaches Redis may write here, and what is not awaited is none."""
         lines = told.decode("utf-8", "replace") if isinstance(told, bytes) else told
         for line in lines.split("\n"):
             job_id, _, doc_id = line.partition(" ")

@@ -1,5 +1,6 @@
-"""One call, from its checked body to its outcome: admitted, stored, queued, awaited, and stopped
-where its time is over.
+"""One call, from its checked body to its outcome: admitted, stored, queued and awaited.
+
+It is stopped where its time is over.
 """
 
 from __future__ import annotations
@@ -65,7 +66,7 @@ GROUP_MAX: Final = 100  # calls in one transaction; those that come meanwhile ma
 
 
 class Pushing:
-    """What comes while a group is written makes the next one. Belongs to the event loop."""
+    """Pushes calls in groups: what comes while one is written makes the next."""
 
     def __init__(self, backend: Backend, store: DoorCallStore) -> None:
         self._backend = backend
@@ -167,8 +168,9 @@ class Told:
 
     @property
     def how(self) -> str:
-        """As the metric of calls has it; several prompts in one call have failed where one of them
-        has."""
+        """Name how it ended, as the metric of calls has it.
+
+        Several prompts in one call have failed where one of them has."""
         if self.replayed:
             return "replayed"
         if self.late is not None:
@@ -177,7 +179,7 @@ class Told:
 
 
 class Calls:
-    """Of one server. Belongs to the event loop."""
+    """The calls of one server; belongs to the event loop."""
 
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
@@ -226,7 +228,7 @@ class Calls:
         self._client.close()
 
     async def _earlier(self, asked: Asked, key: str) -> Told | CallClaim:
-        """What the key stands for already, or the claim to it. Raises Refused (409, 422)."""
+        """Return what the key stands for already, or the claim to it. Raises Refused (409, 422)."""
         tenant = asked.caller.tenant
         digest = await self._backend.run_sized(asked.size, asked.digest)
         claim = CallClaim(tenant, key, digest, self._limits.keep_answers_s)

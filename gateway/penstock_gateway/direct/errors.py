@@ -53,8 +53,9 @@ def stop(
     bodies: Mapping[str, bytes],
     reason: str,
 ) -> tuple[dict[str, Outcome], set[str]]:
-    """End those documents that no worker has begun; returns the outcomes that there are now, and
-    which documents were begun.
+    """End those documents that no worker has begun.
+
+    Returns the outcomes that there are now, and which documents were begun.
 
     A worker that begins one in the same moment makes its call: the second of both outcomes is
     counted as such.
@@ -126,7 +127,7 @@ _BY_REASON: Final[dict[str, tuple[int, str]]] = {
 
 
 def refused_for_letter(letter: DeadLetter) -> Refused:
-    """A dead letter as an error: the provider's own, or the reason in words."""
+    """Return a dead letter as an error: the provider's own, or the reason in words."""
     status, code = _status_of(letter)
     said = _said_by_provider(letter) if status == letter.status_code else {}
     message = said.get("message") or f"{letter.reason}: {letter.last_error}"
@@ -153,7 +154,7 @@ def may_be_tried_again(outcomes: Iterable[Outcome]) -> bool:
 
 
 def timed_out(timeout_s: float, causes: Iterable[Cause], *, begun: bool) -> Refused:
-    """The caller's time is over: why, as far as workers have said what fails at the provider."""
+    """Say that the caller's time is over, and what fails at the provider, as workers say."""
     failing = next(iter(causes), None)
     if failing is not None and failing.name in _THROTTLED:
         return Refused(

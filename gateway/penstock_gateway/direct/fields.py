@@ -1,5 +1,4 @@
-"""What the body of a call may have: a list of fields for each endpoint, and no field that is not on
-it.
+"""What the body of a call may have: a list of fields for each endpoint, and no other.
 
 A field that is passed on unseen may mean something to a server behind this one: where to send the
 request, or with which key. So everything that is not named here is refused by its name, inside
@@ -167,7 +166,7 @@ Path = tuple[
 
 
 def checked_body(given: Mapping[str, Any], endpoint: str, limits: DirectFields) -> dict[str, Any]:
-    """The body as it is sent. Raises Refused (400), which names the field."""
+    """Return the body as it is sent. Raises Refused (400), which names the field."""
     _check_names(given, _FIELDS[endpoint] | set(limits.extra_fields), endpoint)
     if given.get("stream"):
         raise unsupported(
@@ -192,7 +191,7 @@ def checked_body(given: Mapping[str, Any], endpoint: str, limits: DirectFields) 
 def with_messages(
     body: Mapping[str, Any], messages: object, limits: DirectFields
 ) -> dict[str, Any]:
-    """The same call with other messages: only they are looked at. Raises Refused."""
+    """Return the same call with other messages: only they are looked at. Raises Refused."""
     _check_messages(messages)
     _check_nested({"messages": messages}, set(limits.extra_fields) | body.keys())
     return {**body, "messages": messages}
@@ -328,7 +327,7 @@ def _check_values(body: Mapping[str, Any], endpoint: str, limits: DirectFields) 
 
 
 def _check_nested(body: Mapping[str, Any], top: Collection[str]) -> None:
-    """Raises Refused for a name that OpenAI's API does not have inside the fields of a call.
+    """Refuse a name that OpenAI's API does not have inside the fields of a call.
 
     Depth is bounded by the parser."""
     for path, name in _names_below(body):
@@ -339,8 +338,10 @@ def _check_nested(body: Mapping[str, Any], top: Collection[str]) -> None:
 
 
 def _names_below(value: Any) -> Iterator[tuple[Path, str]]:
-    """Yield each name inside of the fields with where it stands, which is written out only for an
-    error: a body may have hundreds of thousands of them, far below one another."""
+    """Yield each name inside of the fields with where it stands.
+
+    The place is written out only for an error: a body may have hundreds of thousands of them, far
+    below one another."""
     waiting: list[tuple[Path | None, Any]] = [(None, value)]
     while waiting:
         at, one = waiting.pop()

@@ -1,5 +1,6 @@
-"""Which lane takes a call, and which models there are: looked up in what workers say of themselves,
-so that a call that no one would answer is refused."""
+"""Which lane takes a call, and which models there are, by what workers say of themselves.
+
+So a call that no one would answer is refused."""
 
 from __future__ import annotations
 
@@ -36,19 +37,21 @@ class Fleet:
         self._look: asyncio.Task[None] | None = None
 
     async def lane_for(self, model: str, endpoint: str) -> str:
-        """Raises Refused: 404 for a model that is not served, 503 where no worker lives, or where
+        """Return the lane that serves the model.
+
+        Raises Refused: 404 for a model that is not served, 503 where no worker lives, or where
         Redis does not answer."""
         await self._looked()
         return self._chosen(model, endpoint)
 
     async def hosted(self) -> list[Served]:
-        """The models of living workers. Raises Refused (503) where Redis does not answer."""
+        """Return the models of living workers. Raises Refused (503) where Redis does not answer."""
         await self._looked()
         lanes = filter(has_own_model, self._backend.settings.gateway.direct.lanes)
         return [served for lane in lanes for served in serving_of(self._workers, lane).models()]
 
     async def _looked(self) -> None:
-        """The workers are those of a look that is fresh enough. Raises Refused (503)."""
+        """Look at the workers, unless the last look is fresh enough. Raises Refused (503)."""
         age_s = time.monotonic() - self._looked_at
         if age_s > FRESH_S and (self._look is None or self._look.done()):
             self._look = asyncio.create_task(self._look_now(), name="look at workers")

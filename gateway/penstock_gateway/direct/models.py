@@ -1,5 +1,4 @@
-"""`GET /v1/models`: the models that callers may name, in the shape of OpenAI's list and of
-Anthropic's at once.
+"""`GET /v1/models`: the models that callers may name, as OpenAI and Anthropic list them.
 
 Hosted models are those that living workers say they serve. Of a provider's own, those that the
 settings name are listed, in `providers.NAME.prices`. Any other model of the provider may be asked

@@ -1,5 +1,6 @@
-"""The open job that a call belongs to: one for each tenant, endpoint, provider, lane and hour,
-shared by all doors of a fleet.
+"""The open job that a call belongs to, shared by all doors of a fleet.
+
+There is one for each tenant, endpoint, provider, lane and hour.
 
 A job of an hour that is over gets no more documents and is closed, so that it completes, is
 reported and kept like any other.
@@ -42,7 +43,7 @@ MOST_S: Final = 30  # that a caller is asked to stay away
 
 
 class Waiting:
-    """Belongs to the event loop."""
+    """Counts the calls that wait; belongs to the event loop."""
 
     def __init__(self, limits: DirectFields) -> None:
         self._limits = limits
@@ -70,7 +71,7 @@ class Waiting:
                 del self.of_tenant[tenant]
 
     def note(self, took_s: float) -> None:
-        """A call was answered."""
+        """Note how long a call took to be answered."""
         self._usual_s += LATEST * (took_s - self._usual_s)
 
     @property
@@ -126,7 +127,7 @@ class CallJob:
 
 
 class OpenJobs:
-    """Belongs to the event loop; SQL is asked in threads."""
+    """The open jobs of calls; belongs to the event loop, SQL is asked in threads."""
 
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
@@ -138,7 +139,10 @@ class OpenJobs:
     async def job_for(
         self, tenant: str | None, endpoint: str, lane: str, hot: RedisLedger
     ) -> CallJob:
-        """Raises Refused (429, 503) where the job is paused, and errors of the ledger."""
+        """Return the open job of a call, made where there is none.
+
+        Raises Refused (429, 503) where the job is paused, and errors of the ledger.
+        """
         name, hour = (tenant, endpoint, lane), hour_of(time.time())
         found = self._known.get(name)
         if found is None or found.hour != hour or found.is_over:
@@ -247,7 +251,7 @@ def close_old(store: DoorCallStore, jobs: JobStore, grace_s: float) -> int:
 
 
 def refuse_stopped(job: Job) -> None:
-    """Raises Refused for a job that takes nothing on now."""
+    """Refuse calls for a job that takes nothing on now."""
     if job.state is not JobState.PAUSED:
         return
     wait_s = PAUSED_RETRY_S if job.resume_at is None else max(1, round(job.resume_at - time.time()))
@@ -271,8 +275,9 @@ def refuse_stopped(job: Job) -> None:
 
 
 def _named(tenant: str | None) -> str:
-    """A tenant in the key of a job; one with characters that keys do not have, or a slash, by its
-    digest."""
+    """Return a tenant in the key of a job.
+
+    One with characters that keys do not have, or a slash, by its digest."""
     if tenant is None:
         return "-"
     if len(tenant) <= TENANT_CHARS and "/" not in tenant:

@@ -58,7 +58,7 @@ class Read(NamedTuple):
 
 
 async def object_in(request: Request, most_bytes: int) -> Read:
-    """The body, which may have its own bound below that of all bodies.
+    """Return the JSON of a body, which may have a bound below that of all bodies.
 
     Raises Refused (400, 413)."""
     size = len(await request.body())
@@ -90,7 +90,7 @@ def checked_timeout(seconds: object, name: str, limits: DirectFields) -> float:
 
 
 def key_of(request: Request) -> str | None:
-    """Raises Refused."""
+    """Return the idempotency key of a request, if any. Raises Refused."""
     key = request.headers.get(KEY_HEADER)
     if key is not None and (
         not 0 < len(key) <= KEY_CHARS or not key.isascii() or not key.isprintable()
@@ -100,7 +100,7 @@ def key_of(request: Request) -> str | None:
 
 
 async def gone(request: Request) -> None:
-    """Returns when the caller has hung up; the body has been read before.
+    """Return when the caller has hung up; the body has been read before.
 
     Never returns where the server does not say."""
     while True:
@@ -121,7 +121,7 @@ _USAGE: Final = ("prompt_tokens", "completion_tokens", "total_tokens")
 
 
 def bodies_of(given: Mapping[str, Any], limits: DirectFields) -> list[dict[str, Any]]:
-    """The body of each prompt's request. Raises Refused."""
+    """Return the body of each prompt's request. Raises Refused."""
     prompts, system = given.get("prompts"), given.get("system")
     if prompts is None:
         raise Refused(
@@ -226,8 +226,10 @@ def _output(at: int, told: Told) -> dict[str, Any]:
 
 
 def _read(body: bytes) -> dict[str, Any]:
-    """Of the first choice: where the provider's answer has another form, its text is missing and no
-    error is made of that."""
+    """Read the first choice of an answer.
+
+    Where the provider's answer has another form, its text is missing and no error is made of that.
+    """
     found = parse_json(body)
     choices = found.get("choices")
     choice = (
@@ -265,8 +267,9 @@ _ERRORS: Final[dict[int | str, dict[str, Any]]] = {
 
 @router.post(CHAT, responses=_ERRORS, operation_id="create_chat_completion")
 async def chat_completions(request: Request, caller: May) -> Response:
-    """One chat completion, as OpenAI's API has it; answered by the fleet, recorded like a document
-    of a job."""
+    """Answer a chat completion, as OpenAI's API has it.
+
+    Answered by the fleet, recorded like a document of a job."""
     return await _one(request, caller, CHAT)
 
 
@@ -278,14 +281,13 @@ async def completions(request: Request, caller: May) -> Response:
 
 @router.post(EMBEDDINGS, responses=_ERRORS, operation_id="create_embeddings")
 async def embeddings(request: Request, caller: May) -> Response:
-    """The embeddings of one input, or of several, as OpenAI's API has it."""
+    """Return the embeddings of one input, or of several, as OpenAI's API has it."""
     return await _one(request, caller, EMBEDDINGS)
 
 
 @router.post("/v1/batch/sync", responses=_ERRORS, operation_id="answer_prompts")
 async def batch_sync(request: Request, caller: May) -> Response:
-    """Several prompts, answered together: outputs in their order, each with its text or its
-    error."""
+    """Answer several prompts together: outputs in their order, each with a text or an error."""
     backend = backend_of(request)
     limits = backend.settings.gateway.direct
     given, size = await object_in(request, limits.batch_bytes)

@@ -43,7 +43,7 @@ class UploadForm:
     values: dict[str, bytearray] = field(default_factory=dict)
 
     def begin(self, part: FormPart) -> bool:
-        """A part begins; whether it is the file.
+        """Begin a part, and return whether it is the file.
 
         Raises Refused for what an upload does not have, or has twice."""
         if part.name == FILE:
@@ -144,7 +144,7 @@ class UploadForm:
 
 
 def shown_name(given: str) -> str:
-    """The last part of a name, without what no name should have.
+    """Return the last part of a name, without what no name should have.
 
     It is shown, and never becomes a path."""
     last = re.split(r"[/\\]", given)[-1]

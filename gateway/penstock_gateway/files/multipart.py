@@ -1,5 +1,6 @@
-"""Bodies of forms with files (RFC 7578), read as they come: bytes in, parts out, nothing kept but
-what cannot be decided yet.
+"""Read forms with files (RFC 7578) as they come: bytes in, parts out.
+
+Nothing is kept but what cannot be decided yet.
 
 The parser does no input or output of its own. However the bytes are cut into chunks, the same parts
 come out, and the same bodies are refused. Each of its limits is a name below.
@@ -55,7 +56,7 @@ Event = FormPart | Data | PartEnd
 
 
 def boundary_of(content_type: str) -> str | None:
-    """What separates the parts; None where the type is another.
+    """Return what separates the parts; None where the type is another.
 
     Raises MalformedForm for a form without a usable boundary."""
     header = _header("content-type", content_type)
@@ -79,13 +80,13 @@ class MultipartParser:
         self.ended = False
 
     def feed(self, chunk: bytes) -> Iterator[Event]:
-        """Raises MalformedForm."""
+        """Yield what the next bytes complete. Raises MalformedForm."""
         self._held += chunk
         while (events := self._step()) is not None:
             yield from events
 
     def end(self) -> None:
-        """Raises MalformedForm where the last boundary has not come."""
+        """End the form. Raises MalformedForm where the last boundary has not come."""
         if not self.ended:
             raise MalformedForm("the body ends before the last boundary of its form")
 

@@ -47,8 +47,10 @@ class Span(NamedTuple):
 
 
 def asked_span(range_header: str | None, if_range: str | None, etag: str, size: int) -> Span | None:
-    """None for the whole file: also for several ranges or an unknown unit, which a server may leave
-    aside, and where the content is another than the caller has. Raises NoSuchRange."""
+    """Return which bytes are asked for; None for the whole file.
+
+    That also holds for several ranges or an unknown unit, which a server may leave aside, and where
+    the content is another than the caller has. Raises NoSuchRange."""
     if range_header is None or (if_range is not None and if_range.strip() != etag):
         return None
     found = _RANGE.fullmatch(range_header)
@@ -123,7 +125,10 @@ async def list_files(
     limit: Annotated[int, Query(ge=1, le=PAGE_MAX)] = PAGE_MAX,
     order: Literal["asc", "desc"] = "desc",
 ) -> dict[str, Any]:
-    """The caller's files, by the time they were made; those that batches wrote are among them."""
+    """Return the caller's files, by the time they were made.
+
+    Those that batches wrote are among them.
+    """
     backend = backend_of(request)
     purposes = None if purpose is None else [purpose]
     page = await backend.run(
@@ -152,7 +157,7 @@ async def list_files(
 
 @router.get("/v1/files/{file_id}", operation_id="retrieve_file")
 async def retrieve_file(request: Request, caller: Reads, file_id: str) -> dict[str, Any]:
-    """What is known of one file."""
+    """Return what is known of one file."""
     return shown(await _found(backend_of(request), caller, file_id))
 
 
@@ -184,7 +189,7 @@ async def delete_file(request: Request, caller: Writes, file_id: str) -> dict[st
     "/v1/files/{file_id}/content", response_class=Response, operation_id="read_file_content"
 )
 async def file_content(request: Request, caller: Reads, file_id: str) -> Response:
-    """The bytes of a file, or a range of them."""
+    """Return the bytes of a file, or a range of them."""
     backend = backend_of(request)
     file = await _found(backend, caller, file_id)
     etag = f'"{file.sha256}"'
@@ -210,7 +215,7 @@ async def file_content(request: Request, caller: Reads, file_id: str) -> Respons
 
 
 def shown(file: DoorFile) -> dict[str, Any]:
-    """A file as OpenAI's clients know it."""
+    """Return a file as OpenAI's clients know it."""
     told: dict[str, Any] = {
         "id": file.file_id,
         "object": "file",
@@ -242,7 +247,7 @@ def _span(request: Request, file: DoorFile, etag: str) -> Span | None:
 async def _pieces(
     backend: Backend, reader: FileReader, first: int, after: int
 ) -> AsyncIterator[bytes]:
-    """The next one is read when the caller has taken the last."""
+    """Yield pieces; each is read when the caller has taken the last."""
     while first < after:
         piece = await backend.run(reader.read, first, min(READ_TOGETHER, after - first))
         yield piece

@@ -1,5 +1,4 @@
-"""The bytes of files and their rows: written whole or not at all, to a folder or below a prefix of
-a bucket.
+"""The bytes of files and their rows, written whole or not at all, to a folder or a bucket.
 
 All of it blocks; routes call it through ``backend.run``. Other rooms write the outputs of their
 jobs with ``create_from``, and give ``place`` to ``Producer.submit``.
@@ -60,7 +59,7 @@ class FileStore:
         self.rows = DoorFiles(database)
 
     def begin(self, tenant: str | None, filename: str = "") -> FileWriting:
-        """A file that is being written. Raises Refused (507, 503)."""
+        """Return a file that is being written. Raises Refused (507, 503)."""
         file_id = new_id("file")
         place = file_id + _ending(filename)
         self.check_room(0)
@@ -77,7 +76,7 @@ class FileStore:
         lives_s: float | None = None,
         job_id: str | None = None,
     ) -> DoorFile | None:
-        """A file of ``lines``, each with its line end, in flat memory.
+        """Return a file of ``lines``, each with its line end, in flat memory.
 
         None where there is none: then there is no file either."""
         writing: FileWriting | None = None
@@ -111,11 +110,14 @@ class FileStore:
         return f"{self._settings.gateway.files.rstrip('/')}/{quote(file.place)}"
 
     def reader(self, file: DoorFile) -> FileReader:
-        """Raises Refused (503) for a bucket that does not answer, and for bytes that are gone."""
+        """Open the bytes for reading.
+
+        Raises Refused (503) for a bucket that does not answer, and for bytes that are gone.
+        """
         return FileReader(self.place(file), file.bytes, self._settings.s3_endpoint_url)
 
     def delete(self, file: DoorFile, whose: Whose) -> bool:
-        """False when it was gone already, or a batch or job that has not ended reads it."""
+        """Delete it; False when it was gone, or a batch or job that has not ended reads it."""
         if not self.rows.delete(file.file_id, whose):
             return False
         with contextlib.suppress(SinkError, OSError):  # what does not go now goes with the row
@@ -149,8 +151,9 @@ class FileStore:
             raise _no_room()
 
     def room_of(self, tenant: str | None) -> int | None:
-        """Bytes that files of this tenant may still take; None for the operator's, which are
-        bounded by the disk alone."""
+        """Bytes that files of this tenant may still take.
+
+        It is None for the operator's, which are bounded by the disk alone."""
         if tenant is None:
             return None
         return self._settings.gateway.tenant_file_bytes - self.rows.bytes_of(tenant)
@@ -182,7 +185,7 @@ class FileWriting:
             self._writer = store.writer(place)
 
     def write(self, data: bytes) -> None:
-        """The next bytes, best about a MiB at a time."""
+        """Write the next bytes, best about a MiB at a time."""
         self._sha256.update(data)
         self.bytes += len(data)
         if self.bytes >= self._look_at:
@@ -221,8 +224,10 @@ class FileWriting:
         return shown
 
     def discard(self) -> None:
-        """Best effort: what cannot be removed now is removed by its row later, and so is what may
-        be shown already, where it is not."""
+        """Remove what was written, as far as that works now.
+
+        The rest is removed by its row later, and so is what may be shown already, where it is not.
+        """
         with self._ending, contextlib.suppress(PenstockError, OSError):
             if self._offered:
                 return
@@ -232,8 +237,7 @@ class FileWriting:
 
 
 class FileReader:
-    """The bytes of a finished file, any of them, without a handle that stays open between two
-    reads."""
+    """The bytes of a finished file, any of them, with no handle open between two reads."""
 
     def __init__(self, place: str, size: int, s3_endpoint_url: str | None) -> None:
         self._place, self._bucket, self._etag = place, None, ""
@@ -254,7 +258,7 @@ class FileReader:
             )
 
     def read(self, first: int, length: int) -> bytes:
-        """Raises Refused where they are gone meanwhile."""
+        """Return bytes of the file. Raises Refused where they are gone meanwhile."""
         with _explained():
             if self._bucket is not None:
                 data = b"".join(self._bucket.chunks(self._name, self._etag, first, first + length))

@@ -1,5 +1,7 @@
-"""A form that comes over HTTP becomes a file: read piece by piece, written in threads, a MiB in
-memory at a time.
+"""Turn a form that comes over HTTP into a file.
+
+It is read piece by piece and written in threads, a MiB in memory at a time. What ends by itself is
+removed here.
 """
 
 from __future__ import annotations
@@ -41,7 +43,7 @@ UPLOAD_MAX_S: Final = (
 async def uploaded(
     request: Request, backend: Backend, store: FileStore, tenant: str | None
 ) -> DoorFile:
-    """The file that the request brings.
+    """Return the file that the request brings.
 
     Raises Refused, and leaves nothing of a file that did not come whole."""
     most = backend.settings.gateway.max_upload_bytes
@@ -79,8 +81,7 @@ async def _taken_in(request: Request, parser: MultipartParser, upload: _Upload) 
 
 
 class _Upload:
-    """The file that is being written, the fields beside it, and which of them the next bytes belong
-    to."""
+    """The file that is being written, the fields beside it, and where the next bytes belong."""
 
     def __init__(
         self, backend: Backend, store: FileStore, tenant: str | None, most: int, incoming: Incoming
@@ -194,8 +195,9 @@ LEFT_AFTER_S: Final = UPLOAD_MAX_S + 3600
 
 
 class FileCleaning:
-    """Any number of replicas may do this at once: a row is hidden once, and bytes that are gone
-    stay gone."""
+    """Removes files whose time is over; any number of replicas may do it at once.
+
+    A row is hidden once, and bytes that are gone stay gone."""
 
     async def run(self, backend: Backend) -> None:
         store = FileStore(backend.settings, backend.database)

@@ -43,7 +43,7 @@ class Part(NamedTuple):
 
 
 def parts(numbers: Sequence[tuple[str, int]], whole: int) -> list[Part]:
-    """The pieces of a bar whose whole is ``whole``; one that is there at all can be seen."""
+    """Return the pieces of a bar whose whole is ``whole``; one that is there at all can be seen."""
     widths = {
         kind: max(LEAST, WIDE * number / whole)
         for kind, number in numbers
