@@ -1,5 +1,4 @@
-"""A provider on this machine: OpenAI's API with strict limits and seeded faults, which counts every
-call it gets.
+"""A provider on this machine, with strict limits and seeded faults, which counts every call.
 
 Beside it are Anthropic's messages, Gemini's content, and the batch APIs of all three.
 
@@ -21,7 +20,7 @@ __all__ = ["SimulatorConfig", "make_app", "serve"]
 
 
 def make_app(config: SimulatorConfig) -> web.Application:
-    """The provider as an aiohttp application, to be run in a loop of the caller."""
+    """Return the provider as an aiohttp application, to be run in a loop of the caller."""
     from penstock_simulate.web import make_app
 
     return make_app(config)

@@ -1,5 +1,4 @@
-"""Every call that arrived, counted per document before it is answered, so that losses and
-duplicates show."""
+"""Every call, counted per document before it is answered: losses and duplicates show."""
 
 from __future__ import annotations
 
@@ -67,8 +66,9 @@ class CallBook:
         return number
 
     def decided(self, document: str, number: int, outcome: str) -> None:
-        """Put the call and what it is going to get on disk: one write, so a killed simulator loses
-        no whole line."""
+        """Put the call and what it gets on disk.
+
+        It is one write, so a killed simulator loses no whole line."""
         if self._log is not None:
             line = {
                 "at": round(time.time(), 6),
@@ -81,7 +81,7 @@ class CallBook:
     def left(
         self, document: str, outcome: str, usage: tuple[int, int], *, ok: bool, unread: bool
     ) -> None:
-        """The call has been answered.
+        """Note that the call has been answered.
 
         ``unread``: the client had gone; the work was done all the same."""
         books = self._now
@@ -94,15 +94,15 @@ class CallBook:
             books.answered[document] = books.answered.get(document, 0) + 1
 
     def over_limit(self, dimension: str) -> None:
-        """A limit that was known beforehand turned this call away."""
+        """Count a call that a limit turned away which was known beforehand."""
         self._now.over_limit[dimension] += 1
 
     def refused(self, code: str) -> None:
-        """The call got an error with this code, for whatever reason."""
+        """Count a call that got an error with this code, for whatever reason."""
         self._now.refused[code] += 1
 
     def trapped(self, how: str) -> None:
-        """A client followed a redirect."""
+        """Count a client that followed a redirect."""
         self._now.trapped[how] += 1
 
     def stats(self) -> dict[str, Any]:
@@ -126,7 +126,7 @@ class CallBook:
         }
 
     def calls(self, least: int = 1) -> dict[str, dict[str, int]]:
-        """Calls and good answers of each document that was called at least ``least`` times."""
+        """Return calls and good answers of each document called at least ``least`` times."""
         books = self._now
         return {
             document: {"calls": number, "ok": books.answered.get(document, 0)}

@@ -10,8 +10,9 @@ from penstock_simulate.config import SimulatorConfig
 
 
 class ServerSlots:
-    """An unbounded first-come-first-served queue in front of ``slots`` equal servers; times are
-    known at once."""
+    """An unbounded first-come-first-served queue in front of ``slots`` equal servers.
+
+    Times are known at once."""
 
     def __init__(self, slots: int) -> None:
         self._ends: list[float] = []  # when each server is free, a heap
@@ -49,7 +50,10 @@ class ServerSlots:
 
 
 def resized(slots: ServerSlots | None, metering: Metering) -> ServerSlots | None:
-    """The queue under these settings, with the calls that are in it; None where none is kept."""
+    """Return the queue under these settings, with the calls that are in it.
+
+    It is None where none is kept.
+    """
     if metering.crowded != Crowded.QUEUED or metering.max_concurrency is None:
         return None
     if slots is None:
@@ -88,7 +92,7 @@ class Wallet:
         self._usd_out = config.usd_per_mtok_out / TOKENS_PER_PRICE
 
     def empty(self, calls: int) -> bool:
-        """``calls``: how many arrived, this one included."""
+        """Return whether the account is empty; ``calls`` arrived, this one included."""
         if self._calls is not None and calls > self._calls:
             return True
         return self._usd is not None and self.spent_usd >= self._usd
@@ -102,8 +106,9 @@ MINUTE_S = 60.0
 
 
 class RampDetector:
-    """Within ``within_s`` the accepted rate may grow by ``percent``, measured against the best
-    older slot.
+    """Lets the accepted rate grow by ``percent`` within ``within_s``.
+
+    It is measured against the best older slot.
 
     The span is cut into ten slots. A slot may accept ``1 + percent / 100`` times what the best slot
     accepted that lies one to two spans back, and never less than ``free_rpm`` requests per minute
@@ -147,7 +152,7 @@ class RampDetector:
 
 
 def ramp_settings(config: SimulatorConfig) -> tuple[float | None, float, float]:
-    """What a detector is made of: while it stays the same, so does the detector."""
+    """Return what a detector is made of: while it stays the same, so does the detector."""
     return config.ramp_percent, config.ramp_s, config.ramp_free_rpm
 
 

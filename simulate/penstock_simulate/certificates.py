@@ -1,5 +1,4 @@
-"""Certificates for `penstock simulate --certificate`: a good one, and those that a client must
-refuse."""
+"""Certificates for `penstock simulate --certificate`: a good one, and bad ones."""
 
 from __future__ import annotations
 
@@ -20,7 +19,7 @@ DAY = datetime.timedelta(days=1)
 
 
 def served(kind: str, authority: Path | None) -> ssl.SSLContext:
-    """A server's context with a certificate of this kind (see choices.CERTIFICATES).
+    """Return a server's context with a certificate of this kind (see choices.CERTIFICATES).
 
     ``authority``: the file with the certificate and key that sign it, made where it is missing;
     None makes one that no client knows. Raises BadSetting where `cryptography` is not installed or
@@ -37,7 +36,7 @@ def served(kind: str, authority: Path | None) -> ssl.SSLContext:
 
 
 def _made(kind: str, authority: Path | None) -> tuple[bytes, bytes]:
-    """The certificate and its key as PEM."""
+    """Return the certificate and its key as PEM."""
     from cryptography.hazmat.primitives.asymmetric import ec
 
     key = ec.generate_private_key(ec.SECP256R1())
@@ -76,8 +75,9 @@ def _signed(
     *,
     authority: bool = False,
 ) -> Certificate:
-    """A certificate for ``host``, None for this machine; signed with its own key where there is no
-    signer."""
+    """Return a certificate for ``host``, None for this machine.
+
+    Signed with its own key where there is no signer."""
     from cryptography import x509
     from cryptography.hazmat.primitives import hashes
 

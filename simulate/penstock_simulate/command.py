@@ -147,7 +147,7 @@ PORT = 8399  # fixed, so that the address can be guessed; the field's own defaul
 
 
 def simulate(**given: Any) -> None:
-    """A local OpenAI-compatible provider with strict limits and seeded faults.
+    """Run a local OpenAI-compatible provider with strict limits and seeded faults.
 
     It counts every call: GET /stats.
 

@@ -228,8 +228,7 @@ class SimulatorConfig:
 
     @classmethod
     def rates(cls) -> list[str]:
-        """The fields that are the probability of a fault of one call, in the order in which they
-        are drawn."""
+        """Return the fields that are chances of a call's faults, in the order they are drawn."""
         return [
             field.name
             for field in fields(cls)

@@ -1,5 +1,6 @@
-"""What may be changed while the provider runs: `POST /control` with settings by name, and refusals
-on demand."""
+"""What may be changed while the provider runs: settings by name, and refusals on demand.
+
+`POST /control` does it."""
 
 from __future__ import annotations
 
@@ -51,7 +52,7 @@ class Change:
 
 
 def read_change(raw: bytes, config: SimulatorConfig, demand: Demand | None) -> Change:
-    """Settings as in SimulatorConfig, and `refuse`; what is not named stays.
+    """Read settings as in SimulatorConfig, and `refuse`; what is not named stays.
 
     Raises BadSetting and changes nothing."""
     try:
@@ -72,7 +73,7 @@ def read_change(raw: bytes, config: SimulatorConfig, demand: Demand | None) -> C
 
 
 def shown(config: SimulatorConfig, demand: Demand | None) -> dict[str, Any]:
-    """What is in force, under the names that `POST /control` takes; but for the key."""
+    """Return what is in force, under the names that `POST /control` takes; but for the key."""
     shown = {name: getattr(config, name) for name in CHANGEABLE if name != "api_key"}
     shown |= {
         name: getattr(config.metering, name) for name in config.metering._fields if name in shown
@@ -95,7 +96,7 @@ def _demand(given: object) -> Demand | None:
 
 
 def _types_fit(given: Mapping[str, Any]) -> None:
-    """What the configuration does not check itself, since flags cannot get it wrong."""
+    """Check what the configuration does not, since flags cannot get it wrong."""
     for name, kind, fix in (
         ("charge_failed", bool, "true or false"),
         ("api_key", str | None, "a text or null"),

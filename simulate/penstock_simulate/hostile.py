@@ -45,19 +45,18 @@ class Kind(NamedTuple):
 
 
 def fixed(status: int, body: bytes, headers: Mapping[str, str] = JSON) -> Callable[[Asked], Reply]:
-    """The same reply to every request."""
+    """Return the same reply to every request."""
     reply = Reply(status, body, headers)
     return lambda _: reply
 
 
 def with_headers(headers: Mapping[str, str]) -> Callable[[Asked], Reply]:
-    """The good answer with these headers beside its own."""
+    """Return the good answer with these headers beside its own."""
     return lambda asked: asked.answer._replace(headers={**asked.answer.headers, **headers})
 
 
 def error(message: str, code: str | None = None, kind: str = "invalid_request_error") -> bytes:
-    """OpenAI's error body, around a message that is already written as JSON text without its
-    quotes."""
+    """Return OpenAI's error body around a message already written as JSON without its quotes."""
     written = "null" if code is None else f'"{code}"'
     said = f'"message":"{message}","type":"{kind}","param":null,"code":{written}'
     return f'{{"error":{{{said}}}}}'.encode()
@@ -343,7 +342,7 @@ USAGE = b'"usage":'
 
 
 def _usage(written: bytes) -> Callable[[Asked], Reply]:
-    """The good answer with another usage."""
+    """Return the good answer with another usage."""
 
     def make(asked: Asked) -> Reply:
         head, _, _ = asked.answer.body.rpartition(USAGE)
@@ -414,7 +413,7 @@ KINDS: Mapping[str, Kind] = {kind.name: kind for kinds in FAMILIES.values() for 
 
 
 def chosen(names: str | None) -> tuple[Kind, ...]:
-    """The kinds of `--hostile`. Raises BadSetting for a name that is unknown."""
+    """Return the kinds of `--hostile`. Raises BadSetting for a name that is unknown."""
     if names is None:
         return ()
     if names == "all":

@@ -1,5 +1,6 @@
-"""Inference over HTTP in the APIs of three providers: they differ in where the key and the model
-are.
+"""Inference over HTTP in three APIs, which differ in where the key and the model are.
+
+A reply leaves whole, late, in pieces, broken off, or as bytes that are not HTTP.
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ async def _pause(closing: asyncio.Event, longest_s: float) -> None:
 
 
 async def _repeat(request: web.Request, reply: Reply) -> web.StreamResponse:
-    """The body many times over, as fast as the client takes it, until it has had enough."""
+    """Return the body many times over, as fast as the client takes it, until it has had enough."""
     response = web.StreamResponse(status=reply.status, headers=reply.headers)
     if reply.manner is Manner.MEASURED:
         response.content_length = len(reply.body) * reply.times

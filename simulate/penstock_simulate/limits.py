@@ -1,5 +1,7 @@
-"""What a call is charged, and when: at admission, corrected at the end, or as the answer is
-produced.
+"""Strict limits of a provider, checked together: a call is charged for all or refused.
+
+A call is charged at admission, corrected at the end, or charged as the answer is produced. Other
+clients of the same key use a fixed share.
 
 Sources: the providers' rate-limit pages, named in penstock_ratelimit/provider/profiles.py.
 """
@@ -43,7 +45,7 @@ def charge(requests: int, input_tokens: int, output_tokens: int) -> Charge:
 def correction(
     mode: Mode, charged: Charge, output: int, *, burndown: int, refund: bool
 ) -> Charge | None:
-    """What is still due when the answer leaves; None is nothing.
+    """Return what is still due when the answer leaves; None is nothing.
 
     ``output``: tokens it had; ``burndown``: how many tokens each of them counts for where input and
     output share a limit; ``refund``: the call failed, and failing is free.
@@ -88,8 +90,7 @@ MEMORY_S = 600.0
 
 
 class ForeignLoad:
-    """Takes ``share`` of each limit whether there is room or not, so that exactly the rest is left
-    for the caller."""
+    """Takes ``share`` of each limit, room or not, so that the rest is left for the caller."""
 
     def __init__(self, share: float, meters: Mapping[str, Meter], seed: int) -> None:
         self.share = share
@@ -121,8 +122,9 @@ class ForeignLoad:
         return self._random.expovariate(self._per_s())
 
     def _per_s(self) -> float:
-        """Calls per second: by the request limit where there is one, so that a call costs one
-        request."""
+        """Return calls per second, by the request limit where there is one.
+
+        So a call costs one request."""
         for name in ("requests", "requests_per_day"):
             if name in self._meters:
                 return self.share * self._meters[name].rate
@@ -142,7 +144,7 @@ class LastSecond:
         self._slot = 0
 
     def add(self, now: float, charge: Charge) -> list[int]:
-        """The sum with this one, by the parts of a charge."""
+        """Return the sum with this one, by the parts of a charge."""
         slot = int(now * SLOTS_PER_S)
         if slot != self._slot:
             self._turn(slot)
@@ -165,8 +167,7 @@ WINDOWS_S = {"10s": TEN_S, "minute": MINUTE_S}
 
 
 class Dimension(NamedTuple):
-    """One thing that is limited: the setting that holds its limit, and which part of a charge
-    counts."""
+    """One thing that is limited: the setting of its limit, and which part of a charge counts."""
 
     setting: str
     part: int  # of Charge
@@ -188,8 +189,7 @@ DIMENSIONS: Mapping[str, Dimension] = {
 
 @dataclass(frozen=True, slots=True)
 class OverLimit:
-    """A call that does not fit: what it ran into, and the seconds until it would fit (infinite:
-    never)."""
+    """A call that does not fit: what it ran into, and when it would fit (infinite: never)."""
 
     dimension: str
     wait_s: float
@@ -277,8 +277,9 @@ class KeyLimits:
         self._timeline.add(end, lambda at, _: self._flow(-per_s, at))
 
     def stats(self, now: float) -> dict[str, dict[str, float]]:
-        """By dimension, in its units: utilisation is ``accepted / (per_s x seconds)``; a peak is of
-        any one second."""
+        """By dimension, in its units: utilisation is ``accepted / (per_s x seconds)``.
+
+        A peak is of any one second."""
         self.catch_up(now)
         return {name: self._account(name, meter, now) for name, meter in self.meters.items()}
 

@@ -47,8 +47,9 @@ class Meter(Protocol):
 
 
 class ContinuousBucket:
-    """Refills all the time; holds ``depth_s`` seconds of its rate (units per second), and at least
-    one unit."""
+    """Refills all the time.
+
+    Holds ``depth_s`` seconds of its rate (units per second), and at least one unit."""
 
     def __init__(self, rate: float, depth_s: float) -> None:
         self.window_s = depth_s
@@ -90,8 +91,9 @@ class ContinuousBucket:
 
 
 class FixedWindow:
-    """The whole budget of ``window_s`` at the start of each window, counted from the first use;
-    nothing carries over."""
+    """The whole budget of ``window_s`` at the start of each window, counted from the first use.
+
+    Nothing carries over."""
 
     def __init__(self, rate: float, window_s: float) -> None:
         self.window_s = window_s

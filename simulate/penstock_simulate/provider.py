@@ -1,5 +1,4 @@
-"""Decides what a call to the simulated provider gets: checks in order, with the time passed in and
-nothing sent."""
+"""Decide what a call gets: checks in order, with the time passed in and nothing sent."""
 
 from __future__ import annotations
 
@@ -50,8 +49,9 @@ class Provider:
         self._fill()
 
     def reset(self) -> None:
-        """Accounts and limits as at the start; the log on disk and what was changed meanwhile are
-        kept."""
+        """Reset accounts and limits to those at the start.
+
+        The log on disk and what was changed meanwhile are kept."""
         self.book.reset()
         self._fill()
 
@@ -69,11 +69,11 @@ class Provider:
         self._slots = resized(self._slots, change.config.metering)
 
     def controls(self) -> dict[str, Any]:
-        """The settings in force."""
+        """Return the settings in force."""
         return controls.shown(self._config, self._demand)
 
     def stats(self, now: float) -> dict[str, Any]:
-        """The accounts since the start or the last reset, those of each limit among them."""
+        """Return the accounts since the start or the last reset, those of each limit among them."""
         return self.book.stats() | {
             "limits": self._limits.stats(now),
             "spent_usd": round(self._wallet.spent_usd, 9),
@@ -90,8 +90,7 @@ class Provider:
         return self._config
 
     def turned_away(self, authorization: str | None, *, spends: bool) -> Refusal | None:
-        """What a call that is not inference meets: the key, the demand and, where it spends, the
-        account."""
+        """Check what a call meets that is no inference: key, demand and, if it spends, account."""
         return (
             self._wrong_key(authorization)
             or self._demanded()
@@ -112,8 +111,9 @@ class Provider:
         return Call(endpoint, raw, authorization, tag, self.book.arrived(tag))
 
     def decide(self, call: Call, now: float, host: str = "") -> Reply:
-        """The reply to a call that arrives at ``now`` (seconds of any steady clock), noted in the
-        call log.
+        """Return the reply to a call that arrives at ``now``, noted in the call log.
+
+        ``now`` is in seconds of any steady clock.
 
         ``host`` is the name that the client called us by.
         """
@@ -169,8 +169,7 @@ class Provider:
         return f"req_{self.book.requests:016x}"
 
     def _turned_away(self, call: Call) -> Refusal | None:
-        """What is refused before limits are asked: the key, the demand, the request, the account,
-        the crowd."""
+        """Refuse before limits are asked: by key, demand, request, account or crowd."""
         wrong = self._wrong_key(call.authorization)
         return (
             wrong

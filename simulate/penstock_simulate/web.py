@@ -34,8 +34,9 @@ SERVICE: web.AppKey[BatchService] = web.AppKey("service", BatchService)
 
 
 def make_app(config: SimulatorConfig) -> web.Application:
-    """The application; its shutdown ends hanging calls, closes the call log and removes the files
-    of batches."""
+    """Return the application.
+
+    Its shutdown ends hanging calls, closes the call log and removes the files of batches."""
     provider, closing = Provider(config), asyncio.Event()
 
     async def ending(_: web.Application) -> None:
@@ -95,8 +96,9 @@ async def _calls(request: web.Request) -> web.Response:
 
 
 async def _batches(request: web.Request) -> web.Response:
-    """The batches of all dialects, the oldest first: what became of each, and how often its results
-    were read."""
+    """List the batches of all dialects, the oldest first, with what became of each.
+
+    It also says how often results were read."""
     return web.Response(body=orjson.dumps({"batches": request.app[SERVICE].shown()}), headers=JSON)
 
 
@@ -126,7 +128,7 @@ async def _controls(request: web.Request) -> web.Response:
 
 
 async def _control(request: web.Request) -> web.Response:
-    """What is in force after the change; 400 with the reason when it cannot be made."""
+    """Return what is in force after the change; 400 with the reason when it cannot be made."""
     try:
         request.app[PROVIDER].control(await request.read(), time.monotonic())
     except BadSetting as problem:
@@ -156,7 +158,7 @@ async def _health(_: web.Request) -> web.Response:
 
 @asynccontextmanager
 async def running(config: SimulatorConfig) -> AsyncIterator[str]:
-    """The provider on its address while the context lasts; yields the URL with the real port."""
+    """Serve the provider while the context lasts; yields the URL with the real port."""
     tls = None if config.certificate is None else served(config.certificate, config.authority)
     runner = web.AppRunner(make_app(config), access_log=None, shutdown_timeout=GRACE_S)
     await runner.setup()

@@ -84,8 +84,7 @@ class ModelList(BaseModel):
 
 @router.get("/v1/models", operation_id="list_models")
 async def list_models(request: Request, _caller: May) -> ModelList:
-    """List the models that living workers host, and those of the provider that the settings
-    name."""
+    """List the models of living workers, and those of the provider that the settings name."""
     found = list((await _known(backend_of(request))).values())[:MODELS_MAX]
     return ModelList(
         data=found, first_id=found[0].id if found else None, last_id=found[-1].id if found else None

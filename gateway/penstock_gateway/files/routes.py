@@ -107,8 +107,9 @@ Writes = Annotated[Caller, Depends(caller_with("write"))]
 
 @router.post("/v1/files", operation_id="create_file", openapi_extra={"requestBody": _FORM})
 async def create_file(request: Request, caller: Writes) -> dict[str, Any]:
-    """Upload a file: a form with `file` and `purpose`, and `expires_after[anchor]` and
-    `expires_after[seconds]` where it should go by itself."""
+    """Upload a file: a form with `file` and `purpose`.
+
+    `expires_after[anchor]` and `expires_after[seconds]` say when it should go by itself."""
     backend = backend_of(request)
     file = await uploaded(request, backend, _store(backend), caller.tenant)
     backend.metrics.uploads.inc()

@@ -1,5 +1,6 @@
-"""Answers that follow from the request alone: a category and a summary of the prompt, or unit
-vectors from a hash.
+"""Answers that follow from the request alone.
+
+A category and a summary of the prompt, or unit vectors from a hash.
 
 Tokens are counted as a quarter of the characters everywhere, so what is charged, reported and
 limited agree.
@@ -148,13 +149,13 @@ def prompt_of(body: Mapping[str, Any]) -> str:
 
 
 def last_of(body: Mapping[str, Any], prompt: str) -> str:
-    """The part of the prompt to answer: the last message, or the whole prompt of a completion."""
+    """Return the part of the prompt to answer: the last message, or a completion's whole prompt."""
     messages = body.get("messages")
     return _content(messages[-1].get("content")) if messages else prompt
 
 
 def write_answer(body: Mapping[str, Any], question: str) -> str:
-    """What the model says, before `max_tokens` cuts it."""
+    """Return what the model says, before `max_tokens` cuts it."""
     wanted = body.get("response_format")
     kind = wanted.get("type") if isinstance(wanted, dict) else None
     subject = _subject(question)
@@ -170,7 +171,7 @@ def write_answer(body: Mapping[str, Any], question: str) -> str:
 
 
 def cut_answer(text: str, max_tokens: int | None) -> tuple[str, str]:
-    """The answer within ``max_tokens``, and its finish reason."""
+    """Return the answer within ``max_tokens``, and its finish reason."""
     if max_tokens is not None and len(text) > max_tokens * CHARS_PER_TOKEN:
         return text[: max_tokens * CHARS_PER_TOKEN], "length"
     return text, "stop"
@@ -200,7 +201,10 @@ def embedding_body(
 
 
 def unit_vector(text: str, dimensions: int) -> list[float]:
-    """The same text gives the same vector of length 1; other texts give nearly orthogonal ones."""
+    """Return a vector of length 1 that follows from the text.
+
+    Other texts give nearly orthogonal ones.
+    """
     raw = array("h", shake_256(text.encode("utf-8", "surrogatepass")).digest(2 * dimensions))
     length = math.sqrt(math.fsum(part * part for part in raw)) or 1.0
     return [part / length for part in raw]
@@ -224,7 +228,7 @@ def _answer(ident: str, kind: str, model: str, choice: dict[str, Any], usage: Us
 
 
 def _content(content: Any) -> str:
-    """A message's text; of a list of parts, those that are text."""
+    """Return a message's text; of a list of parts, those that are text."""
     if isinstance(content, str):
         return content
     if isinstance(content, list):
@@ -233,7 +237,7 @@ def _content(content: Any) -> str:
 
 
 def _subject(question: str) -> str:
-    """The document within a prompt: what follows the instruction, where there is one."""
+    """Return the document within a prompt: what follows the instruction, where there is one."""
     head = question[:INSTRUCTION_CHARS]
     ends = [at for at in (head.find("\n\n"), head.find(": "), head.find(":\n")) if at >= 0]
     rest = question[min(ends) + 2 :] if ends else ""
@@ -249,7 +253,7 @@ def _category(subject: str) -> str:
 
 
 def _summary(subject: str) -> str:
-    """The first sentence, on one line."""
+    """Return the first sentence, on one line."""
     text = " ".join(subject[: SUMMARY_CHARS + 40].split())
     end = text.find(". ")
     sentence = text[: end + 1] if end >= 0 else text

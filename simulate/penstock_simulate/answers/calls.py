@@ -53,7 +53,7 @@ class Call:
     _answer: tuple[str, str] | None = None
 
     def answer(self) -> tuple[str, str]:
-        """What the model says and the finish reason, worked out once."""
+        """Return what the model says and the finish reason, worked out once."""
         if self._answer is None:
             self._answer = ("", "refusal") if self.declines else self._written()
         return self._answer
@@ -84,7 +84,7 @@ class Call:
 
 
 def at_admission(mode: Mode, call: Call, unset_max_tokens: int) -> Charge:
-    """What the call is charged before it starts.
+    """Return what the call is charged before it starts.
 
     ``unset_max_tokens`` is reserved for one that names no maximum."""
     prompt = call.prompt_tokens - call.cache.read  # what is read from the cache does not count

@@ -1,5 +1,6 @@
-"""Which calls fail and which documents never succeed: drawn from the seed, the document and the
-number of the call.
+"""Which calls fail and which documents never succeed.
+
+That is drawn from the seed, the document and the number of the call.
 
 Nothing depends on the order in which calls arrive, so a fleet of any size meets the same faults.
 """
@@ -55,8 +56,9 @@ class Draw(NamedTuple):
 
 
 def document_of(tag: str) -> str:
-    """The document in an item tag `<job>:<doc>~g<generation>`: its luck is the same in every job
-    and generation."""
+    """Return the document in an item tag `<job>:<doc>~g<generation>`.
+
+    Its luck is the same in every job and generation."""
     job, colon, document = tag.partition(":")
     return _GENERATION.sub("", document) if colon else job
 

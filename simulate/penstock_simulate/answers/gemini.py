@@ -54,7 +54,7 @@ def max_tokens(body: Mapping[str, Any]) -> int | None:
 
 
 def wanted(body: Mapping[str, Any]) -> dict[str, Any]:
-    """The request's wish for JSON as a chat's `response_format`; empty where it has none."""
+    """Return the request's wish for JSON as a chat's `response_format`; empty where it has none."""
     config = body.get("generationConfig", {})
     if config.get("responseMimeType") != "application/json":
         return {}
@@ -70,7 +70,7 @@ def wanted(body: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def content_body(ident: str, model: str, text: str, finish: str, usage: Usage) -> bytes:
-    """A blocked prompt has no candidate, and the reason beside it."""
+    """Return the body; a blocked prompt has no candidate, but a reason."""
     counted = {
         "promptTokenCount": usage.prompt,
         "candidatesTokenCount": usage.completion,
@@ -95,7 +95,7 @@ def _texts(content: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _lower(schema: Any, depth: int) -> Any:
-    """The names of types as JSON schemas have them: Gemini's own are in capitals."""
+    """Return the names of types as JSON schemas have them: Gemini's own are in capitals."""
     if depth == 0:
         return schema
     if isinstance(schema, list):

@@ -56,8 +56,9 @@ def groq(meters: Meters, now: float, wall: float) -> dict[str, str]:
 
 
 def azure(meters: Meters, now: float, _: float) -> dict[str, str]:
-    """The budget of the window that is really enforced (1 s, 10 s, a minute), and nothing about its
-    end."""
+    """Return the budget of the window that is really enforced, and nothing about its end.
+
+    That is 1 s, 10 s or a minute."""
     found: dict[str, str] = {}
     for name, meter in _by_minute(meters).items():
         limit, remaining, _reset = _OPENAI_NAMES[name]
@@ -67,8 +68,9 @@ def azure(meters: Meters, now: float, _: float) -> dict[str, str]:
 
 
 def anthropic(meters: Meters, now: float, wall: float) -> dict[str, str]:
-    """Per minute, resets as RFC 3339 times, remaining tokens in thousands; `tokens` is the sum of
-    input and output."""
+    """Write them per minute, resets as RFC 3339 times, remaining tokens in thousands.
+
+    `tokens` is the sum of input and output."""
     found: dict[str, str] = {}
     for name, meter in _by_minute(meters).items():
         budget = meter.rate * MINUTE_S
@@ -117,8 +119,7 @@ _OPENAI_NAMES = {
 
 
 def go_duration(seconds: float) -> str:
-    """Seconds as Go prints a duration, in whole milliseconds rounded up: `0s`, `120ms`, `1.5s`,
-    `6m0s`, `1h0m2s`."""
+    """Write seconds as Go does, in whole milliseconds rounded up: `0s`, `1.5s`, `6m0s`."""
     millis = math.ceil(seconds * 1000 - TOLERANCE)
     if 0 < millis < 1000:
         return f"{millis}ms"
@@ -152,8 +153,9 @@ def _anthropic(name: str, limit: float, remaining: float, full_at: float) -> dic
 
 
 def _left(meter: Meter, budget: float, now: float) -> float:
-    """Of a budget that is whole again when the meter is full: what `remaining` and `reset` mean
-    beside it."""
+    """Return what is left of a budget that is whole again when the meter is full.
+
+    It is what `remaining` and `reset` mean beside it."""
     return max(0.0, budget - (meter.capacity - meter.available(now)))
 
 

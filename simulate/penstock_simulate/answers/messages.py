@@ -53,7 +53,7 @@ def refusal_of(body: Mapping[str, Any]) -> Refusal | None:
 
 
 def segments(body: Mapping[str, Any]) -> Iterator[Segment]:
-    """The prompt in the order in which it is cached: tools, system, messages."""
+    """Yield the prompt in the order in which it is cached: tools, system, messages."""
     for tool in body.get("tools", ()):
         yield Segment(
             orjson.dumps(tool).decode(), isinstance(tool, dict) and bool(tool.get("cache_control"))
@@ -70,7 +70,7 @@ def text_of(parts: Sequence[Segment]) -> str:
 
 
 def wanted(body: Mapping[str, Any]) -> dict[str, Any]:
-    """The request's wish for JSON as a chat's `response_format`; empty where it has none."""
+    """Return the request's wish for JSON as a chat's `response_format`; empty where it has none."""
     tool = forced_tool(body)
     schema = tool.get("input_schema") if tool else None
     config = body.get("output_config")
@@ -83,7 +83,7 @@ def wanted(body: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def forced_tool(body: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """The tool that the answer must use."""
+    """Return the tool that the answer must use."""
     choice = body.get("tool_choice")
     tools = [tool for tool in body.get("tools", ()) if isinstance(tool, dict)]
     if not isinstance(choice, dict) or choice.get("type") not in ("tool", "any"):
@@ -95,8 +95,7 @@ def forced_tool(body: Mapping[str, Any]) -> Mapping[str, Any] | None:
 
 
 def cut(body: Mapping[str, Any], text: str, finish: str) -> tuple[str, str]:
-    """The answer up to the first of the request's stop sequences, and its stop reason in the API's
-    words."""
+    """Return the answer up to the first stop sequence, and its stop reason in the API's words."""
     given = body.get("stop_sequences")
     ends = [
         (at, stop)

@@ -1,5 +1,4 @@
-"""Prompts whose beginning is cached, as Anthropic's are: what is read from the cache, and what is
-written to it."""
+"""Prompts whose beginning is cached, as Anthropic's are: what is read and what is written."""
 
 from __future__ import annotations
 
@@ -52,7 +51,7 @@ class PromptCache:
         self._until: OrderedDict[bytes, float] = OrderedDict()
 
     def look(self, marked: Sequence[Prefix], now: float) -> CacheUse:
-        """What a prompt with these marks reads and writes.
+        """Return what a prompt with these marks reads and writes.
 
         Nothing changes: the call may be refused yet."""
         longest = marked[-1].tokens if marked else 0
@@ -63,7 +62,7 @@ class PromptCache:
         return CacheUse(longest - read, read)
 
     def use(self, marked: Sequence[Prefix], now: float) -> None:
-        """The call was answered: its beginnings are there for a while."""
+        """Keep the beginnings of an answered call for a while."""
         for prefix in marked:
             self._until[prefix.digest] = now + KEPT_S
             self._until.move_to_end(prefix.digest)

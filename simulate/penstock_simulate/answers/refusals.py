@@ -1,6 +1,4 @@
-"""Why a call gets no result: status, code, type and the wording around the figures, as providers
-send them.
-"""
+"""Why a call gets no result: status, code, type and wording, as providers send them."""
 
 from __future__ import annotations
 
@@ -200,7 +198,7 @@ def openai(refusal: Refusal, _: str) -> tuple[int, bytes]:
 
 
 def anthropic(refusal: Refusal, request_id: str) -> tuple[int, bytes]:
-    """An empty account differs by `details`, everything else by the type alone."""
+    """Write the body; an empty account differs by `details`, all else by the type alone."""
     status = OVERLOADED if refusal.status == 503 else refusal.status
     error: dict[str, object] = {
         "type": ANTHROPIC_TYPES.get(status, "api_error"),

@@ -67,8 +67,9 @@ class Replies:
         request_id: Callable[[], str],
         api: Api | None = None,
     ) -> None:
-        """``api`` where it is one provider's own; else errors and headers are in the style of the
-        settings."""
+        """Write replies as ``api``, where it is one provider's own.
+
+        Else errors and headers are in the style of the settings."""
         self._config = config
         self._wall = wall
         self._request_id = request_id
@@ -93,7 +94,7 @@ class Replies:
         return Reply(status, body, headers, latency_s, outcome=str(status), code=refusal.code)
 
     def work(self, call: Call, meters: Meters, now: float) -> Reply:
-        """What the model makes of an admitted call, by the luck of its document."""
+        """Return what the model makes of an admitted call, by the luck of its document."""
         call.document = document_of(call.tag)
         draw = self._fates.draw(call.document, call.number)
         poison = poison_of(call, self._fates)
@@ -105,7 +106,7 @@ class Replies:
         )
 
     def hostile(self, kind: Kind, call: Call, host: str, meters: Meters, now: float) -> Reply:
-        """The answer that the model would have given, spoilt in this way, after the same time."""
+        """Return the answer that the model would have given, spoilt, after the same time."""
         call.document = document_of(call.tag)
         draw = self._fates.draw(call.document, call.number)._replace(fault=None)
         answer = self._answer(call, draw, meters, now)
@@ -136,7 +137,7 @@ class Replies:
                 return Reply(200, b"", {}, config.hang_s, Manner.HUNG, outcome=Manner.HUNG.value)
 
     def _answer(self, call: Call, draw: Draw, meters: Meters, now: float) -> Reply:
-        """The work is done; with a fault drawn, its result does not arrive whole."""
+        """Answer; with a fault drawn the work is done, and its result does not arrive whole."""
         body, usage = answer_body(call)
         headers = self._headers(meters, now)
         delay_s = draw.latency_s + usage.completion * self._config.latency_ms_per_token / 1000
@@ -153,7 +154,7 @@ class Replies:
 
 
 def answer_body(call: Call, tier: str = "standard") -> tuple[bytes, Usage]:
-    """A good answer, in the words of the call's endpoint."""
+    """Return a good answer, in the words of the call's endpoint."""
     usage = Usage(call.prompt_tokens, call.output_tokens())
     if call.endpoint == EMBEDDINGS:
         dimensions = call.body.get("dimensions") or EMBEDDING_DIMENSIONS

@@ -81,8 +81,9 @@ class _Writer:
                 return None
 
     def _choice(self, values: Sequence[Any]) -> Any:
-        """The first one that the text names, else one that follows from the text and, for some
-        texts, from the model."""
+        """Return the first one that the text names, else one that follows from the text.
+
+        For some texts it follows from the model, too."""
         words = set(re.findall(r"[\w-]+", self._text.lower()))
         named = next(
             (value for value in values if isinstance(value, str) and value.lower() in words), None
@@ -118,8 +119,9 @@ class _Writer:
         return found if isinstance(found, dict) else {}
 
     def _part(self, reference: str) -> Any:
-        """The part of the schema that a reference such as #/$defs/Name leads to; None for one that
-        leads nowhere."""
+        """Return the part of the schema that a reference such as #/$defs/Name leads to.
+
+        It is None for one that leads nowhere."""
         found = self._whole
         for name in reference.removeprefix("#").split("/")[1:]:
             found = found.get(name) if isinstance(found, dict) else None
@@ -152,8 +154,9 @@ _KINDS = ("text", "json_object", "json_schema")
 
 
 def refused_format(body: Mapping[str, Any], takes: Structured) -> Refusal | None:
-    """Why a request is not answered in the form that it asks for; None where it is, or where that
-    is ignored."""
+    """Say why a request is not answered in the form that it asks for.
+
+    It is None where it is, or where that is ignored."""
     wanted = body.get("response_format")
     if wanted is None or takes is Structured.IGNORED:
         return None
@@ -202,8 +205,9 @@ def _refused_schema(given: Any) -> Refusal | None:
 
 
 def _not_strict(schema: dict[str, Any]) -> str | None:
-    """The two rules of strict schemas that are broken most: all fields are required, and there are
-    no others."""
+    """Say which rule of strict schemas is broken.
+
+    The two that are broken most are known: all fields are required, and there are no others."""
     stack: list[Any] = [schema]
     while stack:
         part = stack.pop()

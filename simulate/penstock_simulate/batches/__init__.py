@@ -1,2 +1,3 @@
-"""The batch APIs of providers, by the clock: a batch is a file on disk and a few times, and nothing
-runs for it."""
+"""The batch APIs of providers, by the clock: a batch is a file and a few times.
+
+Nothing runs for it."""

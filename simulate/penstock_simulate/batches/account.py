@@ -1,5 +1,4 @@
-"""How often each request was submitted and answered by batches: on disk, since there may be
-millions."""
+"""How often batches submitted and answered each request, kept on disk: there may be millions."""
 
 from __future__ import annotations
 
@@ -65,8 +64,7 @@ class RequestAccount:
         return dict(zip(names, found, strict=True))
 
     def listed(self, least: int) -> dict[str, dict[str, int]]:
-        """Submissions and good answers of each request that was submitted ``least`` times or
-        more."""
+        """Return submissions and good answers of each request submitted ``least`` times or more."""
         with self._lock:
             rows = self._sql.execute(_LISTED, (least, MAX_LISTED)).fetchall()
         return {

@@ -40,7 +40,7 @@ VERSIONS = ("2023-06-01", "2026-10-21")  # what is answered here is the same in 
 
 
 def key_of(headers: Mapping[str, str]) -> str | None:
-    """The key as an Authorization header would have it, which is taken in its place."""
+    """Return the key as an Authorization header would have it, which is taken in its place."""
     key = headers.get("x-api-key")
     return headers.get("Authorization") if key is None else f"Bearer {key}"
 
@@ -79,8 +79,10 @@ def split(body: Path, into: Path) -> None:
 
 
 def read_request(given: dict[str, Any]) -> Asked:
-    """A document is known by what is asked about it, as in real time where a client gives no name
-    to it."""
+    """Read a request.
+
+    A document is known by what is asked about it, as in real time where a client gives no name to
+    it."""
     params, custom_id = given["params"], given["custom_id"]
     document = (
         "body-"
@@ -196,8 +198,10 @@ def is_archived(batch: Batch, now: float) -> bool:
 
 
 def shown(batch: Batch, now: float, results_url: str) -> dict[str, Any]:
-    """All requests are processing until the batch has ended: only then it shows what became of
-    them."""
+    """Return a batch as Anthropic shows it.
+
+    All requests are processing until the batch has ended: only then it shows what became of them.
+    """
     status, at = (
         batch.course.status(now),
         {moment.status: moment.at for moment in batch.course.moments(now)},
@@ -346,7 +350,10 @@ class AnthropicBatches:
         return shown(batch, self._service.now(), results_url)
 
     async def _requests(self, request: web.Request) -> Path:
-        """A line for each, on disk. Raises Refused for a body that is too large or no batch."""
+        """Return a line for each, on disk.
+
+        Raises Refused for a body that is too large or no batch.
+        """
         folder, lines = self._service.folder, self._service.folder.new(".jsonl")
         try:
             body = await folder.write(request.content.iter_chunked(CHUNK_BYTES), MAX_BYTES)

@@ -1,5 +1,6 @@
-"""All batches of the simulated provider, whatever their dialect: takes them in, and writes their
-results when asked for.
+"""All batches of the provider, whatever their dialect.
+
+It takes them in, and writes their results when asked for.
 """
 
 from __future__ import annotations
@@ -64,8 +65,9 @@ class BatchService:
         return self._provider.config
 
     def enter(self, call: str, key: str | None, *, spends: bool = False) -> None:
-        """What every call meets first: the key, a refusal on demand, bad luck and, if it spends, an
-        empty account.
+        """Check what every call meets first.
+
+        That is the key, a refusal on demand, bad luck and, if it spends, an empty account.
 
         ``key`` as in an Authorization header. Raises Refused.
         """
@@ -77,7 +79,7 @@ class BatchService:
             raise Refused(refusal)
 
     def looked_at(self, batch: Batch) -> None:
-        """What a look at a batch meets. Raises Refused."""
+        """Meet what a look at a batch meets. Raises Refused."""
         batch.looks += 1
         if batch.looks <= self.config.batch_look_403s:
             raise Refused(
@@ -107,7 +109,7 @@ class BatchService:
         return self._luck.strikes(self.config, what, share)
 
     def submit(self, ident: str, dialect: Dialect, source: Path, tag: object = None) -> Batch:
-        """A new batch, which is read and checked from now on.
+        """Return a new batch, which is read and checked from now on.
 
         Raises Refused where there are too many."""
         batch = self._new(ident, dialect, source, tag)
@@ -116,8 +118,9 @@ class BatchService:
         return batch
 
     async def admit(self, ident: str, dialect: Dialect, source: Path, tag: object = None) -> Batch:
-        """A batch whose input was read; it is not there until it is kept, which is for the caller
-        to say."""
+        """Return a batch whose input was read.
+
+        It is not there until it is kept, which is for the caller to say."""
         batch = self._new(ident, dialect, source, tag)
         await asyncio.shield(self._start(self._take_in(batch)))
         return batch
@@ -134,8 +137,9 @@ class BatchService:
         return True
 
     async def results(self, batch: Batch, now: float) -> Results | None:
-        """What came of a batch that is over by ``now``; None while it is not, and for one that was
-        refused."""
+        """Return what came of a batch that is over by ``now``.
+
+        It is None while it is not, and for one that was refused."""
         if batch.results is None and batch.index is not None and batch.course.is_over(now):
             if batch.writing is None:
                 batch.writing = self._start(self._write(batch, batch.index))
@@ -143,7 +147,7 @@ class BatchService:
         return batch.results
 
     def forget_results(self, batch: Batch) -> None:
-        """The client deleted them, or the batch that has them."""
+        """Forget the results, which the client deleted, or the batch that has them."""
         batch.deleted = True
         for path in () if batch.results is None else (batch.results.answers, batch.results.errors):
             if path is not None:
@@ -154,8 +158,7 @@ class BatchService:
             batch.index = None
 
     def stats(self) -> dict[str, Any]:
-        """For `GET /stats`: the calls of batch APIs, batches by what became of them, and their
-        requests."""
+        """Return for `GET /stats` the calls, and batches and requests by what became of them."""
         now = self.now()
         statuses = Counter(batch.course.status(now).value for batch in self._batches.values())
         unread = sum(
@@ -213,7 +216,7 @@ class BatchService:
         batch.course.ready_at = max(self.now(), batch.course.created_at + batch.course.plan.step_s)
 
     def _no_room(self, batch: Batch, found: Intake) -> Sequence[Problem]:
-        """A batch takes its room until it is over."""
+        """Return why there is no room; a batch takes its room until it is over."""
         waiting = [other for other in self._open() if other is not batch]
         tokens = sum(other.tokens for other in waiting if other.model == found.model)
         requests = sum(

@@ -1,5 +1,4 @@
-"""What each request of a batch gets, drawn when the batch is taken in: the same luck as a call has
-in real time."""
+"""What each request of a batch gets, drawn at intake: the same luck as a call in real time."""
 
 from __future__ import annotations
 
@@ -14,8 +13,7 @@ from penstock_simulate.answers.replies import declines, poison_of
 
 
 class Fate(IntEnum):
-    """One byte per request: the outcome of a batch's running is known beforehand, and shown as the
-    clock allows."""
+    """One byte per request: its outcome is known beforehand, and shown as the clock allows."""
 
     GOOD = 0
     REFUSED = 1  # its body cannot be used
@@ -44,7 +42,7 @@ _POISONS: Mapping[Fate, Poison] = {fate: poison for poison, fate in _BY_POISON.i
 
 
 def lasting_fate(call: Call, fates: Fates, *, usable: bool) -> Fate:
-    """What the request gets each time that it is submitted; GOOD where that is open."""
+    """Return what the request gets each time that it is submitted; GOOD where that is open."""
     if not usable:
         return Fate.REFUSED
     poison = poison_of(call, fates)
@@ -54,7 +52,7 @@ def lasting_fate(call: Call, fates: Fates, *, usable: bool) -> Fate:
 
 
 def passing_fate(document: str, number: int, fates: Fates) -> Fate:
-    """What it gets this time.
+    """Return what it gets this time.
 
     ``number`` is how often batches were given the document, this one included."""
     fault = fates.draw(document, number).fault

@@ -1,5 +1,4 @@
-"""Files of a provider on this machine's disk, in a temporary folder that goes with the
-simulator."""
+"""Files of a provider, in a temporary folder that goes with the simulator."""
 
 from __future__ import annotations
 
@@ -34,20 +33,20 @@ class Folder:
         self.stored = 0  # bytes of the files, but for indexes
 
     def new(self, ending: str = "") -> Path:
-        """A path that no file has."""
+        """Return a path that no file has."""
         if self._place is None:
             self._place, self._lock = _made()
             _sweep()
         return self._place / (uuid.uuid4().hex + ending)
 
     def empty(self) -> Path:
-        """A new file without bytes."""
+        """Return a new file without bytes."""
         path = self.new()
         path.touch()
         return path
 
     async def write(self, chunks: AsyncIterable[bytes], most: int) -> Path:
-        """A new file with these bytes.
+        """Return a new file with these bytes.
 
         Raises TooLarge above ``most``; then nothing is left of it."""
         path = self.empty()
@@ -95,7 +94,7 @@ class Folder:
 
 
 def _made() -> tuple[Path, IO[bytes]]:
-    """A new folder and its lock, which is there only once it is held."""
+    """Return a new folder and its lock, which is there only once it is held."""
     place = Path(tempfile.mkdtemp(prefix=PREFIX))
     lock = (place / "lock.new").open("wb")
     fcntl.flock(lock, fcntl.LOCK_EX)

@@ -42,7 +42,7 @@ RPC_CODES = {
 
 
 def read_request(given: dict[str, Any], model: str) -> Asked:
-    """A document is known by its key or, where it has none, by what is asked about it."""
+    """Read a line; a document is known by its key or, without one, by what is asked."""
     key, body = given.get("key"), given["request"]
     if isinstance(key, str) and key:
         document = document_of(key)
@@ -275,7 +275,7 @@ class GeminiBatches:
         return json({})
 
     async def delete(self, request: web.Request) -> web.StreamResponse:
-        """The client is not interested any more; one that runs goes on unseen."""
+        """Forget a batch that the client deletes; one that runs goes on unseen."""
         self._enter("batches.delete", request)
         found = self._batch(request)
         del self._batches[found.batch.id]
@@ -326,7 +326,7 @@ class GeminiBatches:
         return self._files.get(str(config["fileName"])).path
 
     def _inline(self, config: Mapping[str, Any]) -> Path:
-        """The requests of the call, a line for each. Raises Refused where there are none."""
+        """Return the requests of the call, a line for each. Raises Refused where there are none."""
         given = config.get("requests")
         requests = given.get("requests") if isinstance(given, dict) else None
         if not isinstance(requests, list) or not all(isinstance(one, dict) for one in requests):
@@ -343,7 +343,7 @@ class GeminiBatches:
 
 
 def _given(raw: bytes) -> tuple[str, Mapping[str, Any]]:
-    """The display name and the input. Raises Refused for a body that has none."""
+    """Return the display name and the input. Raises Refused for a body that has none."""
     if len(raw) > MAX_INLINE_BYTES:
         told = f"Request payload size exceeds the limit: {MAX_INLINE_BYTES} bytes."
         raise Refused(refusals.invalid(told))

@@ -20,7 +20,7 @@ from penstock_simulate.batches.sent import CHUNK_BYTES, download, json
 
 
 def key_of(request: web.Request) -> str | None:
-    """The key as an Authorization header would have it, which is taken in its place."""
+    """Return the key as an Authorization header would have it, which is taken in its place."""
     key = request.headers.get("x-goog-api-key") or request.query.get("key")
     return request.headers.get("Authorization") if key is None else f"Bearer {key}"
 
@@ -32,7 +32,7 @@ def timestamp(unix_s: float) -> str:
 def page(
     names: Sequence[str], request: web.Request, default: int, most: int
 ) -> tuple[Sequence[str], str | None]:
-    """The page that the query asks for, and the token of the next.
+    """Return the page that the query asks for, and the token of the next.
 
     Raises Refused for a token that is none."""
     size, token = request.query.get("pageSize", str(default)), request.query.get("pageToken", "0")
@@ -105,7 +105,7 @@ class GeminiFiles:
         ]
 
     def add(self, file: GeminiFile) -> None:
-        """Raises Refused where there are too many."""
+        """Add a file. Raises Refused where there are too many."""
         if len(self._files) >= MAX_FILES:
             raise Refused(
                 refusals.invalid(
@@ -115,8 +115,10 @@ class GeminiFiles:
         self._files[file.name] = file
 
     def get(self, name: str) -> GeminiFile:
-        """Raises Refused for one that is not there any more, or never was: as Google does, with a
-        403."""
+        """Return a file.
+
+        Raises Refused for one that is not there any more, or never was: as Google does, with a 403.
+        """
         file = self._files.get(name)
         if file is not None and self._service.now() < file.created_at + KEPT_S:
             return file
@@ -129,7 +131,7 @@ class GeminiFiles:
         raise Refused(refusals.invalid(told, status=403))
 
     async def start(self, request: web.Request) -> web.StreamResponse:
-        """The address for the bytes is in a header of the answer."""
+        """Begin an upload; the address for the bytes is in a header of the answer."""
         self._enter("files.upload", request)
         if self._service.strikes("no upload", self._service.config.batch_no_upload_share):
             raise Refused(refusals.failed())
@@ -150,7 +152,7 @@ class GeminiFiles:
         )
 
     async def piece(self, request: web.Request) -> web.StreamResponse:
-        """The last one ends the upload."""
+        """Take a piece; the last one ends the upload."""
         file = self._open.get(request.match_info["upload"])
         if file is None:
             raise Refused(
@@ -218,7 +220,7 @@ class GeminiFiles:
         self._service.folder.remove(file.path)
 
     def _announced(self, raw: bytes, request: web.Request) -> GeminiFile:
-        """A file without its bytes. Raises Refused for a name that is taken."""
+        """Return a file without its bytes. Raises Refused for a name that is taken."""
         try:
             given = orjson.loads(raw) if raw else {}
         except orjson.JSONDecodeError as error:

@@ -1,6 +1,4 @@
-"""Reads the input of a batch once, line by line: checks it, counts its tokens and draws what each
-request gets.
-"""
+"""Read the input of a batch once: check it, count its tokens, draw what each request gets."""
 
 from __future__ import annotations
 
@@ -65,8 +63,9 @@ class IndexMaker:
         self._fates.append(fate)
 
     def write(self, path: Path, shuffled_by: str | None) -> Index:
-        """Put it on disk in an order that follows from ``shuffled_by``, or as it was given where
-        that is None."""
+        """Put it on disk, in an order that follows from ``shuffled_by``.
+
+        Where that is None the order is as it was given."""
         order = list(range(len(self._fates)))
         if shuffled_by is not None:
             random.Random(shuffled_by).shuffle(order)
@@ -125,8 +124,7 @@ class Reader(Protocol):
 
 
 class Kept(NamedTuple):
-    """Where a batch's index goes, and what decides the order of its answers (None: that of the
-    input)."""
+    """Where a batch's index goes, and what orders its answers (None: the input does)."""
 
     path: Path
     order: str | None

@@ -111,7 +111,7 @@ class OpenAIBatch:
     filed: bool = False  # whether its results have become files
 
     def shown(self, now: float) -> dict[str, Any]:
-        """The object as OpenAI has it. Times that have not come are null."""
+        """Return the object as OpenAI has it. Times that have not come are null."""
         batch, counts = self.batch, self.batch.counts(now)
         course, usage = batch.course, batch.results.usage if batch.results else None
         at = {moment.status: int(moment.at) for moment in course.moments(now)}
@@ -232,7 +232,7 @@ class OpenAIBatches:
         return json(await self._shown(found))
 
     async def _shown(self, found: OpenAIBatch) -> dict[str, Any]:
-        """A batch that is over shows its files, so they are there by then."""
+        """Show a batch; one that is over shows its files, so they are there by then."""
         now = self._service.now()
         results = await self._service.results(found.batch, now)
         if results is not None and not found.filed:

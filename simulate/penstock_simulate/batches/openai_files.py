@@ -60,7 +60,7 @@ class StoredFile:
 
 
 def key_in(request: web.Request, relative: Relative) -> str | None:
-    """The key of a call, as OpenAI's header has it."""
+    """Return the key of a call, as OpenAI's header has it."""
     if relative.key_header is None:
         return request.headers.get("Authorization")
     key = request.headers.get(relative.key_header)
@@ -77,7 +77,7 @@ class FileStore:
     def add(
         self, path: Path, now: float, filename: str, purpose: str, expires_s: float | None = None
     ) -> StoredFile:
-        """Raises Refused where there are too many."""
+        """Add a file. Raises Refused where there are too many."""
         if len(self._files) >= MAX_FILES:
             raise Refused(
                 refusals.invalid(
@@ -100,14 +100,14 @@ class FileStore:
         return file
 
     def get(self, ident: str, now: float) -> StoredFile:
-        """Raises Refused for one that is not there any more, or never was."""
+        """Return a file. Raises Refused for one that is not there any more, or never was."""
         file = self._files.get(ident)
         if file is not None and not self._has_expired(file, now):
             return file
         raise Refused(refusals.invalid(f"No such File object: {ident}", "id", status=404))
 
     def get_input(self, ident: object, now: float, relative: Relative, step_s: float) -> StoredFile:
-        """What a batch is made from.
+        """Return what a batch is made from.
 
         Raises Refused where there is no such file, or it is for something else."""
         file = self._files.get(ident) if isinstance(ident, str) else None
@@ -236,7 +236,7 @@ class OpenAIFiles:
         return self._store.get(request.match_info["id"], self._service.now())
 
     def _stored(self, form: _Form) -> StoredFile:
-        """Raises Refused for an upload that is not one."""
+        """Store an upload. Raises Refused for a form that is none."""
         purpose = form.fields.get("purpose")
         if form.path is None:
             raise Refused(refusals.invalid("'file' is a required property", "file"))
@@ -256,7 +256,7 @@ class OpenAIFiles:
         )
 
     async def _form(self, request: web.Request) -> _Form:
-        """The file goes to disk as it arrives.
+        """Take an upload, which goes to disk as it arrives.
 
         Raises Refused for a body that is no form, or too large."""
         if not request.content_type.startswith("multipart/"):

@@ -38,7 +38,7 @@ MESSAGES = {
 
 
 def read_line(line: dict[str, Any]) -> Asked:
-    """A line whose outer fields are in order.
+    """Return a line whose outer fields are in order.
 
     A body that is not is an error of this request alone."""
     custom_id, body = line["custom_id"], line["body"]
@@ -52,7 +52,7 @@ class OpenAIWording:
     apart = True
 
     def __init__(self, added: Mapping[str, str] = {}) -> None:
-        """``added``: what the provider's lines leave out."""
+        """Word lines for a provider; ``added`` is what its lines leave out."""
         self._added = added
 
     def asked(self, raw: bytes) -> Asked:
@@ -94,7 +94,7 @@ class OpenAIReader:
     """Checks one input file against the endpoint that its batch was created for."""
 
     def __init__(self, endpoint: str, added: Mapping[str, str] = {}) -> None:
-        """``added``: what the provider's lines leave out."""
+        """Read lines for a provider; ``added`` is what its lines leave out."""
         self.problems: list[Problem] = []
         self._endpoint, self._added = endpoint, added
         self._model: str | None = None
@@ -175,7 +175,7 @@ class OpenAIReader:
 
 
 def _shape(line: dict[str, Any]) -> tuple[str, str, str] | None:
-    """What is missing in a line, or is of the wrong kind."""
+    """Return what is missing in a line, or is of the wrong kind."""
     if not isinstance(line.get("custom_id"), str) or not line["custom_id"]:
         return "missing_required_parameter", "Missing required parameter: 'custom_id'.", "custom_id"
     if line.get("method") != "POST":

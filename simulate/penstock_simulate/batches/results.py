@@ -1,5 +1,6 @@
-"""Writes the results of a batch to disk when a client first asks: nothing is worked out for one
-that is never read."""
+"""Write the results of a batch to disk when a client first asks.
+
+Nothing is worked out for one that is never read."""
 
 from __future__ import annotations
 
@@ -44,13 +45,12 @@ class Wording(Protocol):
     def undone(self, asked: Asked, why: Undone, request_id: str) -> bytes: ...
 
     def unknown(self, line: bytes, asked: Asked) -> bytes:
-        """The same result under a custom_id that was never given."""
+        """Return the same result under a custom_id that was never given."""
         ...
 
 
 class Job(NamedTuple):
-    """What is to be written: the input, how many of its requests were done, and why the others were
-    not."""
+    """What is to be written: the input, how many requests were done, and why others were not."""
 
     batch: str
     source: Path
@@ -72,8 +72,7 @@ class Results:
 
 
 class Spoiler:
-    """Spoils lines as providers and the networks before them have: cut ones, unknown ids, a result
-    that comes twice."""
+    """Spoils lines as providers and networks have: cut ones, unknown ids, results sent twice."""
 
     def __init__(self, luck: LineLuck, wording: Wording) -> None:
         self._luck, self._wording, self._numbers = luck, wording, count(1)

@@ -1,6 +1,4 @@
-"""How the answers of batch APIs leave: JSON, files whole or broken off, and refusals in the words
-of a dialect.
-"""
+"""How the answers of batch APIs leave: JSON, whole or broken files, and refusals."""
 
 from __future__ import annotations
 
@@ -27,7 +25,7 @@ from penstock_simulate.batches.batch_service import BatchService
 
 
 def limit_of(query: Mapping[str, str], default: int, most: int) -> int:
-    """The page's length. Raises Refused for one that cannot be used."""
+    """Return the page's length. Raises Refused for one that cannot be used."""
     given = query.get("limit", str(default))
     if not given.isascii() or not given.isdecimal() or not 1 <= int(given) <= most:
         raise Refused(
@@ -39,7 +37,7 @@ def limit_of(query: Mapping[str, str], default: int, most: int) -> int:
 
 
 def after(names: Sequence[str], name: str | None, limit: int) -> tuple[Sequence[str], bool]:
-    """The page behind ``name`` (from the start without one), and whether more follow.
+    """Return the page behind ``name`` (from the start without one), and whether more follow.
 
     Raises Refused for an unknown one."""
     start = 0 if name is None else _place(names, name, "after") + 1
@@ -47,14 +45,14 @@ def after(names: Sequence[str], name: str | None, limit: int) -> tuple[Sequence[
 
 
 def before(names: Sequence[str], name: str, limit: int) -> tuple[Sequence[str], bool]:
-    """The page that ends before ``name``, and whether more come before it."""
+    """Return the page that ends before ``name``, and whether more come before it."""
     end = _place(names, name, "before_id")
     start = max(0, end - limit)
     return names[start:end], start > 0
 
 
 def listed(shown: Sequence[dict[str, Any]], *, more: bool) -> dict[str, Any]:
-    """A page as OpenAI and Anthropic write it, but for the name of its kind."""
+    """Return a page as OpenAI and Anthropic write it, but for the name of its kind."""
     first, last = (shown[0]["id"], shown[-1]["id"]) if shown else (None, None)
     return {"data": shown, "first_id": first, "last_id": last, "has_more": more}
 
@@ -76,7 +74,7 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 def ids(request_id: str) -> dict[str, str]:
-    """The id of a request in the headers of both providers that have one."""
+    """Return the id of a request in the headers of both providers that have one."""
     return {"x-request-id": request_id, "request-id": request_id}
 
 
@@ -87,7 +85,7 @@ def json(shown: Any, status: int = 200) -> web.Response:
 
 
 def in_words_of(write_error: Dialect, routes: Iterable[web.RouteDef]) -> list[web.RouteDef]:
-    """The routes, with refusals answered as the dialect writes them."""
+    """Return the routes, with refusals answered as the dialect writes them."""
     return [
         web.route(route.method, route.path, _in_words_of(write_error, route.handler))
         for route in routes
@@ -122,7 +120,7 @@ async def download(
 
 
 async def _broken_off(request: web.Request, path: Path) -> web.StreamResponse:
-    """The first half of a file; then the connection ends."""
+    """Return the first half of a file; then the connection ends."""
     response = web.StreamResponse()
     with path.open("rb") as file:
         response.content_length = size = os.fstat(file.fileno()).st_size
@@ -134,7 +132,7 @@ async def _broken_off(request: web.Request, path: Path) -> web.StreamResponse:
 
 
 async def _first_half(request: web.Request, path: Path) -> web.StreamResponse:
-    """The lines of the first half of a file, as if there were no more."""
+    """Return the lines of the first half of a file, as if there were no more."""
     with path.open("rb") as file:
         lines = sum(1 for _ in file) // 2
         file.seek(0)

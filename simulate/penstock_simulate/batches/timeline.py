@@ -75,7 +75,7 @@ class Course:
         return last.at if last.status in OVER else None
 
     def moments(self, now: float) -> Sequence[Moment]:
-        """What it has been through by ``now``, the oldest first."""
+        """Return what it has been through by ``now``, the oldest first."""
         return [moment for moment in self._moments() if moment.at <= max(now, self.created_at)]
 
     def done(self, requests: int, now: float) -> int:
@@ -148,7 +148,7 @@ class BatchLuck:
         self._calls: Counter[str] = Counter()
 
     def plan(self, config: SimulatorConfig, number: int) -> Plan:
-        """``number`` is the batch's among all batches, from 1."""
+        """Draw what befalls a batch; ``number`` is its place among all batches, from 1."""
         luck, spread, _ = uniforms(seed_key(config.seed), f"batch {number}")
         runs_s = config.batch_s * math.exp(
             config.batch_sigma * _NORMAL.inv_cdf(max(spread, _LEAST))
@@ -177,7 +177,7 @@ class LineLuck:
         self._key, self._share, self._batch = seed_key(seed), share, batch
 
     def kind(self, line: int, kinds: int) -> int | None:
-        """A kind in ``range(kinds)``, or None for a line that is sent as it should be."""
+        """Return a kind in ``range(kinds)``, or None for a line that is sent as it should be."""
         if not self._share:
             return None
         luck, kind, _ = uniforms(self._key, f"line {line} {self._batch}")
