@@ -12,8 +12,6 @@ from penstock_cli.job import options
 from penstock_cli.job.flags import takes_job_flags
 from penstock_cli.job.given import GivenJob
 from penstock_cli.job.options import JsonOption, ProviderFlags
-from penstock_cli.plan.lanes import LanePlan
-from penstock_cli.plan.picture import Asked, Picture
 from penstock_producer.job.lanes import packs
 from penstock_producer.planning.flow import Figure
 from penstock_producer.reporting.text import (
@@ -27,6 +25,8 @@ from penstock_producer.reporting.text import (
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from penstock_cli.plan.lanes import LanePlan
+    from penstock_cli.plan.picture import Asked, Picture
     from penstock_producer.planning.sizing import Planned
 
 
@@ -261,7 +261,7 @@ def _assumptions(picture: Picture, plans: Sequence[LanePlan]) -> list[str]:
     """Those of the job first; what several lanes take for granted is said once."""
     lines = [_line(one, "") for one in picture.assumptions]
     known = [set(plan.assumptions) for plan in plans if plan.planned is not None]
-    shared = set.intersection(*known) if known else set[Figure]()
+    shared: set[Figure] = set.intersection(*known) if known else set()
     for plan in plans:
         lines += [_line(one, f"{plan.lane}, ") for one in plan.assumptions if one not in shared]
     first = next((plan for plan in plans if plan.planned is not None), None)
