@@ -162,8 +162,7 @@ class BlockingLimiter:
         )
 
     def _forked(self) -> None:
-        """In a new child: the parent's thread is not here, and its connections belong to the
-        parent."""
+        """Begin anew in a child: the parent's thread and connections are not the child's."""
         self._lock = threading.Lock()  # a thread of the parent may have held the old one
         if self._engine is not None:
             self._engine.disown()
@@ -224,8 +223,9 @@ class BlockingTicket:
 
 
 class BlockingTicketScope:
-    """``with limiter.ticket(…) as t``: in doubt the ticket is charged, because something may have
-    been sent."""
+    """``with limiter.ticket(…) as t``: in doubt the ticket is charged.
+
+    Something may have been sent."""
 
     __slots__ = ("_engine", "_open_scope", "_quota_id", "_running", "_scope", "_timeout")
 
@@ -279,8 +279,7 @@ class BlockingQuota:
         timeout: float | None = None,
         **costs: float,
     ) -> BlockingTicketScope:
-        """As ``BlockingLimiter.ticket``, with the costs by name: ``quota.ticket(requests=1,
-        tokens=500)``."""
+        """Take a ticket with the costs by name: ``quota.ticket(requests=1, tokens=500)``."""
         return self._limiter.ticket(
             self._quota_id, costs, timeout=timeout, certain=certain, flow=flow, retry=retry
         )

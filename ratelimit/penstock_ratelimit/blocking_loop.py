@@ -1,6 +1,4 @@
-"""An event loop in a thread of its own, and what other threads may ask of the limiter that lives on
-it.
-"""
+"""An event loop in a thread of its own, and what other threads may ask of its limiter."""
 
 from __future__ import annotations
 
@@ -47,7 +45,7 @@ class LoopThread:
         self._up.result()
 
     def call(self, function: Callable[[Limiter], T], quota_id: str) -> T:
-        """What ``function`` returns or raises on the loop. Raises ``LimiterClosed``."""
+        """Return what ``function`` returns or raises on the loop. Raises ``LimiterClosed``."""
         done: Future[T] = Future()
 
         def run() -> None:
@@ -66,7 +64,7 @@ class LoopThread:
         timeout: float | None,
         undo: Callable[[T], object] | None = None,
     ) -> T:
-        """The result of a coroutine.
+        """Return the result of a coroutine.
 
         Raises TimeoutError, ``LimiterClosed``, and whatever a signal handler raises here.
 
@@ -150,7 +148,7 @@ class ThreadWait(Generic[T]):
         self._task.add_done_callback(self._finish)
 
     def abandon(self) -> None:
-        """The thread no longer waits: what came, or comes at the last moment, is undone."""
+        """Give up waiting: what came, or comes at the last moment, is undone."""
         self._abandoned = True
         if self._task.done():
             self._undo_result(self._task)

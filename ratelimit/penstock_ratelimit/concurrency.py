@@ -1,5 +1,6 @@
-"""How many requests may be in flight at a server that publishes no limits: a self-hosted vLLM,
-shared capacity.
+"""How many requests may be in flight at a server that publishes no limits.
+
+That may be a self-hosted vLLM, or shared capacity.
 
 Three things move the limit, each by a rule of its own:
 
@@ -105,8 +106,9 @@ class AdaptiveConcurrency:
 
     @property
     def climbing(self) -> bool:
-        """The limit still doubles, as after a start: no growth failed to pay, and nothing was
-        refused."""
+        """Return whether the limit still doubles, as after a start.
+
+        Then no growth failed to pay, and nothing was refused."""
         return self._growth == SLOW_START and self.limit < self._maximum
 
     def started(self) -> None:
@@ -114,7 +116,10 @@ class AdaptiveConcurrency:
         self._most_in_flight = max(self._most_in_flight, self._in_flight)
 
     def finished(self, signal: Signal, latency_s: float, output_tokens: float) -> None:
-        """A request is over that took ``latency_s``. Without tokens every answer counts as one."""
+        """Learn from a request that took ``latency_s``.
+
+        Without tokens every answer counts as one.
+        """
         self._in_flight -= 1
         now = self._clock()
         since_cut = now - latency_s >= self._cut_at
@@ -134,7 +139,7 @@ class AdaptiveConcurrency:
             self._close_window(now)
 
     def gauge(self, running: float, waiting: float) -> None:
-        """The server's own gauges: requests that it works on, and that wait in its queue."""
+        """Take the server's own gauges: requests that it works on, and that wait there."""
         now = self._clock()
         if waiting > max(1.0, WAITING_PART * running) and now - self._gauge_at >= GAUGE_EVERY_S:
             self._gauge_at = now
@@ -211,8 +216,9 @@ the others follow."""
 
 
 class InFlight:
-    """Counts what is in flight; with ``Quota.concurrency`` an ``AdaptiveConcurrency`` says how many
-    may be.
+    """Counts what is in flight.
+
+    With ``Quota.concurrency`` an ``AdaptiveConcurrency`` says how many may be.
 
     A quota with ``probe`` lets one request through until one of the fleet was answered well, or was
     not refused for ``PROBE_S``: it shows whether the key works, and what the limits are, before
@@ -264,13 +270,13 @@ class InFlight:
         return self.count > 0 and self._clock() >= self._probing_since + PROBE_S
 
     def granted(self) -> None:
-        """A ticket was granted."""
+        """Note that a ticket was granted."""
         if not self.count:
             self._probing_since = self._clock()
         self.count += 1
 
     def taken_back(self) -> None:
-        """It was taken back before its caller had it."""
+        """Note that it was taken back before its caller had it."""
         self.count -= 1
 
     def sent(self) -> None:

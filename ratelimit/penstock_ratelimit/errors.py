@@ -47,8 +47,7 @@ class UnknownQuota(RateLimitError, LookupError):
 
 
 class NeverFits(RateLimitError):
-    """A certain cost is larger than what the provider can ever take at once: waiting would not
-    help."""
+    """A certain cost is larger than the provider can take at once: waiting would not help."""
 
     def __init__(self, quota_id: str, dimension: str, cost: float, cap: float) -> None:
         super().__init__(
@@ -60,8 +59,7 @@ class NeverFits(RateLimitError):
 
 
 class QuotaHeld(RateLimitError):
-    """The account is held: nothing it sends can succeed before a person acts, so callers do not
-    wait for it."""
+    """The account is held until a person acts, so callers do not wait for it."""
 
     def __init__(self, quota_id: str, reason: str) -> None:
         super().__init__(

@@ -49,8 +49,9 @@ FADED: Final = 0.01
 
 @dataclass(slots=True)
 class Sketch:
-    """What is known about one key, small and mergeable: two of them added are what one observer had
-    seen.
+    """What is known about one key, small and mergeable.
+
+    Two of them added are what one observer had seen.
 
     The outputs are a histogram with logarithmic bins, which is what makes quantiles mergeable
     (DDSketch: Masson, Rim and Lee, VLDB 2019), fading like an average with weight max(0.05, 1/n).
@@ -69,8 +70,9 @@ class Sketch:
         self.outputs = sum(self.bins.values())
 
     def merge(self, new: Sketch, memory: float = MEMORY) -> None:
-        """Add ``new``; what was known fades as far as both together exceed ``memory``
-        observations."""
+        """Add ``new``.
+
+        What was known fades as far as both together exceed ``memory`` observations."""
         total = _kept(self.weight, new.weight, memory) * self.weight + new.weight
         if total > 0:
             self.ratio += (new.ratio - self.ratio) * new.weight / total
@@ -101,13 +103,14 @@ class Sketch:
 
 
 def _kept(old: float, new: float, memory: float) -> float:
-    """The part of the old weight that stays when ``new`` arrives."""
+    """Return the part of the old weight that stays when ``new`` arrives."""
     return 1.0 if old + new <= memory else max(0.0, memory - new) / old if old > 0 else 1.0
 
 
 class Estimator:
-    """chars / 4 times a learned ratio per key for the prompt, a learned quantile per key for the
-    answer.
+    """Estimates tokens: chars / 4 times a learned ratio, and a learned quantile for the answer.
+
+    Both are learned per key.
 
     A key is what costs alike: job and model, say. Warms up within a few requests; ``Learned``
     shares it with others. Owned by one task or thread.
@@ -128,8 +131,9 @@ class Estimator:
     """For a caller that takes a whole call, prompt and answer, as so many characters."""
 
     def expected_output(self, key: Hashable, max_tokens: int | None) -> float:
-        """Tokens of output that three of four answers do not exceed; at least one, at most
-        ``max_tokens``."""
+        """Return the tokens of output that three of four answers do not exceed.
+
+        At least one, at most ``max_tokens``."""
         known = self._look_up(key)
         tokens = known.quantile(OUTPUT_QUANTILE) if known.bins else float(DEFAULT_OUTPUT_TOKENS)
         return max(1.0, tokens if max_tokens is None else min(tokens, max_tokens))
@@ -137,8 +141,9 @@ class Estimator:
     def observe(
         self, key: Hashable, chars: int, prompt_tokens: float, output_tokens: float | None = None
     ) -> None:
-        """Learn from a request that is done: the first replaces the guess, later ones weigh
-        max(0.05, 1/n).
+        """Learn from a request that is done.
+
+        The first replaces the guess, later ones weigh max(0.05, 1/n).
 
         Values that make no sense are ignored. ``output_tokens`` None: not known.
         """
@@ -156,12 +161,13 @@ class Estimator:
     # ----------------------------------------------------------------------------------------------
 
     def take(self, most: int) -> dict[Hashable, Sketch]:
-        """What was observed since the last time, of up to ``most`` keys; empty sketches of keys
-        that are unknown here."""
+        """Return what was observed since the last time, of up to ``most`` keys.
+
+        Empty sketches of keys that are unknown here."""
         return dict(self._fresh.popitem(last=False) for _ in range(min(most, len(self._fresh))))
 
     def put_back(self, taken: Mapping[Hashable, Sketch]) -> None:
-        """What was taken could not be shared: keep it for the next time."""
+        """Keep what was taken and could not be shared for the next time."""
         for key, sketch in taken.items():
             _merge_into(self._fresh, key, sketch)
 
@@ -192,7 +198,7 @@ def _merge_into(
 
 
 def _bin(tokens: float) -> int:
-    """The number of the bin that holds outputs in (GROWTH**(number - 1), GROWTH**number]."""
+    """Return the number of the bin that holds outputs in (GROWTH**(number - 1), GROWTH**number]."""
     return math.ceil(math.log(min(max(tokens, 1.0), MAX_OUTPUT_TOKENS)) / math.log(GROWTH) - 1e-9)
 
 
@@ -236,8 +242,9 @@ class Learned:
         self._learn = client.register_script(_script())
 
     async def flush(self) -> None:
-        """Share what was observed here and read what others observed, in one call; none when there
-        is nothing to share."""
+        """Share what was observed here and read what others observed, in one call.
+
+        It is None when there is nothing to share."""
         taken = self._estimator.take(KEYS_PER_FLUSH)
         if not taken:
             return
@@ -266,7 +273,7 @@ class Learned:
 
 
 def field_name(key: Hashable) -> str:
-    """A key as the text that every process writes for it."""
+    """Return a key as the text that every process writes for it."""
     text = key if isinstance(key, str) else repr(key)
     return (
         text
@@ -283,7 +290,7 @@ def write_sketch(sketch: Sketch) -> str:
 
 
 def read_sketch(text: bytes | str) -> Sketch | None:
-    """What ``scripts/learn.lua`` returned; None for an unknown key."""
+    """Return what ``scripts/learn.lua`` returned; None for an unknown key."""
     if not text:
         return None
     _, ratio, weight, *pairs = json.loads(text)

@@ -1,5 +1,6 @@
-"""Who is next in line inside one process: fair between tenants, between their jobs by weight, and
-urgent work first.
+"""Who is next in line inside one process: fair between tenants, and urgent work first.
+
+Between the jobs of a tenant it is fair by weight.
 
 Start-time fair queueing (Goyal, Vin and Cheng, 1996) on three levels. At each level the one that
 was served least, for its weight, is next: its tag, the virtual time at which its next item starts,
@@ -108,12 +109,13 @@ class FairLine(Generic[T]):
         self._alone.append((item, cost))
 
     def push_front(self, items: Iterable[T]) -> None:
-        """Give back items that were popped: they are next again, in this order, and are not charged
-        a second time."""
+        """Give back items that were popped: they are next again, in this order.
+
+        They are not charged a second time."""
         self._returned.extendleft(reversed(list(items)))
 
     def pop(self) -> T | None:
-        """The next item; None when the line is empty."""
+        """Return the next item; None when the line is empty."""
         while self._returned:
             item = self._returned.popleft()
             if not self._gone(item):
@@ -129,8 +131,9 @@ class FairLine(Generic[T]):
         return None if popped is None else popped[0]
 
     def _sort(self) -> None:
-        """A second flow has come: the first keeps what it was charged last, as if it had had tags
-        all the time."""
+        """Begin to sort, since a second flow has come.
+
+        The first keeps what it was charged last, as if it had had tags all the time."""
         if self._alone:
             self._classes.begin(_path(self._flow), self._served)
         while self._alone:
@@ -161,7 +164,7 @@ class _Queue(Generic[T]):
         self._items.append((item, cost))
 
     def pop(self, gone: Callable[[T], bool]) -> tuple[T, float] | None:
-        """An item and its cost; None when all who waited are gone."""
+        """Return an item and its cost; None when all who waited are gone."""
         while self._items:
             item, cost = self._items.popleft()
             if not gone(item):
@@ -241,8 +244,9 @@ class _Crowd(Generic[T]):
         return popped
 
     def _forget(self) -> None:
-        """Those who left and are no longer ahead, so that a tag found at the return is never in the
-        past."""
+        """Forget those who left and are no longer ahead.
+
+        So a tag found at the return is never in the past."""
         if not self._waiting:
             self._branches.clear()
             self._left.clear()

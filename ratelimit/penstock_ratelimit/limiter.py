@@ -20,8 +20,9 @@ class StartOptions(TypedDict, total=False):
 
 
 class StartRequest(NamedTuple):
-    """What a caller wants to start; the fields are explained here, and their names are those of
-    ``StartOptions``."""
+    """What a caller wants to start.
+
+    The fields are explained here, and their names are those of ``StartOptions``."""
 
     costs: Mapping[str, float]
     """Units per dimension, estimated; clipped to what can ever fit."""
@@ -57,8 +58,9 @@ class Limiter(Protocol):
     def acquire(
         self, quota_id: str, costs: Mapping[str, float], **options: Unpack[StartOptions]
     ) -> Coroutine[Any, Any, Ticket]:
-        """Sleep until the start time of a ticket for ``costs`` (estimates, clipped to the cap) and
-        return it.
+        """Sleep until the start time of a ticket for ``costs``, and return the ticket.
+
+        Costs are estimates, clipped to the cap.
 
         ``certain`` is the part that is known for sure, ``flow`` the job whose turn it takes,
         ``retry`` says that the request was sent before. Raises ``NeverFits`` at once when
@@ -71,8 +73,9 @@ class Limiter(Protocol):
         ...
 
     def at_once(self, quota_id: str) -> Ticket | None:
-        """A ticket for a first try where nothing limits the quota now, and no one waits; None: ask
-        ``acquire``."""
+        """Return a ticket for a first try where nothing limits the quota now, and no one waits.
+
+        Where it is None, ask ``acquire``."""
         ...
 
     def ticket(
@@ -88,14 +91,15 @@ class Limiter(Protocol):
         ...
 
     def not_before(self, quota_id: str, seconds: float) -> None:
-        """The provider said 429: no process that shares the quota starts a request for so long.
+        """Start no request of the quota for so long in any process: the provider said 429.
 
         Never shortens a longer pause."""
         ...
 
     def may_retry(self, quota_id: str) -> bool:
-        """False while too large a part of what is sent are retries, and others wait: put the
-        request off instead."""
+        """Return whether to retry now; where it is False, put the request off instead.
+
+        It is False while too large a part of what is sent are retries, and others wait."""
         ...
 
     async def lift(self, quota_id: str) -> None:
@@ -103,7 +107,7 @@ class Limiter(Protocol):
         ...
 
     def gauge(self, quota_id: str, running: float, waiting: float) -> None:
-        """The server's own gauges: requests that it works on, and in its queue.
+        """Take the server's own gauges: requests that it works on, and in its queue.
 
         Adaptive concurrency follows them."""
         ...
@@ -118,8 +122,9 @@ class Limiter(Protocol):
 
 
 class TicketScope:
-    """``async with limiter.ticket(…) as t``: in doubt the ticket is charged, because something may
-    have been sent."""
+    """``async with limiter.ticket(…) as t``: in doubt the ticket is charged.
+
+    Something may have been sent."""
 
     __slots__ = ("_ask", "_quota", "_ticket")
 
@@ -156,18 +161,19 @@ class BoundQuota:
         retry: bool = False,
         **costs: float,
     ) -> TicketScope:
-        """As ``Limiter.ticket``, with the costs by name: ``quota.ticket(requests=1,
-        tokens=500)``."""
+        """Take a ticket with the costs by name: ``quota.ticket(requests=1, tokens=500)``."""
         return TicketScope(self._quota, StartRequest(costs, certain, flow, retry))
 
     def not_before(self, seconds: float) -> None:
-        """The provider said 429: no process that shares the quota starts a request for so many
-        seconds, at most a day."""
+        """Start no request of the quota for so many seconds, a day at most, in any process.
+
+        The provider said 429."""
         self._quota.not_before(pause_seconds(seconds))
 
     def may_retry(self) -> bool:
-        """False while too large a part of what is sent are retries, and others wait: put the
-        request off instead."""
+        """Return whether to retry now; where it is False, put the request off instead.
+
+        It is False while too large a part of what is sent are retries, and others wait."""
         return self._quota.may_retry()
 
     async def lift(self) -> None:
@@ -175,16 +181,15 @@ class BoundQuota:
         await self._quota.lift()
 
     def stats(self) -> QuotaStats:
-        """What this process was given and charged, and what the fleet may start now."""
+        """Return what this process was given and charged, and what the fleet may start now."""
         return self._quota.stats()
 
 
 class QuotasLimiter:
-    """The part of a ``Limiter`` that is the same for all: finding a quota by its id and passing the
-    call on."""
+    """What all limiters share: finding a quota by its id and passing the call on."""
 
     def _quota_limiter(self, quota_id: str) -> QuotaLimiter:
-        """Raises ``UnknownQuota`` and ``LimiterClosed``."""
+        """Return the limiter of a quota. Raises ``UnknownQuota`` and ``LimiterClosed``."""
         raise NotImplementedError
 
     def acquire(

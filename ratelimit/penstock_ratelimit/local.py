@@ -1,5 +1,6 @@
-"""Pacing inside one process, without Redis: aiolimiter's leaky bucket per dimension, one caller at
-the head."""
+"""Pacing inside one process, without Redis.
+
+It has aiolimiter's leaky bucket per dimension, with one caller at the head."""
 
 from __future__ import annotations
 
@@ -27,8 +28,9 @@ class Bucket(AsyncLimiter):
     __slots__ = ()
 
     def adjust(self, amount: float) -> None:
-        """Charge more (beyond full is a debt that leaks first), or refund down to empty, and wake
-        who now fits."""
+        """Charge more, or refund down to empty, and wake who now fits.
+
+        Beyond full is a debt that leaks first."""
         self._leak()
         self._level = max(self._level + amount, 0.0)
         self._wake_next()
@@ -159,7 +161,7 @@ class LocalQuota:
         self._paused_until = max(self._paused_until, until)
 
     def may_retry(self) -> bool:
-        """Always: the budget of retries is the fleet's, and kept in Redis."""
+        """Return True: the budget of retries is the fleet's, and kept in Redis."""
         return True
 
     async def lift(self) -> None:
@@ -181,8 +183,9 @@ class LocalQuota:
         )
 
     def close(self) -> None:
-        """Every caller that waits gets ``LimiterClosed``: let the head through to see it, the
-        others follow."""
+        """Give every caller that waits ``LimiterClosed``.
+
+        The head is let through to see it, and the others follow."""
         self._failure = LimiterClosed(self.terms.quota_id)
         self._resume.set()
         for bucket in self._buckets:

@@ -99,7 +99,7 @@ class Quota:
         self._check_dimensions()
 
     def _set(self, **values: object) -> None:
-        """The one time that the fields of a frozen quota are written."""
+        """Write the fields of a frozen quota, this one time."""
         for name, value in values.items():
             object.__setattr__(self, name, value)
 

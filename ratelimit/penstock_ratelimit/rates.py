@@ -102,8 +102,9 @@ DEFAULT_MARGIN: Final = 0.995
 
 
 def pause_seconds(seconds: float) -> float:
-    """A pause made safe: never negative, never longer than a day; what is not a number pauses for
-    nothing."""
+    """Return a pause made safe: never negative, never longer than a day.
+
+    What is not a number pauses for nothing."""
     if math.isnan(seconds):
         return 0.0
     return min(max(seconds, 0.0), MAX_PAUSE_S)
@@ -111,8 +112,7 @@ def pause_seconds(seconds: float) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """The numbers in force, in the order of ``dims``: units per second, units at once, units per
-    request."""
+    """The numbers in force, in the order of ``dims``: per second, at once, and per request."""
 
     quota_id: str
     dims: tuple[str, ...] = ()
@@ -127,8 +127,9 @@ class Terms:
 
     @property
     def allowed(self) -> tuple[float, ...]:
-        """Units per second to pace by where no shared margin is known: the rates with the declared
-        margin."""
+        """Return the units per second to pace by where no shared margin is known.
+
+        They are the rates with the declared margin."""
         return tuple(rate * self.margin for rate in self.rates)
 
     def amounts(self, costs: Mapping[str, float]) -> tuple[float, ...]:
@@ -146,8 +147,9 @@ class Terms:
         return tuple(amounts)
 
     def check_fits(self, certain: Mapping[str, float]) -> None:
-        """Raise ``NeverFits`` where a cost that is known for sure is above a declared cap;
-        estimates are clipped instead.
+        """Raise ``NeverFits`` where a cost that is known for sure is above a declared cap.
+
+        Estimates are clipped instead.
 
         Limits from headers refuse no request: they may be wrong, and a provider itself refuses what
         is too large.
@@ -157,7 +159,10 @@ class Terms:
                 raise NeverFits(self.quota_id, dim, certain[dim], cap)
 
     def scaled(self, part: float) -> Terms:
-        """The same limits for one of several who share them; what fits at all stays the same."""
+        """Return the same limits for one of several who share them.
+
+        What fits at all stays the same.
+        """
         return replace(
             self,
             rates=tuple(rate * part for rate in self.rates),

@@ -1,5 +1,4 @@
-"""Stray refusals: a stray refusal delays its own item only; any other pauses all that share the
-quota.
+"""Stray refusals, which delay their own item only; any other pauses all that share the quota.
 
 Providers refuse single requests well inside their limits: one replica is busy, a load balancer
 fails over. Pausing all for each of them would stop a healthy fleet. So good answers are counted,
@@ -53,7 +52,7 @@ class Patience:
 
 
 def may_be_stray(feedback: Feedback) -> bool:
-    """A plain 429 with a short wait. "Growing too steeply" is always meant for all."""
+    """Return whether a refusal is a plain 429 with a short wait. "Growing too steeply" is always meant for all."""
     return (
         feedback.signal is Signal.THROTTLED and (feedback.retry_after_s or 0.0) <= LONGEST_STRAY_S
     )

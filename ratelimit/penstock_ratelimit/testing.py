@@ -34,8 +34,9 @@ class _Jump(selectors.DefaultSelector):
 
 
 class BlockingScripts:
-    """A real Redis for a ``SharedLimiter`` in virtual time: calls block, so that time stands still
-    meanwhile.
+    """A real Redis for a ``SharedLimiter`` in virtual time.
+
+    Calls block, so that time stands still meanwhile.
 
     ``client`` is a blocking ``redis.Redis``. Set ``fault`` to make every call raise it.
     """

@@ -1,6 +1,4 @@
-"""Tickets: the right to start one request now, and the duty to say afterwards what it cost and how
-it went.
-"""
+"""Tickets: the right to start one request now, and the duty to say how it went."""
 
 from __future__ import annotations
 
@@ -44,8 +42,9 @@ def full_jitter(
     cap_s: float = CAP_S,
     rng: random.Random | None = None,
 ) -> float:
-    """Seconds before retry ``attempt`` (0 = the first retry): between 0 and ``min(cap_s, base_s *
-    2**attempt)``."""
+    """Return the seconds before retry ``attempt`` (0 is the first retry).
+
+    They are between 0 and ``min(cap_s, base_s * 2**attempt)``."""
     if attempt < 0 or not base_s >= 0 or not cap_s >= 0:
         raise ValueError(
             f"full_jitter({attempt=}, {base_s=}, {cap_s=}): none of them can be negative"
@@ -134,8 +133,9 @@ class Feedback(NamedTuple):
 
     @property
     def pause_s(self) -> float | None:
-        """How long no process that shares the quota may start a request: what the provider asked
-        for, or its shortest window."""
+        """Return how long no process that shares the quota may start a request.
+
+        That is what the provider asked for, or its shortest window."""
         if self.signal not in THROTTLES:
             return None
         return THROTTLED_BASE_S if self.retry_after_s is None else self.retry_after_s
@@ -155,7 +155,7 @@ class Account(Protocol):
     profile: Profile
 
     def now(self) -> float:
-        """The loop's time, seconds."""
+        """Return the loop's time, seconds."""
         ...
 
     def adjust(self, dim: str, delta: float) -> None:
@@ -163,8 +163,9 @@ class Account(Protocol):
         ...
 
     def ended(self, ticket: Ticket, feedback: Feedback | None) -> None:
-        """The ticket's request is over, or was never sent; ``feedback`` is None when its caller did
-        not say how it went."""
+        """Note that the ticket's request is over, or was never sent.
+
+        ``feedback`` is None when its caller did not say how it went."""
         ...
 
 
@@ -223,8 +224,9 @@ class Ticket:
 
     @property
     def limited(self) -> bool:
-        """Whether its quota had limits when it was handed out, so that what the request costs was
-        asked for."""
+        """Return whether its quota had limits when it was handed out.
+
+        Then what the request costs was asked for."""
         return bool(self._dims)
 
     @property
@@ -233,8 +235,9 @@ class Ticket:
         return dict(zip(self._dims, self._charged, strict=True))
 
     def start(self) -> None:
-        """Say that the request is being sent: from here on the ticket is charged, even if the
-        request fails."""
+        """Say that the request is being sent.
+
+        From here on the ticket is charged, even if the request fails."""
         if self.state is UNSTARTED:
             self.state = STARTED
             self.since = self._account.now()
@@ -247,15 +250,14 @@ class Ticket:
     def answered(
         self, headers: Mapping[str, str] | None = None, *, usage: Usage | None = None
     ) -> None:
-        """The provider gave an answer: settle ``usage`` as its profile says, and learn from
-        ``headers``."""
+        """Settle ``usage`` of an answer as the profile says, and learn from ``headers``."""
         self._sent()
         if usage is not None and self._dims:
             self.settle(self._account.profile.settle(usage))
         self._end(Feedback(OK, None, "", headers, 0.0 if usage is None else usage.output_tokens))
 
     def failed(self, signal: Signal, **details: Unpack[FailureDetails]) -> None:
-        """The request failed.
+        """Say that the request failed.
 
         The fleet learns of it: a pause, a gentler slope, a hold, or a failure of the server.
 

@@ -136,8 +136,9 @@ class QuotaView:
     """The busiest first."""
 
     def since(self, previous: QuotaView) -> Traffic | None:
-        """What went through since an earlier look; None when Redis forgot the quota in between, or
-        no time passed."""
+        """Return what went through since an earlier look.
+
+        It is None when Redis forgot the quota in between, or no time passed."""
         seconds = self.at - previous.at
         before = {dimension.name: dimension.charged for dimension in previous.dimensions}
         if seconds <= 0 or self.granted < previous.granted:
@@ -154,8 +155,9 @@ def read_quotas(
     quota_ids: Iterable[str] | None = None,
     clock_us: Callable[[], int] | None = None,
 ) -> list[QuotaView]:
-    """The quotas with these ids, or all that were ever installed, by id; those that Redis does not
-    know are left out.
+    """Return the quotas with these ids, or all that were ever installed, by id.
+
+    Those that Redis does not know are left out.
 
     One round trip for the ids and one pipeline for all the rest, each quota read by one script on
     keys of one slot. Raises whatever the client raises. ``clock_us`` replaces Redis's own clock in
@@ -252,7 +254,10 @@ def _learned(stored: Mapping[str, str]) -> tuple[LearnedView, ...]:
 
 
 def _stats(said: bytes | str) -> dict[str, Any]:
-    """A process's own figures; empty where it has none, or where another release wrote them."""
+    """Return a process's own figures.
+
+    It is empty where it has none, or where another release wrote them.
+    """
     try:
         stats = json.loads(said) if said else {}
     except ValueError:

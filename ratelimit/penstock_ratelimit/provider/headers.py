@@ -80,8 +80,9 @@ class Reading:
 
 @dataclass(frozen=True, slots=True)
 class HeaderLimit:
-    """What a header limits: its dimension, its window where documented, and how far ``remaining``
-    may be off."""
+    """What a header limits: its dimension, its window, and how far ``remaining`` may be off.
+
+    The window is set where it is documented."""
 
     dim: str
     window_s: float | None = None
@@ -172,8 +173,9 @@ _NAMES: Final = {
 def read_limits(
     headers: Mapping[str, str], style: str, now: float, windows: Windows | None = None
 ) -> tuple[Reading, ...]:
-    """The limits in these headers, one reading per dimension; where two limit the same, the
-    tightest of both.
+    """Return the limits in these headers, one reading per dimension.
+
+    Where two limit the same, the tightest of both.
 
     ``style`` is a key of ``STYLES``; ``now`` is unix time, used where the answer has no ``date`` of
     its own. ``windows`` remembers what earlier answers of the provider showed; without it each
@@ -210,8 +212,9 @@ def _inferred(name: str, figures: Figures | None, windows: Windows | None) -> fl
 
 
 def _longer(documented: float | None, inferred: float | None) -> float | None:
-    """A documented window holds unless the answers show a longer one: a shorter one would be a
-    higher rate."""
+    """Return the documented window, unless the answers show a longer one.
+
+    A shorter one would be a higher rate."""
     if documented is None or inferred is None:
         return documented if inferred is None else inferred
     return max(documented, inferred)
@@ -253,8 +256,9 @@ _EPOCH_MS: Final = 1e12
 
 
 def parse_duration(text: str) -> float | None:
-    """Seconds in a Go-style duration such as "12ms", "6m0s" or "4m12.172s"; None for anything
-    else."""
+    """Return the seconds in a Go-style duration such as "12ms", "6m0s" or "4m12.172s".
+
+    It is None for anything else."""
     parts = _GO_PART.findall(text)
     if not parts or "".join(number + unit for number, unit in parts) != text:
         return None
@@ -263,8 +267,9 @@ def parse_duration(text: str) -> float | None:
 
 
 def _reset(text: str | None, headers: Mapping[str, str], now: float) -> tuple[float | None, float]:
-    """Seconds until the reset, and what the last digit of it is worth: a duration, a number, a
-    date."""
+    """Return the seconds until the reset, and what the last digit of them is worth.
+
+    The text is a duration, a number or a date."""
     text = "" if text is None or len(text) > MAX_TEXT else text.strip()
     if not text:
         return None, 0.0

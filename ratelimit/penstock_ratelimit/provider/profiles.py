@@ -55,8 +55,9 @@ class Usage(NamedTuple):
 
     @classmethod
     def from_body(cls, usage: Mapping[str, object]) -> Usage | None:
-        """Read the ``usage`` object of an answer, OpenAI's (both APIs) or Anthropic's; None when it
-        makes no sense.
+        """Read the ``usage`` object of an answer, OpenAI's (both APIs) or Anthropic's.
+
+        It is None when it makes no sense.
 
         OpenAI counts cached tokens among the input and names them in ``…_details``; Anthropic
         counts them beside it.
@@ -119,8 +120,9 @@ class Profile:
         return _charges({REQUESTS: 1.0, TOKENS: prompt + output, INPUT: prompt, OUTPUT: output})
 
     def settle(self, usage: Usage) -> dict[str, float]:
-        """Units charged in the end, to replace what was reserved; empty where the provider never
-        gives anything back."""
+        """Return the units charged in the end, to replace what was reserved.
+
+        It is empty where the provider never gives anything back."""
         if not self.settles:
             return {}
         fresh = (
@@ -276,7 +278,7 @@ _HOSTS: Final = (
 
 
 def profile_for(base_url: str, name: str | None = None) -> Profile:
-    """The profile of this name; without one that of the provider at this address.
+    """Return the profile of this name; without one that of the provider at this address.
 
     It is "generic" for an address that is not known (vLLM has none of its own). Raises KeyError for
     an unknown name.
@@ -298,14 +300,15 @@ def profile_for(base_url: str, name: str | None = None) -> Profile:
 
 
 def _charges(units: Mapping[str, float]) -> dict[str, float]:
-    """The same units against limits per minute and per day: what counts for one counts for the
-    other."""
+    """Return the same units against limits per minute and per day.
+
+    What counts for one counts for the other."""
     daily = {name + PER_DAY: units[name] for name in (REQUESTS, TOKENS) if name in units}
     return {**units, **daily}
 
 
 def _first(fields: Mapping[str, object], *names: str) -> float | None:
-    """The first of these fields that is a believable number of tokens."""
+    """Return the first of these fields that is a believable number of tokens."""
     for name in names:
         value = fields.get(name)
         if (

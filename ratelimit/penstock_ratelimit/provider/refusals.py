@@ -68,8 +68,7 @@ HOLDS: Final = (Signal.OUT_OF_MONEY, Signal.UNAUTHORIZED)
 
 
 class Meaning(NamedTuple):
-    """One row of the table: the failure's name (as in the workers' table, item/run/fates.py) and
-    its signal."""
+    """One row of the table: the failure's name (as in item/run/fates.py) and its signal."""
 
     name: str
     signal: Signal
@@ -214,7 +213,7 @@ just a limit."""
 def classify(
     status: int, headers: Mapping[str, str], body: bytes | Mapping[str, Any] | None, now: float
 ) -> Refusal | None:
-    """What an answer means, or None for a 2xx.
+    """Return what an answer means, or None for a 2xx.
 
     Never raises, whatever the body is. ``now`` is unix time."""
     if 200 <= status < 300:
@@ -240,8 +239,7 @@ def classify(
 
 
 def is_page(headers: Mapping[str, str], body: bytes | Mapping[str, Any] | None) -> bool:
-    """Whether an answer that is not JSON is an HTML page, by what it says it is or by how it
-    begins."""
+    """Return whether an answer is an HTML page, by what it says it is or by how it begins."""
     if "html" in (header(headers, "content-type") or "").lower():
         return True
     start = body[:PAGE_START].lstrip().lower() if isinstance(body, bytes) else b""
@@ -286,7 +284,7 @@ def _by_class(status: int) -> Meaning:
 
 
 def _answer(body: bytes | Mapping[str, Any] | None) -> Mapping[str, Any]:
-    """The body as a mapping; empty for HTML, for other text, and for nothing.
+    """Return the body as a mapping; empty for HTML, for other text, and for nothing.
 
     Gemini's OpenAI endpoint wraps it in a list."""
     parsed: object = body
@@ -346,8 +344,9 @@ def _retry_info(answer: Mapping[str, Any]) -> float | None:
 
 
 def _is_daily(answer: Mapping[str, Any]) -> bool:
-    """Google names the limit that was hit: "GenerateRequestsPerDayPerProjectPerModel-FreeTier",
-    say."""
+    """Return whether Google names a daily limit as the one that was hit.
+
+    It says "GenerateRequestsPerDayPerProjectPerModel-FreeTier", for example."""
     for detail in _details(answer):
         metadata, violations = detail.get("metadata"), detail.get("violations")
         names = [metadata.get("quota_limit")] if isinstance(metadata, Mapping) else []

@@ -47,8 +47,9 @@ class Figures(NamedTuple):
 
 
 def infer_window(seen: Figures) -> float | None:
-    """Seconds that the limit counts in, by this answer alone: limit * reset / used; None when it
-    cannot be computed.
+    """Return the seconds that the limit counts in, by this answer alone: limit * reset / used.
+
+    It is None when it cannot be computed.
 
     With less than five of ``rounding`` or of ``quantum_s``, it says nothing.
     """
@@ -120,7 +121,10 @@ class _Limit:
             self.window_s, self.compared = window_s, True
 
     def _counters(self) -> float | None:
-        """The shortest window that all resets fit in: a counter starts anew within its window."""
+        """Return the shortest window that all resets fit in.
+
+        A counter starts anew within its window.
+        """
         least_s = (
             self.longest_reset_s
             if self.starts >= STARTS_SEEN

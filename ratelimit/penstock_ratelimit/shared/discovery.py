@@ -1,5 +1,6 @@
-"""Limits from the provider's headers: they become the terms in force, and show the level of the
-provider's bucket.
+"""Limits from the provider's headers: they become the terms in force.
+
+They also show the level of the provider's bucket.
 
 A declared limit is a ceiling: headers lower it, and raise it again, but never above what was
 declared. Dimensions that were not declared are added when the quota discovers. Limits per hour or
@@ -79,7 +80,7 @@ class Discovery:
         always: bool = False,
         good: bool = False,
     ) -> dict[str, RemainingHere]:
-        """The levels in the headers, by dimension.
+        """Return the levels in the headers, by dimension.
 
         Sets ``proposal`` when the limits in them differ from ``terms``.
 
@@ -133,7 +134,7 @@ class Discovery:
             self.proposal = wanted
 
     def _count(self, now: float) -> None:
-        """A good answer; keeps the best pace of late."""
+        """Count a good answer, and keep the best pace of late."""
         if now - self._window_at >= PACE_S:
             self._window_at, self._answers = now, 0
         self._answers += 1
@@ -178,14 +179,15 @@ class _DimensionTerms(NamedTuple):
 
 
 def declares_the_same(declared_terms: Terms, in_force: Terms) -> bool:
-    """Whether the terms in force follow from this process's declaration, apart from what headers
-    stated."""
+    """Return whether the terms in force follow from this process's declaration.
+
+    What headers stated is left aside."""
     mine = (declared_terms.margin, declared_terms.slope, _declared(declared_terms))
     return mine == (in_force.margin, in_force.slope, _declared(in_force))
 
 
 def with_discovered(declared_terms: Terms, in_force: Terms) -> Terms:
-    """This process's declaration, and the dimensions that only headers stated."""
+    """Return this process's declaration, and the dimensions that only headers stated."""
     for dim in in_force.dims:
         row = _DimensionTerms.of(in_force, dim)
         if row is not None and row.ceiling <= 0 and dim not in declared_terms.dims:
@@ -200,14 +202,15 @@ def _declared(terms: Terms) -> dict[str, float]:
 
 
 def learned(terms: Terms) -> list[str]:
-    """Dimensions in force that headers stated: they were not declared, or they are below what was
-    declared."""
+    """Return the dimensions in force that headers stated.
+
+    They were not declared, or they are below what was declared."""
     rows = zip(terms.dims, terms.rates, terms.ceilings, strict=True)
     return [dim for dim, rate, ceiling in rows if rate < ceiling or ceiling <= 0]
 
 
 def _without(terms: Terms, dim: str, declared: _DimensionTerms | None) -> Terms:
-    """Terms without what headers stated of a dimension: as it was declared, or without it."""
+    """Take what answers do not show yet from what was declared."""
     if declared is not None:
         return _with_limit(terms, dim, declared)
     kept = [dim != known for known in terms.dims]
@@ -229,14 +232,14 @@ def _with_limit(terms: Terms, dim: str, row: _DimensionTerms) -> Terms:
 
 
 def _with_window(reading: Reading, terms: Terms) -> Reading:
-    """What answers do not show yet is taken from what was declared."""
+    """Take what answers do not show yet from what was declared."""
     if reading.window_s is not None or reading.limit is None:
         return reading
     return replace(reading, window_s=_declared_window(reading, terms))
 
 
 def _declared_window(reading: Reading, terms: Terms) -> float | None:
-    """The window in which the stated limit would be the rate declared."""
+    """Return the window in which the stated limit would be the rate declared."""
     row = _DimensionTerms.of(terms, reading.dim)
     if row is None or row.ceiling <= 0 or reading.limit is None:
         return None
@@ -253,7 +256,7 @@ class Answers:
         self._limited_until = -inf  # loop time: the last start that the limits put off
 
     def limited(self, until: float) -> None:
-        """The limits in force make callers wait, the last of them until ``until`` (loop time)."""
+        """Note that the limits make callers wait, the last of them until ``until`` (loop time)."""
         self._limited_until = until
 
     def take_in(
@@ -289,7 +292,8 @@ class Answers:
         return 0.0 if stray or pause_s is None else pause_seconds(pause_s)
 
     def _is_stray(self, ticket: Ticket, feedback: Feedback, alone: bool) -> bool:
-        """Whether a refusal holds back its own item only: a lone one, while the limits keep nothing
-        waiting."""
+        """Return whether a refusal holds back its own item only.
+
+        That is a lone one, while the limits keep nothing waiting."""
         limited = alone or ticket.since <= self._limited_until + LIMITED_S
         return may_be_stray(feedback) and not limited and self._patience.is_stray()

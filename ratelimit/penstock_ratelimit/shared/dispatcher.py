@@ -1,5 +1,4 @@
-"""The one task per quota and process that talks to Redis, and what callers and their tickets say to
-it.
+"""The one task per quota and process that talks to Redis, for callers and their tickets.
 
 What it decides stands beside it: for whom to reserve (``reserving``), who starts without asking
 (``free_starts``), what happens while Redis is away (``redis_outage``), and which limits headers put
@@ -49,8 +48,9 @@ async def cancel_and_wait(task: asyncio.Task[Any]) -> None:
 
 
 class FreeStarts:
-    """Decides who starts without asking; a report follows soon, so that this process learns of
-    changes within a second."""
+    """Decides who starts without asking.
+
+    A report follows soon, so that this process learns of changes within a second."""
 
     def __init__(self, state: QuotaState, outage: RedisOutage) -> None:
         self._state, self._outage = state, outage
@@ -85,7 +85,7 @@ class FreeStarts:
         )
 
     def _current_grant(self) -> Grant:
-        """The same for all tickets until the breaker changes its state."""
+        """Return the same for all tickets until the breaker changes its state."""
         generation = self._state.provider.health.generation
         if self._grant.generation != generation:
             self._grant = Grant(generation)
@@ -112,15 +112,16 @@ class LearnedLimits:
         return self._discovery.proposal is not None
 
     async def put_in_force(self) -> None:
-        """What headers ask for, if that is something else than what is in force."""
+        """Put in force what headers ask for, if that is something else."""
         proposal, self._discovery.proposal = self._discovery.proposal, None
         if proposal is not None:
             await self._confirm([])  # before other processes see limits that were never confirmed
             await self._state.in_force.propose(proposal)
 
     async def expire(self) -> None:
-        """Propose to drop learned limits that headers no longer state: with each heartbeat the
-        fleet notes who saw them."""
+        """Propose to drop learned limits that headers no longer state.
+
+        With each heartbeat the fleet notes who saw them."""
         state = self._state
         dims = learned(state.terms)
         if not dims:
@@ -131,8 +132,9 @@ class LearnedLimits:
         self._discovery.forget(terms, ages, now=state.now(), pace_s=pace_s, waiting=waiting)
 
     async def _confirm(self, dims: Sequence[str]) -> dict[str, float]:
-        """Report the limits that headers stated here; returns for how many seconds no header stated
-        each of ``dims``."""
+        """Report the limits that headers stated here.
+
+        Returns for how many seconds no header stated each of ``dims``."""
         stated, self._discovery.stated = self._discovery.stated, set()
         try:
             return await self._state.hash.confirm(stated, dims)
@@ -152,8 +154,9 @@ throttling (gRFC A6)."""
 
 
 class Dispatcher:
-    """Callers wait in line; only ``_run`` reserves for them in Redis, at most a window at a
-    time."""
+    """Lets callers wait in line.
+
+    Only ``_run`` reserves for them in Redis, at most a window at a time."""
 
     def __init__(self, quota: Quota, quota_hash: QuotaHash, process: str) -> None:
         self._process = process
@@ -197,7 +200,10 @@ class Dispatcher:
         return Ticket(self, waiter.terms.dims, waiter.amounts, waiter.grant)
 
     def at_once(self) -> Ticket | None:
-        """A ticket where nothing limits the quota now, and no one waits; None: stand in line."""
+        """Return a ticket where nothing limits the quota now, and no one waits.
+
+        Where it is None, stand in line.
+        """
         grant = self._free.grant_one() if self._failure is None else None
         if grant is None:
             return None
@@ -304,8 +310,7 @@ class Dispatcher:
             await self._rest()
 
     def _nudge(self) -> None:
-        """Something changed for those in line: let in who may start, and wake the task if it has to
-        ask."""
+        """Let in who may start after a change, and wake the task if it has to ask."""
         if self._state.callers.has_line and self._free.let_in() and self._reserving.may_ask():
             self._state.wake.set()
         if self._outage.share is not None or self._learned.are_new:
@@ -374,8 +379,9 @@ class Dispatcher:
             )
 
     def _stop(self, error: Exception) -> None:
-        """Every caller that waits, now and later, gets ``error``; tickets that have not started go
-        back to the quota."""
+        """Give every caller that waits, now and later, ``error``.
+
+        Tickets that have not started go back to the quota."""
         self._failure = error
         self._state.issuing.recall(-inf)
         self._state.issuing.refuse_all(error)

@@ -1,5 +1,6 @@
-"""One quota in one process: who waits for it, under which terms, how the provider is, and what
-Redis must still hear.
+"""One quota in one process: who waits, under which terms, and how the provider is.
+
+It also holds what Redis must still hear.
 """
 
 from __future__ import annotations
@@ -42,8 +43,7 @@ class TermsInForce:
         """Of the terms in force, as Redis names it; empty while they are not known to be there."""
 
     async def install(self, *, empty: bool = False) -> None:
-        """Put this process's terms in force where there are none, or, the first time, where others
-        were declared."""
+        """Put this process's terms in force where there are none, or others at its start."""
         in_force = await self._put(self.terms, empty=empty)
         if not self._declared and not declares_the_same(self.terms, in_force.terms):
             terms = (
@@ -103,7 +103,10 @@ class ProviderState:
         )
 
     def pause(self, seconds: float, now: float) -> bool:
-        """The provider said "not now". False when a pause that is as long is known already."""
+        """Note that the provider said "not now".
+
+        It is False when a pause that is as long is known already.
+        """
         if seconds <= 0 or now + seconds <= self.paused_until:
             return False
         self.paused_until = now + seconds
@@ -150,7 +153,7 @@ class ProviderState:
         return self._turned(before, now)
 
     def _turned(self, before: Health, now: float) -> float | None:
-        """The breaker opened, lets probes through, or closed."""
+        """Note that the breaker opened, lets probes through, or closed."""
         if self.health.breaker is Breaker.OPEN:
             log.warning(
                 "quota %s: the provider keeps failing; the fleet leaves it alone for %.1f s",

@@ -1,5 +1,6 @@
-"""The time in which Redis does not answer: callers wait, then one process's part of the quota is
-paced locally."""
+"""The time in which Redis does not answer.
+
+Callers wait, then one process's part of the quota is paced locally."""
 
 from __future__ import annotations
 
@@ -113,8 +114,9 @@ class RedisOutage:
         return True
 
     def _open_share(self) -> None:
-        """This process's part of the quota, once it is known of how many; without limits there is
-        nothing to part."""
+        """Open this process's part of the quota, once it is known of how many.
+
+        Without limits there is nothing to part."""
         state = self._state
         if state.processes <= 0 and state.terms.dims:
             return

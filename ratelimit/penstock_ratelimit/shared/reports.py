@@ -1,5 +1,6 @@
-"""What a process reports to the quota with its next call: settlements, results of requests, and
-levels in headers."""
+"""What a process reports to the quota with its next call.
+
+That is settlements, results of requests, and levels in headers."""
 
 from __future__ import annotations
 
@@ -100,11 +101,11 @@ class ReportBuffer:
         return self._due(now + TROUBLE_S)
 
     def add_retry(self) -> None:
-        """A request is sent again; it rides on the call that reserves for it."""
+        """Count a request that is sent again; it rides on the call that reserves for it."""
         self._load.report = replace(self._load.report, retries=self._load.report.retries + 1)
 
     def add_remaining(self, dim: str, seen: RemainingHere, *, now: float) -> None:
-        """The latest reading of a dimension counts."""
+        """Keep the latest reading of a dimension."""
         self._load.seen[dim] = seen
         self._due(now + BUSY_S)
 
@@ -115,7 +116,7 @@ class ReportBuffer:
         return self._due(now + BUSY_S)
 
     def enter(self, generation: int) -> None:
-        """The breaker changed its state: results from before no longer count."""
+        """Note a new state of the breaker: results from before no longer count."""
         if generation != self._load.report.generation:
             self._load.report = replace(self._load.report, generation=generation, wins=0, losses=0)
             self._wins = 0
@@ -133,7 +134,7 @@ class ReportBuffer:
         return load
 
     def put_back(self, load: Pending, *, now: float) -> None:
-        """An undelivered load joins what came since."""
+        """Join an undelivered load with what came since."""
         for dim, delta in load.settlements.items():
             self._load.settlements[dim] = self._load.settlements.get(dim, 0.0) + delta
         self._load.seen = {**load.seen, **self._load.seen}
@@ -142,8 +143,7 @@ class ReportBuffer:
         self._due(now + BUSY_S)
 
     def drop_refunds(self) -> None:
-        """Refunds are void once the bucket is empty again, and so are levels seen: they count from
-        its counters."""
+        """Drop refunds and levels seen, void once the bucket is empty again."""
         self._load.settlements = {
             dim: delta for dim, delta in self._load.settlements.items() if delta > 0
         }

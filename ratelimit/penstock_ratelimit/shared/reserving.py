@@ -1,5 +1,6 @@
-"""Reserves start times in Redis for those in line, a window of them in one call, and does what the
-reply says."""
+"""Reserve start times in Redis for those in line, a window of them in one call.
+
+What the reply says is done here, too."""
 
 from __future__ import annotations
 
@@ -28,8 +29,9 @@ loses no more)."""
 
 
 class Window:
-    """How many tickets this process holds ahead of time: enough to ask rarely, few enough to be
-    fair and lose little.
+    """How many tickets this process holds ahead of time.
+
+    They are enough to ask rarely, few enough to be fair and lose little.
 
     W = clamp(ceil(horizon / pace / processes), 1, 64).
 
@@ -75,8 +77,9 @@ class Reserving:
         )
 
     def batch(self) -> list[Waiter]:
-        """Callers to reserve for now: none while half a window is unstarted, or while Redis said
-        "later"."""
+        """Return the callers to reserve for now.
+
+        There are none while half a window is unstarted, or while Redis said "later"."""
         state = self._state
         window = self._window.size if state.terms.dims else MAX_WINDOW
         room = min(window - state.callers.unstarted, state.in_flight.places())

@@ -67,8 +67,7 @@ class Waiter:
 
 
 class WaitingCallers:
-    """The line and the issued start times of one quota in one process, with one timer for the
-    earliest start.
+    """The line and the issued start times of one quota, with one timer for the earliest.
 
     The line is fair between flows (see ``fairness``), in order of arrival inside each. It is
     bounded by the callers (one entry per waiting task), the issued ones by the window.
@@ -107,8 +106,9 @@ class WaitingCallers:
         self._line.push(waiter, waiter.ask.flow, waiter.cost_s)
 
     def put_back(self, waiters: list[Waiter]) -> None:
-        """To the head of the line, in their order: a window at most, so those who come now wait for
-        little."""
+        """Put them at the head of the line, in their order.
+
+        They are a window at most, so those who come now wait for little."""
         self._line.push_front(waiters)
 
     def next(self) -> Waiter | None:
@@ -138,16 +138,18 @@ class WaitingCallers:
             self._timer = self._loop.call_at(self._next_wake(), self._start_due)
 
     def _next_wake(self) -> float:
-        """The earliest start; a moment later when another follows closely, to let both go in one
-        turn of the loop."""
+        """Return the earliest start.
+
+        A moment later when another follows closely, to let both go in one turn of the loop."""
         first = self._issued[0][0]
         second = min(self._issued[1:3], default=None)  # a heap: the second smallest is one of these
         follows_closely = second is not None and 0 < second[0] - first <= GATHER_S
         return first + GATHER_S if follows_closely else first
 
     def recall(self) -> list[tuple[float, Waiter]]:
-        """Take every unstarted ticket back, with its start time; the callers are at the head of the
-        line again."""
+        """Take every unstarted ticket back, with its start time.
+
+        The callers are at the head of the line again."""
         tickets = [
             (start_at, waiter) for start_at, _, waiter in sorted(self._issued) if not waiter.gone
         ]
@@ -186,8 +188,9 @@ class Issuing:
         self._tally, self._refund = tally, refund
 
     def price(self, waiter: Waiter, terms: Terms) -> bool:
-        """Price a caller by the terms in force, if they changed since it came; False when it can
-        never fit now."""
+        """Price a caller by the terms in force, if they changed since it came.
+
+        It is False when it can never fit now."""
         if waiter.terms is terms:
             return True
         try:
@@ -198,8 +201,9 @@ class Issuing:
         return True
 
     def issue(self, waiter: Waiter, start_at: float | None = None) -> None:
-        """The quota counts the caller from now on; it starts at once, or at ``start_at`` (loop
-        time)."""
+        """Issue a ticket: the caller starts at once, or at ``start_at`` (loop time).
+
+        The quota counts it from now on."""
         waiter.reserved = True
         self.in_flight.granted()
         self._tally.charge(waiter.terms.dims, waiter.amounts)

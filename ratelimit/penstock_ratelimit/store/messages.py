@@ -1,5 +1,6 @@
-"""The messages between a process and Redis about one quota: reservations, reports, the provider's
-health."""
+"""The messages between a process and Redis about one quota.
+
+They are reservations, reports and the provider's health."""
 
 from __future__ import annotations
 
@@ -57,7 +58,9 @@ NOTHING: Final = ProviderReport()
 
 @dataclass(frozen=True, slots=True)
 class Remaining:
-    """The provider said ``remaining`` when it took the request when the fleet had charged
+    """What remained by the provider's headers, and what the fleet had charged then.
+
+    The provider said ``remaining`` when it took the request, when the fleet had charged
     ``counter``, ``age_s`` ago."""
 
     remaining: float
@@ -97,8 +100,9 @@ class Health:
 
 @dataclass(frozen=True, slots=True)
 class Reserved:
-    """Answer to a reservation; the first ``len(waits_s)`` items have their start times, seconds
-    from now."""
+    """The answer to a reservation.
+
+    The first ``len(waits_s)`` items have their start times, seconds from now."""
 
     status: ReserveStatus
     waits_s: Sequence[float] = ()

@@ -1,5 +1,6 @@
-"""Typed stubs of the Lua scripts: one method per atomic step on the keys documented in
-``scripts/reserve.lua``.
+"""Typed stubs of the Lua scripts: one method per atomic step on the keys.
+
+The keys are documented in ``scripts/reserve.lua``.
 """
 
 from __future__ import annotations
@@ -154,7 +155,7 @@ def arguments(ask: Reserve, now_us: int | str) -> list[Any]:
 
 
 def reserved(reply: Sequence[Any], quota_id: str, *, dims: int) -> Reserved:
-    """What the script returned, in seconds."""
+    """Return what the script returned, in seconds."""
     if reply[0] == -1:
         return Reserved(ReserveStatus.MISSING)
     if reply[0] == -3:
@@ -197,8 +198,7 @@ _US = 1_000_000
 
 
 class ScriptClient(Protocol):
-    """The one thing needed of ``redis.asyncio.Redis`` (and of ``redis.Redis``, for code that
-    blocks)."""
+    """The one thing needed of ``redis.asyncio.Redis``, or of ``redis.Redis`` where code blocks."""
 
     def register_script(self, script: str) -> Any: ...
 
@@ -294,7 +294,8 @@ class QuotaHash:
         return InForce(text(version), Terms.from_json(self._quota_id, config))
 
     async def heartbeat(self, process: str, ttl_s: float, stats: str = "") -> int:
-        """Count the processes that share this quota, and leave ``stats`` (JSON) for readers;
+        """Count the processes that share this quota, and leave ``stats`` (JSON) for readers.
+
         ``ttl_s`` 0 leaves."""
         args: list[Any] = [self._now(), process, int(ttl_s * _US), stats]
         async with asyncio.timeout(CALL_TIMEOUT_S):
@@ -303,8 +304,9 @@ class QuotaHash:
             )
 
     async def confirm(self, told: Collection[str], learned: Sequence[str]) -> dict[str, float]:
-        """Report the dimensions whose limit a header just stated; returns for how many seconds none
-        stated the learned ones."""
+        """Report the dimensions whose limit a header just stated.
+
+        Returns for how many seconds none stated the learned ones."""
         args: list[Any] = [self._now(), len(told), *told, *learned]
         async with asyncio.timeout(CALL_TIMEOUT_S):
             ages = await self._confirm(keys=[self.key], args=args)
