@@ -83,8 +83,9 @@ class PenstockError(Exception):
 
     @property
     def public_message(self) -> str:
-        """The message without the content of documents, prompts and other tenants' jobs: what a
-        remote door may show."""
+        """Return the message as a remote door may show it.
+
+        It has nothing of documents, prompts and other tenants' jobs."""
         return str(self)
 
 
@@ -113,8 +114,9 @@ class DatabaseUnavailable(LedgerError):
 
 
 class TablesInUse(LedgerError):
-    """A migration did not get the lock on a table, and has changed nothing: the same call may
-    succeed later."""
+    """A migration did not get the lock on a table; the same call may succeed later.
+
+    It has changed nothing."""
 
     def __init__(self, where: str, tries: int, lock_s: float, held_by: Sequence[str]) -> None:
         self.why = f"other transactions hold tables: {'; '.join(held_by) or 'they have ended now'}"
@@ -168,8 +170,9 @@ class JobNotFound(JobError):
 
 
 class JobConflict(JobError):
-    """The job key is taken by a job with another spec or another source; ``differences`` says in
-    what they differ."""
+    """The job key is taken by a job with another spec or another source.
+
+    ``differences`` says in what they differ."""
 
     def __init__(self, job_key: str, job_id: str, differences: Sequence[str] = ()) -> None:
         self.job_key, self.job_id, self.differences = job_key, job_id, tuple(differences)
@@ -327,8 +330,7 @@ class SpoolConflict(LedgerError):
 
 
 class RedisForgot(LedgerError):
-    """The sentinel is missing or of another epoch: Redis was emptied, replaced or restored from a
-    backup."""
+    """Redis was emptied, replaced or restored: its sentinel is missing or of another epoch."""
 
     def __init__(self, found: str | None, expected: str) -> None:
         super().__init__(

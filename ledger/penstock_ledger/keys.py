@@ -210,7 +210,7 @@ def buckets_for(job: Job) -> int:
 
 
 def done_field(doc_id: str) -> bytes:
-    """The document in the completed set: its id, or the digest of a long one."""
+    """Return the document in the completed set: its id, or the digest of a long one."""
     raw = doc_id.encode()
     return raw if len(raw) <= MAX_FIELD_BYTES else hashlib.sha256(raw).digest()
 
@@ -225,13 +225,14 @@ def job_scope(job_id: str) -> str:
 
 
 def job_state(job_id: str) -> str:
-    """The key that says how workers see the job."""
+    """Return the key that says how workers see the job."""
     return f"{job_scope(job_id)}:state"
 
 
 def feed_scope(job_id: str, generation: int) -> str:
-    """Prefix of the keys of one generation; scripts append ``:done:<n>``, ``:window`` and
-    ``:starts``."""
+    """Prefix of the keys of one generation.
+
+    Scripts append ``:done:<n>``, ``:window`` and ``:starts``."""
     return f"{PREFIX}{job_id}:{generation}"
 
 
@@ -265,7 +266,7 @@ def _of_caller(who: str) -> str:
 
 
 def tenant_month(tenant: str, month: str) -> str:
-    """The account of a tenant with a budget; ``month`` as 2026-11."""
+    """Return the account of a tenant with a budget; ``month`` as 2026-11."""
     return f"{PREFIX}tenants:{hashlib.sha256(tenant.encode()).hexdigest()[:32]}:{month}"
 
 
@@ -276,13 +277,14 @@ def answers_of_tenant(tenant: str | None) -> str:
 
 
 def door_starts(task_id: str) -> str:
-    """The digest: a task id is a stranger's text."""
+    """Return the digest: a task id is a stranger's text."""
     return f"{PREFIX}door:{hashlib.sha256(task_id.encode(errors='surrogatepass')).hexdigest()}"
 
 
 def unacked(queue: str) -> str:
-    """Of one lane, so that its depth (queued + unacked) can be counted, and scaled by, without the
-    others'."""
+    """Return the key of what one lane has not acknowledged.
+
+    So its depth (queued + unacked) can be counted, and scaled by, without the others'."""
     return f"unacked.{queue.removeprefix(QUEUE_PREFIX)}"
 
 
@@ -305,7 +307,7 @@ def found(lane: str) -> str:
 
 
 def found_waiting(home: str) -> str:
-    """The chart has the same name for its autoscaler (templates/_queues.tpl)."""
+    """Return the key; the chart has the same name for its autoscaler (templates/_queues.tpl)."""
     return f"{PREFIX}found:{home}:waiting"
 
 
@@ -315,7 +317,7 @@ def is_queue_of(lane: str, name: str) -> bool:
 
 
 def lane_queue(queue: str) -> str:
-    """The lane's own queue, of any of its queues: lanes have no dot in their names."""
+    """Return the lane's own queue, of any of its queues: lanes have no dot in their names."""
     return QUEUE_PREFIX + queue.removeprefix(QUEUE_PREFIX).partition(".")[0]
 
 

@@ -1,5 +1,6 @@
-"""How every Penstock process writes its log: one record, one line; no secrets, and no commands to a
-terminal."""
+"""How every Penstock process writes its log: one record, one line.
+
+No secrets, and no commands to a terminal."""
 
 from __future__ import annotations
 
@@ -27,13 +28,12 @@ _ExcInfo = tuple[type[BaseException], BaseException, TracebackType | None] | tup
 
 
 def one_line(text: str) -> str:
-    """Return ``text`` with every control character as an escape, newlines too, and U+FFFD for lone
-    surrogates."""
+    """Return ``text`` with control characters as escapes and U+FFFD for lone surrogates."""
     return replace_surrogates(_CONTROL.sub(lambda match: _escape(match[0]), text))
 
 
 def several_lines(text: str) -> str:
-    """The same, but the line feeds stay."""
+    """Return the same, but the line feeds stay."""
     return "\n".join(one_line(line) for line in text.split("\n"))
 
 

@@ -1,5 +1,6 @@
-"""Applies the one rule for lone surrogates: halves of a UTF-16 pair, which JSON can escape and
-UTF-8 cannot hold.
+"""Apply the one rule for lone surrogates, which JSON can escape and UTF-8 cannot hold.
+
+They are halves of a UTF-16 pair.
 
 JSON such as ``"\\ud83d"`` (half an emoji, from a model that was cut in the middle of one) is valid,
 so an answer that holds it is good, and is stored as its bytes came. Where such a text is decoded
@@ -30,8 +31,7 @@ _NO_JSON: Final = (
 
 
 def replace_surrogates(text: str) -> str:
-    """Return the text with U+FFFD in the place of each lone surrogate, so that UTF-8 can hold
-    it."""
+    """Return the text with U+FFFD for each lone surrogate, so that UTF-8 can hold it."""
     return text if text.isascii() else _SURROGATE.sub(REPLACEMENT, text)
 
 

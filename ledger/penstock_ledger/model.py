@@ -42,8 +42,9 @@ SHARDS: Final = "shards"  # of the selection of a feed that is split: into how m
 
 
 class ItemKey(NamedTuple):
-    """Names one execution history of one document: replaying a document makes a new generation,
-    never an overwrite."""
+    """Names one execution history of one document.
+
+    Replaying a document makes a new generation, never an overwrite."""
 
     job_id: str
     generation: int
@@ -73,8 +74,7 @@ class JobState(StrEnum):
 
 
 class FeedKind(StrEnum):
-    """What a feed reads: the pinned source, the spool of an open job, or dead letters being
-    replayed."""
+    """What a feed reads: the pinned source, an open job's spool, or replayed dead letters."""
 
     SOURCE = "source"
     SPOOL = "spool"
@@ -82,8 +82,9 @@ class FeedKind(StrEnum):
 
 
 class Shard(NamedTuple):
-    """A part of a source, between two cursors of it; an empty one is its start, and None its
-    end."""
+    """A part of a source, between two cursors of it.
+
+    An empty one is its start, and None its end."""
 
     starts_at: dict[str, Any]
     ends_at: dict[str, Any] | None
@@ -91,8 +92,7 @@ class Shard(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class TakenFiles:
-    """What a job takes of a folder that a schedule watches: no later job of that schedule has it
-    again."""
+    """What a job takes of a watched folder: no later job of the schedule has it again."""
 
     schedule_id: str
     files: Sequence[bytes]  # a key for the place and version of each
@@ -223,15 +223,13 @@ class Result(Struct, frozen=True):
     )
 
     def json(self) -> Any:
-        """The provider's response, parsed:
-        ``result.json()["choices"][0]["message"]["content"]``."""
+        """Return the response, parsed: ``result.json()["choices"][0]["message"]["content"]``."""
         return parse_json(self.body)
 
 
 @dataclass(frozen=True, slots=True)
 class DeadLetter:
-    """A document's permanent failure, with what a person needs to understand it and to try
-    again."""
+    """A document's permanent failure, with what a person needs to try it again."""
 
     key: ItemKey
     # a short stable word: `http_400`, `retries_exhausted`, `worker_crashed`, `invalid_json`, …
@@ -254,8 +252,9 @@ class DeadLetter:
 
 
 class PaidBeside(NamedTuple):
-    """What was used up on a document besides what its outcome says: an attempt in a lane that its
-    job has left."""
+    """What was used up on a document besides what its outcome says.
+
+    That is an attempt in a lane that its job has left."""
 
     key: ItemKey
     calls: int
@@ -278,8 +277,7 @@ class Paid(NamedTuple):
         return Paid(*(one + more for one, more in zip(self, other, strict=True)))
 
     def beyond(self, other: Sequence[int]) -> Paid:
-        """Return what it has more than ``other``, figure by figure, and nothing where it has
-        less."""
+        """Return what it has more than ``other``, figure by figure, nothing where it has less."""
         return Paid(*(max(0, one - less) for one, less in zip(self, other, strict=True)))
 
 
@@ -333,8 +331,7 @@ class Spent(NamedTuple):
 
 
 class LaneCounts(NamedTuple):
-    """Visible outcomes of a job that one lane answered, and what the job has spent there in all
-    generations."""
+    """Visible outcomes that one lane answered, and what the job has spent there in all."""
 
     lane: str
     succeeded: int

@@ -1,5 +1,4 @@
-"""The nouns of the `batch` lane's journal: a batch at a provider, and what such a batch left
-without an outcome."""
+"""The nouns of the `batch` lane's journal: batches at providers, and what they left undone."""
 
 from __future__ import annotations
 
@@ -144,14 +143,14 @@ class ProviderBatch(NewProviderBatch):
 
     @property
     def is_of_source(self) -> bool:
-        """Whether its documents lie between two cursors; they are remainders of other batches
-        otherwise."""
+        """Return whether its documents lie between two cursors.
+
+        They are remainders of other batches otherwise."""
         return self.cursor_behind is not None
 
 
 class Remainder(NamedTuple):
-    """A document that a provider batch left without an outcome, and what earlier batches used up on
-    it."""
+    """A document that a provider batch left without an outcome, and what was used up on it."""
 
     key: ItemKey
     position: str
@@ -215,8 +214,7 @@ class BatchesOpen(NamedTuple):
 
 
 class BatchSum(NamedTuple):
-    """The provider batches of a job that are alike in their state and the provider's word for
-    it."""
+    """The provider batches of a job that are alike in their state and the provider's word."""
 
     state: BatchState
     status: str | None

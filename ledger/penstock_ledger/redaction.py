@@ -1,5 +1,4 @@
-"""Keeps secrets out of errors, logs and whatever else is said about the work: the one place that
-knows them.
+"""Keep secrets out of errors, logs and all else that is said: the one place that knows them.
 
 What a model answered is never touched: it belongs to the one who paid for it, and is stored as it
 came. Two kinds of secrets are known. Values that this process was given (API keys, passwords inside
@@ -83,8 +82,9 @@ _bytes: tuple[bytes, ...] = ()
 
 
 def remember(*values: str | None) -> None:
-    """Hide these values from now on, also as JSON and URLs write them, but for those that can be no
-    secret."""
+    """Hide these values from now on, also as JSON and URLs write them.
+
+    Those that can be no secret are left out."""
     global _texts, _bytes
     known = set(_texts)
     for value in values:
@@ -122,8 +122,7 @@ def remember_url(url: str | None) -> None:
 
 
 def remember_variables(variables: Mapping[str, str]) -> None:
-    """Hide the values of variables whose names say that they are secrets, and the passwords of URLs
-    in any of them."""
+    """Hide the values of variables with secret names, and the passwords of URLs in any."""
     for name, value in variables.items():
         if name.upper().endswith("_HEADERS"):  # OTEL_EXPORTER_OTLP_HEADERS: name=value,name=value
             remember(*(unquote(part.partition("=")[2]) for part in value.split(",")))
@@ -134,25 +133,25 @@ def remember_variables(variables: Mapping[str, str]) -> None:
 
 
 def is_secret_name(name: str) -> bool:
-    """Whether a field or variable of this name holds a secret: `api_key`, `AWS_SECRET_ACCESS_KEY`,
-    `HF_TOKEN`."""
+    """Return whether a field of this name holds a secret: `api_key`, `HF_TOKEN`."""
     return _SECRET_NAME.search(name) is not None
 
 
 def is_secret_option(name: str) -> bool:
-    """Whether an option in the query of a URL holds a secret: `password`, `sslpassword`,
-    `token`."""
+    """Return whether an option of a URL holds a secret: `password`, `sslpassword`, `token`."""
     return name.lower().endswith("password") or is_secret_name(name)
 
 
 def looks_secret(value: str) -> bool:
-    """Whether this text is itself, or has in it, what looks like a key of a provider, or a value
-    that is remembered."""
+    """Return whether this text is, or has in it, a provider's key or a remembered value."""
     return redact(value) != value
 
 
 def redact(text: str, *, cut: bool = False) -> str:
-    """The text without secrets. ``cut``: its end was cut off, and may be the beginning of one."""
+    """Return the text without secrets.
+
+    ``cut``: its end was cut off, and may be the beginning of one.
+    """
     for value in _texts:
         if value in text:
             text = text.replace(value, HIDDEN)
@@ -173,8 +172,9 @@ def redact_bytes(body: bytes) -> bytes:
 
 
 def redact_excerpt(body: bytes, size: int) -> bytes:
-    """Return the beginning of a body without secrets, and without the beginning of one where it is
-    cut."""
+    """Return the beginning of a body without secrets.
+
+    Where it is cut, a secret's beginning goes, too."""
     head = redact_bytes(body[:size])
     if len(body) > size:
         for value in _bytes:

@@ -1,5 +1,4 @@
-"""What a failure of a store means for what was being written: the one place that tells one kind
-from another.
+"""What a failure of a store means for what was being written: one place tells the kinds apart.
 
 ``REFUSED``: the same again gets the same answer, so the caller looks for the one row of its group
 that is refused. ``AWAY``: the store cannot be reached, has no room, or is locked by another
@@ -95,7 +94,7 @@ _UNFIT_VALUES: Final = (
 
 
 def trouble_of(error: BaseException) -> Trouble:
-    """What kind of failure ``error`` is."""
+    """Return what kind of failure ``error`` is."""
     if isinstance(error, DatabaseUnavailable) and isinstance(error.__cause__, DBAPIError):
         error = (
             error.__cause__

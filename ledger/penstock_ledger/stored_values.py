@@ -1,5 +1,4 @@
-"""What every store takes: the one function that each text passes on its way into SQL, and the
-bounds of figures.
+"""What every store takes: texts made storable on their way into SQL, and bounded figures.
 
 Texts come from providers, services and users. One odd character must not keep an outcome, or the
 pause of a job, from being written, so it is replaced and never an error.
@@ -27,21 +26,19 @@ def storable(text: None) -> None: ...
 @overload
 def storable(text: str | None) -> str | None: ...
 def storable(text: str | None) -> str | None:
-    """Return ``text`` without what PostgreSQL or UTF-8 refuse: a NUL and a lone surrogate become
-    U+FFFD."""
+    """Return ``text`` with U+FFFD for what PostgreSQL or UTF-8 refuse: NUL, lone surrogates."""
     if text is None or (text.isascii() and "\0" not in text):
         return text
     return replace_surrogates(text.replace("\0", "\N{REPLACEMENT CHARACTER}"))
 
 
 def json_text(value: Any) -> str:
-    """Return ``value`` as JSON that is storable: a lone surrogate in its texts or names becomes
-    U+FFFD."""
+    """Return ``value`` as JSON that is storable: a lone surrogate becomes U+FFFD."""
     return dump_json(value).decode()
 
 
 def bounded_count(number: int) -> int:
-    """A number of tries or calls that fits its column."""
+    """Return a number of tries or calls that fits its column."""
     return number if 0 <= number <= COUNT_MAX else _nearest(number, COUNT_MAX)
 
 

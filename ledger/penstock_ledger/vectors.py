@@ -1,5 +1,4 @@
-"""Embeddings as the ledger keeps them: one head that says what they are, then the numbers as they
-lay in memory.
+"""Embeddings as the ledger keeps them: a head that says what they are, then the numbers.
 
 A result's body is JSON or this. The first byte tells: no JSON begins with NUL. So rows of earlier
 releases read as ever, and no column is needed. JSON is made of it for those who read JSON, as the
@@ -67,14 +66,14 @@ class Vectors(NamedTuple):
 
 
 def pack(vectors: Vectors) -> bytes:
-    """The body of a result."""
+    """Return the body of a result."""
     data, *rest = vectors
     head = orjson.dumps(dict(zip(Vectors._fields[1:], rest, strict=True)))
     return b"".join((MAGIC, _HEAD_LENGTH.pack(len(head)), head, data))
 
 
 def unpack(body: bytes) -> Vectors:
-    """Raises DamagedVectors."""
+    """Read vectors. Raises DamagedVectors."""
     try:
         (length,) = _HEAD_LENGTH.unpack_from(body, len(MAGIC))
         found = Vectors(
@@ -91,8 +90,7 @@ def unpack(body: bytes) -> Vectors:
 
 
 def as_json(body: bytes) -> bytes:
-    """A result's body for those who read JSON: OpenAI's embeddings object, or what it was
-    already."""
+    """Return a result's body as JSON: OpenAI's embeddings object, or what it was already."""
     return _answer(unpack(body)) if body.startswith(MAGIC) else body
 
 
@@ -119,8 +117,9 @@ def _text(row: bytes, _: Vectors) -> bytes:
 
 
 def _numbers(row: bytes, vectors: Vectors) -> bytes:
-    """Floats by numpy where it is installed: it has the fewest digits that give back the number,
-    seven times as fast."""
+    """Return floats as JSON numbers, by numpy where it is installed.
+
+    It has the fewest digits that give back the number, seven times as fast."""
     numpy, dtype = _numpy(), vectors.dtype
     if dtype in _DIGITS and numpy is not None:
         values = numpy.frombuffer(row, f"<f{_BITS[dtype] // 8}").astype(dtype, copy=False)

@@ -62,8 +62,10 @@ more all sessions end that the key has: who signs in and out in a loop must not 
 
 
 class EndedSessions:
-    """Each row holds ``ended`` (session to when its cookie ends) and ``until``: every session is
-    over that ends until then."""
+    """Sessions of the dashboard that were ended before their time, as all doors see them.
+
+    Each row holds ``ended`` (session to when its cookie ends) and ``until``: every session is over
+    that ends until then."""
 
     def __init__(self, db: Database) -> None:
         self._db = db
@@ -104,8 +106,7 @@ class EndedSessions:
 
 
 def forget_sessions_of(connection: Connection, key_id: str) -> None:
-    """Forget the ended sessions of a key that is deleted: without it no cookie counts that names
-    it."""
+    """Forget the ended sessions of a deleted key: no cookie counts that names it."""
     connection.execute(delete(meta).where(meta.c.name == _row_of(key_id)))
 
 
@@ -178,7 +179,7 @@ class ApiKeyStore:
         self._db = db
 
     def create(self, key: NewApiKey) -> tuple[str, str]:
-        """Returns its id and its secret, which is nowhere kept."""
+        """Create a key and return its id and its secret, which is nowhere kept."""
         return self._db.write(lambda connection: _create(connection, key))
 
     def under_lock(self, work: Callable[[LockedKeys], T], tenant: str | None) -> T:
@@ -223,8 +224,9 @@ class ApiKeyStore:
     def page(
         self, whose: Whose, *, limit: int, after: tuple[float, str] | None = None
     ) -> Sequence[ApiKey]:
-        """Newest first, those behind the key that was made at ``after[0]`` with the id
-        ``after[1]``."""
+        """Return keys, newest first.
+
+        They come behind the one that was made at ``after[0]`` with the id ``after[1]``."""
         made, name = api_keys.c.created_at, api_keys.c.key_id
         query = (
             select(api_keys)
@@ -237,8 +239,9 @@ class ApiKeyStore:
         return self._db.read(lambda connection: [_key_of(row) for row in connection.execute(query)])
 
     def any_made(self) -> bool:
-        """Whether there ever was a key: revoking the last one closes the doors, and does not open
-        them."""
+        """Return whether there ever was a key.
+
+        Revoking the last one closes the doors, and does not open them."""
         query = select(func.count()).select_from(select(api_keys.c.key_id).limit(1).subquery())
         return self._db.read(lambda connection: connection.execute(query).scalar_one()) > 0
 
@@ -278,8 +281,9 @@ class LockedKeys:
         return self._connection.execute(select(api_keys.c.key_id).limit(1)).first() is not None
 
     def budget_usd(self, *, without: str | None = None) -> float | None:
-        """What the keys say that the tenant may spend in a month; ``without``: as if this one were
-        revoked."""
+        """Return what the keys say that the tenant may spend in a month.
+
+        ``without``: as if this one were revoked."""
         return next(
             iter(budget_of_keys(self._connection, self._its, without=without).values()), None
         )
@@ -324,8 +328,10 @@ def names_budget() -> ColumnElement[bool]:
 def budget_of_keys(
     connection: Connection, which: ColumnElement[bool], *, without: str | None = None
 ) -> dict[str, float]:
-    """US dollars a month, by tenant: those of its newest valid key that names a budget; where none
-    is valid any more, of the last one that was made. ``without``: as if this key were revoked."""
+    """Return US dollars a month, by tenant: those of its newest valid key that names a budget.
+
+    Where none is valid any more, of the last one that was made. ``without``: as if this key were
+    revoked."""
     columns = api_keys.c
     query = (
         select(
@@ -346,8 +352,9 @@ def budget_of_keys(
 
 
 def is_tenant_of_key(text: str) -> bool:
-    """Whether a key may have this tenant: 1 to 64 letters, digits and . : @ _ -, not beginning with
-    job_."""
+    """Return whether a key may have this tenant.
+
+    It is 1 to 64 letters, digits and . : @ _ -, not beginning with job_."""
     return _TENANT.fullmatch(text) is not None
 
 

@@ -152,7 +152,7 @@ class DoorBatchStore:
         self._db = db
 
     def add(self, new: NewDoorBatch) -> tuple[DoorBatch, bool]:
-        """The batch, and whether it is new: an id that is there already keeps its row."""
+        """Return the batch, and whether it is new: an id that is there already keeps its row."""
 
         def insert(connection: Connection) -> tuple[DoorBatch, bool]:
             now = self._db.now(connection)
@@ -238,7 +238,7 @@ class DoorBatchStore:
         return None if row is None else _batch_of(row)
 
     def note_counts(self, batch: DoorBatch, counts: Mapping[str, int]) -> None:
-        """What was shown of a batch that is live."""
+        """Keep what was shown of a batch that is live."""
         statement = (
             update(door_batches)
             .where(
@@ -249,8 +249,9 @@ class DoorBatchStore:
         self._db.write(lambda connection: connection.execute(statement))
 
     def tallied(self, job_ids: Collection[str]) -> dict[str, Counter[tuple[str, str]]]:
-        """How many visible outcomes jobs have, by kind and reason: one statement for a page of
-        batches."""
+        """Return how many visible outcomes jobs have, by kind and reason.
+
+        It is one statement for a page of batches."""
         query = (
             select(
                 tallies.c.job_id,
@@ -276,9 +277,10 @@ class DoorBatchStore:
     # -- steps, under a lease ----------------------------------------------------------------------
 
     def due(self, limit: int) -> list[str]:
-        """Batches with a step to do and without a lease, tenants in turn: first of those for whom
-        no step is under way, and of each the oldest. So the batches of one tenant wait for one of
-        another's, not for all."""
+        """Return batches with a step to do and without a lease, tenants in turn.
+
+        First come tenants for whom no step is under way, and of each the oldest batch. So the
+        batches of one tenant wait for one of another's, not for all."""
         columns, of_tenant = door_batches.c, func.coalesce(door_batches.c.tenant, "")
 
         def look(connection: Connection) -> list[str]:
@@ -339,8 +341,9 @@ class DoorBatchStore:
         self._hold(leased, self._db.clock() + pause_s)
 
     def move(self, leased: LeasedBatch, to: DoorBatchState, **values: Any) -> DoorBatch | None:
-        """Into another state, or with other ``values`` in the same; None when its caller or another
-        process moved it first.
+        """Move a batch into another state, or give it other ``values`` in the same.
+
+        It is None when its caller or another process moved it first.
 
         The event that webhooks tell of a final state goes into the same transaction.
         """
@@ -379,7 +382,7 @@ def _is_free(now: float) -> ColumnElement[bool]:
 
 
 def _has_step(now: float) -> ColumnElement[bool]:
-    """A batch whose job runs has none: the job's end is what it waits for, or its own."""
+    """Return the condition of a batch with a step to do; it has none while its job runs."""
     state, runs = door_batches.c.state, jobs.c.state.in_(_RUNNING)
     over = or_(jobs.c.job_id.is_(None), jobs.c.state.in_(_ENDED))
     return or_(

@@ -1,5 +1,6 @@
-"""Calls of the synchronous doors: documents of open jobs whose callers wait, and what
-Idempotency-Keys stand for.
+"""Calls of the synchronous doors: documents of open jobs whose callers wait.
+
+What Idempotency-Keys stand for is kept here, too.
 
 The claim of a key and the document that it stands for are written in one transaction: where there
 is a claim, there is a document, which will have its outcome whatever becomes of the door.
@@ -74,8 +75,9 @@ class DoorCallStore:
         self._db = db
 
     def push(self, job_id: str, calls: Sequence[PushedCall]) -> list[dict[str, int]]:
-        """Store the documents of several calls in one transaction; returns for each call the
-        numbers of its rows, by document.
+        """Store the documents of several calls in one transaction.
+
+        Returns for each call the numbers of its rows, by document.
 
         A call whose key is taken by now stores nothing and has no rows. Raises JobNotFound and
         JobClosed.
@@ -83,7 +85,7 @@ class DoorCallStore:
         return self._db.write(lambda connection: self._push(connection, job_id, calls))
 
     def find(self, tenant: str | None, key: str) -> DoorCall | None:
-        """What was claimed with this key, while it is kept."""
+        """Return what was claimed with this key, while it is kept."""
         query = select(door_calls).where(
             door_calls.c.tenant == (tenant or NO_TENANT),
             door_calls.c.idem_key == key,
@@ -93,7 +95,7 @@ class DoorCallStore:
         return None if row is None else _call_of(row)
 
     def outcomes(self, job_id: str, doc_ids: Sequence[str]) -> dict[str, Result | DeadLetter]:
-        """The visible outcomes of those that have one."""
+        """Return the visible outcomes of those that have one."""
 
         def read(connection: Connection) -> dict[str, Result | DeadLetter]:
             found: dict[str, Result | DeadLetter] = {}
@@ -125,8 +127,9 @@ class DoorCallStore:
         return self._db.write(forget)
 
     def open_jobs(self, key_prefix: str) -> list[tuple[str, str, float]]:
-        """Id, key and time of creation of live jobs with such keys that are not closed, oldest
-        first."""
+        """Return the live jobs with such keys that are not closed, oldest first.
+
+        Each has its id, its key and the time when it was created."""
         query = (
             select(jobs.c.job_id, jobs.c.job_key, jobs.c.created_at)
             .where(jobs.c.state.in_([str(state) for state in LIVE]), jobs.c.total.is_(None))

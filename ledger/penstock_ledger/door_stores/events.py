@@ -1,5 +1,4 @@
-"""What callers of the HTTP doors want to hear of: written with the change itself, or not at all,
-and sent later.
+"""Events that callers of the HTTP doors want: written with the change itself, sent later.
 
 Each event is a row per endpoint that wants it, with one id for all of them and for every try.
 """
@@ -46,8 +45,7 @@ _LETTERS: Final = string.digits + string.ascii_letters
 
 
 def note_event(connection: Connection, tenant: str | None, type_: str, object_id: str) -> int:
-    """Send ``type_`` of a batch or job to the endpoints of its tenant, if the transaction of
-    ``connection`` commits.
+    """Note ``type_`` of a batch or job for the endpoints of its tenant, as part of a transaction.
 
     Returns how many there are. Costs one look at a small table where there are none.
     """

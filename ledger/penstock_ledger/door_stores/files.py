@@ -138,14 +138,15 @@ class DoorFiles:
         return None if row is None else _file_of(row)
 
     def get(self, file_id: str, whose: Whose) -> DoorFile | None:
-        """None for one that is not there, is another tenant's, was deleted, or has expired and is
-        no longer read."""
+        """Return the file, or None for one that a caller cannot have.
+
+        It is not there, another tenant's, deleted, or expired and no longer read."""
         query = select(door_files).where(door_files.c.file_id == file_id, *_there(whose))
         row = self._db.read(lambda connection: connection.execute(query).one_or_none())
         return None if row is None else _file_of(row)
 
     def written(self, job_id: str, filename: str) -> DoorFile | None:
-        """What was written of a job's answers under this name already."""
+        """Return what was written of a job's answers under this name already."""
         there = _there(EVERYONE)
         query = select(door_files).where(
             door_files.c.job_id == job_id, door_files.c.filename == filename, *there
@@ -162,8 +163,9 @@ class DoorFiles:
         newest_first: bool = True,
         purposes: Collection[str] | None = None,
     ) -> FilePage | None:
-        """``after`` is the last id of the page before, also where that file was deleted meanwhile;
-        None when it is unknown."""
+        """Return a page of files behind ``after``, also where that file was deleted meanwhile.
+
+        It is None when it is unknown."""
         made, name = door_files.c.created_at, door_files.c.file_id
         query = select(door_files).where(*_there(whose)).limit(limit + 1)
         query = (
@@ -192,7 +194,7 @@ class DoorFiles:
         return self._db.read(lambda connection: int(connection.execute(query).scalar_one()))
 
     def in_use(self, file_id: str) -> str | None:
-        """The id of a batch at work, or else of a job that has not ended, whose input this is."""
+        """Return the id of a batch at work, or of a job that has not ended, whose input this is."""
         of_batch = select(door_batches.c.batch_id).where(_batch_reads(file_id)).limit(1)
         of_job = select(jobs.c.job_id).where(_job_reads(file_id)).limit(1)
 
@@ -203,8 +205,9 @@ class DoorFiles:
         return self._db.read(look)
 
     def delete(self, file_id: str, whose: Whose) -> bool:
-        """Hide it from all readers; False when it was not there, or work that has not ended reads
-        it (see ``in_use``)."""
+        """Hide it from all readers.
+
+        It is False when it was not there, or work that has not ended reads it (see ``in_use``)."""
         query = (
             update(door_files)
             .where(door_files.c.file_id == file_id, *_there(whose), *_unread(file_id))
@@ -213,8 +216,9 @@ class DoorFiles:
         return self._db.write(lambda connection: connection.execute(query).rowcount) == 1
 
     def expire(self, most: int) -> Sequence[DoorFile]:
-        """Delete files whose time is over and that nothing at work reads; returns those whose bytes
-        are to be removed."""
+        """Delete files whose time is over and that nothing at work reads.
+
+        Returns those whose bytes are to be removed."""
         over = (
             select(door_files)
             .where(
@@ -239,8 +243,9 @@ class DoorFiles:
         return self._db.write(hide)
 
     def deleted_before(self, when: float, most: int) -> Sequence[DoorFile]:
-        """Rows of files that were deleted, or begun and never finished, before a Unix time: their
-        bytes can go."""
+        """Return files deleted, or begun and never finished, before a Unix time.
+
+        Their bytes can go."""
         query = (
             select(door_files)
             .where(door_files.c.deleted_at < when)
@@ -252,13 +257,15 @@ class DoorFiles:
         )
 
     def forget(self, file_ids: Sequence[str]) -> None:
-        """The rows of deleted files whose bytes are gone."""
+        """Forget the rows of deleted files whose bytes are gone."""
         gone = door_files.c.file_id.in_(file_ids), door_files.c.deleted_at.is_not(None)
         self._db.write(lambda connection: connection.execute(delete(door_files).where(*gone)))
 
 
 def _there(whose: Whose) -> tuple[ColumnElement[bool], ...]:
-    """Work that has not ended finds its file behind ``expires_at`` as well: it may come to read it
+    """Return the condition of files that are there.
+
+    Work that has not ended finds its file behind ``expires_at`` as well: it may come to read it
     only then."""
     read = (
         exists().where(_batch_reads(door_files.c.file_id)),
@@ -284,7 +291,9 @@ def _batch_reads(file_id: Any) -> ColumnElement[bool]:
 
 
 def _job_reads(file_id: Any) -> ColumnElement[bool]:
-    """The name of an uploaded file is its id, which is in the place that its job's source is read
+    """Return the condition of files that a job reads.
+
+    The name of an uploaded file is its id, which is in the place that its job's source is read
     from."""
     return and_(jobs.c.state.in_(_JOBS_AT_WORK), jobs.c.source.contains(file_id))
 
@@ -306,8 +315,7 @@ def _file_of(row: Row[Any]) -> DoorFile:
 
 
 def needed_by(database: Database, job_id: str) -> str | None:
-    """The id of a job that has not ended and reads the outcomes of this one, or else of a batch of
-    the HTTP doors that has not ended and is written from them."""
+    """Return the id of a job or batch that has not ended and reads this job's outcomes."""
     live = jobs.c.state.in_(map(str, LIVE))
     reads = jobs.c.source.contains(job_id, autoescape=True), jobs.c.job_id != job_id
     readers = select(jobs.c.job_id).where(live, *reads).limit(1)

@@ -82,8 +82,9 @@ class JobPages:
         after: JobPlace | None = None,
         limit: int = 50,
     ) -> JobPage:
-        """At most ``limit`` jobs that are older than ``before``, or the next ones that are newer
-        than ``after``; with neither the newest.
+        """Return at most ``limit`` jobs older than ``before``, or the next newer than ``after``.
+
+        With neither they are the newest.
 
         ``tenants`` None means all; in it None stands for jobs without a tenant. ``search`` is found
         anywhere in key or id, in capitals or not.
@@ -166,8 +167,9 @@ def _is_any(
     *,
     ahead: bool,
 ) -> bool:
-    """Whether a job is newer than the first of ``rows`` (``ahead``) or older than the last one;
-    without rows, than that place or the same."""
+    """Return whether a job is newer than the first of ``rows`` (``ahead``) or older than the last.
+
+    Without rows it is held against that place, or is at it."""
     if rows:
         edge = rows[0] if ahead else rows[-1]
         place = tuple_(edge.created_at, edge.job_id)

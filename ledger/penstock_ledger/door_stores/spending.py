@@ -1,5 +1,6 @@
-"""What the jobs of a time have spent, by tenant or by lane: from their accounts, so no outcome is
-read.
+"""What the jobs of a time have spent, by tenant or by lane.
+
+Their accounts say it, so no outcome is read.
 
 Those that were purged since are in the sums of money, calls and tokens, and not among the jobs.
 """
@@ -60,12 +61,12 @@ class SpendingStore:
         self._db = db
 
     def tenants(self, since: float) -> dict[str, str | None]:
-        """The tenant of each job."""
+        """Return the tenant of each job."""
         query = select(jobs.c.job_id, jobs.c.tenant).where(jobs.c.created_at >= since)
         return {row.job_id: row.tenant for row in self._rows(query)}
 
     def by_tenant(self, since: float, tenants: Tenants = None) -> list[Spending]:
-        """What whole accounts hold, whatever became of the documents."""
+        """Return what whole accounts hold, whatever became of the documents."""
         chosen = _chosen(since, tenants)
         found = {
             row.tenant: Spending(row.tenant, row.jobs, *_NONE)
@@ -171,7 +172,7 @@ def _of_jobs(chosen: Conditions, table: Table, figures: Mapping[str, Any]) -> An
 
 
 def _kept(since: float, tenants: Tenants, of: Any = spending.c.tenant) -> Any:
-    """What is in accounts besides what goes with its job."""
+    """Return what is in accounts besides what goes with its job."""
     sums = (func.sum(spending.c[name]).label(name) for name in _PAID)
     return (
         select(of, *sums)
@@ -181,8 +182,9 @@ def _kept(since: float, tenants: Tenants, of: Any = spending.c.tenant) -> Any:
 
 
 def _purged_before(since: float, tenants: Tenants) -> Any:
-    """What releases before have kept of purged jobs: money alone, by the month in which they were
-    accepted."""
+    """Return what releases before have kept of purged jobs.
+
+    That is money alone, by the month in which they were accepted."""
     cost = func.sum(purged_costs.c.cost_microusd).label("cost_microusd")
     first = month_of(min(since, LAST_YEAR)).name if since > 0 else ""
     chosen = [purged_costs.c.month > first, *_of_tenants(tenants, purged_costs.c.tenant)]
@@ -190,6 +192,7 @@ def _purged_before(since: float, tenants: Tenants) -> Any:
 
 
 def _figures(row: Row[Any]) -> tuple[int, ...]:
-    """PostgreSQL sums are decimals, and a sum of nothing is NULL; what was paid besides outcomes
-    has no documents."""
+    """PostgreSQL sums are decimals, and a sum of nothing is NULL.
+
+    What was paid besides outcomes has no documents."""
     return tuple(int(row._mapping.get(name) or 0) for name in Spending._fields[2:])

@@ -50,7 +50,7 @@ class Month(NamedTuple):
 
 
 def month_of(now: float) -> Month:
-    """The calendar month in UTC that a moment (Unix seconds) lies in."""
+    """Return the calendar month in UTC that a moment (Unix seconds) lies in."""
     day = datetime.datetime.fromtimestamp(now, datetime.UTC)
     first = day.replace(day=1, hour=0, minute=0, second=0, microsecond=0)
     after = (first + datetime.timedelta(days=32)).replace(day=1)
@@ -93,8 +93,9 @@ class TenantCosts:
     def besides(
         self, tenant: str, month: Month, known: Collection[str], *, most: int | None = None
     ) -> tuple[int, list[str]]:
-        """Those of ``known`` (job ids) that have ended, or were purged, ``most`` at a time; and
-        what the jobs of the month have cost, in millionths of a dollar, without the others of
+        """Return those of ``known`` (job ids) that have ended, or were purged, ``most`` at a time.
+
+        And what the jobs of the month have cost, in millionths of a dollar, without the others of
         ``known``. Never less than it was when it was asked for."""
 
         def look(connection: Connection) -> tuple[int, list[str]]:
@@ -163,8 +164,9 @@ class TenantAccounts:
         spent: int | None = None,
         batches: Mapping[str, int] | None = None,
     ) -> Account:
-        """``BudgetBook.look`` at a job whose tenant may spend ``tenant_usd`` in the month of the
-        job. Raises redis.RedisError."""
+        """Do ``BudgetBook.look`` at a job whose tenant has a budget in the month of the job.
+
+        That is ``tenant_usd``. Raises redis.RedisError."""
         tenant, month = tenant_of_job(job), month_of(job.created_at)
         assert tenant is not None, "only tenants have budgets"
         name, now = keys.tenant_month(tenant, month.name), time.monotonic()

@@ -1,5 +1,6 @@
-"""Endpoints that want events, and what is on its way to each: tried by one process at a time, under
-a lease, until it arrives.
+"""Endpoints that want events, and what is on its way to each.
+
+A delivery is tried by one process at a time, under a lease, until it arrives.
 
 Leases run on the database's clock. A process that dies while it sends leaves its lease to end; the
 delivery is then tried again, with the same event id.
@@ -247,9 +248,10 @@ class WebhookStore:
         per_endpoint: int,
         without: Collection[str] = (),
     ) -> list[DueDelivery]:
-        """Deliveries whose time has come, a few of each endpoint, so that none waits behind
-        another's many. Endpoints of tenants for whom ``owner`` does less come first: one whose
-        receivers never answer fills no more than is left over."""
+        """Lease deliveries whose time has come, a few of each endpoint.
+
+        So none waits behind another's many. Endpoints of tenants for whom ``owner`` does less come
+        first: one whose receivers never answer fills no more than is left over."""
 
         def take(connection: Connection) -> list[DueDelivery]:
             now = self._db.now(connection)
@@ -276,7 +278,7 @@ class WebhookStore:
         return self._db.write(take)
 
     def delivered(self, event_id: str, endpoint_id: str, owner: str) -> None:
-        """It has arrived."""
+        """Note that it has arrived."""
 
         def note(connection: Connection) -> None:
             values = {"next_at": None, "delivered_at": time.time(), "last_error": None}

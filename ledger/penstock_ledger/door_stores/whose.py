@@ -1,5 +1,4 @@
-"""Of whom rows are asked for: a condition of every query of the doors, so that none forgets the
-tenant."""
+"""Whose rows a query of the doors may see: a condition of each, so that none forgets the tenant."""
 
 from __future__ import annotations
 
@@ -21,7 +20,7 @@ class Whose:
     every: bool = False
 
     def holds(self, column: Any) -> ColumnElement[bool]:
-        """The condition on the column that names the tenant."""
+        """Return the condition on the column that names the tenant."""
         if self.every:
             return true()
         owned: ColumnElement[bool] = (

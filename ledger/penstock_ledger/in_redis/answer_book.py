@@ -56,9 +56,10 @@ class AnswerBook:
     def ask(
         self, asked: Sequence[Asked], released: Sequence[RequestName] = ()
     ) -> list[ItemKey | InFlight | None]:
-        """For each: whose result answers it, or who else is at it; None: the owner sends it, and
-        has the claim for ``lease_s`` seconds. Asking again keeps a claim. ``released`` claims
-        end."""
+        """Return for each whose result answers it, or who else is at it.
+
+        None: the owner sends it, and has the claim for ``lease_s`` seconds. Asking again keeps a
+        claim. ``released`` claims end."""
         answers: list[bytes | int] = []
         for at in range(0, len(released), BATCH_MAX):
             self._lead((), released[at : at + BATCH_MAX])

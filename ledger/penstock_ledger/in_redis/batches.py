@@ -29,8 +29,9 @@ class PublishReport(NamedTuple):
 
 
 class MayCost(NamedTuple):
-    """What the next call of an item may cost, in millionths of a dollar: reserved in the budget of
-    its job before it is sent."""
+    """What the next call of an item may cost, in millionths of a dollar.
+
+    It is reserved in the budget of its job before the call is sent."""
 
     estimate: int = 0  # 0: nothing is sent
     # False where nothing bounds the answer: the costliest call of the job so far says more
@@ -73,8 +74,9 @@ class Begun(NamedTuple):
 
 
 class Keep(NamedTuple):
-    """Where the result of an item answers equal requests: in the place of the claim that let it be
-    sent, if that is there."""
+    """Where the result of an item answers equal requests.
+
+    It takes the place of the claim that let it be sent, if that is there."""
 
     book: str
     digest: str
@@ -151,8 +153,7 @@ class AskedAgain(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class SettleBatch:
-    """What became of many items: one atomic step for those that are finished, and one for the
-    others."""
+    """What became of many items: one atomic step for the finished, and one for the others."""
 
     done: Sequence[SettledDone] = ()
     dead: Sequence[SettledDead] = ()
@@ -169,8 +170,9 @@ class SettleBatch:
 
 
 class Lately(NamedTuple):
-    """What became of the latest 500 to 1,000 documents of a feed; of all of them while there are
-    fewer."""
+    """What became of the latest 500 to 1,000 documents of a feed.
+
+    Of all of them while there are fewer."""
 
     ended: int = 0  # documents with an outcome
     dead: int = 0  # of these, dead letters

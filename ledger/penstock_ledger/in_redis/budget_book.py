@@ -1,5 +1,6 @@
-"""The budgets of jobs: what is spent, and what is reserved for calls and provider batches under
-way, by all workers together.
+"""The budgets of jobs: what is spent, and what is reserved for work under way.
+
+All workers reserve together, for calls and provider batches.
 
 Calls reserve in the round trip that counts their start (begin.lua), and settling exchanges that for
 what they cost. What is here is for control processes, and for workers of provider batches. SQL has
@@ -32,8 +33,9 @@ ENDED_MAX: Final = 500
 
 
 class TenantAccount(NamedTuple):
-    """Of a tenant with a budget, over its jobs that were accepted in one month; in millionths of a
-    dollar."""
+    """Of a tenant with a budget, over its jobs that were accepted in one month.
+
+    In millionths of a dollar."""
 
     budget: int
     committed: int  # spent, and reserved by what is under way
@@ -75,8 +77,9 @@ class BudgetBook:
         self._scripts = Scripts(client)
 
     def is_known(self, job_id: str) -> bool:
-        """False for a job whose first look this is, or whose Redis was lost: ``look`` brings what
-        SQL knows."""
+        """Return False for a job's first look, or where Redis was lost.
+
+        Then ``look`` brings what SQL knows."""
         return bool(self._client.exists(_name(job_id, "budget")))
 
     def look(
@@ -87,7 +90,7 @@ class BudgetBook:
         spent: int | None = None,
         batches: Mapping[str, int] | None = None,
     ) -> Account:
-        """The account as it is; ``budget`` is what workers have from now on.
+        """Return the account as it is; ``budget`` is what workers have from now on.
 
         ``spent`` is what SQL counts, and ``batches`` are those under way, by their tags with what
         they may cost: what Redis does not know of that is reserved."""
@@ -105,9 +108,11 @@ class BudgetBook:
         spent: int | None = None,
         batches: Mapping[str, int] | None = None,
     ) -> Account | None:
-        """``look`` at a job whose tenant has a budget: ``tenant`` is the key of its account
-        (``keys.tenant_month``), and that budget. None where ``seen`` is missing and has to be
-        brought, or other jobs have come into the account since."""
+        """Do ``look`` at a job whose tenant has a budget.
+
+        ``tenant`` is the key of its account (``keys.tenant_month``), and that budget. It is None
+        where ``seen`` is missing and has to be brought, or other jobs have come into the account
+        since."""
         name, limit = tenant
         of_tenant: list[str | int] = [name, limit, "", ""]
         if seen is not None:
@@ -123,7 +128,7 @@ class BudgetBook:
         return _account(found) if isinstance(found, list) else None
 
     def jobs_of_tenant(self, name: str) -> tuple[str, frozenset[str]]:
-        """The turn of a tenant's account, and the jobs that are in it."""
+        """Return the turn of a tenant's account, and the jobs that are in it."""
         with self._client.pipeline(transaction=True) as pipe:
             pipe.hget(name, "turn")
             pipe.hkeys(f"{name}:jobs")
@@ -135,9 +140,10 @@ class BudgetBook:
     def reserve_batch(
         self, job_id: str, budget: int, tag: str, amount: int, *, spent: int
     ) -> tuple[bool, Account] | None:
-        """Reserve for a provider batch before it is created, in place of what is reserved for it
-        already; False and nothing where there is no room. None where Redis knows nothing of the
-        job's budget: ``look`` comes first."""
+        """Reserve for a provider batch before it is created.
+
+        This replaces what is reserved for it already; False and nothing where there is no room.
+        None where Redis knows nothing of the job's budget: ``look`` comes first."""
         found = self._scripts.budget(job_id, "reserve", budget, spent, f"{_BATCH}{tag}", amount)
         return (found[3] == b"1", _account(found)) if isinstance(found, list) else None
 
@@ -146,16 +152,16 @@ class BudgetBook:
         self._scripts.budget(job_id, "give_back", spent, f"{_BATCH}{tag}", "")
 
     def seen(self, job_id: str) -> Account | None:
-        """The account as it is; None where Redis knows of no budget of this job."""
+        """Return the account as it is; None where Redis knows of no budget of this job."""
         found = self._scripts.budget(job_id, "show")
         return _account(found) if isinstance(found, list) else None
 
     def tried_again(self, job_id: str) -> None:
-        """What was refused goes back to the workers: see anew what lacks."""
+        """See anew what lacks: what was refused goes back to the workers."""
         self._scripts.budget(job_id, "tried")
 
     def lift(self, job_id: str) -> None:
-        """The job has no budget any more."""
+        """Note that the job has no budget any more."""
         self._client.delete(*(_name(job_id, part) for part in ("budget", "account", "reserved")))
 
     def relearn(self, job_id: str) -> None:
@@ -165,11 +171,11 @@ class BudgetBook:
         self._scripts.budget(job_id, "relearn")
 
     def renew(self, owner: str) -> None:
-        """A worker that makes calls says that it lives: its reservations stand."""
+        """Keep the reservations of a worker that makes calls: it says that it lives."""
         self._scripts.owners(owner, OWNER_LEASE_S)
 
     def calls(self, job_id: str) -> dict[ItemKey, str]:
-        """What is reserved for documents, as it stands."""
+        """Return what is reserved for documents, as it stands."""
         found = dict[ItemKey, str]()
         for name, entry in self._client.hscan_iter(_name(job_id, "reserved"), count=SCAN_STEP):
             generation, _, doc_id = name.decode().partition(":")
@@ -178,15 +184,15 @@ class BudgetBook:
         return found
 
     def end_calls(self, job_id: str, calls: Mapping[ItemKey, str]) -> None:
-        """Nothing is reserved any more for these documents, where it still stands as ``calls``
-        found it."""
+        """End what is reserved for these documents, where it stands as ``calls`` found it."""
         self.give_back(
             job_id, {f"{key.generation}:{key.doc_id}": entry for key, entry in calls.items()}
         )
 
     def stray(self, job_id: str, open_batches: Iterable[str]) -> dict[str, str]:
-        """Reservations of workers that are dead, and of batches that are not open: by their names,
-        as they stand."""
+        """Return reservations of dead workers, and of batches that are not open.
+
+        They are by their names, as they stand."""
         tags, found = set(open_batches), dict[str, str]()
         entries = self._client.hscan_iter(_name(job_id, "reserved"), count=SCAN_STEP)
         for chunk in chunks(entries, SCAN_STEP):

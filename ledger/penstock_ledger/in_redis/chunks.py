@@ -1,6 +1,4 @@
-"""Cutting long batches into calls of bounded size: Redis serves all other clients between two of
-them.
-"""
+"""Cut long batches into calls of bounded size, so that Redis serves others in between."""
 
 from __future__ import annotations
 
@@ -25,7 +23,7 @@ def chunks(items: Iterable[T], size: int = BATCH_MAX) -> Iterator[list[T]]:
 
 
 def feed_chunks(docs: Iterable[Publish]) -> Iterator[tuple[tuple[str, int], list[Publish]]]:
-    """Runs of one feed, at most BATCH_MAX documents and about PUBLISH_BYTES_MAX bytes each."""
+    """Yield runs of one feed, at most BATCH_MAX documents and about PUBLISH_BYTES_MAX bytes."""
     feed, chunk, size = ("", 0), list[Publish](), 0
     for doc in docs:
         its_feed = (doc.key.job_id, doc.key.generation)
@@ -42,8 +40,9 @@ def feed_chunks(docs: Iterable[Publish]) -> Iterator[tuple[tuple[str, int], list
 
 
 def until_short(limit: int, step: Callable[[int], int]) -> int:
-    """Repeat ``step`` with at most BATCH_MAX until ``limit`` is reached or less than asked for was
-    moved."""
+    """Repeat ``step`` until ``limit`` is reached, or less was moved than asked for.
+
+    It gets at most BATCH_MAX."""
     moved = 0
     while moved < limit:
         asked = min(BATCH_MAX, limit - moved)

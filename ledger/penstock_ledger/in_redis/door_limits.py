@@ -1,5 +1,4 @@
-"""How many requests tenants have had at the HTTP doors, in the last minute and at this moment, over
-all processes."""
+"""How many requests tenants have at the HTTP doors, in a minute and now, in all processes."""
 
 from __future__ import annotations
 
@@ -42,8 +41,9 @@ class DoorLimits:
     async def admit(
         self, who: str, request: str, *, per_minute: int | None, at_once: int | None
     ) -> Admitted:
-        """Count ``request`` of ``who``, a tenant or a key; without ``at_once`` it need not be
-        ended."""
+        """Count ``request`` of ``who``, a tenant or a key.
+
+        Without ``at_once`` it need not be ended."""
         arguments: list[str | float] = [per_minute or 0, at_once or 0, request, COUNTED_S]
         answer, wait_ms = await self._admit(
             [keys.callers_minute(who), keys.callers_now(who)], arguments
@@ -51,7 +51,7 @@ class DoorLimits:
         return Admitted(Admission(answer), wait_ms / 1000)
 
     async def renew(self, requests: Sequence[tuple[str, str]]) -> None:
-        """These (who, request) go on."""
+        """Note that these (who, request) go on."""
         seconds, microseconds = await self._client.time()
         until = seconds + microseconds / 1e6 + COUNTED_S
         async with self._client.pipeline(transaction=False) as together:

@@ -19,7 +19,7 @@ from penstock_ledger.model import ItemKey
 def find_missing(
     client: Any, scripts: Scripts, queues: Sequence[str], wanted: dict[str, ItemKey]
 ) -> list[ItemKey]:
-    """The items among ``wanted`` (by tag) without a message.
+    """Return the items among ``wanted`` (by tag) without a message.
 
     ``queues`` are all of their lane. Time grows with the window and the queues."""
     lost = dict(wanted)
@@ -63,8 +63,9 @@ def _drop(lost: dict[str, ItemKey], found: Iterable[str]) -> None:
 
 
 def _listed_tags(scripts: Scripts, name: str) -> Iterator[str]:
-    """Tags of a list that grows at its left while it is read: messages shift towards the reader, so
-    none is passed over.
+    """Yield the tags of a list that grows at its left while it is read.
+
+    Messages shift towards the reader, so none is passed over.
 
     The end is where it was when the walk began or later; kombu consumes there, and then the walk
     ends earlier.

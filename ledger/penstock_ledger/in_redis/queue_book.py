@@ -68,15 +68,16 @@ class QueueBook:
         return self._scripts.forget_queues(lane, IDLE_S, LOOKED_AT)
 
     def note_found(self, lane: str, home: str, queues: Collection[str]) -> None:
-        """Note the queues of adapters that workers of a model have found, in place of those before;
-        kept when they end.
+        """Note the queues of adapters that workers of a model have found, in place of those before.
+
+        Kept when they end.
 
         ``home`` is the queue under whose name those workers keep what they hold.
         """
         self._scripts.note_found(lane, home, WORKER_QUEUES_MAX, sorted(queues))
 
     def found(self, lane: str) -> Mapping[str, str]:
-        """The queues of adapters that workers have found, each with the queue of their model."""
+        """Return the queues of adapters that workers have found, each with its model's queue."""
         noted = self._client.hgetall(keys.found(lane))
         read = {
             name.decode("utf-8", "replace"): home.decode("utf-8", "replace")
@@ -89,13 +90,11 @@ class QueueBook:
         }
 
     def show_found(self, home: str, waiting: int) -> None:
-        """Show an autoscaler how many messages wait for adapters that workers of this model have
-        found."""
+        """Show an autoscaler how many messages wait for adapters of this model."""
         self._scripts.show_found(home, min(waiting, FOUND_SHOWN_MAX), FOUND_BELIEVED_S)
 
     def move(self, queue: str, messages: Sequence[tuple[str, bytes]]) -> int:
-        """Send (tag, message) pairs to another queue of their lane, as soon as their holder has
-        acknowledged them."""
+        """Send (tag, message) pairs to another queue of their lane, once they are acknowledged."""
         return self._scripts.move(
             keys.lane_queue(queue), queue, messages, most=QUEUES_MAX, wait_s=NO_ROOM_WAIT_S
         )

@@ -51,7 +51,7 @@ class RedisAddress:
 
     @classmethod
     def parse(cls, url: str) -> Self:
-        """Raises ValueError, which says what to write instead."""
+        """Read a ``redis_url``. Raises ValueError, which says what to write instead."""
         scheme = url.partition("://")[0]
         if scheme in SENTINEL_SCHEMES:
             return cls._of_sentinels(url)
@@ -119,7 +119,7 @@ class RedisAddress:
         return parameters
 
     def __json__(self) -> str:
-        """What Celery's `inspect` shows of an option that is one of these."""
+        """Return what Celery's `inspect` shows of an option that is one of these."""
         return repr(self)
 
     @property
@@ -127,8 +127,7 @@ class RedisAddress:
         return self.url.startswith("rediss:")
 
     def connect(self, **options: Any) -> redis.Redis:
-        """A client that finds its server when it is first used, and the new master after a
-        failover.
+        """Return a client that finds its server at first use, and the master after a failover.
 
         ``options`` are redis-py's.
         """
@@ -140,7 +139,7 @@ class RedisAddress:
         return client
 
     def connect_async(self, **options: Any) -> redis.asyncio.Redis:
-        """The same for asyncio."""
+        """Return the same for asyncio."""
         if not self.sentinels:
             return redis.asyncio.Redis.from_url(self.url, **self._fitting(options))
         client: redis.asyncio.Redis = self._manager(async_sentinel).master_for(
@@ -177,7 +176,7 @@ class RedisAddress:
         return module.Sentinel(list(self.sentinels), sentinel_kwargs=self.sentinel_parameters)
 
     def _fitting(self, options: dict[str, Any]) -> dict[str, Any]:
-        """A unix socket has no keepalive."""
+        """Return the options of a connection; a unix socket has no keepalive."""
         if self.url.startswith("unix:"):
             return {name: value for name, value in options.items() if name != "socket_keepalive"}
         return options
@@ -201,7 +200,7 @@ class AsyncSentinelPool(async_sentinel.SentinelConnectionPool):
 
 
 def without_secrets(url: str) -> str:
-    """An address fit to be printed: passwords become an ellipsis."""
+    """Return an address fit to be printed: passwords become an ellipsis."""
     parts = urlsplit(url)
     login, at, hosts = parts.netloc.rpartition("@")
     user, colon, _ = login.partition(":")
@@ -254,7 +253,9 @@ def run_id(client: redis.Redis) -> str:
 
 
 def check(client: redis.Redis) -> None:
-    """Raises RedisUnfit with the fix. Only INFO is asked: managed services often forbid CONFIG.
+    """Check that Redis is fit. Raises RedisUnfit with the fix.
+
+    Only INFO is asked: managed services often forbid CONFIG.
 
     A value that the server does not report is a warning: only its operator can know it.
     """

@@ -90,8 +90,9 @@ class RedisLedger:
         urgent: bool = False,
         again: bool = False,
     ) -> PublishReport:
-        """Queue documents that are neither finished nor in the window, in calls of at most
-        BATCH_MAX documents and PUBLISH_BYTES_MAX bytes.
+        """Queue documents that are neither finished nor in the window.
+
+        Calls have at most BATCH_MAX documents and PUBLISH_BYTES_MAX bytes.
 
         ``urgent`` ones, whose messages must say so, go behind earlier urgent ones at the consuming
         end. ``again`` is for documents in the window whose message is lost: they are queued again
@@ -109,9 +110,10 @@ class RedisLedger:
         return PublishReport(published, done, in_window)
 
     def begin(self, items: Sequence[Begin], lane: str = "") -> list[Begun]:
-        """Count the starts of items, in their order, unless they are finished, paused, cancelled,
-        in no window or beyond the budget of their job, or it has moved to another lane than the
-        caller's."""
+        """Count the starts of items, in their order, unless they may not start.
+
+        They may not where they are finished, paused, cancelled, in no window or beyond the budget
+        of their job, or it has moved to another lane than the caller's."""
         return [
             begun
             for chunk in chunks(items)
@@ -139,8 +141,9 @@ class RedisLedger:
     def promote(
         self, queue: str, limit: int = BATCH_MAX, *, longest_s: float = LONGEST_DELAY_S
     ) -> int:
-        """Queue up to ``limit`` messages of each queue of a lane whose time has come; returns how
-        many moved.
+        """Queue up to ``limit`` messages of each queue of a lane whose time has come.
+
+        Returns how many moved.
 
         None waits longer than ``longest_s`` seconds from now: a server's clock may have stepped
         back since it was delayed.
@@ -168,21 +171,23 @@ class RedisLedger:
             self._client.rpush(f"{keys.job_scope(job_id)}:parked", *chunk)
 
     def unpark(self, job_id: str, queue: str, limit: int = BATCH_MAX) -> int:
-        """Return up to ``limit`` parked messages to their queues, of the lane with this one;
-        returns how many moved. Call it for every running job now and then: a worker may park a
+        """Return up to ``limit`` parked messages to their queues, of the lane with this one.
+
+        Returns how many moved. Call it for every running job now and then: a worker may park a
         message just after the job was resumed."""
         queues = self.queues.of(queue)
         return until_short(limit, lambda step: self._scripts.unpark(job_id, queue, queues, step))
 
     def bind(self, job_id: str, queue: str) -> str:
-        """Bind a job that names no model to the queue of one; returns the queue that it is bound
-        to, by whichever came first."""
+        """Bind a job that names no model to the queue of one.
+
+        Returns the queue that it is bound to, by whichever came first."""
         if not job_counters.purged(self._client, [job_id]):
             self._client.set(keys.bound_queue(job_id), queue, nx=True)
         return self.bound(job_id) or queue
 
     def bound(self, job_id: str) -> str | None:
-        """The queue that ``bind`` has written; None where the job is not bound."""
+        """Return the queue that ``bind`` has written; None where the job is not bound."""
         found = self._client.get(keys.bound_queue(job_id))
         return None if found is None else found.decode("utf-8", "replace")
 
@@ -200,8 +205,9 @@ class RedisLedger:
             return [int(length) for length in pipe.execute()]
 
     def window(self, job_id: str, generation: int) -> Iterator[tuple[str, str]]:
-        """(document id, position) of all that were fed and are not finished; one may come twice
-        while it changes."""
+        """Yield (document id, position) of all that were fed and are not finished.
+
+        One may come twice while it changes."""
         for doc, position in self._client.hscan_iter(_window(job_id, generation), count=SCAN_STEP):
             yield doc.decode(), position.decode()
 
@@ -221,8 +227,9 @@ class RedisLedger:
         *,
         besides: Iterable[str] = (),
     ) -> list[tuple[str, str]]:
-        """(document id, position) of those in the window that are neither queued nor unacked,
-        delayed or parked.
+        """Return those in the window that are neither queued nor unacked, delayed or parked.
+
+        Each is (document id, position).
 
         ``besides``: queues of lanes that the job has left; what their workers hold still is not
         missing.
@@ -249,8 +256,9 @@ class RedisLedger:
         tag_of: Callable[[ItemKey], str],
         lease_s: float,
     ) -> int:
-        """Items that were begun, and whose worker lives: its lease is younger than ``lease_s``
-        seconds."""
+        """Count items that were begun, and whose worker lives.
+
+        Its lease is younger than ``lease_s`` seconds."""
         begun = self._client.hkeys(f"{keys.feed_scope(job_id, generation)}:starts")
         tags = [tag_of(ItemKey(job_id, generation, doc.decode())) for doc in begun]
         now = self._now()
@@ -266,16 +274,18 @@ class RedisLedger:
         )  # later: in RabbitMQ, or of a clock that stepped back
 
     def begun(self, items: Sequence[ItemKey]) -> list[bool]:
-        """Whether a worker has begun each of them and not concluded it: its call may be on its
-        way."""
+        """Say of each item whether a worker has begun and not concluded it.
+
+        Then its call may be on its way."""
         with self._client.pipeline(transaction=False) as pipe:
             for job_id, generation, doc_id in items:
                 pipe.hexists(f"{keys.feed_scope(job_id, generation)}:starts", doc_id)
             return [bool(is_there) for is_there in pipe.execute()]
 
     def drop_from_window(self, items: Iterable[ItemKey]) -> None:
-        """Forget that items were fed, so that they may be published again (or because they are
-        finished)."""
+        """Forget that items were fed, so that they may be published again.
+
+        The same is done because they are finished."""
         with self._client.pipeline(transaction=False) as pipe:
             for job_id, generation, doc_id in items:
                 pipe.hdel(_window(job_id, generation), doc_id)
@@ -318,13 +328,12 @@ class RedisLedger:
         job_counters.reset(self._client, job_id, stats)
 
     def next_of(self, job_id: str, queue: str) -> int:
-        """How many messages of a job are among the next in line of one queue, a few hundred at
-        most."""
+        """Count the messages of a job among the next in line of a queue, a few hundred at most."""
         _, tags = self._scripts.tags(queue, -TAGS_MAX, -1)
         return sum(tag.startswith(f"{job_id}:".encode()) for tag in tags)
 
     def front(self, queue: str) -> bytes | None:
-        """The message that is next in line, left where it is."""
+        """Return the message that is next in line, left where it is."""
         raw: bytes | None = self._client.lindex(queue, -1)
         return raw
 
@@ -358,23 +367,23 @@ class RedisLedger:
         return seen.workers(self._client, self._now())
 
     def controls(self, name: str, forget_s: float) -> int:
-        """Say that the control process ``name`` turns; returns how many have said so in the last
-        ``forget_s`` seconds."""
+        """Say that the control process ``name`` turns.
+
+        Returns how many have said so in the last ``forget_s`` seconds."""
         return self._scripts.present(name, forget_s)
 
     def control_left(self, name: str) -> None:
-        """The control process ``name`` turns no more."""
+        """Note that the control process ``name`` turns no more."""
         self._client.zrem(keys.CONTROLS, name)
 
     # -- whether Redis lost what it held -----------------------------------------------------------
 
     def preflight(self) -> None:
-        """Raises RedisUnfit, with the fix, for a Redis that would lose work."""
+        """Refuse a Redis that would lose work. Raises RedisUnfit, with the fix."""
         redis_address.check(self._redis)
 
     def check_epoch(self) -> bool:
-        """Whether Redis still holds this database's epoch and has not restarted since that was
-        written."""
+        """Return whether Redis holds this database's epoch and has not restarted since."""
         with self._client.pipeline(
             transaction=False
         ) as pipe:  # one round trip: every round of each control loop asks
@@ -385,8 +394,9 @@ class RedisLedger:
         return bool(epoch == self._epoch.encode() and run == self._run_seen.encode())
 
     def install_epoch(self) -> None:
-        """Declare Redis rebuilt, as of the server that ``check_epoch`` saw: a restart since then is
-        found next time."""
+        """Declare Redis rebuilt, as of the server that ``check_epoch`` saw.
+
+        A restart since then is found next time."""
         run = self._run_seen or redis_address.run_id(self._redis)
         self._client.set(
             keys.EPOCH_REBUILT, "1", ex=REBUILT_S
@@ -396,8 +406,9 @@ class RedisLedger:
     def rehydrate(
         self, job_id: str, generation: int, docs: Iterable[tuple[str, bool]], buckets: int
     ) -> int:
-        """Write (document id, is dead) into the completed set; returns how many were missing
-        there."""
+        """Write (document id, is dead) into the completed set.
+
+        Returns how many were missing there."""
         feed = (job_id, generation)
         return sum(self._scripts.rehydrate(feed, chunk, buckets) for chunk in chunks(docs))
 
@@ -419,7 +430,10 @@ class RedisLedger:
             self._client.set(f"{keys.job_scope(job.job_id)}:lane", job.lane)
 
     def see(self, jobs: Sequence[Job]) -> list[JobSeen]:
-        """What is held of each job, in its order; one script call for up to BATCH_MAX of them."""
+        """Return what is held of each job, in its order.
+
+        One script call for up to BATCH_MAX of them.
+        """
         seen: list[JobSeen] = []
         for chunk in chunks(jobs):
             answers = iter(self._scripts.see([(job.job_id, job.generation) for job in chunk]))
@@ -427,8 +441,9 @@ class RedisLedger:
         return seen
 
     def forget(self, job_id: str) -> None:
-        """Delete all keys of a job but one, which keeps late workers from writing others and
-        expires. Walks over the whole key space in small steps: for jobs that are over."""
+        """Delete all keys of a job but one, which keeps late workers out and expires.
+
+        It walks over the whole key space in small steps: for jobs that are over."""
         state = keys.job_state(job_id)
         self._client.set(
             state, keys.PURGED, ex=PURGED_S

@@ -124,7 +124,9 @@ class Scripts:
     def settle(
         self, done: Sequence[SettledDone], dead: Sequence[SettledDead]
     ) -> tuple[int, dict[tuple[str, int], Lately]]:
-        """Returns how many are new in the completed set, and the latest documents of each feed that
+        """Settle finished items.
+
+        Returns how many are new in the completed set, and the latest documents of each feed that
         has new ones."""
         by_feed: dict[tuple[str, int, bool], tuple[list[str], list[tuple[Any, ...]]]] = {}
         fields = _Fields(before=1)
@@ -152,8 +154,10 @@ class Scripts:
         released: Sequence[ItemKey],
         paid: Mapping[ItemKey, int],
     ) -> tuple[int, dict[tuple[str, int], Lately]]:
-        """Returns how many are new in the delayed set, and the latest documents of each feed that
-        has new ones."""
+        """Put items off.
+
+        Returns how many are new in the delayed set, and the latest documents of each feed that has
+        new ones."""
         arguments: list[Argument] = [len(retries), len(released)]
         for retry in retries:
             arguments += _retry(retry)
@@ -202,8 +206,9 @@ class Scripts:
         return int(self._rehydrate([f"{scope}:window", f"{scope}:starts"], arguments))
 
     def see(self, jobs: Sequence[tuple[str, int]]) -> list[Any]:
-        """State, lane, messages parked and sizes of the windows of each job (and newest
-        generation), one after the other."""
+        """Return state, lane, messages parked and sizes of the windows of each job, in order.
+
+        The windows are those of its newest generation."""
         arguments: list[Argument] = []
         for job_id, generation in jobs:
             arguments += (keys.job_scope(job_id), generation)
@@ -237,7 +242,7 @@ class Scripts:
         return kept
 
     def note_queues(self, lane: str, most: int, queues: Sequence[str]) -> frozenset[str]:
-        """Returns those for which there was no room."""
+        """Note the queues of a lane; returns those for which there was no room."""
         refused = self._note_queues([keys.queues(lane)], [most, *queues])
         return frozenset(name.decode() for name in refused)
 
@@ -245,7 +250,7 @@ class Scripts:
         return int(self._forget_queues([keys.queues(lane)], [idle_s, most]))
 
     def note_found(self, lane: str, home: str, most: int, queues: Sequence[str]) -> int:
-        """Returns how many are noted."""
+        """Note queues of adapters that were found; returns how many are noted."""
         return int(self._note_found([keys.found(lane)], [home, most, *queues]))
 
     def show_found(self, home: str, waiting: int, believed_s: int) -> None:
@@ -281,7 +286,8 @@ class Scripts:
         asked: Sequence[Sequence[Any]],
         released: Sequence[Sequence[str]],
     ) -> list[bytes | int]:
-        """``asked``: book, its idle time, digests, and the oldest answer to each, in seconds;
+        """Ask for books, and end claims; ``asked``: book, idle time, digests, oldest answer (s).
+
         ``released``: book and digest."""
         found: list[bytes | int] = self._lead(
             [], [owner, lease_s, most, _packed((asked, released))]
@@ -289,9 +295,11 @@ class Scripts:
         return found
 
     def budget(self, job_id: str, asked: str, *arguments: Argument) -> list[bytes] | int:
-        """Spent, reserved, the least that was refused, whether it was reserved, and three figures
-        of a tenant with a budget; a number where no budget is known, or what is known of the tenant
-        has to be brought."""
+        """Return the figures of a job's budget.
+
+        They are spent, reserved, the least that was refused, whether it was reserved, and three
+        figures of a tenant with a budget; a number where no budget is known, or what is known of
+        the tenant has to be brought."""
         found: list[bytes] | int = self._budget([], [keys.job_scope(job_id), asked, *arguments])
         return found
 
@@ -310,8 +318,9 @@ class _Fields:
         self._before = before
 
     def place(self, doc_id: str, buckets: int) -> tuple[int, int | bool]:
-        """Its bucket, and its field as the scripts take it: false for the id itself, else the
-        argument's index."""
+        """Return the bucket of a document, and its field as the scripts take it.
+
+        That is false for the id itself, else the argument's index."""
         raw = doc_id.encode()
         if len(raw) <= keys.MAX_FIELD_BYTES:
             return keys.done_bucket(raw, buckets), False

@@ -65,7 +65,7 @@ def drains(client: Any, lane: str) -> Drains:
 
 
 def _info(found: Any) -> dict[str, str]:
-    """What a worker said of itself.
+    """Return what a worker said of itself.
 
     Anyone who reaches Redis may write there: what makes no sense is left out."""
     if not isinstance(found, dict):
@@ -127,7 +127,7 @@ class CauseBook:
             self._scripts.causes(provider, entries, keep_s=KEEP_S, gap_s=GAP_S, most=FIELDS_MAX)
 
     def of(self, provider: str, job_id: str | None = None) -> list[Cause]:
-        """What fails at a provider, of one job or of all, the latest first.
+        """Return what fails at a provider, of one job or of all, the latest first.
 
         What cannot be read is left out."""
         found = []
@@ -194,8 +194,9 @@ class QuotaSeen(NamedTuple):
 
     @property
     def state(self) -> QuotaState:
-        """What keeps requests from starting: the account is held, the provider fails, it said wait;
-        or nothing."""
+        """What keeps requests from starting: the account is held, the provider fails, it said wait.
+
+        Or nothing."""
         if self.hold:
             return "held"
         if self.open_left_s > 0 or self.probing:

@@ -10,8 +10,9 @@ from sqlalchemy import Connection, MetaData
 
 
 def upgrade(connection: Connection, tables: MetaData) -> None:
-    """Bring the schema to the newest revision inside the transaction of ``connection``; ``tables``
-    are what it has then."""
+    """Bring the schema to the newest revision inside the transaction of ``connection``.
+
+    ``tables`` are what it has then."""
     command.upgrade(alembic_config(connection, tables), "head")
 
 

@@ -1,5 +1,6 @@
-"""One database handle for SQLite (embedded) and PostgreSQL (production): transactions, their
-retries, the schema check.
+"""One database handle for SQLite and PostgreSQL.
+
+It has transactions, their retries, and the check of the schema.
 
 Writes on SQLite take the write lock when they begin: a transaction that reads first and upgrades
 later fails with BUSY whatever the timeout is. Commits are durable (synchronous=FULL): an outcome
@@ -80,8 +81,9 @@ _AWAY_SQLSTATES: Final = ("08", "57P", "53300")
 
 
 def worth_repeating(error: DBAPIError) -> bool:
-    """Whether the transaction may work when it is begun again: it lost a deadlock, or the wait for
-    a lock."""
+    """Return whether the transaction may work when it is begun again.
+
+    It lost a deadlock, or the wait for a lock."""
     return sqlstate(error) in _RETRYABLE_SQLSTATES or is_busy(error.orig)
 
 
@@ -137,8 +139,9 @@ CREATE TABLE alembic_version (
 
 
 def create(connection: Connection) -> bool:
-    """Make tables and views in the transaction of ``connection``; False when the file is not empty,
-    or no longer."""
+    """Make tables and views in the transaction of ``connection``.
+
+    It is False when the file is not empty, or no longer."""
     if inspect(connection).get_table_names():
         return False
     metadata.create_all(connection, checkfirst=False)
@@ -214,8 +217,10 @@ class Database:
 
     @contextlib.contextmanager
     def one_read(self) -> Iterator[None]:
-        """Reads of this thread in the block are one transaction, which costs less than one each; on
-        SQLite they see the same moment. Nothing may be written in it. Raises as ``read`` does."""
+        """Make the reads of this thread in the block one transaction.
+
+        That costs less than one each; on SQLite they see the same moment. Nothing may be written in
+        it. Raises as ``read`` does."""
         if self._shared() is not None:
             yield
             return
@@ -260,7 +265,7 @@ class Database:
         self._schema_ok = True
 
     def revision(self) -> str | None:
-        """The schema that the database has; None before the first migration.
+        """Return the schema that the database has; None before the first migration.
 
         Raises SchemaTooNew and DatabaseUnavailable.
         """
@@ -285,12 +290,13 @@ class Database:
             )
 
     def insert(self, table: Table) -> sqlite.Insert | postgresql.Insert:
-        """An INSERT that may say what becomes of rows that are there already: both databases have
-        it, SQL's standard has not."""
+        """Return an INSERT that may say what becomes of rows that are there already.
+
+        Both databases have it, SQL's standard has not."""
         return sqlite.insert(table) if self.is_sqlite else postgresql.insert(table)
 
     def clock(self) -> ColumnElement[float]:
-        """The database server's clock as part of a statement, Unix seconds."""
+        """Return the database server's clock as part of a statement, Unix seconds."""
         seconds = (
             "(julianday('now') - 2440587.5) * 86400.0"
             if self.is_sqlite
@@ -299,8 +305,9 @@ class Database:
         return cast(literal_column(seconds), Double)  # one of two constants
 
     def now(self, connection: Connection) -> float:
-        """The database server's clock, Unix seconds: leases are never measured by a client's
-        clock."""
+        """Return the database server's clock, Unix seconds.
+
+        Leases are never measured by a client's clock."""
         return float(connection.execute(select(self.clock())).scalar_one())
 
     def connections(self) -> Connections | None:
@@ -314,8 +321,7 @@ class Database:
         self.engine.dispose()
 
     def after_fork(self) -> None:
-        """In a child: leave the parent's connections alone, neither used nor closed, and start with
-        none."""
+        """Leave the parent's connections alone in a child, and start with none."""
         _LEFT_TO_PARENT.append(self.engine.pool)
         self.engine.dispose(close=False)
 
@@ -368,7 +374,10 @@ os.register_at_fork(after_in_child=_forget_connections)
 
 
 def _place(url: URL) -> str:
-    """The database as messages name it: the file, or host and database, never the password."""
+    """Return the database as messages name it, never with the password.
+
+    That is the file, or host and database.
+    """
     if url.get_backend_name() == "sqlite":
         return str(url.database)
     host = url.host or url.query.get("host") or "localhost"

@@ -1,5 +1,4 @@
-"""How PostgreSQL is connected to: bounded waits, connections with names, and nothing that needs a
-session of its own.
+"""Connect to PostgreSQL: bounded waits, named connections, nothing that needs a session.
 
 Behind PgBouncer in transaction mode each transaction may have another server connection. So nothing
 is prepared, no SET outlives its transaction, locks are the transaction's, and start-up parameters
@@ -87,8 +86,9 @@ class Connections(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Waits:
-    """How long the server may spend on one statement, and in it on one lock, in seconds; 0 is
-    without end."""
+    """Return how long the server may spend on one statement, and in it on one lock, in seconds.
+
+    0 is without end."""
 
     statement_s: float = 60.0
     lock_s: float = (
@@ -97,7 +97,10 @@ class Waits:
 
 
 def open_engine(url: URL, *, pool_size: int, waits: Waits, role: str) -> Engine:
-    """An engine for a URL of psycopg; nothing is connected yet. What the URL's query says wins."""
+    """Return an engine for a URL of psycopg; nothing is connected yet.
+
+    What the URL's query says wins.
+    """
     arguments: dict[str, Any] = {
         "application_name": application_name(role),
         "connect_timeout": CONNECT_TIMEOUT_S,
@@ -124,8 +127,9 @@ def open_engine(url: URL, *, pool_size: int, waits: Waits, role: str) -> Engine:
 
 
 def _leave_out_the_row(context: ExceptionContext) -> None:
-    """PostgreSQL quotes what it refused ("Failing row contains …") below its first line, and errors
-    reach logs."""
+    """Take the row that PostgreSQL refused out of its error, since errors reach logs.
+
+    It quotes it ("Failing row contains …") below its first line."""
     for error in (context.original_exception, context.sqlalchemy_exception):
         if error is not None and error.args and isinstance(error.args[0], str):
             error.args = (error.args[0].partition("\n")[0][:_ERROR_CHARS], *error.args[1:])
@@ -151,7 +155,7 @@ def wait_for_other_migrations(connection: Connection, lock_s: float) -> None:
 
 
 def holders(connection: Connection) -> list[str]:
-    """The oldest transactions that hold our tables, for people to read."""
+    """Return the oldest transactions that hold our tables, for people to read."""
     rows = connection.execute(text(_HOLDERS), {"most": HOLDERS_SHOWN})
     return [
         f"PID {row.pid}"

@@ -1,5 +1,6 @@
-"""A SQLite file as an engine of SQLAlchemy: durable commits in a write-ahead log; writers take
-their lock as they begin.
+"""A SQLite file as an engine of SQLAlchemy: durable commits in a write-ahead log.
+
+Writers take their lock as they begin.
 """
 
 from __future__ import annotations
@@ -63,8 +64,9 @@ class WriteLock:
         )  # once more, so that a failure is SQLAlchemy's
 
     def _begins(self, raw: Any, look_s: float, wait_s: float) -> bool:
-        """Whether the lock came within ``wait_s``, looking in waits of ``look_s``; False for other
-        failures, too."""
+        """Return whether the lock came within ``wait_s``, looking in waits of ``look_s``.
+
+        It is False for other failures, too."""
         began = time.monotonic()
         raw.execute(f"PRAGMA busy_timeout = {round(look_s * 1000)}")
         try:
@@ -158,9 +160,10 @@ def open_sqlite(url: URL, pool_size: int, cache_kib: int) -> Engine:
 
 
 def _make_private(url: URL, *_: object) -> None:
-    """Make the file, where there is none, for its owner only: documents, answers and digests of
-    keys are in it. SQLite gives the files beside it the same mode. One that is there keeps the mode
-    that it has."""
+    """Make the file, where there is none, for its owner only.
+
+    Documents, answers and digests of keys are in it. SQLite gives the files beside it the same
+    mode. One that is there keeps the mode that it has."""
     if "uri" not in url.query:
         with contextlib.suppress(
             OSError

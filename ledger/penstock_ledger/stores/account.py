@@ -110,8 +110,9 @@ def add_spent(
 def add_superseded(
     connection: Connection, job_id: str, generation: int, of_lanes: Mapping[str, Sequence[int]]
 ) -> None:
-    """Add what dead letters cost that ``generation`` replays, by the lane that they ended in:
-    documents, then as ``Paid``."""
+    """Add what dead letters cost that ``generation`` replays, by the lane they ended in.
+
+    Each has documents, then figures as ``Paid``."""
     rows = {
         (job_id, generation, SUPERSEDED, lane): list(figures) for lane, figures in of_lanes.items()
     }
@@ -119,8 +120,9 @@ def add_superseded(
 
 
 def mend_replays(connection: Connection, job_id: str) -> None:
-    """Add what replays have left out that a process of the release before has made, which knows of
-    no account."""
+    """Add what replays have left out that the release before has made.
+
+    That release knows of no account."""
     known = select(spending.c.generation).where(
         spending.c.job_id == job_id, spending.c.kind == SUPERSEDED
     )
@@ -134,8 +136,9 @@ def mend_replays(connection: Connection, job_id: str) -> None:
 
 
 def superseded_by(connection: Connection, job_id: str, generation: int) -> dict[str, list[int]]:
-    """Return what the dead letters cost that a generation replays, by lane: documents, then as
-    ``Paid``."""
+    """Return what the dead letters cost that a generation replays, by lane.
+
+    Each has documents, then figures as ``Paid``."""
     lane = func.coalesce(outcomes.c.lane, "")
     query = (
         select(lane.label("lane"), func.count().label("documents"), *_sums(outcomes))
@@ -238,7 +241,10 @@ def keep_account(connection: Connection, job_id: str) -> None:
 
 
 def kept_step(connection: Connection, table: Table, job_id: str, most: int) -> int:
-    """The same for some rows of ``paid_beside`` or ``batch_remainders``; returns how many."""
+    """Return the same for some rows of ``paid_beside`` or ``batch_remainders``.
+
+    Returns how many.
+    """
     key = list(table.primary_key.columns)
     some = select(*key).where(table.c.job_id == job_id).limit(most)
     gone = delete(table).where(tuple_(*key).in_(some)).returning(*(table.c[name] for name in _PAID))
@@ -282,12 +288,12 @@ def rest_of_job() -> Any:
 
 
 def rest_of_jobs(job_ids: Sequence[str]) -> Any:
-    """The same of several jobs, with `job_id`."""
+    """Return the same of several jobs, with `job_id`."""
     return _rest(lambda table: [table.c.job_id.in_(job_ids)], by_job=True)
 
 
 def rest_of_generation(job_id: str, generation: int) -> Any:
-    """The same of one generation, without what later ones have replayed."""
+    """Return the same of one generation, without what later ones have replayed."""
     return _rest(
         lambda table: [
             table.c.job_id == job_id,
@@ -329,8 +335,9 @@ def cost_of_jobs(connection: Connection, job_ids: Sequence[str]) -> int:
 
 
 def cost_of_tenant(connection: Connection, tenant: str, began: float, ends: float) -> int:
-    """The same of the jobs of a tenant that were accepted in this time, those that were purged
-    since among them."""
+    """Return the cost of a tenant's jobs that were accepted in this time.
+
+    Those that were purged since are among them."""
     which = (jobs.c.tenant == tenant, jobs.c.created_at >= began, jobs.c.created_at < ends)
     accepted = spending.c.accepted_at
     parts = [
@@ -351,8 +358,9 @@ def _cost(table: Table) -> Query:
 
 
 def _together(connection: Connection, parts: Sequence[Query]) -> int:
-    """In one statement, which sees one moment: what moves from one part to another is counted
-    once."""
+    """Add the parts in one statement, which sees one moment.
+
+    What moves from one part to another is counted once."""
     return int(sum(connection.execute(union_all(*parts)).scalars()))
 
 
@@ -421,7 +429,7 @@ def grow(
 
 @cache
 def _growing(on_sqlite: bool, table: Table, of: tuple[str, ...], figures: tuple[str, ...]) -> Any:
-    """The statement, built once: building it costs more than running it."""
+    """Return the statement, built once: building it costs more than running it."""
     new = (sqlite if on_sqlite else postgresql).insert(table)
     return new.on_conflict_do_update(
         index_elements=["shard", *of],

@@ -1,6 +1,4 @@
-"""What the journal of provider batches says, read only: their figures, their states, and what they
-hold.
-"""
+"""What the journal of provider batches says, read only: figures, states, and what they hold."""
 
 from __future__ import annotations
 
@@ -76,8 +74,9 @@ class BatchFigures:
         self._db = db
 
     def refused_in_a_row(self, job_id: str, at_least: int, why: str) -> bool:
-        """Whether so many of the newest batches of a job that were created have all come to
-        nothing, for a reason that begins with ``why``."""
+        """Return whether the newest batches have all come to nothing, because of ``why``.
+
+        So many of them that were created; their reason begins with it."""
         query = select(table.c.why).where(table.c.job_id == job_id, table.c.created_at.is_not(None))
         newest = query.order_by(table.c.created_at.desc()).limit(at_least)
         found = self._db.read(lambda connection: connection.execute(newest).scalars().all())
@@ -96,7 +95,7 @@ class BatchFigures:
         return self._db.read(lambda connection: cost_of_jobs(connection, [job_id]))
 
     def may_cost(self, job_id: str) -> dict[str, int]:
-        """The most that each batch of a job which may be at its provider costs, by their tags.
+        """Return the most that each batch which may be at its provider costs, by their tags.
 
         None is settled."""
         query = select(table.c.tag, table.c.may_cost_microusd)
@@ -111,8 +110,7 @@ class BatchFigures:
         return self._db.read(lambda connection: set(connection.execute(query).scalars()))
 
     def not_handed_over(self, job_id: str) -> list[ProviderBatch]:
-        """Batches of a job that are not settled, and whose documents are not in another lane by
-        now; the oldest first."""
+        """Return unsettled batches whose documents are in no other lane, the oldest first."""
         query = select(table).where(table.c.job_id == job_id, IS_OPEN, table.c.handed_at.is_(None))
         query = query.order_by(table.c.packed_at, table.c.tag)
         return self._db.read(
@@ -120,7 +118,7 @@ class BatchFigures:
         )
 
     def to_hand_over(self, job_id: str) -> list[ProviderBatch]:
-        """The same without those whose answers a living worker reads now.
+        """Return the same without those whose answers a living worker reads now.
 
         Answers that are missing are not being read."""
 
@@ -142,8 +140,9 @@ class BatchFigures:
         return self._db.read(read)
 
     def holds_documents(self, job_id: str, generation: int) -> bool:
-        """Whether documents of a generation are in batches that are neither settled nor handed
-        over."""
+        """Return whether batches at work hold documents of a generation.
+
+        Those are neither settled nor handed over."""
         query = select(
             exists().where(
                 table.c.job_id == job_id,
@@ -182,9 +181,10 @@ class BatchFigures:
         return self._db.read(lambda connection: set(connection.execute(query).scalars()))
 
     def packed_waiting(self, provider: str) -> int:
-        """Batches of a provider that wait to be created: their files take room, and their turn has
-        not come. Those of jobs that are paused do not count: other jobs would wait until a person
-        resumes them."""
+        """Count batches of a provider that wait to be created.
+
+        Their files take room, and their turn has not come. Those of jobs that are paused do not
+        count: other jobs would wait until a person resumes them."""
         running = select(jobs.c.job_id).where(jobs.c.state == str(JobState.RUNNING))
         query = select(func.count()).where(
             table.c.state.in_((BatchState.PACKED, BatchState.UPLOADED)),
@@ -194,7 +194,7 @@ class BatchFigures:
         return self._db.read(lambda connection: connection.execute(query).scalar_one())
 
     def of_job(self, job_id: str, limit: int = 1_000) -> list[ProviderBatch]:
-        """The batches of a job, oldest first."""
+        """Return the batches of a job, oldest first."""
         query = (
             select(table)
             .where(table.c.job_id == job_id)
@@ -206,7 +206,7 @@ class BatchFigures:
         )
 
     def sums(self, job_id: str) -> list[BatchSum]:
-        """The batches of a job, summed up by their states."""
+        """Return the batches of a job, summed up by their states."""
         columns = table.c
 
         def read(connection: Connection) -> list[BatchSum]:
@@ -254,9 +254,9 @@ class BatchFigures:
         return int(batches), int(requests)
 
     def unread(self, job_id: str) -> tuple[int, int | None]:
-        """Return the answers to a job's batches that were paid for and could not be read, and what
-        they cost at most, in millionths of a dollar; None where for some of them no price is
-        known."""
+        """Return the answers that were paid for and could not be read, and their cost at most.
+
+        It is in millionths of a dollar; None where for some of them no price is known."""
         columns = table.c
         query = select(
             func.coalesce(func.sum(columns.unread), 0),
@@ -286,9 +286,10 @@ class BatchFigures:
         return self._db.read(lambda connection: _open_of(connection.execute(query).one()))
 
     def lasted(self, provider: str, limit: int) -> list[float]:
-        """Seconds from the create to the end of the provider's last batches of all jobs, as it
-        worked on them: without those that were cancelled or refused, or that their job did not wait
-        for."""
+        """Return the seconds that the provider's last batches of all jobs took.
+
+        They count from the create to the end, as it worked on them: without those that were
+        cancelled or refused, or that their job did not wait for."""
         columns = table.c
         status, why = func.lower(func.coalesce(columns.status, "")), func.coalesce(columns.why, "")
         ended = select(columns.ended_at - columns.created_at).where(
@@ -307,8 +308,9 @@ class BatchFigures:
         )
 
     def kept_ids(self, tag: str) -> bytes | None:
-        """Which documents a batch has, as its packer wrote it; None where that was too much, or the
-        batch is settled."""
+        """Return which documents a batch has, as its packer wrote it.
+
+        It is None where that was too much, or the batch is settled."""
         query = select(ids.c.ids).where(ids.c.tag == tag)
         return self._db.read(lambda connection: connection.execute(query).scalar_one_or_none())
 
@@ -346,8 +348,9 @@ Troubles = Mapping[Kind, tuple[tuple[int, BatchTrouble], ...]]
 
 
 def _troubles(connection: Connection, job_id: str) -> Troubles:
-    """Return the troubles of a job's open batches: those that are alike together, shown by the one
-    that is tried next."""
+    """Return the troubles of a job's open batches, those that are alike together.
+
+    Each is shown by the one that is tried next."""
     columns = table.c
     query = select(columns.state, columns.status, columns.provider, columns.trouble)
     query = query.where(columns.job_id == job_id, IS_OPEN, columns.trouble.is_not(None)).limit(

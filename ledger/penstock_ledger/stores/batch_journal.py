@@ -91,8 +91,9 @@ class ProviderBatchStore(BatchFigures):
         providers: Collection[str] | None = None,
         besides: Collection[str] = (),
     ) -> list[ProviderBatch]:
-        """Become the leader of up to ``limit`` open batches at ``providers`` (None: at any) that no
-        process leads, the oldest first.
+        """Become the leader of up to ``limit`` open batches that none leads, the oldest first.
+
+        They are at ``providers`` (None: at any).
 
         ``besides``: those that ``owner`` works on already; what else is its own by name is taken up
         again.
@@ -145,8 +146,9 @@ class ProviderBatchStore(BatchFigures):
         exhausted: bool,
         ids: Mapping[str, bytes] | None = None,
     ) -> None:
-        """Note batches that ``owner`` has packed from a feed, and move its cursor behind their
-        documents, or neither.
+        """Note batches that ``owner`` has packed from a feed, and move its cursor, or neither.
+
+        The cursor goes behind their documents.
 
         ``ids``: what ``kept_ids`` returns later, by tag. Raises FeedLost.
         """
@@ -165,8 +167,9 @@ class ProviderBatchStore(BatchFigures):
         *,
         exhausted: bool,
     ) -> None:
-        """Documents of an open job, by the ``rows`` of its spool: from now on they wait as
-        remainders do. Raises FeedLost."""
+        """Take documents of an open job, which wait as remainders do from now on.
+
+        They are named by the ``rows`` of its spool. Raises FeedLost."""
 
         def add(connection: Connection) -> None:
             put_back(connection, "", waiting)
@@ -183,8 +186,9 @@ class ProviderBatchStore(BatchFigures):
         batches: Sequence[tuple[NewProviderBatch, Sequence[ItemKey]]],
         ids: Mapping[str, bytes] | None = None,
     ) -> bool:
-        """Note batches that were packed of remainders; False, and nothing is noted, where another
-        process was first."""
+        """Note batches that were packed of remainders.
+
+        False, and nothing is noted, where another process was first."""
 
         def add(connection: Connection) -> None:
             for batch, keys in batches:
@@ -226,9 +230,10 @@ class ProviderBatchStore(BatchFigures):
         unread: int = 0,
         unread_microusd: int | None = None,
     ) -> bool:
-        """Note that what a batch has answered is settled; False when ``owner`` leads it no more, or
-        it was noted before. The ``unread`` answers were paid for and never came: they are added to
-        the account of the job with this step."""
+        """Note that what a batch has answered is settled.
+
+        It is False when ``owner`` leads it no more, or it was noted before. The ``unread`` answers
+        were paid for and never came: they are added to the account of the job with this step."""
         led = {"its_tag": batch.tag, "by": owner, "its_fence": batch.fence}
         step: dict[str, Any] = {
             "state": str(BatchState.COLLECTED),
@@ -280,8 +285,9 @@ class ProviderBatchStore(BatchFigures):
         return self._db.write(write)
 
     def begin_create(self, batch: ProviderBatch, owner: str, cap: int | None) -> bool:
-        """Note that the batch is about to be created; False, and nothing is noted, where there is
-        no room for it.
+        """Note that the batch is about to be created.
+
+        False, and nothing is noted, where there is no room for it.
 
         Its tokens must fit into the account's ``cap`` beside those of all batches that are at the
         provider; the only batch of an account always fits. Raises BatchLost.
@@ -307,7 +313,7 @@ class ProviderBatchStore(BatchFigures):
     def replace(
         self, batch: ProviderBatch, owner: str, new_tag: str, why: str
     ) -> ProviderBatch | None:
-        """The same documents as another batch, since the provider will not run this one.
+        """Return the same documents as another batch, since the provider will not run this one.
 
         None where ``owner`` leads it no more. Remainders go along."""
 
@@ -346,10 +352,11 @@ class ProviderBatchStore(BatchFigures):
         beside: Sequence[PaidBeside] = (),
         earlier: Mapping[ItemKey, Paid] = NOTHING_EARLIER,
     ) -> set[ItemKey]:
-        """What documents of a batch came to, in one transaction: outcomes, those that wait for
-        another batch, and what was paid ``beside`` for those whose job has left the lane.
-        ``earlier``: what outcomes say of earlier attempts. Returns those that had an outcome
-        before. Doing it again changes nothing."""
+        """Store what documents of a batch came to, in one transaction.
+
+        That is outcomes, those that wait for another batch, and what was paid ``beside`` for those
+        whose job has left the lane. ``earlier``: what outcomes say of earlier attempts. Returns
+        those that had an outcome before. Doing it again changes nothing."""
 
         def also(connection: Connection) -> None:
             put_back(connection, tag, left)
@@ -359,13 +366,15 @@ class ProviderBatchStore(BatchFigures):
         return store.settle(results, letters, earlier=earlier, from_batches=True, also=also)
 
     def forget(self, keys: Collection[ItemKey]) -> None:
-        """These remainders have got an outcome elsewhere."""
+        """Forget these remainders, which have got an outcome elsewhere."""
         earlier = dict.fromkeys(keys, Paid())
         self._db.write(lambda connection: take_out_earlier(connection, earlier, remainders=True))
 
     def passed_on(self, keys: Collection[ItemKey]) -> None:
-        """These remainders are in another lane by now, whose outcomes say nothing of what batches
-        have cost before: that is noted as paid beside. Those that a batch has again stay."""
+        """Let go of remainders that are in another lane by now.
+
+        Its outcomes say nothing of what batches have cost before: that is noted as paid beside.
+        Those that a batch has again stay."""
 
         def write(connection: Connection) -> None:
             for one in take_waiting(connection, keys):
@@ -378,9 +387,10 @@ class ProviderBatchStore(BatchFigures):
     # -- when a job leaves the lane ----------------------------------------------------------------
 
     def hand_over(self, batch: ProviderBatch) -> None:
-        """All documents of a batch go on elsewhere: those of the source wait as remainders already,
-        and those that were remainders wait again. What the provider still answers is stored where
-        it is the first answer."""
+        """Let all documents of a batch go on elsewhere.
+
+        Those of the source wait as remainders already, and those that were remainders wait again.
+        What the provider still answers is stored where it is the first answer."""
 
         def write(connection: Connection) -> None:
             now = {"handed_at": time.time()}

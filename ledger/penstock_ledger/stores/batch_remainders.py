@@ -72,8 +72,9 @@ class RemainderStore:
         self._db = db
 
     def waiting(self, job_ids: Collection[str]) -> list[Waiting]:
-        """How many documents of these jobs are in no batch, by feed and by how many of them may be
-        in one."""
+        """Count documents of these jobs that are in no batch.
+
+        They are counted by feed and by how many of them may be in one."""
         query = (
             select(
                 table.c.job_id,
@@ -110,8 +111,9 @@ class RemainderStore:
         return self.elsewhere(keys, "")
 
     def add(self, waiting: Sequence[Remainder]) -> None:
-        """Documents that no batch has and that have to go on; those that have an outcome, or wait
-        already, are left out."""
+        """Add documents that no batch has and that have to go on.
+
+        Those that have an outcome, or wait already, are left out."""
         self._db.write(lambda connection: put_back(connection, "", waiting))
 
     def unclaimed(self, job_id: str, generation: int, page: int = PAGE) -> Iterator[Remainder]:
@@ -153,8 +155,9 @@ class RemainderStore:
 
 
 def claim(connection: Connection, keys: Sequence[ItemKey], tag: str) -> bool:
-    """Give waiting documents of one feed to a batch, as part of a larger transaction; False where
-    another has some of them."""
+    """Give waiting documents of one feed to a batch, as part of a larger transaction.
+
+    It is False where another has some of them."""
     claimed = 0
     for start in range(0, len(keys), IDS_MAX):
         some = keys[start : start + IDS_MAX]
@@ -196,7 +199,7 @@ def take_waiting(connection: Connection, keys: Iterable[ItemKey]) -> list[Remain
 
 
 def move(connection: Connection, from_tag: str, to_tag: str | None) -> None:
-    """What one batch had, another one has, as part of a larger transaction.
+    """Give what one batch had to another one, as part of a larger transaction.
 
     None: it waits for one."""
     connection.execute(_MOVE, {"from_tag": from_tag, "to_tag": to_tag})

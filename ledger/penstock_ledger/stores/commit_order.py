@@ -1,5 +1,6 @@
-"""Outcomes in the order in which they were stored, with a place after each: readers go on there
-while the job still runs.
+"""Outcomes in the order in which they were stored, with a place after each.
+
+Readers go on there while the job still runs.
 
 Every outcome is read once. SQLite has one writer at a time, so its row numbers grow with the
 commits. PostgreSQL gives `outcomes.seq` out while transactions run side by side, and the later
@@ -168,8 +169,9 @@ class CommitOrder:
             raise PlaceLost(job_id)
 
     def _end(self, job_id: str) -> int | None:
-        """The highest number below which no further row of the job will appear; None when there is
-        none at all.
+        """Return the highest number below which no further row of the job will appear.
+
+        It is None when there is none at all.
 
         Raises OutcomesHeldBack.
         """

@@ -52,8 +52,9 @@ class Moved(NamedTuple):
 
 
 class Leases:
-    """The statements for one table, built once: putting one together costs more than what the
-    database does with it."""
+    """The statements for one table, built once.
+
+    Putting one together costs more than what the database does with it."""
 
     def __init__(self, table: Table) -> None:
         self._table = table
@@ -115,13 +116,14 @@ class Leases:
         connection.execute(self._release, self._its(name) | {"by": owner, "its_fence": fence})
 
     def advance(self, connection: Connection, name: Name, to: Moved) -> bool:
-        """False when another process leads it, or it was rewound."""
+        """Move the cursor; False when another process leads it, or it was rewound."""
         values = {"by": to.owner, "its_fence": to.fence, "to": to.cursor, "read": to.exhausted}
         return connection.execute(self._advance, self._its(name) | values).rowcount == 1
 
     def rewind(self, connection: Connection, job_id: str, cursor: Any) -> None:
-        """All rows of a job start at ``cursor`` again (a text or a column), and their leaders must
-        lease them anew."""
+        """Start all rows of a job at ``cursor`` again (a text or a column).
+
+        Their leaders must lease them anew."""
         columns = self._table.c
         back = {
             "exhausted": False,
@@ -175,8 +177,9 @@ class FeedStore:
         )
 
     def shards(self, job_id: str) -> list[tuple[Feed, str | None]]:
-        """The shards of its source, in the source's order, and who reads each or did last; none
-        where it is not split."""
+        """Return the shards of its source, in the source's order, and who reads each or did last.
+
+        It is None where it is not split."""
 
         def read(connection: Connection) -> list[tuple[Feed, str | None]]:
             return [
@@ -196,13 +199,15 @@ class FeedStore:
         return self._db.read(read)
 
     def lease_feed(self, job_id: str, generation: int, owner: str, ttl_s: float) -> Feed | None:
-        """``lease_feeds`` of one feed; None when another process leads it, or there is no such
-        feed."""
+        """Do ``lease_feeds`` with one feed.
+
+        It is None when another process leads it, or there is no such feed."""
         return next(iter(self.lease_feeds([(job_id, generation)], owner, ttl_s)), None)
 
     def lease_feeds(self, names: Sequence[tuple[str, int]], owner: str, ttl_s: float) -> list[Feed]:
-        """Become or stay the leader for ``ttl_s`` seconds, in one transaction; returns the feeds
-        that ``owner`` leads now.
+        """Become or stay the leader for ``ttl_s`` seconds, in one transaction.
+
+        Returns the feeds that ``owner`` leads now.
 
         ``names`` are jobs and generations; feeds that another process leads, or that do not exist,
         are left out.
@@ -226,8 +231,7 @@ class FeedStore:
         return self._db.write(lease) if names else []
 
     def renew_feeds(self, owner: str, ttl_s: float, *, shards: bool = True) -> None:
-        """Stay the leader of what ``owner`` leads in jobs that run or are cancelled, for ``ttl_s``
-        seconds.
+        """Keep the lead of ``owner`` in jobs that run or are cancelled, for ``ttl_s`` seconds.
 
         ``shards``: False for one that leads none, which saves a statement.
         """
@@ -280,8 +284,9 @@ class FeedStore:
             raise FeedLost(feed.job_id, feed.generation, feed.fence)
 
     def rewind_feeds(self, job_id: str) -> None:
-        """Read everything of the job again from the start; the leader of a feed must lease it
-        anew."""
+        """Read everything of the job again from the start.
+
+        The leader of a feed must lease it anew."""
         unfed = update(spool).where(spool.c.job_id == job_id, spool.c.fed)
 
         def rewind(connection: Connection) -> None:
@@ -356,7 +361,9 @@ def feed_of(row: Row[Any], *, fence: int | None = None) -> Feed:
 
 
 def shard_of(row: Row[Any], *, fence: int | None = None) -> Feed:
-    """Only sources are split: a replay's documents are few, and an open job's come one after the
+    """Return a shard as a feed.
+
+    Only sources are split: a replay's documents are few, and an open job's come one after the
     other."""
     return Feed(
         job_id=row.job_id,

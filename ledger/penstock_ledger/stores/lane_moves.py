@@ -83,10 +83,11 @@ class LaneMoves:
         now: float,
         paused_for: str | None = None,
     ) -> LaneMove | None:
-        """Change the lane of a running job from ``before`` to ``lane``; None where another process
-        was first, or the job does not run. ``before`` is None for the first choice, which notes why
-        the job is where it is. With ``paused_for`` the job is one that is paused with this reason,
-        and runs from then on."""
+        """Change the lane of a running job from ``before`` to ``lane``.
+
+        It is None where another process was first, or the job does not run. ``before`` is None for
+        the first choice, which notes why the job is where it is. With ``paused_for`` the job is one
+        that is paused with this reason, and runs from then on."""
         if reason not in MOVE_REASONS:
             raise ValueError(f"a move's reason is one of {', '.join(MOVE_REASONS)}, not {reason!r}")
 
@@ -109,8 +110,9 @@ class LaneMoves:
         return self._db.write(write)
 
     def note_left(self, move: LaneMove, now: float) -> None:
-        """Nothing of the job waits in the lane before any more; what is in flight there may still
-        end there."""
+        """Note that nothing of the job waits in the lane before any more.
+
+        What is in flight there may still end there."""
         this = (
             lane_moves.c.job_id == move.job_id,
             lane_moves.c.number == move.number,
@@ -123,7 +125,7 @@ class LaneMoves:
         )
 
     def of(self, job_id: str) -> list[LaneMove]:
-        """The moves of a job, the first one first."""
+        """Return the moves of a job, the first one first."""
         return self._db.read(
             lambda connection: [
                 _move_of(row) for row in connection.execute(_OF_JOB, {"job": job_id})

@@ -1,5 +1,6 @@
-"""What a control loop looks at in each round: every live job with its feeds and their leases, in
-one read transaction.
+"""What a control loop looks at in each round: every live job with its feeds and leases.
+
+It is one read transaction.
 
 Jobs change seldom and are looked at several times a second, so a row is parsed only when it is not
 the one of the last look.

@@ -15,18 +15,19 @@ _SESSION_SECRET = "session_secret"  # noqa: S105  # the name of a row
 
 
 class Meta:
-    """The epoch is the sentinel that Redis holds for this database: a Redis without it has lost
-    what it held."""
+    """Facts about this database: its epoch is the sentinel that Redis holds for it.
+
+    A Redis without it has lost what it held."""
 
     def __init__(self, db: Database) -> None:
         self._db = db
 
     def epoch(self) -> str:
-        """The epoch; the first caller creates it."""
+        """Return the epoch; the first caller creates it."""
         return self._made_once(_EPOCH, uuid.uuid4().hex)
 
     def session_secret(self) -> str:
-        """What the HTTP doors sign sessions with, all processes the same."""
+        """Return what the HTTP doors sign sessions with, all processes the same."""
         return self._made_once(_SESSION_SECRET, secrets.token_urlsafe(32))
 
     def _made_once(self, name: str, new: str) -> str:

@@ -1,5 +1,6 @@
-"""Files that notifications have named, until a job of their schedule takes them: each once, however
-often it is named."""
+"""Files that notifications have named, until a job takes them: each once.
+
+The job is one of their schedule, however often it is named."""
 
 from __future__ import annotations
 
@@ -39,8 +40,9 @@ class NoticedStore:
         self._db = db
 
     def note(self, schedule_id: str, names: Sequence[str]) -> Noted:
-        """Keep names until ``forget``; beyond ``NOTICED_MAX`` those that do not wait yet are left
-        out."""
+        """Keep names until ``forget``.
+
+        Beyond ``NOTICED_MAX`` those that do not wait yet are left out."""
         return self._db.write(lambda connection: self._note(connection, schedule_id, names))
 
     def has_room(self, schedule_id: str) -> bool:
@@ -59,7 +61,10 @@ class NoticedStore:
         )
 
     def forget(self, schedule_id: str, files: Sequence[NoticedFile]) -> None:
-        """A job has them, or they are gone. One that was named again since then stays."""
+        """Forget files that a job has, or that are gone.
+
+        One that was named again since then stays.
+        """
 
         def remove(connection: Connection) -> None:
             for first in range(0, len(files), _AT_ONCE):

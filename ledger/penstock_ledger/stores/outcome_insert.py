@@ -1,5 +1,6 @@
-"""The group commit's insert: first writer wins, hundreds of rows per statement, and which rows
-lost.
+"""The group commit's insert: the first writer wins, and it says which rows lost.
+
+A statement has hundreds of rows.
 
 The statements are compiled once and handed to the driver with flat tuples: SQLAlchemy's per-row
 work would cost more than the database does.
@@ -91,8 +92,9 @@ SQLITE_ROWS: Final = 64
 
 @cache
 def _sqlite_insert(rows: int) -> str:
-    """A worker that was frozen may come back with outcomes of a job that has been purged meanwhile:
-    its rows go nowhere."""
+    """Return the INSERT, whose rows of purged jobs go nowhere.
+
+    A worker that was frozen may come back with outcomes of such a job."""
     row = f"({', '.join('?' * len(COLUMNS))})"
     return (
         f"INSERT INTO outcomes ({', '.join(COLUMNS)})"  # noqa: S608  # made of column names
@@ -102,8 +104,9 @@ def _sqlite_insert(rows: int) -> str:
 
 
 def insert_outcomes(connection: Connection, rows: Sequence[OutcomeRow]) -> set[ItemKey]:
-    """Insert rows that have different keys; returns the keys that had an outcome already, or whose
-    job is no more.
+    """Insert rows that have different keys.
+
+    Returns the keys that had an outcome already, or whose job is no more.
 
     ``rows`` should be sorted by key: two transactions that insert equal keys in unequal order
     deadlock on PostgreSQL.
@@ -137,8 +140,9 @@ def terminal_keys(
 
 
 def _insert_sqlite(connection: Connection, rows: Sequence[OutcomeRow]) -> set[ItemKey]:
-    """The transaction holds the write lock, so rows above the highest rowid so far are its own: the
-    others lost.
+    """Insert the rows and return those that lost.
+
+    The transaction holds the write lock, so rows above the highest rowid so far are its own.
 
     A savepoint to undo and look first would cost a copy of every page that the rows touch.
     """

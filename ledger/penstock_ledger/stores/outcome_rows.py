@@ -92,8 +92,9 @@ def outcome_from(row: Row[Any]) -> Result | DeadLetter:
 
 
 def result_from(values: Sequence[Any]) -> Result:
-    """Of ``RESULT_COLUMNS``, by place: looking each up by its name costs more than reading the row
-    did."""
+    """Read ``RESULT_COLUMNS`` by place.
+
+    Looking each up by its name costs more than reading the row did."""
     job_id, generation, doc_id, status_code, body, *rest = values
     return Result(ItemKey(job_id, generation, doc_id), status_code, as_json(body), *rest)
 

@@ -126,8 +126,9 @@ class OutcomeStore:
         from_batches: bool = False,
         also: Callable[[Connection], None] | None = None,
     ) -> set[ItemKey]:
-        """Make outcomes durable in one transaction; returns the keys that were settled before (the
-        losers).
+        """Make outcomes durable in one transaction.
+
+        Returns the keys that were settled before (the losers).
 
         When one key comes twice in a call, the first one counts, and results come before letters.
         ``also`` writes what belongs to them, in the same transaction and after them. A loser that
@@ -174,8 +175,7 @@ class OutcomeStore:
         return self._db.write(write)
 
     def mend_replays(self, job_id: str) -> None:
-        """Bring into the job's account what replays by processes of the release before have left
-        out of it."""
+        """Account for what replays by processes of the release before have left out."""
         self._db.write(lambda connection: mend_replays(connection, job_id))
 
     def terminal(self, keys: Iterable[ItemKey]) -> set[ItemKey]:
@@ -186,26 +186,28 @@ class OutcomeStore:
         )
 
     def counts(self, job_id: str) -> Counts:
-        """Visible outcomes of a job and its account, as its transactions have tallied them: as
-        cheap for a million rows as for ten."""
+        """Return visible outcomes of a job and its account, as its transactions have tallied them.
+
+        That is as cheap for a million rows as for ten."""
         return self._counts(tallied(), job_id)
 
     def by_lane(self, job_id: str) -> list[LaneCounts]:
-        """The same by the lane that was paid. What has no lane is in none of them."""
+        """Return the same by the lane that was paid. What has no lane is in none of them."""
         return lane_counts_from(self._rows(tallied_by_lane(), job=job_id))
 
     def counts_of(self, job_id: str, generation: int) -> Counts:
-        """The outcomes of one generation, superseded ones included, by reading its rows."""
+        """Return the outcomes of one generation, superseded ones included, by reading its rows."""
         rows = self._rows(grouped(outcomes.c.job_id == job_id, outcomes.c.generation == generation))
         return counts_from(rows, self._rows(rest_of_generation(job_id, generation)))
 
     def recount(self, job_id: str) -> Counts:
-        """The same, by reading every row of the job: the proof of the tallies."""
+        """Return the same, by reading every row of the job: the proof of the tallies."""
         return self._counts(grouped(outcomes.c.job_id == bindparam("job"), _VISIBLE), job_id)
 
     def _counts(self, visible: Query, job_id: str) -> Counts:
-        """From one transaction, so that what moves from one part of the account to another is
-        counted once."""
+        """Count in one transaction.
+
+        So what moves from one part of the account to another is counted once."""
         both = (visible, rest_of_job())
         return counts_from(
             *self._db.read(
@@ -214,8 +216,9 @@ class OutcomeStore:
         )
 
     def get(self, job_id: str, doc_id: str) -> Result | DeadLetter | None:
-        """The visible outcome of a document; None while it has none (not finished, or being
-        replayed)."""
+        """Return the visible outcome of a document.
+
+        It is None while it has none (not finished, or being replayed)."""
         generations = select(feeds.c.generation).where(feeds.c.job_id == job_id)
         query = (
             select(outcomes)
@@ -232,7 +235,7 @@ class OutcomeStore:
     def of_generation(
         self, job_id: str, generation: int, doc_id: str
     ) -> Result | DeadLetter | None:
-        """The outcome of a document in one generation, visible or superseded."""
+        """Return the outcome of a document in one generation, visible or superseded."""
         query = select(outcomes).where(
             outcomes.c.job_id == job_id,
             outcomes.c.generation == generation,
@@ -267,15 +270,14 @@ class OutcomeStore:
         return self._paged(query, page, result_from)
 
     def timed_results(self, job_id: str, page: int = PAGE) -> Iterator[tuple[Result, float]]:
-        """The same, each with the Unix time at which it was stored."""
+        """Return the same, each with the Unix time at which it was stored."""
         query = select(*RESULT_COLUMNS, outcomes.c.created_at).where(
             outcomes.c.job_id == job_id, _VISIBLE, _IS_RESULT
         )
         return self._paged(query, page, _timed_result)
 
     def vectors(self, job_id: str, page: int = PAGE) -> Iterator[tuple[ItemKey, Vectors]]:
-        """Visible results that are kept as vectors, in the order of ``results``, without the way
-        over JSON."""
+        """Yield visible results kept as vectors, in the order of ``results``, without JSON."""
         query = select(*RESULT_COLUMNS[:KEY_COLUMNS], outcomes.c.body).where(
             outcomes.c.job_id == job_id, _VISIBLE, _IS_RESULT
         )
@@ -284,8 +286,9 @@ class OutcomeStore:
                 yield key, unpack(body)
 
     def spent(self, job_id: str, limit: int) -> list[Spent]:
-        """What the first ``limit`` documents took, by generation and document id; no bodies are
-        read."""
+        """Return what the first ``limit`` documents took, by generation and document id.
+
+        No bodies are read."""
         took = (
             outcomes.c.doc_id,
             outcomes.c.latency_ms,
@@ -311,8 +314,9 @@ class OutcomeStore:
         after: tuple[int, str] | None = None,
         page: int = PAGE,
     ) -> Iterator[DeadLetter]:
-        """Dead letters by generation and document id, those after ``after``; superseded ones have
-        been replayed since.
+        """Yield dead letters by generation and document id, those after ``after``.
+
+        Superseded ones have been replayed since.
 
         ``generation`` chooses one of them, with all that it left, superseded or not.
         """
@@ -331,8 +335,7 @@ class OutcomeStore:
     def replayable(
         self, job_id: str, generation: int, *, after: str | None = None, page: int = PAGE
     ) -> Iterator[DeadLetter]:
-        """The dead letters that generation ``generation`` sends again, by document id, those after
-        ``after``."""
+        """Yield the dead letters that a generation sends again, by document id, after ``after``."""
         query = (
             select(outcomes)
             .where(outcomes.c.job_id == job_id, outcomes.c.superseded_by == generation)
@@ -357,8 +360,9 @@ class OutcomeStore:
         after: tuple[int, str] | None = None,
         status: str | None = None,
     ) -> Iterator[Result | DeadLetter]:
-        """The outcomes that were visible when ``generation`` had ended, by generation and document
-        id, those after ``after``.
+        """Yield the outcomes visible when ``generation`` had ended, those after ``after``.
+
+        They come by generation and document id.
 
         Later replays change nothing in them. ``status`` `done` or `dead` leaves the others out.
         """
@@ -373,8 +377,10 @@ class OutcomeStore:
         return self._paged(query, PAGE, outcome_from)
 
     def ended_in(self, job_id: str, since: float, each_s: int) -> list[tuple[int, int, int]]:
-        """Of each stretch of ``each_s`` seconds in which documents ended: its number, how many
-        succeeded and how many are dead. Reads every row of the job, without its body."""
+        """Count what ended in each stretch of ``each_s`` seconds.
+
+        A stretch has its number, how many succeeded and how many are dead. Reads every row of the
+        job, without its body."""
         stretch = (cast(outcomes.c.created_at, BigInteger) - int(since)) // each_s
         query = (
             select(
@@ -390,8 +396,11 @@ class OutcomeStore:
         return [(int(row.number), int(row.done), int(row.dead)) for row in self._rows(query)]
 
     def latencies(self, job_id: str) -> list[tuple[int, int]]:
-        """Milliseconds that answers took, to one part in a hundred, and how many took so long; the
-        shortest first. Reads every row of the job, without its body."""
+        """Return the milliseconds that answers took, and how many took so long.
+
+        They are exact to one part in a hundred.
+
+        The shortest first. Reads every row of the job, without its body."""
         took = outcomes.c.latency_ms
         rounded = case(
             *((took < 1_000 * size, took // size * size) for size in (1, 10, 100)),
@@ -413,8 +422,9 @@ class OutcomeStore:
         return [(int(row.milliseconds), int(row.number)) for row in self._rows(query)]
 
     def prompt_sizes(self, job_id: str) -> PromptSizes:
-        """How long the prompts of a job's documents were, for each call; of none that took
-        another's answer. Reads every row of the job, without its body."""
+        """Return how long the prompts of a job's documents were, for each call.
+
+        Of none that took another's answer. Reads every row of the job, without its body."""
         tokens = outcomes.c.prompt_tokens // outcomes.c.calls
         asked = (
             outcomes.c.job_id == job_id,
@@ -444,14 +454,15 @@ class OutcomeStore:
         )
 
     def refused_lines(self, job_id: str) -> frozenset[int]:
-        """The lines of a job's source whose rows were refused when it was submitted."""
+        """Return the lines of a job's source whose rows were refused when it was submitted."""
         return frozenset(row.line for row in self._rows(_REFUSED_LINES, job=job_id))
 
     def terminal_docs(
         self, job_id: str, generation: int, page: int = PAGE
     ) -> Iterator[list[tuple[str, bool]]]:
-        """Pages of (document id, is dead) of one generation: what the completed set is rebuilt
-        from.
+        """Yield pages of (document id, is dead) of one generation.
+
+        The completed set is rebuilt from them.
 
         Reads two indexes and no rows, so that the bodies of a whole job are not read to rebuild it.
         """

@@ -87,8 +87,9 @@ class MadeWith(NamedTuple):
 
 
 class InUse(NamedTuple):
-    """A combination, and its first and last note in Unix time; None for a last one that earlier
-    releases did not write."""
+    """A combination, and its first and last note in Unix time.
+
+    It is None for a last one that earlier releases did not write."""
 
     made: MadeWith
     since: float
@@ -142,7 +143,7 @@ class Provenance:
             behind = rows[-1].name
 
     def in_use(self, job_id: str) -> list[InUse]:
-        """The same, each with its times."""
+        """Return the same, each with its times."""
         made, last = self._values(MADE, job_id), self._values(LAST, job_id)
         found = sorted(
             ((orjson.loads(value), last.get(mark)) for mark, value in made.items()),
@@ -166,8 +167,9 @@ class Provenance:
 def made_by(
     entries: Sequence[InUse], generation: int, model: str | None, at: float
 ) -> list[MadeWith]:
-    """What a result of that generation, model and time was made with; more than one where the fleet
-    was changed just then."""
+    """Return what a result of that generation, model and time was made with.
+
+    More than one where the fleet was changed just then."""
     own = [one for one in entries if one.made.generation == generation]
     alike = [one for one in own if one.made.model in (None, model)] or own
     return [one.made for one in alike if one.may_have_made(at)] or [one.made for one in alike]
@@ -231,8 +233,9 @@ def purge_job(database: Database, job_id: str) -> int:
 
 
 def _keep_account(database: Database, job_id: str) -> None:
-    """What the job has spent stays counted: forgetting it must make no room in the budget of its
-    tenant's month."""
+    """Keep what the job has spent.
+
+    Forgetting it must make no room in the budget of its tenant's month."""
     database.write(lambda connection: keep_account(connection, job_id))
     for table in (paid_beside, batch_remainders):
         while database.write(partial(kept_step, table=table, job_id=job_id, most=ROWS_PER_STEP)):
@@ -240,8 +243,9 @@ def _keep_account(database: Database, job_id: str) -> None:
 
 
 def _expire_files(connection: Connection, job_id: str) -> None:
-    """Files of the HTTP doors that hold its answers have expired now: the doors remove their bytes,
-    and then the rows."""
+    """Expire files of the HTTP doors that hold its answers.
+
+    The doors remove their bytes, and then the rows."""
     connection.execute(
         update(door_files).where(door_files.c.job_id == job_id).values(expires_at=0.0)
     )

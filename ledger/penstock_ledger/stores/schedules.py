@@ -1,5 +1,6 @@
-"""Schedules: kept by name, held by one control process while it starts a job, and moved on once per
-planned time.
+"""Schedules: kept by name, held by one process, and moved on once per planned time.
+
+A control process holds one while it starts a job.
 
 ``next_at`` is what makes a planned time count once: a decision is written together with the next
 time, only where ``next_at`` still is the time that was decided, and the next time is always later.
@@ -41,8 +42,9 @@ _LIVE: Final = tuple(str(state) for state in JobState if not state.final)
 
 
 class ScheduleStore:
-    """``clock`` is for tests that play the time; else leases and planned times go by the database
-    server's."""
+    """``clock`` is for tests that play the time.
+
+    Else leases and planned times go by the database server's."""
 
     def __init__(self, db: Database, *, clock: Callable[[], float] | None = None) -> None:
         self._db = db
@@ -53,7 +55,7 @@ class ScheduleStore:
         return self._db.read(self._now)
 
     def add(self, new: NewSchedule) -> Schedule:
-        """Raises ScheduleExists and TooManySchedules."""
+        """Add a schedule. Raises ScheduleExists and TooManySchedules."""
         try:
             self._db.write(lambda connection: self._add(connection, new))
         except IntegrityError:
@@ -61,7 +63,7 @@ class ScheduleStore:
         return self.get(new.name)
 
     def get(self, name: str) -> Schedule:
-        """Raises ScheduleNotFound."""
+        """Return a schedule by name. Raises ScheduleNotFound."""
         found = self._db.read(
             lambda one: one.execute(select(schedules).where(schedules.c.name == name)).one_or_none()
         )
@@ -70,7 +72,7 @@ class ScheduleStore:
         return schedule_of(found)
 
     def of_id(self, schedule_id: str) -> Schedule:
-        """Raises ScheduleNotFound."""
+        """Return a schedule by id. Raises ScheduleNotFound."""
         query = select(schedules).where(schedules.c.schedule_id == schedule_id)
         found = self._db.read(lambda connection: connection.execute(query).one_or_none())
         if found is None:
@@ -78,7 +80,7 @@ class ScheduleStore:
         return schedule_of(found)
 
     def firings(self, schedule_id: str, limit: int = FIRINGS_KEPT) -> list[Firing]:
-        """The latest planned times, newest first, each with what its job is now."""
+        """Return the latest planned times, newest first, each with what its job is now."""
         query = (
             select(firings, jobs.c.state)
             .select_from(firings.outerjoin(jobs, firings.c.started_job == jobs.c.job_id))
@@ -91,7 +93,7 @@ class ScheduleStore:
         )
 
     def running(self, schedule_id: str) -> str | None:
-        """The latest job of this schedule that has not ended; None when all have."""
+        """Return the latest job of this schedule that has not ended; None when all have."""
         query = (
             select(jobs.c.job_id)
             .select_from(firings.join(jobs, firings.c.started_job == jobs.c.job_id))
@@ -106,8 +108,9 @@ class ScheduleStore:
         return self._change(name, schedules.c.paused.is_(False), paused=True, waits_for=None)
 
     def resume(self, name: str, next_at: float) -> bool:
-        """Go on with ``next_at``, or with what is planned already where that is later: no time is
-        decided twice.
+        """Go on with ``next_at``, or with what is planned already where that is later.
+
+        So no time is decided twice.
 
         False when it is not paused. Raises ScheduleNotFound.
         """
@@ -136,8 +139,7 @@ class ScheduleStore:
             raise ScheduleNotFound(name)
 
     def due(self) -> tuple[float, Sequence[Schedule]]:
-        """The time, and the schedules with a planned time that is not decided, the longest due
-        first."""
+        """Return the time, and schedules with an undecided planned time, the longest due first."""
 
         def look(connection: Connection) -> tuple[float, Sequence[Schedule]]:
             now = self._now(connection)
@@ -152,8 +154,9 @@ class ScheduleStore:
         return self._db.read(look)
 
     def states(self, late_s: float) -> Mapping[ScheduleState, int]:
-        """How many schedules there are; one whose planned time came more than ``late_s`` seconds
-        ago is late."""
+        """Count the schedules.
+
+        One whose planned time came more than ``late_s`` seconds ago is late."""
 
         def count(connection: Connection) -> Mapping[ScheduleState, int]:
             paused, come = schedules.c.paused, schedules.c.next_at < self._now(connection) - late_s
@@ -173,8 +176,9 @@ class ScheduleStore:
         return self._db.read(count)
 
     def hold(self, schedule: Schedule, owner: str, ttl_s: float) -> bool:
-        """Become or stay the one process that decides ``next_at``; False when another one does, or
-        it is decided."""
+        """Become or stay the one process that decides ``next_at``.
+
+        It is False when another one does, or it is decided."""
 
         def lease(connection: Connection) -> bool:
             now = self._now(connection)
@@ -202,8 +206,7 @@ class ScheduleStore:
     def wait(
         self, schedule: Schedule, owner: str, why: str, *, retry_at: float, tried: bool = False
     ) -> None:
-        """Say why the job of ``next_at`` has not started, and give the schedule up until
-        ``retry_at``."""
+        """Say why the job of ``next_at`` has not started, and wait until ``retry_at``."""
         told = {"waits_for": why, "retry_at": retry_at, "owner": None, "lease_until": None}
         query = (
             update(schedules)
@@ -213,8 +216,9 @@ class ScheduleStore:
         self._db.write(lambda connection: connection.execute(query))
 
     def decide(self, schedule: Schedule, decision: Decision) -> bool:
-        """Write what came of a planned time, and plan the next; False when that was decided
-        meanwhile."""
+        """Write what came of a planned time, and plan the next.
+
+        It is False when that was decided meanwhile."""
         return self._db.write(lambda connection: self._decide(connection, schedule, decision))
 
     def taken(self, schedule: Schedule, files: Sequence[bytes]) -> set[bytes]:
@@ -239,8 +243,9 @@ class ScheduleStore:
     def taken_between(
         self, schedule_id: str, first: bytes, before: bytes | None
     ) -> Sequence[bytes]:
-        """The keys of taken files from ``first`` up to ``before``; a 256th of them for two bytes
-        that follow one another."""
+        """Return the keys of taken files from ``first`` up to ``before``.
+
+        A 256th of them for two bytes that follow one another."""
         query = select(taken_files.c.file).where(
             taken_files.c.schedule_id == schedule_id, taken_files.c.file >= first
         )
@@ -260,8 +265,9 @@ class ScheduleStore:
         self._db.write(forget)
 
     def list(self, wanted: Callable[[Schedule], bool] | None = None) -> list[Schedule]:
-        """By name, those that are ``wanted``; of the others one is held at a time, for their
-        options may be large."""
+        """Return schedules by name, those that are ``wanted``.
+
+        Of the others one is held at a time, for their options may be large."""
         query = (
             select(schedules)
             .order_by(schedules.c.name)

@@ -1,5 +1,4 @@
-"""The keys of the rows that a job reads from a table in a database, as they were when it was
-submitted.
+"""The keys of the rows that a job reads from a table, as they were when it was submitted.
 
 A table changes while its job runs. So which rows a job has is kept here, in pages that the producer
 packs and unpacks.

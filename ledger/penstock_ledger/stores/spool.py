@@ -31,8 +31,9 @@ class SpoolRow(NamedTuple):
 
 
 class Spool:
-    """Rows are taken by flag, not by position: on PostgreSQL a lower number may become visible
-    after a higher one."""
+    """Rows are taken by flag, not by position.
+
+    On PostgreSQL a lower number may become visible after a higher one."""
 
     def __init__(self, db: Database) -> None:
         self._db = db
@@ -77,7 +78,7 @@ class Spool:
         return found
 
     def bodies(self, job_id: str, doc_ids: Sequence[str]) -> dict[str, bytes]:
-        """What is stored of some documents."""
+        """Return what is stored of some documents."""
         return (
             self._db.read(lambda connection: _bodies(connection, job_id, doc_ids))
             if doc_ids
@@ -118,7 +119,7 @@ def mark_fed(connection: Connection, job_id: str, seqs: Sequence[int]) -> None:
 
 
 def _distinct(docs: Sequence[tuple[str, bytes]]) -> tuple[dict[str, bytes], dict[str, None]]:
-    """The first body of each id, and the ids that came with another one, too."""
+    """Return the first body of each id, and the ids that came with another one, too."""
     distinct: dict[str, bytes] = {}
     conflicts: dict[str, None] = {}
     for doc_id, body in docs:
@@ -128,8 +129,9 @@ def _distinct(docs: Sequence[tuple[str, bytes]]) -> tuple[dict[str, bytes], dict
 
 
 def check_open(connection: Connection, job_id: str, docs: Iterable[str]) -> None:
-    """The row stays share-locked until the commit, so that a concurrent close counts these
-    documents too."""
+    """Check that the job is open, and share-lock its row until the commit.
+
+    So a concurrent close counts these documents too."""
     row = connection.execute(_TOTAL, {"job": job_id}).one_or_none()
     if row is None:
         raise JobNotFound(job_id)

@@ -1,5 +1,6 @@
-"""Figures of a job, kept in the transaction that writes or replays its outcomes: counting must not
-read a million rows.
+"""Figures of a job, kept in the transaction that writes or replays its outcomes.
+
+Counting must not read a million rows.
 
 A tally is the sum of its shards. On PostgreSQL each process adds to one shard, so that group
 commits of several processes do not wait for one another's row lock; a shard may be negative, their
@@ -86,9 +87,10 @@ def add_rows(connection: Connection, rows: Iterable[OutcomeRow]) -> None:
 def add_second_answers(
     connection: Connection, rows: Iterable[OutcomeRow], earlier: Mapping[ItemKey, Paid]
 ) -> None:
-    """Note those of ``rows``, which lost to outcomes that were there before, that were paid for and
-    say something else: the same outcome written again is no other answer. ``earlier``: what they
-    say of earlier attempts, which is noted elsewhere."""
+    """Note the answers that lost to earlier ones, were paid for, and say something else.
+
+    The same outcome written again is no other answer. ``earlier``: what they say of earlier
+    attempts, which is noted elsewhere."""
     found = list[dict[str, Any]]()
     for row in rows:
         if not row[_CALLS]:
@@ -119,8 +121,9 @@ def add_retried(connection: Connection, spent: Iterable[tuple[str, PaidBeside]])
 
 
 def add_left(connection: Connection, spent: Iterable[PaidBeside]) -> None:
-    """Note what attempts in a lane used up that its job has left before they came to an outcome,
-    beyond what is noted. Where their document has an outcome by now, that took in what was
+    """Note what attempts used up in a lane that their job has left, beyond what is noted.
+
+    They came to no outcome. Where their document has an outcome by now, that took in what was
     noted."""
     rows = list[dict[str, Any]]()
     for one in spent:
@@ -134,15 +137,16 @@ def add_left(connection: Connection, spent: Iterable[PaidBeside]) -> None:
 
 
 def add_beside(connection: Connection, spent: Iterable[PaidBeside], answer: str) -> None:
-    """The same of provider batches.
+    """Note what was paid for provider batches beside outcomes.
 
     ``answer`` names it among all that was paid for its document."""
     _insert_beside(connection, [_beside(one, answer, LANE_LEFT) for one in spent])
 
 
 def _said(row: Sequence[Any]) -> tuple[Any, ...]:
-    """All that makes an answer this one: not when it was stored, and not what came of the document
-    later."""
+    """Return all that makes an answer this one.
+
+    That is not when it was stored, and not what came of the document later."""
     return tuple(
         bytes(value) if isinstance(value, bytes | memoryview) else value
         for place, value in enumerate(row)
@@ -174,8 +178,10 @@ def _insert_beside(connection: Connection, rows: list[dict[str, Any]]) -> None:
 
 
 def supersede(connection: Connection, job_id: str, generation: int) -> int:
-    """Take dead letters that ``generation`` replays out of the tallies, as they are no longer
-    visible, and keep what they cost in the job's account; returns how many they are."""
+    """Take dead letters that ``generation`` replays out of the tallies.
+
+    They are no longer visible; what they cost is kept in the job's account. Returns how many they
+    are."""
     conditions = (outcomes.c.superseded_by == generation,)
     counted = connection.execute(grouped(outcomes.c.job_id == job_id, *conditions)).all()
     sums: dict[Which, list[int]] = {
@@ -193,7 +199,7 @@ def supersede(connection: Connection, job_id: str, generation: int) -> int:
 
 
 def grouped(*conditions: Any) -> Query:
-    """Counts outcomes themselves, by kind and reason."""
+    """Return a query that counts outcomes themselves, by kind and reason."""
     return (
         select(
             outcomes.c.kind,
@@ -209,7 +215,7 @@ def grouped(*conditions: Any) -> Query:
 
 @cache
 def tallied() -> Query:
-    """The same of one ``job``, from the tallies.
+    """Return the same of one ``job``, from the tallies.
 
     Built once: building it costs more than running it."""
     return (
@@ -220,7 +226,7 @@ def tallied() -> Query:
 
 
 def tallied_of(job_ids: Sequence[str]) -> Query:
-    """The same of several jobs, with `job_id`."""
+    """Return the same of several jobs, with `job_id`."""
     return (
         select(
             tallies.c.job_id,
@@ -235,8 +241,9 @@ def tallied_of(job_ids: Sequence[str]) -> Query:
 
 @cache
 def tallied_by_lane() -> Any:
-    """Of one ``job``: its visible outcomes by the lane that answered, and what it has spent there
-    besides."""
+    """Return the visible outcomes of one ``job`` by the lane that answered.
+
+    What it has spent there besides is in it, too."""
     of_job: Any = bindparam("job")
     visible = (lane_tallies.c[name].label(name) for name in ("lane", *_OF_LANE))
     besides = (spending.c[name].label(name) for name in _PAID)

@@ -1,5 +1,4 @@
-"""Numbers for outcomes in PostgreSQL, so that a reader can go on where it stopped while the job
-still runs.
+"""Numbers for outcomes in PostgreSQL, so that a reader can go on where it stopped.
 
 SQLite numbers its rows by itself. Older processes do not name the column: the database fills it for
 them as well. Rows from before have 0. Nothing is rewritten, but building the index keeps writers

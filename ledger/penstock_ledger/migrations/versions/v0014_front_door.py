@@ -1,6 +1,7 @@
-"""What the HTTP doors keep: keys, files, batches, calls, webhooks, costs of purged jobs; the tenant
-of a job, by which they search; and the endpoint of an outcome, where its document named another one
-than its job.
+"""What the HTTP doors keep: keys, files, batches, calls, webhooks, costs of purged jobs.
+
+The tenant of a job, by which they search; and the endpoint of an outcome, where its document named
+another one than its job.
 
 Processes of the release before write jobs without the column, and go on: such a job is the
 operator's until its row is filled in.

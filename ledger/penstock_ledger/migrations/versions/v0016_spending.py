@@ -1,5 +1,6 @@
-"""Keep what jobs have spent that no visible outcome says, through replays, lost batches and purges,
-and count the answers of which no price is known.
+"""Keep what jobs have spent that no visible outcome says.
+
+That is through replays, lost batches and purges; answers of which no price is known are counted.
 
 Processes of the release before go on beside it: what they settle is in the tallies, which the
 account adds up with this table. A replay of theirs lacks its row here until a newer process sees
@@ -76,7 +77,7 @@ def _make_views(cost: str) -> None:
 
 
 def _keep_replayed() -> None:
-    """What dead letters cost that were replayed before: their rows are still there."""
+    """Keep what dead letters cost that were replayed before: their rows are still there."""
     op.execute(
         "INSERT INTO spending SELECT outcomes.job_id, superseded_by, 'superseded', "
         "coalesce(outcomes.lane, ''), 0, jobs.tenant,"

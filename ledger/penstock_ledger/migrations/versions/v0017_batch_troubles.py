@@ -1,5 +1,6 @@
-"""Why a provider batch does not get on, since when its answers are missing, and what was paid for
-and not read. Older processes write none of these, and go on."""
+"""Why a provider batch does not get on, since when answers are missing, and what was lost.
+
+Lost is what was paid for and not read. Older processes write none of these, and go on."""
 
 from __future__ import annotations
 
