@@ -36,7 +36,13 @@ from penstock_ledger.model import (
 from penstock_ledger.vectors import Vectors
 from penstock_producer.accepting.acceptance import check_acceptable, check_other_lane, estimated_usd
 from penstock_producer.accepting.borders import Borders
-from penstock_producer.accepting.new_jobs import MAX_JOB_KEY_CHARS, NewJobs, digest_of
+from penstock_producer.accepting.new_jobs import (
+    MAX_JOB_KEY_CHARS,
+    Content,
+    NewJobs,
+    Submission,
+    digest_of,
+)
 from penstock_producer.accepting.results_probe import ResultsProbe
 from penstock_producer.accepting.sampling import FirstRows, Sample, first_rows, sample_of
 from penstock_producer.accepting.survey import Check, survey
@@ -195,14 +201,13 @@ class Producer:
             and known.source.get("kind") != SPOOL
             and unchanged(known.source, source, self._settings, ended=known.state.final)
         ):
-            return self._new.create(spec, known.source, known.total, job_key, started_by=started_by)
+            content = Content(known.source, known.total)
+            return self._new.create(spec, content, Submission(job_key, started_by))
         self._probe.check(spec)
         found = survey(opened, spec, progress, check=check)
         door = UPLOADED if uploaded else REMOTE
-        keys = key_pages(opened)
-        return self._new.create_surveyed(
-            spec, found, job_key, keys, started_by=started_by, door=door, sample_of=sample_of
-        )
+        came = Submission(job_key, started_by, door=door, sample_of=sample_of)
+        return self._new.create_surveyed(spec, found, came, key_pages(opened))
 
     def estimate(
         self,
@@ -288,9 +293,8 @@ class Producer:
         self._probe.check(spec)
         found = survey(opened, spec)
         files = TakenFiles(str(started_by["schedule_id"]), taken_by(found.pin))
-        return self._new.create_surveyed(
-            spec, found, job_key, started_by=started_by, taken=files
-        ), unsettled
+        came = Submission(job_key, started_by, files)
+        return self._new.create_surveyed(spec, found, came), unsettled
 
     def gone_files(self, source: str, taken_between: TakenBetween) -> Iterator[Sequence[bytes]]:
         """The keys of files that were taken of a folder, prefix or pattern, and are there no more.
@@ -337,9 +341,7 @@ class Producer:
         if started_by is not None:
             key = taken_key(pin["job_id"], pin["generation"])
             taken = TakenFiles(str(started_by["schedule_id"]), [key])
-        return self._new.create_surveyed(
-            spec, surveyed, job_key, started_by=started_by, taken=taken
-        )
+        return self._new.create_surveyed(spec, surveyed, Submission(job_key, started_by, taken))
 
     def outcomes_source(
         self, job: str, spec: JobSpec, *, where: Sequence[str] = (), after_generation: int = 0
@@ -382,7 +384,8 @@ class Producer:
         if self._new.known(job_key) is None:
             self._probe.check(spec)
         pin = {**SPOOL_PIN, AWAITED: True} if awaited else SPOOL_PIN
-        job = self._new.create(spec, pin, None, job_key, feed_kind=FeedKind.SPOOL)
+        content = Content(pin, None, feed_kind=FeedKind.SPOOL)
+        job = self._new.create(spec, content, Submission(job_key))
         opened = OpenJob(job, spec, Spool(self._database), self._jobs, *self._limits)
         self._open.add(opened)
         return opened

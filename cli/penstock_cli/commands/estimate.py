@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from penstock_cli.job import options
-from penstock_cli.job.flags import takes_job_flags
+from penstock_cli.job.flags import Without, takes_flags
 from penstock_cli.job.given import GivenJob
 from penstock_cli.job.options import JsonOption, ProviderFlags
 from penstock_producer.reporting.text import count, counted, safe
@@ -121,17 +120,10 @@ def show_json(found: Estimated) -> None:
     typer.echo(json.dumps(shown, indent=2))
 
 
-@takes_job_flags
+@takes_flags
 def estimate(
     given: GivenJob,
-    api: options.Api = None,
-    base_url: options.BaseUrl = None,
-    rpm: options.Rpm = None,
-    tpm: options.Tpm = None,
-    itpm: options.Itpm = None,
-    otpm: options.Otpm = None,
-    usd_per_mtok_in: options.UsdIn = None,
-    usd_per_mtok_out: options.UsdOut = None,
+    provider: Annotated[ProviderFlags, Without("api_key_env", "profile")],
     as_json: JsonOption = False,
 ) -> None:
     """Show what a job would cost and take on each lane.
@@ -142,9 +134,6 @@ def estimate(
     Exit status: 0, or 2 where a row limit, an option or the source is not usable.
     """
 
-    given = given.for_api(given.of_run("api", api))
-    flags = ProviderFlags(
-        base_url, None, None, rpm, tpm, itpm, otpm, usd_per_mtok_in, usd_per_mtok_out, api
-    )
-    found = estimated(given, given.provider(flags))
+    given = given.for_api(given.of_run("api", provider.api))
+    found = estimated(given, given.provider(provider))
     (show_json if as_json else show)(found)

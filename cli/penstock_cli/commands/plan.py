@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
 from penstock_cli.job import options
-from penstock_cli.job.flags import takes_job_flags
+from penstock_cli.job.flags import Without, takes_flags
 from penstock_cli.job.given import GivenJob
 from penstock_cli.job.options import JsonOption, ProviderFlags
 from penstock_producer.job.lanes import packs
@@ -86,29 +87,28 @@ Concurrency = Annotated[
 Seed = Annotated[int, typer.Option(help="Of the simulation.", rich_help_panel=PLAN)]
 
 
-@takes_job_flags
+@dataclass(frozen=True, slots=True)
+class PlanFlags:
+    """The options of `penstock plan` itself."""
+
+    documents: Documents = None
+    within: Within = None
+    from_job: FromJob = None
+    job_workers: JobWorkers = 1
+    tokens_in: TokensIn = None
+    tokens_out: TokensOut = None
+    latency: Latency = None
+    workers: Workers = None
+    concurrency: Concurrency = None
+    seed: Seed = 0
+    state: options.StateOption = None
+
+
+@takes_flags
 def plan(
     given: GivenJob,
-    documents: Documents = None,
-    within: Within = None,
-    from_job: FromJob = None,
-    job_workers: JobWorkers = 1,
-    tokens_in: TokensIn = None,
-    tokens_out: TokensOut = None,
-    latency: Latency = None,
-    workers: Workers = None,
-    concurrency: Concurrency = None,
-    seed: Seed = 0,
-    state: options.StateOption = None,
-    api: options.Api = None,
-    base_url: options.BaseUrl = None,
-    profile: options.Metering = None,
-    rpm: options.Rpm = None,
-    tpm: options.Tpm = None,
-    itpm: options.Itpm = None,
-    otpm: options.Otpm = None,
-    usd_per_mtok_in: options.UsdIn = None,
-    usd_per_mtok_out: options.UsdOut = None,
+    typed: PlanFlags,
+    provider: Annotated[ProviderFlags, Without("api_key_env")],
     as_json: JsonOption = False,
 ) -> None:
     """Show what a fleet needs for a job, on each lane.
@@ -124,22 +124,19 @@ def plan(
     from penstock_producer import SpecError
     from penstock_workers.settings import WorkerSettings
 
-    given = given.for_api(given.of_run("api", api))
+    given = given.for_api(given.of_run("api", provider.api))
     asked = Asked(
-        None if documents is None else documents_of(documents),
-        None if within is None else parse_duration("--within", within),
-        tokens_of("--tokens-in", tokens_in),
-        tokens_of("--tokens-out", tokens_out),
-        None if latency is None else parse_duration("--latency", latency),
-        workers,
-        concurrency,
-        from_job,
-        job_workers,
-        state,
-        seed,
-    )
-    flags = ProviderFlags(
-        base_url, None, profile, rpm, tpm, itpm, otpm, usd_per_mtok_in, usd_per_mtok_out, api
+        None if typed.documents is None else documents_of(typed.documents),
+        None if typed.within is None else parse_duration("--within", typed.within),
+        tokens_of("--tokens-in", typed.tokens_in),
+        tokens_of("--tokens-out", typed.tokens_out),
+        None if typed.latency is None else parse_duration("--latency", typed.latency),
+        typed.workers,
+        typed.concurrency,
+        typed.from_job,
+        typed.job_workers,
+        typed.state,
+        typed.seed,
     )
     try:
         picture = picture_of(given, asked)
@@ -149,7 +146,7 @@ def plan(
     settings = with_provider(
         WorkerSettings.load(lane=spec.first_lane),
         spec.provider,
-        given.provider(flags),
+        given.provider(provider),
         needs_key=False,
     )
     only = given.lanes if given.typed & {"lane", "lanes"} else ()

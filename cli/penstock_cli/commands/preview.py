@@ -6,12 +6,12 @@ from typing import Annotated
 
 import typer
 
-from penstock_cli.job.flags import takes_job_flags
+from penstock_cli.job.flags import takes_flags
 from penstock_cli.job.given import GivenJob
 from penstock_cli.job.options import Api, FromJob, JsonOption, StateOption, Where
 
 
-@takes_job_flags
+@takes_flags
 def preview(
     given: GivenJob,
     rows: Annotated[

@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from penstock_cli.job import options
-from penstock_cli.job.flags import takes_job_flags
+from penstock_cli.job.flags import takes_flags
 from penstock_cli.job.given import GivenJob
 from penstock_cli.job.options import ProviderFlags, RunFlags
 
@@ -15,30 +14,8 @@ if TYPE_CHECKING:
     from penstock_cli.run.request import RunRequest
 
 
-@takes_job_flags
-def run(
-    given: GivenJob,
-    out: options.Out = None,
-    job: options.Job = None,
-    api: options.Api = None,
-    base_url: options.BaseUrl = None,
-    api_key_env: options.ApiKeyEnv = None,
-    profile: options.Metering = None,
-    rpm: options.Rpm = None,
-    tpm: options.Tpm = None,
-    itpm: options.Itpm = None,
-    otpm: options.Otpm = None,
-    usd_per_mtok_in: options.UsdIn = None,
-    usd_per_mtok_out: options.UsdOut = None,
-    workers: options.Workers = None,
-    concurrency: options.Concurrency = None,
-    state: options.LocalState = None,
-    dry_run: options.DryRun = False,
-    sample: options.Sample = None,
-    no_progress: options.NoProgress = False,
-    from_job: options.FromJob = None,
-    where: options.Where = None,
-) -> None:
+@takes_flags
+def run(given: GivenJob, typed: RunFlags, provider: ProviderFlags) -> None:
     """Run a job on this machine: everything embedded, results as files.
 
     The same command resumes: finished documents are skipped.
@@ -53,30 +30,14 @@ def run(
     from penstock_cli.processes.standby import Standby
     from penstock_cli.run.request import request_of, standby_lane
 
-    given = given.for_api(given.of_run("api", api))
-    outcomes = given.outcomes(from_job, where)
-    if outcomes is not None and (sample is not None or dry_run):
+    given = given.for_api(given.of_run("api", provider.api))
+    outcomes = given.outcomes(typed.from_job, typed.where)
+    if outcomes is not None and (typed.sample is not None or typed.dry_run):
         raise UsageProblem(
             "a sample or a dry run of outcomes is `penstock preview --from-job JOB --state DIR`"
         )
-    request = request_of(
-        given.for_api(given.of_run("api", api)),
-        RunFlags(out, job, workers, concurrency, state, sample, no_progress or None),
-        ProviderFlags(
-            base_url,
-            api_key_env,
-            profile,
-            rpm,
-            tpm,
-            itpm,
-            otpm,
-            usd_per_mtok_in,
-            usd_per_mtok_out,
-            api,
-        ),
-        outcomes,
-    )
-    if dry_run:
+    request = request_of(given, typed, provider, outcomes)
+    if typed.dry_run:
         from penstock_cli.run.local import dry_run as show
 
         status = show(request)
@@ -89,7 +50,7 @@ def run(
         from penstock_cli.run.local import run_local
 
         status = run_local(request, standby)
-    if sample is not None and status in (EXIT_OK, EXIT_DEAD_LETTERS):
+    if typed.sample is not None and status in (EXIT_OK, EXIT_DEAD_LETTERS):
         _tell_sample(request)
     raise typer.Exit(status)
 

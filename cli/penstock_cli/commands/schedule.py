@@ -11,7 +11,7 @@ import typer
 from penstock_cli import examples
 from penstock_cli.errors import UsageProblem
 from penstock_cli.job import options
-from penstock_cli.job.flags import takes_job_flags
+from penstock_cli.job.flags import takes_flags
 from penstock_cli.job.given import GivenJob
 from penstock_producer.source_names import BY_VARIABLE
 
@@ -92,7 +92,7 @@ Events = Annotated[
 
 
 @app.command(epilog=examples.SCHEDULE_ADD)
-@takes_job_flags
+@takes_flags
 def add(
     cron: Cron,
     given: GivenJob,

@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING
 import typer
 
 from penstock_cli.job import options
-from penstock_cli.job.flags import takes_job_flags
+from penstock_cli.job.flags import takes_flags
 from penstock_cli.job.given import GivenJob
 
 if TYPE_CHECKING:
     from penstock_ledger.model import Job
 
 
-@takes_job_flags
+@takes_flags
 def submit(
     given: GivenJob,
     job: options.Job = None,

@@ -1,16 +1,20 @@
-"""The flags of the job commands, made from the table of options in the producer: none is spelled
-here."""
+"""The flags of commands, made from tables: none is spelled here.
+
+Those of a job come from the table of options in the producer, those of a provider and of a command
+from a dataclass.
+"""
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import MISSING, dataclass, fields, is_dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, get_args, get_type_hints
 
 import typer
 
-from penstock_cli.job.given import given_job
+from penstock_cli.job.given import GivenJob, given_job
 from penstock_cli.job.options import JOB, PROVIDER, Source, SpecFile
 from penstock_producer.job.options import OPTIONS, FlagForm, Option
 
@@ -26,39 +30,76 @@ _TYPES: Mapping[FlagForm, Any] = {
 _FROM_FILE = tuple(option.field for option in OPTIONS.values() if option.from_file)
 
 
-def takes_job_flags(command: Callable[..., None]) -> Callable[..., None]:
-    """``command`` with SOURCE and the job flags in the place of its parameter ``given``.
+_GIVEN = "given"
 
-    SOURCE may be left out, because a spec file has it or the documents are outcomes of another job.
+
+@dataclass(frozen=True, slots=True)
+class Without:
+    """Flags of a group that a command does not have, by the field's name."""
+
+    names: frozenset[str]
+
+    def __init__(self, *names: str) -> None:
+        object.__setattr__(self, "names", frozenset(names))
+
+
+def takes_flags(command: Callable[..., None]) -> Callable[..., None]:
+    """Return ``command`` with single flags in the place of each parameter that stands for several.
+
+    Its parameter ``given`` stands for SOURCE and the options of a job. SOURCE may be left out,
+    because a spec file has it or the documents are outcomes of another job. A parameter whose type
+    is a dataclass stands for the dataclass's fields, `Annotated` with what each flag is.
     """
+    parameters: list[inspect.Parameter] = []
+    groups: dict[str, tuple[type[Any], list[str]]] = {}
+    for own in inspect.signature(command, eval_str=True).parameters.values():
+        kind, *notes = get_args(own.annotation) or (own.annotation,)
+        if own.name == _GIVEN:
+            parameters += [_CONTEXT, _SOURCE, _SPEC_FILE, *_job_parameters()]
+        elif is_dataclass(kind) and isinstance(kind, type):
+            left_out = {name for note in notes if isinstance(note, Without) for name in note.names}
+            flags = [flag for flag in _flags_of(kind) if flag.name not in left_out]
+            groups[own.name] = kind, [flag.name for flag in flags]
+            parameters += flags
+        else:
+            parameters.append(own)
 
-    def run(context: typer.Context, **typed: Any) -> None:
-        flags = {field: typed.pop(field) for field in OPTIONS}
-        files = {
-            field: path for field in _FROM_FILE if (path := typed.pop(f"{field}_file")) is not None
+    def run(**typed: Any) -> None:
+        given = {_GIVEN: _given(typed)} if "context" in typed else {}
+        made = {
+            name: kind(**{field: typed.pop(field) for field in flags})
+            for name, (kind, flags) in groups.items()
         }
-        names = frozenset(name for name in OPTIONS if _is_typed(context, name))
-        given = given_job(typed.pop("source"), typed.pop("spec_file"), flags, names, files)
-        command(**typed, given=given)
+        command(**typed, **made, **given)
 
-    own = list(inspect.signature(command, eval_str=True).parameters.values())
-    place = [parameter.name for parameter in own].index("given")
-    parameters = [
-        _CONTEXT,
-        *own[:place],
-        _SOURCE,
-        _SPEC_FILE,
-        *_job_parameters(),
-        *own[place + 1 :],
-    ]
     run.__name__, run.__doc__, run.__module__ = (
         command.__name__,
         command.__doc__,
         command.__module__,
     )
     run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
-    run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]  # what Typer reads
+    run.__signature__ = inspect.Signature(  # type: ignore[attr-defined]  # what Typer reads
+        [one.replace(kind=inspect.Parameter.KEYWORD_ONLY) for one in parameters]
+    )
     return run
+
+
+def _given(typed: dict[str, Any]) -> GivenJob:
+    """Take the source and the options of a job out of what was typed."""
+    context = typed.pop("context")
+    flags = {field: typed.pop(field) for field in OPTIONS}
+    files = {
+        field: path for field in _FROM_FILE if (path := typed.pop(f"{field}_file")) is not None
+    }
+    names = frozenset(name for name in OPTIONS if _is_typed(context, name))
+    return given_job(typed.pop("source"), typed.pop("spec_file"), flags, names, files)
+
+
+def _flags_of(group: type[Any]) -> Iterator[inspect.Parameter]:
+    types = get_type_hints(group, include_extras=True)
+    for field in fields(group):
+        default = inspect.Parameter.empty if field.default is MISSING else field.default
+        yield _made(field.name, default, types[field.name])
 
 
 def _job_parameters() -> Iterator[inspect.Parameter]:

@@ -198,16 +198,16 @@ NoProgress = Annotated[
 class ProviderFlags:
     """The provider options as they were typed; None leaves the configured value."""
 
-    base_url: str | None = None
-    api_key_env: str | None = None
-    profile: str | None = None
-    rpm: float | None = None
-    tpm: float | None = None
-    itpm: float | None = None
-    otpm: float | None = None
-    usd_per_mtok_in: float | None = None
-    usd_per_mtok_out: float | None = None
-    api: str | None = None
+    api: Api = None
+    base_url: BaseUrl = None
+    api_key_env: ApiKeyEnv = None
+    profile: Metering = None
+    rpm: Rpm = None
+    tpm: Tpm = None
+    itpm: Itpm = None
+    otpm: Otpm = None
+    usd_per_mtok_in: UsdIn = None
+    usd_per_mtok_out: UsdOut = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,10 +215,13 @@ class RunFlags:
     """The options of `penstock run` itself as they were typed; None leaves what the job spec file
     says, or the default."""
 
-    out: str | None
-    job: str | None
-    workers: int | None
-    concurrency: int | None
-    state: Path | None
-    sample: int | None
-    no_progress: bool | None
+    out: Out = None
+    job: Job = None
+    workers: Workers = None
+    concurrency: Concurrency = None
+    state: LocalState = None
+    dry_run: DryRun = False
+    sample: Sample = None
+    no_progress: NoProgress = False
+    from_job: FromJob = None
+    where: Where = None

@@ -84,7 +84,7 @@ def request_of(
         workers=given.of_run("workers", typed.workers)
         or (DEFAULT_ENGINES if all(map(runs_alone, given.lanes)) else DEFAULT_WORKERS),
         concurrency=given.of_run("concurrency", typed.concurrency),
-        panel=not given.of_run("no_progress", typed.no_progress),
+        panel=not given.of_run("no_progress", typed.no_progress or None),
         sample=given.of_run("sample", typed.sample),
         outcomes=outcomes,
     )

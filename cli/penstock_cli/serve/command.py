@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from penstock_cli.job import options
+from penstock_cli.job.flags import takes_flags
 from penstock_cli.job.options import MACHINE, ProviderFlags
 from penstock_producer.job.lanes import AUTO, DEFAULT_LANE
 
 DEFAULT_STATE = Path("penstock-state")
 
 
-def serve(
+@dataclass(frozen=True, slots=True)
+class ServeFlags:
+    """The options of `penstock serve` itself."""
+
     port: Annotated[
         int,
         typer.Option("-p", "--port", min=0, max=65_535, help="0 takes a free one, which is shown."),
-    ] = 8080,
+    ] = 8080
     state: Annotated[
         Path,
         typer.Option(
@@ -28,7 +33,7 @@ def serve(
             ),
             rich_help_panel=MACHINE,
         ),
-    ] = DEFAULT_STATE,
+    ] = DEFAULT_STATE
     host: Annotated[
         str,
         typer.Option(
@@ -37,7 +42,7 @@ def serve(
                 "DIR."
             )
         ),
-    ] = "127.0.0.1",
+    ] = "127.0.0.1"
     lane: Annotated[
         str,
         typer.Option(
@@ -46,25 +51,18 @@ def serve(
                 "where there is time."
             )
         ),
-    ] = DEFAULT_LANE,
+    ] = DEFAULT_LANE
     model: Annotated[
         str | None,
         typer.Option(help="gpu, embed: the model that the workers host, a folder or a name."),
-    ] = None,
-    api: options.Api = None,
-    base_url: options.BaseUrl = None,
-    api_key_env: options.ApiKeyEnv = None,
-    profile: options.Metering = None,
-    rpm: options.Rpm = None,
-    tpm: options.Tpm = None,
-    itpm: options.Itpm = None,
-    otpm: options.Otpm = None,
-    usd_per_mtok_in: options.UsdIn = None,
-    usd_per_mtok_out: options.UsdOut = None,
-    workers: options.Workers = None,
-    concurrency: options.Concurrency = None,
-    no_progress: options.NoProgress = False,
-) -> None:
+    ] = None
+    workers: options.Workers = None
+    concurrency: options.Concurrency = None
+    no_progress: options.NoProgress = False
+
+
+@takes_flags
+def serve(typed: ServeFlags, provider: ProviderFlags) -> None:
     """Serve on this machine, everything embedded: OpenAI's Files and Batches, Anthropic's Message
     Batches, calls that wait for their answer, jobs, and a dashboard.
 
@@ -75,15 +73,19 @@ def serve(
     from penstock_cli.processes.standby import Standby
     from penstock_cli.serve.request import ServeRequest, lanes_of, worker_lanes
 
-    provider = ProviderFlags(
-        base_url, api_key_env, profile, rpm, tpm, itpm, otpm, usd_per_mtok_in, usd_per_mtok_out, api
-    )
     request = ServeRequest(
-        host, port, state, lane, model, provider, workers, concurrency, panel=not no_progress
+        typed.host,
+        typed.port,
+        typed.state,
+        typed.lane,
+        typed.model,
+        provider,
+        typed.workers,
+        typed.concurrency,
+        panel=not typed.no_progress,
     )
-    with Standby(
-        worker_lanes(lanes_of(lane), workers)[0]
-    ) as standby:  # first of all: its imports take the longest
+    first = worker_lanes(lanes_of(request.lane), request.workers)[0]
+    with Standby(first) as standby:  # first of all: its imports take the longest
         from penstock_cli.serve.local import serve_local
 
         raise typer.Exit(serve_local(request, standby))

@@ -11,7 +11,7 @@ import base64
 import hashlib
 import secrets
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 from urllib.parse import quote
 
 import orjson
@@ -36,6 +36,7 @@ from penstock_producer.pins import (
     content_of,
 )
 from penstock_producer.refusals import refused
+from penstock_producer.rows import BadRow
 from penstock_producer.settings import ProducerSettings
 
 __all__ = ["check_tenant_key", "tenant_prefix"]
@@ -128,6 +129,27 @@ _JOB_ID_BYTES: Final = 13  # 100 of their bits make 20 characters: none is guess
 _JOB_ID_CHARS: Final = 20
 
 
+class Content(NamedTuple):
+    """What a job works on, as it was read."""
+
+    pin: Mapping[str, Any]
+    total: int | None  # of its documents; None for a job that is open
+    refusals: Sequence[tuple[str, BadRow]] = ()  # each by the id that its dead letter has
+    shards: tuple[Shard, ...] = ()
+    keys: Iterable[bytes] = ()  # of a table's rows
+    feed_kind: FeedKind = FeedKind.SOURCE
+
+
+class Submission(NamedTuple):
+    """How a job came here, which decides nothing about what it does."""
+
+    job_key: str | None = None
+    started_by: Mapping[str, Any] | None = None  # the schedule, and the planned time
+    taken: TakenFiles | None = None  # what the schedule has taken with it
+    door: str = REMOTE  # of a remote one, whether it wrote the file itself
+    sample_of: Mapping[str, int] | None = None  # what it was drawn from
+
+
 class NewJobs:
     """Checks specs, and makes the jobs of one door; ``borders`` are those of a remote one."""
 
@@ -194,88 +216,58 @@ class NewJobs:
             return None
 
     def create_surveyed(
-        self,
-        spec: JobSpec,
-        found: Survey,
-        job_key: str | None,
-        keys: Iterable[bytes] = (),
-        started_by: Mapping[str, Any] | None = None,
-        taken: TakenFiles | None = None,
-        door: str = REMOTE,
-        sample_of: Mapping[str, int] | None = None,
+        self, spec: JobSpec, found: Survey, came: Submission, keys: Iterable[bytes] = ()
     ) -> Job:
-        """Of a source that was read whole.
+        """Make the job of a source that was read whole; ``keys`` are those of a table's rows.
 
         Raises SpecError before anything is spent, JobConflict and FilesTaken."""
         check_estimate(
             spec, estimated_usd(spec, found.estimate, self._settings.prices(spec.provider))
         )
-        refusals = [(refusal.doc_id, refusal.row) for refusal in found.refused]
         plan = plan_feeders(spec, found.total, found.size, found.pin, one_machine=self._one_machine)
-        shards = found.split_points.split(found.total, plan.feeders)
-        return self.create(
-            spec,
+        content = Content(
             found.pin | _estimate(spec, found),
             found.total,
-            job_key,
-            refusals,
-            started_by=started_by,
-            shards=shards,
-            keys=keys,
-            taken=taken,
-            door=door,
-            sample_of=sample_of,
+            [(refusal.doc_id, refusal.row) for refusal in found.refused],
+            found.split_points.split(found.total, plan.feeders),
+            keys,
         )
+        return self.create(spec, content, came)
 
-    def create(
-        self,
-        spec: JobSpec,
-        pin: Mapping[str, Any],
-        total: int | None,
-        job_key: str | None,
-        refusals: Sequence[tuple[str, Any]] = (),
-        feed_kind: FeedKind = FeedKind.SOURCE,
-        started_by: Mapping[str, Any] | None = None,
-        shards: tuple[Shard, ...] = (),
-        keys: Iterable[bytes] = (),
-        taken: TakenFiles | None = None,
-        door: str = REMOTE,
-        sample_of: Mapping[str, int] | None = None,
-    ) -> Job:
-        """The job of ``job_key`` where it is the same one; ``door`` is noted of jobs that came
-        through a remote one. Raises SpecError, JobConflict and FilesTaken."""
-        if job_key is not None:
-            _check_key(job_key)
-            check_tenant_key(job_key, spec.tenant)
+    def create(self, spec: JobSpec, content: Content, came: Submission) -> Job:
+        """Make the job, or return that of its key where it is the same one.
+
+        Raises SpecError, JobConflict and FilesTaken."""
+        if came.job_key is not None:
+            _check_key(came.job_key)
+            check_tenant_key(came.job_key, spec.tenant)
         job_id = _new_job_id()
         new = NewJob(
             job_id=job_id,
-            job_key=job_key or job_id,
+            job_key=came.job_key or job_id,
             spec=spec.to_json(),
-            source={
-                **pin,
-                **self._marks(started_by, door),
-                **({} if sample_of is None else {SAMPLE_OF: dict(sample_of)}),
-            },
-            digest=digest_of(spec, pin),
-            total=total,
-            feed_kind=feed_kind,
-            shards=shards,
-            taken=taken,
+            source={**content.pin, **self._marks(came)},
+            digest=digest_of(spec, content.pin),
+            total=content.total,
+            feed_kind=content.feed_kind,
+            shards=content.shards,
+            taken=came.taken,
             lane=spec.first_lane,
         )
-        letters = [refused(row, ItemKey(job_id, 1, doc_id)) for doc_id, row in refusals]
-        job, _ = self._jobs.create(new, letters, keys)
+        letters = [refused(row, ItemKey(job_id, 1, doc_id)) for doc_id, row in content.refusals]
+        job, _ = self._jobs.create(new, letters, content.keys)
         return job
 
-    def _marks(self, started_by: Mapping[str, Any] | None, door: str) -> dict[str, Any]:
-        """What is kept of how the job came here."""
-        marks: dict[str, Any] = {} if self._borders is None else {DOOR: door}
+    def _marks(self, came: Submission) -> dict[str, Any]:
+        """Return what is kept of how the job came here; the door only where it is a remote one."""
+        marks: dict[str, Any] = {} if self._borders is None else {DOOR: came.door}
         span = callers_span()
         if span:
             marks[SUBMITTED_BY] = span
-        if started_by is not None:
-            marks[STARTED_BY] = dict(started_by)
+        if came.started_by is not None:
+            marks[STARTED_BY] = dict(came.started_by)
+        if came.sample_of is not None:
+            marks[SAMPLE_OF] = dict(came.sample_of)
         return marks
 
 
