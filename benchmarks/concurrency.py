@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from penstock_ratelimit import Signal
-from penstock_ratelimit.concurrency import AdaptiveConcurrency
+from penstock_ratelimit.shared.concurrency import AdaptiveConcurrency
 from penstock_ratelimit.testing import run_virtual
 
 SERVED_AT_ONCE = 48

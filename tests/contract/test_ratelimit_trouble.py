@@ -22,7 +22,7 @@ from penstock_ratelimit import (
     Slope,
     Usage,
 )
-from penstock_ratelimit.concurrency import PROBE_S
+from penstock_ratelimit.shared.concurrency import PROBE_S
 from penstock_ratelimit.shared.reserving import ASK_AGAIN_S
 
 FREE = Quota("q")

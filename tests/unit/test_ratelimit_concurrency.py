@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import pytest
 
-from penstock_ratelimit.concurrency import AdaptiveConcurrency
 from penstock_ratelimit.provider.refusals import Signal
+from penstock_ratelimit.shared.concurrency import AdaptiveConcurrency
 from penstock_ratelimit.strays import GOOD_PER_STRAY
 
 

@@ -10,9 +10,9 @@ import logging
 import shlex
 from collections.abc import Callable
 
-from penstock_ratelimit.concurrency import InFlight
 from penstock_ratelimit.quota import Quota
 from penstock_ratelimit.rates import Terms
+from penstock_ratelimit.shared.concurrency import InFlight
 from penstock_ratelimit.shared.discovery import declares_the_same, with_discovered
 from penstock_ratelimit.shared.reports import ReportBuffer
 from penstock_ratelimit.shared.waiting import Issuing, WaitingCallers

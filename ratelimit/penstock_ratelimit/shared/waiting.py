@@ -9,11 +9,11 @@ from itertools import count
 from math import inf
 from typing import Final
 
-from penstock_ratelimit.concurrency import InFlight
 from penstock_ratelimit.errors import RateLimitError
 from penstock_ratelimit.fairness import FairLine
 from penstock_ratelimit.limiter import StartRequest
 from penstock_ratelimit.rates import Terms
+from penstock_ratelimit.shared.concurrency import InFlight
 from penstock_ratelimit.tickets import UNSHARED, Tally
 
 GATHER_S: Final = 0.005
