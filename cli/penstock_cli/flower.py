@@ -22,12 +22,7 @@ from flower.urls import settings as web_settings
 from flower.utils import prepend_url
 from flower.views.broker import BrokerView
 from flower.views.monitor import Metrics
-from pydantic import (
-    BaseModel,
-    ConfigDict,
-    Field,
-    SecretStr,
-)
+from pydantic import BaseModel, ConfigDict, Field, SecretStr
 from tornado.ioloop import IOLoop
 from tornado.options import Error, OptionParser
 from tornado.web import HTTPError
@@ -47,7 +42,7 @@ Port = Annotated[int, Field(ge=0, le=65_535)]
 
 
 class FlowerSettings(BaseModel):
-    """None leaves it to Flower's own variable (`FLOWER_PORT`, …), and then to ``options.DEFAULTS``.
+    """None leaves it to Flower's own variable (`FLOWER_PORT`, …), and then to ``DEFAULTS``.
 
     Nested on purpose: Kubernetes puts a PENSTOCK_FLOWER_PORT=tcp://… into every pod beside a
     Service `penstock-flower`.

@@ -7,12 +7,7 @@ from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from typing import TYPE_CHECKING, Final
 
-from penstock_cli.errors import (
-    EXIT_DEAD_LETTERS,
-    EXIT_FAILED,
-    EXIT_OK,
-    UsageProblem,
-)
+from penstock_cli.errors import EXIT_DEAD_LETTERS, EXIT_FAILED, EXIT_OK, UsageProblem
 from penstock_cli.files import STDOUT, write_lines
 from penstock_ledger.lone_surrogates import replace_surrogates
 from penstock_producer.reporting.account import Report

@@ -5,12 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import (
-    AsyncIterator,
-    Iterable,
-    Iterator,
-    Sequence,
-)
+from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from importlib import import_module
 from typing import Any, Final, Protocol
 
@@ -28,19 +23,12 @@ from penstock_gateway.callers.known_keys import KnownKeys
 from penstock_gateway.errors import answer_to, is_problem_path, refused_for
 from penstock_gateway.jobs.watches import Watches
 from penstock_gateway.metrics import DoorMetrics, metrics_of
-from penstock_gateway.middleware import (
-    Paths,
-    RequestIds,
-    Room,
-    request_id_of,
-    shown_path,
-)
+from penstock_gateway.middleware import Paths, RequestIds, Room, request_id_of, shown_path
 from penstock_gateway.refused import Refused
 from penstock_gateway.settings import GatewaySettings
 from penstock_ledger import PenstockError
 
 __all__ = ["ROUTERS", "TASKS", "Doors", "Task", "create_app", "running"]
-
 
 _METHODS: Final = frozenset({"get", "put", "post", "delete", "patch", "head", "options"})
 _TAGS: Final = (

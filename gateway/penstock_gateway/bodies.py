@@ -10,13 +10,7 @@ from typing import Any, Final
 import orjson
 from starlette.datastructures import Headers
 from starlette.requests import HTTPConnection
-from starlette.types import (
-    ASGIApp,
-    Message,
-    Receive,
-    Scope,
-    Send,
-)
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from penstock_gateway.backend import backend_of
 from penstock_gateway.callers.caller import STATE, Caller
@@ -38,7 +32,6 @@ __all__ = [
     "parsed",
     "refused_metadata",
 ]
-
 
 METADATA_PAIRS: Final = 16
 MAX_KEY, MAX_VALUE = 64, 512  # characters

@@ -16,7 +16,6 @@ from penstock_gateway.metrics import DoorMetrics
 
 __all__ = ["PROBE_PLACES", "Connection", "ConnectionBook", "Waiting"]
 
-
 PROBE_PLACES: Final = 16
 """Beside the limit, for those who ask whether the door is healthy while all places hold work. Other
 requests on these are 503."""

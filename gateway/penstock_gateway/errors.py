@@ -66,14 +66,7 @@ from penstock_producer import (
 )
 from penstock_producer.reporting.surfaces import over_http
 
-__all__ = [
-    "ERRORS",
-    "answer_to",
-    "is_problem_path",
-    "openai_error",
-    "refused_for",
-]
-
+__all__ = ["ERRORS", "answer_to", "is_problem_path", "openai_error", "refused_for"]
 
 _ANTHROPIC: Final = "/v1/messages"
 _PROBLEMS: Final = (

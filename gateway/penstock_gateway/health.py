@@ -22,11 +22,7 @@ from penstock_gateway.routing import Router
 from penstock_gateway.settings import GatewaySettings
 from penstock_ledger import PenstockError
 
-__all__ = [
-    "metrics_served",
-    "router",
-]
-
+__all__ = ["metrics_served", "router"]
 
 router = Router()
 

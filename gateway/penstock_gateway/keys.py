@@ -5,23 +5,10 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Collection, Sequence
-from typing import (
-    Annotated,
-    Any,
-    Final,
-    Literal,
-    TypeVar,
-)
+from typing import Annotated, Any, Final, Literal, TypeVar
 
 from fastapi import Depends, Query, Request
-from pydantic import (
-    BaseModel,
-    ConfigDict,
-    Field,
-    StrictFloat,
-    StrictInt,
-    StrictStr,
-)
+from pydantic import BaseModel, ConfigDict, Field, StrictFloat, StrictInt, StrictStr
 from starlette.responses import Response
 
 from penstock_gateway.backend import backend_of
@@ -55,7 +42,6 @@ __all__ = [
     "refuse_to_revoke",
     "tenant_of",
 ]
-
 
 LIMIT_MAX: Final = 2**31 - 1
 SPAN_MAX_S: Final = 100 * 366 * 86_400.0  # from now to the end of a key

@@ -14,20 +14,9 @@ from penstock_gateway.callers.caller import Caller
 from penstock_gateway.jobs.names import Reader
 from penstock_gateway.refused import Refused
 from penstock_gateway.routing import Router
-from penstock_ledger import (
-    COUNTED,
-    Cause,
-    QuotaSeen,
-    quotas_seen,
-)
+from penstock_ledger import COUNTED, Cause, QuotaSeen, quotas_seen
 
-__all__ = [
-    "FailureShown",
-    "QuotaAccount",
-    "QuotaList",
-    "QuotaShown",
-]
-
+__all__ = ["FailureShown", "QuotaAccount", "QuotaList", "QuotaShown"]
 
 _FAILURE: Final[dict[str, Any]] = {
     "job_id": "job_k3v7q2m4n6p8r2t4w6y2",

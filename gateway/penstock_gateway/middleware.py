@@ -12,13 +12,7 @@ from typing import Final
 from urllib.parse import unquote, unquote_to_bytes
 
 from starlette.requests import HTTPConnection, Request
-from starlette.types import (
-    ASGIApp,
-    Message,
-    Receive,
-    Scope,
-    Send,
-)
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from penstock_gateway.errors import answer_to, refused_for
 from penstock_gateway.ids import new_id
@@ -26,15 +20,7 @@ from penstock_gateway.metrics import metrics_of, route_of
 from penstock_gateway.refused import Refused
 from penstock_gateway.settings import GatewaySettings
 
-__all__ = [
-    "ACCEPT_BYTES",
-    "Paths",
-    "RequestIds",
-    "Room",
-    "free_bytes",
-    "request_id_of",
-]
-
+__all__ = ["ACCEPT_BYTES", "Paths", "RequestIds", "Room", "free_bytes", "request_id_of"]
 
 log = logging.getLogger("penstock.gateway")
 

@@ -8,12 +8,7 @@ proxy that has these limits none of this is needed; the doors do not rely on one
 from __future__ import annotations
 
 import asyncio
-from typing import (
-    Any,
-    ClassVar,
-    Final,
-    cast,
-)
+from typing import Any, ClassVar, Final, cast
 
 import orjson
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
@@ -25,11 +20,7 @@ from penstock_gateway.errors import openai_error
 from penstock_gateway.refused import Refused
 from penstock_gateway.settings import GatewayFields
 
-__all__ = [
-    "BoundedHttp",
-    "bounded_http",
-]
-
+__all__ = ["BoundedHttp", "bounded_http"]
 
 HEADERS_MAX: Final = 200  # fields in one head; clients send about twenty
 # of the frame of a chunk: its size and two line ends are about eight; the rest may be an extension

@@ -11,26 +11,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Final, Literal
 
-from pydantic import (
-    BaseModel,
-    ConfigDict,
-    Field,
-    field_validator,
-)
+from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from penstock_producer.accepting.borders import DoorSettings
-from penstock_producer.job.lanes import (
-    DEFAULT_LANE,
-    LANES,
-    LaneAsked,
-    has_own_model,
-    packs,
-)
+from penstock_producer.job.lanes import DEFAULT_LANE, LANES, LaneAsked, has_own_model, packs
 from penstock_producer.settings import DoorFiles, ProducerSettings
 from penstock_producer.storage import check_destination
 
 __all__ = ["DEFAULT_PORT", "BatchFields", "GatewayFields", "GatewaySettings", "is_loopback"]
-
 
 MIB: Final = 1024 * 1024
 DAY_S: Final = 86_400.0

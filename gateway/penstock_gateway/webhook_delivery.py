@@ -45,7 +45,6 @@ __all__ = [
     "trusted",
 ]
 
-
 URL_MAX: Final = 2_048
 PORTS: Final = (443, 8443)  # of hosts that the operator has not named
 RESOLVE_S: Final = 5.0

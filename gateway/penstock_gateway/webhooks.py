@@ -4,12 +4,7 @@ from __future__ import annotations
 
 import base64
 import secrets
-from typing import (
-    Annotated,
-    Any,
-    Final,
-    Literal,
-)
+from typing import Annotated, Any, Final, Literal
 
 from fastapi import Depends, Query
 from pydantic import BaseModel, ConfigDict, Field
@@ -20,19 +15,8 @@ from penstock_gateway.callers.caller import Caller, caller_with, whose
 from penstock_gateway.ids import is_id, new_id
 from penstock_gateway.refused import Refused, not_found
 from penstock_gateway.routing import Router
-from penstock_gateway.webhook_delivery import (
-    URL_MAX,
-    NotAllowed,
-    check_host,
-    check_url,
-)
-from penstock_ledger import (
-    EVERY_EVENT,
-    Delivery,
-    Endpoint,
-    NewEndpoint,
-    WebhookStore,
-)
+from penstock_gateway.webhook_delivery import URL_MAX, NotAllowed, check_host, check_url
+from penstock_ledger import EVERY_EVENT, Delivery, Endpoint, NewEndpoint, WebhookStore
 
 router = Router(prefix="/v1/webhooks", tags=["webhooks"])
 

@@ -19,7 +19,6 @@ __all__ = [
     "ScheduleState",
 ]
 
-
 TAKEN_MAX: Final = (
     1_000_000  # files of one schedule that are remembered: some 100 MB in the database
 )

@@ -23,12 +23,7 @@ from penstock_ratelimit.provider.profiles import Usage
 from penstock_ratelimit.provider.refusals import Signal
 from penstock_ratelimit.quota import Quota, by_id
 from penstock_ratelimit.shared.limiter import SharedLimiter
-from penstock_ratelimit.tickets import (
-    FailureDetails,
-    QuotaStats,
-    Ticket,
-    TicketState,
-)
+from penstock_ratelimit.tickets import FailureDetails, QuotaStats, Ticket, TicketState
 
 log = logging.getLogger("penstock.ratelimit")
 

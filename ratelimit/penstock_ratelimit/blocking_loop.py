@@ -7,12 +7,7 @@ import logging
 import threading
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
-from typing import (
-    Any,
-    Final,
-    Generic,
-    TypeVar,
-)
+from typing import Any, Final, Generic, TypeVar
 
 from penstock_ratelimit.errors import LimiterClosed
 from penstock_ratelimit.limiter import Limiter

@@ -8,23 +8,11 @@ import random
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import (
-    Final,
-    NamedTuple,
-    Protocol,
-    TypedDict,
-    Unpack,
-)
+from typing import Final, NamedTuple, Protocol, TypedDict, Unpack
 
 from penstock_ratelimit.errors import BadCost
 from penstock_ratelimit.provider.profiles import Profile, Usage
-from penstock_ratelimit.provider.refusals import (
-    HOLDS,
-    OK,
-    THROTTLES,
-    WINS,
-    Signal,
-)
+from penstock_ratelimit.provider.refusals import HOLDS, OK, THROTTLES, WINS, Signal
 
 THROTTLED_BASE_S = 1.0
 """After a 429 or an overloaded server: a second is the shortest window that providers enforce."""

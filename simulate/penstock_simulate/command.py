@@ -5,12 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Mapping
 from dataclasses import fields
-from typing import (
-    Annotated,
-    Any,
-    NamedTuple,
-    get_type_hints,
-)
+from typing import Annotated, Any, NamedTuple, get_type_hints
 
 import typer
 

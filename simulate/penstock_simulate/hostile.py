@@ -14,13 +14,7 @@ from typing import NamedTuple
 from penstock_simulate.checks import BadSetting
 from penstock_simulate.reply import Manner, Reply
 
-__all__ = [
-    "KINDS",
-    "Kind",
-    "chosen",
-    "listing",
-]
-
+__all__ = ["KINDS", "Kind", "chosen", "listing"]
 
 JSON = {"Content-Type": "application/json"}
 

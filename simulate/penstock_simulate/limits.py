@@ -19,14 +19,7 @@ from typing import NamedTuple
 
 from penstock_simulate.choices import Mode
 from penstock_simulate.config import SimulatorConfig
-from penstock_simulate.meters import (
-    DAY_S,
-    MINUTE_S,
-    TEN_S,
-    ContinuousBucket,
-    FixedWindow,
-    Meter,
-)
+from penstock_simulate.meters import DAY_S, MINUTE_S, TEN_S, ContinuousBucket, FixedWindow, Meter
 
 
 class Charge(NamedTuple):

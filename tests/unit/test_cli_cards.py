@@ -11,7 +11,7 @@ import pytest
 
 from penstock_cli.commands import worker as command
 from penstock_cli.errors import UsageProblem
-from penstock_cli.processes.gpu_workers import CardWorkers, Group, Visible, check_ports, groups
+from penstock_cli.processes.gpu_workers import GpuWorkers, Group, Visible, check_ports, groups
 from penstock_ledger.in_redis.batches import WorkerSeen
 from penstock_producer.reporting.engines import cards_in_words
 from penstock_workers.lanes.cards import VARIABLES, CardsSeen, Device, cards_seen, read_list
@@ -183,9 +183,9 @@ def test_amd_cards_are_those_with_a_device_file(
     assert VARIABLES["amd"] == ("HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES")
 
 
-def card_workers(settings: WorkerSettings, asked: str = "all", each: int = 2) -> CardWorkers:
+def card_workers(settings: WorkerSettings, asked: str = "all", each: int = 2) -> GpuWorkers:
     chosen: list[Group] = groups(asked, FOUR, None, each)
-    return CardWorkers(
+    return GpuWorkers(
         chosen, "nvidia", VARIABLES["nvidia"], ["penstock", "worker"], "pool@%h", settings
     )
 

@@ -15,13 +15,7 @@ from penstock_cli.job.given import GivenJob
 from penstock_cli.job.options import JsonOption, ProviderFlags
 from penstock_producer.job.lanes import packs
 from penstock_producer.planning.flow import Figure
-from penstock_producer.reporting.text import (
-    count,
-    counted,
-    duration,
-    safe,
-    usd,
-)
+from penstock_producer.reporting.text import count, counted, duration, safe, usd
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -99,7 +99,7 @@ def worker(
 
 def _serve_cards(gpus: str, settings: WorkerSettings, flags: list[str], name: str | None) -> int:
     from penstock_cli.doctor.worker import check
-    from penstock_cli.processes.gpu_workers import CardWorkers, Visible, check_ports, groups, serve
+    from penstock_cli.processes.gpu_workers import GpuWorkers, Visible, check_ports, groups, serve
     from penstock_cli.settings import first_set
     from penstock_workers.lanes.cards import VARIABLES, cards_seen
     from penstock_workers.settings import process_name
@@ -109,7 +109,7 @@ def _serve_cards(gpus: str, settings: WorkerSettings, flags: list[str], name: st
     variables = VARIABLES[seen.make]
     inherited = first_set(variables)
     chosen = groups(gpus, seen, None if inherited is None else Visible(*inherited), each)
-    workers = CardWorkers(
+    workers = GpuWorkers(
         chosen,
         seen.make,
         variables,

@@ -11,14 +11,7 @@ import redis
 
 from penstock_cli.doctor.finding import Finding, Verdict
 from penstock_cli.errors import UsageProblem
-from penstock_ledger import (
-    Database,
-    LiveJobs,
-    RedisAddress,
-    RedisLedger,
-    WorkerSeen,
-    open_database,
-)
+from penstock_ledger import Database, LiveJobs, RedisAddress, RedisLedger, WorkerSeen, open_database
 from penstock_ledger.model import Job, JobState
 from penstock_producer.feed.queues import missing_provider, serving_of
 from penstock_producer.job.lanes import LANES, has_own_model, packs

@@ -20,14 +20,7 @@ from penstock_cli.processes.signals import Interrupts
 from penstock_cli.processes.supervisor import Policy, Supervisor
 from penstock_cli.settings import own_environment
 from penstock_producer.reporting.text import counted, safe
-from penstock_workers.celery_app.probe import (
-    ALIVE,
-    READY,
-    STARTED,
-    ProbeFiles,
-    check,
-    note_of,
-)
+from penstock_workers.celery_app.probe import ALIVE, READY, STARTED, ProbeFiles, check, note_of
 
 if TYPE_CHECKING:
     from penstock_cli.processes.supervisor import Worker
@@ -172,7 +165,7 @@ def _shown(devices: Sequence[Device]) -> str:
     return ", ".join(named) + more
 
 
-class CardProbes:
+class GpuProbes:
     """``folder`` is where an orchestrator looks, None where none does.
 
     Each worker has a folder of its own, by number."""
@@ -227,14 +220,14 @@ DRAIN_MARGIN_S = (
 )
 PAUSE_BASE_S = 2.0  # before a second start; memory of the engine that died is freed meanwhile
 PORT_MAX = 65_535
-CARD_ORDER = "CUDA_DEVICE_ORDER"
+GPU_ORDER = "CUDA_DEVICE_ORDER"
 BY_ADDRESS = "PCI_BUS_ID"
 """The order in which nvidia-smi counts. CUDA's own is by speed, so that its number 0 may be another
 card."""
 
 
 @dataclass(frozen=True, slots=True)
-class CardWorkers:
+class GpuWorkers:
     """What is started: a worker for each of ``groups``, with ``command`` and a name."""
 
     groups: Sequence[Group]
@@ -271,7 +264,7 @@ class CardWorkers:
         return self.groups[number - 1]
 
 
-def check_ports(workers: CardWorkers) -> None:
+def check_ports(workers: GpuWorkers) -> None:
     """Refuse fewer ports than workers. Raises UsageProblem."""
     port = workers.settings.metrics_port or 0
     if port + len(workers.groups) - 1 > PORT_MAX:
@@ -282,7 +275,7 @@ def check_ports(workers: CardWorkers) -> None:
 
 
 def serve(
-    workers: CardWorkers, *, visible_given: bool, tell: Callable[[str], None] | None = None
+    workers: GpuWorkers, *, visible_given: bool, tell: Callable[[str], None] | None = None
 ) -> int:
     """Run until SIGTERM or Ctrl-C, which drain them all, or until none is left.
 
@@ -299,7 +292,7 @@ def serve(
         names = {
             number: f"the worker of {group.label}" for number, group in enumerate(workers.groups, 1)
         }
-        probes = CardProbes(given, folders, names)
+        probes = GpuProbes(given, folders, names)
         supervisor = Supervisor(
             workers.words,
             len(workers.groups),
@@ -328,7 +321,7 @@ def serve(
         return supervisor.worst_status
 
 
-def _keep(supervisor: Supervisor, probes: CardProbes, *, asked_to_stop: Callable[[], bool]) -> None:
+def _keep(supervisor: Supervisor, probes: GpuProbes, *, asked_to_stop: Callable[[], bool]) -> None:
     while not asked_to_stop() and not supervisor.over:
         supervisor.tick()
         probes.look(supervisor.workers)
@@ -344,7 +337,7 @@ def _common(make: Make, *, visible_given: bool) -> Mapping[str, str]:
     Numbers that were given keep the meaning that they had."""
     environment = own_environment()
     if make == "nvidia" and not visible_given:
-        environment[CARD_ORDER] = BY_ADDRESS
+        environment[GPU_ORDER] = BY_ADDRESS
     return environment
 
 

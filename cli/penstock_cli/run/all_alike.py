@@ -14,9 +14,7 @@ if TYPE_CHECKING:
     from penstock_producer.job.spec import JobSpec
     from penstock_producer.reporting.account import Report
 
-__all__ = [
-    "fix_of",
-]
+__all__ = ["fix_of"]
 
 
 def fix_of(letter: DeadLetter, spec: JobSpec, url: str | None) -> str | None:

@@ -8,12 +8,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
-from collections.abc import (
-    Iterable,
-    Iterator,
-    Mapping,
-    Sequence,
-)
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from penstock_cli.run.lane_choice import beside, choice_lines, table
@@ -21,13 +16,7 @@ from penstock_producer.accepting.estimates import MTOK, Estimate, Measure
 from penstock_producer.job.lanes import packs
 from penstock_producer.reporting.changes import changes, saved_tokens
 from penstock_producer.reporting.prices import known_from, per_million
-from penstock_producer.reporting.text import (
-    count,
-    counted,
-    one_line,
-    safe,
-    usd,
-)
+from penstock_producer.reporting.text import count, counted, one_line, safe, usd
 
 if TYPE_CHECKING:
     from rich.console import Console

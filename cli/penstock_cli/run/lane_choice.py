@@ -7,12 +7,7 @@ import math
 import time
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from penstock_producer.job.lanes import (
-    AUTO,
-    LANES,
-    can_answer,
-    packs,
-)
+from penstock_producer.job.lanes import AUTO, LANES, can_answer, packs
 from penstock_producer.reporting.text import duration, usd
 
 if TYPE_CHECKING:

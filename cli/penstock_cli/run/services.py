@@ -17,12 +17,7 @@ from penstock_cli.disk import shortage
 from penstock_cli.errors import EmbeddedRedisFailed, RedisNotRunning
 from penstock_cli.processes.standby import Standby, worker_command
 from penstock_cli.processes.supervisor import MAX_LOG_BYTES, Policy, Process, Supervisor
-from penstock_cli.redis_server import (
-    SILENCE_MAX_S,
-    EmbeddedRedis,
-    Tell,
-    end,
-)
+from penstock_cli.redis_server import SILENCE_MAX_S, EmbeddedRedis, Tell, end
 from penstock_cli.settings import child_environment
 from penstock_cli.show.progress import HURRIES, Wait
 from penstock_cli.state import StateFolder, private_opener, write_private

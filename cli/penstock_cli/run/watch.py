@@ -8,12 +8,7 @@ from typing import TYPE_CHECKING, TypedDict
 
 from penstock_cli.run.all_alike import so_far
 from penstock_cli.show.figures import Counter, JobFigures, Speed
-from penstock_cli.show.quota import (
-    QuotaSeen,
-    bound,
-    lift_command,
-    troubles,
-)
+from penstock_cli.show.quota import QuotaSeen, bound, lift_command, troubles
 from penstock_producer.feed.queues import missing_provider, queue_name
 from penstock_producer.job.lanes import has_own_model, packs
 from penstock_producer.reporting.batches import batch_troubles, batches_line

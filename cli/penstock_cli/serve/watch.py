@@ -13,12 +13,7 @@ from typing import TYPE_CHECKING, Final, Self
 
 from penstock_cli.disk import DiskGuard, is_full
 from penstock_cli.processes.supervisor import Policy, Supervisor
-from penstock_cli.run.services import (
-    DRAIN_MARGIN_S,
-    LOOK_EVERY_S,
-    Services,
-    as_variables,
-)
+from penstock_cli.run.services import DRAIN_MARGIN_S, LOOK_EVERY_S, Services, as_variables
 from penstock_cli.settings import child_environment
 from penstock_cli.show.progress import Wait
 from penstock_cli.state import FOR_OTHERS, StateFolder

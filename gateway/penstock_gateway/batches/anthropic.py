@@ -24,12 +24,7 @@ from penstock_gateway.batches.figures import (
     with_live_counts,
 )
 from penstock_gateway.batches.lines import NotReached, why_failed
-from penstock_gateway.batches.specs import (
-    ANTHROPIC,
-    input_path,
-    spec_of,
-    spec_of_batch,
-)
+from penstock_gateway.batches.specs import ANTHROPIC, input_path, spec_of, spec_of_batch
 from penstock_gateway.callers.caller import Caller, caller_with, whose
 from penstock_gateway.files.store import FileStore
 from penstock_gateway.ids import new_id
@@ -47,22 +42,13 @@ from penstock_ledger import (
     Whose,
     purge_job,
 )
-from penstock_ledger.model import (
-    DeadLetter,
-    Job,
-    JobState,
-    Result,
-)
+from penstock_ledger.model import DeadLetter, Job, JobState, Result
 from penstock_producer import SpecError
 from penstock_producer.job.endpoints import MESSAGES
 from penstock_producer.outputs import on_one_line
 from penstock_producer.sources import Document, open_source
 
-__all__ = [
-    "batch_shown",
-    "result_lines",
-]
-
+__all__ = ["batch_shown", "result_lines"]
 
 PATH: Final = "/v1/messages/batches"
 _ENDS: Final = ("succeeded", "errored", "canceled", "expired")

@@ -21,12 +21,7 @@ from penstock_ledger import DoorFile
 from penstock_producer.job.endpoints import MESSAGES
 from penstock_producer.json_bounds import MAX_VALUES, overfull
 
-__all__ = [
-    "PURPOSE",
-    "RequestReader",
-    "taken_in",
-]
-
+__all__ = ["PURPOSE", "RequestReader", "taken_in"]
 
 _BLANKS: Final = b" \t\r\n"
 _QUOTE: Final = ord('"')

@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import (
-    Callable,
-    Iterable,
-    Iterator,
-    Mapping,
-)
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import chain
 from typing import Any, Final
 
@@ -38,13 +33,7 @@ from penstock_ledger import (
 from penstock_ledger.model import Counts, Job, JobState
 from penstock_producer.sources import open_source
 
-__all__ = [
-    "Finish",
-    "batch_note",
-    "error_lines",
-    "never_begun",
-]
-
+__all__ = ["Finish", "batch_note", "error_lines", "never_begun"]
 
 OUTPUT, ERRORS = "output", "error"
 

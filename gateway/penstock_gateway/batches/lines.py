@@ -14,12 +14,7 @@ from penstock_gateway.batches.figures import CANCELLED, DEADLINE, ended_by_deadl
 from penstock_gateway.batches.specs import input_path, spec_of_batch
 from penstock_gateway.for_tenants import told_letter
 from penstock_ledger import DoorBatch, DoorBatchState, OutcomeStore
-from penstock_ledger.model import (
-    Counts,
-    DeadLetter,
-    ItemKey,
-    Job,
-)
+from penstock_ledger.model import Counts, DeadLetter, ItemKey, Job
 from penstock_producer import SourceError, SourceUnavailable
 from penstock_producer.outputs import error_line, output_line
 from penstock_producer.sources import Document, FileSource, open_source

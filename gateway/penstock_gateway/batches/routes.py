@@ -18,12 +18,7 @@ from penstock_gateway.bodies import object_of
 from penstock_gateway.callers.caller import Caller, caller_with, whose
 from penstock_gateway.refused import Refused
 from penstock_gateway.routing import Router
-from penstock_ledger import (
-    BatchesAsked,
-    DoorBatchState,
-    JobStore,
-    OutcomeStore,
-)
+from penstock_ledger import BatchesAsked, DoorBatchState, JobStore, OutcomeStore
 
 router = Router(tags=["batches"])
 

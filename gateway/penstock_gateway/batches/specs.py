@@ -40,7 +40,6 @@ __all__ = [
     "tenant_of_batch",
 ]
 
-
 OURS: Final = "penstock."
 _NUMBERS: Final = {
     "budget_usd": "US dollars",

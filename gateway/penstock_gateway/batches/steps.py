@@ -22,12 +22,7 @@ from penstock_gateway.backend import Backend
 from penstock_gateway.batches.figures import DEADLINE, final_counts
 from penstock_gateway.batches.finish import Finish
 from penstock_gateway.batches.specs import input_path, spec_of_batch
-from penstock_gateway.batches.validation import (
-    LineChecks,
-    faults_in,
-    of_the_batch,
-    one_model,
-)
+from penstock_gateway.batches.validation import LineChecks, faults_in, of_the_batch, one_model
 from penstock_gateway.refused import Refused
 from penstock_ledger import (
     DoorBatch,
@@ -40,19 +35,9 @@ from penstock_ledger import (
     PenstockError,
 )
 from penstock_ledger.model import Job, JobState
-from penstock_producer import (
-    SourceError,
-    SourceUnavailable,
-    SpecError,
-    TooManyBadRows,
-)
+from penstock_producer import SourceError, SourceUnavailable, SpecError, TooManyBadRows
 
-__all__ = [
-    "BatchStates",
-    "Steps",
-    "Stopped",
-]
-
+__all__ = ["BatchStates", "Steps", "Stopped"]
 
 LEAST_S: Final = 1.0  # of a deadline, where its window was nearly over when it was checked
 LIVE: Final = (JobState.RUNNING, JobState.PAUSED)

@@ -17,34 +17,17 @@ from typing import Final
 
 import redis
 from starlette.requests import HTTPConnection
-from starlette.types import (
-    ASGIApp,
-    Receive,
-    Scope,
-    Send,
-)
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from penstock_gateway.backend import Backend
 from penstock_gateway.callers.caller import KNOWN, STATE, Caller
 from penstock_gateway.callers.known_keys import Found, keys_of
 from penstock_gateway.middleware import request_id_of
 from penstock_gateway.refused import Refused
-from penstock_ledger import (
-    Admission,
-    DoorLimits,
-    Month,
-    TenantBudgets,
-    TenantCosts,
-    month_of,
-)
+from penstock_ledger import Admission, DoorLimits, Month, TenantBudgets, TenantCosts, month_of
 from penstock_producer.prices.spent_budget import next_month
 
-__all__ = [
-    "Admissions",
-    "Gate",
-    "RenewAdmissions",
-]
-
+__all__ = ["Admissions", "Gate", "RenewAdmissions"]
 
 log = logging.getLogger("penstock.gateway")
 

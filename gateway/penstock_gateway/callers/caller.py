@@ -13,7 +13,6 @@ from penstock_ledger import SCOPES, Whose
 
 __all__ = ["KNOWN", "OPERATOR", "STATE", "Caller", "Scope", "caller_with", "whose"]
 
-
 Scope = Literal["read", "write", "infer", "keys", "admin"]
 STATE: Final = "penstock_caller"  # where the gate leaves the caller of a request
 KNOWN: Final = (

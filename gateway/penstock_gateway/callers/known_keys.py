@@ -13,12 +13,7 @@ import logging
 import math
 import secrets
 import time
-from typing import (
-    Final,
-    Generic,
-    NamedTuple,
-    TypeVar,
-)
+from typing import Final, Generic, NamedTuple, TypeVar
 
 from sqlalchemy.exc import DBAPIError
 from starlette.requests import HTTPConnection
@@ -53,7 +48,6 @@ __all__ = [
     "secret_in",
     "signed_session",
 ]
-
 
 TRIES_MAX: Final = 30  # of one address within the span
 SPAN_S: Final = 60.0

@@ -50,15 +50,7 @@ from penstock_ledger import (
 from penstock_ledger.model import Result
 from penstock_producer.feed.routes import Spooled
 
-__all__ = [
-    "Asked",
-    "Calls",
-    "CloseOldCalls",
-    "FetchAnswers",
-    "Pushing",
-    "Told",
-]
-
+__all__ = ["Asked", "Calls", "CloseOldCalls", "FetchAnswers", "Pushing", "Told"]
 
 log = logging.getLogger("penstock.gateway")
 

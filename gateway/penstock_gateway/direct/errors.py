@@ -36,7 +36,6 @@ __all__ = [
     "timed_out",
 ]
 
-
 TIMED_OUT: Final = "timed_out"
 CALLER_GONE: Final = "caller_gone"
 _WORDS: Final[Mapping[str, str]] = {

@@ -23,12 +23,7 @@ from redis import RedisError
 from penstock_gateway.backend import Backend
 from penstock_gateway.refused import Refused
 from penstock_gateway.settings import DirectFields
-from penstock_ledger import (
-    DoorCallStore,
-    JobConflict,
-    JobStore,
-    RedisLedger,
-)
+from penstock_ledger import DoorCallStore, JobConflict, JobStore, RedisLedger
 from penstock_ledger.model import Job, JobState
 from penstock_producer.feed.routes import GENERATION, FeedBeside
 from penstock_producer.job.spec import JobSpec
@@ -36,7 +31,6 @@ from penstock_producer.open_job import DocumentChecker
 from penstock_producer.prices.spent_budget import TENANT_BUDGET_EXHAUSTED
 
 __all__ = ["KEY_PREFIX", "CallJob", "OpenJobs", "Waiting", "hour_of", "too_many"]
-
 
 LATEST: Final = 0.1  # of the newest call in the average of how long calls take
 MOST_S: Final = 30  # that a caller is asked to stay away

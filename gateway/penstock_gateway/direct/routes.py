@@ -6,12 +6,7 @@ import asyncio
 import math
 from collections.abc import Mapping
 from functools import partial
-from typing import (
-    Annotated,
-    Any,
-    Final,
-    NamedTuple,
-)
+from typing import Annotated, Any, Final, NamedTuple
 
 import orjson
 from fastapi import Depends
@@ -37,15 +32,7 @@ from penstock_gateway.settings import DirectFields
 from penstock_ledger.lone_surrogates import parse_json
 from penstock_ledger.model import DeadLetter, Result
 
-__all__ = [
-    "batch_answer",
-    "bodies_of",
-    "gone",
-    "key_of",
-    "object_in",
-    "timeout_of",
-]
-
+__all__ = ["batch_answer", "bodies_of", "gone", "key_of", "object_in", "timeout_of"]
 
 TIMEOUT_HEADER: Final = "x-penstock-timeout"
 KEY_HEADER: Final = "idempotency-key"

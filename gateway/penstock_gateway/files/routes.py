@@ -4,13 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import AsyncIterator
-from typing import (
-    Annotated,
-    Any,
-    Final,
-    Literal,
-    NamedTuple,
-)
+from typing import Annotated, Any, Final, Literal, NamedTuple
 from urllib.parse import quote
 
 from fastapi import Depends, Query
@@ -25,12 +19,7 @@ from penstock_gateway.refused import Refused, not_found
 from penstock_gateway.routing import Router
 from penstock_ledger import DoorFile
 
-__all__ = [
-    "NoSuchRange",
-    "Span",
-    "asked_span",
-]
-
+__all__ = ["NoSuchRange", "Span", "asked_span"]
 
 _RANGE: Final = re.compile(
     r"\s*bytes\s*=\s*([0-9]{0,18})\s*-\s*([0-9]{0,18})\s*", re.ASCII | re.IGNORECASE

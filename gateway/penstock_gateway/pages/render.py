@@ -17,23 +17,9 @@ from starlette.responses import HTMLResponse, Response
 
 from penstock_gateway.refused import not_found
 from penstock_gateway.routing import Router
-from penstock_producer.reporting.text import (
-    count,
-    duration,
-    one_line,
-    percent,
-    usd,
-)
+from penstock_producer.reporting.text import count, duration, one_line, percent, usd
 
-__all__ = [
-    "HEADERS",
-    "asset_path",
-    "error_page",
-    "plain_page",
-    "rendered",
-    "router",
-]
-
+__all__ = ["HEADERS", "asset_path", "error_page", "plain_page", "rendered", "router"]
 
 router = Router(include_in_schema=False)
 

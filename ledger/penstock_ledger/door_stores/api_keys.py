@@ -12,12 +12,7 @@ import secrets
 import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import (
-    Any,
-    Final,
-    Literal,
-    TypeVar,
-)
+from typing import Any, Final, Literal, TypeVar
 
 import orjson
 from sqlalchemy import (
@@ -54,7 +49,6 @@ __all__ = [
     "is_tenant_of_key",
     "looks_like_key",
 ]
-
 
 ENDED_MAX: Final = 100
 """Ended sessions of one key that are listed one by one, until their time is over anyhow. With one

@@ -29,15 +29,7 @@ from penstock_ledger.stores.account import rest_of_jobs
 from penstock_ledger.stores.jobs import job_of
 from penstock_ledger.stores.tallies import counts_from, tallied_of
 
-__all__ = [
-    "JOBS_MAX",
-    "JobPage",
-    "JobPages",
-    "JobPlace",
-    "LetterLine",
-    "letter_lines",
-]
-
+__all__ = ["JOBS_MAX", "JobPage", "JobPages", "JobPlace", "LetterLine", "letter_lines"]
 
 JOBS_MAX: Final = 500  # of one page: far below every driver's limit on parameters
 SEARCH_MAX: Final = 200  # characters: more than a key has

@@ -4,43 +4,21 @@ from __future__ import annotations
 
 import datetime
 import time
-from collections.abc import (
-    Collection,
-    Iterator,
-    Mapping,
-    Sequence,
-)
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Final, NamedTuple
 
 import redis
-from sqlalchemy import (
-    ColumnElement,
-    Connection,
-    func,
-    select,
-)
+from sqlalchemy import ColumnElement, Connection, func, select
 
 from penstock_ledger import keys
 from penstock_ledger.door_stores.api_keys import budget_of_keys
-from penstock_ledger.in_redis.budget_book import (
-    ENDED_MAX,
-    Account,
-    BudgetBook,
-    TenantSeen,
-)
+from penstock_ledger.in_redis.budget_book import ENDED_MAX, Account, BudgetBook, TenantSeen
 from penstock_ledger.model import Job, JobState
 from penstock_ledger.sql.database import Database
 from penstock_ledger.sql.tables import api_keys, jobs, purged_costs
 from penstock_ledger.stores.account import cost_of_jobs, cost_of_tenant
 
-__all__ = [
-    "Month",
-    "TenantAccounts",
-    "TenantBudgets",
-    "TenantCosts",
-    "month_of",
-    "tenant_of_job",
-]
+__all__ = ["Month", "TenantAccounts", "TenantBudgets", "TenantCosts", "month_of", "tenant_of_job"]
 
 
 class Month(NamedTuple):

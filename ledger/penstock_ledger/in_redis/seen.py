@@ -6,12 +6,7 @@ import json
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import (
-    Any,
-    Final,
-    Literal,
-    NamedTuple,
-)
+from typing import Any, Final, Literal, NamedTuple
 
 import redis
 
@@ -20,13 +15,7 @@ from penstock_ledger.in_redis.batches import Drained, Drains, WorkerSeen
 from penstock_ledger.in_redis.redis_scripts import Scripts
 from penstock_ledger.stored_values import storable
 
-__all__ = [
-    "COUNTED",
-    "QuotaSeen",
-    "counted",
-    "quotas_seen",
-]
-
+__all__ = ["COUNTED", "QuotaSeen", "counted", "quotas_seen"]
 
 WORKERS_READ: Final = 10_000  # heartbeats that one look reads; more than any fleet has
 INFO_CHARS: Final = 16_384  # of one text of a heartbeat; a longer one is left out

@@ -15,13 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-from sqlalchemy import (
-    URL,
-    Connection,
-    Engine,
-    create_engine,
-    event,
-)
+from sqlalchemy import URL, Connection, Engine, create_engine, event
 
 from penstock_ledger.errors import DatabaseUnusable
 

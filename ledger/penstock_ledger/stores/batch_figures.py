@@ -32,16 +32,9 @@ from penstock_ledger.provider_batch import (
     ProviderBatch,
 )
 from penstock_ledger.sql.database import Database
-from penstock_ledger.sql.tables import (
-    batch_remainders,
-    jobs,
-)
-from penstock_ledger.sql.tables import (
-    provider_batch_ids as ids,
-)
-from penstock_ledger.sql.tables import (
-    provider_batches as table,
-)
+from penstock_ledger.sql.tables import batch_remainders, jobs
+from penstock_ledger.sql.tables import provider_batch_ids as ids
+from penstock_ledger.sql.tables import provider_batches as table
 from penstock_ledger.stores.account import cost_of_jobs
 
 SUMS_MAX: Final = 200  # kinds of provider batches that a job is summed up by

@@ -11,53 +11,18 @@ import time
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Final
 
-from sqlalchemy import (
-    Connection,
-    bindparam,
-    delete,
-    insert,
-    or_,
-    select,
-    update,
-)
+from sqlalchemy import Connection, bindparam, delete, insert, or_, select, update
 
 from penstock_ledger.errors import BatchLost
-from penstock_ledger.model import (
-    DeadLetter,
-    Feed,
-    ItemKey,
-    Paid,
-    PaidBeside,
-    Result,
-)
-from penstock_ledger.provider_batch import (
-    BatchState,
-    NewProviderBatch,
-    ProviderBatch,
-    Remainder,
-)
+from penstock_ledger.model import DeadLetter, Feed, ItemKey, Paid, PaidBeside, Result
+from penstock_ledger.provider_batch import BatchState, NewProviderBatch, ProviderBatch, Remainder
 from penstock_ledger.sql.database import Database
 from penstock_ledger.sql.tables import provider_batch_ids as kept_ids
 from penstock_ledger.sql.tables import provider_batches as table
 from penstock_ledger.stored_values import json_text
-from penstock_ledger.stores.account import (
-    UNREAD,
-    WAITED,
-    add_spent,
-    take_out_earlier,
-)
-from penstock_ledger.stores.batch_figures import (
-    IS_OPEN,
-    BatchFigures,
-    batch_of,
-    held_beside,
-)
-from penstock_ledger.stores.batch_remainders import (
-    claim,
-    move,
-    put_back,
-    take_waiting,
-)
+from penstock_ledger.stores.account import UNREAD, WAITED, add_spent, take_out_earlier
+from penstock_ledger.stores.batch_figures import IS_OPEN, BatchFigures, batch_of, held_beside
+from penstock_ledger.stores.batch_remainders import claim, move, put_back, take_waiting
 from penstock_ledger.stores.feeds import FeedStore
 from penstock_ledger.stores.outcomes import NOTHING_EARLIER, OutcomeStore
 from penstock_ledger.stores.spool import mark_fed

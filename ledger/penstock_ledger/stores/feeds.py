@@ -11,32 +11,12 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final, NamedTuple
 
 import orjson
-from sqlalchemy import (
-    Connection,
-    Row,
-    Table,
-    bindparam,
-    exists,
-    insert,
-    select,
-    update,
-)
+from sqlalchemy import Connection, Row, Table, bindparam, exists, insert, select, update
 
 from penstock_ledger.errors import FeedLost
-from penstock_ledger.model import (
-    SHARDS,
-    Feed,
-    FeedKind,
-    JobState,
-    Shard,
-)
+from penstock_ledger.model import SHARDS, Feed, FeedKind, JobState, Shard
 from penstock_ledger.sql.database import Database
-from penstock_ledger.sql.tables import (
-    feeds,
-    jobs,
-    shards,
-    spool,
-)
+from penstock_ledger.sql.tables import feeds, jobs, shards, spool
 from penstock_ledger.stored_values import json_text
 
 Name = tuple[str | int, ...]  # of a row: the values of its key

@@ -10,14 +10,7 @@ from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 
 import orjson
-from sqlalchemy import (
-    Connection,
-    Row,
-    bindparam,
-    insert,
-    select,
-    update,
-)
+from sqlalchemy import Connection, Row, bindparam, insert, select, update
 
 from penstock_ledger.model import JobState
 from penstock_ledger.sql.database import Database
@@ -26,7 +19,6 @@ from penstock_ledger.stored_values import json_text
 from penstock_ledger.stores.jobs import job_of
 
 __all__ = ["BY_HAND", "MOVE_REASONS", "LaneMove"]
-
 
 BY_HAND: Final = "by_hand"
 MOVE_REASONS: Final = (

@@ -8,32 +8,17 @@ work would cost more than the database does.
 
 from __future__ import annotations
 
-from collections.abc import (
-    Callable,
-    Iterable,
-    Iterator,
-    Sequence,
-)
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache
 from itertools import chain
 from typing import Any, Final
 
-from sqlalchemy import (
-    ColumnElement,
-    Connection,
-    literal_column,
-    select,
-)
+from sqlalchemy import ColumnElement, Connection, literal_column, select
 
 from penstock_ledger.model import ItemKey
 from penstock_ledger.sql.tables import outcomes
 from penstock_ledger.stored_values import Words
-from penstock_ledger.stores.outcome_rows import (
-    COLUMNS,
-    KEY_COLUMNS,
-    OutcomeRow,
-    key_of,
-)
+from penstock_ledger.stores.outcome_rows import COLUMNS, KEY_COLUMNS, OutcomeRow, key_of
 from penstock_ledger.stores.tallies import add_rows
 
 

@@ -24,14 +24,7 @@ from penstock_ratelimit.shared.redis_outage import AWAY, RedisOutage
 from penstock_ratelimit.shared.reserving import Reserving
 from penstock_ratelimit.shared.waiting import Waiter
 from penstock_ratelimit.store.quota_hash import QuotaHash
-from penstock_ratelimit.tickets import (
-    UNSHARED,
-    Feedback,
-    Grant,
-    QuotaStats,
-    Ticket,
-    refund,
-)
+from penstock_ratelimit.tickets import UNSHARED, Feedback, Grant, QuotaStats, Ticket, refund
 
 CANCEL_AGAIN_S: Final = 0.1
 

@@ -16,12 +16,7 @@ from penstock_ratelimit.shared.concurrency import InFlight
 from penstock_ratelimit.shared.discovery import declares_the_same, with_discovered
 from penstock_ratelimit.shared.reports import ReportBuffer
 from penstock_ratelimit.shared.waiting import Issuing, WaitingCallers
-from penstock_ratelimit.store.messages import (
-    Breaker,
-    Health,
-    InForce,
-    Reserved,
-)
+from penstock_ratelimit.store.messages import Breaker, Health, InForce, Reserved
 from penstock_ratelimit.store.quota_hash import QuotaHash
 from penstock_ratelimit.tickets import QuotaStats, Tally
 

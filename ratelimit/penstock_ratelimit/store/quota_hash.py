@@ -6,21 +6,11 @@ The keys are documented in ``scripts/reserve.lua``.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import (
-    Callable,
-    Collection,
-    Mapping,
-    Sequence,
-)
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import cache
 from importlib.resources import files
 from math import ceil, isinf
-from typing import (
-    Any,
-    Final,
-    NamedTuple,
-    Protocol,
-)
+from typing import Any, Final, NamedTuple, Protocol
 
 from penstock_ratelimit.rates import Terms
 from penstock_ratelimit.store.messages import (

@@ -26,12 +26,7 @@ from penstock_simulate.batches.batch_service import BatchService
 from penstock_simulate.batches.folder import TooLarge
 from penstock_simulate.batches.intake import Asked, Problem, Span
 from penstock_simulate.batches.results import Undone
-from penstock_simulate.batches.sent import (
-    CHUNK_BYTES,
-    download,
-    in_words_of,
-    json,
-)
+from penstock_simulate.batches.sent import CHUNK_BYTES, download, in_words_of, json
 from penstock_simulate.batches.timeline import OVER, Status
 from penstock_simulate.config import SimulatorConfig
 from penstock_simulate.reply import Usage

@@ -8,12 +8,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import (
-    Callable,
-    Coroutine,
-    Iterator,
-    Sequence,
-)
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -22,19 +17,8 @@ from penstock_simulate.answers.refusals import Refusal, failed, invalid
 from penstock_simulate.batches.account import RequestAccount
 from penstock_simulate.batches.batch import Batch, Dialect, Queue, Refused
 from penstock_simulate.batches.folder import Folder
-from penstock_simulate.batches.intake import (
-    Index,
-    Intake,
-    Kept,
-    Problem,
-    read_input,
-)
-from penstock_simulate.batches.results import (
-    Job,
-    Results,
-    ResultWriter,
-    Undone,
-)
+from penstock_simulate.batches.intake import Index, Intake, Kept, Problem, read_input
+from penstock_simulate.batches.results import Job, Results, ResultWriter, Undone
 from penstock_simulate.batches.timeline import CANCELLABLE, BatchLuck, Course, LineLuck
 from penstock_simulate.config import SimulatorConfig
 from penstock_simulate.provider import Provider

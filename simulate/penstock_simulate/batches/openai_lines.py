@@ -9,13 +9,7 @@ from uuid import uuid4
 
 import orjson
 
-from penstock_simulate.answers.calls import (
-    CHAT,
-    COMPLETIONS,
-    EMBEDDINGS,
-    Call,
-    misshapen,
-)
+from penstock_simulate.answers.calls import CHAT, COMPLETIONS, EMBEDDINGS, Call, misshapen
 from penstock_simulate.answers.faults import document_of
 from penstock_simulate.answers.refusals import Refusal, openai
 from penstock_simulate.answers.replies import answer_body
