@@ -26,6 +26,7 @@ from penstock_ledger import (
 )
 from penstock_producer import Producer
 from penstock_producer.accepting.borders import Borders
+from penstock_producer.operations import JobOperations
 
 __all__ = ["Backend", "backend_of"]
 
@@ -75,6 +76,7 @@ class Backend:
             socket_timeout=REDIS_TIMEOUT_S, socket_connect_timeout=REDIS_CONNECT_TIMEOUT_S
         )
         self.fleet = RedisLedger(self.blocking_redis, "")
+        self.operations = JobOperations(self.database, settings, self.fleet)
         self._threads = ThreadPoolExecutor(threads, thread_name_prefix="gateway")
         self.reading = asyncio.Semaphore(
             max(1, threads // 2)

@@ -50,7 +50,9 @@ from penstock_producer import (
     ContentError,
     InvalidDocument,
     JobCancelled,
+    JobRefused,
     ProducerError,
+    Refusal,
     ScheduleError,
     SettingsError,
     SinkError,
@@ -190,6 +192,7 @@ ERRORS: Final[Mapping[type[PenstockError], Row]] = {
     JobConflict: Row(409, "job_conflict"),
     JobClosed: Row(409, "job_closed"),
     JobCancelled: Row(409, "job_cancelled"),
+    JobRefused: Row(409, "job_state"),
     JobNotReplayable: Row(409, "not_replayable"),
     NothingToReplay: Row(409, "nothing_to_replay"),
     SpoolConflict: Row(409, "document_conflict"),
@@ -257,9 +260,23 @@ def _of_penstock(error: PenstockError) -> Refused:
         )
     if isinstance(error, ContentError):
         return Refused(400, over_http(error.public_message), code=error.code)
+    if isinstance(error, JobRefused):
+        return _of_job(error)
     if isinstance(error, JobNotFound):
         return Refused(404, f"No such job: {error.name[:80]!r}", code=code, param="job")
     return Refused(status, over_http(error.public_message), code=code)
+
+
+def _of_job(error: JobRefused) -> Refused:
+    """Return the refusal of an operation, in the codes that clients know."""
+    known = error.code in (Refusal.NEEDED, Refusal.OPEN_BATCHES)
+    message = error.about("the job")
+    if error.code is Refusal.OPEN_BATCHES:
+        message += (
+            ". Wait for it, or let the operator forget them with leave_batches=true and cancel "
+            "them at the provider"
+        )
+    return Refused(409, message, code=str(error.code) if known else ERRORS[JobRefused].code)
 
 
 def _away(code: str) -> Refused:

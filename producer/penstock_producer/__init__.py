@@ -49,8 +49,10 @@ if TYPE_CHECKING:
     from penstock_producer.errors import ContentError as ContentError
     from penstock_producer.errors import InvalidDocument as InvalidDocument
     from penstock_producer.errors import JobCancelled as JobCancelled
+    from penstock_producer.errors import JobRefused as JobRefused
     from penstock_producer.errors import Problem as Problem
     from penstock_producer.errors import ProducerError as ProducerError
+    from penstock_producer.errors import Refusal as Refusal
     from penstock_producer.errors import ScheduleError as ScheduleError
     from penstock_producer.errors import SettingsError as SettingsError
     from penstock_producer.errors import SinkError as SinkError
@@ -91,9 +93,10 @@ else:
             "penstock_producer.async_producer": "AsyncOpenJob AsyncProducer",
             "penstock_producer.tables.reading": "Committed",
             "penstock_producer.errors": (
-                "ContentError InvalidDocument JobCancelled Problem ProducerError ScheduleError "
-                "SettingsError SinkError SinkTaken SinkUnfit SourceChanged SourceError "
-                "SourceForbidden SourceUnavailable SpecError TemplateError TooManyBadRows"
+                "ContentError InvalidDocument JobCancelled JobRefused Problem ProducerError "
+                "Refusal ScheduleError SettingsError SinkError SinkTaken SinkUnfit SourceChanged "
+                "SourceError SourceForbidden SourceUnavailable SpecError TemplateError "
+                "TooManyBadRows"
             ),
             "penstock_producer.jobfile": "JobFile",
             "penstock_producer.open_job": "OpenJob",

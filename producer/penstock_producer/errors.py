@@ -21,6 +21,7 @@ PenstockError, of the ledger
     │   ├── SinkUnfit               and never will be as it is: something has to be changed first
     │   └── SinkTaken               another process writes there at this moment
     ├── JobCancelled            a document was pushed into a job that was cancelled or has failed
+    ├── JobRefused              an operation does not fit its job as it is now; ``code`` is stable
     └── WireError               a queue message is unusable
         ├── BadMessage          not an item message, or a damaged one
         └── UnknownMessageVersion   written by a release that this one does not understand
@@ -30,7 +31,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any, Final
 
 from penstock_ledger.errors import EXIT_USAGE, PenstockError, shown_ids
 
@@ -43,8 +45,10 @@ __all__ = [
     "BadReference",
     "InvalidDocument",
     "JobCancelled",
+    "JobRefused",
     "Problem",
     "ProducerError",
+    "Refusal",
     "RowChanged",
     "ScheduleError",
     "SettingsError",
@@ -346,6 +350,56 @@ class JobCancelled(ProducerError):
             f"job {job_id} is {state}: {len(self.doc_ids)} documents were not accepted "
             f"({shown_ids(self.doc_ids)}); push them into another job"
         )
+
+
+class Refusal(StrEnum):
+    """Why an operation does not fit its job. What stands behind each code are its parameters."""
+
+    STATE = "job_state"  # state operation
+    SAME_LANE = "same_lane"  # lane
+    SEVERAL_FEEDERS = "several_feeders"  # lane
+    CHANGED = "job_changed"  # none: another process was first
+    NEEDED = "job_needed"  # by: the id of a job or of a batch of the doors
+    OPEN_BATCHES = "open_batches"  # batches providers
+
+
+_FITS: Final = {
+    "pause": "running or paused can be paused",
+    "resume": "paused can be resumed",
+    "cancel": "running or paused can be cancelled",
+    "move": "running can change its lane",
+    "limit": "not at its end takes other limits",
+    "purge": "at its end can be purged",
+}
+_REFUSALS: Final = {
+    Refusal.STATE: "is {state}: only one that is {fits}",
+    Refusal.SAME_LANE: "is in lane {lane} already",
+    Refusal.SEVERAL_FEEDERS: (
+        "has a source that several feeders read, and one packs the documents of lane {lane}: wait "
+        "until all of it is read"
+    ),
+    Refusal.CHANGED: "was changed by another process meanwhile: look at it, and try again",
+    Refusal.NEEDED: ("has outcomes that {by} still reads: wait until that has ended, or cancel it"),
+    Refusal.OPEN_BATCHES: (
+        "has {batches} batches at {providers} that are not settled: a worker of its lane cancels "
+        "them there and ends them"
+    ),
+}
+
+
+class JobRefused(ProducerError):
+    """An operation does not fit its job as it is now; nothing was changed."""
+
+    exit_status = EXIT_USAGE
+
+    def __init__(self, code: Refusal, job_key: str, **params: str | int) -> None:
+        self.code, self.params = code, params
+        super().__init__(self.about(f"job {job_key}"))
+
+    def about(self, name: str) -> str:
+        """Return the sentence, in which ``name`` stands for the job."""
+        fits = _FITS.get(str(self.params.get("operation")), "")
+        return f"{name} {_REFUSALS[self.code].format(fits=fits, **self.params)}"
 
 
 class WireError(ProducerError):

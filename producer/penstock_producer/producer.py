@@ -29,27 +29,34 @@ from penstock_ledger.model import (
     FeedKind,
     ItemKey,
     Job,
-    JobState,
     Result,
     TakenFiles,
 )
 from penstock_ledger.vectors import Vectors
-from penstock_producer.accepting.acceptance import check_acceptable, check_other_lane, estimated_usd
+from penstock_producer.accepting.acceptance import estimated_usd
 from penstock_producer.accepting.borders import Borders
 from penstock_producer.accepting.new_jobs import (
     MAX_JOB_KEY_CHARS,
     Content,
     NewJobs,
     Submission,
-    digest_of,
 )
 from penstock_producer.accepting.results_probe import ResultsProbe
 from penstock_producer.accepting.sampling import FirstRows, Sample, first_rows, sample_of
 from penstock_producer.accepting.survey import Check, survey
-from penstock_producer.errors import JobCancelled, Problem, SourceError, SpecError, seen
+from penstock_producer.errors import (
+    JobCancelled,
+    JobRefused,
+    Problem,
+    Refusal,
+    SourceError,
+    SpecError,
+    seen,
+)
 from penstock_producer.job.options import STOP_FIELDS
 from penstock_producer.job.spec import JobSpec
 from penstock_producer.open_job import TAKES_NO_MORE, DocumentChecker, OpenJob
+from penstock_producer.operations import Changed, JobOperations
 from penstock_producer.pins import AWAITED, DOOR, REMOTE, UPLOADED
 from penstock_producer.pushed_lines import PushedLine, PushedLines
 from penstock_producer.rows import FileSource
@@ -62,7 +69,6 @@ from penstock_producer.sources.listings.new_files import Taken, TakenBetween, go
 from penstock_producer.sources.of_feed import SPOOL, SPOOL_PIN
 from penstock_producer.sources.open import open_new_files, open_source, unchanged
 from penstock_producer.sources.outcomes import OutcomesSource, Where, pin_of
-from penstock_producer.sources.overrides import Overrides
 from penstock_producer.tables.reading import Committed, place_in
 
 if TYPE_CHECKING:
@@ -129,6 +135,7 @@ class Producer:
         self._jobs = JobStore(self._database)
         self._outcomes = OutcomeStore(self._database)
         self._new = NewJobs(self._database, self._jobs, self._settings, borders)
+        self._operations = JobOperations(self._database, self._settings)
         self._probe = ResultsProbe(
             self._settings, one_machine=self._database.is_sqlite, remote=borders is not None
         )
@@ -535,12 +542,22 @@ class Producer:
         return self._outcomes.dead_letters(self._jobs.get(job).job_id, reason=reason)
 
     def pause(self, job: str, *, reason: str = "paused by its producer") -> bool:
-        """Start nothing more until ``resume``. False when the job is not running."""
-        return self._move(job, JobState.PAUSED, (JobState.RUNNING,), reason)
+        """Start nothing more until ``resume``; a pause that would end by itself lasts then, too.
+
+        False when the job does not run: it was paused already, or goes to its end."""
+        return self._changed(lambda: self._operations.pause(self._jobs.get(job), reason))
 
     def resume(self, job: str) -> bool:
-        """False when the job is not paused."""
-        return self._move(job, JobState.RUNNING, (JobState.PAUSED,), None)
+        """Let a paused job go on. False when it is not paused."""
+        return self._changed(lambda: self._operations.resume(self._jobs.get(job)))
+
+    def cancel(self, job: str) -> bool:
+        """Make dead letters `cancelled` of documents that have not started.
+
+        False when the job ends or has ended already."""
+        return self._changed(
+            lambda: self._operations.cancel(self._jobs.get(job), "cancelled by its producer")
+        )
 
     def limit(
         self,
@@ -556,33 +573,20 @@ class Producer:
 
         ``stops`` are other bounds of its stop-loss, `stop_at_dead` and `stop_at_usd_per_doc`; what
         is left out stays. False when the job was changed by another process meanwhile. Raises
-        SpecError; of a job that has a budget the prices are known, maybe to its workers only.
+        SpecError, also for a sum that is spent already, and JobRefused for a job that has ended; of
+        a job that has a budget the prices are known, maybe to its workers only.
         """
         found = self._jobs.get(job)
+        given = {"budget_usd": budget_usd, "deadline_s": deadline_s}
+        other = {name: value for name, value in given.items() if value != found.spec.get(name)}
         bounds = {name: value for name, value in (stops or {}).items() if name in STOP_FIELDS}
-        spec = JobSpec.accepted(
-            {**found.spec, "budget_usd": budget_usd, "deadline_s": deadline_s, **bounds}
-        )
-        if found.spec.get("budget_usd") is None:
-            check_acceptable(spec, self._settings.prices(spec.provider))
-            if (
-                budget_usd is not None and found.lane not in spec.permitted_lanes
-            ):  # it was moved there by hand
-                check_other_lane(spec, found.lane, self._settings)
-        return self._jobs.amend(
-            found.job_id, spec.to_json(), digest_of(spec, found.source), expect=found.digest
-        )
-
-    def cancel(self, job: str) -> bool:
-        """Documents not yet started become dead letters `cancelled`.
-
-        False when the job has already ended."""
-        return self._move(
-            job,
-            JobState.CANCELLING,
-            (JobState.RUNNING, JobState.PAUSED),
-            "cancelled by its producer",
-        )
+        try:
+            self._operations.limit(found, other | bounds)
+        except JobRefused as refused:
+            if refused.code is not Refusal.CHANGED:
+                raise
+            return False
+        return True
 
     def replay(
         self,
@@ -599,19 +603,16 @@ class Producer:
         one document's whole request as ``{"body": {…}}``, see ``overrides.py``.
         Raises SpecError, JobNotReplayable, NothingToReplay.
         """
-        changes, found = dict(overrides or {}), self._jobs.get(job)
-        Overrides(changes, str(found.spec["endpoint"]))
-        if changes.get("body") is not None and len(doc_ids or ()) != 1:
-            raise SpecError(
-                [Problem("invalid_value", "/body", "a body is one document's", "name one document")]
-            )
-        _, count = self._jobs.replay(
-            found.job_id, reason=reason, doc_ids=doc_ids, overrides=changes
-        )
-        return count
+        return self._operations.replay(
+            self._jobs.get(job), reason=reason, doc_ids=doc_ids, overrides=overrides
+        ).documents
 
-    def _move(self, job: str, to: JobState, expect: Sequence[JobState], reason: str | None) -> bool:
-        return self._jobs.set_state(self._jobs.get(job).job_id, to, reason=reason, expect=expect)
+    @staticmethod
+    def _changed(operation: Callable[[], Changed]) -> bool:
+        try:
+            return operation().changed
+        except JobRefused:
+            return False
 
 
 def _opened_database(url: str, settings: ProducerSettings) -> Database:
