@@ -30,6 +30,7 @@ if TYPE_CHECKING:
         RedisLedger,
     )
     from penstock_ledger.model import Job
+    from penstock_producer.operations import JobOperations
     from penstock_producer.settings import ProducerSettings
     from penstock_ratelimit.for_penstock import QuotaView
 
@@ -77,6 +78,14 @@ class Books:
             return self.redis
         except RedisNotRunning:
             return None
+
+    @cached_property
+    def operations(self) -> JobOperations:
+        """What is done to jobs, with Redis where it runs."""
+        from penstock_producer.operations import JobOperations
+        from penstock_producer.settings import ProducerSettings
+
+        return JobOperations(self.database, ProducerSettings.load(), self.redis_if_running())
 
     def stats(self, job: Job) -> dict[str, int]:
         """Return the Redis counters of a job, or what was kept of them.

@@ -10,7 +10,8 @@ from penstock_cli.errors import EXIT_FAILED, EXIT_INTERRUPTED
 from penstock_cli.settings import debug
 from penstock_cli.state import StateFolder
 from penstock_ledger.errors import EXIT_USAGE, PenstockError, SchemaMissing
-from penstock_producer.reporting.text import safe
+from penstock_producer.errors import JobRefused, Refusal
+from penstock_producer.reporting.text import argument, safe
 
 # Packages that are usable alone, so that their errors have roots of their own.
 _ROOTS_OF_THEIR_OWN = (
@@ -46,6 +47,8 @@ def message(error: BaseException) -> str:
         return "interrupted"
     if isinstance(error, SchemaMissing):
         return f"{error}.{StateFolder.nearby()}"
+    if isinstance(error, JobRefused):
+        return f"{error}{_fix(error)}"
     if isinstance(error, PenstockError) or any(_is(error, *root) for root in _ROOTS_OF_THEIR_OWN):
         return str(error)
     if _from(error, "redis"):
@@ -65,6 +68,22 @@ def message(error: BaseException) -> str:
         f"unexpected {type(error).__name__}: {_sentence(error)} This is a bug in Penstock: "
         "PENSTOCK_DEBUG=1 shows where; nothing that was finished is lost."
     )
+
+
+def _fix(refused: JobRefused) -> str:
+    """Return what a command can do about it, where the sentence does not say so."""
+    key = argument(refused.job_key)
+    if refused.code is Refusal.SEVERAL_FEEDERS:
+        return ", or submit it with --feeders 1"
+    if refused.code is Refusal.OPEN_BATCHES:
+        return (
+            f" (penstock status {key} says what they wait for); or forget them with "
+            "--leave-batches and cancel them at the provider yourself"
+        )
+    goes_on = refused.params.get("state") in ("running", "paused")
+    if refused.params.get("operation") == "purge" and goes_on:
+        return f"; cancel it first: penstock cancel {key}"
+    return ""
 
 
 def _is(error: BaseException, module: str, name: str) -> bool:

@@ -393,7 +393,7 @@ class JobRefused(ProducerError):
     exit_status = EXIT_USAGE
 
     def __init__(self, code: Refusal, job_key: str, **params: str | int) -> None:
-        self.code, self.params = code, params
+        self.code, self.job_key, self.params = code, job_key, params
         super().__init__(self.about(f"job {job_key}"))
 
     def about(self, name: str) -> str:

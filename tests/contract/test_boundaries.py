@@ -80,6 +80,7 @@ INTERNAL_SURFACE = {
         "job.targets",
         "json_bounds",
         "jobfile",
+        "operations",
         "outputs",
         "parts",
         "pins",

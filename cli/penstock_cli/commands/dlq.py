@@ -220,28 +220,24 @@ def replay(
     """Try dead letters again, as a new generation of the job. Nothing is overwritten."""
     from penstock_cli.connect import books
     from penstock_cli.job.replays import changes_in_force, say_in_force
-    from penstock_ledger.model import JobState
+    from penstock_producer.errors import SpecError
     from penstock_producer.reporting.text import count, safe
 
+    overrides = _overrides(set_fields or [], unset or [], edit_prompt)
     with books(state) as ledger:
         found = ledger.jobs.get(job)
-        overrides = _overrides(
-            set_fields or [], unset or [], edit_prompt, str(found.spec["endpoint"])
-        )
-        feed, number = ledger.jobs.replay(
-            found.job_id, reason=reason, doc_ids=doc, overrides=overrides
-        )
-        redis = ledger.redis_if_running()
-        if redis is not None:
-            redis.set_job_state(found.job_id, JobState.RUNNING)
+        try:
+            done = ledger.operations.replay(found, reason=reason, doc_ids=doc, overrides=overrides)
+        except SpecError as error:
+            raise UsageProblem("\n".join(map(_as_flag, error.problems))) from error
         typer.echo(
-            f"{count(number)} documents of {safe(found.job_key)} go again as generation "
-            f"{feed.generation}"
+            f"{count(done.documents)} documents of {safe(found.job_key)} go again as generation "
+            f"{done.job.generation}"
         )
         kept = say_in_force(changes_in_force(ledger.jobs.feeds(found.job_id)))
         if kept:
             typer.echo(safe(kept))
-        if state is not None and redis is None:
+        if state is not None and ledger.redis_if_running() is None:
             typer.echo(f"process them with:  {run_again(ledger, found)}")
 
 
@@ -253,26 +249,16 @@ def run_again(ledger: Books, job: Job) -> str:
     return remembered(ledger.state, job.job_id)
 
 
-def _overrides(
-    set_fields: list[str], unset: list[str], edit_prompt: str | None, endpoint: str
-) -> dict[str, Any]:
-    """Return what a replay changes, checked before anything moves. Raises UsageProblem."""
+def _overrides(set_fields: list[str], unset: list[str], edit_prompt: str | None) -> dict[str, Any]:
+    """Return what a replay changes. Raises UsageProblem."""
     from penstock_cli.job.pairs import parse_pairs
-    from penstock_producer.errors import SpecError
-    from penstock_producer.sources.overrides import Overrides
 
-    overrides: dict[str, Any] = {}
-    if set_fields:
-        overrides["set"] = parse_pairs("--set", set_fields)
-    if unset:
-        overrides["unset"] = unset
-    if edit_prompt is not None:
-        overrides["prompt"] = edit_prompt
-    try:
-        Overrides(overrides, endpoint)
-    except SpecError as error:
-        raise UsageProblem("\n".join(map(_as_flag, error.problems))) from error
-    return overrides
+    given = {
+        "set": parse_pairs("--set", set_fields) if set_fields else None,
+        "unset": unset or None,
+        "prompt": edit_prompt,
+    }
+    return {name: value for name, value in given.items() if value is not None}
 
 
 def _as_flag(problem: Problem) -> str:

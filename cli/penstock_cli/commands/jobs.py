@@ -1,4 +1,4 @@
-"""`penstock status`, `jobs`, `pause`, `resume`, `cancel`."""
+"""`penstock status` and `jobs`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from penstock_cli.errors import EXIT_INTERRUPTED, Interrupted, UsageProblem
+from penstock_cli.errors import EXIT_INTERRUPTED, Interrupted
 from penstock_cli.job import options
 
 if TYPE_CHECKING:
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from penstock_cli.connect import Books
     from penstock_cli.show.figures import JobFigures
-    from penstock_ledger.model import Counts, Job, JobState
+    from penstock_ledger.model import Counts, Job
 
 WATCH_EVERY_S = 1.0
 WATCH_HINT = "Ctrl-C ends the watching; the job goes on"
@@ -203,105 +203,3 @@ def _row(job: Job, counts: Counts) -> list[str]:
         count(counts.dead),
         time.strftime("%Y-%m-%d %H:%M", time.localtime(job.created_at)),
     ]
-
-
-def pause(
-    job: options.JobName,
-    reason: Annotated[
-        str, typer.Option(help="The reason that `penstock status` shows.")
-    ] = "paused by `penstock pause`",
-    state: options.StateOption = None,
-) -> None:
-    """Stop dispatching a job; what is in flight finishes."""
-    from penstock_ledger.model import JobState
-
-    _move(job, state, JobState.PAUSED, {JobState.RUNNING, JobState.PAUSED}, reason)
-
-
-def resume(
-    job: options.JobName,
-    budget_usd: Annotated[
-        float | None,
-        typer.Option(
-            "--budget-usd", min=0, help="The job's budget from now on, with what is spent already."
-        ),
-    ] = None,
-    state: options.StateOption = None,
-) -> None:
-    """Let a paused job go on; a pause or a hold of its provider ends, too."""
-    from penstock_cli.connect import books
-    from penstock_cli.run.watch import lift_provider
-    from penstock_ledger.model import JobState
-
-    with books(state) as ledger:
-        found = ledger.jobs.get(job)
-        if budget_usd is not None:
-            _give_budget(ledger, found, budget_usd)
-        lifted = "" if found.state.final else lift_provider(ledger, found)
-    if lifted:
-        typer.echo(lifted)
-    if not lifted or found.state is not JobState.RUNNING:
-        _move(job, state, JobState.RUNNING, {JobState.PAUSED}, None)
-
-
-def _give_budget(ledger: Books, job: Job, budget_usd: float) -> None:
-    """Raises UsageProblem and SpecError."""
-    from penstock_producer import Producer
-    from penstock_producer.reporting.money import MICRO
-    from penstock_producer.reporting.text import safe
-    from penstock_producer.settings import ProducerSettings
-
-    spent = ledger.outcomes.counts(job.job_id).cost_microusd / MICRO
-    if job.state.final:
-        raise UsageProblem(
-            f"job {safe(job.job_key)} is {job.state}; only one that goes on takes a budget"
-        )
-    if budget_usd <= spent:
-        raise UsageProblem(
-            f"--budget-usd {budget_usd:g}: {spent:.4f} USD are spent already; name a larger sum of "
-            "all"
-        )
-    with Producer(ProducerSettings.load(), database=ledger.database) as producer:
-        if not producer.limit(
-            job.job_id, budget_usd=budget_usd, deadline_s=job.spec.get("deadline_s")
-        ):
-            raise UsageProblem(f"job {safe(job.job_key)} was changed by another process; try again")
-    typer.echo(f"the budget of {safe(job.job_key)} is {budget_usd:g} USD now")
-
-
-def cancel(job: options.JobName, state: options.StateOption = None) -> None:
-    """End a job: what is not done becomes dead letters `cancelled`."""
-    from penstock_ledger.model import JobState
-
-    _move(
-        job,
-        state,
-        JobState.CANCELLING,
-        {JobState.RUNNING, JobState.PAUSED},
-        "cancelled by `penstock cancel`",
-    )
-
-
-def _move(
-    name: str, state: options.StateOption, to: JobState, expect: set[JobState], reason: str | None
-) -> None:
-    """SQL first, since that is what is true; Redis after it, so that workers see it at once.
-
-    Raises UsageProblem."""
-    from penstock_cli.connect import books
-    from penstock_producer.reporting.text import safe
-
-    with books(state) as ledger:
-        job = ledger.jobs.get(name)
-        if not ledger.jobs.set_state(job.job_id, to, reason=reason, expect=expect):
-            now = ledger.jobs.get(job.job_id).state
-            allowed = " or ".join(sorted(expect))
-            raise UsageProblem(
-                f"job {safe(job.job_key)} is {now}; only one that is {allowed} can become {to}"
-            )
-        redis = ledger.redis_if_running()
-        if redis is not None:
-            redis.set_job_state(job.job_id, to)
-        typer.echo(f"{safe(job.job_key)} is {to}")
-        if state is not None and redis is None and to != "paused":
-            typer.echo("nothing runs on this state now: repeat its `penstock run` command to go on")

@@ -40,7 +40,6 @@ from penstock_ledger import (
     NewDoorBatch,
     OutcomeStore,
     Whose,
-    purge_job,
 )
 from penstock_ledger.model import DeadLetter, Job, JobState, Result
 from penstock_producer import SpecError
@@ -337,7 +336,8 @@ def _deleted(backend: Backend, batch_id: str, caller: Caller) -> None:
         told = f"Batch {batch_id} cannot be deleted while it is in progress; cancel it first."
         raise Refused(400, told, code="invalid_state")
     if batch.job_id is not None:
-        purge_job(backend.database, batch.job_id)
+        with contextlib.suppress(JobNotFound):  # it was purged before
+            backend.operations.purge(JobStore(backend.database).get(batch.job_id))
     files, its = FileStore(backend.settings, backend.database), Whose(batch.tenant)
     file = files.get(batch.input_file_id, its)
     if file is not None:

@@ -35,7 +35,7 @@ from penstock_ledger import (
     PenstockError,
 )
 from penstock_ledger.model import Job, JobState
-from penstock_producer import SourceError, SourceUnavailable, SpecError, TooManyBadRows
+from penstock_producer import JobRefused, SourceError, SourceUnavailable, SpecError, TooManyBadRows
 
 __all__ = ["BatchStates", "Steps", "Stopped"]
 
@@ -157,9 +157,8 @@ class Steps:
 
         A job that is paused does not look at its deadline."""
         if batch.state is DoorBatchState.CANCELLING:
-            self._jobs.set_state(
-                job.job_id, JobState.CANCELLING, reason="cancelled by its caller", expect=LIVE
-            )
+            with contextlib.suppress(JobRefused):  # it has ended meanwhile
+                self._backend.operations.cancel(job, "cancelled by its caller")
         elif batch.expires_at <= time.time():
             reason = f"{DEADLINE}: the batch is older than its window of {batch.window_s:g} s"
             self._jobs.set_state(job.job_id, JobState.CANCELLING, reason=reason, expect=LIVE)

@@ -19,14 +19,15 @@ from penstock_gateway.dashboard.letters_view import GROUPED_MAX, members
 from penstock_gateway.dashboard.one_job import job_of
 from penstock_gateway.dashboard.pages import page
 from penstock_gateway.dashboard.viewer import Viewer, viewer_with
+from penstock_gateway.envelopes.errors import refused_for
 from penstock_gateway.refused import Refused
 from penstock_gateway.routing import Router
 from penstock_ledger import Job, JobNotReplayable, NothingToReplay, letter_lines
-from penstock_producer import SpecError
+from penstock_producer import JobRefused, SpecError
 from penstock_producer.job.options import OPTIONS, seconds_of
 from penstock_producer.job.spec import OFF
+from penstock_producer.operations import Changed
 from penstock_producer.reporting.prices import money_of
-from penstock_producer.reporting.surfaces import over_http
 from penstock_producer.reporting.text import count, one_line
 
 __all__ = ["DONE", "router"]
@@ -36,6 +37,8 @@ router = Router(include_in_schema=False)
 FORM_MAX: Final = 16 * 1024  # bytes
 EDITED_MAX: Final = 6 * EDIT_MAX  # as a form sends it: a character may take six
 VALUE_CHARS: Final = 2_000
+# What a form can correct: its page comes back with the reason.
+SHOWN: Final = (Refused, SpecError, JobRefused, JobNotReplayable, NothingToReplay)
 
 Writer = Annotated[Viewer, Depends(viewer_with("write"))]
 
@@ -101,20 +104,12 @@ async def ask_limit(request: Request, viewer: Writer, job_id: str) -> Response:
 @router.post("/ui/jobs/{job_id}/limit")
 async def limit(request: Request, viewer: Writer, job_id: str) -> Response:
     job, form = await _checked(request, viewer, job_id)
+    operations = viewer.backend.operations
     try:
-        budget = _budget(form.get("budget", ""))
-        deadline = _deadline(form.get("deadline", ""))
-        changed = await viewer.backend.run(
-            viewer.backend.producer.limit,
-            job.job_id,
-            budget_usd=budget,
-            deadline_s=deadline,
-            stops=_stops(form),
-        )
-    except (SpecError, ValueError) as error:
-        fault = over_http(error.public_message) if isinstance(error, SpecError) else str(error)
-        return await _limit_page(request, viewer, job, form, fault=fault)
-    return _to_job(job, "limit" if changed else "unchanged")
+        await viewer.backend.run(operations.limit, job, _limits_in(form, job))
+    except SHOWN as error:
+        return await _limit_page(request, viewer, job, form, refused_for(error))
+    return _to_job(job, "limit")
 
 
 @router.get("/ui/jobs/{job_id}/replay")
@@ -135,18 +130,16 @@ async def replay(request: Request, viewer: Writer, job_id: str) -> Response:
     changes: dict[str, Any] = {"set": {"model": chosen["model"]}} if chosen["model"] else {}
     changes |= {"prompt": chosen["prompt"]} if chosen["prompt"].strip() else {}
 
-    def send() -> int:
+    def send() -> None:
         documents = _members(viewer, job, reason, words)
         if not documents:
             raise NothingToReplay(job.job_id, reason)
-        return viewer.backend.producer.replay(job.job_id, doc_ids=documents, overrides=changes)
+        viewer.backend.operations.replay(job, doc_ids=documents, overrides=changes)
 
     try:
         await viewer.backend.run(send)
-    except (SpecError, JobNotReplayable, NothingToReplay) as error:
-        return await _replay_page(
-            request, viewer, job, reason, words, chosen, fault=over_http(error.public_message)
-        )
+    except SHOWN as error:
+        return await _replay_page(request, viewer, job, reason, words, chosen, refused_for(error))
     return RedirectResponse(f"/ui/jobs/{job.job_id}/letters?done=replay", 303)
 
 
@@ -160,17 +153,13 @@ async def replay_one(request: Request, viewer: Writer, job_id: str) -> Response:
         body = None if typed is None else _request_in(typed)
         same = body is None or body == orjson.loads(letter.request or b"null")
         changes = {} if same else {"body": body}
-        viewer.backend.producer.replay(job.job_id, doc_ids=[doc_id], overrides=changes)
+        viewer.backend.operations.replay(job, doc_ids=[doc_id], overrides=changes)
 
     try:
         await viewer.backend.run(send)
-    except (SpecError, JobNotReplayable, NothingToReplay) as error:
-        return await letter_page(
-            request, viewer, job, doc_id, fault=over_http(error.public_message), typed=typed
-        )
-    except ValueError as error:
-        fault = f"The request is not valid JSON: {one_line(str(error), 200)}"
-        return await letter_page(request, viewer, job, doc_id, fault=fault, typed=typed)
+    except SHOWN as error:
+        refused = refused_for(error)
+        return await letter_page(request, viewer, job, doc_id, refused=refused, typed=typed)
     return RedirectResponse(f"/ui/jobs/{job.job_id}/letters?done=replay-one", 303)
 
 
@@ -185,20 +174,17 @@ async def ask(request: Request, viewer: Writer, job_id: str, action: str) -> Res
 async def act(request: Request, viewer: Writer, job_id: str, action: str) -> Response:
     _asked(action)
     job, _ = await _checked(request, viewer, job_id)
-    producer = viewer.backend.producer
-    moves: Mapping[str, Callable[[], bool]] = {
-        "pause": lambda: producer.pause(job.job_id, reason="paused on the dashboard"),
-        "resume": lambda: producer.resume(job.job_id),
-        "cancel": lambda: producer.cancel(job.job_id),
+    operations = viewer.backend.operations
+    acts: Mapping[str, Callable[[], Changed]] = {
+        "pause": lambda: operations.pause(job, "paused on the dashboard"),
+        "resume": lambda: operations.resume(job),
+        "cancel": lambda: operations.cancel(job, "cancelled on the dashboard"),
     }
-
-    def move() -> bool:
-        moved = moves[action]()
-        viewer.desk.tell(viewer.desk.jobs.get(job.job_id))
-        return moved
-
-    moved = await viewer.backend.run(move)
-    return _to_job(job, action if moved else "unchanged")
+    try:
+        changed = (await viewer.backend.run(acts[action])).changed
+    except JobRefused:
+        changed = False
+    return _to_job(job, action if changed else "unchanged")
 
 
 def _asked(action: str) -> Asked:
@@ -220,10 +206,17 @@ def _to_job(job: Job, done: str) -> Response:
 
 
 def _confirm(
-    request: Request, viewer: Viewer, job: Job, action: str, asked: Asked, **more: Any
+    request: Request,
+    viewer: Viewer,
+    job: Job,
+    action: str,
+    asked: Asked,
+    refused: Refused | None = None,
+    **more: Any,
 ) -> Response:
     values: dict[str, Any] = {
-        "fault": "",
+        "fault": "" if refused is None else refused.message,
+        "status": 200 if refused is None else refused.status,
         "fields": (),
         "hidden": (),
         "back": f"/ui/jobs/{job.job_id}",
@@ -242,37 +235,38 @@ def _confirm(
 
 
 async def _limit_page(
-    request: Request, viewer: Viewer, job: Job, typed: Mapping[str, str], fault: str = ""
+    request: Request,
+    viewer: Viewer,
+    job: Job,
+    typed: Mapping[str, str],
+    refused: Refused | None = None,
 ) -> Response:
-    budget, deadline = job.spec.get("budget_usd"), job.spec.get("deadline_s")
-    cost = job.spec.get("stop_at_usd_per_doc")
+    budget, deadline = _shown(job, "budget_usd"), _shown(job, "deadline_s")
     fields = [
         Field(
             "budget",
             "Budget in US dollars",
             "Of the whole job, with what is spent already. Empty: none.",
-            typed.get("budget", "" if budget is None else f"{budget:g}"),
+            typed.get("budget", budget),
             "decimal",
         ),
         Field(
             "deadline",
             "Deadline",
             "Since the submit, as 90m, 24h or 2d. Empty: none.",
-            typed.get("deadline", "" if deadline is None else f"{deadline:g}s"),
+            typed.get("deadline", deadline and f"{deadline}s"),
         ),
         Field(
             "stop_at_dead",
             "Stop at dead",
             "The share of the latest documents at which the job pauses, as 50%, or off.",
-            typed.get(
-                "stop_at_dead", str(job.spec.get("stop_at_dead", OPTIONS["stop_at_dead"].default))
-            ),
+            typed.get("stop_at_dead", _shown(job, "stop_at_dead")),
         ),
         Field(
             "stop_at_usd_per_doc",
             "Stop at US dollars per document",
             "Empty: none.",
-            typed.get("stop_at_usd_per_doc", "" if cost is None else f"{cost:g}"),
+            typed.get("stop_at_usd_per_doc", _shown(job, "stop_at_usd_per_doc")),
             "decimal",
         ),
     ]
@@ -285,9 +279,8 @@ async def _limit_page(
         job,
         "limit",
         asked,
+        refused,
         fields=fields,
-        fault=fault,
-        status=400 if fault else 200,
     )
 
 
@@ -298,7 +291,7 @@ async def _replay_page(
     reason: str,
     words: str,
     typed: Mapping[str, str],
-    fault: str = "",
+    refused: Refused | None = None,
 ) -> Response:
     documents = await viewer.backend.run(_members, viewer, job, reason, words)
     note = await viewer.backend.run(batch_note, viewer.desk.database, job)
@@ -326,11 +319,10 @@ async def _replay_page(
         job,
         "replay",
         asked,
+        refused,
         fields=fields,
         hidden=hidden,
         back=back,
-        fault=fault,
-        status=400 if fault else 200,
     )
 
 
@@ -341,31 +333,55 @@ def _members(viewer: Viewer, job: Job, reason: str, words: str) -> list[str]:
 
 
 def _request_in(typed: str) -> Any:
-    """Raises ValueError where it is not JSON."""
-    return orjson.loads(typed.encode("utf-8", "surrogatepass"))
+    """Raises Refused where it is not JSON."""
+    try:
+        return orjson.loads(typed.encode("utf-8", "surrogatepass"))
+    except ValueError as error:
+        said = one_line(str(error), 200)
+        raise Refused(400, f"The request is not valid JSON: {said}", code="invalid_json") from None
 
 
-def _budget(text: str) -> float | None:
+def _limits_in(form: Mapping[str, str], job: Job) -> dict[str, Any]:
+    """Return the limits that a form changes; one that is empty is lifted. Raises Refused."""
+    given: dict[str, Any] = {
+        name: read(form[field]) for name, (field, read) in _LIMIT_FIELDS.items() if field in form
+    }
+    return {name: value for name, value in given.items() if value != _limit_of(job, name)}
+
+
+def _limit_of(job: Job, name: str) -> Any:
+    return job.spec.get(name, OPTIONS[name].default)
+
+
+def _shown(job: Job, name: str) -> str:
+    """Return a limit as a form has it; a number that comes back as it was is the same number."""
+    value = _limit_of(job, name)
+    return (
+        "" if value is None else f"{value:.15g}" if isinstance(value, int | float) else str(value)
+    )
+
+
+def _dollars(text: str) -> float | None:
     try:
         return float(text) if text.strip() else None
     except ValueError:
-        raise ValueError(f"{one_line(text, 60)!r} is no sum of US dollars") from None
-
-
-def _stops(form: Mapping[str, str]) -> dict[str, Any]:
-    """Return the bounds of the stop-loss that the form names; one that is empty is lifted."""
-    stops = dict[str, Any]()
-    if "stop_at_dead" in form:
-        stops["stop_at_dead"] = form["stop_at_dead"].strip() or OFF
-    if "stop_at_usd_per_doc" in form:
-        stops["stop_at_usd_per_doc"] = _budget(form["stop_at_usd_per_doc"])
-    return stops
+        raise _not_taken(text, "is no sum of US dollars") from None
 
 
 def _deadline(text: str) -> float | None:
-    if not text.strip():
-        return None
     try:
-        return seconds_of(text.strip())
+        return seconds_of(text.strip()) if text.strip() else None
     except ValueError as error:
-        raise ValueError(f"{one_line(text, 60)!r} {error}") from None
+        raise _not_taken(text, str(error)) from None
+
+
+def _not_taken(text: str, why: str) -> Refused:
+    return Refused(400, f"{one_line(text, 60)!r} {why}", code="invalid_value")
+
+
+_LIMIT_FIELDS: Final[Mapping[str, tuple[str, Callable[[str], Any]]]] = {
+    "budget_usd": ("budget", _dollars),
+    "deadline_s": ("deadline", _deadline),
+    "stop_at_dead": ("stop_at_dead", lambda text: text.strip() or OFF),
+    "stop_at_usd_per_doc": ("stop_at_usd_per_doc", _dollars),
+}

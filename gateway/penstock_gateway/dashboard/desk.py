@@ -211,11 +211,6 @@ class Desk:
         found = self.asked(hot)
         return (*found, True) if found is not None else ([], {}, False)
 
-    def tell(self, job: Job) -> None:
-        """Workers see a pause or an end at once where Redis knows it; else with the next round of
-        the control loop."""
-        self.asked(lambda ledger, _: ledger.set_job_state(job.job_id, job.state))
-
     def _lanes_of_jobs(self) -> set[str]:
         live = self.jobs.list(limit=LANES_MAX, states=[JobState.RUNNING, JobState.PAUSED])
         return {job.lane for job in live}

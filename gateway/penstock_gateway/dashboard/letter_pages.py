@@ -13,7 +13,7 @@ from penstock_gateway.dashboard.one_job import head_of
 from penstock_gateway.dashboard.pages import page
 from penstock_gateway.dashboard.viewer import Viewer
 from penstock_gateway.for_tenants import told_of
-from penstock_gateway.refused import not_found
+from penstock_gateway.refused import Refused, not_found
 from penstock_ledger import DeadLetter, Job
 from penstock_producer.reporting.fixes import FIXES
 from penstock_producer.reporting.surfaces import on_page
@@ -31,10 +31,10 @@ async def letter_page(
     job: Job,
     doc_id: str,
     *,
-    fault: str = "",
+    refused: Refused | None = None,
     typed: str | None = None,
 ) -> Response:
-    """``fault`` says what is wrong with ``typed``, which the form has again then.
+    """Show one letter; ``refused`` says what is wrong with ``typed``, which the form has again.
 
     Raises Refused for no such letter."""
 
@@ -43,14 +43,13 @@ async def letter_page(
 
     letter, dead = await viewer.backend.run(read)
     values = _values(job, letter) | ({} if typed is None else {"body": typed})
-    status = 400 if fault else 200
     return page(
         "letter.html.jinja",
         viewer,
         request,
-        status=status,
+        status=200 if refused is None else refused.status,
         job=head_of(job, dead),
-        fault=fault,
+        fault="" if refused is None else refused.message,
         **values,
     )
 
