@@ -14,6 +14,7 @@ import urllib.parse
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from http.client import HTTPResponse
 from itertools import count
 from typing import Any, Final
@@ -26,7 +27,7 @@ from typer.testing import CliRunner
 
 from penstock_cli.errors import UsageProblem
 from penstock_cli.main import command_line
-from penstock_gateway.envelopes.errors import refused_for
+from penstock_gateway.errors import refused_for
 from penstock_ledger import (
     BY_HAND,
     JobNotFound,
@@ -104,6 +105,7 @@ class House:
         self.shell = CliRunner(
             env={"PENSTOCK_DATABASE_URL": self.database_url, "PENSTOCK_REDIS_URL": self.redis.url}
         )
+        self.command = command_line()
         self._number = count()
 
     def job(self, state: str) -> str:
@@ -213,8 +215,9 @@ def house(tmp_path_factory: pytest.TempPathFactory, _shared_redis: RedisServer) 
 
 LIMIT, LIFT = {"deadline_s": 60.0, "stop_at_dead": "80%"}, {"deadline_s": None}
 MORE, LITTLE = 50.0, 0.000_001
-SET = {"set": {"max_tokens": 9}}
-ODD = {"set": {"max_tokens": "many"}}
+BRIEFLY = "Briefly: {prompt}"
+SET = {"set": {"model": "n"}, "prompt": BRIEFLY}
+ODD = {"prompt": "{text}"}
 
 
 def through_python(house: House, operation: str, job: str) -> str:
@@ -222,19 +225,23 @@ def through_python(house: House, operation: str, job: str) -> str:
     do, spec = house.producer, house.jobs.get(job).spec
     given = {name: spec.get(name) for name in ("budget_usd", "deadline_s")}
 
-    def limit(*, then_resume: bool = False, **other: Any) -> bool:
-        stops = {"stop_at_dead": other.pop("stop_at_dead")} if "stop_at_dead" in other else None
-        done = do.limit(job, **{**given, **other}, stops=stops)
-        return done and (not then_resume or do.resume(job) or STATE_OF(house, job) == "running")
+    def limit(other: Mapping[str, Any]) -> bool:
+        stops = {name: value for name, value in other.items() if name not in given}
+        now = given | {name: value for name, value in other.items() if name in given}
+        return do.limit(job, **now, stops=stops)
+
+    def more_money() -> bool:
+        limit({"budget_usd": MORE})
+        return do.resume(job)
 
     ways: Mapping[str, Callable[[], object]] = {
         "pause": lambda: do.pause(job),
         "resume": lambda: do.resume(job),
         "cancel": lambda: do.cancel(job),
-        "limit": lambda: limit(**LIMIT),
-        "lift": lambda: limit(**LIFT),
-        "more_money": lambda: limit(budget_usd=MORE, then_resume=True),
-        "too_little": lambda: limit(budget_usd=LITTLE),
+        "limit": lambda: limit(LIMIT),
+        "lift": lambda: limit(LIFT),
+        "more_money": more_money,
+        "too_little": lambda: limit({"budget_usd": LITTLE}),
         "replay": lambda: do.replay(job, overrides=SET),
         "replay_nothing": lambda: do.replay(job, reason="timeout"),
         "replay_odd": lambda: do.replay(job, overrides=ODD),
@@ -254,7 +261,7 @@ def through_http(house: House, operation: str, job: str) -> str:
         return post(f"{place}/resume") if changed.status == 200 else changed
 
     ways: Mapping[str, Callable[[], Any]] = {
-        **{name: lambda name=name: post(f"{place}/{name}") for name in TWO_VALUED},
+        **{name: partial(post, f"{place}/{name}") for name in TWO_VALUED},
         "move": lambda: post(f"{place}/move", {"lane": "batch"}),
         "move_nowhere": lambda: post(f"{place}/move", {"lane": "nowhere"}),
         "limit": lambda: ask("PATCH", place, LIMIT),
@@ -273,22 +280,26 @@ def through_http(house: House, operation: str, job: str) -> str:
 def through_page(house: House, operation: str, job: str) -> str:
     """A person who fills in the dashboard's forms."""
     place, post = f"/ui/jobs/{job}", house.page.post
+    letters = {"reason": "http_400", "alike": "refused"}  # a group of the page of dead letters
 
     def more_money() -> tuple[int, str]:
         changed = post(f"{place}/limit", budget=str(MORE))
         return post(f"{place}/resume") if changed[0] == 303 else changed
 
     ways: Mapping[str, Callable[[], tuple[int, str]]] = {
-        **{name: lambda name=name: post(f"{place}/{name}") for name in TWO_VALUED},
+        **{name: partial(post, f"{place}/{name}") for name in TWO_VALUED},
         "limit": lambda: post(f"{place}/limit", budget="5", deadline="60s", stop_at_dead="80%"),
         "lift": lambda: post(f"{place}/limit", budget="5", deadline=""),
         "more_money": more_money,
         "too_little": lambda: post(f"{place}/limit", budget=f"{LITTLE:.6f}"),
+        "replay": lambda: post(f"{place}/replay", **letters, model="n", prompt=BRIEFLY),
+        "replay_nothing": lambda: post(f"{place}/replay", reason="timeout", alike=""),
+        "replay_odd": lambda: post(f"{place}/replay", **letters, prompt=ODD["prompt"]),
     }
     status, led_to = ways[operation]()
     if status == 303:
         return SAME if led_to.endswith("done=unchanged") else DONE
-    return {409: STATE, 400: "invalid_value"}[status]
+    return str(status)  # with the sentence, which people read
 
 
 def through_shell(house: House, operation: str, job: str) -> str:
@@ -299,12 +310,12 @@ def through_shell(house: House, operation: str, job: str) -> str:
         "move_nowhere": ["move", job, "nowhere"],
         "more_money": ["resume", job, "--budget-usd", str(MORE)],
         "too_little": ["resume", job, "--budget-usd", f"{LITTLE:.6f}"],
-        "replay": ["dlq", "replay", job, "--set", "max_tokens=9"],
+        "replay": ["dlq", "replay", job, "--set", "model=n", "--edit-prompt", BRIEFLY],
         "replay_nothing": ["dlq", "replay", job, "--reason", "timeout"],
-        "replay_odd": ["dlq", "replay", job, "--set", "max_tokens=many"],
+        "replay_odd": ["dlq", "replay", job, "--edit-prompt", ODD["prompt"]],
         "purge": ["purge", job, "--yes"],
     }
-    answer = house.shell.invoke(command_line(), ways[operation])
+    answer = house.shell.invoke(house.command, ways[operation])
     if answer.exit_code == 0:
         return DONE
     assert isinstance(answer.exception, PenstockError), answer.exception
@@ -318,10 +329,6 @@ def code_of(error: PenstockError) -> str:
     return str(refused_for(error).code)
 
 
-def STATE_OF(house: House, job: str) -> str:
-    return str(house.jobs.get(job).state)
-
-
 DOORS: Final[Mapping[str, Callable[[House, str, str], str]]] = {
     "python": through_python,
     "http": through_http,
@@ -330,7 +337,7 @@ DOORS: Final[Mapping[str, Callable[[House, str, str], str]]] = {
 }
 LACKS: Final = {  # what a door does not have
     "python": {"move", "move_nowhere", "purge"},
-    "page": {"move", "move_nowhere", "purge", "replay", "replay_nothing", "replay_odd"},
+    "page": {"move", "move_nowhere", "purge"},
     "shell": {"limit", "lift"},
 }
 
@@ -360,9 +367,11 @@ def test_every_door_does_the_same(house: House, operation: str) -> None:
 
 
 def _may_say(name: str, operation: str, kind: str) -> tuple[str, ...]:
-    says_little = name in ("python", "page") and operation in TWO_VALUED
-    if says_little:
+    if name in ("python", "page") and operation in TWO_VALUED:
         return (DONE,) if kind == DONE else (SAME,)
+    kind = DONE if kind == SAME else kind
+    if name == "page" and kind != DONE:
+        kind = "400" if kind == "invalid_value" else "409"
     if operation == "more_money" and name in ("python", "page"):
         return (kind, SAME)  # as of ``resume``, which is its second half
-    return (DONE,) if kind == SAME else (kind,)
+    return (kind,)

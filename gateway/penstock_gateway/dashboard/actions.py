@@ -19,7 +19,7 @@ from penstock_gateway.dashboard.letters_view import GROUPED_MAX, members
 from penstock_gateway.dashboard.one_job import job_of
 from penstock_gateway.dashboard.pages import page
 from penstock_gateway.dashboard.viewer import Viewer, viewer_with
-from penstock_gateway.envelopes.errors import refused_for
+from penstock_gateway.errors import refused_for
 from penstock_gateway.refused import Refused
 from penstock_gateway.routing import Router
 from penstock_ledger import Job, JobNotReplayable, NothingToReplay, letter_lines
