@@ -26,7 +26,7 @@ from penstock_ledger import (
 )
 from penstock_producer import Producer
 from penstock_producer.accepting.borders import Borders
-from penstock_producer.operations import JobOperations
+from penstock_producer.operations.jobs import JobOperations
 
 __all__ = ["Backend", "backend_of"]
 

@@ -80,7 +80,7 @@ INTERNAL_SURFACE = {
         "job.targets",
         "json_bounds",
         "jobfile",
-        "operations",
+        "operations.jobs",
         "outputs",
         "parts",
         "pins",

@@ -42,7 +42,7 @@ from penstock_ledger.keys import job_state
 from penstock_ledger.model import Job, JobState
 from penstock_ledger.pause import Pause, PausedBy, StopCode
 from penstock_producer import JobSpec, PenstockError, Producer, ProducerSettings
-from penstock_producer.operations import LIMITS
+from penstock_producer.operations.jobs import LIMITS
 
 DONE, SAME = "done", "same"  # it was so already
 STATE = "job_state"  # the code of what does not fit the state of a job

@@ -26,7 +26,7 @@ from penstock_ledger import Job, JobNotReplayable, NothingToReplay, letter_lines
 from penstock_producer import JobRefused, SpecError
 from penstock_producer.job.options import OPTIONS, seconds_of
 from penstock_producer.job.spec import OFF
-from penstock_producer.operations import Changed
+from penstock_producer.operations.jobs import Changed
 from penstock_producer.reporting.prices import money_of
 from penstock_producer.reporting.text import count, one_line
 

@@ -18,7 +18,7 @@ from penstock_gateway.jobs.shown import counted
 from penstock_gateway.jobs.sources import reading
 from penstock_gateway.routing import Router
 from penstock_ledger.model import Job
-from penstock_producer.operations import Changed, JobOperations
+from penstock_producer.operations.jobs import Changed, JobOperations
 
 router = Router()
 

@@ -1,0 +1,1 @@
+"""Operations on what was accepted, each written once for all doors."""
