@@ -29,7 +29,7 @@ from penstock_ledger import (
 )
 from penstock_ledger.model import Job, JobState
 from penstock_producer.accepting.acceptance import check_acceptable, check_other_lane
-from penstock_producer.accepting.same_job import digest_of
+from penstock_producer.accepting.new_jobs import digest_of
 from penstock_producer.errors import JobRefused, Problem, Refusal, SpecError, seen
 from penstock_producer.job.lanes import LANES, lanes_in_words, packs
 from penstock_producer.job.options import STOP_FIELDS
