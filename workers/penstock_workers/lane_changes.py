@@ -15,8 +15,7 @@ BATCH_STUCK: Final = "batch_stuck"
 
 
 class LaneChangeSettings(BaseModel):
-    """How often control decides where the documents of a job go, and how careful it is about the
-    deadline."""
+    """How often control decides on the lanes of jobs, and how careful it is of deadlines."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -41,6 +40,7 @@ class LaneChangeSettings(BaseModel):
 
 
 def is_lane_at_fault(reason: str | None) -> bool:
-    """Whether a job was paused for its lane alone, as its reason says: another lane that the job
-    permits may go on with it."""
+    """Return whether a job was paused for its lane alone, as its reason says.
+
+    Another lane that the job permits may go on with it."""
     return (reason or "").startswith((f"{BATCH_REFUSED}: ", f"{BATCH_STUCK}: "))

@@ -44,7 +44,7 @@ class ReusePolicy:
     same: bytes  # what equal requests have in common beside their bodies
 
     def asked(self, body: bytes) -> Asked | None:
-        """The request by its name; None where this one is sent in any case."""
+        """Return the request by its name; None where this one is sent in any case."""
         if len(body) > REQUEST_BYTES_MAX:
             return None
         try:

@@ -17,12 +17,12 @@ IDLE_SHARE = 8  # one slot in so many may wait for the group commit while items 
 
 
 class Slots:
-    """How many items are in flight at once: first come, first served inside a flow, fair between
-    flows. On one event loop.
+    """How many items are in flight at once: first come, first served, fair between flows.
+
+    On one event loop.
 
     In flight is an item from its turn until its outcome is in SQL: the calls that a death of this
-    process may repeat are those of the items in its slots.
-    """
+    process may repeat are those of the items in its slots."""
 
     def __init__(self, size: int) -> None:
         self.size = size
@@ -55,8 +55,7 @@ class Slots:
         return SlotPlace(self, flow)
 
     def are_short(self, answered: int) -> bool:
-        """Whether items wait for slots while more than a few are held by so many that only wait to
-        be stored."""
+        """Return whether items wait for slots while many are held by outcomes to be stored."""
         return (
             self.taken >= self.size and answered * IDLE_SHARE >= self.size and bool(self._waiting)
         )
@@ -73,7 +72,7 @@ class Slots:
             waiter.cancel()
 
     def give_up(self) -> None:
-        """Called once for each slot that was taken."""
+        """Leave a slot; called once for each that was taken."""
         self.taken -= 1
         self._wake()
 
@@ -106,8 +105,9 @@ class SlotPlace:
 
 
 class Waiting:
-    """Items that wait for one thing while their start is not counted; ``with`` it, a task is one of
-    them."""
+    """Items that wait for one thing while their start is not counted.
+
+    ``with`` it, a task is one of them."""
 
     __slots__ = ("_closed", "_tasks")
 

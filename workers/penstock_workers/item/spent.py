@@ -47,8 +47,9 @@ NOTHING_SPENT = Spent()
 
 
 def spent_before(header: object) -> Spent:
-    """What the header of a message says that earlier attempts used up; headers come from
-    outside."""
+    """Return what a message's header says that earlier attempts used up.
+
+    Headers come from outside."""
     if (
         not isinstance(header, list)
         or len(header) not in (_SUMS, _AGAIN, len(NOTHING_SPENT))

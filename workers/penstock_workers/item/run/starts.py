@@ -1,5 +1,4 @@
-"""Begin: count the start of an item outside this process before the call, and learn whether it must
-not start at all.
+"""Begin: count an item's start outside this process, and learn whether it may start at all.
 
 Begins of many items travel in one script call; while it is under way the next group gathers. An
 item begins only while it is in its job's window. There every document is that was fed and has no
@@ -126,9 +125,10 @@ class Starts:
         self._thread.shutdown()
 
     async def begin(self, attempt: Attempt, *, sends: bool = False) -> None:
-        """The start is counted, and in a job with a budget what a request may cost that it
-        ``sends``. Raises TurnedAway where it must not start, and PricesMissing where its tenant has
-        a budget and the price is not known."""
+        """Count the start, and reserve what a request may cost that it ``sends``.
+
+        Raises TurnedAway where it must not start, and PricesMissing where its tenant has a budget
+        and the price is not known."""
         outcome = await self._answer(
             attempt, attempt.job, attempt, may_cost(attempt) if sends else None
         )
@@ -136,8 +136,9 @@ class Starts:
             raise TurnedAway(outcome)
 
     async def vouch(self, item: Item, job: JobView | None, outcome: Outcome) -> Outcome:
-        """What an item ends in that has not begun: one that no feed sent gets no dead letter and
-        pauses no job."""
+        """Return what an item ends in that has not begun.
+
+        One that no feed sent gets no dead letter and pauses no job."""
         if job is None or not (
             isinstance(outcome, Dead) or (isinstance(outcome, Parked) and outcome.pauses)
         ):
@@ -145,8 +146,9 @@ class Starts:
         return await self._answer(item, job, None) or outcome
 
     async def take_back(self, attempt: Attempt) -> None:
-        """The start of an item that now waits, where it was begun: no death may be held against it
-        meanwhile."""
+        """Take back the start of an item that now waits, where it was begun.
+
+        No death may be held against it meanwhile."""
         if not attempt.begun:
             return
         attempt.begun = False
@@ -215,8 +217,9 @@ class Starts:
     # -- in the thread -----------------------------------------------------------------------------
 
     def _begin(self, group: Sequence[_Asked]) -> list[_Answer]:
-        """One script call; then, where a message was seen before, one look into SQL before anything
-        is paid twice."""
+        """Count a group in one script call.
+
+        Where a message was seen before, one look into SQL comes before anything is paid twice."""
         if any(asked.begin.may_cost is not None for asked in group):
             self._say_alive()
         begun = self._hot.begin([asked.begin for asked in group], self._lane)
@@ -271,8 +274,9 @@ class Starts:
         )
 
     def _finish(self, begins: Iterable[Begin]) -> None:
-        """Their outcomes are in SQL, but the worker that put them there died before it wrote to
-        Redis: write it now."""
+        """Write to Redis what SQL has of finished items.
+
+        The worker that put it there died before it wrote to Redis."""
         found = list(begins)
         for (job_id, generation, doc_id), buckets, _ in found:
             self._hot.rehydrate(job_id, generation, [(doc_id, False)], buckets)
@@ -282,7 +286,7 @@ class Starts:
 
 
 def _tell(asked: _Asked, answer: _Answer) -> bool:
-    """False where a start was counted that is not wanted any more."""
+    """Give an answer; return False where a start was counted that is not wanted any more."""
     may_start = answer.outcome is None
     if asked.answer.done():  # cancelled meanwhile
         return not may_start

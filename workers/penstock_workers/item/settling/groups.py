@@ -1,22 +1,16 @@
-"""Many single requests become few group calls, and each call is repeated until its store has
-answered.
+"""Many single writes become few group calls, each repeated until its store has answered.
 
 A ``Gatherer`` collects what is put into it and hands it to ``flush`` in groups. Only one flush is
 under way at a time, so while the store is slow the next group grows by itself. A ``StoreWriter``
 waits while its store is away: giving up would throw away answers that are paid for. What a store
 refuses for good would hold up all that is behind it, so a refused group is halved until what was
-refused is alone.
+refused is alone; ``Unstorable`` says what becomes of that.
 
-What the settler asks of a lane's records.
-
-How long the oldest outcome has waited for a store, and when that must fail the liveness probe.
-
-Ending a worker costs what it has not settled: answers that are paid for are asked for again. So it
-must help. It does not while a store is down, full or locked by another client: then the worker
-stays alive, however long that lasts, and says what it waits for. It may help when a store answers
-and still nothing goes through, or when a call to it never comes back.
-
-What becomes of an outcome that a store will never take: never lost, and never tried for ever.
+``Backlog`` knows how long the oldest outcome has waited, and when that must fail the liveness
+probe. Ending a worker costs what it has not settled: answers that are paid for are asked for again.
+So it must help. It does not while a store is down, full or locked by another client: then the
+worker stays alive, however long that lasts, and says what it waits for. It may help when a store
+answers and still nothing goes through, or when a call to it never comes back.
 """
 
 from __future__ import annotations
@@ -52,13 +46,11 @@ R = TypeVar("R")
 
 
 class Gatherer(Generic[T]):
-    """Groups of at most ``group_max`` things, each flushed at most ``linger_s`` after its first
-    thing arrived.
+    """Groups of at most ``group_max`` things, each flushed ``linger_s`` after its first one.
 
     What waits here is bounded by the caller: every waiting thing is an item in flight, and those
     are bounded by prefetch. ``flush`` must not raise; it owns its retries. All methods belong to
-    the event loop that ``start`` was called on.
-    """
+    the event loop that ``start`` was called on."""
 
     def __init__(
         self,
@@ -155,8 +147,7 @@ class StoreOutage(NamedTuple):
 
 
 class WrittenGroup(NamedTuple, Generic[T, R]):
-    """What became of a group: the parts that were written, with their answers, and what was refused
-    for good."""
+    """What became of a group: parts that were written, with answers, and what was refused."""
 
     parts: list[tuple[Sequence[T], R]]
     refused: list[tuple[T, Exception]]
@@ -197,7 +188,7 @@ class StoreWriter:
         return written
 
     async def _until_answered(self, do: Callable[[Sequence[T]], R], part: Sequence[T]) -> R:
-        """Raises what the store answers to a part that it will never take."""
+        """Repeat a call until its store answers; raise what it will never take."""
         while True:
             try:
                 answer = await asyncio.get_running_loop().run_in_executor(self._thread, do, part)
@@ -255,32 +246,31 @@ class Backlog:
         self._group_at = 0.0
 
     def put(self) -> None:
-        """An outcome waits from now on."""
+        """Note that an outcome waits from now on."""
         if self._since is None:
             self._since = self._clock()
 
     def take(self) -> None:
-        """A group is on its way to the store; what is put from now on is younger."""
+        """Note that a group is on its way to the store; what is put from now on is younger."""
         self._group_at = self._clock()
 
     def done(self, *, more: bool) -> None:
-        """The group is stored; ``more`` says whether others wait."""
+        """Note that the group is stored; ``more`` says whether others wait."""
         self._since = self._group_at if more else None
 
     def oldest_s(self) -> float:
-        """Age of the oldest thing that waits, in seconds, or a little more; 0 when nothing
-        waits."""
+        """Return the age of the oldest thing that waits, or a little more; 0 for none."""
         since = self._since
         return 0.0 if since is None else max(0.0, self._clock() - since)
 
     def away(self) -> str | None:
-        """The store that does not take what waits; None while everything goes through."""
+        """Return the store that does not take what waits; None while all goes through."""
         return next(
             (writer.outage.store for writer in self._writers if writer.outage is not None), None
         )
 
     def trouble(self) -> str | None:
-        """What is waited for, in words; None while everything goes through."""
+        """Return what is waited for, in words; None while everything goes through."""
         waiting = next(
             (writer.outage for writer in self._writers if writer.outage is not None), None
         )
@@ -330,8 +320,9 @@ class Unstorable:
         self._failure_log = FailureLog(log)
 
     def by_sql(self, settled: Settled, error: Exception) -> Instead:
-        """A result or a dead letter that SQL refuses becomes a plain dead letter; anything else is
-        set aside."""
+        """Make a plain dead letter of a result or dead letter that SQL refuses.
+
+        Anything else is set aside."""
         attempt, outcome = settled
         if not isinstance(attempt, Attempt) or not isinstance(outcome, Done | Dead):
             return self.set_aside(settled, error)
@@ -361,7 +352,9 @@ class Unstorable:
         return Instead(Settled(attempt, Dead(letter)), is_to_be_written=True)
 
     def by_redis(self, settled: Settled, error: Exception) -> Instead:
-        """What SQL holds needs no Redis: reconciling tells it later.
+        """Keep the message of a retry or a parked item, which Redis refuses.
+
+        What SQL holds needs no Redis: reconciling tells it later.
 
         Where the message of a retry or a parked item lies, does."""
         if isinstance(settled.outcome, Retry | Parked):
@@ -370,7 +363,7 @@ class Unstorable:
         return Instead(settled, is_to_be_written=False)
 
     def set_aside(self, settled: Settled, error: Exception) -> Instead:
-        """The message is kept whole, for a person."""
+        """Keep the message whole, for a person."""
         self._log("a store", settled, error, "is set aside for a person (penstock:parked:unknown)")
         outcome = Unreadable(f"its outcome cannot be stored: {in_words(error)}")
         return Instead(Settled(settled.item, outcome), is_to_be_written=False)

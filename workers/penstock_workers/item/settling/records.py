@@ -127,8 +127,7 @@ class MadeWithNotes:
 
 
 def engine_in_words(package: str | None, server: str | None) -> str:
-    """Of a lane that hosts a model: the engine's version where it computes in the worker, else
-    where its server is."""
+    """Return the engine's version, or where its server is, for a lane that hosts a model."""
     if package is None:
         return ""
     if server is not None:
@@ -156,8 +155,9 @@ class Records:
         self._token = uuid4().hex[:12]  # of this process, in the names of payments
 
     def write_sql(self, group: Sequence[Settled]) -> None:
-        """Results, dead letters and what was paid besides in one transaction; then, rarely, the
-        pause of a job."""
+        """Write results, dead letters and what was paid besides in one transaction.
+
+        Then, rarely, the pause of a job."""
         results = [outcome.result for _, outcome in group if isinstance(outcome, Done)]
         letters = [outcome.letter for _, outcome in group if isinstance(outcome, Dead)]
         if results:
@@ -177,8 +177,9 @@ class Records:
                 log.error("job %s is paused: %s", job_id, why)
 
     def write_redis(self, group: Sequence[Settled]) -> None:
-        """Completed set, counters, window and delayed set in one script call; then what waits for
-        its job to be resumed."""
+        """Write completed set, counters, window and delayed set in one script call.
+
+        Then what waits for its job to be resumed."""
         for job_id in pauses_of(group):
             self._hot.set_job_state(job_id, JobState.PAUSED)
         report = self._hot.settle(_batch(group, self._without_room(group)))
@@ -198,8 +199,9 @@ class Records:
                 )
 
     def _without_room(self, group: Iterable[Settled]) -> frozenset[str]:
-        """Note the queues that items go on to, so that control loops look after them; returns those
-        that their lane has no room for."""
+        """Note the queues that items go on to; return those that have no room.
+
+        Control loops look after them."""
         to = {
             outcome.to
             for _, outcome in group
@@ -210,8 +212,10 @@ class Records:
 
 
 def _batch(group: Iterable[Settled], full: Container[str] = ()) -> SettleBatch:
-    """``full``: queues for which there is no room; what goes there waits in its lane's own, from
-    where workers send it on."""
+    """Return what one settle call writes.
+
+    ``full``: queues for which there is no room; what goes there waits in its lane's own, from where
+    workers send it on."""
     done: list[SettledDone] = []
     dead: list[SettledDead] = []
     retries: list[SettledRetry] = []
@@ -249,7 +253,7 @@ def _batch(group: Iterable[Settled], full: Container[str] = ()) -> SettleBatch:
 
 
 def _answered(group: Iterable[Settled]) -> list[ItemKey]:
-    """The finished items of jobs whose callers wait."""
+    """Return the finished items of jobs whose callers wait."""
     return [
         item.key
         for item, outcome in group
@@ -294,8 +298,10 @@ def earlier_in(group: Iterable[Settled]) -> dict[ItemKey, Paid]:
 
 
 def _retried(group: Iterable[Settled], token: str) -> list[tuple[str, PaidBeside]]:
-    """Return what attempts used up that came to no outcome, each with a name that is the same when
-    it is written again. Their messages tell of most of it, and are lost with Redis."""
+    """Return what attempts used up that came to no outcome, under names that stay.
+
+    A name is the same when it is written again. Their messages tell of most of it, and are lost
+    with Redis."""
     return [
         (f"retried-{token}-{item.sent_at!r}", PaidBeside(item.key, *item.spent.paid(item.calls)))
         for item, outcome in group
@@ -304,8 +310,9 @@ def _retried(group: Iterable[Settled], token: str) -> list[tuple[str, PaidBeside
 
 
 def _left(group: Iterable[Settled]) -> list[PaidBeside]:
-    """What earlier attempts used up on documents whose job has left the lane: their messages, which
-    said it, end here."""
+    """Return what earlier attempts used up on documents whose job has left the lane.
+
+    Their messages, which said it, end here."""
     return [
         PaidBeside(item.key, *item.spent_in_all.paid(item.calls_in_all))
         for item, outcome in group

@@ -41,7 +41,7 @@ def result_of(attempt: Attempt, reply: Reply) -> Result:
 
 
 def dead_letter(attempt: Attempt, failure: Failure) -> DeadLetter:
-    """What tells a person what failed, and holds the request for a replay."""
+    """Return what tells a person what failed, and holds the request for a replay."""
     spent = attempt.spent_in_all
     return DeadLetter(
         key=attempt.key,
@@ -124,21 +124,20 @@ def has_budget(job: JobView) -> bool:
 
 
 def reason_of(outcome: Retry | Released) -> str:
-    """Why there will be another attempt: the name of the failure, with which the outcome's words
-    begin."""
+    """Return why there will be another attempt: the name of the failure."""
     words = outcome.error if isinstance(outcome, Retry) else outcome.why
     return words.partition(":")[0]
 
 
 def message_again(item: Item, retries: int) -> bytes:
-    """The item's message for another attempt.
+    """Return the item's message for another attempt.
 
     It travels as it came, with its body or by reference."""
     return _message(item, item.delivery.queue, retries)
 
 
 def message_to(item: Item, queue: str) -> bytes:
-    """The item's message as it came, for another queue."""
+    """Return the item's message as it came, for another queue."""
     return _message(item, queue, item.retries)
 
 
@@ -178,8 +177,9 @@ def spent_on(attempt: Attempt, happened: Failure | Reply) -> Spent:
 
 
 def prices_of(job: JobView, answered: str | None) -> ModelPrices | None:
-    """Of the model that ``answered``, else of the one that was asked; None where none is known, or
-    the model is the worker's."""
+    """Return the prices of the model that ``answered``, else of the one asked; None if unknown.
+
+    None, too, where the model is the worker's."""
     return (
         None if has_own_model(job.spec.lane) else job.provider.prices_of(answered, job.spec.model)
     )

@@ -38,8 +38,7 @@ Durable = Callable[
 
 
 class Settler:
-    """Groups outcomes (at most ``group_max``, at most ``linger_s``) and commits one group after the
-    other."""
+    """Commits outcomes in groups of ``group_max`` at most, ``linger_s`` after the first at most."""
 
     def __init__(
         self,
@@ -53,8 +52,7 @@ class Settler:
         on_durable: Durable | None = None,
         is_short: Callable[[int], bool] = lambda _: False,
     ) -> None:
-        """``is_short``: whether others wait for what so many outcomes hold until they are stored;
-        then no group lingers."""
+        """Take ``is_short``: whether others wait for what so many outcomes hold."""
         self._bridge = bridge
         self._records = records
         self._on_durable = on_durable
@@ -127,8 +125,7 @@ class Settler:
         group: Sequence[Settled],
         choose: Choice,
     ) -> Sequence[Settled]:
-        """``group`` as it is stored now: what was refused for good has another outcome, which is
-        stored in its place."""
+        """Return ``group`` as it is stored: what was refused for good has another outcome."""
         began = time.monotonic()
         written = await store.write(write, group)
         self._tally.stored(store.store, time.monotonic() - began)

@@ -1,5 +1,4 @@
-"""The stop-loss of a job: it pauses where too many of its latest documents fail, or cost too much
-each.
+"""The stop-loss of a job: it pauses where too many of its latest documents fail or cost too much.
 
 ``decide`` is the rule. What it looks at comes back from the call to Redis that settles a group, so
 that a job whose every answer is refused stops with the group that shows it: what is paid besides is
@@ -99,15 +98,15 @@ def usd_per_document(lately: Lately) -> float:
 
 
 def failing_share(lately: Lately) -> float:
-    """Return the larger of the two shares: what is refused now is a dead letter later, so that both
-    are accepted as one."""
+    """Return the larger of the two shares.
+
+    What is refused now is a dead letter later, so that both are accepted as one."""
     dead = lately.dead / lately.ended if lately.ended else 0.0
     return max(dead, lately.missed / lately.answered if lately.answered else 0.0)
 
 
 def is_refused_first(attempt: Attempt, outcome: Outcome) -> bool:
-    """Whether this is the first answer to its document, which was paid for and refused by the job's
-    own checks."""
+    """Return whether this is a document's first answer, paid for and refused by checks."""
     return attempt.retries == 0 and (_failure_of(outcome) or ("", ""))[0] in REFUSED
 
 
@@ -146,8 +145,9 @@ class StopLoss:
                 )
 
     def _stop(self, job_id: str, generation: int, lately: Lately) -> None:
-        """With the job as it is now: other bounds may have been given, and a person may have
-        accepted how it goes."""
+        """Pause the job as it is now.
+
+        Other bounds may have been given, and a person may have accepted how it goes."""
         job = self._jobs.get(job_id)
         if job.state is not JobState.RUNNING:
             return
@@ -172,7 +172,7 @@ class StopLoss:
     def _params(
         self, job_id: str, generation: int, stop: Stop, lately: Lately, bounds: Bounds
     ) -> dict[str, Any]:
-        """What is said of the stop, and what letting the job go on accepts."""
+        """Return what is said of the stop, and what letting the job go on accepts."""
         params: dict[str, Any] = {
             "generation": generation,
             "bad": stop.bad,

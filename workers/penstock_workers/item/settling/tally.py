@@ -83,7 +83,7 @@ class OutcomeTally:
                 self._failed_tries[reason_of(outcome)] += 1
 
     def _pay(self, attempt: Attempt) -> None:
-        """What an attempt cost, whatever it ended in."""
+        """Count what an attempt cost, whatever it ended in."""
         calls, spent = attempt.calls, attempt.spent
         for provider, sent, used in attempt.elsewhere:
             self._charge(attempt.job.spec.lane, provider, sent, used)

@@ -1,8 +1,7 @@
-"""The admission of the `api` lane: a ticket with a start time from the quota that the fleet
-shares.
+"""The admission of the `api` lane: a ticket with a start time from the quota of the fleet.
 
-What a request will cost its provider's quota: estimated before it is sent, learned from what
-answers cost.
+What a request will cost that quota is estimated before it is sent, and learned from what answers
+cost.
 """
 
 from __future__ import annotations
@@ -86,13 +85,16 @@ class Costs:
         )
 
     def when_asked(self, attempt: Attempt) -> tuple[Mapping[str, float], Mapping[str, float]]:
-        """The same as ``of``, worked out at the first look: a quota without limits never does."""
+        """Return the same as ``of``, worked out at the first look.
+
+        A quota without limits never looks."""
         request = _Request(self, attempt)
         return _Part(request, 0), _Part(request, 1)
 
     def sample(self, attempt: Attempt, reply: Reply) -> Usage | None:
-        """What an answer used where no limits are: one in ``LEARN_EVERY`` teaches what such items
-        cost."""
+        """Return what one answer in ``LEARN_EVERY`` used, where no limits are.
+
+        It teaches what such items cost."""
         self._unlearned += 1
         if self._unlearned >= LEARN_EVERY:
             self._unlearned = 0
@@ -152,8 +154,9 @@ async def _exchange(learned: Iterable[Learned]) -> None:
 
 
 def _key(attempt: Attempt) -> str:
-    """Documents of one job are alike, and so are its answers; another generation may ask another
-    model."""
+    """Return what items are told apart by: documents of one job are alike, and so are answers.
+
+    Another generation may ask another model."""
     return f"{attempt.job.job_id}|{attempt.key.generation}"
 
 
@@ -270,7 +273,7 @@ class QuotaTurn:
         self._ticket.release()
 
     def conclude(self, tried: Tried, happened: Failure | Reply) -> None:
-        """A failed request stays charged as the provider charges it."""
+        """Settle with the quota; a failed request stays charged as the provider charges it."""
         if isinstance(happened, Reply):
             learn = self._costs.observe if self._ticket.limited else self._costs.sample
             self._ticket.answered(tried.headers, usage=learn(self._attempt, happened))

@@ -1,5 +1,4 @@
-"""The `api` lane: real-time calls to a provider over HTTP, bodies passed through untouched
-(Gemini's but for the model).
+"""The `api` lane: real-time calls to a provider over HTTP, bodies passed through untouched.
 
 No SDK and no retry in here: every send is one `infer`, so the quota sees each of them.
 """
@@ -133,7 +132,7 @@ class ApiLane:
         )
 
     def _target(self, name: str, endpoint: str) -> Target:
-        """Raises UnusableRequest."""
+        """Return where a request goes; raise UnusableRequest."""
         provider = self._providers[name]
         target = Target.of(
             address(provider.base_url, endpoint), self._headers[name], proxy=provider.proxy
@@ -144,8 +143,7 @@ class ApiLane:
 
 
 class _Reserved:
-    """What one answer holds of the memory: nothing, until the client finds that it is no small
-    one."""
+    """What one answer holds of the memory: nothing, until it is found to be large."""
 
     __slots__ = ("_memory", "room")
 
@@ -157,7 +155,7 @@ class _Reserved:
         self.room = await self._memory.room(size)
 
     def release(self) -> None:
-        """The answer came to nothing."""
+        """Give the room back: the answer came to nothing."""
         if self.room is not None:
             self.room.release()
 

@@ -1,5 +1,4 @@
-"""vLLM's own gauges, read from its /metrics where that is reachable: they decide how many requests
-are sent to it."""
+"""vLLM's own gauges, read from its /metrics: they decide how many requests are sent to it."""
 
 from __future__ import annotations
 
@@ -33,8 +32,9 @@ Tell = Callable[[str, float, float], None]
 
 
 def read_gauges(text: str) -> tuple[float, float] | None:
-    """Requests running and waiting, summed over engines; None when the page has neither or only
-    one. Raises ValueError."""
+    """Return requests running and waiting, summed over engines; raise ValueError.
+
+    None when the page has neither or only one."""
     sums: dict[str, float] = {}
     for family in text_string_to_metric_families(text):
         if family.name in (RUNNING, WAITING):
@@ -101,7 +101,7 @@ class GaugeWatch:
 
 
 async def _ask(client: HttpClient, page: Target) -> tuple[float, float]:
-    """Raises HttpError and ValueError."""
+    """Return the gauges of a page; raise HttpError and ValueError."""
     answer = await client.get(page, timeout_s=TIMEOUT_S)
     if answer.status != 200:
         to = answer.headers.get("location")

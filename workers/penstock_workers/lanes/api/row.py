@@ -145,8 +145,9 @@ def _models(settings: ProviderSettings, key: str | None) -> tuple[int, str]:
 
 
 def _proxies(name: str, settings: ProviderSettings) -> Iterator[LaneFinding]:
-    """A warning about variables that S3's client and the exporter of traces follow, and calls to
-    providers do not."""
+    """Warn of variables that calls to providers do not follow.
+
+    S3's client and the exporter of traces do."""
     found = proxy_variables()
     if found and settings.proxy is None:
         seen = (

@@ -1,7 +1,4 @@
-"""What each answer of a provider batch means for its document: by the same table of failures as in
-every lane.
-
-Reads the answers of a provider batch that has ended, and gives each document what it came to.
+"""The answers of a provider batch: read, judged by the table of fates, and settled.
 
 Answers are streamed, in any order, and settled a group at a time. Reading them again after a crash
 changes nothing. No line costs the batch: what cannot be read, names no document of the batch, or
@@ -71,8 +68,9 @@ class Parting(NamedTuple):
 
     @property
     def takes_every_answer(self) -> bool:
-        """Whichever lane has its documents now, and whatever came of them there: what was paid for
-        is stored or counted."""
+        """Return whether each answer counts, whichever lane has its document now.
+
+        What was paid for is stored or counted, whatever came of the document there."""
         return self.has_left or self.is_handed_over or self.has_moved
 
 
@@ -167,8 +165,9 @@ class Judge:
         return happened
 
     def _outcome(self, attempt: BatchAttempt, happened: Failure | Reply) -> Outcome:
-        """A batch takes hours, so that a try which costs none in other lanes counts here: a
-        document's tries come to an end."""
+        """Return the outcome; a try that costs none in other lanes counts here.
+
+        A batch takes hours, so a document's tries must come to an end."""
         outcome = decide(attempt, happened, self._policy)
         if (
             not isinstance(outcome, Retry)
@@ -291,8 +290,9 @@ class Collected:
     odd: Counter[str] = field(default_factory=Counter)  # unreadable, unknown, repeated
 
     def is_short(self, batch: ProviderBatch, seen: BatchSeen) -> bool:
-        """Whether the provider has counted more answers than its outputs held; where it does not
-        count, whether a batch that came to its end has left out documents."""
+        """Return whether the outputs held fewer answers than the provider has counted.
+
+        Where it does not count: whether a batch that came to its end has left out documents."""
         if seen.counts is None:
             return self.left > 0 and not seen.expired and not seen.cancelled
         counted = min(
@@ -376,8 +376,9 @@ class Collector:
     async def unanswered(
         self, batch: ProviderBatch, job: JobView, packed: PackedBatch, why: str
     ) -> int:
-        """Every document of the batch that has no outcome yet goes on to another one; returns how
-        many were looked at."""
+        """Send every document without an outcome into another batch.
+
+        Returns how many were looked at."""
         failure = without_answer(why)
         documents = await asyncio.to_thread(lambda: list(packed.documents()))
         for group in _groups((document, failure) for document in documents):
@@ -398,7 +399,7 @@ class Collector:
 
 
 def _too_large(line: UnreadableLine) -> Failure:
-    """It was paid for, and would be as long again."""
+    """Return the failure of an answer that was paid for and would be as long again."""
     return Failure(
         "answer_too_large", f"the line of its answer in {line.output} is not read: {line.why}", None
     )

@@ -1,5 +1,4 @@
-"""A provider batch that has ended: its answers are read, and what has none goes on to another
-batch."""
+"""A batch that has ended: its answers are read, and what has none goes on to another batch."""
 
 from __future__ import annotations
 
@@ -59,7 +58,7 @@ class Ending:
             await self._again(full)
 
     async def conclude(self) -> None:
-        """What has no answer goes on, and nothing of the batch is left lying about."""
+        """Send on what has no answer, and leave nothing of the batch lying about."""
         led, batch = self._led, self._led.batch
         if await self._has_unanswered():
             view, packed = await led.view(), await led.files()
@@ -100,8 +99,9 @@ class Ending:
             await led.collected(f"{why}: {error}", unread=unread)
 
     async def _read(self) -> BatchSeen | None:
-        """Give its documents what they came to; the batch itself where the account had no room for
-        it."""
+        """Give its documents what they came to; return the batch where it found no room.
+
+        The account had none for its tokens then."""
         led = self._led
         self._is_seen = self._has_outputs = False
         seen = await led.provider.look(led.remote_id)
@@ -144,8 +144,9 @@ class Ending:
         return None
 
     async def _check_whole(self, seen: BatchSeen) -> None:
-        """See that its answers can be read: what seems to have none would be asked for, and paid
-        for, again. Raises TryLater and AnswersMissing."""
+        """Raise TryLater and AnswersMissing where answers cannot be read.
+
+        What seems to have none would be asked for, and paid for, again."""
         led = self._led
         counts = counts_of(seen)
         if any(getattr(led.batch, name) != value for name, value in counts.items()):
@@ -191,8 +192,7 @@ class Ending:
             await led.around.jobs.stop(batch.job_id, JobState.PAUSED, reason)
 
     async def _again(self, seen: BatchSeen) -> None:
-        """The account had no room for its tokens: the same documents wait as another batch, since
-        this one has failed."""
+        """Let the same documents wait as another batch, since this one found no room."""
         led = self._led
         tag, why = uuid4().hex, f"{seen.problems[0].code}: {seen.problems[0].message}"
         if self._times_full >= FULL_TRIES and not await led.in_thread(
@@ -213,8 +213,9 @@ class Ending:
         await led.wait_for_room_again(self._times_full - 1)
 
     async def _give_up_size(self, why: str) -> None:
-        """It does not fit where it is alone, so it never will: a person says how much does, and its
-        documents go into smaller batches then."""
+        """Pause the job: its batch does not fit even alone, so it never will.
+
+        A person says how much does, and its documents go into smaller batches then."""
         led, batch = self._led, self._led.batch
         words = (
             f"{BATCH_REFUSED}: provider batch {batch.tag} of {batch.requests} requests has more "

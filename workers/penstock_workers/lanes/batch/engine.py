@@ -141,8 +141,9 @@ class BatchEngine:
         """Nothing runs here that was claimed."""
 
     async def drain(self, deadline_s: float) -> None:
-        """End between two steps where that is possible: the journal says where the next worker goes
-        on."""
+        """End between two steps where that is possible.
+
+        The journal says where the next worker goes on."""
         if self._leader is not None:
             await self._leader.close(deadline_s)
         for task in self._tasks:
@@ -238,7 +239,7 @@ class BatchEngine:
         )
 
     def _provider(self, name: str) -> BatchProvider:
-        """Raises UnknownProvider, MissingApiKey and PlainHttp."""
+        """Return the batch API of a provider; raise UnknownProvider, MissingApiKey, PlainHttp."""
         if name not in self._providers:
             self._providers[name] = open_batches(name, self._settings.provider(name))
         return self._providers[name]

@@ -1,10 +1,8 @@
-"""What the jobs of provider batches are doing now, as the leader's latest look has it.
+"""What the jobs of provider batches allow: to go on, as the latest look has it, and to spend.
 
-What provider batches may cost, in the budget of their job: reserved before each is created,
-beside the calls of other lanes.
-
-What is spent is given with each reservation, as SQL has it: it counts what documents cost that wait
-for another batch, too.
+What a batch may cost is reserved in the budget of its job before it is created, beside the calls of
+other lanes. What is spent is given with each reservation, as SQL has it: it counts what documents
+cost that wait for another batch, too.
 """
 
 from __future__ import annotations
@@ -71,8 +69,10 @@ class Jobs:
         left: Mapping[str, float] | None = None,
         moved: Collection[str] = (),
     ) -> None:
-        """``live``: all jobs that are not over; ``left``: when those that have ever left the lane
-        did so last; ``moved``: those that have ever left any lane."""
+        """Take all jobs that are not over from a look.
+
+        ``left``: when those that have ever left the lane did so last; ``moved``: those that have
+        ever left any lane."""
         self._left, self._moved = left or {}, moved
         self._know({job.job_id: job for job in live})
         self._specs = {job_id: spec for job_id, spec in self._specs.items() if job_id in self._live}
@@ -122,7 +122,7 @@ class Jobs:
                 del self._turns[job_id]  # it is over, and stays so
 
     async def look_again(self, job_id: str) -> Standing:
-        """The same, read anew."""
+        """Read a job anew, and return its standing."""
         job: Job | None = None
         with contextlib.suppress(JobNotFound):
             job = await asyncio.to_thread(self._jobs.get, job_id)
@@ -133,8 +133,9 @@ class Jobs:
         return self.standing(job_id)
 
     async def look_if_new(self, job_id: str) -> None:
-        """At a job that the latest look did not have: it may be over, or younger than that look,
-        and then nothing of it may be cancelled."""
+        """Read a job that the latest look did not have.
+
+        It may be over, or younger than that look, and then nothing of it may be cancelled."""
         if job_id not in self._live:
             await self.look_again(job_id)
 
@@ -210,7 +211,7 @@ class Reservations:
         return budget_usd is not None or self._tenants.budget_of(job) is not None
 
     def reserve(self, job: Job, batch: ProviderBatch, budget_usd: float | None) -> Room | None:
-        """What the batch may cost; doing it again changes nothing.
+        """Reserve what the batch may cost; doing it again changes nothing.
 
         None where neither the job nor its tenant has a budget. Raises redis.RedisError, and
         PricesMissing where the tenant has one and the price is not known."""
@@ -242,7 +243,7 @@ class Reservations:
         self._book.end_batch(batch.job_id, batch.tag, spent=self._batches.spent(batch.job_id))
 
     def why(self, job: Job, budget_usd: float | None, room: Room, batch: ProviderBatch) -> str:
-        """The job pauses before this batch."""
+        """Return why the job pauses before this batch."""
         counts = self._outcomes.counts(job.job_id)
         finished = counts.succeeded + counts.dead
         left = None if job.total is None else max(0, job.total - finished)

@@ -1,5 +1,4 @@
-"""One provider batch, from its packed file to its last outcome: each step is journalled before and
-after the provider's call.
+"""One provider batch, from its packed file to its last outcome, journalled around each call.
 
 ``Journey.run`` takes step after step: sending.py, watching.py and ending.py have them. What a step
 does when it comes a second time is what makes a crash harmless.
@@ -86,7 +85,7 @@ class Journey:
         self._led.closing.set()
 
     async def _after(self, error: Exception) -> None:
-        """A step has failed: it is taken again after a pause, unless a person has to act first."""
+        """Take a failed step again after a pause, unless a person has to act first."""
         led = self._led
         led.faults += 1
         if isinstance(error, TokenCapReached):
@@ -111,8 +110,9 @@ class Journey:
         await led.pause(wait_s)
 
     async def _stop_job(self, error: Exception, wait_s: float) -> float:
-        """Note the failure, and pause or fail the job where it asks for that; return how long the
-        step waits at least."""
+        """Note the failure, and pause or fail the job where it asks for that.
+
+        Returns how long the step waits at least."""
         jobs, job_id = self._led.around.jobs, self.batch.job_id
         name = f"provider batch {self.batch.tag} of job {job_id}"
         if isinstance(error, SourceUnavailable | SourceError):

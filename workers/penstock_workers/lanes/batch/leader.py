@@ -1,5 +1,4 @@
-"""The loop of a worker of the `batch` lane: it packs the feeds that it leads, and sees its provider
-batches to their end.
+"""The loop of a batch worker: it packs the feeds that it leads, and sees its batches to their end.
 
 Several workers share the work by leases in SQL: of each feed until it is read to its end, and of
 each provider batch until it is settled. What a worker leaves behind, another one takes up where the
@@ -147,7 +146,7 @@ class Leader:
         self._around.store.release_all(self._around.owner)
 
     def is_turning(self) -> bool:
-        """False when a round has not ended for ``STUCK_S`` seconds. Any thread."""
+        """Return False when a round has not ended for ``STUCK_S`` seconds. Any thread."""
         return time.monotonic() - self._turned_at < STUCK_S
 
     def led(self) -> Counter[tuple[str, str]]:
@@ -327,8 +326,9 @@ class Leader:
         return FirstBatch.WAITED_FOR if is_small and is_open else FirstBatch.NONE
 
     async def _pack_remainders(self, job: Job, feed: Feed, waiting: Waiting) -> None:
-        """Once they fill a batch, have waited for a while, or nothing else is under way that could
-        add to them."""
+        """Pack remainders that fill a batch or have waited for a while.
+
+        Or when nothing else is under way that could add to them."""
         spec = self._around.jobs.spec(job)
         limits = self._providers(spec.provider).limits
         enough = min(
@@ -363,7 +363,7 @@ class Leader:
         )
 
     async def _let_go(self, job: Job, feeds: Sequence[LiveFeed]) -> None:
-        """Feeds of a job that is paused or ends are not read on here."""
+        """Release the feeds of a job that is paused or ends."""
         for live in feeds:
             if live.led_by(self._around.owner) and not live.feed.exhausted:
                 await asyncio.to_thread(self._feeds.release_feed, live.feed, self._around.owner)
@@ -381,8 +381,9 @@ class Leader:
 
 
 def _has_arrived(job: Job, moves: Sequence[LaneMove] | None) -> bool:
-    """Whether its lane is chosen, and all that the lane before held waits in SQL now: until then
-    the same documents would be packed twice."""
+    """Return whether the job's lane is chosen, and all of the lane before waits in SQL.
+
+    Until then the same documents would be packed twice."""
     if not moves:
         return job.spec.get("lane") != AUTO
     return moves[-1].before is None or moves[-1].left_at is not None

@@ -1,5 +1,4 @@
-"""A provider batch as this worker leads it: its row, its files, and what several of its steps
-do."""
+"""A provider batch as this worker leads it: its row, its files, and what several steps do."""
 
 from __future__ import annotations
 
@@ -83,8 +82,9 @@ class LedBatch:
 
     @property
     def has_left(self) -> bool:
-        """Whether its job has left the lane since it was packed, even where the job has come back,
-        or is cancelled by now."""
+        """Return whether its job has left the lane since it was packed.
+
+        Even where the job has come back, or is cancelled by now."""
         return self.has_gone_on or self.around.jobs.has_left(
             self.batch.job_id, self.batch.packed_at
         )
@@ -96,14 +96,13 @@ class LedBatch:
 
     @property
     def has_gone_on(self) -> bool:
-        """Whether all its documents were handed over before this process took it: its job has left
-        the lane since it was packed, whatever the clocks of the processes that packed it and moved
-        the job say."""
+        """Return whether all its documents were handed over before this process took it.
+
+        Its job has left the lane since it was packed, whatever the clocks of the processes say."""
         return self.batch.handed_at is not None
 
     def note_standing(self) -> None:
-        """A step begins, or has seen what its job does now: pauses end as soon as that is something
-        else."""
+        """Note what its job does now: pauses end as soon as that changes."""
         self._began_as = self.standing
 
     @property
@@ -135,7 +134,7 @@ class LedBatch:
             )
 
     async def write(self, **values: Any) -> None:
-        """Raises BatchLost."""
+        """Write columns of the journal; raise BatchLost."""
         plain = {name: _as_column(value) for name, value in values.items()}
         store, owner = self.around.store, self.around.owner
         if not await asyncio.to_thread(lambda: store.step(self.batch, owner, **plain)):
@@ -173,8 +172,9 @@ class LedBatch:
         return max(0, (self.batch.succeeded or 0) - (self.batch.answers_read or 0))
 
     def _cost_of(self, answers: int) -> int | None:
-        """Return what they cost at most, by the estimate that its reservation is made with; None
-        where no price is known."""
+        """Return what answers cost at most, by the estimate of its reservation.
+
+        None where no price is known."""
         batch = self.batch
         return (
             batch.may_cost_microusd * answers // batch.requests if batch.may_cost_microusd else None
@@ -185,7 +185,7 @@ class LedBatch:
         return bool(await self.in_thread(self.around.store.is_handed_over, self.batch.tag))
 
     async def settled(self, why: str | None) -> None:
-        """Raises BatchLost."""
+        """End the batch in the journal; raise BatchLost."""
         if not await self.in_thread(self.around.store.end, self.batch, self.around.owner, why):
             raise BatchLost(self.batch.tag)
         await self.unreserve()
@@ -202,8 +202,9 @@ class LedBatch:
             await self.in_thread(self.around.reservations.end, self.batch)
 
     async def delete(self, *, unasked: bool = False) -> None:
-        """At the provider, where the job asks for it; what no batch was made of goes
-        ``unasked``."""
+        """Delete it at the provider, where the job asks for that or ``unasked``.
+
+        What no batch was made of goes unasked."""
         batch, job = self.batch, await self.around.jobs.get(self.batch.job_id)
         wanted = unasked or (job is not None and self.around.jobs.spec(job).batch_files == "delete")
         if not wanted or (batch.file_id is None and batch.remote_id is None):
@@ -226,7 +227,7 @@ class LedBatch:
         await self.pause(CAP_WAIT_S, or_when=self.around.changed)
 
     async def wait_for_room_again(self, times: int) -> None:
-        """The provider found no room for it, for the ``times``-th time after the first one."""
+        """Wait after the provider found no room, for the ``times``-th time again."""
         self.around.changed.clear()
         others_may_end = None if times else self.around.changed
         await self.pause(CAP_WAIT_S * 2.0 ** min(times, CAP_DOUBLINGS_MAX), or_when=others_may_end)
@@ -236,8 +237,9 @@ class LedBatch:
         await self.pause(LOOK_AT_JOB_S)
 
     async def pause(self, seconds: float, *, or_when: asyncio.Event | None = None) -> None:
-        """Or until its job is paused, goes on or ends: however long a provider wants to be left
-        alone."""
+        """Wait for ``seconds``, or until its job is paused, goes on or ends.
+
+        However long a provider wants to be left alone."""
         if self.standing is not self._began_as:
             return
         events = [
@@ -270,8 +272,9 @@ class LedBatch:
 
 
 def counts_of(seen: BatchSeen) -> dict[str, int]:
-    """Return the journal's columns of its counts; none where the provider does not tell them, and
-    what it said last stays."""
+    """Return the journal's columns of its counts; none where the provider tells none.
+
+    What it said last stays."""
     return (
         {}
         if seen.counts is None

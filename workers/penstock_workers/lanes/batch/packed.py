@@ -1,8 +1,4 @@
-"""The ids of documents as providers take them: `[A-Za-z0-9_-]`, and not longer than the dialect
-allows.
-
-The files of packed batches: the provider's input, the request bodies, and which document each id
-means.
+"""The files of packed batches: the input, the request bodies, and the document of each id.
 
 They are a cache: what they hold is made again where a disk is gone, see ``packer.py``. Which
 documents a batch has is kept in SQL besides, so that answers that were paid for find them whatever
@@ -34,8 +30,9 @@ _DIGEST_BYTES: Final = 16  # 128 bits: two documents of one job do not share the
 
 
 def custom_id(doc_id: str, most: int) -> str:
-    """The document id itself where a provider takes it, else a digest; no id of a document looks
-    like a digest."""
+    """Return the document id where a provider takes it, else a digest.
+
+    Providers take `[A-Za-z0-9_-]`, up to a length. No id of a document looks like a digest."""
     if (
         len(doc_id) <= most
         and _SAFE.fullmatch(doc_id) is not None
@@ -124,12 +121,11 @@ class PackedBatch:
                 yield PackedDocument(*orjson.loads(line))
 
     def by_id(self) -> dict[str, PackedDocument]:
-        """All of them: the one thing of a batch that is held in memory, while its answers are
-        read."""
+        """Return all documents: what is held in memory of a batch while its answers are read."""
         return {document.custom_id: document for document in self.documents()}
 
     def bodies(self, documents: Collection[PackedDocument]) -> list[bytes]:
-        """The requests of these documents, in their order; empty where one is lost."""
+        """Return the requests of these documents, in their order; empty where one is lost."""
         found = []
         with (self._folder / BODIES).open("rb") as file:
             for document in documents:
@@ -152,8 +148,9 @@ class PackedFolder:
         self._place.mkdir(parents=True, exist_ok=True, mode=0o700)
 
     def sweep(self, wanted: Container[str]) -> None:
-        """Remove what belongs to none of the ``wanted`` batches and was left for some time: other
-        workers may write here."""
+        """Remove what belongs to no ``wanted`` batch and was left for some time.
+
+        Other workers may write here."""
         long_ago = time.time() - LEFT_S
         for folder in self._place.iterdir():
             with contextlib.suppress(OSError):
@@ -171,7 +168,7 @@ class PackedFolder:
         return PackedWriter(self._place / tag, self._place / f"{tag}-{os.getpid()}{_UNDONE}")
 
     def rename(self, tag: str, to: str) -> None:
-        """The files of a batch that another one takes the place of.
+        """Give the files of a batch to the one that takes its place.
 
         Where they are gone they are made again."""
         if self.batch(tag).is_there:
@@ -213,14 +210,14 @@ class PackedWriter:
         self.size += len(line)
 
     def add_body(self, body: bytes) -> tuple[int, int]:
-        """A request without a line of the input; returns its place and its size."""
+        """Write a request without a line of the input; return its place and its size."""
         place = self._offset
         self._bodies.write(body)
         self._offset += len(body)
         return place, len(body)
 
     def add_name(self, document: PackedDocument) -> None:
-        """A document without a line of the input."""
+        """Write a document without a line of the input."""
         self._ids.write(orjson.dumps([*document]) + b"\n")
         self._names.add(document.custom_id)
         self.requests += 1

@@ -1,5 +1,4 @@
-"""Packs documents straight from their source into provider batches, a window at a time, and packs
-lost files again.
+"""Packs documents from their source into provider batches, and packs lost files again.
 
 A window is read, written to the disk, and then one transaction notes its batches and moves the
 feed's cursor. If the process dies before that, the next leader packs the same window again; nothing
@@ -78,12 +77,12 @@ class Packer:
     def pack_feed(
         self, job: Job, spec: JobSpec, feed: Feed, provider: BatchProvider, most: int | None = None
     ) -> tuple[Feed, int]:
-        """Pack the next window of a feed that this process leads, ``most`` documents in a batch at
-        most; returns the feed behind it, and how many batches it became.
+        """Pack the next window of a feed; return the feed behind it and the number of batches.
+
+        This process leads the feed. A batch has ``most`` documents at most.
 
         Raises SourceChanged, SourceUnavailable, FeedLost, Stopped, OSError and errors of the
-        database.
-        """
+        database."""
         source = source_of(self._database, job, feed, self._settings, spec)
         if feed.kind is FeedKind.SPOOL:
             return self._move_spool(feed, source), 0
@@ -150,7 +149,7 @@ class Packer:
     def files(
         self, job: Job, spec: JobSpec, batch: ProviderBatch, provider: BatchProvider
     ) -> PackedBatch:
-        """The files of a batch, made again where they are gone from this disk.
+        """Return the files of a batch, made again where they are gone from this disk.
 
         Raises as ``pack_feed`` does, but for FeedLost."""
         packed = self._folder.batch(batch.tag)
@@ -204,8 +203,9 @@ class Packer:
         batch: ProviderBatch,
         documents: Sequence[PackedDocument],
     ) -> None:
-        """Its documents as the journal has them, so that no answer is lost; requests as far as the
-        source still has them."""
+        """Write a batch's documents as the journal has them, so that no answer is lost.
+
+        Requests are read as far as the source still has them."""
         places, wanted = dict[str, tuple[int, int]](), {document.doc_id for document in documents}
         try:
             for document, _ in self._documents_of(job, spec, feed, batch, self._terms(spec, feed)):
@@ -250,8 +250,7 @@ class Packer:
     def _fill(
         self, window: Window, feed: Feed, source: Source, *, has_moved: bool
     ) -> tuple[dict[str, Any], bool]:
-        """The cursor behind the last document of the window, and whether the source has ended with
-        it."""
+        """Fill the window; return the cursor behind it, and whether the source has ended."""
         cursor = dict(feed.cursor)
         refused_lines = self._refused_lines(feed)
         for rows in _groups(source.documents(feed.cursor)):
@@ -323,8 +322,9 @@ class Packer:
             yield from (one for one in some if one.key not in done)
 
     def _move_spool(self, feed: Feed, source: Source) -> Feed:
-        """Documents of an open job come as they like: they wait as remainders do, and are packed
-        when they are many or old."""
+        """Let the documents of an open job wait as remainders do.
+
+        They come as they like, and are packed when they are many or old."""
         documents = [row for row in source.documents(feed.cursor) if isinstance(row, Document)]
         ended = source.ended()
         if documents or ended:
@@ -355,8 +355,9 @@ class Packer:
 
     @contextlib.contextmanager
     def _removed_on_error(self, packed: Iterable[NewProviderBatch]) -> Iterator[None]:
-        """Files of batches that were not noted, or of which that is not known: then they are packed
-        again."""
+        """Remove the files of batches that were not noted, or perhaps not.
+
+        They are packed again."""
         try:
             yield
         except BaseException:
@@ -389,8 +390,9 @@ def batched(found: Iterable[Remainder], size: int) -> Iterator[list[Remainder]]:
 
 
 def _fetch(source: Source, one: Remainder, changed: list[DeadLetter]) -> Document | None:
-    """The document again; None, and a dead letter in ``changed``, where a row of a table is not
-    what it was."""
+    """Return the document again; None where a row of a table is not what it was.
+
+    ``changed`` gets its dead letter then."""
     try:
         return source.fetch(one.position)
     except RowChanged as error:

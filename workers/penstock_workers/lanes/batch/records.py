@@ -1,5 +1,4 @@
-"""What is written of the documents of provider batches: one transaction in SQL for a group, then
-Redis.
+"""What is written of documents of provider batches: one transaction in SQL, then Redis.
 
 The settler of all lanes calls it. What differs from other lanes: a document that is to be tried
 again is a row of SQL in place of a message in Redis, and what earlier batches used up on it is
@@ -83,7 +82,7 @@ class BatchRecords:
             )
 
     def write_redis(self, group: Sequence[Settled]) -> None:
-        """The completed set and the counters, for people."""
+        """Write the completed set and the counters, for people."""
         for job_id in pauses_of(group):
             self._hot.set_job_state(job_id, JobState.PAUSED)
         done, dead, again = list[SettledDone](), list[SettledDead](), list[SettledCrash]()
@@ -173,5 +172,7 @@ def _left(attempt: BatchAttempt, outcome: Retry | Parked) -> Remainder:
 
 
 def _beside(attempt: BatchAttempt) -> PaidBeside:
-    """What one batch has cost that did not answer its document, whose job has left the lane."""
+    """Return what one batch has cost that did not answer its document.
+
+    Its job has left the lane."""
     return PaidBeside(attempt.key, *attempt.spent.paid(attempt.calls))

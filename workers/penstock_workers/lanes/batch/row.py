@@ -1,4 +1,4 @@
-"""The row of the `batch` lane.
+"""The row of the `batch` lane, and what `penstock doctor` says of it.
 
 What `penstock doctor` says of the `batch` lane: whether there is room for packed files.
 """
@@ -45,12 +45,12 @@ def check(settings: WorkerSettings, *, knock: bool) -> Iterator[LaneFinding]:
 
 
 def _nearest(folder: Path) -> Path:
-    """The folder itself, or the one above it that is there."""
+    """Return the folder itself, or the one above it that is there."""
     return next(place for place in (folder, *folder.absolute().parents) if place.is_dir())
 
 
 def _make(_settings: WorkerSettings) -> NoReturn:
-    """Raises UnknownLane: no document of this lane is inferred alone."""
+    """Raise UnknownLane: no document of this lane is inferred alone."""
     raise UnknownLane(BATCH_LANE, ())
 
 

@@ -1,5 +1,4 @@
-"""A provider batch on its way to the provider: its file is uploaded, its tokens and money are
-reserved, and it is created.
+"""A batch on its way to the provider: uploaded, reserved in tokens and money, and created.
 
 It is created once: a create whose answer was lost is looked for before it is made again.
 """
@@ -87,8 +86,9 @@ class Sending:
         await self._created(seen)
 
     async def _is_absent(self, creating_at: float) -> bool:
-        """Of a create whose answer was lost, with this process or on the way: where it worked, its
-        batch is adopted."""
+        """Return whether a create whose answer was lost has made no batch.
+
+        Where it has made one, that is adopted."""
         led, batch = self._led, self._led.batch
         seen = await led.provider.find(batch.tag, creating_at)
         if seen is not None:
@@ -166,8 +166,9 @@ class Sending:
         return False
 
     async def _is_paid_for(self) -> bool:
-        """Whether the budgets of its job and tenant have room for what it may cost, beside all that
-        is under way in any lane; reserve that."""
+        """Reserve what it may cost; return whether budgets have room for it.
+
+        Those of its job and its tenant, beside all that is under way in any lane."""
         led, batch, jobs = self._led, self._led.batch, self._led.around.jobs
         job = await jobs.get(batch.job_id)
         budget_usd = None if job is None else jobs.spec(job).budget_usd

@@ -1,5 +1,4 @@
-"""What becomes of a batch whose step fails: how long it is waited for, what the journal says of it,
-and when its job pauses.
+"""What becomes of a batch whose step fails: how long it waits, and when its job pauses.
 
 What a failure means is decided by the table of fates and by ``ASTRAY``, as in the lanes that send
 documents one by one. All that is counted here is counted in the journal, so that a restart, or
@@ -90,14 +89,14 @@ class Troubles:
         return trouble
 
     def pause_s(self, error: Exception, trouble: BatchTrouble) -> float | None:
-        """Return how long the job has to pause for this failure; 0 for "until a person resumes it",
-        None for not at all.
+        """Return how long the job has to pause for this failure; None for not at all.
+
+        0 is "until a person resumes it".
 
         A refused account pauses it at once, and what may be the address, a proxy or the key's
         rights once it came ``pause_after_run`` times in a row: as in every lane. Where the provider
         has taken something of this batch, the account was in order, and the job looks by itself
-        whether it is again.
-        """
+        whether it is again."""
         most = self._led.around.settings.pause_after_run
         is_astray = isinstance(error, Astray) or (
             isinstance(error, BatchGone) and error.name in ASTRAY
@@ -116,9 +115,10 @@ class Troubles:
     async def is_given_up(
         self, error: BatchGone | AnswersMissing, what: str, *, may_come: bool
     ) -> bool:
-        """Note a look that did not find the batch, or all its answers, and wait for the next one;
-        True once there were enough of them for long enough. ``may_come``: the provider has answers
-        that were not read. Raises BatchLost."""
+        """Note a look that did not find the batch, or all its answers, and wait for the next.
+
+        Returns True once there were enough of them for long enough. ``may_come``: the provider has
+        answers that were not read. Raises BatchLost."""
         led, now = self._led, time.time()
         before, own = led.batch.missing, led.around.settings.batch
         missing = Missing(what, now, 0) if before is None or before.what != what else before

@@ -1,5 +1,4 @@
-"""A provider batch that its provider works on: it is looked at until it has ended, and cancelled
-where its job ends.
+"""A batch that its provider works on: watched until it ends, cancelled where its job ends.
 
 A provider that never says a word that means the end is not asked for ever: past its window and a
 day more the batch counts as stuck. Its job pauses then: control moves it to another lane that it

@@ -1,5 +1,4 @@
-"""The batches that are being packed side by side: a provider batch has one model and one endpoint,
-so there is one for each pair of them.
+"""The batches that are packed side by side: one for each pair of model and endpoint.
 
 A window ends when one of them is full. All of them then have the same two cursors of the source,
 and differ in their models or endpoints.
@@ -101,7 +100,7 @@ class Window:
         ] = {}  # the documents of each batch for SQL, by tag, once it is closed
 
     def add(self, row: Document, before: Remainder) -> bool:
-        """False, and the document is not in: the window has come to its end.
+        """Add a document; return False, without it, where the window has come to its end.
 
         ``before``: what it used up until now."""
         try:
@@ -139,7 +138,7 @@ class Window:
     def close(
         self, cursor_before: dict[str, Any] | None, cursor_behind: dict[str, Any] | None
     ) -> list[tuple[NewProviderBatch, list[ItemKey]]]:
-        """The batches, each with its files on the disk and its documents."""
+        """Return the batches, each with its files on the disk and its documents."""
         terms, packed = self._terms, []
         for (model, endpoint), packing in self._open.items():
             packing.writer.close()
@@ -168,8 +167,10 @@ class Window:
             packing.writer.discard()
 
     def _may_cost(self, model: str | None, body: bytes, prompt_tokens: int) -> int:
-        """Where a request does not say how long its answer may be, as long as the first estimates
-        of other lanes have it."""
+        """Return what a request may cost.
+
+        Where it does not say how long its answer may be, that is as long as first estimates have
+        it."""
         prices = self._terms.prices_of(model)
         if prices is None:
             return 0

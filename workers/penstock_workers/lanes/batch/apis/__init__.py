@@ -1,7 +1,6 @@
-"""One dialect of batch APIs each: how OpenAI, Anthropic and Gemini take, show and answer a
-batch.
+"""The dialects of batch APIs: how OpenAI, Anthropic and Gemini take, show and answer a batch.
 
-The batch API of one provider, by the kind that its settings name, and its profile.
+``open_batches`` makes the one that a provider's settings name, by its kind and its profile.
 """
 
 from __future__ import annotations

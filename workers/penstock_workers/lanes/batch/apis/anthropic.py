@@ -80,8 +80,7 @@ class _Line(msgspec.Struct):
 
 
 class Read(NamedTuple):
-    """An answer, and the mark of the batch that stood before its custom id; "" where none stood
-    there."""
+    """An answer, and the mark of the batch that stood before its custom id; "" for none."""
 
     mark: str
     answer: BatchAnswer
@@ -91,7 +90,7 @@ _lines: Final = LineReader(_Line)
 
 
 def write_line(custom_id: str, endpoint: str, body: bytes, limits: BatchLimits) -> bytes:
-    """Raises BadLine and LineTooLong."""
+    """Return a request as a line; raise BadLine and LineTooLong."""
     if endpoint != MESSAGES:
         raise BadLine(
             f"Anthropic's batches take requests to {MESSAGES}, and this one is for {endpoint}"
@@ -128,7 +127,7 @@ def read_line(output: str, line: Line) -> Read | UnreadableLine:
 
 
 def parted(marked: str) -> tuple[str, str]:
-    """The mark of its batch, and the custom id behind it."""
+    """Return the mark of the batch, and the custom id behind it."""
     mark, hyphen, custom_id = marked.partition("-")
     return (mark, custom_id) if hyphen and len(mark) == MARK_CHARS else ("", marked)
 
@@ -257,13 +256,15 @@ class AnthropicBatches:
         await self._http.close()
 
     def _output(self, batch_id: str) -> Output:
-        """Not `results_url`: an address in an answer could name another host, and the key goes to
-        none."""
+        """Return where the results are, whatever `results_url` says.
+
+        An address in an answer could name another host, and the key goes to none."""
         return Output(batch_id, _path(batch_id) + "/results", self.limits.requests, ranges=False)
 
     async def _mark_of(self, seen: BatchSeen) -> str | None:
-        """What its custom ids begin with; "" for a batch of another program, None where it cannot
-        be seen yet."""
+        """Return what its custom ids begin with; None where that cannot be seen yet.
+
+        "" for a batch of another program."""
         if not seen.outputs:
             return None
         async with contextlib.aclosing(
@@ -302,7 +303,7 @@ class AnthropicBatches:
 
 
 def _mark(tag: str) -> str:
-    """The last letters and digits of a tag: the first ones of an id may be the time."""
+    """Return the last letters and digits of a tag: the first ones of an id may be the time."""
     return re.sub(r"[^A-Za-z0-9]", "", tag)[-MARK_CHARS:].rjust(MARK_CHARS, "0")
 
 
@@ -323,8 +324,10 @@ TAIL: Final = b"]}"
 
 
 def _size(path: Path) -> int:
-    """Of what `_requests` sends: a mark and its hyphen for each line, and a comma in place of each
-    line feed but the last."""
+    """Return the size of what `_requests` sends.
+
+    That has a mark and its hyphen for each line, and a comma in place of each line feed but the
+    last."""
     size = lines = 0
     with path.open("rb") as file:
         while piece := file.read(PIECE_BYTES):

@@ -1,8 +1,6 @@
 """Gemini's batches: a file of requests for one model, and a file of responses.
 
 Times and counts are Google's operations.
-
-Lines of Gemini's batch files: requests that are sent, and responses that are read.
 """
 
 from __future__ import annotations
@@ -78,7 +76,7 @@ _answers: Final = LineReader(_Answer)
 
 
 def write_line(custom_id: str, endpoint: str, body: bytes, most_bytes: int) -> bytes:
-    """Raises BadLine and LineTooLong.
+    """Return a request as a line; raise BadLine and LineTooLong.
 
     The model is the batch's: a request that names it says so only to Penstock."""
     if endpoint != GENERATE:
@@ -151,8 +149,9 @@ class GeminiBatches:
         return write_line(custom_id, endpoint, body, self.limits.line_bytes)
 
     async def upload(self, batch: NewBatch) -> str | None:
-        """Google gives an address for the bytes first; the key goes with them only where it is its
-        own."""
+        """Upload the file to the address that Google gives for its bytes.
+
+        The key goes with them only where that address is Google's own."""
         size = batch.path.stat().st_size
         begun = await self._http.heard(
             "POST",
@@ -281,15 +280,16 @@ class GeminiBatches:
 
 
 def _counts(stats: Mapping[str, Any], *, is_given_out: bool) -> Counts:
-    """Of a batch that has expired Gemini gives nothing out, whatever it has counted: none of that
-    is waited for."""
+    """Return the counts; of a batch that has expired Gemini gives nothing out.
+
+    Whatever it has counted, none of that is waited for."""
     names = ("requestCount", "successfulRequestCount", "failedRequestCount")
     total, succeeded, failed = (counted(stats.get(name)) for name in names)
     return Counts(total, succeeded, failed) if is_given_out else Counts(total, 0, total)
 
 
 def _name(value: object) -> str | None:
-    """A resource name: nothing in it can lead an address elsewhere."""
+    """Return a resource name, in which nothing can lead an address elsewhere."""
     return (
         value if isinstance(value, str) and _NAME.fullmatch(value) and ".." not in value else None
     )

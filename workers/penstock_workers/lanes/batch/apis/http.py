@@ -1,15 +1,9 @@
 """Calls to a provider's batch API: small ones whole, uploads and downloads streamed.
 
-Redirects are never followed.
-
-Not the api lane's client: that one holds each body in memory. Nothing is tried again in here but
-the download of an output (output_lines.py); a call ends in an answer or in one error of
-``provider.py``, without the key.
-
-What an answer of a batch API means that is no success: who has to act, and whether the call may
-have worked.
-
-Lists of batches and files, page by page, each with an end.
+Redirects are never followed. It is not the api lane's client: that one holds each body in memory.
+Nothing is tried again in here but the download of an output (output_lines.py); a call ends in an
+answer or in one error of ``provider.py``, without the key. ``judge`` says what an answer means that
+is no success: who has to act, and whether the call may have worked.
 """
 
 from __future__ import annotations
@@ -69,7 +63,7 @@ class Heard(NamedTuple):
         return 200 <= self.status < 300
 
     def error(self) -> Mapping[str, object]:
-        """The error in it; empty where it describes none."""
+        """Return the error in it; empty where it describes none."""
         try:
             parsed = orjson.loads(self.body)
         except orjson.JSONDecodeError:
@@ -170,8 +164,9 @@ class Account:
     proxy: str | None = None
 
     def is_own(self, url: str) -> bool:
-        """Whether an address in an answer is the provider's own: the key is sent to no other
-        one."""
+        """Return whether an address in an answer is the provider's own.
+
+        The key is sent to no other one."""
         try:
             one, other = urlsplit(url), urlsplit(self.base_url)
             return (one.scheme, one.hostname, one.port) == (
@@ -202,7 +197,9 @@ class BatchHttp:
         once: bool = False,
         one: bool = False,
     ) -> dict[str, Any]:
-        """A small call, and the JSON object that answers it. `once` and `one` as in `heard`."""
+        """Make a small call and return the JSON object that answers it.
+
+        `once` and `one` as in `heard`."""
         sent = None if payload is None else orjson.dumps(payload)
         headers = {} if sent is None else {"Content-Type": "application/json"}
         heard = await self.heard(
@@ -222,11 +219,10 @@ class BatchHttp:
         once: bool = False,
         one: bool = False,
     ) -> Heard:
-        """A 2xx answer.
+        """Make a call and return its 2xx answer.
 
         `size`: bytes of a body that is streamed. `once`: an answer that was lost is Unclear. `one`:
-        a 404 says that the batch or file of this path is gone.
-        """
+        a 404 says that the batch or file of this path is gone."""
         limit_s = self.times.call_s + size / self.times.slowest_bytes_per_s
         try:
             async with (
@@ -241,7 +237,7 @@ class BatchHttp:
         return heard
 
     def object_of(self, heard: Heard, *, once: bool, rows: str | None = None) -> dict[str, Any]:
-        """The JSON object of an answer.
+        """Return the JSON object of an answer.
 
         `rows`: what a list without a frame (Together's) is called in it."""
         try:
@@ -263,7 +259,7 @@ class BatchHttp:
     async def stream(
         self, path: str, query: Mapping[str, str], offset: int
     ) -> AsyncIterator[aiohttp.ClientResponse]:
-        """An answer whose body is not read yet, from `offset` on where the server can (206).
+        """Give an answer whose body is not read yet, from `offset` on where possible (206).
 
         Errors are aiohttp's own."""
         headers = {"Accept-Encoding": "identity"} | (
@@ -273,12 +269,12 @@ class BatchHttp:
             yield response
 
     async def refusal(self, response: aiohttp.ClientResponse) -> BatchError:
-        """What a stream means that is no success."""
+        """Return what a stream means that is no success."""
         heard = Heard(response.status, response.headers, await _read(response))
         return judge(heard, self.account.name, once=False, one=True)
 
     def lost(self, error: Exception, *, once: bool) -> BatchError:
-        """A call without a whole answer."""
+        """Return the error for a call without a whole answer."""
         words = redact(f"provider {self.account.name}: {_in_words(error)}")
         if isinstance(error, aiohttp.InvalidURL):
             return AccountStopped(f"{words}; correct base_url")
@@ -326,7 +322,7 @@ class BatchHttp:
 
 
 async def _read(response: aiohttp.ClientResponse) -> bytes:
-    """Raises ValueError for more than a small call may answer."""
+    """Return the body; raise ValueError for more than a small call may answer."""
     parts, read = [], 0
     async for part in response.content.iter_any():
         read += len(part)
@@ -365,7 +361,7 @@ Page = list[Mapping[str, Any]]
 async def pages(
     http: BatchHttp, listing: Listing, path: str, query: Mapping[str, str]
 ) -> AsyncGenerator[Page, None]:
-    """Raises AccountStopped where the list has no end that a program can reach."""
+    """Yield the pages of a list; raise AccountStopped where it has no end that can be reached."""
     seen: set[str] = set()
     place: dict[str, str] = {}
     for number in range(MAX_PAGES):

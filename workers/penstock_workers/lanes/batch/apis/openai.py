@@ -1,13 +1,8 @@
-"""OpenAI's Files and Batches, and what has their shape (``shapes.py``): Azure, Groq, Together,
-Mistral, gateways before vLLM.
+"""OpenAI's Files and Batches, and who has their form: Azure, Groq, Together, Mistral.
 
-Whose batch API has OpenAI's form, and where it differs: one row each, taken from what the
-provider itself publishes.
-
-The row is the provider's `profile`, which its host names where nothing else does. What no row names
-is asked as OpenAI is.
-
-Lines of OpenAI's batch files: requests that are sent, and answers that are read.
+Each of these is a row of ``SHAPES`` that says where it differs, taken from what the provider itself
+publishes. The row is the provider's `profile`, which its host names where nothing else does. What
+no row names, such as gateways before vLLM, is asked as OpenAI is.
 """
 
 from __future__ import annotations
@@ -67,7 +62,7 @@ def _asked(batch: NewBatch) -> dict[str, Any]:
 
 
 def _asked_together(batch: NewBatch) -> dict[str, Any]:
-    """It keeps no metadata."""
+    """Return what creates a batch; Together keeps no metadata."""
     return {"input_file_id": batch.file_id, "endpoint": batch.endpoint, "completion_window": WINDOW}
 
 
@@ -87,7 +82,9 @@ def _shown(batch: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _shown_together(batch: Mapping[str, Any]) -> Mapping[str, Any]:
-    """What answers a create has the batch in `job`. One text says why a batch has failed."""
+    """Return the batch out of `job`, where the answer to a create has it.
+
+    One text says why a batch has failed."""
     job = batch.get("job")
     batch = job if isinstance(job, dict) else batch
     why = batch.get("error")
@@ -212,7 +209,7 @@ def write_line(custom_id: str, endpoint: str | None, body: bytes, most_bytes: in
 
 
 def read_line(output: str, line: Line) -> BatchAnswer | UnreadableLine:
-    """What OpenAI, vLLM and their relatives write: a response, an error, or (vLLM) both."""
+    """Read a line of OpenAI, vLLM or a relative: a response, an error, or (vLLM) both."""
     try:
         answer = _answers.read(line.text)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -293,7 +290,7 @@ class OpenAIBatches:
         return file_id
 
     async def find_upload(self, tag: str) -> str | None:
-        """The newest file of this name."""
+        """Return the newest file of this name."""
         shape = self._shape
         async with contextlib.aclosing(
             pages(self._http, shape.files, "/v1/files", shape.files_query)
@@ -313,7 +310,7 @@ class OpenAIBatches:
         )
 
     async def _check_file(self, file_id: str) -> None:
-        """Raises TryLater while a batch that is made of this file would be refused."""
+        """Raise TryLater while a batch that is made of this file would be refused."""
         file = await self._http.call("GET", _path("/v1/files", file_id), one=True)
         if file.get("status") in UNREADY:
             words = (
@@ -322,8 +319,9 @@ class OpenAIBatches:
             raise TryLater(FILE_WAIT_S, words).named("request_conflict")
 
     async def find(self, tag: str, since: float) -> BatchSeen | None:
-        """By the tag in its metadata; where a server keeps none, by its input, which no other batch
-        has."""
+        """Find a batch by the tag in its metadata, or else by its input.
+
+        No other batch has that, and some servers keep no metadata."""
         untagged: dict[str, str] = {}  # by their input
         shape = self._shape
         listed = pages(self._http, shape.batches, shape.batches_path, shape.batches_query)

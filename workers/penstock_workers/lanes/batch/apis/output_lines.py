@@ -1,8 +1,7 @@
-"""The lines of one output, streamed from the provider: it goes on after a lost connection, and
-always comes to an end.
+"""The lines of one output, streamed from the provider and cut out of its bytes.
 
-Cuts a stream of bytes into lines, whatever comes: no line is held that is longer than the
-limit.
+It goes on after a lost connection, and always comes to an end. No line is held that is longer than
+the limit.
 """
 
 from __future__ import annotations
@@ -38,8 +37,9 @@ class EndlessLine(Exception):
 
 
 class LineCutter:
-    """What it knows of a stream: `offset` is the end of the last whole line, and `is_same` whether
-    a beginning is the same."""
+    """Cuts bytes into lines: `offset` is the end of the last whole one.
+
+    `is_same` says whether a beginning is the same."""
 
     def __init__(self, line_bytes: int, skipped_bytes: int) -> None:
         self._line_bytes, self._skippable = line_bytes, skipped_bytes
@@ -47,14 +47,14 @@ class LineCutter:
         self.restart()
 
     def restart(self) -> None:
-        """The stream begins again at its first byte."""
+        """Begin the stream again at its first byte."""
         self.restarts += 1
         self.offset, self.lines = 0, 0
         self._digest = hashlib.sha256()  # of all before `offset`
         self.forget()
 
     def forget(self) -> None:
-        """What came behind the last whole line will come again."""
+        """Forget what came behind the last whole line: it will come again."""
         self._parts: list[bytes] = []
         self._size = 0
         self._head, self._tail = b"", b""  # of a line that is too long
@@ -74,7 +74,7 @@ class LineCutter:
             self._take(part[start:])
 
     def end(self) -> Iterator[bytes | TooLong]:
-        """The stream is over: what is left is a line without a line feed."""
+        """Yield what is left at the end of the stream: a line without a line feed."""
         if self._size:
             yield self._line(b"")
 
@@ -192,8 +192,9 @@ _SCALAR: Final = r"""(?:"(?:[^"\\]|\\.)*"|null|true|false|-?[0-9.]+)"""
 
 
 def _id_of(line: TooLong, field: str) -> str | None:
-    """The id in a line that is not read as a whole, where only short fields stand between it and
-    one end of the line: then it is the line's own, and no part of an answer."""
+    """Return the id in a line that is not read as a whole, where it must be the line's own.
+
+    That is where only short fields stand between it and one end of the line."""
     named, other = rf'"{field}"\s*:\s*"([A-Za-z0-9_-]{{1,128}})"', rf'"\w+"\s*:\s*{_SCALAR}\s*'
     head = re.match(rf"\s*\{{\s*(?:{other},\s*)*{named}".encode(), line.head)
     found = head or re.search(rf"{named}\s*(?:,\s*{other})*\}}\s*$".encode(), line.tail)
@@ -203,7 +204,7 @@ def _id_of(line: TooLong, field: str) -> str | None:
 async def _parts(
     http: BatchHttp, output: Output, cutter: LineCutter
 ) -> AsyncGenerator[bytes, None]:
-    """What comes behind the cutter's offset."""
+    """Yield what comes behind the cutter's offset."""
     asked = cutter.offset if output.ranges else 0
     async with http.stream(output.path, output.query, asked) as response:
         size = _ends_at(response)
@@ -239,7 +240,7 @@ async def _parts(
 
 
 def _begins_at(response: aiohttp.ClientResponse) -> int | None:
-    """The place in the output of the first byte of this answer."""
+    """Return the place in the output of the first byte of this answer."""
     if response.status == 200:
         return 0
     found = _CONTENT_RANGE.fullmatch(response.headers.get("Content-Range", ""))
@@ -247,7 +248,7 @@ def _begins_at(response: aiohttp.ClientResponse) -> int | None:
 
 
 def _ends_at(response: aiohttp.ClientResponse) -> int | None:
-    """The size of the whole output, where the answer says it."""
+    """Return the size of the whole output, where the answer says it."""
     found = _CONTENT_RANGE.fullmatch(response.headers.get("Content-Range", ""))
     return None if found is None or found[2] == "*" else int(found[2])
 

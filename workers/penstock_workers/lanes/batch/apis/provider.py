@@ -104,24 +104,25 @@ class BatchProvider(Protocol):
         ...
 
     async def upload(self, batch: NewBatch) -> str | None:
-        """The id of the file at the provider; None: the dialect has no files."""
+        """Upload the file and return its id; None: the dialect has no files."""
         ...
 
     async def find_upload(self, tag: str) -> str | None:
-        """The file of an upload whose answer was lost."""
+        """Return the file of an upload whose answer was lost."""
         ...
 
     async def create(self, batch: NewBatch) -> BatchSeen: ...
 
     async def find(self, tag: str, since: float) -> BatchSeen | None:
-        """The batch of a create whose answer was lost; `since` is the unix time before that create.
+        """Return the batch of a create whose answer was lost.
 
-        None: it is certainly not there. Raises Unclear where the provider cannot tell yet.
-        """
+        `since` is the unix time before that create.
+
+        None: it is certainly not there. Raises Unclear where the provider cannot tell yet."""
         ...
 
     async def look(self, batch_id: str) -> BatchSeen:
-        """Raises BatchGone when the provider does not know it (any more)."""
+        """Return the batch; raise BatchGone when the provider does not know it (any more)."""
         ...
 
     def answers(self, seen: BatchSeen) -> AsyncGenerator[BatchAnswer | UnreadableLine, None]:
@@ -160,8 +161,7 @@ class BatchError(Exception):
 
 
 class BadLine(BatchError):
-    """This request cannot be a line of a batch: its body is what this dialect or endpoint does not
-    take."""
+    """This request cannot be a line of a batch of this dialect or endpoint."""
 
 
 class LineTooLong(BadLine):
@@ -177,8 +177,9 @@ class BatchRefused(BatchError):
 
 
 class BatchGone(BatchRefused):
-    """The provider knows no such batch or file (404): it was deleted, its time there is over, or
-    the provider errs."""
+    """The provider knows no such batch or file (404).
+
+    It was deleted, its time there is over, or the provider errs."""
 
     name = "not_found"
 
@@ -216,8 +217,9 @@ class TryLater(BatchError):
 
 
 class Astray(TryLater):
-    """A redirect, a 403, a page, or no such route: the address, a proxy or the key's rights may be
-    at fault, or it passes."""
+    """A redirect, a 403, a page, or no such route.
+
+    The address, a proxy or the key's rights may be at fault, or it passes."""
 
     name = "not_found"
 

@@ -1,5 +1,4 @@
-"""Fields of answers that may be of any type: what is usable of them, and None or nothing for the
-rest."""
+"""Fields of answers that may be of any type: what is usable of them, and nothing for the rest."""
 
 from __future__ import annotations
 
@@ -24,19 +23,19 @@ MAX_COUNT: Final = 10**12
 
 
 def identifier(value: object) -> str | None:
-    """An id or a short name, as far as one can be used in an address and shown."""
+    """Return an id or a short name, where it can be used in an address and shown."""
     if isinstance(value, str) and 0 < len(value) <= MAX_ID_CHARS and value.isprintable():
         return value
     return None
 
 
 def said(value: object) -> str:
-    """A provider's words, without secrets; empty where it has none."""
+    """Return a provider's words, without secrets; empty where it has none."""
     return redact(value[:MAX_WORDS], cut=len(value) > MAX_WORDS) if isinstance(value, str) else ""
 
 
 def counted(value: object) -> int:
-    """A count; 0 for what is none. Google writes them as strings."""
+    """Return a count; 0 for what is none. Google writes them as strings."""
     if isinstance(value, str) and value.isascii() and value.isdigit() and len(value) <= 12:
         return int(value)
     if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= MAX_COUNT:
@@ -49,7 +48,7 @@ def mapping(value: object) -> Mapping[str, Any]:
 
 
 def rows(value: object, most: int) -> list[Mapping[str, Any]]:
-    """The objects in a list, at most so many."""
+    """Return the objects in a list, at most so many."""
     return [row for row in value[:most] if isinstance(row, dict)] if isinstance(value, list) else []
 
 
@@ -68,8 +67,9 @@ class LineReader(Generic[Line]):
 
 
 def as_it_came(part: msgspec.Raw, text: bytes) -> bytes:
-    """Return the bytes of a part of a line that a ``LineReader`` has read, escapes of lone
-    surrogates and all."""
+    """Return the bytes of a part of a line, escapes of lone surrogates and all.
+
+    A ``LineReader`` has read the line."""
     found = bytes(part)
     if found in text:
         return found
@@ -91,7 +91,7 @@ def request_body(body: bytes) -> bytes:
 
 
 def request_object(body: bytes) -> dict[str, Any]:
-    """Raises BadLine."""
+    """Return a request's object; raise BadLine."""
     try:
         parsed = orjson.loads(body)
     except orjson.JSONDecodeError as error:
