@@ -30,9 +30,8 @@ CASES = {
 
 def main() -> None:
     arguments = _arguments()
-    signal.signal(
-        signal.SIGTERM, lambda *_: sys.exit("terminated")
-    )  # so that engines and folders go, too
+    # so that engines and folders go, too
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("terminated"))
     with folder() as place:
         with redis_server(place) as server:
             print(f"{machine(server.client())}; {_vllm()}", flush=True)

@@ -54,9 +54,8 @@ class Grown:
     redis_peak: int  # bytes above an idle fleet's
     redis_after: int  # of them still there when the job is complete
     database: int  # bytes, its log included
-    assembly_s: (
-        float  # CPU of writing output.jsonl and errors.jsonl; 0 where no single job is written
-    )
+    # CPU of writing output.jsonl and errors.jsonl; 0 where no single job is written
+    assembly_s: float
 
     @property
     def cpu_us(self) -> float:

@@ -103,9 +103,8 @@ def measure(size: int, *, postgres: bool) -> None:
         running.last_job = ""
         job = threading.Thread(target=running.run, args=(size,), daemon=True)
         job.start()
-        while (
-            job.is_alive() and not running.done()
-        ):  # an idle fleet has a price per second, and the survey takes long
+        # an idle fleet has a price per second, and the survey takes long
+        while job.is_alive() and not running.done():
             time.sleep(LOOK_EACH_S)
         before = _point(running, running.done())
         for mark in [*(mark for mark in MARKS if mark < size), size]:

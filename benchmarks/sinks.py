@@ -144,9 +144,8 @@ def into_run(what: str, place: Path, url: str, server: psutil.Process | None) ->
             sink.prepare()
             if what.startswith("penstock"):
                 return measured(lambda: sink.write(job.job_id, reading), server)
-            values = [
-                sink._values(row) for row in reading
-            ]  # the same rows, made before the clock starts
+            # the same rows, made before the clock starts
+            values = [sink._values(row) for row in reading]
             work = {"alone, lists": _lists, "alone, COPY": _copy}.get(what, _executemany)
             return measured(lambda: _in_portions(work, sink, values), server)
 

@@ -121,13 +121,11 @@ def run_job(documents: Path, out: Path, base_url: str) -> int:
         "--usd-per-mtok-out",
         "0.60",
     ]
-    job = subprocess.Popen(
-        command, start_new_session=True
-    )  # so that it gets each interrupt once, from here
+    # so that it gets each interrupt once, from here
+    job = subprocess.Popen(command, start_new_session=True)
     for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(
-            number, lambda number, _frame: job.send_signal(number)
-        )  # it drains, and a second one hurries it
+        # it drains, and a second one hurries it
+        signal.signal(number, lambda number, _frame: job.send_signal(number))
     return job.wait()
 
 

@@ -21,14 +21,12 @@ def main() -> None:
         model="gpt-4o-mini", prompt="Which team handles this? {text}", params={"max_tokens": 32}
     )
     with Producer() as producer:
-        job = producer.open_job(
-            spec
-        )  # with a job_key=… of yours, a retry of this service finds the same job
+        # with a job_key=… of yours, a retry of this service finds the same job
+        job = producer.open_job(spec)
         for ticket, text in TICKETS.items():
             job.enqueue(ticket, {"text": text})
-        accepted = (
-            job.close()
-        )  # flushes: from here on every document ends as a result or a dead letter
+        # flushes: from here on every document ends as a result or a dead letter
+        accepted = job.close()
     print(
         f"{job.job_id}: {accepted} documents accepted; follow it with `penstock status "
         f"{job.job_id} --watch`"

@@ -24,9 +24,8 @@ from provider import database_of, flags_of, wait_for
 from penstock_producer import JobSpec, Producer
 
 PART_CHARS = 6_000  # about 1,500 tokens: small enough for any model, large enough to hold a thought
-TOGETHER_CHARS = (
-    24_000  # of the summaries of one document's parts; what is beyond is cut, and counted
-)
+# of the summaries of one document's parts; what is beyond is cut, and counted
+TOGETHER_CHARS = 24_000
 Documents = Mapping[str, Mapping[str, str]]  # by id: the columns of the prompt
 
 
@@ -104,9 +103,8 @@ def answers(producer: Producer, what: str, spec: JobSpec, documents: Documents) 
     """
     digest = sha256(json.dumps([spec.model, documents]).encode()).hexdigest()[:12]
     job = producer.open_job(spec, job_key=f"summaries-{what}-{digest}")
-    if (
-        job.job.total is None
-    ):  # else an earlier run of this program has closed it: all of them are there
+    # else an earlier run of this program has closed it: all of them are there
+    if job.job.total is None:
         for name, columns in documents.items():
             job.enqueue(name, columns)
         job.close()

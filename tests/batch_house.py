@@ -54,9 +54,8 @@ class Memory:
     problems: Callable[[list[str], int], tuple[LineProblem, ...]] = lambda names, nth: ()
     odd: tuple[BatchAnswer | UnreadableLine, ...] = ()  # at the beginning of every output
     expired: Callable[[int], bool] = lambda nth: False
-    errors: dict[str, list[Exception]] = field(
-        default_factory=dict
-    )  # of calls, each raised once, in their order
+    # of calls, each raised once, in their order
+    errors: dict[str, list[Exception]] = field(default_factory=dict)
     late: int = 0  # looks at a batch that has ended which do not show its output yet
     counted: provider.Counts | None = None  # of every batch
     gone: set[int] = field(default_factory=set)  # batches that no look finds

@@ -175,9 +175,8 @@ class Played:
         chance = self.chance[key.job_id]
         estimate = chance.randint(500, 3_000)
         self.estimate[key.job_id] = max(self.estimate[key.job_id], estimate)
-        wrong = (
-            1.2 if chance.random() < 0.02 else 1.0
-        )  # a call once in a while costs more than was thought
+        # a call once in a while costs more than was thought
+        wrong = 1.2 if chance.random() < 0.02 else 1.0
         fate = chance.choices([*FATES], [*FATES.values()])[0]
         cost = (
             0

@@ -130,9 +130,8 @@ class Tei(PlayedServer):
         asked, instead = await self.read(request)
         if instead is not None:
             return instead
-        texts = [
-            " ".join(one) for one in asked["inputs"]
-        ]  # each is a list of one text, or of a pair
+        # each is a list of one text, or of a pair
+        texts = [" ".join(one) for one in asked["inputs"]]
         assert all(isinstance(one, list) and len(one) in (1, 2) for one in asked["inputs"])
         wrong = self._wrong(request.path, texts, truncate=asked["truncate"])
         if wrong is not None:

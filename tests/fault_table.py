@@ -173,9 +173,8 @@ def clock_of_redis_steps_back(stage: Stage) -> None:
         held = client.zrange(name, 0, -1, withscores=True)
         if held:
             client.zadd(name, {member: score + ASIDE_S for member, score in held})
-    stage.notes["ambiguous"] = (
-        SLOTS  # the leases of the other worker, too, are of no time that can be believed
-    )
+    # the leases of the other worker, too, are of no time that can be believed
+    stage.notes["ambiguous"] = SLOTS
     stage.fleet.replace_dead(stage.start_worker)
 
 

@@ -239,9 +239,8 @@ Script = Callable[[Peer], Awaitable[None]]
 @dataclass
 class RawServer:
     url: str = ""
-    heads: list[str] = field(
-        default_factory=list
-    )  # of the requests, in the order in which they came
+    # of the requests, in the order in which they came
+    heads: list[str] = field(default_factory=list)
     connections: int = 0
     ended: int = 0  # connections that a script counts as ended
     gone: asyncio.Event = field(default_factory=asyncio.Event)  # a client has closed its connection

@@ -52,9 +52,8 @@ class MariaDb:
         server = cls(port, process)
         deadline = time.monotonic() + START_TIMEOUT_S
         while time.monotonic() < deadline and process.poll() is None:
-            with contextlib.suppress(
-                Exception
-            ):  # whatever a client says of a server that is not there yet
+            # whatever a client says of a server that is not there yet
+            with contextlib.suppress(Exception):
                 server.client().close()
                 return server
             time.sleep(0.05)

@@ -52,9 +52,8 @@ class MetadataService:
                 parts = urlsplit(self.path)
                 asked = Asked(self.command, parts.path, parse_qs(parts.query), self.headers)
                 service.asked.append(asked)
-                forwarded = (
-                    "X-Forwarded-For" in self.headers
-                )  # all three refuse what comes through a proxy
+                # all three refuse what comes through a proxy
+                forwarded = "X-Forwarded-For" in self.headers
                 found = service.instead or (Answer(403) if forwarded else service.answer(asked))
                 self.send_response(found.status)
                 for name, value in found.headers.items():

@@ -16,9 +16,8 @@ from urllib.parse import parse_qs, urlsplit
 import psycopg
 from servers import START_TIMEOUT_S, MissingServer, free_port
 
-SERVER_CONNECTIONS = (
-    3  # fewer than any fleet has clients: transactions of all of them meet in these
-)
+# fewer than any fleet has clients: transactions of all of them meet in these
+SERVER_CONNECTIONS = 3
 
 
 @dataclass
@@ -48,9 +47,8 @@ class PgBouncer:
             "auth_type = any\nadmin_users = admin\npool_mode = transaction\n"
             f"default_pool_size = {SERVER_CONNECTIONS}\nmax_client_conn = 100\n"
         )
-        if (
-            os.geteuid() == 0
-        ):  # it refuses to be root, and only the server's own user may open its socket
+        # it refuses to be root, and only the server's own user may open its socket
+        if os.geteuid() == 0:
             for parent in (folder, *list(folder.parents)[:-2]):
                 parent.chmod(parent.stat().st_mode | 0o011)
         with (folder / "log").open("wb") as log:

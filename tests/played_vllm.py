@@ -22,9 +22,8 @@ class PlayedVllm:
         self.adapters = adapters
         self.delay_s = 0.0  # of each answer
         self.loads = False
-        self.longest: int | None = (
-            None  # characters of a request that it takes; longer ones are too long for its model
-        )
+        # characters of a request that it takes; longer ones are too long for its model
+        self.longest: int | None = None
         self.answered: Counter[str] = Counter()
         self.refused: Counter[str] = Counter()
         self._lock = threading.Lock()

@@ -22,9 +22,8 @@ from servers import MissingServer, free_port
 
 START_TIMEOUT_S = 60.0  # an Erlang VM on a busy machine
 USER, PASSWORD, VHOST = "fleet", "r4bbit/p@ss:word", "jobs"
-INSTALLED = Path(
-    "/usr/lib/rabbitmq/bin/rabbitmq-server"
-)  # Debian's in /usr/sbin changes user and folders
+# Debian's in /usr/sbin changes user and folders
+INSTALLED = Path("/usr/lib/rabbitmq/bin/rabbitmq-server")
 
 
 @dataclass
@@ -135,9 +134,8 @@ class RabbitServer:
             "PATH": os.environ["PATH"],
             "HOME": str(folder),  # where the cookie is
             "LANG": "C.UTF-8",
-            "NOTIFY_SOCKET": str(
-                folder / "no-listener"
-            ),  # as under systemd: the script becomes the node, so its pid is known
+            # as under systemd: the script becomes the node, so its pid is known
+            "NOTIFY_SOCKET": str(folder / "no-listener"),
             "ERL_EPMD_PORT": str(self.epmd_port),
             "ERL_EPMD_ADDRESS": "127.0.0.1",
             "RABBITMQ_NODENAME": f"test{self.port}@localhost",

@@ -13,10 +13,8 @@ import orjson
 
 from benchmarks.engines.setup import SERVED_AS, Setup, tiny_model
 
-SHORTEST, LONGEST = (
-    6,
-    24,
-)  # words of a question; the tiny tokenizer makes some 35 tokens of a prompt, template included
+# words of a question; the tiny tokenizer makes some 35 tokens of a prompt, template included
+SHORTEST, LONGEST = (6, 24)
 PREFIX_WORDS = 440  # at least 500 tokens, whatever the tokenizer
 SOURCES = 20  # files whose words are used
 

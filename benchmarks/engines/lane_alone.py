@@ -51,9 +51,8 @@ async def measure(setup: Setup) -> None:
 
 
 async def _run(lane: GpuLane, settings: WorkerSettings, lines: list[Item]) -> Work:
-    requests = [
-        _request(line) for line in lines
-    ]  # encoded beforehand: the worker finds them so in its queue
+    # encoded beforehand: the worker finds them so in its queue
+    requests = [_request(line) for line in lines]
     answers: list[bytes] = []
     started, cpu_s = time.monotonic(), cpu_seconds()
     shared = iter(requests)

@@ -4,9 +4,8 @@ Needs nothing but Python: peers send them from environments of their own."""
 
 from __future__ import annotations
 
-TEXT = (
-    "The quick brown fox jumps over the lazy dog near the bank of the river. " * 6
-)  # 432 characters, a short document
+# 432 characters, a short document
+TEXT = "The quick brown fox jumps over the lazy dog near the bank of the river. " * 6
 
 
 def doc_id(n: int) -> str:

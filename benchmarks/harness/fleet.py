@@ -27,18 +27,14 @@ from benchmarks.harness.ground import (
 Ask = Callable[[Mapping[str, Any]], dict[str, Any]]
 """One question to the process of submitting.py, and its answer."""
 
-WARM_UP_DOCS = (
-    1_000  # connections are open and every path has been walked before anything is counted
-)
+# connections are open and every path has been walked before anything is counted
+WARM_UP_DOCS = 1_000
 READY_TIMEOUT_S = 240.0  # a machine with much else to do starts a fleet slowly
-STALLED_S = (
-    120.0  # without a single conclusion: something is broken, and waiting longer tells nothing
-)
+# without a single conclusion: something is broken, and waiting longer tells nothing
+STALLED_S = 120.0
 LOOK_EACH_S = 0.05
-STEADY = (
-    0.2,
-    0.8,
-)  # of a job's items: between these marks its start, its ramp and its end are over or yet to come
+# of a job's items: between these marks its start, its ramp and its end are over or yet to come
+STEADY = (0.2, 0.8)
 
 
 @dataclass(frozen=True)
@@ -192,9 +188,8 @@ class Fleet:
 
         Returns ``steady_ms``."""
         last, moved_at = -1, time.monotonic()
-        marks: list[
-            tuple[int, float]
-        ] = []  # items done and seconds of CPU, where each of STEADY was passed
+        # items done and seconds of CPU, where each of STEADY was passed
+        marks: list[tuple[int, float]] = []
         while True:
             done = sum(
                 int(count or 0) for count in self._client.hmget(_stats(job), ["succeeded", "dead"])

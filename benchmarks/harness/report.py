@@ -46,9 +46,8 @@ class Report:
     title: str
     rows: Sequence[Row]
     notes: Sequence[str] = field(default_factory=tuple)
-    ratios: Mapping[str, float] = field(
-        default_factory=dict
-    )  # what `--check` holds against targets.py, by name there
+    # what `--check` holds against targets.py, by name there
+    ratios: Mapping[str, float] = field(default_factory=dict)
 
 
 def machine(client: redis.Redis) -> str:

@@ -68,9 +68,8 @@ class Measured:
     items: int
     concurrency: int = CONCURRENCY
     fleets: dict[str, list[JobCost]] = field(default_factory=lambda: defaultdict(list))
-    loops: dict[str, list[float]] = field(
-        default_factory=lambda: defaultdict(list)
-    )  # milliseconds of CPU per call
+    # milliseconds of CPU per call
+    loops: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
 
     def ratio(self, name: str, part: str) -> float:
         """The median of the rounds' own ratios to their bare loops."""

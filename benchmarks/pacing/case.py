@@ -66,9 +66,8 @@ class Case:
     fail_rate: float = 0.0
     job_parts: tuple[float, ...] = (0.5, 0.5)  # of each process's slots
     estimate_factor: float = 1.0  # estimates over the truth
-    learns: bool = (
-        False  # estimates are corrected by what was observed, by limiters that have an estimator
-    )
+    # estimates are corrected by what was observed, by limiters that have an estimator
+    learns: bool = False
     skew_s: float = 0.0  # the first process's clock is off by so much
     head_start_s: float = 0.0  # the first process starts earlier
     foreign: float = 0.0  # traffic of others on the same key, as part of the rate

@@ -71,9 +71,8 @@ def duration_s(runs: Runs, seconds: float, quick: bool) -> float:
 
 def main() -> None:
     arguments = _arguments()
-    signal.signal(
-        signal.SIGTERM, lambda *_: sys.exit("terminated")
-    )  # so that servers and folders go, too
+    # so that servers and folders go, too
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("terminated"))
     seconds = arguments.seconds or (QUICK_SECONDS if arguments.quick else SECONDS)
     names = arguments.only or _usual(arguments.quick)
     runs = plan(names, arguments.limiters or list(LIMITERS), arguments.quick)

@@ -47,9 +47,8 @@ class Line:
     earlier."""
 
     def __init__(self) -> None:
-        self._waiting: dict[
-            int, None
-        ] = {}  # keeps insertion order: the first key is the longest wait
+        # keeps insertion order: the first key is the longest wait
+        self._waiting: dict[int, None] = {}
         self._arrivals = 0
 
     def arrive(self) -> int:

@@ -224,9 +224,8 @@ class AioLimiterSplit:
 
     async def acquire(self, ask: Ask) -> Granted:
         for dim, limiter in self._limiters.items():
-            await limiter.acquire(
-                min(ask.costs[dim], limiter.max_rate)
-            )  # more than that it refuses
+            # more than that it refuses
+            await limiter.acquire(min(ask.costs[dim], limiter.max_rate))
         return GRANTED
 
     async def aclose(self) -> None: ...

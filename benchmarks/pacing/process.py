@@ -197,9 +197,8 @@ class Worker:
                 await grant.refused(answer)
                 return False
             return await self._finish(call, grant, answer)
-        except (
-            Exception
-        ) as error:  # a limiter's own trouble is a figure of this benchmark, not its end
+        # a limiter's own trouble is a figure of this benchmark, not its end
+        except Exception as error:
             if time.monotonic() >= self.measured_from:
                 self._tally.errors[type(error).__name__] += 1
             await asyncio.sleep(self._rng.uniform(0, AFTER_ERROR_S))
@@ -254,9 +253,8 @@ class Estimates:
             for dim, units in call.at_admission(self._case.charge).items()
             if dim != REQUESTS
         }
-        if (
-            self._case.charge is Charge.PRODUCED
-        ):  # like the caller of a real provider: half of max_tokens is usual
+        # like the caller of a real provider: half of max_tokens is usual
+        if self._case.charge is Charge.PRODUCED:
             costs["output_tokens"] = call.max_tokens / MAX_TOKENS_FACTOR * factor
         return {REQUESTS: 1.0, **costs}
 

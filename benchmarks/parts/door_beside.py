@@ -29,11 +29,8 @@ from benchmarks.parts.door_uploads import upload, written
 CALLERS = (1, 16, 64)
 CALLS, ROUNDS = 640, 5
 QUICK_CALLS, QUICK_ROUNDS = 160, 2
-FILE_LINES, FILES, LISTS = (
-    2_000,
-    5,
-    40,
-)  # of a round: a file of 8 MB that many times, its list that many times
+# of a round: a file of 8 MB that many times, its list that many times
+FILE_LINES, FILES, LISTS = (2_000, 5, 40)
 OURS, THEIRS, DIRECT = "Penstock", "LiteLLM", "the provider itself"
 FILE_LIST = "/v1/files?purpose=batch"
 

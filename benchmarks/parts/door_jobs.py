@@ -40,10 +40,8 @@ LATENCY_MS = 50.0
 CONCURRENCY = 16  # with that latency at most 320 documents a second
 DOCUMENTS = 20  # of a job that is only created: claimed at once
 TIMES, QUICK_TIMES = 40, 8
-STATUS_DOCUMENTS, QUICK_DOCUMENTS = (
-    50_000,
-    15_000,
-)  # of the job whose status is asked: no batch has more
+# of the job whose status is asked: no batch has more
+STATUS_DOCUMENTS, QUICK_DOCUMENTS = (50_000, 15_000)
 CALLERS = (1, 8)
 CALLS, ROUNDS = 400, 5  # status calls of a round, by all callers together
 QUICK_CALLS, QUICK_ROUNDS = 80, 2
@@ -51,11 +49,8 @@ LOOK_S = 0.001
 # between its looks for new jobs: each is created at any moment of that, not at one that the job
 # before decides
 CONTROL_S = 0.2
-CLAIM_S, END_S, START_S = (
-    60.0,
-    120.0,
-    60.0,
-)  # bounds: until the first claim, until a small job has ended, until a batch runs
+# bounds: until the first claim, until a small job has ended, until a batch runs
+CLAIM_S, END_S, START_S = (60.0, 120.0, 60.0)
 BATCH, JOB, PRODUCER = "POST /v1/batches", "POST /v1/jobs", "Producer.submit"
 LEASES = keys.unacked_index(keys.QUEUE_PREFIX + "api")
 

@@ -25,10 +25,8 @@ from penstock_ledger.sql.tables import jobs, tallies
 
 JOBS, ITEMS, ROUNDS = 10_000, 1_000_000, 7
 QUICK_JOBS, QUICK_ITEMS, QUICK_ROUNDS = 2_000, 40_000, 2
-EACH, BARE_EACH = (
-    10,
-    100,
-)  # looks at a page in one round: the kernel counts CPU in hundredths of a second
+# looks at a page in one round: the kernel counts CPU in hundredths of a second
+EACH, BARE_EACH = (10, 100)
 SETTLED = 5_000  # outcomes of a transaction
 DEAD_EACH = 50
 LARGE = "job_large"

@@ -264,10 +264,8 @@ def _replayed(place: Path, server: RunningRedis, events: int) -> Report:
     sent = events // MARKS // EVENTS_PER_ITEM * EVENTS_PER_ITEM * MARKS
     first, last = marks[1], marks[-1]
     taken, cpu_s = last.events - marks[0].events, last.cpu_s - marks[0].cpu_s
-    growth, is_full = (
-        last.rss / first.rss,
-        first.events >= EVENTS_PER_ITEM * MAX_TASKS,
-    )  # else it must still grow
+    # else it must still grow
+    growth, is_full = (last.rss / first.rss, first.events >= EVENTS_PER_ITEM * MAX_TASKS)
     rows = [
         Row(
             f"events that Flower alone took in, sent at {REPLAY_PER_S:,.0f} a second",

@@ -44,9 +44,8 @@ def use_stock_events() -> None:
     app_module.ItemTask.Request = "benchmarks.parts.flower_worker:StockRequest"
     app_module.ItemTask.send_events = True
     vars(handover)["gather_events"] = lambda *_: None
-    type.__setattr__(
-        ShortRequest, "suits", staticmethod(lambda _message: False)
-    )  # each is Celery's whole request
+    # each is Celery's whole request
+    type.__setattr__(ShortRequest, "suits", staticmethod(lambda _message: False))
 
 
 def main() -> None:

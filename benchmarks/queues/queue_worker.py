@@ -111,9 +111,8 @@ def run_stock() -> None:
     def item(**_: Any) -> None: ...
 
     concurrency = CHILDREN if POOL == "prefork" else THREADS
-    prefetch = (
-        64 if POOL == "prefork" else 4
-    )  # messages per child or thread: those of prefork need more to stay busy
+    # messages per child or thread: those of prefork need more to stay busy
+    prefetch = 64 if POOL == "prefork" else 4
     app.worker_main(
         [*WORKER, "-P", POOL, "-c", str(concurrency), "--prefetch-multiplier", str(prefetch)]
     )

@@ -54,10 +54,8 @@ def _pyarrow_json(path: Path) -> Iterator[Record]:
     import pyarrow as pa
     from pyarrow import json as arrow_json
 
-    with (
-        pa.input_stream(str(path)) as stream,
-        arrow_json.open_json(stream) as reader,
-    ):  # unpacks by the file's name
+    # unpacks by the file's name
+    with pa.input_stream(str(path)) as stream, arrow_json.open_json(stream) as reader:
         for batch in reader:
             yield from batch.to_pylist()
 

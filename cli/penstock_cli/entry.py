@@ -28,9 +28,8 @@ NEW_OBJECTS = 50_000
 
 def main() -> None:
     gc.set_threshold(NEW_OBJECTS)
-    if (
-        signal.getsignal(signal.SIGINT) is signal.default_int_handler
-    ):  # and not ignored, as in the background of a shell
+    # and not ignored, as in the background of a shell
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, _leave)
     try:
         from penstock_cli.main import main as run

@@ -50,9 +50,8 @@ class FlowerSettings(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    auth: SecretStr | None = (
-        None  # user:password, several with commas between; FLOWER_BASIC_AUTH means the same
-    )
+    # user:password, several with commas between; FLOWER_BASIC_AUTH means the same
+    auth: SecretStr | None = None
     address: str | None = None
     port: Port | None = None  # 0 takes a free one
     url_prefix: str | None = None
@@ -68,9 +67,8 @@ class FlowerRole(WorkerSettings):
     flower: FlowerSettings = FlowerSettings()
 
 
-MAX_TASKS = (
-    20_000  # kept in memory, the oldest go first: 226 to 283 MiB in all, where it was measured
-)
+# kept in memory, the oldest go first: 226 to 283 MiB in all, where it was measured
+MAX_TASKS = 20_000
 MAX_WORKERS = 1_000
 PURGE_OFFLINE_S = 600  # spot nodes come and go under new names
 INSPECT_TIMEOUT_MS = 2_000.0
@@ -331,9 +329,8 @@ def serve(role: FlowerRole) -> None:
     extract_settings()
     setup_logging()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
-    signal.signal(
-        signal.SIGINT, signal.default_int_handler
-    )  # Flower stops its server on KeyboardInterrupt
+    # Flower stops its server on KeyboardInterrupt
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     flower = build(role)
     port = flower.start_http_server()
     shown = (

@@ -115,9 +115,8 @@ def _options(
 def main() -> None:
     """Run the command line; every failure becomes a message on stderr and an exit status."""
     if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
-        signal.signal(
-            signal.SIGINT, _interrupted
-        )  # commands that end in an orderly way bring their own
+        # commands that end in an orderly way bring their own
+        signal.signal(signal.SIGINT, _interrupted)
     try:
         command_line(sys.argv[1:])(prog_name="penstock")
     except SystemExit:

@@ -65,14 +65,10 @@ def _write_private(path: Path, text: str) -> None:
     fresh.replace(path)
 
 
-KEPT_COPIES = (
-    3  # of files that were set aside: enough to look into what happened, too few to fill a disk
-)
-_DATA = (
-    "appendonlydir",
-    "appendonly.aof",
-    "dump.rdb",
-)  # of Redis 7 and newer, of 6.2, and of a snapshot
+# of files that were set aside: enough to look into what happened, too few to fill a disk
+KEPT_COPIES = 3
+# of Redis 7 and newer, of 6.2, and of a snapshot
+_DATA = ("appendonlydir", "appendonly.aof", "dump.rdb")
 _PREFIX = "damaged-"
 
 

@@ -38,16 +38,14 @@ if TYPE_CHECKING:
     import redis
 
 
-MAX_SOCKET_PATH_BYTES = (
-    100  # sun_path holds 108 on Linux and 104 on macOS, the closing zero included
-)
+# sun_path holds 108 on Linux and 104 on macOS, the closing zero included
+MAX_SOCKET_PATH_BYTES = 100
 START_NOTICE_S = 20.0  # measured start: 0.1 s; after this we say that it is slow, and wait on
 LOAD_TIMEOUT_S = 600.0  # a server that says "loading" reads a large AOF and only needs time
 # the last fsync of the AOF on a slow disk; after it the server is killed, its files matter little
 STOP_TIMEOUT_S = 30.0
-ANSWER_TIMEOUT_S = (
-    10.0  # a socket that is silent for longer is asked again, if the private server is behind it
-)
+# a socket that is silent for longer is asked again, if the private server is behind it
+ANSWER_TIMEOUT_S = 10.0
 # a living server that says nothing for longer hangs: disks and swap stall for minutes at most
 SILENCE_MAX_S = 300.0
 POLL_S = 0.02
@@ -187,9 +185,8 @@ def _launch(folder: Path, tell: Tell) -> EmbeddedRedis:
     binary = find_binary()
     endpoint = _choose_endpoint(folder)
     if endpoint.socket is not None:
-        Path(endpoint.socket).unlink(
-            missing_ok=True
-        )  # left by a server that was killed: nothing answers there
+        # left by a server that was killed: nothing answers there
+        Path(endpoint.socket).unlink(missing_ok=True)
     process = subprocess.Popen(  # noqa: S603 -- as above
         [binary, "-"],
         stdin=subprocess.PIPE,
@@ -200,10 +197,8 @@ def _launch(folder: Path, tell: Tell) -> EmbeddedRedis:
         umask=0o077,
     )
     assert process.stdin is not None
-    with (
-        contextlib.suppress(BrokenPipeError),
-        process.stdin,
-    ):  # it ended already: _await_start says how
+    # it ended already: _await_start says how
+    with contextlib.suppress(BrokenPipeError), process.stdin:
         process.stdin.write(_configuration(folder, endpoint).encode(errors="surrogateescape"))
     write_pidfile(folder, endpoint, process.pid)
     _await_start(folder, endpoint, process, tell)

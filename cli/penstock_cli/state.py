@@ -151,9 +151,8 @@ def _close_to_others(root: Path) -> None:
     root.chmod(PRIVATE_MODE)
     for folder, folders, files in os.walk(root):
         for name in (*folders, *files):
-            with contextlib.suppress(
-                OSError
-            ):  # of another user, or gone meanwhile: the root is closed
+            # of another user, or gone meanwhile: the root is closed
+            with contextlib.suppress(OSError):
                 path = Path(folder, name)
                 found = path.lstat()
                 if not stat.S_ISLNK(found.st_mode) and found.st_mode & FOR_OTHERS:

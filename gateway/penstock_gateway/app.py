@@ -290,9 +290,8 @@ def create_app(settings: GatewaySettings, *, extra: Sequence[APIRouter] = ()) ->
         app.include_router(router)
     for kind in (PenstockError, HTTPException, RequestValidationError):
         app.add_exception_handler(kind, _answer)
-    app.add_middleware(
-        Bodies, door=settings.gateway
-    )  # the last one here is the first that a request passes
+    # the last one here is the first that a request passes
+    app.add_middleware(Bodies, door=settings.gateway)
     app.add_middleware(Room, settings=settings)
     app.add_middleware(Gate)
     app.add_middleware(Paths)

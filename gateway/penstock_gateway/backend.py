@@ -33,13 +33,11 @@ __all__ = ["Backend", "backend_of"]
 P = ParamSpec("P")
 T = TypeVar("T")
 
-WAITING_MAX: Final = (
-    1_000  # pieces of work that wait for a thread: some seconds of it; the next one is refused
-)
+# pieces of work that wait for a thread: some seconds of it; the next one is refused
+WAITING_MAX: Final = 1_000
 
-SMALL_BYTES: Final = (
-    64 * 1024
-)  # of a body: what the event loop may work on itself, for some milliseconds
+# of a body: what the event loop may work on itself, for some milliseconds
+SMALL_BYTES: Final = 64 * 1024
 
 
 class Backend:
@@ -78,17 +76,14 @@ class Backend:
         self.fleet = RedisLedger(self.blocking_redis, "")
         self.operations = JobOperations(self.database, settings, self.fleet)
         self._threads = ThreadPoolExecutor(threads, thread_name_prefix="gateway")
-        self.reading = asyncio.Semaphore(
-            max(1, threads // 2)
-        )  # sources that are read at once, while they are submitted
+        # sources that are read at once, while they are submitted
+        self.reading = asyncio.Semaphore(max(1, threads // 2))
         self._at_work = 0
-        self.under_way: set[tuple[str, str]] = (
-            set()
-        )  # who, request: those that count against a limit of requests at once
+        # who, request: those that count against a limit of requests at once
+        self.under_way: set[tuple[str, str]] = set()
         self._parts: dict[Any, Any] = {}
-        self.batch_made = (
-            asyncio.Event()
-        )  # set by routes that have made a batch, so that its first step need not be looked for
+        # set by routes that have made a batch, so that its first step need not be looked for
+        self.batch_made = asyncio.Event()
         self.closing = False  # no more work is accepted
         self.on_round: dict[str, Callable[[], None]] = {}  # of background work, by its class
 

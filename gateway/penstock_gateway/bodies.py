@@ -136,9 +136,8 @@ PROMPTS: Final = "/v1/batch/sync"
 STREAMED: Final = (FILES, MESSAGE_BATCHES)
 # Paths whose bodies are not JSON only: forms of the dashboard, rows of a job, files.
 OTHER_TYPES: Final = (FILES, "/v1/jobs", "/v1/notifications", "/ui", "/login", "/logout")
-FORM_BYTES: Final = (
-    1024 * 1024
-)  # what a multipart form has beside its file; a route with a limit of its own says it better
+# what a multipart form has beside its file; a route with a limit of its own says it better
+FORM_BYTES: Final = 1024 * 1024
 ANONYMOUS_BYTES: Final = 64 * 1024  # where no key is asked for: a login
 ANONYMOUS_S: Final = 5.0  # for all of such a body, whatever comes meanwhile: it is a line of a form
 # the slowest sender, on average, once it has used up body_timeout_s; being fast earns no more than

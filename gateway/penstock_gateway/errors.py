@@ -224,9 +224,8 @@ def refused_for(error: Exception) -> Refused:
         return error
     if isinstance(error, PenstockError):
         return _of_penstock(error)
-    if (
-        isinstance(error, DBAPIError) and trouble_of(error) is Trouble.AWAY
-    ):  # no room, or locked by others
+    # no room, or locked by others
+    if isinstance(error, DBAPIError) and trouble_of(error) is Trouble.AWAY:
         return _away(_AWAY.code)
     if isinstance(error, RequestValidationError):
         return _of_validation(error.errors())

@@ -19,9 +19,8 @@ Kind = Literal[
 
 _LETTERS: Final = string.digits + string.ascii_letters
 _LENGTH: Final = 27  # 160 bits, although some letters are a little likelier than others:
-_LETTER_OF: Final = bytes(
-    ord(_LETTERS[byte % len(_LETTERS)]) for byte in range(256)
-)  # one random byte makes one
+# one random byte makes one
+_LETTER_OF: Final = bytes(ord(_LETTERS[byte % len(_LETTERS)]) for byte in range(256))
 _TAIL: Final = "[A-Za-z0-9]{24,64}"
 _PREFIX: Final[dict[Kind, str]] = {
     "file": "file-",

@@ -25,15 +25,12 @@ __all__ = ["BoundedHttp", "bounded_http"]
 HEADERS_MAX: Final = 200  # fields in one head; clients send about twenty
 # of the frame of a chunk: its size and two line ends are about eight; the rest may be an extension
 CHUNK_BYTES: Final = 64
-PIPELINE_MAX: Final = (
-    20  # requests that wait on one connection for the one before them; hardly a client sends any
-)
-LINGER_S: Final = (
-    5.0  # for which the rest of a refused body is read and dropped, so that its sender can read why
-)
-UNREAD_S: Final = (
-    60.0  # for which an answer may wait for its reader; 48 KiB have to go within that time
-)
+# requests that wait on one connection for the one before them; hardly a client sends any
+PIPELINE_MAX: Final = 20
+# for which the rest of a refused body is read and dropped, so that its sender can read why
+LINGER_S: Final = 5.0
+# for which an answer may wait for its reader; 48 KiB have to go within that time
+UNREAD_S: Final = 60.0
 AGAIN_S: Final = 5  # for which a client waits where there is no place for it
 PROBES: Final = (b"/health", b"/livez")
 # What is read once must be there once: of two, the next server might take the other one.
@@ -58,9 +55,8 @@ class BoundedHttp(HttpToolsProtocol):
     _head_bytes = 0
     _fields = 0  # of the head that comes, or of the trailers behind a body
     _field_bytes = 0
-    _frame_bytes = (
-        0  # that came since the head and are no body: sizes and extensions of chunks, trailers
-    )
+    # that came since the head and are no body: sizes and extensions of chunks, trailers
+    _frame_bytes = 0
     _queued_fields = 0  # of heads that wait for their turn
     _queued_bytes = 0
     _body_there = True  # whether the body of the last request has come whole
@@ -113,9 +109,8 @@ class BoundedHttp(HttpToolsProtocol):
         if self._fields > HEADERS_MAX or self._field_bytes > self.limits.max_header_bytes:
             (self._refuse_head if self._in_head else self._refuse_frames)()
             raise _Stop
-        if (
-            self._in_head
-        ):  # what comes behind a body is no header: it was not there when the request was let in
+        # what comes behind a body is no header: it was not there when the request was let in
+        if self._in_head:
             super().on_header(name, value)
 
     def on_headers_complete(self) -> None:

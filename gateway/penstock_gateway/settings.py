@@ -31,25 +31,21 @@ class BatchFields(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
 
     provider: Annotated[str, Field(pattern=PROVIDER)] = "default"  # that answers /v1/batches
-    lane: LaneAsked = (
-        DEFAULT_LANE  # of batches, and of jobs and schedules over HTTP, that name none
-    )
+    # of batches, and of jobs and schedules over HTTP, that name none
+    lane: LaneAsked = DEFAULT_LANE
     # The stop-loss of batches whose metadata names none: a share such as 50%, or off.
     stop_at_dead: Annotated[str, Field(pattern=r"^(off|\d{1,3}(\.\d+)?%)$")] = "50%"
     models: Literal["one", "any"] = "one"  # in the lines of one batch; OpenAI has one
-    max_requests: Annotated[int, Field(ge=1, le=10_000_000)] = (
-        50_000  # lines of /v1/batches, texts of embeddings: OpenAI's
-    )
+    # lines of /v1/batches, texts of embeddings: OpenAI's
+    max_requests: Annotated[int, Field(ge=1, le=10_000_000)] = 50_000
     # Of /v1/messages/batches; None = `provider`, where that is of kind anthropic, else the only one
     # that is.
     messages_provider: Annotated[str, Field(pattern=PROVIDER)] | None = None
     messages_max_requests: Annotated[int, Field(ge=1, le=10_000_000)] = 100_000  # Anthropic's
-    messages_max_bytes: Annotated[int, Field(ge=1024, le=1024**4)] = (
-        256 * MIB
-    )  # of the body; Anthropic's
-    messages_window_s: Annotated[float, Field(gt=0, le=30 * DAY_S)] = (
-        DAY_S  # after which requests expire; Anthropic's
-    )
+    # of the body; Anthropic's
+    messages_max_bytes: Annotated[int, Field(ge=1024, le=1024**4)] = 256 * MIB
+    # after which requests expire; Anthropic's
+    messages_window_s: Annotated[float, Field(gt=0, le=30 * DAY_S)] = DAY_S
     # Between two looks for batches whose job has ended, and for new ones.
     interval_s: Annotated[float, Field(gt=0, le=60)] = 0.5
     # A process that has died in a step is waited for so long; the others take its batch then.
@@ -69,9 +65,8 @@ class DirectFields(BaseModel):
     # a worker there serves.
     lanes: tuple[str, ...] = (*filter(has_own_model, LANES), DEFAULT_LANE)
     provider: Annotated[str, Field(min_length=1, max_length=64)] = "default"  # that lane api asks
-    timeout_s: Annotated[float, Field(gt=0, le=3600)] = (
-        60.0  # for which a call waits that does not say
-    )
+    # for which a call waits that does not say
+    timeout_s: Annotated[float, Field(gt=0, le=3600)] = 60.0
     max_timeout_s: Annotated[float, Field(gt=0, le=3600)] = 600.0  # that a call may ask for
     # Calls that wait at once, in this process and of one tenant; each prompt of /v1/batch/sync is
     # one.
@@ -81,14 +76,12 @@ class DirectFields(BaseModel):
     queued: Annotated[int, Field(ge=1, le=1_000_000)] = 2_000
     batch_prompts: Annotated[int, Field(ge=1, le=10_000)] = 256  # of one /v1/batch/sync
     batch_bytes: Annotated[int, Field(ge=1024, le=1024**3)] = 8 * MIB  # of its body
-    max_tokens: Annotated[int, Field(ge=1, le=10_000_000)] = (
-        32_768  # that a call may ask for in one answer
-    )
+    # that a call may ask for in one answer
+    max_tokens: Annotated[int, Field(ge=1, le=10_000_000)] = 32_768
     max_n: Annotated[int, Field(ge=1, le=128)] = 8  # answers that it may ask for
     max_attempts: Annotated[int, Field(ge=1, le=100)] = 3  # of the calls behind it
-    keep_answers_s: Annotated[float, Field(ge=60, le=30 * 86_400)] = (
-        86_400.0  # for which an Idempotency-Key is known
-    )
+    # for which an Idempotency-Key is known
+    keep_answers_s: Annotated[float, Field(ge=60, le=30 * 86_400)] = 86_400.0
     # That bodies may have besides those of OpenAI's API and of vLLM's server, as safe_prompt.
     extra_fields: tuple[str, ...] = ()
 
@@ -106,9 +99,8 @@ class GatewayFields(DoorFiles):
 
     model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
 
-    host: Annotated[str, Field(min_length=1, max_length=255)] = (
-        "127.0.0.1"  # another needs an API key to be there
-    )
+    # another needs an API key to be there
+    host: Annotated[str, Field(min_length=1, max_length=255)] = "127.0.0.1"
     port: Annotated[int, Field(ge=0, le=65_535)] = DEFAULT_PORT  # 0 = any free one
     # Names besides loopback's that requests may be addressed to while there are no keys: a page of
     # another site, whose name was pointed at this machine, must not reach the doors through a
@@ -201,9 +193,8 @@ class GatewaySettings(ProducerSettings):
     # Settings are frozen, so a narrower type is as good as the same one.
     gateway: GatewayFields = Field(default_factory=GatewayFields)  # pyright: ignore[reportIncompatibleVariableOverride]
     doors: DoorSettings = Field(default_factory=DoorSettings)
-    metrics_port: Annotated[int, Field(ge=0, le=65_535)] | None = (
-        None  # Prometheus reads here; None = no page but /metrics
-    )
+    # Prometheus reads here; None = no page but /metrics
+    metrics_port: Annotated[int, Field(ge=0, le=65_535)] | None = None
     metrics_host: str = "127.0.0.1"  # 0.0.0.0 where Prometheus comes from another machine
 
     @property

@@ -53,9 +53,8 @@ ADDRESSES_MAX: Final = 16  # of one host; further ones are not tried
 _HOST: Final = re.compile(
     r"(?=.{1,253}\Z)(?:[a-z0-9_](?:[a-z0-9_-]{0,61}[a-z0-9_])?\.)*[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?"
 )
-_NUMBER: Final = re.compile(
-    r"(?:0x[0-9a-f]*|[0-9]+)"
-)  # as the last part of a name it makes an address: 127.1, 0x7f000001
+# as the last part of a name it makes an address: 127.1, 0x7f000001
+_NUMBER: Final = re.compile(r"(?:0x[0-9a-f]*|[0-9]+)")
 # What Python calls public, in one of its versions or in all, and what is none of the public
 # internet's receivers.
 _NOT_PUBLIC: Final = tuple(
@@ -79,12 +78,10 @@ _NOT_PUBLIC: Final = tuple(
         "5f00::/16",  # segment routing
     )
 )
-_NAT64: Final = ipaddress.IPv6Network(
-    "64:ff9b::/96"
-)  # the last 32 bits are the IPv4 address that is reached
-_ISATAP: Final = frozenset(
-    {0x0000_5EFE, 0x0200_5EFE}
-)  # before an IPv4 address of the inner network, in any IPv6 network
+# the last 32 bits are the IPv4 address that is reached
+_NAT64: Final = ipaddress.IPv6Network("64:ff9b::/96")
+# before an IPv4 address of the inner network, in any IPv6 network
+_ISATAP: Final = frozenset({0x0000_5EFE, 0x0200_5EFE})
 
 
 UNREACHABLE: Final = "cannot be reached"
@@ -307,9 +304,8 @@ class WebhookSending:
 
     def _done(self, task: asyncio.Task[None]) -> None:
         self._under_way.pop(task)
-        if (
-            not task.cancelled() and (error := task.exception()) is not None
-        ):  # its lease ends, and it is tried again
+        # its lease ends, and it is tried again
+        if not task.cancelled() and (error := task.exception()) is not None:
             log.warning("the end of a webhook's try could not be written: %s", error)
 
     async def _deliver(self, backend: Backend, store: WebhookStore, delivery: DueDelivery) -> None:

@@ -103,10 +103,8 @@ class DatabaseUnavailable(LedgerError):
     """The database does not answer now: the same call may succeed later."""
 
     def __init__(self, where: str, why: str) -> None:
-        self.where, self.why = (
-            where,
-            why,
-        )  # host and database, without a password; the driver's words
+        # host and database, without a password; the driver's words
+        self.where, self.why = (where, why)
         super().__init__(
             f"the database {where} does not answer ({why}): start it, or correct database_url "
             "(PENSTOCK_DATABASE_URL); `penstock doctor` looks closer"
@@ -192,11 +190,8 @@ class JobClosed(JobError):
     """A closed job takes no more documents, and cannot be closed with another total."""
 
     def __init__(self, job_id: str, total: int, doc_ids: Sequence[str] = ()) -> None:
-        self.job_id, self.total, self.doc_ids = (
-            job_id,
-            total,
-            tuple(doc_ids),
-        )  # of documents that were not accepted
+        # of documents that were not accepted
+        self.job_id, self.total, self.doc_ids = (job_id, total, tuple(doc_ids))
         refused = f", and {shown_ids(self.doc_ids)} not accepted" if self.doc_ids else ""
         super().__init__(
             f"job {job_id} was closed with {total} documents{refused}: open another job for more"

@@ -163,36 +163,30 @@ WORKERS: Final = PREFIX + "workers"
 CONTROLS: Final = PREFIX + "controls"
 BUDGET_OWNERS: Final = PREFIX + "budgets:owners"
 PARKED_UNKNOWN: Final = PREFIX + "parked:unknown"
-ANSWERED: Final = (
-    PREFIX + "answered"
-)  # a channel, no key: documents whose callers wait, once their outcomes are stored
+# a channel, no key: documents whose callers wait, once their outcomes are stored
+ANSWERED: Final = PREFIX + "answered"
 REFUSED: Final = PREFIX + "refused"
 OLDER_UNACKED: Final = "unacked"
 OLDER_UNACKED_INDEX: Final = "unacked_index"
 
 DONE: Final = b""
 DEAD: Final = b"!"
-PER_BUCKET: Final = (
-    160  # small hashes stay listpacks: up to 512 fields of up to 64 bytes in every Redis since 6.2
-)
-UNKNOWN_BUCKETS: Final = (
-    12_500  # for open jobs: 80 per bucket at one million documents, still compact at six
-)
-MODEL_IN_QUEUE: Final = re.compile(
-    r"[A-Za-z0-9._~-]{1,96}", re.ASCII
-)  # what follows a lane's own name
+# small hashes stay listpacks: up to 512 fields of up to 64 bytes in every Redis since 6.2
+PER_BUCKET: Final = 160
+# for open jobs: 80 per bucket at one million documents, still compact at six
+UNKNOWN_BUCKETS: Final = 12_500
+# what follows a lane's own name
+MODEL_IN_QUEUE: Final = re.compile(r"[A-Za-z0-9._~-]{1,96}", re.ASCII)
 ANSWERS_MAX: Final = 500_000
 """Entries of a hash of answers, some 75 MB. In a full one the one that ends soonest, of a few
 looked at, makes room."""
-MAX_FIELD_BYTES: Final = (
-    64  # longer fields would turn a whole bucket into a real hash table, 4 times as large
-)
+# longer fields would turn a whole bucket into a real hash table, 4 times as large
+MAX_FIELD_BYTES: Final = 64
 
 
 PURGED: Final = "purged"  # the state of a job that is no more; see purged.lua
-RETRIED = (
-    "retried:"  # before the reason, in a job's counters of attempts that were followed by another
-)
+# before the reason, in a job's counters of attempts that were followed by another
+RETRIED = "retried:"
 
 
 def bucket_count(total: int | None) -> int:

@@ -25,9 +25,8 @@ _SURROGATE: Final = re.compile("[\ud800-\udfff]")
 _HIGH: Final = rb"\\u[dD][89abAB][0-9a-fA-F]{2}"
 _LOW: Final = rb"\\u[dD][c-fC-F][0-9a-fA-F]{2}"
 _LONE_ESCAPE: Final = re.compile(_HIGH + b"(?!" + _LOW + b")|(?<!" + _HIGH + b")" + _LOW)
-_NO_JSON: Final = (
-    b"\0\0"  # stands for two backslashes while escapes are looked for: JSON has no such byte
-)
+# stands for two backslashes while escapes are looked for: JSON has no such byte
+_NO_JSON: Final = b"\0\0"
 
 
 def replace_surrogates(text: str) -> str:
@@ -58,9 +57,8 @@ def dump_json(value: Any) -> bytes:
     try:
         return orjson.dumps(value)
     except TypeError:
-        return orjson.dumps(
-            _replaced(value)
-        )  # anything else than a lone surrogate is refused again
+        # anything else than a lone surrogate is refused again
+        return orjson.dumps(_replaced(value))
 
 
 def parse_json(body: bytes | str) -> Any:

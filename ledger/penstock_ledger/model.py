@@ -61,9 +61,8 @@ class JobState(StrEnum):
 
     RUNNING = "running"
     PAUSED = "paused"
-    CANCELLING = (
-        "cancelling"  # undispatched documents are being written off as dead letters `cancelled`
-    )
+    # undispatched documents are being written off as dead letters `cancelled`
+    CANCELLING = "cancelling"
     COMPLETED = "completed"
     CANCELLED = "cancelled"
     FAILED = "failed"
@@ -109,13 +108,11 @@ class NewJob:
     # it travels the `traceparent` of the span in which the job was submitted, where there was one.
     source: dict[str, Any]
     digest: str  # sha256 over spec and source pin: the same key with another digest is a conflict
-    total: (
-        int | None
-    )  # documents in the source, bad rows included; None while an open job is not closed
+    # documents in the source, bad rows included; None while an open job is not closed
+    total: int | None
     feed_kind: FeedKind = FeedKind.SOURCE
-    shards: tuple[
-        Shard, ...
-    ] = ()  # of its first feed, in the source's order; none: one leader reads all of it
+    # of its first feed, in the source's order; none: one leader reads all of it
+    shards: tuple[Shard, ...] = ()
     taken: TakenFiles | None = None
     lane: str | None = None  # where its documents go first; None: as its spec says
 
@@ -135,19 +132,15 @@ class Job:
     total: int | None
     created_at: float  # Unix seconds
     finished_at: float | None
-    resume_at: float | None = (
-        None  # Unix seconds; a paused job goes on by itself then, None = a person has to say so
-    )
+    # Unix seconds; a paused job goes on by itself then, None = a person has to say so
+    resume_at: float | None = None
     lane_now: str | None = None  # None: as its spec says
-    moves: int = (
-        0  # how often its lane was chosen or changed: with 0 it is where it was submitted to
-    )
-    pause: Pause | None = (
-        None  # why it is paused, as data; None: it is not, or the reason is all that is known
-    )
-    accepted: Accepted | None = (
-        None  # of what a stop-loss had paused it for, when a person let it go on
-    )
+    # how often its lane was chosen or changed: with 0 it is where it was submitted to
+    moves: int = 0
+    # why it is paused, as data; None: it is not, or the reason is all that is known
+    pause: Pause | None = None
+    # of what a stop-loss had paused it for, when a person let it go on
+    accepted: Accepted | None = None
 
     @property
     def lane(self) -> str:
@@ -171,16 +164,13 @@ class Feed:
     cursor: dict[str, Any]
     exhausted: bool
     fence: int
-    selection: dict[str, Any] = field(
-        default_factory=dict
-    )  # REPLAY: {"reason": …, "from_generation": g}
-    overrides: dict[str, Any] = field(
-        default_factory=dict
-    )  # REPLAY: {"set": {"model": …}, "prompt": …}
+    # REPLAY: {"reason": …, "from_generation": g}
+    selection: dict[str, Any] = field(default_factory=dict)
+    # REPLAY: {"set": {"model": …}, "prompt": …}
+    overrides: dict[str, Any] = field(default_factory=dict)
     shard: int = 0  # from 1 on: a part of the feed; 0: the feed itself
-    ends_at: dict[str, Any] | None = (
-        None  # of a shard: the cursor that is its end; None: the end of the source
-    )
+    # of a shard: the cursor that is its end; None: the end of the source
+    ends_at: dict[str, Any] | None = None
 
     @property
     def shards(self) -> int:
@@ -205,22 +195,18 @@ class Result(Struct, frozen=True):
     request_id: str | None
     model: str | None
     finish_reason: str | None
-    prompt_tokens: (
-        int | None
-    )  # of all answers to the document: those that the job refused were paid for, too
+    # of all answers to the document: those that the job refused were paid for, too
+    prompt_tokens: int | None
     completion_tokens: int | None
     cost_microusd: int  # millionths of a US dollar, likewise
     latency_ms: int
     attempts: int  # tries that counted, the successful one included
     calls: int  # requests really sent to the provider
-    reason: str | None = (
-        # why none was sent for it: `dedup` (an equal request of its job) or `cache` (of another)
-        None
-    )
+    # why none was sent for it: `dedup` (an equal request of its job) or `cache` (of another)
+    reason: str | None = None
     endpoint: str | None = None  # the path that was asked, where it is not the job's
-    unpriced: int | None = (
-        0  # of its answers those without a known price; None: a release stored it that did not say
-    )
+    # of its answers those without a known price; None: a release stored it that did not say
+    unpriced: int | None = 0
 
     def json(self) -> Any:
         """Return the response, parsed: ``result.json()["choices"][0]["message"]["content"]``."""
@@ -295,24 +281,19 @@ class Counts:
     prompt_tokens: int
     completion_tokens: int
     cost_microusd: int
-    reused: dict[str, int] = field(
-        default_factory=dict
-    )  # of the succeeded: those without a call, by Result.reason
-    reused_tokens: dict[str, tuple[int, int]] = field(
-        default_factory=dict
-    )  # of the prompts and completions that they took
-    answered_twice: int = (
-        0  # documents that were paid for again: both answers are in calls, tokens and cost
-    )
+    # of the succeeded: those without a call, by Result.reason
+    reused: dict[str, int] = field(default_factory=dict)
+    # of the prompts and completions that they took
+    reused_tokens: dict[str, tuple[int, int]] = field(default_factory=dict)
+    # documents that were paid for again: both answers are in calls, tokens and cost
+    answered_twice: int = 0
     twice_microusd: int = 0  # of it: what the answers cost that came second
-    unpriced: int = (
-        0  # of the account: answers of which no price is known; the cost is that of the others
-    )
+    # of the account: answers of which no price is known; the cost is that of the others
+    unpriced: int = 0
     visible: Paid = field(default_factory=Paid)  # of the account: what visible outcomes took
     beside: Paid = field(default_factory=Paid)  # of the rest: what is not known to be of a lane
-    by_kind: dict[str, Paid] = field(
-        default_factory=dict
-    )  # the rest, by how it came there; see stores/account.py
+    # the rest, by how it came there; see stores/account.py
+    by_kind: dict[str, Paid] = field(default_factory=dict)
 
 
 class Spent(NamedTuple):

@@ -73,9 +73,8 @@ class Accepted:
     """How bad a person has found a generation of a job when they let it go on after a stop-loss."""
 
     generation: int
-    failing: float = (
-        0.0  # share of documents that are dead letters, or whose first answer was refused
-    )
+    # share of documents that are dead letters, or whose first answer was refused
+    failing: float = 0.0
     usd_per_doc: float = 0.0
 
     def to_json(self) -> dict[str, Any]:
@@ -103,12 +102,8 @@ def explain(pause: Pause, *, examples: bool = True) -> str:
             + _cause(pause.params)
             + (f"; for example {'; '.join(shown)}" if shown else "")
         )
-    except (
-        KeyError,
-        TypeError,
-        ValueError,
-        AttributeError,
-    ):  # of another release, which has other parameters
+    # of another release, which has other parameters
+    except (KeyError, TypeError, ValueError, AttributeError):
         return pause.code
 
 

@@ -73,9 +73,8 @@ class BatchTrouble(NamedTuple):
     # of the failure, as in the workers' table of fates, or `batch_missing`, `answers_missing`,
     # `answers_short`
     name: str
-    said: (
-        str  # the provider's words, without secrets; foreign text, to be escaped where it is shown
-    )
+    # the provider's words, without secrets; foreign text, to be escaped where it is shown
+    said: str
     status: int | None  # of HTTP
     since: float  # of the first failure of this step in a row
     times: int
@@ -131,15 +130,12 @@ class ProviderBatch(NewProviderBatch):
     handed_at: float | None
     trouble: BatchTrouble | None = None
     missing: Missing | None = None
-    answers_read: int | None = (
-        None  # good ones, the most that any reading of its outputs has brought; None: never read
-    )
-    unread: int | None = (
-        None  # answers that were paid for, as the provider counted them, and could not be read
-    )
-    unread_microusd: int | None = (
-        None  # what they cost at most, as estimated; None: no price is known
-    )
+    # good ones, the most that any reading of its outputs has brought; None: never read
+    answers_read: int | None = None
+    # answers that were paid for, as the provider counted them, and could not be read
+    unread: int | None = None
+    # what they cost at most, as estimated; None: no price is known
+    unread_microusd: int | None = None
 
     @property
     def is_of_source(self) -> bool:
@@ -205,9 +201,8 @@ class BatchesOpen(NamedTuple):
 
     Times are Unix seconds; None: there is none."""
 
-    created_at: (
-        float | None
-    )  # when the provider took the oldest one that it works on, or whose answers are missing
+    # when the provider took the oldest one that it works on, or whose answers are missing
+    created_at: float | None
     waits_since: float | None  # when the oldest one was packed that it has not taken
     why: str | None  # what that one waits for, where it is said
     answered: int  # requests of those that run, as far as the provider tells
@@ -223,14 +218,11 @@ class BatchSum(NamedTuple):
     succeeded: int | None  # None: for some of them the provider does not tell
     failed: int | None
     why: str | None  # of one of them
-    led: int | None = (
-        None  # by workers that live; the others wait for one. None: that was not looked at
-    )
+    # by workers that live; the others wait for one. None: that was not looked at
+    led: int | None = None
     provider: str = ""
-    troubles: tuple[
-        tuple[int, BatchTrouble], ...
-    ] = ()  # of how many of them, and that of the one that is tried next
+    # of how many of them, and that of the one that is tried next
+    troubles: tuple[tuple[int, BatchTrouble], ...] = ()
     unread: int = 0  # answers that were paid for and could not be read
-    unread_microusd: int | None = (
-        None  # None: for some of them no price is known, or there are none
-    )
+    # None: for some of them no price is known, or there are none
+    unread_microusd: int | None = None

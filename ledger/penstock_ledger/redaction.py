@@ -34,14 +34,12 @@ HIDDEN: Final = "[redacted]"
 # those would make every error unreadable and protect nothing. No provider's key is shorter than 16
 # characters, and no guide for passwords allows fewer than 8.
 MIN_CHARS: Final = 8
-SURE_CHARS: Final = (
-    16  # below it, letters alone are a word and digits alone a number of ordinary texts
-)
+# below it, letters alone are a word and digits alone a number of ordinary texts
+SURE_CHARS: Final = 16
 MIN_DIFFERENT: Final = 4  # characters: `xxxxxxxxxxxxxxxxxxxx` and lines of dashes are no secrets
 MAX_VALUES: Final = 500  # forms of values that are remembered; each costs every text one search
-MAX_PATTERN_BYTES: Final = (
-    64 * 1024
-)  # of a body that is searched for shapes; known values are found in all of it
+# of a body that is searched for shapes; known values are found in all of it
+MAX_PATTERN_BYTES: Final = 64 * 1024
 
 _SECRET_NAME: Final = re.compile(
     r"(?:^|[_.-])(?:api_?key|access_?key|key|token|secret|pass|passwd|password|credentials?|basic_auth|dsn)$",
@@ -75,9 +73,8 @@ _SHAPES: Final = (
     ),
 )
 
-_texts: tuple[
-    str, ...
-] = ()  # longest first, so that a value inside another one does not leave a rest
+# longest first, so that a value inside another one does not leave a rest
+_texts: tuple[str, ...] = ()
 _bytes: tuple[bytes, ...] = ()
 
 
@@ -108,9 +105,8 @@ def remember_url(url: str | None) -> None:
     if url is None or "://" not in url:
         return
     after = url.partition("://")[2]
-    login, _, rest = after.rpartition(
-        "@"
-    )  # the last @: one that is not encoded may stand in a password
+    # the last @: one that is not encoded may stand in a password
+    login, _, rest = after.rpartition("@")
     user, _, password = login.partition(":")
     shown = {user, *re.split(r"[/:?,]", rest)}
     remember(*(value for value in {password, unquote(password)} if value not in shown))

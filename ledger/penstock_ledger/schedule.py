@@ -19,9 +19,8 @@ __all__ = [
     "ScheduleState",
 ]
 
-TAKEN_MAX: Final = (
-    1_000_000  # files of one schedule that are remembered: some 100 MB in the database
-)
+# files of one schedule that are remembered: some 100 MB in the database
+TAKEN_MAX: Final = 1_000_000
 
 
 class CatchUp(StrEnum):
@@ -114,7 +113,5 @@ class Decision:
     next_at: float  # the planned time after it
     job_id: str | None = None
     reason: str | None = None
-    taken: bytes | None = (
-        # what was looked at in vain, and is not looked at again: the key of another job's outcomes
-        None
-    )
+    # what was looked at in vain, and is not looked at again: the key of another job's outcomes
+    taken: bytes | None = None

@@ -85,20 +85,15 @@ _REDIS_REFUSED: Final = (
     "would overflow",
     "is not a float",
 )
-_UNFIT_VALUES: Final = (
-    UnicodeError,
-    OverflowError,
-    ValueError,
-    TypeError,
-)  # no driver could turn it into bytes
+# no driver could turn it into bytes
+_UNFIT_VALUES: Final = (UnicodeError, OverflowError, ValueError, TypeError)
 
 
 def trouble_of(error: BaseException) -> Trouble:
     """Return what kind of failure ``error`` is."""
     if isinstance(error, DatabaseUnavailable) and isinstance(error.__cause__, DBAPIError):
-        error = (
-            error.__cause__
-        )  # the driver's own words tell a password that was changed from a server that is away
+        # the driver's own words tell a password that was changed from a server that is away
+        error = error.__cause__
     if isinstance(error, DBAPIError):
         return _of_sql(error)
     if isinstance(error, redis_errors.RedisError):
@@ -124,9 +119,8 @@ def _of_sql(error: DBAPIError) -> Trouble:
     state = getattr(error.orig, "sqlstate", None)
     if state is not None:
         return _STATES.get(state, _STATES.get(state[:2], Trouble.FAULTY))
-    if isinstance(
-        error, DataError | IntegrityError | BadStatement
-    ):  # the driver refused before it asked the server
+    # the driver refused before it asked the server
+    if isinstance(error, DataError | IntegrityError | BadStatement):
         return Trouble.REFUSED
     return Trouble.AWAY if isinstance(error, OperationalError | InterfaceError) else Trouble.FAULTY
 

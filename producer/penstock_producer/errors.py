@@ -75,9 +75,8 @@ if TYPE_CHECKING:
 MAX_ROWS_KEPT = 20  # of a refused source, in the exception
 MAX_FAULTS_SHOWN = 10  # kinds of faults of a refused source, each with its first row
 MAX_LINES_SHOWN = 8  # further lines of one kind
-MAX_SEEN_CHARS = (
-    80  # enough to recognise a value, too little to flood a terminal or leak a document
-)
+# enough to recognise a value, too little to flood a terminal or leak a document
+MAX_SEEN_CHARS = 80
 
 
 def seen(value: Any) -> str:

@@ -15,12 +15,10 @@ from typing import Final
 __all__ = ["MAX_FIELDS", "MAX_VALUES", "overfull"]
 
 MAX_VALUES: Final = 400_000  # OpenAI takes 300,000 tokens in one call for embeddings
-MAX_FIELDS: Final = (
-    100_000  # of all objects together: each costs ten times what a number in a list does
-)
-_LEAST_BYTES: Final = min(
-    2 * MAX_VALUES, 5 * MAX_FIELDS
-)  # a shorter text has room for neither: `1,` and `"":1,`
+# of all objects together: each costs ten times what a number in a list does
+MAX_FIELDS: Final = 100_000
+# a shorter text has room for neither: `1,` and `"":1,`
+_LEAST_BYTES: Final = min(2 * MAX_VALUES, 5 * MAX_FIELDS)
 _PIECE: Final = 256 * 1024  # bytes that are counted together, within milliseconds
 
 
@@ -50,14 +48,12 @@ def _counted_outside_texts(text: bytes | bytearray) -> tuple[int, int]:
     is_inside = False
     while at < len(text) and values <= MAX_VALUES and fields <= MAX_FIELDS:
         piece = bytes(text[at : at + _PIECE])
-        if (
-            len(piece) - len(piece.rstrip(b"\\"))
-        ) % 2:  # the byte behind it belongs to its last backslash
+        # the byte behind it belongs to its last backslash
+        if (len(piece) - len(piece.rstrip(b"\\"))) % 2:
             piece += text[at + _PIECE : at + _PIECE + 1]
         at += len(piece)
-        parts = (
-            piece.replace(b"\\\\", b"").replace(b'\\"', b"").split(b'"')
-        )  # every second one is a text
+        # every second one is a text
+        parts = piece.replace(b"\\\\", b"").replace(b'\\"', b"").split(b'"')
         more_values, more_fields = _counted(b"".join(parts[is_inside::2]))
         values, fields = values + more_values, fields + more_fields
         is_inside ^= len(parts) % 2 == 0

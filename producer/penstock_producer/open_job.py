@@ -84,9 +84,8 @@ log = logging.getLogger(__name__)
 # What waits in memory before it is written: one SQL transaction each.
 MAX_BUFFERED_DOCUMENTS = 1_000
 MAX_BUFFERED_BYTES = 4 * 1024 * 1024
-FLUSH_AFTER_S: float = (
-    1.0  # from the first unflushed document on: a trickle costs one small transaction a second
-)
+# from the first unflushed document on: a trickle costs one small transaction a second
+FLUSH_AFTER_S: float = 1.0
 MAX_CONFLICTS_KEPT: Final = 1_000  # ids of documents that were refused by a flush without a caller
 TAKES_NO_MORE: Final = (JobState.CANCELLING, JobState.CANCELLED, JobState.FAILED)
 
@@ -113,19 +112,16 @@ class OpenJob:
     def _begin(self) -> None:
         """Empty, and with locks that no other thread holds: at first, and in the child of a
         fork."""
-        self._writing = (
-            threading.Lock()
-        )  # held while documents are written, so that `flush` returns after all of them
-        self._lock = (
-            threading.Lock()
-        )  # guards what follows; never held while anything is waited for
+        # held while documents are written, so that `flush` returns after all of them
+        self._writing = threading.Lock()
+        # guards what follows; never held while anything is waited for
+        self._lock = threading.Lock()
         self._buffer: list[tuple[str, bytes]] = []
         self._buffered_bytes = 0
         self._timer: threading.Timer | None = None  # one at a time, while anything is unflushed
         self._failing = False  # whether the last flush that no caller asked for failed
-        self._conflicts: list[
-            str
-        ] = []  # refused by a flush that no caller asked for; raised by the next one that is called
+        # refused by a flush that no caller asked for; raised by the next one that is called
+        self._conflicts: list[str] = []
         self._ended: JobError | JobCancelled | None = None  # found out by such a flush
 
     def __enter__(self) -> Self:
@@ -226,9 +222,8 @@ class OpenJob:
                 timer = threading.Timer(FLUSH_AFTER_S, self._time_is_up)
                 timer.daemon = True
                 timer.name = f"penstock flush {self.job_id}"
-                with contextlib.suppress(
-                    RuntimeError
-                ):  # the interpreter is ending and starts no more threads
+                # the interpreter is ending and starts no more threads
+                with contextlib.suppress(RuntimeError):
                     timer.start()
                     self._timer = timer
 

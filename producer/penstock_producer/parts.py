@@ -102,9 +102,8 @@ class Index:
 
 PARTS: Final = "parts/"
 PART_BYTES_MAX: Final = 256 * 1024 * 1024  # a process that dies has to send so much again, at most
-PARTS_PER_SIZE: Final = (
-    500  # from then on parts may be larger, so that 2,000 of them hold more than a terabyte
-)
+# from then on parts may be larger, so that 2,000 of them hold more than a terabyte
+PARTS_PER_SIZE: Final = 500
 
 log = logging.getLogger(__name__)
 
@@ -121,12 +120,10 @@ class GrowingOutput:
     def __init__(self, bucket: Place, database: Database, job: Job, *, conditional: bool) -> None:
         self._bucket, self._database, self._job = bucket, database, job
         self._conditional = conditional
-        self._is_replayed: bool | None = (
-            None  # it was complete before: what a replay adds is written at the end
-        )
-        self._index: Index | None = (
-            None  # None until it was read, and after another process has replaced it
-        )
+        # it was complete before: what a replay adds is written at the end
+        self._is_replayed: bool | None = None
+        # None until it was read, and after another process has replaced it
+        self._index: Index | None = None
 
     def grow(self, results: int) -> None:
         """Write parts of what is new, where that is enough; ``results`` is how many the job has.

@@ -40,9 +40,8 @@ UPLOADED: Final = "uploaded"
 ESTIMATE: Final = "estimate"
 FILES: Final = "files"  # the pins of several files, whose digest is beside it
 FORMAT: Final = "format"  # what the rows are, where they are not JSON Lines
-MEDIA_NEWEST: Final = (
-    "media_newest_ns"  # when the last of the files that rows name was changed, at submit
-)
+# when the last of the files that rows name was changed, at submit
+MEDIA_NEWEST: Final = "media_newest_ns"
 MEMBERS: Final = "members"  # [packed offset, plain offset] of places where reading can begin
 NEWEST: Final = "newest_ns"  # the time of the file of a folder that was changed last
 PREPARED: Final = "prepared"  # what the survey counted

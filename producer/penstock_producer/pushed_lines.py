@@ -16,9 +16,8 @@ from penstock_producer.sources.forms.strict_json import RowFault, parse_object
 __all__ = ["LINES_MAX", "LineFate", "PushedLine", "PushedLines"]
 
 LINES_MAX: Final = 10_000  # of one call, blank ones included: a request ends within seconds
-ID_CHARS_SHOWN: Final = (
-    512  # of an id that is refused, perhaps for its length: as many as one may have
-)
+# of an id that is refused, perhaps for its length: as many as one may have
+ID_CHARS_SHOWN: Final = 512
 _FIELDS: Final = (b'"id"', b'"document"')  # quoted: neither may occur twice
 
 

@@ -16,9 +16,8 @@ __all__ = ["changed_since", "lost", "lost_of", "refused"]
 CANCELLED = "cancelled"
 SOURCE_LOST = "source_lost"
 DUPLICATE = "duplicate_custom_id"  # the one refusal that cannot be seen from the row alone
-OUTSIDE: Final = (
-    "media_"  # codes of rows that are refused for what lies outside of their file begin so
-)
+# codes of rows that are refused for what lies outside of their file begin so
+OUTSIDE: Final = "media_"
 _COMES_BACK: Final = frozenset({"media_unavailable", "media_forbidden"})
 
 
@@ -42,9 +41,8 @@ def changed_since(rows: Iterable[BadRow], lines: Container[int]) -> list[BadRow]
     for row in rows:
         if row.is_new:
             continue
-        gone = (
-            no_longer(row.code, str(row)) if row.line else None
-        )  # without lines it is not known what was refused
+        # without lines it is not known what was refused
+        gone = no_longer(row.code, str(row)) if row.line else None
         if gone is not None and row.line not in lines:
             raise gone
     return [row for row in rows if row.is_new]

@@ -65,9 +65,8 @@ def id_fault(value: str) -> tuple[str, str] | None:
     return None
 
 
-DEFAULT_MAX_LINE_BYTES: Final = (
-    8 * 1024 * 1024
-)  # above any model's context, below what hurts a small machine
+# above any model's context, below what hurts a small machine
+DEFAULT_MAX_LINE_BYTES: Final = 8 * 1024 * 1024
 # A template may name a column twice; named more often, a short row would fill any memory.
 DEFAULT_MAX_BODY_BYTES: Final = 16 * 1024 * 1024
 

@@ -84,13 +84,10 @@ class ProducerSettings(BaseSettings):
     # hosts control.
     database_pool: Annotated[int, Field(ge=2, le=100)] | None = None
     database_statement_timeout_s: Annotated[float, Field(ge=0, le=3600)] = 60.0  # 0 = none
-    database_lock_timeout_s: Annotated[float, Field(ge=0, le=600)] = (
-        10.0  # below the above; 0 = none
-    )
-    results_url: str | None = (
-        # folder or s3://bucket/prefix (gs://, az://) for each finished job's files; None = none
-        None
-    )
+    # below the above; 0 = none
+    database_lock_timeout_s: Annotated[float, Field(ge=0, le=600)] = 10.0
+    # folder or s3://bucket/prefix (gs://, az://) for each finished job's files; None = none
+    results_url: str | None = None
     # Seconds for which a submit tries results_url, and the job's table, before it accepts the job;
     # 0 = not at all.
     results_probe_s: Annotated[float, Field(ge=0, le=300)] = 15.0
@@ -100,13 +97,11 @@ class ProducerSettings(BaseSettings):
     # Buckets only: results as part objects while a job runs, which go when it ends, or stay. Needs
     # to read, list and delete.
     results_parts: Literal["off", "until_end", "keep"] = "off"
-    s3_endpoint_url: str | None = (
-        None  # None leaves it to AWS_ENDPOINT_URL_S3 and the profile, as boto3 does
-    )
+    # None leaves it to AWS_ENDPOINT_URL_S3 and the profile, as boto3 does
+    s3_endpoint_url: str | None = None
     max_line_bytes: Annotated[int, Field(ge=1024, le=1024**3)] = DEFAULT_MAX_LINE_BYTES
-    max_body_bytes: Annotated[int, Field(ge=1024, le=1024**3)] = (
-        DEFAULT_MAX_BODY_BYTES  # one request, rendered
-    )
+    # one request, rendered
+    max_body_bytes: Annotated[int, Field(ge=1024, le=1024**3)] = DEFAULT_MAX_BODY_BYTES
     # Folders and s3://bucket/prefix that jobs from remote doors (Celery tasks) may read; () = none.
     # See docs/doors.md. Rows of other jobs may name images and sounds there, besides those beside
     # their source.

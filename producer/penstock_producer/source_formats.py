@@ -179,12 +179,8 @@ def _loaded(where: str) -> Callable[..., Any]:
 
 UTF_8: Final = "utf-8"
 _ASCII: Final = bytes(range(128))
-_STATEFUL: Final = (
-    "iso2022",
-    "idna",
-    "unicode",
-    "raw",
-)  # what a byte means depends on those before it
+# what a byte means depends on those before it
+_STATEFUL: Final = ("iso2022", "idna", "unicode", "raw")
 
 
 def check_encoding(name: str) -> str:

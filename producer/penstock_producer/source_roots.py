@@ -96,10 +96,8 @@ class SourceRoots:
             self._refuse_private(opened, private, path)
         except OSError as error:
             os.close(opened)
-            if error.errno in (
-                errno.ELOOP,
-                errno.ENOTDIR,
-            ):  # a link where there was none when the path was resolved
+            # a link where there was none when the path was resolved
+            if error.errno in (errno.ELOOP, errno.ENOTDIR):
                 raise self._refused(path) from None
             raise
         except SourceForbidden:

@@ -27,10 +27,8 @@ def answer_text(answer: Any) -> str | None:
         for part in _mappings(_at(candidate.get("content"), "parts"))
         if not part.get("thought")
     ]
-    for holder in (
-        answer,
-        *_mappings(answer.get("output")),
-    ):  # a message of Anthropic has its parts itself
+    # a message of Anthropic has its parts itself
+    for holder in (answer, *_mappings(answer.get("output"))):
         parts += _mappings(holder.get("content"))
     texts = [part["text"] for part in parts if isinstance(part.get("text"), str)]
     return "".join(texts) if texts else None

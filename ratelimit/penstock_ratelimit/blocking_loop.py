@@ -16,9 +16,8 @@ log = logging.getLogger("penstock.ratelimit")
 
 T = TypeVar("T")
 
-RedisUrl = (
-    str | Callable[[], Any] | None
-)  # as redis-py reads it, or what makes an asyncio client, for Sentinel say
+# as redis-py reads it, or what makes an asyncio client, for Sentinel say
+RedisUrl = str | Callable[[], Any] | None
 
 CLOSE_S: Final = 5.0
 """Closing makes two calls to Redis, of a second each at most; after that the process ends without
@@ -98,9 +97,8 @@ class LoopThread:
     def _run(self) -> None:
         try:
             asyncio.run(self._live())
-        except (
-            Exception
-        ) as error:  # while the interpreter ends, parts of asyncio may be gone already
+        # while the interpreter ends, parts of asyncio may be gone already
+        except Exception as error:
             log.debug("the loop of the quotas ended with %r", error)
 
     async def _live(self) -> None:
@@ -166,9 +164,8 @@ class ThreadWait(Generic[T]):
         if self._abandoned:
             self._undo_result(task)
         elif task.cancelled():
-            self.done.set_exception(
-                LimiterClosed(self._quota_id)
-            )  # only the end of the loop cancels
+            # only the end of the loop cancels
+            self.done.set_exception(LimiterClosed(self._quota_id))
         elif (error := task.exception()) is not None:
             self.done.set_exception(error)
         else:

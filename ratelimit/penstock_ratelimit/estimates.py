@@ -97,9 +97,8 @@ class Sketch:
             left -= self.bins[number]
             if left <= 1e-9:  # sums of weights are rounded
                 break
-        return float(
-            2.0 * GROWTH**number / (GROWTH + 1.0)
-        )  # the value with the least relative error in its bin
+        # the value with the least relative error in its bin
+        return float(2.0 * GROWTH**number / (GROWTH + 1.0))
 
 
 def _kept(old: float, new: float, memory: float) -> float:
@@ -118,9 +117,8 @@ class Estimator:
 
     def __init__(self) -> None:
         self._known: OrderedDict[Hashable, Sketch] = OrderedDict()
-        self._fresh: OrderedDict[Hashable, Sketch] = (
-            OrderedDict()
-        )  # observed, or asked for and unknown, since ``take``
+        # observed, or asked for and unknown, since ``take``
+        self._fresh: OrderedDict[Hashable, Sketch] = OrderedDict()
 
     def estimate_prompt(self, key: Hashable, chars: int) -> float:
         """Tokens to expect of a prompt of ``chars`` characters; at least one."""

@@ -84,12 +84,10 @@ class FairLine(Generic[T]):
 
     def __init__(self, gone: Callable[[T], bool] | None = None) -> None:
         self._gone = gone or _never
-        self._returned: deque[T] = (
-            deque()
-        )  # ahead of all others; charged when they were taken the first time
-        self._alone: deque[tuple[T, float]] = (
-            deque()
-        )  # all others with their costs, while they are of one flow
+        # ahead of all others; charged when they were taken the first time
+        self._returned: deque[T] = deque()
+        # all others with their costs, while they are of one flow
+        self._alone: deque[tuple[T, float]] = deque()
         self._flow = DEFAULT_FLOW  # that one
         self._served = 0.0  # cost of the item of it that was taken last; 0 where none was
         self._classes: _Crowd[T] = _Crowd()  # all others, since a second flow came
@@ -200,9 +198,8 @@ class _Crowd(Generic[T]):
     def __init__(self) -> None:
         self._branches: dict[Hashable, _Branch[T]] = {}
         self._waiting: list[_Entry[T]] = []  # a heap by tag; equal tags take turns
-        self._left: list[
-            _Entry[T]
-        ] = []  # a heap by tag of branches that ran out of items while ahead
+        # a heap by tag of branches that ran out of items while ahead
+        self._left: list[_Entry[T]] = []
         self._order = count()
         self._now = 0.0
 

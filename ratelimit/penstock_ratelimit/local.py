@@ -58,9 +58,8 @@ class LocalQuota:
         self._patience = Patience()
         self._limited_at = -math.inf  # loop time: the last start that the limits put off
         self._resume = asyncio.Event()
-        self._head = (
-            asyncio.Lock()
-        )  # only the head waits at the buckets: aiolimiter would serve small amounts first
+        # only the head waits at the buckets: aiolimiter would serve small amounts first
+        self._head = asyncio.Lock()
         self._buckets: tuple[Bucket, ...] = ()
 
     async def acquire(self, ask: StartRequest) -> Ticket:

@@ -166,9 +166,8 @@ class TicketState(Enum):
     RELEASED = "released"
 
 
-UNSTARTED, STARTED, ENDED, RELEASED = (
-    TicketState  # each look at a member of the class would run Python code (3.11)
-)
+# each look at a member of the class would run Python code (3.11)
+UNSTARTED, STARTED, ENDED, RELEASED = TicketState
 
 
 @dataclass(frozen=True, slots=True)

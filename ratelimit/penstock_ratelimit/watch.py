@@ -172,9 +172,8 @@ def read_quotas(
         MAX_PROCESSES,
         MAX_LEARNED,
     )
-    with client.pipeline(
-        transaction=False
-    ) as pipe:  # of one quota all is one script; over several there is no moment
+    # of one quota all is one script; over several there is no moment
+    with client.pipeline(transaction=False) as pipe:
         for quota_id in ids:
             key = f"{prefix}{{q:{quota_id}}}"
             pipe.execute_command(
@@ -230,9 +229,8 @@ def _dimensions(
             limit=rate,
             allowed=rate * margin * share,
             burst=burst * margin,
-            level=min(
-                float(levels[dim]), burst * margin * share
-            ),  # the burst is as small a part of itself as the rate
+            # the burst is as small a part of itself as the rate
+            level=min(float(levels[dim]), burst * margin * share),
             charged=fields.number(f"k:{dim}"),
             others=max(0.0, fields.number(f"f:{dim}")),
         )

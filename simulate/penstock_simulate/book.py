@@ -31,9 +31,8 @@ class _Accounts:
     outcomes: Counter[str] = field(default_factory=Counter)
     over_limit: Counter[str] = field(default_factory=Counter)
     refused: Counter[str] = field(default_factory=Counter)  # by the code of the error
-    trapped: Counter[str] = field(
-        default_factory=Counter
-    )  # who followed a redirect: with a key, without a key
+    # who followed a redirect: with a key, without a key
+    trapped: Counter[str] = field(default_factory=Counter)
 
 
 class CallBook:

@@ -13,12 +13,8 @@ CREDIT_ERRORS = (
     "enforced_spend_limit_reached",
     "billing_error",
 )
-CERTIFICATES = (
-    "good",
-    "self-signed",
-    "expired",
-    "other-host",
-)  # all but the second are the authority's
+# all but the second are the authority's
+CERTIFICATES = ("good", "self-signed", "expired", "other-host")
 
 
 class Mode(StrEnum):

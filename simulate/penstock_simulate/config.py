@@ -112,16 +112,14 @@ class SimulatorConfig:
     otpm: float | None = None
     rpd: float | None = None
     tpd: float | None = None
-    window: str | None = (
-        None  # "bucket" refills all the time; "10s" and "minute" are full again at each start
-    )
+    # "bucket" refills all the time; "10s" and "minute" are full again at each start
+    window: str | None = None
     tokens_window: str | None = None  # for tokens, where it is another one
     depth_s: float | None = None  # what a bucket holds, in seconds of its rate
     charge: str | None = None  # see Mode
     unset_max_tokens: int | None = None  # reserved for a request that names no max_tokens
-    burndown: int | None = (
-        None  # tokens that one of output counts for, once settled, where both share a limit
-    )
+    # tokens that one of output counts for, once settled, where both share a limit
+    burndown: int | None = None
     charge_failed: bool = True  # refused and failed calls use up limits too, as OpenAI documents
     headers: str | None = None  # see HeaderStyle
     foreign_share: float = 0.0  # of every limit, used by other clients of the same key
@@ -158,13 +156,11 @@ class SimulatorConfig:
     hostile: str | None = None  # the names of kinds with commas between, or "all"
     hostile_share: float = 0.1  # of calls
     hostile_documents: float = 0.0  # of documents: each of their calls, always in the same kind
-    hostile_for_s: float | None = (
-        None  # from the first call, or the last change; after that all is well again
-    )
+    # from the first call, or the last change; after that all is well again
+    hostile_for_s: float | None = None
     certificate: str | None = None  # https with a certificate of this kind, see CERTIFICATES
-    authority: Path | None = (
-        None  # the file of the authority that signs certificates; made where it is missing
-    )
+    # the file of the authority that signs certificates; made where it is missing
+    authority: Path | None = None
     # Batches, by the clock (see batches/).
     batch_s: float = 5.0  # from the start of a batch until its last answer, the median
     batch_sigma: float = 0.0  # spread of the lognormal
@@ -177,26 +173,20 @@ class SimulatorConfig:
     batch_no_upload_share: float = 0.0  # of uploads: 500, and nothing was done
     batch_call_500_share: float = 0.0  # of all calls of batch APIs: 500, and nothing was done
     batch_cut_share: float = 0.0  # of downloads of results: the connection ends half-way
-    batch_spoilt_share: float = (
-        0.0  # of lines of results: cut, under an unknown id before, or twice
-    )
-    batch_look_404_s: float = (
-        0.0  # a batch is not found for so long, from the first look on at which it has answers
-    )
+    # of lines of results: cut, under an unknown id before, or twice
+    batch_spoilt_share: float = 0.0
+    # a batch is not found for so long, from the first look on at which it has answers
+    batch_look_404_s: float = 0.0
     batch_look_403s: int = 0  # first looks at each batch: 403
-    batch_file_404_s: float = (
-        0.0  # an output is not found for so long, from the first time that it is asked for
-    )
-    batch_short_reads: int = (
-        0  # first downloads of each output: the last half of its lines is not there yet
-    )
-    batch_enqueued_tokens: int | None = (
-        None  # of the prompts of one model's batches that are not over
-    )
+    # an output is not found for so long, from the first time that it is asked for
+    batch_file_404_s: float = 0.0
+    # first downloads of each output: the last half of its lines is not there yet
+    batch_short_reads: int = 0
+    # of the prompts of one model's batches that are not over
+    batch_enqueued_tokens: int | None = None
     batch_enqueued_requests: int | None = None  # of Anthropic's batches that are not over
-    structured: str = (
-        Structured.JSON_SCHEMA.value
-    )  # what becomes of a response_format, see Structured
+    # what becomes of a response_format, see Structured
+    structured: str = Structured.JSON_SCHEMA.value
     api_key: str | None = None  # any other key gets 401
     seed: int = 0
     call_log: Path | None = None  # one JSON line per call, written before the answer

@@ -183,9 +183,8 @@ def test_engines_write_where_they_may(name: str, holder: str, render: Render) ->
         )
     assert mounts["/dev/shm"] == "shm"
     assert env(engine)["VLLM_NO_USAGE_STATS"] == "1"
-    assert (
-        env(engine)["USER"] == "penstock"
-    )  # torch asks the system for a name, and user 10001 has none
+    # torch asks the system for a name, and user 10001 has none
+    assert env(engine)["USER"] == "penstock"
 
 
 def test_an_engine_in_process_gets_its_arguments(render: Render) -> None:
@@ -215,9 +214,8 @@ def test_an_engine_beside_the_worker_gets_its_arguments(render: Render) -> None:
     assert vllm["args"][names + 1 : names + 3] == ["meta-llama/Llama-3.1-8B-Instruct", "llama-8b"]
     wanted = "--port=8000 --max-model-len=8192 --enable-prefix-caching --tensor-parallel-size=2"
     assert set(wanted.split()) <= set(vllm["args"])
-    assert not [
-        argument for argument in vllm["args"] if argument.startswith("--max-num-seqs")
-    ]  # vLLM's own, for the card
+    # vLLM's own, for the card
+    assert not [argument for argument in vllm["args"] if argument.startswith("--max-num-seqs")]
     told = render("gpu-sidecar", {"workerPools": {"gpu": {"vllm": {"maxNumSeqs": 96}}}})
     assert "--max-num-seqs=96" in container(pool(told, "gpu"), "vllm")["args"]
     assert env(container(pool(told, "gpu"), "penstock"))["PENSTOCK_CONCURRENCY"] == "192"

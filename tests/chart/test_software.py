@@ -77,9 +77,8 @@ def test_settings_load_as_rendered(
         settings = WorkerSettings.load(lane=found["args"][2])
         assert settings.redis_url == SECRETS["PENSTOCK_REDIS_URL"]
         assert settings.drain_seconds == float(variables["PENSTOCK_DRAIN_SECONDS"])
-        by_engine = (
-            settings.gpu.suitable_concurrency()
-        )  # a worker that hosts vLLM asks it, once it is up
+        # a worker that hosts vLLM asks it, once it is up
+        by_engine = settings.gpu.suitable_concurrency()
         assert settings.concurrency == int(variables.get("PENSTOCK_CONCURRENCY", by_engine))
         assert settings.control is False
         if settings.lane == "api":

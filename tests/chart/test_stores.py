@@ -37,9 +37,8 @@ def test_the_rendered_redis_runs(render: Render, tmp_path: Path, redis_program: 
     port = free_port()
     script = found["args"][0].replace("--port 6379", f"--port {port} --bind 127.0.0.1")
     (tmp_path / "bin").mkdir()
-    (tmp_path / "bin" / "redis-server").symlink_to(
-        redis_program
-    )  # as both images name it: Valkey's has this link, too
+    # as both images name it: Valkey's has this link, too
+    (tmp_path / "bin" / "redis-server").symlink_to(redis_program)
     path = f"{tmp_path / 'bin'}:{os.environ['PATH']}"
     process = subprocess.Popen(
         [*found["command"], script],

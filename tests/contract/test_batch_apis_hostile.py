@@ -389,10 +389,8 @@ async def test_a_download_that_brings_nothing_is_left(
     server.handle = says(500, b"") if status == 500 else breaks_off
     with pytest.raises(TryLater, match="at byte 0 of file-out"):
         await all_answers(openai, ENDED)
-    assert len(server.asked) in (
-        6,
-        12,
-    )  # aiohttp asks once more itself where a connection ends without a word
+    # aiohttp asks once more itself where a connection ends without a word
+    assert len(server.asked) in (6, 12)
 
 
 @pytest.mark.parametrize(

@@ -301,9 +301,8 @@ class TestReturn:
         held = {lease.tag: lease for lease in claim(client, 3)[0]}
         age(client, -3_600, "job:dead", "job:alive")
         client.zadd("unacked_index.api", {"job:relayed": "inf"})
-        client.set(
-            KEYS.sweep, "1", px=3_600_000
-        )  # a pause from before the step, on the server's clock
+        # a pause from before the step, on the server's clock
+        client.set(KEYS.sweep, "1", px=3_600_000)
         assert scripts.restore(10) == 0, "the living must have the time to renew"
         ahead = str(client.zscore("unacked_index.api", "job:alive"))
         scripts.renew([Lease("job:alive", ahead)])

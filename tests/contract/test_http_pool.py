@@ -50,9 +50,8 @@ async def test_a_cancelled_request_whose_answer_just_came_leaves_no_connection(
         asked = asyncio.create_task(post(lean, server))
         await server.release.wait()
         server.answer_now.set()
-        for _ in range(
-            3
-        ):  # the server writes, and the client's socket becomes readable in the next turn
+        # the server writes, and the client's socket becomes readable in the next turn
+        for _ in range(3):
             await asyncio.sleep(0)
         asked.cancel()
         await asyncio.gather(asked, return_exceptions=True)

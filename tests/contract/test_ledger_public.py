@@ -23,9 +23,8 @@ from penstock_ledger.errors import LedgerError
 from penstock_ledger.in_redis import redis_scripts
 from penstock_ledger.in_redis.door_limits import DoorLimits
 
-PUBLIC: list[str] = vars(penstock_ledger)[
-    "__all__"
-]  # made when it is imported, which types do not see
+# made when it is imported, which types do not see
+PUBLIC: list[str] = vars(penstock_ledger)["__all__"]
 SCRIPTS = sorted(
     entry.name
     for entry in (files("penstock_ledger") / "scripts").iterdir()

@@ -15,9 +15,8 @@ from penstock_ledger.errors import EXIT_FAILED, EXIT_USAGE
 from penstock_ledger.model import ItemKey, Result
 from penstock_producer import PenstockError
 
-PUBLIC: list[str] = vars(penstock_producer)[
-    "__all__"
-]  # made when it is imported, which types do not see
+# made when it is imported, which types do not see
+PUBLIC: list[str] = vars(penstock_producer)["__all__"]
 MODULES = (
     penstock_ledger.errors,
     penstock_producer.errors,

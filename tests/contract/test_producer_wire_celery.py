@@ -81,16 +81,11 @@ def test_equal_to_apply_async_field_by_field(app: Celery, redis_server: RedisSer
     assert {name: their_headers.pop(name) for name in OMITTED_HEADERS} == OMITTED_HEADERS
     assert my_headers == their_headers
     assert their_properties.pop("body_encoding") == "base64"
-    for option in (
-        "reply_to",
-        "argsrepr",
-        "kwargsrepr",
-        "origin",
-    ):  # apply_async repeats its options here
+    # apply_async repeats its options here
+    for option in ("reply_to", "argsrepr", "kwargsrepr", "origin"):
         del their_properties[option]
-    their_properties["delivery_tag"] = my_properties[
-        "delivery_tag"
-    ]  # random there, deterministic here
+    # random there, deterministic here
+    their_properties["delivery_tag"] = my_properties["delivery_tag"]
     assert my_properties == their_properties
 
 

@@ -185,9 +185,8 @@ def test_others_on_the_key_are_made_room_for(redis_server: RedisServer, depth_s:
     """When others take 30 %, less than one in a hundred is refused, and the fleet settles on what
     they leave."""
     shared = fleet(redis_server, depth_s, foreign=0.3, latency_s=10.0)
-    shared.provider.level = min(
-        shared.provider.level, 8 * RATE
-    )  # most of a minute's depth is gone already
+    # most of a minute's depth is gone already
+    shared.provider.level = min(shared.provider.level, 8 * RATE)
     shared.work(120)
     assert shared.refused(0, 120) < 0.01
     assert shared.used(60, 120) == pytest.approx(0.7, abs=0.04)

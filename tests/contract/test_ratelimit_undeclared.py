@@ -21,9 +21,8 @@ from penstock_simulate.limits import KeyLimits, charge
 Run = Callable[[Play], None]
 WALL = 1_767_225_600.0  # 2026-01-01T00:00:00Z
 SECONDS = 60.0
-CALLS_AT_ONCE = (
-    40  # of each of two processes: each takes 0.1 s, so 800 a second if nothing held them back
-)
+# of each of two processes: each takes 0.1 s, so 800 a second if nothing held them back
+CALLS_AT_ONCE = 40
 TOKENS = (100, 50)  # of each call: in and out
 
 
@@ -45,9 +44,8 @@ CASES = {
     "openai": Case("openai", 100, {"rpm": 6000, "tpm": 10_000_000, "like": "openai"}),
     "openai's tokens": Case("openai", 50, {"rpm": 60_000, "tpm": 450_000, "like": "openai"}),
     "a counter of a minute": Case("generic", 100, {"rpm": 6000, "window": "minute"}),
-    "a counter of 10 s": Case(
-        "generic", 100, {"rpm": 6000, "window": "10s"}, 0.5
-    ),  # three windows go by until it is sure
+    # three windows go by until it is sure
+    "a counter of 10 s": Case("generic", 100, {"rpm": 6000, "window": "10s"}, 0.5),
     "anthropic": Case(
         "anthropic", 100, {"rpm": 6000, "itpm": 6_000_000, "otpm": 3_000_000, "like": "anthropic"}
     ),

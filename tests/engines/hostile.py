@@ -381,10 +381,8 @@ PROMPT: Final = st.one_of(
     ANY,
 )
 
-CONSTRAINTS: Final = (
-    "response_format",
-    "structured_outputs",
-)  # there is most to them, so they are drawn more often
+# there is most to them, so they are drawn more often
+CONSTRAINTS: Final = ("response_format", "structured_outputs")
 SHORT_PARAMS: Final = {"max_tokens": 4, "temperature": 0}
 
 

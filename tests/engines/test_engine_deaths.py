@@ -93,9 +93,8 @@ def test_nothing_of_a_group_of_engines_outlives_a_worker_that_is_killed(
     in test_gpu_fleet.py.
     """
     monkeypatch.setenv("VLLM_PLUGINS", "someone-elses")
-    monkeypatch.setenv(
-        "VLLM_CPU_OMP_THREADS_BIND", "nobind"
-    )  # a CPU's own: its cores are one group of memory here
+    # a CPU's own: its cores are one group of memory here
+    monkeypatch.setenv("VLLM_CPU_OMP_THREADS_BIND", "nobind")
     worker = gpu_worker(fleet, tiny_llama, in_process=False, engine={parallel: 2})
     assert len(descendants(worker)) > 4
     kill_with_all(worker)

@@ -15,9 +15,8 @@ from fleet import Fleet, until
 
 from penstock_ledger.model import Job, JobState
 
-ITEMS = (
-    3_000  # half a minute of work on two cores: enough for a look, two deaths and what follows them
-)
+# half a minute of work on two cores: enough for a look, two deaths and what follows them
+ITEMS = 3_000
 LONG = "word " * 3_000
 
 
@@ -55,9 +54,8 @@ def test_an_engine_killed_in_the_middle_is_built_anew_and_a_drained_worker_hands
     assert "gpu: 1 engine · " in said
     assert "bound by " in said
     engine_of(worker).kill()
-    fleet.wait_for_outcomes(
-        job, fleet.finished(job) + 100, WORK_S
-    )  # more than can be on its way from the first engine
+    # more than can be on its way from the first engine
+    fleet.wait_for_outcomes(job, fleet.finished(job) + 100, WORK_S)
     assert worker.alive, "the worker outlives its engine"
 
     engine = engine_of(worker)

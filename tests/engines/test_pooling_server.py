@@ -156,9 +156,8 @@ async def test_a_model_that_embeds_gives_the_models_own_vectors(
         states = [
             model(**tokenizer(text, return_tensors="pt")).last_hidden_state[0] for text in DOCUMENTS
         ]
-    expected = [
-        torch.nn.functional.normalize(state[0], dim=-1) for state in states
-    ]  # vLLM pools the first token's of a BERT
+    # vLLM pools the first token's of a BERT
+    expected = [torch.nn.functional.normalize(state[0], dim=-1) for state in states]
     with VllmServer(tiny_bert, tmp_path) as server:
         async with lane(server) as one:
             prepared = await one.prepare(request("/v1/embeddings", {"input": DOCUMENTS}))

@@ -43,9 +43,8 @@ PARTS_TEMPLATE = (
     "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n"
     "{% endif %}"
 )
-IMAGE_PATCHES = (
-    4  # of each image, whatever its size: a square of 32 pixels in patches of 8, four to a token
-)
+# of each image, whatever its size: a square of 32 pixels in patches of 8, four to a token
+IMAGE_PATCHES = 4
 IMAGE_TOKENS = IMAGE_PATCHES + 3  # with the marks around them
 MEL_BINS = 16  # of a sound's spectrum; its length in the model is Whisper's, 30 s
 _MARKS = {
@@ -73,9 +72,8 @@ class Shape:
     kv_heads: int = 2  # generating models only
     head_size: int = 64
     vocabulary: int = 4096  # at most: the tokenizer may find fewer pairs worth a token
-    embedded: int | None = (
-        None  # rows of the embedding, where a large model is to be imitated; None = the vocabulary
-    )
+    # rows of the embedding, where a large model is to be imitated; None = the vocabulary
+    embedded: int | None = None
     context: int = 2048
     tied: bool = True  # input and output embeddings are one
     marks: tuple[str, ...] = ()  # tokens of their own that an answer's text shows, such as <think>

@@ -233,9 +233,8 @@ async def test_a_batch_that_expires_keeps_what_it_has(kind: str, tmp_path: Path)
         seen = await ended(provider, await created(provider, new_batch(provider, kind, tmp_path)))
         answers = by_id(await all_answers(provider, seen))
     assert seen.expired
-    if (
-        kind == "gemini"
-    ):  # it gives nothing out of a batch that expired, so that nothing of it is waited for
+    # it gives nothing out of a batch that expired, so that nothing of it is waited for
+    if kind == "gemini":
         assert (answers, seen.counts) == ({}, Counts(50, 0, 50))
         return
     assert set(answers) == set(IDS)

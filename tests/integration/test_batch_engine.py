@@ -831,9 +831,8 @@ async def test_the_budget_of_a_tenant_is_never_passed_by_its_batches_together(
     )
     assert costs is not None
     assert costs[1] == costs[2], "all that is left is in the next batch"
-    TenantAccounts(database, hot.budgets).look(
-        second, BOUNDLESS, 1.0, spent=0
-    )  # control does so before it lets it go on
+    # control does so before it lets it go on
+    TenantAccounts(database, hot.budgets).look(second, BOUNDLESS, 1.0, spent=0)
     house.producer.resume(second.job_id)
     counts = await house.all_settled(second)
     assert (counts.succeeded, len(house.provider.made)) == (5, 2)

@@ -143,9 +143,8 @@ def test_control_dies_in_a_rescue(house: House, place: str) -> None:
     job = submit(house, lane="batch", lanes=["batch", "api"], deadline_s=DEADLINE_S)
     house.dies(house.control(failpoints=f"{place}:kill"), place, job)
     assert rescue(house, job)(), "it was the deadline"
-    _until_it_dies(
-        house, job, house.control(failpoints=f"{place}:kill")
-    )  # as long as there is such a step left
+    # as long as there is such a step left
+    _until_it_dies(house, job, house.control(failpoints=f"{place}:kill"))
     house.control()
     fleet.wait_for(job, JobState.COMPLETED, WORK_S)
     house.check(job)

@@ -117,9 +117,8 @@ def test_a_thawed_worker_leaves_its_successor_alone(fleet: Fleet) -> None:
     fleet.start(seconds=6, name="successor")
     until(lambda: sum(fleet.runs().values()) == 20, 15)
     frozen.send(signal.SIGCONT)
-    deadline = (
-        time.monotonic() + 2
-    )  # longer than the frozen worker's items would still have run: it slept for a lease of 3 s
+    # longer than the frozen worker's items would still have run: it slept for a lease of 3 s
+    deadline = time.monotonic() + 2
     while time.monotonic() < deadline:
         assert fleet.held() == 10
     until(lambda: fleet.done() == set(tags), 15)

@@ -116,9 +116,8 @@ def test_readers_beside_writers_miss_and_repeat_nothing(db: Database) -> None:
     place: Place | None = None
     alive = True
     while alive:
-        alive = any(
-            thread.is_alive() for thread in threads
-        )  # before the reading, so that a last one follows the end
+        # before the reading, so that a last one follows the end
+        alive = any(thread.is_alive() for thread in threads)
         for now_at, outcome in order.read("job", place, page=7):
             read.append(outcome.key.doc_id)
             place = now_at

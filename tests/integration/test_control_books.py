@@ -233,9 +233,8 @@ def test_what_no_feed_sent_is_set_aside_and_not_paid_for(house: House) -> None:
     house.outcomes.settle(
         [Result(ItemKey(job.job_id, 1, "d1"), 200, b"{}", None, None, None, 1, 1, 0, 1, 1, 1)], []
     )
-    house.redis.hdel(
-        f"penstock:{job.job_id}:1:window", "d1"
-    )  # settled in SQL, and Redis remembers nothing of it
+    # settled in SQL, and Redis remembers nothing of it
+    house.redis.hdel(f"penstock:{job.job_id}:1:window", "d1")
     fed, finished, unknown, later = begun(
         house,
         *(ItemKey(job.job_id, *rest) for rest in ((1, "d0"), (1, "d1"), (1, "forged"), (7, "d0"))),

@@ -63,9 +63,8 @@ class Mortal:
         self.at = self.writes = 0
         self._at_work = False  # whether a door is, whose writes are counted
         monkeypatch.setattr(database, "write", self.write)
-        monkeypatch.setattr(
-            FileWriting, "discard", lambda _: None
-        )  # a process that is killed tidies nothing up
+        # a process that is killed tidies nothing up
+        monkeypatch.setattr(FileWriting, "discard", lambda _: None)
 
     def arm(self, at: int) -> None:
         self.at, self.writes = at, 0

@@ -345,9 +345,8 @@ def test_metadata_may_ask_for_a_priority_a_lane_and_a_budget(
         ("budget_usd", "much"),
         ("budget_usd", "5"),
     ):
-        with pytest.raises(
-            openai.BadRequestError
-        ) as refused:  # the last one: no price is known here
+        # the last one: no price is known here
+        with pytest.raises(openai.BadRequestError) as refused:
             doors.create(client, [chat(0)], metadata={f"penstock.{name}": value})
         assert refused.value.param == f"metadata.penstock.{name}"
 

@@ -301,9 +301,8 @@ def test_an_upload_beyond_the_limit_is_refused_while_it_comes(
     total = len(FILE_PART) + number * len(piece) + len(PURPOSE_PART) + 7
     headers = FORM | ({"content-length": str(total)} if stated else {})
     answer = httpx2.post(f"{url}/v1/files", headers=headers, content=body, timeout=60)
-    code = (
-        "body_too_large" if stated else "file_too_large"
-    )  # by the door of all bodies, and by what reads the form
+    # by the door of all bodies, and by what reads the form
+    code = "body_too_large" if stated else "file_too_large"
     assert (answer.status_code, answer.json()["error"]["code"]) == (413, code)
     assert left(settings) == before
 

@@ -209,9 +209,8 @@ def test_requests_at_once_are_counted_for_a_tenant(url: str, settings: GatewaySe
     """429 while as many are under way, and not a moment longer."""
     secret = new_key(settings, "wide", "read", "write", concurrency=1)
 
-    def held_at_last() -> (
-        bool
-    ):  # the requests that look for it may have the one place when it comes
+    # the requests that look for it may have the one place when it comes
+    def held_at_last() -> bool:
         return asked(f"{url}/v1/hold", b"", method="POST", **bearer(secret)).status == 200
 
     held = threading.Thread(target=until, args=(held_at_last, 20, "the held request has its place"))

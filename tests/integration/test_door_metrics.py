@@ -30,9 +30,8 @@ def test_a_door_counts_what_it_answers(url: str) -> None:
     client = openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
     client.files.create(file=("a.jsonl", b"{}\n"), purpose="batch")
     with pytest.raises(openai.APIStatusError):
-        client.chat.completions.create(
-            model="m", messages=[{"role": "user", "content": "x"}]
-        )  # there is no worker
+        # there is no worker
+        client.chat.completions.create(model="m", messages=[{"role": "user", "content": "x"}])
     page = read(asked(f"{url}/metrics").body.decode())
     assert value(page, "penstock_door_uploads_total") == 1
     assert value(page, "penstock_door_uploaded_bytes_total") == 3
@@ -54,12 +53,8 @@ def test_a_door_counts_what_it_answers(url: str) -> None:
     assert value(page, "penstock_door_requests_in_flight") == 1
     assert value(page, "penstock_door_connections") >= 1
     assert value(page, "penstock_door_task_failures_total", task="RenewAdmissions") == 0
-    for task in (
-        "FileCleaning",
-        "BatchStates",
-        "WebhookSending",
-        "CloseOldCalls",
-    ):  # those whose first round is at the start
+    # those whose first round is at the start
+    for task in ("FileCleaning", "BatchStates", "WebhookSending", "CloseOldCalls"):
         assert (
             value(page, "penstock_door_task_round_timestamp_seconds", task=task) > time.time() - 60
         )

@@ -259,9 +259,8 @@ def test_control_killed_at_every_step_of_a_move(house_of_each: House, first: str
     for _ in range(sum(map(len, STEPS.values()))):
         lane = other[lane]
         place = next(steps[lane])
-        if (
-            place == "move_handing"
-        ):  # of a batch that runs while control leads: the job arrives in its lane first
+        # of a batch that runs while control leads: the job arrives in its lane first
+        if place == "move_handing":
             house.arrive(job)
             house.batches_run(1)
         control = house.control(failpoints=f"{place}:kill", lanes__moving_s=1.0)

@@ -42,9 +42,8 @@ def test_a_producer_works_on_both_sides_of_a_fork(
 ) -> None:
     """A child opens connections of its own, and the parent's go on: as under gunicorn's preload and
     multiprocessing (D4)."""
-    monkeypatch.setattr(
-        "penstock_producer.open_job.FLUSH_AFTER_S", 3600.0
-    )  # only what is asked for is flushed
+    # only what is asked for is flushed
+    monkeypatch.setattr("penstock_producer.open_job.FLUSH_AFTER_S", 3600.0)
     url = (
         f"sqlite:///{tmp_path}/ledger.db"
         if kind == "sqlite"

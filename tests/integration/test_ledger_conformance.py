@@ -293,9 +293,8 @@ def test_an_expired_feeder_cannot_move_its_successors_cursor(jobs: JobStore) -> 
     jobs.create(new_job())
     frozen = jobs.lease_feed("job-a", 1, "one", 0.0)
     assert frozen is not None
-    jobs.advance_feed(
-        frozen, "one", cursor={"offset": 1}, exhausted=False
-    )  # late, but no other feeder took over
+    # late, but no other feeder took over
+    jobs.advance_feed(frozen, "one", cursor={"offset": 1}, exhausted=False)
     second = jobs.lease_feed("job-a", 1, "two", 60)
     assert second is not None
     assert second.cursor == {"offset": 1}
@@ -767,9 +766,8 @@ def test_transactions_that_deadlock_are_repeated(db: Database) -> None:
                 connection.execute(
                     update(meta).where(meta.c.name == name).values(value=meta.c.value + order[0])
                 )
-                if (
-                    name == order[0] and not db.is_sqlite and len(tries) < 2
-                ):  # SQLite has one writer: they cannot meet
+                # SQLite has one writer: they cannot meet
+                if name == order[0] and not db.is_sqlite and len(tries) < 2:
                     tries.append(name)
                     barrier.wait()
 
@@ -846,12 +844,8 @@ def test_what_results_were_made_with_is_kept_once(db: Database, jobs: JobStore) 
     first = MadeWith(1, "api", "default", "1.0", "", 0.5, 1.5)
     second = MadeWith(2, "gpu", "", "1.1", "vllm 0.32.0", usd_per_hour=2.0)
     other = MadeWith(1, "api", "default", "1.0", "")
-    for name in (
-        "job-a",
-        "job_a",
-        "job-ab",
-        "jobab",
-    ):  # an underscore is no pattern, and some databases sort without dashes
+    # an underscore is no pattern, and some databases sort without dashes
+    for name in ("job-a", "job_a", "job-ab", "jobab"):
         jobs.create(new_job(name), [])
     store = Provenance(db)
     store.note([])

@@ -118,9 +118,8 @@ def test_retries_have_one_figure_whatever_redis_lost(redis_server: RedisServer) 
     hot = RedisLedger(redis_server.client(), "epoch-1")
     counters: dict[Any, Any] = {"retried:server_error": 102, "retried:timeout": 3, "repairs": 4}
     redis_server.client().hset(f"penstock:{JOB}:stats", mapping=counters)
-    known = Counts(
-        100, 80, 1, {"timeout": 1}, 184, 5, 5, 5
-    )  # 79 more than documents, and 4 repairs
+    # 79 more than documents, and 4 repairs
+    known = Counts(100, 80, 1, {"timeout": 1}, 184, 5, 5, 5)
     hot.reset_stats(JOB, stats_from(known, hot.stats(JOB)))
     assert retries(hot.stats(JOB)) == 105
     redis_server.client().flushall()

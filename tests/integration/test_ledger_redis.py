@@ -502,16 +502,14 @@ def test_a_clock_that_steps_back_delays_no_retry(hot: RedisLedger, client: Any) 
     was asked to (A12)."""
     now = client.time()[0]
     hot.settle(SettleBatch(retries=[retry("soon", after_s=3_598), retry("later", after_s=3_610)]))
-    client.set(
-        f"penstock:delayed:{QUEUE}:clock", now + 3_600
-    )  # promoting has seen a clock that was an hour ahead
+    # promoting has seen a clock that was an hour ahead
+    client.set(f"penstock:delayed:{QUEUE}:clock", now + 3_600)
     assert hot.promote(QUEUE) == 1
     assert 5 < due_in(client, "later") <= 11.5
     assert hot.promote(QUEUE) == 0
     assert 5 < due_in(client, "later") <= 11.5, "moved once"
-    client.zadd(
-        f"penstock:delayed:{QUEUE}", {item_tag(key("later")): now + 86_400}
-    )  # stepped while nothing promoted
+    # stepped while nothing promoted
+    client.zadd(f"penstock:delayed:{QUEUE}", {item_tag(key("later")): now + 86_400})
     hot.promote(QUEUE, longest_s=30)
     assert 25 < due_in(client, "later") <= 30
 

@@ -184,7 +184,6 @@ def test_a_job_that_would_cost_more_than_its_budget_is_told_or_refused(
         assert producer.submit(path, spec, job_key="k").total == 2_000
         assert len(caplog.messages) == 1
         assert "would be paused on the way" in caplog.messages[0]
-        assert (
-            producer.submit(path, spec, job_key="k").total == 2_000
-        )  # known already: it is not read again
+        # known already: it is not read again
+        assert producer.submit(path, spec, job_key="k").total == 2_000
         assert len(caplog.messages) == 1

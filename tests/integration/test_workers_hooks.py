@@ -116,9 +116,8 @@ def test_hooks_change_refuse_and_fail_and_a_missing_one_pauses_the_job(
             == fleet.counters(job)["prompt_tokens"]
             == paid
         )
-        assert (
-            orjson.loads(letters["doc-2"].request)["model"] == "sim"
-        )  # as it came: a replay goes through the hook again
+        # as it came: a replay goes through the hook again
+        assert orjson.loads(letters["doc-2"].request)["model"] == "sim"
 
 
 def test_hooks_that_end_their_process_are_dead_letters_and_paid_once(
@@ -183,10 +182,8 @@ def test_a_schema_is_checked_apart_and_one_that_cannot_be_used_pauses_before_a_c
         fleet.wait_for(endless, JobState.PAUSED, TIME_S)
         assert "schema_unusable" in (fleet.producer.status(endless.job_id).job.reason or "")
         assert fleet.provider_calls() == 0
-        unsent = {
-            "response_schema": {"type": "object"},
-            "response_format": "none",
-        }  # so the provider answers in prose
+        # so the provider answers in prose
+        unsent = {"response_schema": {"type": "object"}, "response_format": "none"}
         job = fleet.submit(DOCUMENTS, key="checked", max_attempts=1, **unsent)
         fleet.wait_for(job, JobState.COMPLETED, TIME_S)
         letters = list(fleet.producer.dead_letters(job.job_id))

@@ -15,9 +15,8 @@ from kubelet.process import Process
 from kubelet.sandbox import Prepared, Sandbox
 
 BACK_OFF_S, BACK_OFF_CAP_S = 10.0, 300.0  # the first restart is at once, then 10, 20, 40 … s
-LAST_WINDOW_S = (
-    2.0  # what SIGTERM gives at least, even where the grace period is over: kubelet's own minimum
-)
+# what SIGTERM gives at least, even where the grace period is over: kubelet's own minimum
+LAST_WINDOW_S = 2.0
 NEVER_RAN = 128  # exit code of a container whose command cannot be started
 
 

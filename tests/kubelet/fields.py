@@ -88,12 +88,8 @@ _POD: Shape = {
     **_UNCONFINED_POD,
 }
 
-_OFF_ONLY = (
-    "hostNetwork",
-    "hostPID",
-    "hostIPC",
-    "shareProcessNamespace",
-)  # may be spelled out, as false
+# may be spelled out, as false
+_OFF_ONLY = ("hostNetwork", "hostPID", "hostIPC", "shareProcessNamespace")
 
 
 def check(name: str, spec: Mapping[str, Any]) -> None:

@@ -10,9 +10,8 @@ from typing import Any, Self
 import aiohttp
 
 Answer = str | None  # why the answer is no; None when it is yes
-Run = Callable[
-    [Sequence[str]], Awaitable[tuple[int, str]]
-]  # a command in the container: its exit code and output
+# a command in the container: its exit code and output
+Run = Callable[[Sequence[str]], Awaitable[tuple[int, str]]]
 
 
 @dataclass(frozen=True)

@@ -148,9 +148,8 @@ def test_probes_over_the_network(kubelet: Kubelet, start: Start) -> None:
             event.container: event.message for event in kubelet.journal.of(ill.name, Did.UNHEALTHY)
         }
         assert told["main"] == "readiness: HTTP status 404"
-        assert told["tcp"].startswith(
-            "readiness: tcpSocket: "
-        )  # no server listens on this pod's own address
+        # no server listens on this pod's own address
+        assert told["tcp"].startswith("readiness: tcpSocket: ")
         assert len({pod.address for pod in kubelet.pods}) == 2
     finally:
         server.shutdown()

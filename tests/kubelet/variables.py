@@ -9,15 +9,12 @@ from typing import Any
 from kubelet.fields import Refused
 from kubelet.namespace import Namespace
 
-Facts = Mapping[
-    str, str
-]  # what fieldRef finds, by path: metadata.name, status.podIP, metadata.labels['x'] …
+# what fieldRef finds, by path: metadata.name, status.podIP, metadata.labels['x'] …
+Facts = Mapping[str, str]
 
 _REFERENCE = re.compile(r"\$\$|\$\(([A-Za-z_.-][\w.-]*)\)")
-OPEN_FIELDS = (
-    "metadata.labels['",
-    "metadata.annotations['",
-)  # empty where a pod has none of that name
+# empty where a pod has none of that name
+OPEN_FIELDS = ("metadata.labels['", "metadata.annotations['")
 KINDS = {
     "secretKeyRef": "Secret",
     "configMapKeyRef": "ConfigMap",

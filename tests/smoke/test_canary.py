@@ -27,9 +27,8 @@ PASSWORD = "canary-redis-0b8e55d1"
 DATABASE = "canary-sql-77a1c3e9"
 TRACES = "canary-otlp-1d2e3f40"
 WRONG = "canary-wrong-9a8b7c6d"
-SHAPED = (
-    "sk-canary-of-another-user-0123456789"  # never configured: it is hidden because of its shape
-)
+# never configured: it is hidden because of its shape
+SHAPED = "sk-canary-of-another-user-0123456789"
 CANARIES = (KEY, PASSWORD, DATABASE, TRACES, WRONG, SHAPED)
 
 HOOK = (

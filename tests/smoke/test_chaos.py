@@ -131,9 +131,8 @@ def run_chaos(folder: Path, documents: int, faults: int) -> None:
             f"{retries} of them retries"
         )
         assert account.dead == {}
-        assert (
-            account.extra_calls <= chaos.ambiguous + retries + documents // 20
-        )  # the last: throttled calls
+        # the last: throttled calls
+        assert account.extra_calls <= chaos.ambiguous + retries + documents // 20
         assert fleet.counters(job)["succeeded"] == documents
 
 

@@ -67,9 +67,8 @@ def client(fleet: Fleet) -> Iterator[Celery]:
 
 def refusal_of(client: Celery, name: str, *args: Any, **kwargs: Any) -> str:
     """What the sender hears of a task that is refused."""
-    with pytest.raises(
-        Exception, match=r"."
-    ) as refused:  # Celery makes the class anew, by its name
+    # Celery makes the class anew, by its name
+    with pytest.raises(Exception, match=r".") as refused:
         client.send_task(name, args=args, kwargs=kwargs).get(timeout=30)
     assert type(refused.value).__name__ == "DoorRefused"
     return str(refused.value)
@@ -235,9 +234,8 @@ def test_a_task_that_kills_its_processes_is_parked(fleet: Fleet, client: Celery)
     message is kept (B8)."""
     task_id = "the-poison"
     with fleet.explained():
-        fleet.redis.client().set(
-            keys.door_starts(task_id), 3
-        )  # as three processes that died have left it
+        # as three processes that died have left it
+        fleet.redis.client().set(keys.door_starts(task_id), 3)
         source = str(fleet.source(3, "poison"))
         sent = client.send_task("penstock.submit", args=[source, fleet.spec()], task_id=task_id)
         with pytest.raises(Exception, match=r"died 3 times.*doors\.max_crashes"):

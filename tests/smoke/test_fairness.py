@@ -64,7 +64,6 @@ def test_jobs_of_equal_weight_get_equal_parts(tmp_path: Path, late: bool) -> Non
         if not late:
             paced(fleet, window=WINDOW)
         fleet.wait_for_outcomes(small, MOST, 60)
-        during = calls_during(
-            fleet, small, WINDOW + 1, MOST
-        )  # who is fed first has the first window to itself
+        # who is fed first has the first window to itself
+        during = calls_during(fleet, small, WINDOW + 1, MOST)
         assert during[big.job_id] == pytest.approx(MOST - WINDOW, rel=0.2)

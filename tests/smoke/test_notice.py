@@ -77,9 +77,8 @@ def test_documents_are_back_in_the_queue_at_once(
     lease = {"visibility_timeout_s": LEASE_S, "drain_seconds": drain_s}
     worker = start(fleet, **lease)
     known = fleet.submit(8, key="known", lane=lane)
-    fleet.wait_for(
-        known, JobState.COMPLETED, 60
-    )  # the provider's first answer, which others wait for
+    # the provider's first answer, which others wait for
+    fleet.wait_for(known, JobState.COMPLETED, 60)
     fleet.provider.tell(latency_ms=WORK_MS)
     job = fleet.submit(DOCUMENTS, key="long", lane=lane)
     queue = queue_name("gpu", MODEL) if lane == "gpu" else queue_name(lane)

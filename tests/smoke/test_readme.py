@@ -262,9 +262,8 @@ def follows(place: Place, command: str) -> None:
 def parses(_: Place, command: str) -> None:
     """A GPU and a model are not here: the command line takes it all the same."""
     words = shlex.split(command, comments=True)[1:]
-    group: Any = typer.main.get_command(
-        command_line()
-    )  # typer carries a click of its own, whose types are not click's
+    # typer carries a click of its own, whose types are not click's
+    group: Any = typer.main.get_command(command_line())
     group.commands[words[0]].make_context(words[0], words[1:])
 
 

@@ -67,9 +67,8 @@ def test_a_worker_drains_on_a_notice(fleet: Fleet) -> None:
         until(lambda: "drained; waiting for SIGTERM" in worker.tail(), 15, "the worker has drained")
         assert worker.alive, "an orchestrator would start it again on this machine"
         assert "spot notice of aws: terminate" in worker.tail()
-        again = fleet.worker(
-            SLOTS, **spot, **settings
-        )  # as one that was started again all the same
+        # as one that was started again all the same
+        again = fleet.worker(SLOTS, **spot, **settings)
         until(lambda: "spot notice of aws" in again.tail(), 30, "the notice is seen at once")
         for process in (worker, again):
             process.send(signal.SIGTERM)

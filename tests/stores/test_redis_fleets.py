@@ -81,10 +81,8 @@ def test_a_job_goes_on_through_a_failover(tmp_path: Path, sentinels: SentinelSet
         fleet.wait_for_outcomes(job, DOCUMENTS // 4)
         old = sentinels.master()
         old.kill()
-        killed, before = (
-            time.monotonic(),
-            fleet.finished(job) + 2 * 2 * 8,
-        )  # what was held may still be settled
+        # what was held may still be settled
+        killed, before = (time.monotonic(), fleet.finished(job) + 2 * 2 * 8)
         until(lambda: fleet.finished(job) > before, 60, "the fleet goes on with the replica")
         pause_s = time.monotonic() - killed
         fleet.wait_for(job, JobState.COMPLETED, 90)

@@ -261,9 +261,8 @@ def cases_of_files() -> Iterator[Case]:
     yield Case(23, "in.csv", b'id,text\na,x\nb,"y"z\n', "row csv_malformed")
     yield Case(23, "in.csv", b"id;text\na;x\n", "fine 1")
     yield Case(23, "in.csv", b"id,text\na,=1+1\n", "fine 1")
-    yield Case(
-        19, "in.parquet", nested("parquet", 80), "source nesting_too_deep"
-    )  # Arrow's own reader stops at 64 levels
+    # Arrow's own reader stops at 64 levels
+    yield Case(19, "in.parquet", nested("parquet", 80), "source nesting_too_deep")
     yield Case(24, "in.parquet", encrypted(), "source invalid_parquet")
     for kind in KINDS:
         yield from of_tables(kind)

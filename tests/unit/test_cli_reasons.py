@@ -227,14 +227,10 @@ def test_the_panel_and_the_lines_show_reasons_and_the_last_failure() -> None:
     [
         ([{"lane": "batch", "providers": "openai,other"}, {"lane": "api"}], False),
         ([{"lane": "batch", "providers": "other"}, {"lane": "batch", "providers": ""}], True),
-        (
-            [{"lane": "batch", "providers": "other"}, {"lane": "batch"}],
-            False,
-        ),  # of an earlier release: it does not say
-        (
-            [{"lane": "api", "providers": "other"}],
-            False,
-        ),  # no worker of the lane at all is another sentence
+        # of an earlier release: it does not say
+        ([{"lane": "batch", "providers": "other"}, {"lane": "batch"}], False),
+        # no worker of the lane at all is another sentence
+        ([{"lane": "api", "providers": "other"}], False),
     ],
 )
 def test_a_provider_that_no_worker_has_is_named(

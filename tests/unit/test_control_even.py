@@ -52,9 +52,8 @@ def test_shards_come_to_lie_evenly_whoever_joins_and_leaves(
     owners: dict[int, str | None] = dict.fromkeys(range(1, shards + 1))
     for number in numbers:
         processes = [f"process-{n}" for n in range(number)]
-        owners = {
-            shard: owner if owner in processes else None for shard, owner in owners.items()
-        }  # leases that ended
+        # leases that ended
+        owners = {shard: owner if owner in processes else None for shard, owner in owners.items()}
         settle(owners, processes, luck)
         led = Counter(owners.values())
         assert None not in led

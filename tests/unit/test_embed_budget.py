@@ -24,9 +24,8 @@ def work(budget: TokenBudget, rate: Callable[[int], float], trials: int) -> list
     tried = []
     for _ in range(trials):
         tried.append(budget.limit)
-        tokens = max(
-            budget.limit, round(rate(budget.limit))
-        )  # batches or seconds, whichever takes longer
+        # batches or seconds, whichever takes longer
+        tokens = max(budget.limit, round(rate(budget.limit)))
         for _ in range(TRIAL_BATCHES):
             budget.computed(tokens, tokens / rate(budget.limit))
     return tried

@@ -344,9 +344,8 @@ def test_a_lane_that_was_left_because_of_the_deadline_is_not_tried_again() -> No
     lanes = [seen(BATCH._replace(batch_h=0.1)), seen(API)]
     job = JobNow("api", 1_000, NOW + 2 * H, left_late=frozenset({"batch"}))
     assert choose(job, lanes, NOW, RULES).lane == "api"
-    assert (
-        choose(job._replace(left=75_000), lanes, NOW, RULES).lane == "api"
-    )  # which has no margin any more
+    # which has no margin any more
+    assert choose(job._replace(left=75_000), lanes, NOW, RULES).lane == "api"
     assert choose(job._replace(left_late=frozenset()), lanes, NOW, RULES).lane == "batch"
 
 

@@ -108,9 +108,8 @@ def test_a_stray_refusal_neither_cuts_nor_slows_the_growth(signal: Signal) -> No
     assert (bench.control.limit, bench.control.climbing) == (64, True)
     bench.now += 1.0
     bench.fail(signal, times=2)
-    assert (
-        bench.control.limit == 44
-    )  # 0.7 of 64: 32 answers were good, so the first was stray and the second was not
+    # 0.7 of 64: 32 answers were good, so the first was stray and the second was not
+    assert bench.control.limit == 44
     assert not bench.control.climbing
 
 

@@ -81,9 +81,8 @@ def test_the_expected_output_is_what_three_of_four_answers_do_not_exceed(sigma: 
     lengths = [rng.lognormvariate(6.0, sigma) for _ in range(4000)]
     within = 0
     for length in lengths:
-        within += (
-            length <= estimator.expected_output("job", None) * 1.1
-        )  # a bin reaches 9 % to either side
+        # a bin reaches 9 % to either side
+        within += length <= estimator.expected_output("job", None) * 1.1
         estimator.observe("job", 4000, 1000, length)
     assert within / len(lengths) >= (0.99 if sigma == 0 else 0.72)
     assert sigma == 0 or within / len(lengths) <= 0.82

@@ -258,16 +258,10 @@ def test_anthropic_is_read_by_the_split_limits_only() -> None:
 @pytest.mark.parametrize(
     ("remaining", "reset", "window_s"),
     [
-        (
-            398_000,
-            "2027-01-15T08:07:12Z",
-            60.0,
-        ),  # 2,000 of 400,000 are gone, give or take 500: too little to infer from
-        (
-            390_000,
-            "2027-01-15T08:36:00Z",
-            DAY_S,
-        ),  # 10,000 are gone for 36 minutes: a bucket of a day
+        # 2,000 of 400,000 are gone, give or take 500: too little to infer from
+        (398_000, "2027-01-15T08:07:12Z", 60.0),
+        # 10,000 are gone for 36 minutes: a bucket of a day
+        (390_000, "2027-01-15T08:36:00Z", DAY_S),
         (390_000, "2027-01-15T08:00:02Z", 60.0),  # 2 s, give or take one: too little to infer from
     ],
 )

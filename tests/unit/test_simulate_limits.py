@@ -139,9 +139,8 @@ def test_what_is_given_back_at_the_end_can_be_used_again() -> None:
     limits.catch_up(1.9)
     assert limits.meters["tokens"].available(1.9) == pytest.approx(190)
     limits.catch_up(2.0)
-    assert limits.meters["tokens"].available(2.0) == pytest.approx(
-        1_000
-    )  # full: what does not fit is lost
+    # full: what does not fit is lost
+    assert limits.meters["tokens"].available(2.0) == pytest.approx(1_000)
 
 
 @pytest.mark.parametrize("window", ["bucket", "minute"])

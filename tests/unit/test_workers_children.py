@@ -314,9 +314,8 @@ async def test_calls_that_meet_a_child_that_has_just_died_are_made_in_another(
 
         async def at_once() -> ChildReply:
             os.kill(pid, signal.SIGKILL)
-            until(
-                lambda: not is_running(pid), 10, "the child is dead"
-            )  # and the loop has not looked since
+            # and the loop has not looked since
+            until(lambda: not is_running(pid), 10, "the child is dead")
             return await pool.ask(after("exits"))
 
         async def a_turn_later() -> ChildReply:

@@ -84,9 +84,8 @@ class Parts:
         self.steps: list[str] = []
         self.down: set[str] = set()
         self.refuses: dict[str, Answer] = {}  # by model, before anything is sent
-        self.stops_at: tuple[int, BaseException] | None = (
-            None  # which request is not let in, and why
-        )
+        # which request is not let in, and why
+        self.stops_at: tuple[int, BaseException] | None = None
 
     def known(self, job_id: str, endpoint: str | None = None) -> JobView:
         return self.job

@@ -91,9 +91,8 @@ async def test_a_turn_is_charged_once_whatever_the_answer_is() -> None:
     turn.conclude(ANSWER, FAILED)
     clock.now += 10
     turn.release()
-    assert (
-        attempt.spent.cost_microusd == 10 * 2_000
-    )  # 7.20 dollars an hour are 2,000 millionths a second
+    # 7.20 dollars an hour are 2,000 millionths a second
+    assert attempt.spent.cost_microusd == 10 * 2_000
 
 
 def test_the_price_of_a_worker() -> None:

@@ -218,9 +218,8 @@ def test_a_submitted_job_shows_its_key_only(app: Celery) -> None:
     task = app.tasks["penstock.submit"]
     assert task.Request.endswith(DoorRequest.__name__)
     request = DoorRequest(message, app=app, task=task)
-    assert SECRET not in repr(
-        {**request.request_dict, "args": None, "kwargs": None}
-    )  # the log lines of Celery read these
+    # the log lines of Celery read these
+    assert SECRET not in repr({**request.request_dict, "args": None, "kwargs": None})
     assert (request.argsrepr, request.kwargsrepr) == ("()", "{'job_key': 'nightly'}")
     assert SECRET not in repr((request.info(), request))
 

@@ -30,12 +30,10 @@ LARGEST: Final = 40_000  # bytes of a picture
 
 PANEL: Final = re.compile(r"╭─.*?╯", re.DOTALL)
 SHARE: Final = re.compile(r"(\d+(?:\.\d+)?) %")
-MOVES: Final = re.compile(
-    r"\x1b\[[\d;?]*[A-HJKSTfhlsu]"
-)  # of the cursor; colours end in m and stay
-WEB_FONTS: Final = re.compile(
-    r"@font-face \{.*?\}\s*", re.DOTALL
-)  # rich names them; the reader's own font does as well
+# of the cursor; colours end in m and stay
+MOVES: Final = re.compile(r"\x1b\[[\d;?]*[A-HJKSTfhlsu]")
+# rich names them; the reader's own font does as well
+WEB_FONTS: Final = re.compile(r"@font-face \{.*?\}\s*", re.DOTALL)
 
 
 def main() -> None:

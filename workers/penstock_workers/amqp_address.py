@@ -19,9 +19,8 @@ __all__ = ["AmqpAddress"]
 
 SCHEMES: Final = ("amqp", "amqps")
 SEPARATOR: Final = ";"  # kombu's, between nodes
-SCHEME_PREFIX: Final = (
-    "penstock"  # put before the scheme of each node, it makes kombu use Penstock's transport
-)
+# put before the scheme of each node, it makes kombu use Penstock's transport
+SCHEME_PREFIX: Final = "penstock"
 _TLS_FILES: Final = ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile")
 _CERT_REQS: Final = {"required": ssl.CERT_REQUIRED, "none": ssl.CERT_NONE}
 
@@ -31,9 +30,8 @@ class AmqpAddress:
     """Nodes of one RabbitMQ. Make one with ``parse``."""
 
     urls: tuple[str, ...] = field(repr=False)  # hold passwords; without their queries
-    tls: dict[str, Any] | None = field(
-        default=None, repr=False
-    )  # as py-amqp names it; None = no TLS
+    # as py-amqp names it; None = no TLS
+    tls: dict[str, Any] | None = field(default=None, repr=False)
 
     @classmethod
     def parse(cls, text: str) -> Self:

@@ -89,9 +89,8 @@ class WorkerEngine:
         self._settings = settings
         self._consume = consume
         self._decided = decided
-        self._slots = (
-            settings.concurrency
-        )  # items that run at once; an engine that is up may say more
+        # items that run at once; an engine that is up may say more
+        self._slots = settings.concurrency
         self._model: ServedModel | None = None  # in lanes that host one
         self._row = lane_row(settings.lane)
         self._lane = lane or self._row.make(settings)
@@ -133,9 +132,8 @@ class WorkerEngine:
             self._parts.push_async_callback(part.close)
         self._heartbeat = Heartbeat(stores.hot, process_name(), self._describe, self._note_queues)
         loads = served_by(settings)
-        if (
-            loads is not None and parts.models is not None
-        ):  # it may load for minutes, and status shows how far it is
+        # it may load for minutes, and status shows how far it is
+        if loads is not None and parts.models is not None:
             self._model = ServedModel(
                 settings,
                 loads,

@@ -19,9 +19,8 @@ REPEATED_EACH_S = 30.0  # one line per cause, however often it comes
 FORGOTTEN_S = 600.0  # a cause that did not occur for so long is logged in full again
 CAUSES_KEPT = 64  # different ones at a time
 
-_PARTICULAR = re.compile(
-    r"\S*\d\S*"
-)  # ids, ports, times: what differs between failures of one cause
+# ids, ports, times: what differs between failures of one cause
+_PARTICULAR = re.compile(r"\S*\d\S*")
 
 
 @dataclass(slots=True)

@@ -19,24 +19,18 @@ class LaneChangeSettings(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    look_s: Annotated[float, Field(ge=0.1, le=3_600)] = (
-        30.0  # between two looks at a job that may go to several lanes
-    )
-    move_each_s: Annotated[float, Field(ge=0, le=86_400)] = (
-        600.0  # between two moves, but for the deadline and pauses
-    )
-    margin: Annotated[float, Field(ge=1, le=10)] = (
-        1.25  # times the time that a lane is expected to need
-    )
-    moving_s: Annotated[float, Field(ge=0, le=3_600)] = (
-        60.0  # before another lane works: cancelling batches, feeding
-    )
-    on_demand: tuple[
-        str, ...
-    ] = ()  # lanes whose workers an autoscaler starts once there is work: having none counts little
-    trouble_s: Annotated[float, Field(ge=0, le=3_600)] = (
-        60.0  # a lane is left once it has not worked for so long
-    )
+    # between two looks at a job that may go to several lanes
+    look_s: Annotated[float, Field(ge=0.1, le=3_600)] = 30.0
+    # between two moves, but for the deadline and pauses
+    move_each_s: Annotated[float, Field(ge=0, le=86_400)] = 600.0
+    # times the time that a lane is expected to need
+    margin: Annotated[float, Field(ge=1, le=10)] = 1.25
+    # before another lane works: cancelling batches, feeding
+    moving_s: Annotated[float, Field(ge=0, le=3_600)] = 60.0
+    # lanes whose workers an autoscaler starts once there is work: having none counts little
+    on_demand: tuple[str, ...] = ()
+    # a lane is left once it has not worked for so long
+    trouble_s: Annotated[float, Field(ge=0, le=3_600)] = 60.0
 
 
 def is_lane_at_fault(reason: str | None) -> bool:

@@ -43,9 +43,8 @@ class ServedModel:
         self._lane, self._home, self._loads = settings.lane, home_queue(settings), loads
         self._hot, self._check, self._consume, self._announce = hot, check, consume, announce
         self._served: Served | None = None  # once it is up
-        self._has_found = (
-            True  # names that the settings do not say; also an earlier worker of this model
-        )
+        # names that the settings do not say; also an earlier worker of this model
+        self._has_found = True
         self._following: asyncio.Task[None] | None = None
 
     async def open(self, served: Callable[[], Served]) -> None:
@@ -53,9 +52,8 @@ class ServedModel:
 
         ``served`` is what it serves now, and is asked again as long as the worker runs."""
         self._take_up(served())
-        await asyncio.to_thread(
-            self.note_queues
-        )  # before the first claim: what is held there must be found
+        # before the first claim: what is held there must be found
+        await asyncio.to_thread(self.note_queues)
         self._following = asyncio.create_task(self._follow(served), name="served model")
 
     async def close(self) -> None:

@@ -53,9 +53,8 @@ DEFAULT_BASE_URL = BASE_URLS["openai"]
 # clients send.
 CONTROL_LANE: Final = "control"
 CONTROL_CONCURRENCY = 4  # jobs taken in at once: one thread each
-MAX_CONCURRENCY: Final = (
-    10_000  # items in flight in one process: beyond this one core is the limit, not the slots
-)
+# items in flight in one process: beyond this one core is the limit, not the slots
+MAX_CONCURRENCY: Final = 10_000
 
 # Of one answer: a larger one is refused, to protect the worker's memory.
 MAX_ANSWER_BYTES = 32 * 1024 * 1024
@@ -86,35 +85,26 @@ class ProviderSettings(ProviderFacts):
     model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
 
     base_url: str = DEFAULT_BASE_URL
-    api_key_env: str | None = (
-        None  # the NAME of the variable that holds the key: keys never travel in settings or specs
-    )
-    allow_plain_http: bool = (
-        False  # send the key over http:// to another machine, in a network of one's own
-    )
-    proxy: str | None = (
-        # http://[user:password@]host:port for calls; variables such as HTTPS_PROXY do not count
-        None
-    )
-    profile: ProfileName | None = (
-        None  # whose limits and batch API it has; None = found by the host of base_url
-    )
-    rpm: PerMinuteLimit = (
-        None  # requests per minute shared by the fleet; None = as its headers tell, or unlimited
-    )
+    # the NAME of the variable that holds the key: keys never travel in settings or specs
+    api_key_env: str | None = None
+    # send the key over http:// to another machine, in a network of one's own
+    allow_plain_http: bool = False
+    # http://[user:password@]host:port for calls; variables such as HTTPS_PROXY do not count
+    proxy: str | None = None
+    # whose limits and batch API it has; None = found by the host of base_url
+    profile: ProfileName | None = None
+    # requests per minute shared by the fleet; None = as its headers tell, or unlimited
+    rpm: PerMinuteLimit = None
     tpm: PerMinuteLimit = None  # tokens per minute, input and output together
     itpm: PerMinuteLimit = None  # input tokens per minute, for providers that limit them apart
     otpm: PerMinuteLimit = None  # output tokens per minute, likewise
-    batch_enqueued_tokens: Annotated[int, Field(ge=1)] | None = (
-        None  # prompt tokens in batches at once; None = no limit
-    )
+    # prompt tokens in batches at once; None = no limit
+    batch_enqueued_tokens: Annotated[int, Field(ge=1)] | None = None
     discover: bool = True  # take limits, and later changes of them, from the headers of answers
-    adaptive: bool | None = (
-        None  # find out how many requests it takes at once; None = where no limit is declared
-    )
-    metrics_url: str | None = (
-        None  # vLLM's /metrics, where reachable: its waiting requests limit how many are sent
-    )
+    # find out how many requests it takes at once; None = where no limit is declared
+    adaptive: bool | None = None
+    # vLLM's /metrics, where reachable: its waiting requests limit how many are sent
+    metrics_url: str | None = None
 
     @field_validator("api_key_env", mode="before")
     @classmethod
@@ -200,18 +190,14 @@ class CostSettings(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    usd_per_gpu_hour: Annotated[float, Field(ge=0, le=10_000)] | None = (
-        None  # of one card; None = not known
-    )
-    spot_usd_per_gpu_hour: Annotated[float, Field(ge=0, le=10_000)] | None = (
-        None  # where `on_spot`; None = as above
-    )
+    # of one card; None = not known
+    usd_per_gpu_hour: Annotated[float, Field(ge=0, le=10_000)] | None = None
+    # where `on_spot`; None = as above
+    spot_usd_per_gpu_hour: Annotated[float, Field(ge=0, le=10_000)] | None = None
     on_spot: bool = False  # this worker runs on a spot or preemptible machine
     gpus: Annotated[int, Field(ge=1, le=1024)] = 1  # cards that this worker uses
-    card: str | None = (
-        # "nebius/H100-SXM": of the table of prices, for what is not given above; None = no such
-        None
-    )
+    # "nebius/H100-SXM": of the table of prices, for what is not given above; None = no such
+    card: str | None = None
 
     @field_validator("card")
     @classmethod
@@ -274,96 +260,70 @@ class WorkerSettings(LaneFields, ProducerSettings):
     Make one with ``load()``. Each lane's own settings stand in its folder."""
 
     lane: Literal[Lane, "control"] = DEFAULT_LANE
-    concurrency: Annotated[int, Field(ge=1, le=MAX_CONCURRENCY)] = (
-        256  # items in flight in one process, on one loop
-    )
-    prefetch_multiplier: Annotated[int, Field(ge=1, le=16)] = (
-        2  # claimed = in slots, until they are stored + waiting for a slot
-    )
-    drain_seconds: Annotated[float, Field(ge=0, le=3600)] = (
-        25.0  # below the shortest spot notice (30 s)
-    )
-    spot_notices: Literal["aws", "gcp", "azure"] | None = (
-        None  # whose metadata service is asked; None = SIGTERM alone
-    )
-    spot_notices_url: str | None = (
-        None  # of that service, where it is not http://169.254.169.254, as with IPv6 alone
-    )
-    visibility_timeout_s: Annotated[float, Field(ge=3, le=43_200)] = (
-        60.0  # the lease; renewed every third of it
-    )
-    broker_url: str | None = (
-        None  # RabbitMQ that carries the messages; None = the Redis of redis_url does
-    )
-    broker_transport: Literal["penstock", "redis"] = (
-        "penstock"  # "redis" is kombu's stock transport
-    )
+    # items in flight in one process, on one loop
+    concurrency: Annotated[int, Field(ge=1, le=MAX_CONCURRENCY)] = 256
+    # claimed = in slots, until they are stored + waiting for a slot
+    prefetch_multiplier: Annotated[int, Field(ge=1, le=16)] = 2
+    # below the shortest spot notice (30 s)
+    drain_seconds: Annotated[float, Field(ge=0, le=3600)] = 25.0
+    # whose metadata service is asked; None = SIGTERM alone
+    spot_notices: Literal["aws", "gcp", "azure"] | None = None
+    # of that service, where it is not http://169.254.169.254, as with IPv6 alone
+    spot_notices_url: str | None = None
+    # the lease; renewed every third of it
+    visibility_timeout_s: Annotated[float, Field(ge=3, le=43_200)] = 60.0
+    # RabbitMQ that carries the messages; None = the Redis of redis_url does
+    broker_url: str | None = None
+    # "redis" is kombu's stock transport
+    broker_transport: Literal["penstock", "redis"] = "penstock"
     commit_linger_s: Annotated[float, Field(ge=0, le=5)] = 0.05
     commit_max: Annotated[int, Field(ge=1, le=500)] = 500
-    retry_base_s: Annotated[float, Field(ge=0, le=60)] = (
-        1.0  # full jitter: wait U(0, min(cap, base * 2^attempt))
-    )
+    # full jitter: wait U(0, min(cap, base * 2^attempt))
+    retry_base_s: Annotated[float, Field(ge=0, le=60)] = 1.0
     retry_cap_s: Annotated[float, Field(gt=0, le=900)] = 60.0
-    max_retry_after_s: Annotated[float, Field(gt=0, le=86_400)] = (
-        900.0  # a longer Retry-After pauses the job instead
-    )
-    pause_after_run: Annotated[int, Field(ge=0, le=10_000)] = (
-        20  # 404s and the like in a row pause the job; 0 = never
-    )
-    cache_entries: Annotated[int, Field(ge=1_000, le=50_000_000)] = (
-        ANSWERS_MAX  # of a job's or tenant's book of answers
-    )
+    # a longer Retry-After pauses the job instead
+    max_retry_after_s: Annotated[float, Field(gt=0, le=86_400)] = 900.0
+    # 404s and the like in a row pause the job; 0 = never
+    pause_after_run: Annotated[int, Field(ge=0, le=10_000)] = 20
+    # of a job's or tenant's book of answers
+    cache_entries: Annotated[int, Field(ge=1_000, le=50_000_000)] = ANSWERS_MAX
     cache_across_tenants: bool = False  # jobs with `cache` take answers of other tenants' jobs, too
     # this worker also keeps jobs moving (one leader each) and takes new ones from Celery clients
     control: bool = True
     control_interval_s: Annotated[float, Field(gt=0, le=60)] = 0.2
     reconcile_interval_s: Annotated[float, Field(gt=0, le=3600)] = 15.0
-    window: Annotated[int, Field(ge=1, le=1_000_000)] | None = (
-        None  # items in a queue; None: see feed_windows.py
-    )
-    hook_modules: tuple[
-        str, ...
-    ] = ()  # modules, with all inside them, that jobs may name hooks of; () = none
-    hook_processes: Annotated[int, Field(ge=1, le=64)] = (
-        2  # that run hooks, and as many that check schemas
-    )
-    hook_memory_mb: Annotated[int, Field(ge=64, le=1_048_576)] = (
-        2048  # one of them that holds more is ended
-    )
-    lanes: LaneChangeSettings = (
-        LaneChangeSettings()
-    )  # of jobs that may go to several: docs/lanes.md
-    doors: DoorSettings = (
-        DoorSettings()
-    )  # what jobs from Celery clients may ask for; see docs/doors.md
-    result_backend_url: str | None = (
-        None  # where Celery clients read the results of their tasks; None = results are not kept
-    )
-    max_answer_bytes: Annotated[int, Field(ge=1024 * 1024, le=1024**3)] = (
-        MAX_ANSWER_BYTES  # of one, decompressed
-    )
-    answer_memory_bytes: Annotated[int, Field(ge=1024 * 1024)] = (
-        ANSWER_MEMORY_BYTES  # of large answers held at once
-    )
-    http_client: Literal["lean", "aiohttp"] = (
-        "lean"  # calls providers: Penstock's, or aiohttp's; docs/production.md
-    )
+    # items in a queue; None: see feed_windows.py
+    window: Annotated[int, Field(ge=1, le=1_000_000)] | None = None
+    # modules, with all inside them, that jobs may name hooks of; () = none
+    hook_modules: tuple[str, ...] = ()
+    # that run hooks, and as many that check schemas
+    hook_processes: Annotated[int, Field(ge=1, le=64)] = 2
+    # one of them that holds more is ended
+    hook_memory_mb: Annotated[int, Field(ge=64, le=1_048_576)] = 2048
+    # of jobs that may go to several: docs/lanes.md
+    lanes: LaneChangeSettings = LaneChangeSettings()
+    # what jobs from Celery clients may ask for; see docs/doors.md
+    doors: DoorSettings = DoorSettings()
+    # where Celery clients read the results of their tasks; None = results are not kept
+    result_backend_url: str | None = None
+    # of one, decompressed
+    max_answer_bytes: Annotated[int, Field(ge=1024 * 1024, le=1024**3)] = MAX_ANSWER_BYTES
+    # of large answers held at once
+    answer_memory_bytes: Annotated[int, Field(ge=1024 * 1024)] = ANSWER_MEMORY_BYTES
+    # calls providers: Penstock's, or aiohttp's; docs/production.md
+    http_client: Literal["lean", "aiohttp"] = "lean"
     uvloop: bool = True  # items run on uvloop where it is installed; false: on asyncio's own loop
-    event_sample: Annotated[float, Field(ge=0, le=1)] | None = (
-        None  # share of items that send events; None: celery_app/events.py
-    )
+    # share of items that send events; None: celery_app/events.py
+    event_sample: Annotated[float, Field(ge=0, le=1)] | None = None
     # `celery inspect` and `control`, and Flower: anyone who reaches the broker may end workers
     remote_control: bool = True
-    metrics_port: Annotated[int, Field(ge=0, le=65_535)] | None = (
-        None  # Prometheus reads here; None = no page
-    )
+    # Prometheus reads here; None = no page
+    metrics_port: Annotated[int, Field(ge=0, le=65_535)] | None = None
     metrics_host: str = "127.0.0.1"  # 0.0.0.0 where Prometheus comes from another machine
-    trace_share: Annotated[float, Field(ge=0, le=1)] = (
-        0.0  # share of items traced with OpenTelemetry; 0 = none
-    )
-    cost: CostSettings = (
-        CostSettings()
-    )  # of workers that host a model; prices of providers are not charged there
+    # share of items traced with OpenTelemetry; 0 = none
+    trace_share: Annotated[float, Field(ge=0, le=1)] = 0.0
+    # of workers that host a model; prices of providers are not charged there
+    cost: CostSettings = CostSettings()
     probe_dir: Path | None = None  # where the process says that it is alive and ready; see probe.py
     failpoints: str = ""  # see failpoints.py; for tests
     # Narrower than the producer's, and never assigned to: the settings are frozen.

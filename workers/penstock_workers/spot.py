@@ -251,9 +251,8 @@ def _azure_notice(event: dict[str, Any]) -> Notice:
 
 
 PATH: Final = "/computeMetadata/v1/instance/preempted"
-WAIT_S: Final = (
-    60  # that one request waits: a connection which has silently gone is noticed after it
-)
+# that one request waits: a connection which has silently gone is noticed after it
+WAIT_S: Final = 60
 NOTICE_S: Final = 30.0  # from the preemption to the end; the service itself names no time
 NO_ETAG: Final = "NONE"  # unlike any state: what is so now is answered at once
 ETAG: Final = re.compile(r"[0-9A-Za-z]{1,64}")
@@ -303,13 +302,11 @@ SERVICES: Final[dict[str, Callable[[str], SpotService]]] = {
     "azure": AzureService,
 }
 LIMITS: Final = Limits(max_body_bytes=256 * 1024, connect_timeout_s=3.0, idle_per_server=1)
-BACKOFF_S: Final = (
-    15.0  # at most, between two questions to a service that fails: half of the shortest notice
-)
+# at most, between two questions to a service that fails: half of the shortest notice
+BACKOFF_S: Final = 15.0
 LOG_AGAIN_S: Final = 600.0  # a state that comes and goes is logged no more often
-TROUBLE_AFTER: Final = (
-    2  # failures in a row: a single one may be a connection that was closed while it was idle
-)
+# failures in a row: a single one may be a connection that was closed while it was idle
+TROUBLE_AFTER: Final = 2
 STOP_S: Final = 1.0  # for the watch's thread to end with the worker; it is a daemon
 
 

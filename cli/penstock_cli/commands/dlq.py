@@ -19,9 +19,8 @@ if TYPE_CHECKING:
 
 MAX_ID_CHARS = 512  # ids are shown whole, to be copied into the next command
 MAX_GENERATIONS_SHOWN = 20  # of one document
-SHOWN_BODY_CHARS = (
-    4000  # of a request or an answer on the terminal; --json and export have all of it
-)
+# of a request or an answer on the terminal; --json and export have all of it
+SHOWN_BODY_CHARS = 4000
 
 app = typer.Typer(
     no_args_is_help=True, help="Dead letters: list, show, export, and replay with changes."

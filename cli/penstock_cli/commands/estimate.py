@@ -29,9 +29,8 @@ class Estimated:
     guess: Estimate
     prices: ModelPrices | None  # of the job's model; None = unknown
     lanes: list[LaneGuess]
-    choice: list[
-        str
-    ]  # which of several would be chosen, and whether the deadline would be met, for people
+    # which of several would be chosen, and whether the deadline would be met, for people
+    choice: list[str]
 
 
 def estimated(given: GivenJob, flags: ProviderFlags) -> Estimated:

@@ -130,7 +130,6 @@ def gateway(
     given: dict[str, Any] = {"host": host, "port": port}
     flags = {name: value for name, value in given.items() if value is not None}
     log_to_stderr()
-    signal.signal(
-        signal.SIGTERM, lambda *_: sys.exit(0)
-    )  # what the server restores, and calls once it has ended
+    # what the server restores, and calls once it has ended
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     serve_door(settings.model_copy(update={"gateway": settings.gateway.model_copy(update=flags)}))

@@ -224,8 +224,7 @@ def table(costs: Sequence[Cost], by: str) -> list[str]:
 
 def _row(name: str, cost: Cost, by: str) -> list[str]:
     of = cost.of
-    jobs = (
-        "" if by == "lane" and (of.name is None) else count(of.jobs)
-    )  # a job may have run in several lanes
+    # a job may have run in several lanes
+    jobs = "" if by == "lane" and (of.name is None) else count(of.jobs)
     figures = (of.succeeded, of.dead, of.calls, of.prompt_tokens, of.completion_tokens)
     return [name, jobs, *map(count, figures), cost.money.words]

@@ -44,9 +44,8 @@ def run(given: GivenJob, typed: RunFlags, provider: ProviderFlags) -> None:
         _tell_sample(request)
         raise typer.Exit(status)
     lane = standby_lane(given.lanes)
-    with Standby(
-        lane
-    ) as standby:  # first of all: its imports take as long as all of this command's
+    # first of all: its imports take as long as all of this command's
+    with Standby(lane) as standby:
         from penstock_cli.run.local import run_local
 
         status = run_local(request, standby)

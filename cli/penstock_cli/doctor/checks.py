@@ -28,9 +28,8 @@ if TYPE_CHECKING:
     from penstock_workers.settings import WorkerSettings
 
 MINIMUM_PYTHON = (3, 11)
-MAX_CLOCK_SKEW_S = (
-    5.0  # leases are counted by Redis's clock; a worker this far off reports nonsense times
-)
+# leases are counted by Redis's clock; a worker this far off reports nonsense times
+MAX_CLOCK_SKEW_S = 5.0
 LOW_DISK_BYTES = 1_000_000_000  # a job of 100,000 documents with 10 kB answers fills this
 
 
@@ -241,9 +240,8 @@ def _results(url: str, s3_endpoint_url: str | None, *, parts: bool = False) -> F
             conditional = "with" if probe_parts(url, s3_endpoint_url=s3_endpoint_url) else "without"
             more = f", read, listed and deleted in, {conditional} conditional writes"
     except SinkError as error:
-        if (
-            getattr(error.__cause__, "errno", None) == errno.EROFS
-        ):  # as in a container that only reads it, or lacks it
+        # as in a container that only reads it, or lacks it
+        if getattr(error.__cause__, "errno", None) == errno.EROFS:
             fix = "control processes write there: let the doctor look from one of them, too"
             return Finding(Verdict.WARNING, "results", f"{shown} is read-only here", fix)
         fix = "correct results_url (PENSTOCK_RESULTS_URL); control processes write there"

@@ -6,9 +6,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
-REDIS_TIMEOUT_S: Final = (
-    5.0  # of a check: a server that takes longer does not answer, as far as a job is concerned
-)
+# of a check: a server that takes longer does not answer, as far as a job is concerned
+REDIS_TIMEOUT_S: Final = 5.0
 
 
 class Verdict(StrEnum):

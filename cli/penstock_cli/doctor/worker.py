@@ -23,10 +23,8 @@ if TYPE_CHECKING:
 # another
 WAIT_S = 60.0
 ASK_AGAIN_S = 1.0
-_FOR_GOOD = (
-    "authentication failed",
-    "does not exist",
-)  # PostgreSQL on a login or a database; waiting does not help
+# PostgreSQL on a login or a database; waiting does not help
+_FOR_GOOD = ("authentication failed", "does not exist")
 
 
 def check(settings: WorkerSettings) -> None:

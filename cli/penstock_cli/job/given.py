@@ -19,11 +19,8 @@ if TYPE_CHECKING:
     from penstock_producer.errors import Problem, SpecError
     from penstock_producer.jobfile import JobFile
 
-_ENDPOINTS = {
-    "openai": CHAT,
-    "anthropic": MESSAGES,
-    "gemini": GENERATE,
-}  # by API, where none is named
+# by API, where none is named
+_ENDPOINTS = {"openai": CHAT, "anthropic": MESSAGES, "gemini": GENERATE}
 
 JobFlags = Mapping[str, Any]
 """The job options as they were typed, or as a job spec file has them, by the spec's field; left out

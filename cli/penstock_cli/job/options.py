@@ -182,12 +182,8 @@ DryRun = Annotated[
 ]
 Sample = Annotated[
     int | None,
-    typer.Option(
-        min=1,
-        max=10_000,  # more is a job of its own
-        help=RUN_OPTIONS["sample"],
-        rich_help_panel=MACHINE,
-    ),
+    # more is a job of its own
+    typer.Option(min=1, max=10_000, help=RUN_OPTIONS["sample"], rich_help_panel=MACHINE),
 ]
 NoProgress = Annotated[
     bool, typer.Option("--no-progress", help=RUN_OPTIONS["no_progress"], rich_help_panel=MACHINE)

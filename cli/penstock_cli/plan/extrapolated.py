@@ -33,9 +33,8 @@ if TYPE_CHECKING:
     from penstock_workers.settings import WorkerSettings
 
 FEW: Final = 30  # documents: an interval from fewer is itself a guess
-HEAVY: Final = (
-    0.1  # of the cost in a hundredth of the documents: the interval may miss what is rarer still
-)
+# of the cost in a hundredth of the documents: the interval may miss what is rarer still
+HEAVY: Final = 0.1
 
 
 def sample_says(
@@ -57,9 +56,8 @@ def sample_says(
     try:
         with books(state) as ledger:
             some = ledger.outcomes.spent(ledger.jobs.get(record.job_key).job_id, LOOKED_AT)
-        job = replace(
-            measured_job(record.job_key, state, 1), spec=spec
-        )  # the sample's own is of lines that say it all
+        # the sample's own is of lines that say it all
+        job = replace(measured_job(record.job_key, state, 1), spec=spec)
     except (JobNotFound, UsageProblem):
         return []
     asked = Asked(workers=workers, concurrency=concurrency, job=record.job_key, state=state)

@@ -26,9 +26,8 @@ from penstock_producer.planning.sizing import (
 if TYPE_CHECKING:
     from penstock_workers.settings import CostSettings, ProviderSettings, WorkerSettings
 
-BATCH_REQUESTS: Final = (
-    50_000  # of one batch, where nothing smaller is asked for: what OpenAI's take
-)
+# of one batch, where nothing smaller is asked for: what OpenAI's take
+BATCH_REQUESTS: Final = 50_000
 BATCH_BYTES: Final = 200 * 1024 * 1024  # likewise
 MTOK: Final = 1_000_000
 MIB: Final = 2**20
@@ -147,9 +146,8 @@ def _of_batches(
     figures: Mapping[str, Figure],
 ) -> LanePlan:
     provider, job = settings.provider(picture.spec.provider), picture.job
-    tokens = math.ceil(
-        picture.body_bytes / CHARS_PER_TOKEN + 0.5
-    )  # as the lane reserves room: each is rounded up
+    # as the lane reserves room: each is rounded up
+    tokens = math.ceil(picture.body_bytes / CHARS_PER_TOKEN + 0.5)
     cap = provider.batch_enqueued_tokens
     size = min(
         picture.spec.batch_max_requests or BATCH_REQUESTS,
@@ -270,17 +268,15 @@ def _cost(lane: str, picture: Picture, settings: WorkerSettings, planned: Planne
     job = picture.job
     if has_own_model(lane):
         hourly = settings.cost.usd_per_hour * planned.workers
-        return (
-            hourly * planned.phases[CALLS] / 3_600 if hourly else None
-        )  # loading is on no document's account
+        # loading is on no document's account
+        return hourly * planned.phases[CALLS] / 3_600 if hourly else None
     alike = (
         [] if job is None else [one for one in job.lanes.values() if _charges_alike(one.lane, lane)]
     )
     paid = next((one.cost_usd for one in alike if one.cost_usd is not None), None)
     if paid is not None:
-        return (
-            paid * picture.documents
-        )  # with what its prompt cache saved, and what refused answers cost
+        # with what its prompt cache saved, and what refused answers cost
+        return paid * picture.documents
     prices = settings.provider(picture.spec.provider).prices_of(picture.spec.model)
     if prices is None:
         return None

@@ -22,10 +22,8 @@ if TYPE_CHECKING:
 
 LOOKED_AT: Final = 20_000  # outcomes, the first by their ids
 LATENCIES: Final = 1_000  # kept of them, evenly over their order
-STEADY: Final = (
-    0.1,
-    0.9,
-)  # of the outcomes in time: what lies between has neither the start nor the end in it
+# of the outcomes in time: what lies between has neither the start nor the end in it
+STEADY: Final = (0.1, 0.9)
 AGAIN_MAX: Final = 0.9
 
 

@@ -65,9 +65,8 @@ def _run(lane: str, name: str) -> None:
 class ForkServer:
     def __init__(self) -> None:
         self._reports = os.dup(_STDOUT)
-        _open_onto(
-            Path(os.devnull), os.O_WRONLY, _STDOUT
-        )  # a module that prints while it is imported prints no report
+        # a module that prints while it is imported prints no report
+        _open_onto(Path(os.devnull), os.O_WRONLY, _STDOUT)
         self._woken, self._wakes = os.pipe()
         os.set_blocking(self._woken, False)
         os.set_blocking(self._wakes, False)

@@ -215,9 +215,8 @@ class GpuProbes:
 
 
 TICK_S = 0.25
-DRAIN_MARGIN_S = (
-    20.0  # beyond the workers' own drain time: the end of an engine and of what it has in memory
-)
+# beyond the workers' own drain time: the end of an engine and of what it has in memory
+DRAIN_MARGIN_S = 20.0
 PAUSE_BASE_S = 2.0  # before a second start; memory of the engine that died is freed meanwhile
 PORT_MAX = 65_535
 GPU_ORDER = "CUDA_DEVICE_ORDER"

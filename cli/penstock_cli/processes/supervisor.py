@@ -25,9 +25,8 @@ from penstock_cli.show.terminal import last_lines
 from penstock_cli.state import private_opener
 
 BACKOFF_BASE_S = 0.5
-SIGNALLED = (
-    128  # and the signal's number: the exit status of what a signal has ended, as shells have it
-)
+# and the signal's number: the exit status of what a signal has ended, as shells have it
+SIGNALLED = 128
 
 
 class Process(Protocol):
@@ -64,14 +63,12 @@ class Policy:
     # one that ends with 0 has finished, one that keeps crashing is given up; the others go on
     each_alone: bool = False
     pause_base_s: float = BACKOFF_BASE_S  # before the second start; doubled with each quick crash
-    is_up: Callable[[int], bool] = lambda _: (
-        True
-    )  # whether its start is over: a crash before it is a quick one
+    # whether its start is over: a crash before it is a quick one
+    is_up: Callable[[int], bool] = lambda _: True
     name: Callable[[int], str] = lambda number: f"worker {number}"
     log: Callable[[int], str] = lambda number: f"worker-{number}"  # the file's name
-    variables: Callable[[int], Mapping[str, str]] = (
-        lambda _: {}
-    )  # of one worker, beside those of all
+    # of one worker, beside those of all
+    variables: Callable[[int], Mapping[str, str]] = lambda _: {}
     umask: int = -1  # of its process; -1 leaves it: model files that workers fetch are often shared
 
 
@@ -99,12 +96,10 @@ def describe(status: int) -> str:
 
 
 MAX_LOG_BYTES = 10_000_000  # per worker; one older log of the same size is kept beside it
-HEALTHY_AFTER_S = (
-    30.0  # a worker that lived this long has started well: its next crash counts as the first
-)
-MAX_QUICK_CRASHES = (
-    5  # crashes in a row, each within HEALTHY_AFTER_S of its start, before the fleet gives up
-)
+# a worker that lived this long has started well: its next crash counts as the first
+HEALTHY_AFTER_S = 30.0
+# crashes in a row, each within HEALTHY_AFTER_S of its start, before the fleet gives up
+MAX_QUICK_CRASHES = 5
 BACKOFF_CAP_S = 15.0
 POLL_S = 0.05
 
@@ -304,9 +299,8 @@ def _bound_log(log: Path) -> None:
     """Copy, then empty: the worker keeps its open file.
 
     Lines written in between are lost, which a log may lose."""
-    with contextlib.suppress(
-        OSError
-    ):  # it is not there yet, or the disk is full: then it does not grow either
+    # it is not there yet, or the disk is full: then it does not grow either
+    with contextlib.suppress(OSError):
         if log.stat().st_size > MAX_LOG_BYTES:
             shutil.copy(log, log.with_suffix(".log.1"))  # with its mode
             os.truncate(log, 0)

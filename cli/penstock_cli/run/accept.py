@@ -129,9 +129,8 @@ def _change_limits(plan: Plan, ledger: Books, producer: Producer) -> str:
     stops = {name: getattr(plan.spec, name) for name in STOP_FIELDS}
     now = {"budget_usd": plan.spec.budget_usd, "deadline_s": plan.spec.deadline_s, **stops}
     stored = JobSpec.accepted(job.spec)
-    if (
-        stored.response_format is None
-    ):  # accepted by a release before that option, and the same job without it
+    # accepted by a release before that option, and the same job without it
+    if stored.response_format is None:
         stored = stored.model_copy(update={"response_format": "auto"})
     same = stored.model_copy(update={**now, "over_budget": plan.spec.over_budget}) == plan.spec
     if job.state.final or stored == plan.spec or not same:

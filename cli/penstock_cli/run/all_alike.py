@@ -100,9 +100,8 @@ def so_far(ledger: Books, job: Job, counts: Counts) -> str | None:
     letter = _one(ledger, job)
     fix = None if letter is None else fix_of(letter, JobSpec.accepted(job.spec), None)
     if letter is None or fix is None:
-        return (
-            None  # rows that were refused as they were read, for example: those are said elsewhere
-        )
+        # rows that were refused as they were read, for example: those are said elsewhere
+        return None
     return f"the first {count(counts.dead)} documents all {_failed(counts.dead, letter)}; {fix}"
 
 

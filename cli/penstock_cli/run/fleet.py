@@ -34,9 +34,8 @@ if TYPE_CHECKING:
 
 TICK_S = 0.1
 LEAVE_S = 10.0  # that control may take to move a job which its lane has paused
-STORES_AWAY_MAX_S = (
-    300.0  # errors of a store that runs: longer than locks, checkpoints and slow disks take
-)
+# errors of a store that runs: longer than locks, checkpoints and slow disks take
+STORES_AWAY_MAX_S = 300.0
 
 
 class Fleet:
@@ -76,19 +75,16 @@ class Fleet:
         self._places = places
         self._progress = progress
         self._tell = progress.say
-        self._away_since: float | None = (
-            None  # monotonic: since when a store that runs gives errors
-        )
+        # monotonic: since when a store that runs gives errors
+        self._away_since: float | None = None
         self._asked_to_stop: Callable[[], bool] = lambda: False
         self._calling = False  # whether a worker has taken a document in this run
-        self._finished_before: int | None = (
-            None  # documents that had an outcome when this run began
-        )
+        # documents that had an outcome when this run began
+        self._finished_before: int | None = None
         self._failing: str | None = None
         self._is_after_end = False  # the job was over when this run began
-        self._fault: tuple[str | None, float] | None = (
-            None  # for which its lane has paused it, and monotonic: since when
-        )
+        # for which its lane has paused it, and monotonic: since when
+        self._fault: tuple[str | None, float] | None = None
         self._pause_said: float | None = None  # when the pause ends that was said
 
     def __enter__(self) -> Self:

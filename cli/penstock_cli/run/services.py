@@ -49,9 +49,8 @@ class RedisKeeper:
         self._tell = tell
         self._clock = clock
         self._answered_at = clock()
-        self._restarts: deque[float] = (
-            deque()
-        )  # of the last RESTART_WINDOW_S, so at most MAX_RESTARTS
+        # of the last RESTART_WINDOW_S, so at most MAX_RESTARTS
+        self._restarts: deque[float] = deque()
 
     def look(self) -> Wait | None:
         """None while the server works, else what is waited for.
@@ -63,10 +62,8 @@ class RedisKeeper:
 
         try:
             self.server.ping(PING_TIMEOUT_S)
-        except (
-            redis.ResponseError,
-            redis.BusyLoadingError,
-        ) as error:  # it lives, and says why it does not work
+        # it lives, and says why it does not work
+        except (redis.ResponseError, redis.BusyLoadingError) as error:
             self._answered_at = self._clock()
             return Wait(f"the private Redis refuses to work for now: {error}")
         except redis.RedisError:

@@ -33,9 +33,8 @@ if TYPE_CHECKING:
     from penstock_ledger.model import Counts, Job
 
 
-REASONS_EVERY_S = (
-    2.0  # a look at heartbeats, the quota and the causes of failures costs three reads
-)
+# a look at heartbeats, the quota and the causes of failures costs three reads
+REASONS_EVERY_S = 2.0
 STALL_NOTICE_S = 30.0  # longer than most answers take, short enough for a person who watches
 
 
@@ -133,9 +132,8 @@ class Watch:
         found: list[str | None] = [wait.said for wait in waits(standing, served=served)]
         found += in_hooks(seen, (self.job.spec.get("preprocess"), self.job.spec.get("postprocess")))
         budget_usd = self.job.spec.get("budget_usd")
-        account, batches = (
-            (None, {}) if packs(lane) else self._books.held_by_batches(self.job)
-        )  # there batches say it
+        # there batches say it
+        account, batches = (None, {}) if packs(lane) else self._books.held_by_batches(self.job)
         found.append(held_by_tenant(self.job, account))
         if budget_usd is not None:
             found += [

@@ -104,12 +104,10 @@ class Doors:
 
 TICK_S: Final = 0.1
 COUNT_EVERY_S: Final = 2.0  # the documents of the jobs that run
-JOBS_COUNTED: Final = (
-    200  # of those that run, the newest; so many sums are read every COUNT_EVERY_S at most
-)
-AWAY_MAX_S: Final = (
-    300.0  # errors of a store that runs: longer than locks, checkpoints and slow disks take
-)
+# of those that run, the newest; so many sums are read every COUNT_EVERY_S at most
+JOBS_COUNTED: Final = 200
+# errors of a store that runs: longer than locks, checkpoints and slow disks take
+AWAY_MAX_S: Final = 300.0
 NOT_AT_ONCE: Final = (
     "the lane batch asks the provider by batches alone: calls that wait for their answer are "
     "refused (--lane auto answers both)"
@@ -192,9 +190,8 @@ class Watch:
         at_work = self._jobs.list(JOBS_COUNTED, {JobState.RUNNING})
         whole = [job for job in at_work if job.total is not None]
         opened = len(at_work) - len(whole)
-        waiting = (
-            f", {counted(opened, 'open job')} besides" if opened else ""
-        )  # those of calls that wait among them
+        # those of calls that wait among them
+        waiting = f", {counted(opened, 'open job')} besides" if opened else ""
         if not whole:
             return f"no job runs{waiting}"
         left = sum(map(self._left, whole))

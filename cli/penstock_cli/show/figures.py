@@ -51,9 +51,8 @@ class JobFigures:
     unpriced: int = 0  # answers of which no price is known
     deduplicated: int = 0
     cached: int = 0
-    claimed: int = (
-        0  # held by workers: running, waiting for a slot, or waiting for the group commit
-    )
+    # held by workers: running, waiting for a slot, or waiting for the group commit
+    claimed: int = 0
     queued: int = 0
     delayed: int = 0
     workers: int = 0
@@ -112,9 +111,8 @@ class Speed:
     """Documents per second over the last few seconds."""
 
     span_s: float = RATE_SPAN_S
-    _seen: deque[tuple[float, int]] = field(
-        default_factory=deque
-    )  # bounded by the span and the rate of looks
+    # bounded by the span and the rate of looks
+    _seen: deque[tuple[float, int]] = field(default_factory=deque)
 
     def update(self, now: float, finished: int) -> float:
         self._seen.append((now, finished))

@@ -132,9 +132,8 @@ class Panel:
         self._hint = hint
         self._console = console
         self._began = time.monotonic()
-        self._figures: JobFigures | None = (
-            None  # written by the caller, read by the drawing thread, like the note
-        )
+        # written by the caller, read by the drawing thread, like the note
+        self._figures: JobFigures | None = None
         self._note = ""
         self._live = Live(
             console=console,
@@ -222,9 +221,8 @@ def panel(
     for reason in reason_lines(figures) if figures else ():
         body.add_row(Text(reason, style="yellow"))
     if figures is not None and figures.engines is not None:
-        body.add_row(
-            Text(engines_line(figures.engines))
-        )  # wrapped: what bounds the fleet stands at its end
+        # wrapped: what bounds the fleet stands at its end
+        body.add_row(Text(engines_line(figures.engines)))
     if note:
         body.add_row(Text(note, style="yellow" if figures else ""))
     if figures is None:

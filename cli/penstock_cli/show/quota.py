@@ -23,9 +23,8 @@ if TYPE_CHECKING:
 PANEL_WIDTH = 78
 BAR_WIDTH = 18
 KEY_CHARS = 34  # of a learned key, so that its figures stay on the same line
-LEARNED_SHOWN = (
-    3  # of all quotas at once; a quota that is asked for by name shows all that were read
-)
+# of all quotas at once; a quota that is asked for by name shows all that were read
+LEARNED_SHOWN = 3
 LONG_PAUSE_S = 60.0  # longer than a limit per minute asks for: worth a hint how to end it
 NOTABLE_MARGIN = 0.02  # below the declared one: two cuts by 429s that have not grown back
 NOTABLE_OTHERS = 0.05  # of a limit that other clients of the key use

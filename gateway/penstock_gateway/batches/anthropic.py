@@ -140,9 +140,8 @@ def _error(job: Job, letter: DeadLetter) -> Any:
     """Return the provider's own error where it gave one.
 
     Of a refused request its line, without the place where the file lies here."""
-    with contextlib.suppress(
-        orjson.JSONDecodeError, orjson.JSONEncodeError
-    ):  # the latter: too deep to be written again
+    # the latter: too deep to be written again
+    with contextlib.suppress(orjson.JSONDecodeError, orjson.JSONEncodeError):
         given = orjson.loads(letter.response or b"")
         if (
             isinstance(given, dict)

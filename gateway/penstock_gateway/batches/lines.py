@@ -107,9 +107,8 @@ class NotReached:
         """
         self._backend, self._batch, self._job = backend, batch, job
         self._ended = ended
-        self.unread: str | None = (
-            None  # why the file could not be read to its end; known once it was tried
-        )
+        # why the file could not be read to its end; known once it was tried
+        self.unread: str | None = None
 
     def ids(self) -> Iterator[str]:
         """Of documents.

@@ -46,13 +46,8 @@ _NUMBERS: Final = {
     "stop_at_usd_per_doc": "US dollars",
     "max_prompt_tokens": "tokens",
 }
-_FIELDS: Final = (
-    "priority",
-    "lane",
-    "tenant",
-    "stop_at_dead",
-    *_NUMBERS,
-)  # of a job; others are not for callers to choose
+# of a job; others are not for callers to choose
+_FIELDS: Final = ("priority", "lane", "tenant", "stop_at_dead", *_NUMBERS)
 TENANT: Final = f"{OURS}tenant"
 
 

@@ -126,9 +126,8 @@ class Steps:
         errors: list[dict[str, Any]]
         try:
             spec = spec_of_batch(self._settings, batch, left_s)
-            if (
-                model is not None and spec.asks_a_provider
-            ):  # a model of our own has no price, and answers whatever lines name
+            # a model of our own has no price, and answers whatever lines name
+            if model is not None and spec.asks_a_provider:
                 spec = spec_of_batch(self._settings, batch, left_s, model)
             try:
                 return self._backend.producer.submit(

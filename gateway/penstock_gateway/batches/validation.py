@@ -83,9 +83,8 @@ def faults_in(path: str, spec: JobSpec, settings: GatewaySettings) -> list[dict[
     source = _Sorting(open_source(path, spec, settings), checks)
     try:
         found = survey(source, spec.model_copy(update={"max_bad_rows": ERRORS_MAX * 10}))
-        source.bad += [
-            refused.row for refused in found.refused
-        ]  # duplicates, which only the whole file shows
+        # duplicates, which only the whole file shows
+        source.bad += [refused.row for refused in found.refused]
     except SourceError as error:
         if error.code != "empty_source":
             return [*_listed(source.bad), of_the_batch(error, path)]

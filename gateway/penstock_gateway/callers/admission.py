@@ -44,9 +44,8 @@ class Admissions:
         self._limits = DoorLimits(backend.redis)
         self._budgets: dict[str, float] = {}  # dollars a month, by tenant
         self._budgets_until = 0.0  # monotonic
-        self._costs: dict[
-            tuple[str, str], tuple[float, float]
-        ] = {}  # tenant, month -> until when, dollars
+        # tenant, month -> until when, dollars
+        self._costs: dict[tuple[str, str], tuple[float, float]] = {}
 
     @contextlib.asynccontextmanager
     async def admitted(
@@ -93,9 +92,8 @@ class Admissions:
             raise _limited(f"Rate limit reached: {at_once} requests at once.", 1.0)
 
     async def _end(self, who: str, request_id: str) -> None:
-        with contextlib.suppress(
-            TimeoutError, redis.RedisError, OSError
-        ):  # it ends by itself after a while
+        # it ends by itself after a while
+        with contextlib.suppress(TimeoutError, redis.RedisError, OSError):
             async with asyncio.timeout(REDIS_S):
                 await self._limits.end(who, request_id)
 
@@ -183,9 +181,8 @@ class Gate:
         except Refused as refused:
             if not (is_page and refused.status == 401):
                 raise
-            await self._app(
-                scope, receive, send
-            )  # the page itself says where to log in, or that there is none
+            # the page itself says where to log in, or that there is none
+            await self._app(scope, receive, send)
             return
         state = scope.setdefault("state", {})
         state[STATE] = found.caller

@@ -15,9 +15,8 @@ __all__ = ["KNOWN", "OPERATOR", "STATE", "Caller", "Scope", "caller_with", "whos
 
 Scope = Literal["read", "write", "infer", "keys", "admin"]
 STATE: Final = "penstock_caller"  # where the gate leaves the caller of a request
-KNOWN: Final = (
-    "penstock_known"  # where a connection leaves what the gate calls once it has found the caller
-)
+# where a connection leaves what the gate calls once it has found the caller
+KNOWN: Final = "penstock_known"
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,9 +29,8 @@ class Caller:
     tenant: str | None
     key_id: str | None
     scopes: frozenset[str]
-    counted_as: str | None = (
-        None  # where it has no tenant: the key whose requests count with its own
-    )
+    # where it has no tenant: the key whose requests count with its own
+    counted_as: str | None = None
 
     @property
     def is_operator(self) -> bool:

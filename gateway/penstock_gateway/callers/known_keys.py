@@ -51,16 +51,14 @@ __all__ = [
 
 TRIES_MAX: Final = 30  # of one address within the span
 SPAN_S: Final = 60.0
-ADDRESSES_MAX: Final = (
-    10_000  # that are remembered; then the one that began longest ago is forgotten
-)
+# that are remembered; then the one that began longest ago is forgotten
+ADDRESSES_MAX: Final = 10_000
 
 
 class FailedTries:
     def __init__(self) -> None:
-        self._seen: dict[
-            str, tuple[float, int]
-        ] = {}  # address -> when its span began, tries since then
+        # address -> when its span began, tries since then
+        self._seen: dict[str, tuple[float, int]] = {}
 
     def wait_s(self, address: str, now: float) -> float:
         """How long it has to wait; 0 for not at all."""
@@ -91,9 +89,8 @@ def secret_in(connection: HTTPConnection) -> str | None:
 COOKIE: Final = "penstock_session"
 SESSION_S: Final = 12 * 3600.0  # a working day; then the key is asked for again
 ID_BYTES: Final = 16
-_PURPOSE: Final = (
-    "session"  # signed with the rest: the same secret signs forms, and neither stands for the other
-)
+# signed with the rest: the same secret signs forms, and neither stands for the other
+_PURPOSE: Final = "session"
 
 
 class Session(NamedTuple):
@@ -306,11 +303,8 @@ class KnownKeys:
     async def _note(self, key_id: str) -> None:
         try:
             await self._backend.run(self._store.note_used, key_id)
-        except (
-            PenstockError,
-            Refused,
-            DBAPIError,
-        ) as error:  # the request itself says what is away
+        # the request itself says what is away
+        except (PenstockError, Refused, DBAPIError) as error:
             log.info("the last use of key %s was not noted: %s", key_id, in_words(error))
 
     # -- without keys ------------------------------------------------------------------------------

@@ -23,9 +23,8 @@ from penstock_producer.sources.of_feed import source_of
 __all__ = ["Answered", "Sample", "answered", "sample"]
 
 SAMPLE: Final = 10
-READ_MAX: Final = (
-    40  # documents of the source that are read for it: some of them have no answer yet
-)
+# documents of the source that are read for it: some of them have no answer yet
+READ_MAX: Final = 40
 ID_CHARS: Final = 512
 
 
@@ -53,12 +52,8 @@ def sample(database: Database, job: Job, settings: ProducerSettings) -> Sample:
     outcomes = OutcomeStore(database)
     try:
         documents = _first(database, job, settings)
-    except (
-        PenstockError,
-        OSError,
-        ValueError,
-        LookupError,
-    ) as error:  # the last of a pin that another release wrote
+    # the last of a pin that another release wrote
+    except (PenstockError, OSError, ValueError, LookupError) as error:
         said = one_line(told_of(job, str(error)), 300)
         why = f"What was asked is not shown, as the source cannot be read from here: {said}"
         return Sample(_without_prompts(outcomes, job), why)

@@ -38,9 +38,8 @@ class Courses:
     def __init__(self, outcomes: OutcomeStore, clock: Callable[[], float] = time.monotonic) -> None:
         self._outcomes = outcomes
         self._clock = clock
-        self._counted: OrderedDict[str, _Counted] = (
-            OrderedDict()
-        )  # written and read under the lock, as the next
+        # written and read under the lock, as the next
+        self._counted: OrderedDict[str, _Counted] = OrderedDict()
         self._counting = False
         self._lock = threading.Lock()
 

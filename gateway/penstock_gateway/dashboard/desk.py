@@ -87,9 +87,8 @@ class JobSeenNow:
     causes: Sequence[Cause]
     quota: QuotaSeen | None
     account: Account | None  # of its budgets
-    held: Mapping[
-        str, int
-    ]  # by its batches at providers: what each may cost, in millionths of a dollar
+    # by its batches at providers: what each may cost, in millionths of a dollar
+    held: Mapping[str, int]
     waits: Sequence[Wait]  # why its documents wait
     per_second: float | None  # documents lately; None: not known yet
     tokens_per_second: float | None
@@ -109,9 +108,8 @@ class Desk:
         self.speeds = Speeds()
         self.in_state = in_state_of(backend.settings.database_url)
         self._redis_url = backend.settings.redis_url
-        self._client: redis.Redis | None = (
-            None  # made by the first look that needs it; safe to share between threads
-        )
+        # made by the first look that needs it; safe to share between threads
+        self._client: redis.Redis | None = None
         self._secret: str | None = None
 
     def secret(self) -> str:

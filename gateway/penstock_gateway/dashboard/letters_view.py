@@ -15,9 +15,8 @@ from penstock_producer.reporting.text import count, one_line
 
 __all__ = ["GROUPED_MAX", "Group", "LetterRow", "alike", "groups", "letter_rows", "members"]
 
-GROUPED_MAX: Final = (
-    5_000  # dead letters that are read to be grouped: without their bodies some megabytes
-)
+# dead letters that are read to be grouped: without their bodies some megabytes
+GROUPED_MAX: Final = 5_000
 GROUPS_SHOWN: Final = 50
 ERROR_CHARS: Final = 300
 ALIKE_CHARS: Final = 160  # of what two errors have in common; what differs behind that is details

@@ -23,9 +23,8 @@ router = Router(include_in_schema=False)
 
 FORM_MAX: Final = 8 * 1024  # bytes
 YEAR_S: Final = 365 * 86_400
-_OURS: Final = re.compile(
-    r"/ui(?:/[A-Za-z0-9_.-]{1,512}){0,6}"
-)  # where a sign-in goes on: nowhere else
+# where a sign-in goes on: nowhere else
+_OURS: Final = re.compile(r"/ui(?:/[A-Za-z0-9_.-]{1,512}){0,6}")
 
 Reader = Annotated[Viewer, Depends(viewer_with("read"))]
 

@@ -98,9 +98,8 @@ def _end(
     ]
     lost = outcomes.settle([], letters)
     buckets = buckets_for(job.job)
-    with contextlib.suppress(
-        RedisError
-    ):  # SQL has it: a message of it that is claimed again is dropped
+    # SQL has it: a message of it that is claimed again is dropped
+    with contextlib.suppress(RedisError):
         hot.settle(
             SettleBatch(
                 dead=[SettledDead(key, buckets, reason) for key in ended if key not in lost]
@@ -111,9 +110,8 @@ def _end(
 WORDS_CHARS: Final = 500
 RETRY_AFTER_S: Final = 5
 MAY_BE_TRIED_AGAIN: Final = frozenset({408, 409, 425, 429})
-_OURS: Final = frozenset(
-    {401, 402, 403, 407}
-)  # about the account of this server, not about the request
+# about the account of this server, not about the request
+_OURS: Final = frozenset({401, 402, 403, 407})
 _THROTTLED: Final = frozenset({"rate_limited", "daily_limit", "slow_down"})
 _BY_REASON: Final[dict[str, tuple[int, str]]] = {
     TIMED_OUT: (504, "request_timeout"),

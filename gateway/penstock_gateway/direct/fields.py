@@ -160,9 +160,8 @@ _FREE: Final = frozenset(
 _CAPPED: Final = ("max_tokens", "max_completion_tokens")
 
 
-Path = tuple[
-    Any, str | int
-]  # what it is in (a path, or None for the body), and its name or number there
+# what it is in (a path, or None for the body), and its name or number there
+Path = tuple[Any, str | int]
 
 
 def checked_body(given: Mapping[str, Any], endpoint: str, limits: DirectFields) -> dict[str, Any]:

@@ -23,9 +23,8 @@ __all__ = ["ModelList", "ModelShown", "router"]
 router = Router(tags=["direct"])
 
 MODELS_MAX: Final = 1_000  # of one list; more names than that are served, and are not listed
-UNKNOWN: Final = (
-    "1970-01-01T00:00:00Z"  # what Anthropic's API says where it does not know the day of a release
-)
+# what Anthropic's API says where it does not know the day of a release
+UNKNOWN: Final = "1970-01-01T00:00:00Z"
 _MODEL: Final[dict[str, Any]] = {
     "id": "Qwen/Qwen3-8B",
     "object": "model",

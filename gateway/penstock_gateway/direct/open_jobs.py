@@ -86,19 +86,15 @@ def too_many(why: str, retry_after_s: int, code: str = "rate_limit_exceeded") ->
 
 KEY_PREFIX: Final = "direct/"
 HOUR_S: Final = 3_600
-NAMES_TRIED: Final = (
-    8  # of one hour: a job may have been cancelled, or be another tenant's own of that name
-)
+# of one hour: a job may have been cancelled, or be another tenant's own of that name
+NAMES_TRIED: Final = 8
 KEPT: Final = 1_000  # tenants times endpoints that call at a time
 # the state of a job is looked at anew after this, while calls go on with the one that was seen
 FRESH_S: Final = 1.0
 TENANT_CHARS: Final = 64
 PAUSED_RETRY_S: Final = 30
-THROTTLED: Final = (
-    "rate_limited",
-    "daily_limit",
-    "slow_down",
-)  # words that the reason of a pause begins with
+# words that the reason of a pause begins with
+THROTTLED: Final = ("rate_limited", "daily_limit", "slow_down")
 
 
 @dataclass(slots=True)

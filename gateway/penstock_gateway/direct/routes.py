@@ -100,9 +100,8 @@ async def gone(request: Request) -> None:
             return
 
 
-SHARED_BYTES: Final = (
-    64 * 1024 * 1024
-)  # of what all prompts of a call have alike, once for each of them
+# of what all prompts of a call have alike, once for each of them
+SHARED_BYTES: Final = 64 * 1024 * 1024
 _OWN: Final = frozenset({"prompts", "system", "timeout_s"})
 _USAGE: Final = ("prompt_tokens", "completion_tokens", "total_tokens")
 

@@ -119,9 +119,8 @@ class MultipartParser:
         if self._parts == PARTS_MAX:
             raise MalformedForm(f"the form has more than {PARTS_MAX} parts")
         self._parts += 1
-        del self._held[
-            :line_end
-        ]  # its line end stays: headers, also none at all, end with an empty line
+        # its line end stays: headers, also none at all, end with an empty line
+        del self._held[:line_end]
         self._step = self._headers
         return ()
 
@@ -134,9 +133,8 @@ class MultipartParser:
                 )
             return None
         part = _part_of(bytes(self._held[2:end]))
-        del self._held[
-            : end + 2
-        ]  # the empty line's end stays: a part without a byte is followed by its boundary at once
+        # the empty line's end stays: a part without a byte is followed by its boundary at once
+        del self._held[: end + 2]
         self._step = self._body_start
         return (part,)
 

@@ -30,9 +30,8 @@ __all__ = ["FileReader", "FileStore", "FileWriting"]
 
 log = logging.getLogger("penstock.gateway")
 
-FREE_BYTES_MIN: Final = (
-    128 * 1024 * 1024
-)  # that stay free on the disk: the ledger of a small installation is there too
+# that stay free on the disk: the ledger of a small installation is there too
+FREE_BYTES_MIN: Final = 128 * 1024 * 1024
 CHECKED_EVERY: Final = 64 * 1024 * 1024  # bytes of one file after which the disk is looked at again
 LINES_TOGETHER: Final = 1024 * 1024  # bytes of lines that are written at once
 DEFAULT_ENDING: Final = ".jsonl"
@@ -177,9 +176,8 @@ class FileWriting:
         self._look_at = CHECKED_EVERY
         # whether its row may be shown by now, also where the answer of the database was lost
         self._offered = False
-        self._ending = (
-            threading.Lock()
-        )  # a caller that has gone is no reason to remove what a thread is just finishing
+        # a caller that has gone is no reason to remove what a thread is just finishing
+        self._ending = threading.Lock()
         self.bytes = 0
         with _explained():
             self._writer = store.writer(place)

@@ -34,9 +34,8 @@ __all__ = ["UPLOAD_MAX_S", "FileCleaning", "uploaded"]
 
 WRITTEN_TOGETHER: Final = 1024 * 1024  # bytes in memory of one upload, before a thread takes them
 FORM_BYTES_MAX: Final = 256 * 1024  # of a form besides its file: boundaries, headers, fields
-UPLOAD_MAX_S: Final = (
-    6 * 3600
-)  # for one upload, however large; what it leaves behind is removed later than this
+# for one upload, however large; what it leaves behind is removed later than this
+UPLOAD_MAX_S: Final = 6 * 3600
 
 
 async def uploaded(

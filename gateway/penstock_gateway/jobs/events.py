@@ -21,9 +21,8 @@ from penstock_ledger import OutcomeStore
 router = Router()
 log = logging.getLogger("penstock.gateway")
 
-QUIET_S: Final = (
-    15.0  # without an event; then a comment says that the connection lives, also to proxies between
-)
+# without an event; then a comment says that the connection lives, also to proxies between
+QUIET_S: Final = 15.0
 SLOW_S: Final = 30.0  # for which a reader may take nothing of what was sent; then it is dropped
 AGAIN_MS: Final = 2_000  # after which an EventSource that lost its connection comes back
 END: Final = "end"
@@ -76,9 +75,8 @@ async def events(
 
     job_id, is_over = await backend.run(look)
     if is_over:
-        return Response(
-            status_code=204
-        )  # an EventSource that comes back after the last event stays away then
+        # an EventSource that comes back after the last event stays away then
+        return Response(status_code=204)
     watches: Watches = request.app.state.watches
     return EventStream(backend, watches, job_id, last_event_id, caller.tenant)
 
@@ -103,9 +101,8 @@ class EventStream(Response):
         self._watches = watches
         self._job_id = job_id
         self._tenant = tenant  # of the reader
-        self._listener = watches.listen(
-            job_id, tenant
-        )  # left where the answer is sent, which follows at once
+        # left where the answer is sent, which follows at once
+        self._listener = watches.listen(job_id, tenant)
         self._last_id = last_id
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

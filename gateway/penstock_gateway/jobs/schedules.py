@@ -41,12 +41,10 @@ from penstock_producer.job.spec import JobSpec
 router = Router()
 
 NAME_MAX: Final = 300  # characters: a name has 64, and a tenant may stand before it
-OF_TENANT_MAX: Final = (
-    100  # schedules of one tenant that are added here; a fleet has room for 1,000
-)
-OF_TENANT_CHARS_MAX: Final = (
-    4_000_000  # of their options together: control processes read those that are due as often
-)
+# schedules of one tenant that are added here; a fleet has room for 1,000
+OF_TENANT_MAX: Final = 100
+# of their options together: control processes read those that are due as often
+OF_TENANT_CHARS_MAX: Final = 4_000_000
 FIRINGS_SHOWN: Final = 20
 _ID: Final = re.compile(r"sched_[0-9a-f]{20}")
 _BODY: Final[dict[str, Any]] = {

@@ -36,10 +36,8 @@ def job_shown(job: Job, counts: Counts) -> shapes.JobShown:
 
 def detailed(backend: Backend, job: Job) -> shapes.JobDetails:
     """Blocks."""
-    stats, waits_for = (
-        _stats(backend, job),
-        _waits_for(backend, job),
-    )  # before the transaction, which Redis must not hold up
+    # before the transaction, which Redis must not hold up
+    stats, waits_for = (_stats(backend, job), _waits_for(backend, job))
     with backend.database.one_read():
         batches = BatchFigures(backend.database).sums(job.job_id)
         counts = OutcomeStore(backend.database).counts(job.job_id)

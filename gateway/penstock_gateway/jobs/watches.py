@@ -25,9 +25,8 @@ log = logging.getLogger("penstock.gateway")
 
 LOOK_S: Final = 1.0  # between two looks at a job
 RATE_S: Final = 15.0  # over which items per second are counted
-LISTENERS_MAX: Final = (
-    1_000  # of one process, over all jobs; the next one is refused, and may try another replica
-)
+# of one process, over all jobs; the next one is refused, and may try another replica
+LISTENERS_MAX: Final = 1_000
 
 
 class Progress(NamedTuple):

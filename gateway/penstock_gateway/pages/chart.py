@@ -29,9 +29,8 @@ class Chart(NamedTuple):
     most: str  # in words, as the next
     seconds: str
     title: str
-    rows: Sequence[
-        tuple[str, str, str]
-    ]  # until when, documents per second, those of them that failed
+    # until when, documents per second, those of them that failed
+    rows: Sequence[tuple[str, str, str]]
 
 
 class Part(NamedTuple):

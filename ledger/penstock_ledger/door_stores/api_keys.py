@@ -145,9 +145,8 @@ class NewApiKey:
     expires_at: float | None = None
     limits: KeyLimits = field(default_factory=KeyLimits)
     made_by: str | None = None  # the id of the key that makes it; None: the command line does
-    counted_as: str | None = (
-        None  # the id of the key whose requests count with its own, where it has no tenant
-    )
+    # the id of the key whose requests count with its own, where it has no tenant
+    counted_as: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -301,9 +300,8 @@ class LockedKeys:
         with_budget = (
             select(columns.key_id).where(*ended, names_budget()).order_by(*newest_first).limit(1)
         )
-        says_budget = self._connection.execute(
-            with_budget
-        ).scalar()  # it may say what the tenant may spend
+        # it may say what the tenant may spend
+        says_budget = self._connection.execute(with_budget).scalar()
         oldest = select(columns.key_id).where(*ended, columns.key_id != (says_budget or ""))
         found = self._connection.execute(
             oldest.order_by(columns.created_at, columns.key_id).limit(1)

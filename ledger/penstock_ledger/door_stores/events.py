@@ -36,9 +36,8 @@ EVENT_TYPES: Final = (
     "job.paused",
 )
 TEST_EVENT: Final = "webhook.test"  # sent where it is asked for
-EVERY_EVENT: Final = (
-    "*"  # what an endpoint has that wants all of them, also those of later releases
-)
+# what an endpoint has that wants all of them, also those of later releases
+EVERY_EVENT: Final = "*"
 ENDPOINTS_MAX: Final = 20  # of one tenant: each event is a row for each of them
 AT_ONCE: Final = 0.0  # the next try of a delivery that nothing has to wait for, on any clock
 _LETTERS: Final = string.digits + string.ascii_letters

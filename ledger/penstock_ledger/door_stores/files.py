@@ -34,15 +34,10 @@ from penstock_ledger.stores.jobs import LIVE
 
 __all__ = ["BATCHES_AT_WORK", "DoorFile", "DoorFiles", "FileDetails", "FilePage", "needed_by"]
 
-BATCHES_AT_WORK: Final = (
-    "validating",
-    "in_progress",
-    "finalizing",
-    "cancelling",
-)  # they may read their input again
-_JOBS_AT_WORK: Final = tuple(
-    str(state) for state in JobState if not state.final
-)  # likewise, each row of it
+# they may read their input again
+BATCHES_AT_WORK: Final = ("validating", "in_progress", "finalizing", "cancelling")
+# likewise, each row of it
+_JOBS_AT_WORK: Final = tuple(str(state) for state in JobState if not state.final)
 _UNFINISHED: Final = ""  # the sha256 of a row whose bytes are not complete
 _TOGETHER: Final = 500  # rows that one statement names
 

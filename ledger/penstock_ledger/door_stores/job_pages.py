@@ -193,9 +193,8 @@ def _by_job(connection: Connection, query: Select[Any]) -> dict[str, list[Row[An
 
 
 ERROR_CHARS: Final = 600  # of what went wrong: more than a line of a table has room for
-_IS_DEAD: Final[ColumnElement[bool]] = literal_column(
-    "kind = 'dead'"
-)  # literal, so that the partial index is used
+# literal, so that the partial index is used
+_IS_DEAD: Final[ColumnElement[bool]] = literal_column("kind = 'dead'")
 
 
 class LetterLine(NamedTuple):

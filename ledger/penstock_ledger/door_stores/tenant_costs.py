@@ -120,9 +120,8 @@ class TenantAccounts:
         self._budgets, self._costs, self._book = TenantBudgets(db), TenantCosts(db), book
         self._known: dict[str, float] = {}
         self._known_until = 0.0  # monotonic
-        self._read_at: dict[
-            str, float
-        ] = {}  # monotonic times of the latest looks into SQL, by account
+        # monotonic times of the latest looks into SQL, by account
+        self._read_at: dict[str, float] = {}
 
     def budget_of(self, job: Job) -> float | None:
         """US dollars that the tenant of this job may spend in a month; None for no bound."""

@@ -38,9 +38,8 @@ __all__ = ["Delivery", "DueDelivery", "Endpoint", "NewEndpoint", "WebhookStore"]
 ERROR_MAX: Final = 500  # characters of an error that are kept
 TESTS_MAX: Final = 100  # of one endpoint that wait: each look for what is due reads all of them
 _FORGOTTEN_AT_ONCE: Final = 1_000
-FAILING_MAX_S: Final = (
-    5 * 86_400.0
-)  # for which nothing has arrived at an endpoint: longer than a weekend without anyone at work
+# for which nothing has arrived at an endpoint: longer than a weekend without anyone at work
+FAILING_MAX_S: Final = 5 * 86_400.0
 _END: Final = webhook_endpoints.c
 _DEL: Final = webhook_deliveries.c
 _OF_ENDPOINT: Final = _DEL.endpoint_id == _END.endpoint_id
@@ -62,9 +61,8 @@ class Endpoint:
     url: str
     events: Sequence[str]
     created_at: float
-    failing_since: (
-        float | None
-    )  # the first try that failed since one arrived; None: the last one arrived, or none was made
+    # the first try that failed since one arrived; None: the last one arrived, or none was made
+    failing_since: float | None
     disabled_at: float | None
     why: str | None
 
@@ -113,9 +111,8 @@ class WebhookStore:
         own = Whose(new.tenant).holds(_END.tenant)
 
         def insert_one(connection: Connection) -> Row[Any] | None:
-            self._db.lock(
-                connection, f"penstock:webhooks:{new.tenant or ''}"
-            )  # else two at once pass the limit together
+            # else two at once pass the limit together
+            self._db.lock(connection, f"penstock:webhooks:{new.tenant or ''}")
             if connection.execute(select(func.count()).where(own)).scalar_one() >= ENDPOINTS_MAX:
                 return None
             connection.execute(insert(webhook_endpoints).values(values))
@@ -256,9 +253,8 @@ class WebhookStore:
         def take(connection: Connection) -> list[DueDelivery]:
             now = self._db.now(connection)
             first = func.min(_DEL.next_at)
-            nth = func.row_number().over(
-                partition_by=_END.tenant, order_by=first
-            )  # of its tenant's endpoints
+            # of its tenant's endpoints
+            nth = func.row_number().over(partition_by=_END.tenant, order_by=first)
             waiting = (
                 select(_DEL.endpoint_id)
                 .outerjoin(webhook_endpoints, _OF_ENDPOINT)

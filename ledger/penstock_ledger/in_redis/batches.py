@@ -56,9 +56,8 @@ class BeginReply(IntEnum):
     PAUSED = 2
     CANCELLED = 3
     UNKNOWN = 4  # no feed has put it into the window: nothing was counted
-    UNKNOWN_SINCE_REBUILT = (
-        5  # the same, but Redis was rebuilt lately and its windows are not full again yet
-    )
+    # the same, but Redis was rebuilt lately and its windows are not full again yet
+    UNKNOWN_SINCE_REBUILT = 5
     ELSEWHERE = 6  # its job goes on in another lane than the worker's: nothing was counted
     NO_ROOM = 7  # the rest of its job's budget does not pay for it beside what is under way
     BUDGET_CHANGED = 8  # the job has a budget by now, or has none any more: look at the job again
@@ -68,9 +67,8 @@ class Begun(NamedTuple):
     """The answer for one item."""
 
     reply: BeginReply
-    crashes: (
-        int  # earlier starts that ended without any conclusion: the worker died, or lost its lease
-    )
+    # earlier starts that ended without any conclusion: the worker died, or lost its lease
+    crashes: int
 
 
 class Keep(NamedTuple):
@@ -96,9 +94,8 @@ class SettledDone(NamedTuple):
     calls: int = 1
     keep: Keep | None = None
     reused: str | None = None  # the result's reason, where no call was made
-    has_budget: bool = (
-        False  # its job has, and this was its call: nothing is reserved for it any more
-    )
+    # its job has, and this was its call: nothing is reserved for it any more
+    has_budget: bool = False
 
 
 class SettledDead(NamedTuple):
@@ -159,14 +156,12 @@ class SettleBatch:
     dead: Sequence[SettledDead] = ()
     retries: Sequence[SettledRetry] = ()
     released: Sequence[ItemKey] = ()  # begun, and given back before a request was sent
-    paid: Mapping[ItemKey, int] = field(
-        default_factory=dict
-    )  # of those of jobs with a budget: by earlier calls, not yet spent
+    # of those of jobs with a budget: by earlier calls, not yet spent
+    paid: Mapping[ItemKey, int] = field(default_factory=dict)
     crashed: Sequence[SettledCrash] = ()
     asked_again: Sequence[AskedAgain] = ()
-    tried_again: Sequence[
-        SettledCrash
-    ] = ()  # items of which SQL knows that there will be another try
+    # items of which SQL knows that there will be another try
+    tried_again: Sequence[SettledCrash] = ()
 
 
 class Lately(NamedTuple):
@@ -208,9 +203,8 @@ class SettleReport(NamedTuple):
 
     new: int  # items that entered the completed set now
     delayed: int  # retries that entered the delayed set now
-    lately: Mapping[
-        tuple[str, int], Lately
-    ]  # of the feeds that have changed, by job and generation
+    # of the feeds that have changed, by job and generation
+    lately: Mapping[tuple[str, int], Lately]
 
 
 class Depth(NamedTuple):
@@ -264,9 +258,8 @@ class JobSeen(NamedTuple):
     is_current: bool  # workers see the job in the state, and in the lane, that SQL has
     is_paused: bool  # workers see it as paused
     parked: int  # messages that wait for it to be resumed
-    outstanding: tuple[
-        int, ...
-    ]  # documents that were fed and are not finished, by generation, the first one first
+    # documents that were fed and are not finished, by generation, the first one first
+    outstanding: tuple[int, ...]
 
 
 class WorkerSeen(NamedTuple):

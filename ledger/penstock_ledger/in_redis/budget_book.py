@@ -51,9 +51,8 @@ class TenantSeen(NamedTuple):
 
     turn: str  # of the account, as that has shown it
     base: int  # spent by the tenant's other jobs, and by those that have ended
-    ended: Sequence[
-        str
-    ]  # of those named: they are in ``base``; at most ENDED_MAX, and no others are
+    # of those named: they are in ``base``; at most ENDED_MAX, and no others are
+    ended: Sequence[str]
 
 
 class Account(NamedTuple):

@@ -9,9 +9,8 @@ from typing import Final, TypeVar
 from penstock_ledger.in_redis.batches import Publish, SettleBatch
 from penstock_ledger.in_redis.redis_scripts import BATCH_MAX
 
-PUBLISH_BYTES_MAX: Final = (
-    4 * 1024 * 1024
-)  # of messages per call: Redis copies them while all other clients wait
+# of messages per call: Redis copies them while all other clients wait
+PUBLISH_BYTES_MAX: Final = 4 * 1024 * 1024
 
 T = TypeVar("T")
 

@@ -9,12 +9,8 @@ from typing import Any, Final
 from penstock_ledger import keys
 from penstock_ledger.in_redis.batches import AskedAgain, Lately, SettledCrash, lately_of
 
-FOREIGN_TO_SQL: Final = (
-    "skipped",
-    "rate_limited",
-    "repairs",
-    "fallbacks",
-)  # only Redis has them: a reset keeps them
+# only Redis has them: a reset keeps them
+FOREIGN_TO_SQL: Final = ("skipped", "rate_limited", "repairs", "fallbacks")
 
 
 def stats(client: Any, job_id: str) -> dict[str, int]:

@@ -25,10 +25,8 @@ def find_missing(
     lost = dict(wanted)
     for queue in queues:
         _drop(lost, _listed_tags(scripts, queue))
-    held = [
-        *map(keys.unacked, queues),
-        keys.OLDER_UNACKED,
-    ]  # workers of before the last upgrade may hold some
+    # workers of before the last upgrade may hold some
+    held = [*map(keys.unacked, queues), keys.OLDER_UNACKED]
     for unacked in held:
         _drop(lost, _held(client, unacked, list(lost)))
     for queue in queues:

@@ -227,10 +227,8 @@ def _host_and_port(text: str) -> tuple[str, int]:
 
 log = logging.getLogger(__name__)
 
-MIN_VERSION: Final = (
-    6,
-    2,
-)  # RPOP and LPOP with a count, GETEX, and scripts that may read the clock before they write
+# RPOP and LPOP with a count, GETEX, and scripts that may read the clock before they write
+MIN_VERSION: Final = (6, 2)
 
 
 def memory(client: redis.Redis) -> Memory:

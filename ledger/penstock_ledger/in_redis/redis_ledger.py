@@ -45,9 +45,8 @@ SCAN_STEP: Final = 1_000  # keys or fields per step of a scan
 LONGEST_DELAY_S: Final = 90_000.0  # of a retry, as a default: no setting allows more than a day
 HELD_S: Final = 1.0  # how much longer a due retry waits while its last delivery is not acknowledged
 PURGED_S: Final = 604_800  # a worker that was frozen for longer than a week is not expected back
-REBUILT_S: Final = (
-    300  # workers lose what they held from before within a visibility timeout, a minute by default
-)
+# workers lose what they held from before within a visibility timeout, a minute by default
+REBUILT_S: Final = 300
 
 _STATES: Final = {
     JobState.PAUSED: b"paused",
@@ -68,9 +67,8 @@ class RedisLedger:
     """
 
     def __init__(self, client: redis.Redis, epoch: str) -> None:
-        self._client: Any = (
-            client  # redis-py types the sync and async client as one: each answer would need a cast
-        )
+        # redis-py types the sync and async client as one: each answer would need a cast
+        self._client: Any = client
         self._redis = client
         self._epoch = epoch
         self._scripts = Scripts(client)
@@ -269,9 +267,8 @@ class RedisLedger:
             for chunk in chunks(tags)
             for at in self._client.zmscore(index, chunk)
         )
-        return sum(
-            at is not None and dead_before < at < lost_after for at in leases
-        )  # later: in RabbitMQ, or of a clock that stepped back
+        # later: in RabbitMQ, or of a clock that stepped back
+        return sum(at is not None and dead_before < at < lost_after for at in leases)
 
     def begun(self, items: Sequence[ItemKey]) -> list[bool]:
         """Say of each item whether a worker has begun and not concluded it.
@@ -384,9 +381,8 @@ class RedisLedger:
 
     def check_epoch(self) -> bool:
         """Return whether Redis holds this database's epoch and has not restarted since."""
-        with self._client.pipeline(
-            transaction=False
-        ) as pipe:  # one round trip: every round of each control loop asks
+        # one round trip: every round of each control loop asks
+        with self._client.pipeline(transaction=False) as pipe:
             pipe.info("server")
             pipe.mget(keys.EPOCH, keys.EPOCH_RUN)
             server, (epoch, run) = pipe.execute()
@@ -398,9 +394,8 @@ class RedisLedger:
 
         A restart since then is found next time."""
         run = self._run_seen or redis_address.run_id(self._redis)
-        self._client.set(
-            keys.EPOCH_REBUILT, "1", ex=REBUILT_S
-        )  # first: until then, windows may not be complete
+        # first: until then, windows may not be complete
+        self._client.set(keys.EPOCH_REBUILT, "1", ex=REBUILT_S)
         self._client.mset({keys.EPOCH: self._epoch, keys.EPOCH_RUN: run})
 
     def rehydrate(
@@ -445,9 +440,8 @@ class RedisLedger:
 
         It walks over the whole key space in small steps: for jobs that are over."""
         state = keys.job_state(job_id)
-        self._client.set(
-            state, keys.PURGED, ex=PURGED_S
-        )  # first: what is deleted after it does not come back
+        # first: what is deleted after it does not come back
+        self._client.set(state, keys.PURGED, ex=PURGED_S)
         names = self._client.scan_iter(
             match=f"{_no_glob(keys.job_scope(job_id))}:*", count=SCAN_STEP
         )

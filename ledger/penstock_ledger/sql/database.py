@@ -66,9 +66,8 @@ from penstock_ledger.sql.sqlite_file import (
 from penstock_ledger.sql.tables import HEAD, metadata
 
 LOCK_NOT_AVAILABLE: Final = "55P03"
-_RETRYABLE_SQLSTATES: Final = frozenset(
-    {"40001", "40P01", LOCK_NOT_AVAILABLE}
-)  # the first two: serialization, deadlock
+# the first two: serialization, deadlock
+_RETRYABLE_SQLSTATES: Final = frozenset({"40001", "40P01", LOCK_NOT_AVAILABLE})
 _UNDEFINED_TABLE: Final = "42P01"
 # Connection lost, server shutting down or starting up, too many connections; psycopg has none where
 # it never got in.
@@ -151,9 +150,8 @@ def create(connection: Connection) -> bool:
 T = TypeVar("T")
 
 WRITE_ATTEMPTS: Final = 5  # of one transaction that lost a deadlock or the wait for the lock
-RETRY_BASE_S: Final = (
-    0.02  # doubles with each attempt, with full jitter: deadlock partners must not meet again
-)
+# doubles with each attempt, with full jitter: deadlock partners must not meet again
+RETRY_BASE_S: Final = 0.02
 _POSTGRES_PORT: Final = 5432
 
 

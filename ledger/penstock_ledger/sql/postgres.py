@@ -29,14 +29,12 @@ __all__ = [
 ]
 
 APPLICATION: Final = "penstock"  # what our connections' names start with, in pg_stat_activity
-POOL_SIZE: Final = (
-    4  # two threads that settle and begin, and two reads of large documents beside them
-)
+# two threads that settle and begin, and two reads of large documents beside them
+POOL_SIZE: Final = 4
 POOL_WAIT_S: Final = 30.0  # for a connection of this process's pool to come free
 CONNECT_TIMEOUT_S: Final = 10
-IDLE_IN_TRANSACTION_S: Final = (
-    60.0  # a process that was frozen in a transaction loses its locks after this
-)
+# a process that was frozen in a transaction loses its locks after this
+IDLE_IN_TRANSACTION_S: Final = 60.0
 # A server that vanished without a word is noticed within half a minute, not after the two hours of
 # most systems.
 KEEPALIVES: Final = {
@@ -51,13 +49,11 @@ MIGRATION_LOCK: Final = 73678625
 # For a table that is in use: all other statements on it queue up behind the migration, so it steps
 # back soon and tries again.
 MIGRATION_LOCK_S: Final = 2.0
-OTHERS_S: Final = (
-    600.0  # that another process may take to migrate; an index over millions of rows takes minutes
-)
+# that another process may take to migrate; an index over millions of rows takes minutes
+OTHERS_S: Final = 600.0
 _NAME_BYTES: Final = 63  # PostgreSQL cuts longer ones
-_ERROR_CHARS: Final = (
-    500  # of an error's first line: it may quote a value ("invalid input syntax for …")
-)
+# of an error's first line: it may quote a value ("invalid input syntax for …")
+_ERROR_CHARS: Final = 500
 
 COUNT_CONNECTIONS: Final = (
     "SELECT count(*), count(*) FILTER (WHERE application_name LIKE 'penstock-%'), "
@@ -91,9 +87,8 @@ class Waits:
     0 is without end."""
 
     statement_s: float = 60.0
-    lock_s: float = (
-        10.0  # a lock that is not had by then fails the transaction, which is tried again
-    )
+    # a lock that is not had by then fails the transaction, which is tried again
+    lock_s: float = 10.0
 
 
 def open_engine(url: URL, *, pool_size: int, waits: Waits, role: str) -> Engine:
@@ -117,9 +112,8 @@ def open_engine(url: URL, *, pool_size: int, waits: Waits, role: str) -> Engine:
         pool_pre_ping=True,  # one that a restart has ended is replaced before it is used
         hide_parameters=True,  # errors reach logs, and parameters are documents
         connect_args={name: value for name, value in arguments.items() if name not in url.query}
-        | {
-            "prepare_threshold": None
-        },  # psycopg prepares on one server connection what PgBouncer sends to another
+        # psycopg prepares on one server connection what PgBouncer sends to another
+        | {"prepare_threshold": None},
     )
     event.listen(engine, "begin", _bounded_by(waits))
     event.listen(engine, "handle_error", _leave_out_the_row)

@@ -21,9 +21,8 @@ from penstock_ledger.errors import DatabaseUnusable
 
 log = logging.getLogger(__name__)
 
-LOCK_WAIT_S: Final = (
-    30.0  # one writer at a time, each holds the lock for milliseconds; half a minute is a hang
-)
+# one writer at a time, each holds the lock for milliseconds; half a minute is a hang
+LOCK_WAIT_S: Final = 30.0
 LOOK_S: Final = 5.0  # SQLite's own wait; after each we look how long it has been
 # SQLite looks again after 1, 2 and 5 ms, and then after ever longer, up to 100: a holder is gone
 # after some milliseconds, and who has just slept finds the next one. So waits are short at first,
@@ -53,9 +52,8 @@ class WriteLock:
             return
         if self._begins(raw, self._look_s, self._wait_s):
             return
-        connection.exec_driver_sql(
-            "BEGIN IMMEDIATE"
-        )  # once more, so that a failure is SQLAlchemy's
+        # once more, so that a failure is SQLAlchemy's
+        connection.exec_driver_sql("BEGIN IMMEDIATE")
 
     def _begins(self, raw: Any, look_s: float, wait_s: float) -> bool:
         """Return whether the lock came within ``wait_s``, looking in waits of ``look_s``.
@@ -108,9 +106,8 @@ WRITES: Final = "penstock_writes"
 # read on, and what they have read needs no second place beside the kernel's.
 WORKER_CACHE_KIB: Final = 32 * 1024
 CACHE_KIB: Final = 4 * 1024
-CHECKPOINT_PAGES: Final = (
-    8_000  # 32 MiB of log: pages that many commits touch are written back once, not each time
-)
+# 32 MiB of log: pages that many commits touch are written back once, not each time
+CHECKPOINT_PAGES: Final = 8_000
 WAL_ATTEMPTS: Final = 50  # switching to WAL needs the file alone and does not wait for it by itself
 WAL_PAUSE_S: Final = 0.02
 
@@ -159,9 +156,8 @@ def _make_private(url: URL, *_: object) -> None:
     Documents, answers and digests of keys are in it. SQLite gives the files beside it the same
     mode. One that is there keeps the mode that it has."""
     if "uri" not in url.query:
-        with contextlib.suppress(
-            OSError
-        ):  # it is there; or it cannot be made, which SQLite says better
+        # it is there; or it cannot be made, which SQLite says better
+        with contextlib.suppress(OSError):
             os.close(os.open(str(url.database), os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
 
 

@@ -30,9 +30,8 @@ HEAD: Final = "0017"  # the newest migration; revisions sort by their number
 metadata = MetaData()
 
 Id = Words().with_variant(Words(collation="C"), "postgresql")
-Serial = BigInteger().with_variant(
-    Integer(), "sqlite"
-)  # SQLite numbers only INTEGER keys by itself
+# SQLite numbers only INTEGER keys by itself
+Serial = BigInteger().with_variant(Integer(), "sqlite")
 
 jobs = Table(
     "jobs",
@@ -50,16 +49,13 @@ jobs = Table(
     Column("finished_at", Double),
     Column("resume_at", Double),  # of a paused job that goes on by itself
     Column("lane", Words),  # where its documents go now; NULL: as its spec says
-    Column(
-        "moves", Integer, nullable=False, server_default=text("0")
-    ),  # how often that was decided: rows of lane_moves
+    # how often that was decided: rows of lane_moves
+    Column("moves", Integer, nullable=False, server_default=text("0")),
     Column("tenant", Id),  # as its spec says: what the HTTP doors search by
-    Column(
-        "pause", Words
-    ),  # JSON: why it is paused, see pause.py; NULL: the reason is all there is
-    Column(
-        "stop_accepted", Words
-    ),  # JSON: what a person has accepted of a job that a stop-loss had paused
+    # JSON: why it is paused, see pause.py; NULL: the reason is all there is
+    Column("pause", Words),
+    # JSON: what a person has accepted of a job that a stop-loss had paused
+    Column("stop_accepted", Words),
     UniqueConstraint("job_key", name="jobs_job_key"),
     Index("jobs_created", "created_at", "job_id"),
     Index("jobs_state", "state"),
@@ -110,9 +106,8 @@ outcomes = Table(
     Column("generation", Integer, nullable=False),
     Column("doc_id", Id, nullable=False),
     Column("kind", Words, nullable=False),  # 'result' or 'dead'
-    Column(
-        "superseded_by", Integer
-    ),  # the generation that replays this dead letter; NULL = visible
+    # the generation that replays this dead letter; NULL = visible
+    Column("superseded_by", Integer),
     Column("reason", Words),  # of a result: `dedup` or `cache` where no call was made for it
     Column("attempts", Integer, nullable=False),
     Column("calls", Integer, nullable=False),
@@ -129,13 +124,11 @@ outcomes = Table(
     Column("created_at", Double, nullable=False),
     Column("request", LargeBinary),  # dead letters only
     Column("body", LargeBinary),  # a result's response, or the excerpt that a dead letter keeps
-    Column(
-        "lane", Words
-    ),  # that answered; NULL: nothing was asked, or a release wrote it that did not say
+    # that answered; NULL: nothing was asked, or a release wrote it that did not say
+    Column("lane", Words),
     Column("endpoint", Words),  # the path of its request; NULL: the job's
-    Column(
-        "unpriced", Integer
-    ),  # of its answers those of which no price is known; NULL: a release wrote it that did not say
+    # of its answers those of which no price is known; NULL: a release wrote it that did not say
+    Column("unpriced", Integer),
     PrimaryKeyConstraint("job_id", "generation", "doc_id", name="outcomes_pkey"),
     Index(
         "outcomes_dead",
@@ -169,9 +162,8 @@ tallies = Table(
     Column("prompt_tokens", BigInteger, nullable=False),
     Column("completion_tokens", BigInteger, nullable=False),
     Column("cost_microusd", BigInteger, nullable=False),
-    Column(
-        "unpriced", BigInteger, nullable=False, server_default=text("0")
-    ),  # answers of which no price is known
+    # answers of which no price is known
+    Column("unpriced", BigInteger, nullable=False, server_default=text("0")),
     PrimaryKeyConstraint("job_id", "shard", "kind", "reason", name="tallies_pkey"),
 )
 
@@ -189,9 +181,8 @@ lane_tallies = Table(
     Column("prompt_tokens", BigInteger, nullable=False),
     Column("completion_tokens", BigInteger, nullable=False),
     Column("cost_microusd", BigInteger, nullable=False),
-    Column(
-        "unpriced", BigInteger, nullable=False, server_default=text("0")
-    ),  # answers of which no price is known
+    # answers of which no price is known
+    Column("unpriced", BigInteger, nullable=False, server_default=text("0")),
     PrimaryKeyConstraint("job_id", "shard", "lane", name="lane_tallies_pkey"),
 )
 
@@ -317,9 +308,8 @@ provider_batches = Table(
     Column("requests", BigInteger, nullable=False),
     Column("size", BigInteger, nullable=False),  # bytes of the packed file
     Column("tokens", BigInteger, nullable=False),  # of its prompts, as estimated
-    Column(
-        "may_cost_microusd", BigInteger, nullable=False
-    ),  # all of it, as estimated; 0 where no price is known
+    # all of it, as estimated; 0 where no price is known
+    Column("may_cost_microusd", BigInteger, nullable=False),
     Column("file_id", Words),
     Column("remote_id", Words),  # the provider's own name of it
     Column("status", Words),  # in the provider's words
@@ -337,16 +327,13 @@ provider_batches = Table(
     Column("fence", BigInteger, nullable=False),
     Column("owner", Words),
     Column("lease_until", Double),  # on the database server's clock
-    Column(
-        "handed_at", Double
-    ),  # when all its documents went on to another lane, whatever the provider still answers
+    # when all its documents went on to another lane, whatever the provider still answers
+    Column("handed_at", Double),
     Column("trouble", Words),  # why its step does not get on, as JSON (BatchTrouble); NULL: it does
-    Column(
-        "missing", Words
-    ),  # since when the provider does not show it or its answers, as JSON (Missing)
-    Column(
-        "answers_read", BigInteger
-    ),  # good ones of its outputs, the most that a reading has brought
+    # since when the provider does not show it or its answers, as JSON (Missing)
+    Column("missing", Words),
+    # good ones of its outputs, the most that a reading has brought
+    Column("answers_read", BigInteger),
     Column("unread", BigInteger),  # answers that were paid for and could not be read
     Column("unread_microusd", BigInteger),  # their estimated cost; NULL: no price is known
     Index("provider_batches_state", "state"),
@@ -372,9 +359,8 @@ batch_remainders = Table(
     Column("reason", Words, nullable=False),
     Column("since", Double, nullable=False),
     Column("most", Integer),  # documents in its next batch; NULL: as many as in any other
-    Column(
-        "unpriced", BigInteger, nullable=False, server_default=text("0")
-    ),  # answers of which no price is known
+    # answers of which no price is known
+    Column("unpriced", BigInteger, nullable=False, server_default=text("0")),
     PrimaryKeyConstraint("job_id", "generation", "doc_id", name="batch_remainders_pkey"),
     Index("batch_remainders_tag", "tag"),
 )
@@ -415,9 +401,8 @@ lane_moves = Table(
     Column("reason", Words, nullable=False),
     Column("why", Words, nullable=False),
     Column("figures", Words, nullable=False),
-    Column(
-        "left_at", Double
-    ),  # when the lane before held nothing more that has to go on; NULL: it may
+    # when the lane before held nothing more that has to go on; NULL: it may
+    Column("left_at", Double),
     PrimaryKeyConstraint("job_id", "number", name="lane_moves_pkey"),
 )
 
@@ -435,9 +420,8 @@ paid_beside = Table(
     Column("completion_tokens", BigInteger, nullable=False),
     Column("cost_microusd", BigInteger, nullable=False),
     Column("at", Double, nullable=False),
-    Column(
-        "unpriced", BigInteger, nullable=False, server_default=text("0")
-    ),  # answers of which no price is known
+    # answers of which no price is known
+    Column("unpriced", BigInteger, nullable=False, server_default=text("0")),
     PrimaryKeyConstraint("job_id", "generation", "doc_id", "answer", name="paid_beside_pkey"),
 )
 
@@ -448,12 +432,10 @@ spending = Table(
     "spending",
     metadata,
     Column("job_id", Id, nullable=False),
-    Column(
-        "generation", Integer, nullable=False
-    ),  # for which it was spent; of dead letters that were replayed: the one that did
-    Column(
-        "kind", Id, nullable=False
-    ),  # how it came here: 'superseded', 'unread', 'forgotten', 'purged'
+    # for which it was spent; of dead letters that were replayed: the one that did
+    Column("generation", Integer, nullable=False),
+    # how it came here: 'superseded', 'unread', 'forgotten', 'purged'
+    Column("kind", Id, nullable=False),
     Column("lane", Id, nullable=False),  # that was paid; "" where it is not known
     Column("shard", Integer, nullable=False),
     Column("tenant", Id),  # of the job, which may be gone, as when it was accepted
@@ -583,9 +565,8 @@ webhook_endpoints = Table(
     Column("endpoint_id", Id, primary_key=True),
     Column("tenant", Id),
     Column("url", Words, nullable=False),
-    Column(
-        "secret", Words, nullable=False
-    ),  # what deliveries are signed with, so it cannot be a digest
+    # what deliveries are signed with, so it cannot be a digest
+    Column("secret", Words, nullable=False),
     Column("old_secret", Words),  # which signs as well until old_until
     Column("old_until", Double),
     Column("events", Words, nullable=False),  # names with commas between

@@ -68,12 +68,10 @@ PURGED: Final = "purged"  # all that a job has spent that was purged
 # And in `paid_beside`.
 SECOND_ANSWER: Final = "second_answer"  # it lost to an outcome that was there before
 LANE_LEFT: Final = "lane_left"  # an attempt in a lane that the job has left
-RETRIED: Final = (
-    "retried"  # an attempt after which there is another one, until that has come to an outcome
-)
-WAITED: Final = (
-    "waited-"  # so begin the names of what batches cost for documents that went on to another lane
-)
+# an attempt after which there is another one, until that has come to an outcome
+RETRIED: Final = "retried"
+# so begin the names of what batches cost for documents that went on to another lane
+WAITED: Final = "waited-"
 # And in `batch_remainders`.
 WAITING: Final = "waiting"
 

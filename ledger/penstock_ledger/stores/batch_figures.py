@@ -41,16 +41,10 @@ SUMS_MAX: Final = 200  # kinds of provider batches that a job is summed up by
 TROUBLES_MAX: Final = 1_000  # batches of a job whose troubles are summed up
 IS_OPEN: Final = table.c.state != bindparam("settled", str(BatchState.SETTLED))
 _AT_PROVIDER: Final = (BatchState.UPLOADED, BatchState.CREATED)
-_READ: Final = (
-    BatchState.COLLECTED,
-    BatchState.SETTLED,
-)  # then the journal says why a batch has ended
-_CUT_SHORT: Final = (
-    "lane_left",
-    "batch_cancelled",
-    "batch_stuck",
-    "batch_refused",
-)  # how the reasons of such batches begin
+# then the journal says why a batch has ended
+_READ: Final = (BatchState.COLLECTED, BatchState.SETTLED)
+# how the reasons of such batches begin
+_CUT_SHORT: Final = ("lane_left", "batch_cancelled", "batch_stuck", "batch_refused")
 # Since its end a batch that a living worker leads keeps its documents for so long: its answers are
 # read.
 _READING_S: Final = 1_800.0

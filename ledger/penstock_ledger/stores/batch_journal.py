@@ -84,9 +84,8 @@ class ProviderBatchStore(BatchFigures):
                 connection.execute(update(table).where(table.c.tag == row.tag).values(values))
             return [batch_of(row, fence=row.fence + 1) for row in rows]
 
-        return (
-            self._db.write(lease) if self._db.read(is_any) else []
-        )  # it is asked every second, and mostly there is none
+        # it is asked every second, and mostly there is none
+        return self._db.write(lease) if self._db.read(is_any) else []
 
     def renew(self, owner: str, ttl_s: float) -> None:
         """Stay the leader of all that ``owner`` leads."""

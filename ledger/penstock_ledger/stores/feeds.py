@@ -249,9 +249,8 @@ class FeedStore:
             ends_feed = exhausted and feed.shard > 0
             its_feed = {"job": feed.job_id, "nth": feed.generation}
             if ends_feed:
-                connection.execute(
-                    _LOCK_FEED, its_feed
-                )  # of two shards that end at once, the second sees both
+                # of two shards that end at once, the second sees both
+                connection.execute(_LOCK_FEED, its_feed)
             if not leases.advance(connection, name, to):
                 return False
             if also is not None:

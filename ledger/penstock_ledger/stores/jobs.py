@@ -50,9 +50,8 @@ from penstock_ledger.stores.outcome_rows import letter_row
 from penstock_ledger.stores.source_keys import insert_pages
 from penstock_ledger.stores.tallies import supersede
 
-STATEMENT_MAX: Final = (
-    500  # rows or ids per SQL statement: far below every driver's limit on parameters
-)
+# rows or ids per SQL statement: far below every driver's limit on parameters
+STATEMENT_MAX: Final = 500
 SHOWN_CHARS: Final = 60  # of a value in a message
 _AGAIN: Final = (JobState.RUNNING, JobState.PAUSED)
 LIVE: Final = (JobState.RUNNING, JobState.PAUSED, JobState.CANCELLING)

@@ -27,12 +27,10 @@ class LiveFeed(NamedTuple):
 
     feed: Feed
     owner: str | None
-    lease_s: (
-        float  # how long the owner's lease still lasts; 0 and less: it is over, or there is none
-    )
-    shards: tuple[
-        LiveFeed, ...
-    ] = ()  # of a feed that is split: those that are not read to their end
+    # how long the owner's lease still lasts; 0 and less: it is over, or there is none
+    lease_s: float
+    # of a feed that is split: those that are not read to their end
+    shards: tuple[LiveFeed, ...] = ()
 
     def led_by(self, owner: str) -> bool:
         return self.owner == owner and self.lease_s > 0

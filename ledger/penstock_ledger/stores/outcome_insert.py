@@ -62,9 +62,8 @@ def array_literals(column_types: Sequence[str], rows: Sequence[tuple[Any, ...]])
 
 KEYS_MAX: Final = 500  # ids per look-up
 ROWS_MAX: Final = 1_000  # rows per PostgreSQL statement
-BYTES_MAX: Final = (
-    16 * 1024 * 1024
-)  # of bodies per statement, which takes some copies of them, here and there
+# of bodies per statement, which takes some copies of them, here and there
+BYTES_MAX: Final = 16 * 1024 * 1024
 
 _REQUEST: Final = COLUMNS.index("request")
 _BODY: Final = COLUMNS.index("body")

@@ -68,18 +68,16 @@ from penstock_ledger.stores.tallies import (
 from penstock_ledger.vectors import MAGIC, Vectors, unpack
 
 STRETCHES: Final = 1_000  # of time that a job is shown in
-LATENCIES: Final = (
-    20_000  # different ones; they are rounded, so that a day of milliseconds has fewer
-)
+# different ones; they are rounded, so that a day of milliseconds has fewer
+LATENCIES: Final = 20_000
 PROMPT_BOUNDS: Final = tuple(2**power for power in range(4, 22))  # tokens: 16 to 2 million
 BEYOND_BOUNDS: Final = 2**62
 LARGEST_PROMPTS: Final = 5
 PAGE: Final = 1_000  # rows read at a time: with bodies of some kilobytes a page is some megabytes
 
 _IS_RESULT: Final[ColumnElement[bool]] = literal_column("kind = 'result'")
-_IS_DEAD: Final[ColumnElement[bool]] = literal_column(
-    "kind = 'dead'"
-)  # literal, so that the partial index is used
+# literal, so that the partial index is used
+_IS_DEAD: Final[ColumnElement[bool]] = literal_column("kind = 'dead'")
 _VISIBLE: Final = outcomes.c.superseded_by.is_(None)
 
 _REFUSED_LINES: Final = select(outcomes.c.line).where(
@@ -98,12 +96,10 @@ Query = Select[*tuple[Any, ...]]
 class PromptSizes(NamedTuple):
     """How many tokens the prompts of a job had, by the providers' own count."""
 
-    histogram: Sequence[
-        tuple[int | None, int]
-    ]  # at most so many tokens (None: more than the last bound), and how many documents
-    largest: Sequence[
-        tuple[str, int]
-    ]  # documents with the longest prompts, and their tokens; the longest first
+    # at most so many tokens (None: more than the last bound), and how many documents
+    histogram: Sequence[tuple[int | None, int]]
+    # documents with the longest prompts, and their tokens; the longest first
+    largest: Sequence[tuple[str, int]]
 
 
 class OutcomeStore:
@@ -339,9 +335,8 @@ class OutcomeStore:
         query = (
             select(outcomes)
             .where(outcomes.c.job_id == job_id, outcomes.c.superseded_by == generation)
-            .where(
-                outcomes.c.superseded_by.is_not(None)
-            )  # spelt out, so that the partial index is used
+            # spelt out, so that the partial index is used
+            .where(outcomes.c.superseded_by.is_not(None))
             .order_by(outcomes.c.doc_id)
             .limit(page)
         )

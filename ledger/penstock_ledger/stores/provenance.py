@@ -46,9 +46,8 @@ from penstock_ledger.sql.tables import (
 )
 from penstock_ledger.stores.account import keep_account, kept_step, mend_replays
 
-ENTRIES_READ: Final = (
-    1_000  # of one job; a combination more is a change of release or price while it ran
-)
+# of one job; a combination more is a change of release or price while it ran
+ENTRIES_READ: Final = 1_000
 MADE: Final = "made:"  # before the job's id in the names of entries
 LAST: Final = "made_last:"
 RENOTED_S: Final = 60.0  # between two notes that a combination is in use
@@ -73,17 +72,14 @@ class MadeWith(NamedTuple):
     penstock: str  # the worker's release
     # name and version of what computes in the worker, or where its server is; empty for a provider
     engine: str
-    usd_per_mtok_in: float | None = (
-        None  # None: no price is known; releases before wrote 0 for that
-    )
+    # None: no price is known; releases before wrote 0 for that
+    usd_per_mtok_in: float | None = None
     usd_per_mtok_out: float | None = None
     usd_per_hour: float = 0.0  # of a worker that hosts a model
-    model: str | None = (
-        None  # as answered; None in entries of earlier releases, and beyond some models of one job
-    )
-    batch_discount: float | None = (
-        None  # of what came in batches: 0.5 is half the price; None: unknown, or none came so
-    )
+    # as answered; None in entries of earlier releases, and beyond some models of one job
+    model: str | None = None
+    # of what came in batches: 0.5 is half the price; None: unknown, or none came so
+    batch_discount: float | None = None
 
 
 class InUse(NamedTuple):
@@ -196,9 +192,8 @@ def _places(kind: str, job_id: str) -> dict[str, str]:
     return {"first": prefix, "behind": f"{prefix}g"}
 
 
-ROWS_PER_STEP: Final = (
-    1_000  # with bodies of some kilobytes, a step writes some megabytes of journal
-)
+# with bodies of some kilobytes, a step writes some megabytes of journal
+ROWS_PER_STEP: Final = 1_000
 
 
 def purge_job(database: Database, job_id: str) -> int:
@@ -208,9 +203,8 @@ def purge_job(database: Database, job_id: str) -> int:
 
     The job's own row goes last, so that an interrupted purge can be repeated.
     """
-    database.write(
-        lambda connection: mend_replays(connection, job_id)
-    )  # while its dead letters are there
+    # while its dead letters are there
+    database.write(lambda connection: mend_replays(connection, job_id))
     outcomes_deleted = _empty(database, outcomes, job_id)
     _keep_account(database, job_id)
     for table in metadata.sorted_tables:

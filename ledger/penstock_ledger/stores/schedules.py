@@ -33,9 +33,8 @@ from penstock_ledger.sql.database import Database
 from penstock_ledger.sql.tables import firings, jobs, noticed_files, schedules, taken_files
 from penstock_ledger.stored_values import json_text
 
-SCHEDULES_MAX: Final = (
-    1_000  # the control loop reads the due ones every few seconds, `schedule list` all of them
-)
+# the control loop reads the due ones every few seconds, `schedule list` all of them
+SCHEDULES_MAX: Final = 1_000
 FIRINGS_KEPT: Final = 100  # of one schedule, the latest: three months of nights
 FORGOTTEN_AT_ONCE: Final = 500
 _LIVE: Final = tuple(str(state) for state in JobState if not state.final)
@@ -297,9 +296,8 @@ class ScheduleStore:
         if connection.execute(moved).rowcount != 1:
             return False
         of_it = firings.c.schedule_id == schedule.schedule_id
-        if (
-            decision.outcome is FiringOutcome.NOTHING_NEW
-        ):  # the latest of them is enough, beside the jobs
+        # the latest of them is enough, beside the jobs
+        if decision.outcome is FiringOutcome.NOTHING_NEW:
             connection.execute(
                 delete(firings).where(of_it, firings.c.outcome == str(decision.outcome))
             )

@@ -12,9 +12,8 @@ from penstock_ledger.errors import JobClosed, JobNotFound, SpoolConflict
 from penstock_ledger.sql.database import Database
 from penstock_ledger.sql.tables import jobs, spool
 
-STATEMENT_MAX: Final = (
-    500  # rows or ids per SQL statement: far below every driver's limit on parameters
-)
+# rows or ids per SQL statement: far below every driver's limit on parameters
+STATEMENT_MAX: Final = 500
 
 # Built once: calls that wait ask it one by one. The row stays share-locked until the commit.
 _TOTAL: Final = (

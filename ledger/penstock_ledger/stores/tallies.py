@@ -171,9 +171,8 @@ def _beside(spent: PaidBeside, answer: str, why: str) -> dict[str, Any]:
 def _insert_beside(connection: Connection, rows: list[dict[str, Any]]) -> None:
     dialect = sqlite if connection.dialect.name == "sqlite" else postgresql
     if rows:
-        rows.sort(
-            key=_WHICH_BESIDE
-        )  # two processes that note the same wait for one another in the same order
+        # two processes that note the same wait for one another in the same order
+        rows.sort(key=_WHICH_BESIDE)
         connection.execute(dialect.insert(paid_beside).on_conflict_do_nothing(), rows)
 
 
@@ -274,9 +273,8 @@ def counts_from(rows: Sequence[Row[Any]], rest: Sequence[Row[Any]] = ()) -> Coun
     """``rest``: what is in the account besides, as ``account.rest_of_job`` finds it."""
     dead = {row.reason: int(row.number) for row in rows if row.kind == DEAD and row.number}
     results = [row for row in rows if row.kind != DEAD]
-    asked = [
-        row for row in rows if row.kind == DEAD or not row.reason
-    ]  # the others show the tokens of another's call
+    # the others show the tokens of another's call
+    asked = [row for row in rows if row.kind == DEAD or not row.reason]
     reused = [row for row in results if row.reason and row.number]
     tokens = _added(asked)
     visible = _added(rows)._replace(

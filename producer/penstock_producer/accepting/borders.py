@@ -31,21 +31,17 @@ class DoorSettings(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
 
-    providers: tuple[str, ...] | None = (
-        None  # that remote jobs may name; None = all that are configured
-    )
+    # that remote jobs may name; None = all that are configured
+    providers: tuple[str, ...] | None = None
     # Whose budgets and shares clients may name who have no API key (Celery's). None = all while
     # there are no keys, and none from the first key on; "*" = all.
     tenants: tuple[str, ...] | None = None
-    urgent_tenants: tuple[
-        str, ...
-    ] = ()  # whose jobs may be urgent, and so go before all others; "*" = all
-    max_weight: Annotated[float, Field(gt=0, le=100)] = (
-        10.0  # only the operator gives a job a larger part of the fleet
-    )
-    max_timeout_s: Annotated[float, Field(gt=0)] = (
-        900.0  # a slot is taken for as long as a request may last
-    )
+    # whose jobs may be urgent, and so go before all others; "*" = all
+    urgent_tenants: tuple[str, ...] = ()
+    # only the operator gives a job a larger part of the fleet
+    max_weight: Annotated[float, Field(gt=0, le=100)] = 10.0
+    # a slot is taken for as long as a request may last
+    max_timeout_s: Annotated[float, Field(gt=0)] = 900.0
     max_attempts: Annotated[int, Field(ge=1, le=100)] = 10  # each may be paid for
     into: tuple[
         str, ...
@@ -56,15 +52,12 @@ class DoorSettings(BaseModel):
     # and workers as well, which a hostile file may be made for: the operator says whether files in
     # `source_roots` can be trusted that far.
     formats: tuple[SourceFormatName, ...] = SAFE_FORMATS
-    push_into: Literal["remote", "any"] = (
-        "remote"  # open jobs that documents may be pushed into: opened here, or any
-    )
-    submit_timeout_s: Annotated[float, Field(gt=0, le=86_400)] = (
-        900.0  # for one task: reading and checking its source
-    )
-    max_crashes: Annotated[int, Field(ge=1, le=100)] = (
-        3  # processes that may die while they handle one task; then the task is set aside
-    )
+    # open jobs that documents may be pushed into: opened here, or any
+    push_into: Literal["remote", "any"] = "remote"
+    # for one task: reading and checking its source
+    submit_timeout_s: Annotated[float, Field(gt=0, le=86_400)] = 900.0
+    # processes that may die while they handle one task; then the task is set aside
+    max_crashes: Annotated[int, Field(ge=1, le=100)] = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,9 +66,8 @@ class Borders:
 
     doors: DoorSettings = field(default_factory=DoorSettings)
     hook_modules: Sequence[str] = ()
-    names_tenants: bool = (
-        True  # who asks says whose the job is; False where the door knows it, as by an API key
-    )
+    # who asks says whose the job is; False where the door knows it, as by an API key
+    names_tenants: bool = True
 
     def check(self, spec: JobSpec, keys_made: Callable[[], bool] = lambda: False) -> None:
         """Raises SpecError, which names each field, its value, and the setting that refuses it.

@@ -39,11 +39,8 @@ CALIBRATED: Final = "characters, calibrated by script to o200k_base on 2026-11-2
 # What o200k_base makes of texts in 40 languages and of code (benchmarks/RESULTS.md, "Tokens by
 # characters"): on average within a tenth for English, code, JSON, German, French, Chinese, Japanese
 # and Korean, for single texts within a third.
-WORD, LETTERS_WHOLE, LETTER_BEYOND = (
-    1.0,
-    6,
-    0.5,
-)  # a word of ASCII letters, and what each letter beyond the sixth adds
+# a word of ASCII letters, and what each letter beyond the sixth adds
+WORD, LETTERS_WHOLE, LETTER_BEYOND = (1.0, 6, 0.5)
 MARKS, MARK_BEYOND = 0.5, 0.33  # a run of punctuation, and each mark in it beyond the first
 _WORDS: Final = re.compile(r"[A-Za-z]+")
 _MARKS: Final = re.compile(r"[!-/:-@\[-`{-~]+")
@@ -84,12 +81,10 @@ def by_script(text: str) -> float:
     return tokens
 
 
-COUNTED_CHARS: Final = (
-    1024 * 1024
-)  # of all texts: what is counted before the ratio that was found is believed
-PIECE_CHARS: Final = (
-    20_000  # given to a tokenizer at once: some take quadratic time on a text without blanks
-)
+# of all texts: what is counted before the ratio that was found is believed
+COUNTED_CHARS: Final = 1024 * 1024
+# given to a tokenizer at once: some take quadratic time on a text without blanks
+PIECE_CHARS: Final = 20_000
 MESSAGE_TOKENS: Final = 4  # around each chat message: its role and its marks
 MEDIA: Final = re.compile(
     r"(?:data:[\w/+.-]{1,60};base64,)?(?<![A-Za-z0-9+/])[A-Za-z0-9+/]{1000,}={0,2}"
@@ -240,9 +235,8 @@ def _lists(body: dict[str, Any]) -> Iterator[list[Any]]:
             yield from (one for one in [value, *value] if isinstance(one, list) and one)
 
 
-CHARS_PER_TOKEN: Final = (
-    4.0  # what budgets of batches and the rate limiter begin with; a test holds the two together
-)
+# what budgets of batches and the rate limiter begin with; a test holds the two together
+CHARS_PER_TOKEN: Final = 4.0
 DEFAULT_OUTPUT_TOKENS: Final = 256  # the same
 MEASURED: Final = 1_000  # documents that an estimate is taken from
 MEASURED_BYTES: Final = 64 * 1024 * 1024  # of them: large documents are alike sooner

@@ -253,9 +253,8 @@ def _meter(spec: JobSpec) -> TokenMeter:
     try:
         return meter_of(spec.model, spec.tokenizer)
     except ValueError:
-        return (
-            TokenMeter()
-        )  # another machine has the job's tokenizer; reading the source says so where it matters
+        # another machine has the job's tokenizer; reading the source says so where it matters
+        return TokenMeter()
 
 
 def _keep(bad: list[BadRow], row: BadRow, most: int, uri: str) -> None:

@@ -134,9 +134,8 @@ class Bucket(Place):
                     f"{self.uri(name)} was written by another process at this moment"
                 ) from error
             raise SinkError(_explain(verb, self.uri(name), self._bucket, code, error)) from error
-        except (
-            RecursionError
-        ) as error:  # botocore asks a store that redirects for the region, and is redirected again
+        # botocore asks a store that redirects for the region, and is redirected again
+        except RecursionError as error:
             elsewhere = (
                 f"cannot {verb} {self.uri(name)}: the store sends each request elsewhere and does "
                 "not say where"

@@ -27,9 +27,8 @@ from penstock_producer.errors import SinkError, SinkTaken
 __all__ = ["StoreBucket", "StoreWriter", "open_place", "writer_of"]
 
 TRIES: Final = 5  # per request, obstore's own, with backoff
-CHUNK_BYTES: Final = (
-    8 * 1024 * 1024
-)  # of one ranged request: the patience of READ_TIMEOUT_S is for a whole request
+# of one ranged request: the patience of READ_TIMEOUT_S is for a whole request
+CHUNK_BYTES: Final = 8 * 1024 * 1024
 SMALL_BYTES: Final = 16 * 1024 * 1024  # of an object that is read whole
 REASON_CHARS: Final = 300  # of what a store said
 _RIGHTS: Final = {
@@ -226,9 +225,8 @@ def _reason(error: BaseException) -> str:
 
 PART_BYTES: Final = 16 * 1024 * 1024
 PARTS_AT_ONCE: Final = 2  # being sent while a third is filled; all of them are in memory
-PARTS_MAX: Final = (
-    10_000  # that Google takes of one object, which then has 156 GiB; Azure takes 50,000
-)
+# that Google takes of one object, which then has 156 GiB; Azure takes 50,000
+PARTS_MAX: Final = 10_000
 SENT_BYTES: Final = 1024 * 1024  # handed over at a time
 
 

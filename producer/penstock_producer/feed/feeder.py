@@ -24,16 +24,13 @@ from penstock_producer.rows import BadRow, Cursor, Document, Source
 
 __all__ = ["Feeder"]
 
-ROWS_READ: Final = (
-    5_000  # held in memory, and sorted together in prefix order; the ledger cuts them into calls
-)
-BYTES_READ: Final = (
-    16 * 1024 * 1024
-)  # of request bodies; the sort keys of a job in prefix order are as much again
+# held in memory, and sorted together in prefix order; the ledger cuts them into calls
+ROWS_READ: Final = 5_000
+# of request bodies; the sort keys of a job in prefix order are as much again
+BYTES_READ: Final = 16 * 1024 * 1024
 
-Handler = Callable[
-    [Sequence[Document]], tuple[int, int]
-]  # takes documents; how many were published, how many skipped
+# takes documents; how many were published, how many skipped
+Handler = Callable[[Sequence[Document]], tuple[int, int]]
 
 
 class Feeder:
@@ -55,17 +52,15 @@ class Feeder:
         spans: SendSpans | None = None,
     ) -> None:
         self.feed = feed
-        self.urgent = (
-            False  # set by the control loop: whether documents go to the consuming end of the queue
-        )
+        # set by the control loop: whether documents go to the consuming end of the queue
+        self.urgent = False
         self.source = source
         self.stores = stores
         self.buckets = buckets_for(job)
         self._routes = routes
         self._owner = owner
-        self._refused_lines = (
-            refused_lines  # the survey's: rows there are read less strictly than by the survey
-        )
+        # the survey's: rows there are read less strictly than by the survey
+        self._refused_lines = refused_lines
         # the endpoint whose bodies are put into prefix order; None keeps the source's
         self._ordered_for = ordered_for
         self._spans = spans  # None: no item is traced

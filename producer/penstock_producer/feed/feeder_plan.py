@@ -51,9 +51,8 @@ def _key_of(field: str | None) -> Key:
     JSON writes equal beginnings as equal bytes, so they sort as the text would."""
     if field is None:
         return _whole
-    start = (
-        b'"%b":' % field.encode()
-    )  # cannot be matched inside a text: there the quotes are escaped
+    # cannot be matched inside a text: there the quotes are escaped
+    start = b'"%b":' % field.encode()
     rendered_first = _FIRST.get(field, ())
     names = [b'"%b":' % name.encode() for name in rendered_first]
 

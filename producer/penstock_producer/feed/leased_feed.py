@@ -165,6 +165,5 @@ def _settle(feeder: Feeder, letters: Sequence[DeadLetter]) -> None:
     feed, stores = feeder.feed, feeder.stores
     finished = stores.outcomes.settle([], letters)
     marks = [(letter.key.doc_id, letter.key not in finished) for letter in letters]
-    stores.hot.rehydrate(
-        feed.job_id, feed.generation, marks, feeder.buckets
-    )  # this takes them out of the window, too
+    # this takes them out of the window, too
+    stores.hot.rehydrate(feed.job_id, feed.generation, marks, feeder.buckets)

@@ -51,9 +51,8 @@ class Routes:
         self._is_one_model = spec.takes_records and feed.kind is not FeedKind.REPLAY
         self._model = spec.model
         self._noted = set[str]()  # forgotten together, as is the next
-        self._full: frozenset[str] = (
-            frozenset()
-        )  # queues for which the lane had no room at the last look
+        # queues for which the lane had no room at the last look
+        self._full: frozenset[str] = frozenset()
         self._note_again_at = 0.0
 
     def sorted(self, documents: Iterable[Document]) -> Iterator[tuple[str, Iterable[Document]]]:

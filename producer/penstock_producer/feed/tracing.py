@@ -29,9 +29,8 @@ __all__ = [
 ]
 
 TRACEPARENT_HEADER = "traceparent"  # https://www.w3.org/TR/trace-context/
-_TRACES_KEPT = (
-    5_000  # digests of the documents that a feeder publishes at a time; each is asked for twice
-)
+# digests of the documents that a feeder publishes at a time; each is asked for twice
+_TRACES_KEPT = 5_000
 _LOWER_64 = (1 << 64) - 1
 _SAMPLED = 0x01
 _TRACEPARENT = re.compile(r"00-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})")
@@ -97,9 +96,8 @@ def parse_traceparent(header: object) -> tuple[SpanContext, bool] | None:
 def callers_span() -> str | None:
     """The ``traceparent`` of the span in which this is called, if the program uses OpenTelemetry
     and has one open."""
-    loaded: Any = sys.modules.get(
-        "opentelemetry.trace"
-    )  # a program with an open span has imported it
+    # a program with an open span has imported it
+    loaded: Any = sys.modules.get("opentelemetry.trace")
     if loaded is None:
         return None
     context = loaded.get_current_span().get_span_context()

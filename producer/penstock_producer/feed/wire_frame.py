@@ -90,12 +90,10 @@ GENERATION_HEADER = "x-penstock-gen"
 AIMED_VERSION = 2
 # requests sent for the item in earlier attempts; absent in a message that is new
 CALLS_HEADER = "x-penstock-calls"
-URGENT_HEADER = (
-    "x-penstock-urgent"  # true in messages that wait at the consuming end; absent in all others
-)
-FED_HEADER = (
-    "x-penstock-fed"  # Unix seconds, rounded down to 10, when the item first came into a queue
-)
+# true in messages that wait at the consuming end; absent in all others
+URGENT_HEADER = "x-penstock-urgent"
+# Unix seconds, rounded down to 10, when the item first came into a queue
+FED_HEADER = "x-penstock-fed"
 ORIGIN = "penstock"
 _FRAMES_KEPT = 256  # (job, generation, queue, retries, calls, urgent, fed, endpoint) combinations
 

@@ -70,9 +70,8 @@ class PenstockActivities:
     async def _submitted(self, producer: AsyncProducer, request: JobRequest) -> str:
         info = activity.info()
         key = request.job_key or f"{info.workflow_id}.{info.workflow_run_id}.{info.activity_id}"
-        beating = asyncio.create_task(
-            _beat(request.poll_s)
-        )  # reading a source may take longer than a heartbeat's timeout
+        # reading a source may take longer than a heartbeat's timeout
+        beating = asyncio.create_task(_beat(request.poll_s))
         try:
             job = await producer.submit(request.source, request.spec, job_key=key)
         except (SourceUnavailable, DatabaseUnavailable) as error:
@@ -91,9 +90,8 @@ class PenstockActivities:
         while True:
             try:
                 status = await producer.status(job_id)
-            except (
-                DatabaseUnavailable
-            ) as error:  # the job goes on; Temporal's timeouts bound the wait
+            # the job goes on; Temporal's timeouts bound the wait
+            except DatabaseUnavailable as error:
                 activity.logger.warning("job %s cannot be looked at: %s", job_id, error)
                 activity.heartbeat({"job_id": job_id})
             else:

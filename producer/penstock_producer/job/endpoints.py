@@ -38,9 +38,8 @@ SCORING: Final = frozenset(
 )
 """As vLLM's server names them. Lanes that host a model answer on them; a provider where its setting
 `endpoints` says so."""
-_PATH = re.compile(
-    r"(?:/[A-Za-z0-9_-][A-Za-z0-9_.-]*){1,16}", re.ASCII
-)  # no empty name, none that begins with a dot
+# no empty name, none that begins with a dot
+_PATH = re.compile(r"(?:/[A-Za-z0-9_-][A-Za-z0-9_.-]*){1,16}", re.ASCII)
 _GEMINI = re.compile(r"(?:(?:models|tunedModels)/)?[A-Za-z0-9_][A-Za-z0-9_.-]{0,199}", re.ASCII)
 CHAT = "/v1/chat/completions"
 MESSAGES = "/v1/messages"  # Anthropic's

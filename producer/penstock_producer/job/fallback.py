@@ -16,9 +16,8 @@ __all__ = [
     "provider_and_model",
 ]
 
-MAX_FALLBACKS: Final = (
-    4  # each is paid for; more than five models for one document is a search, not a job
-)
+# each is paid for; more than five models for one document is a search, not a job
+MAX_FALLBACKS: Final = 4
 MODEL_CHARS: Final = 512
 
 FallbackModel = Annotated[str, Field(min_length=1, max_length=MODEL_CHARS)]

@@ -46,12 +46,10 @@ class LaneFacts:
 
     # its workers host one model: requests need not name it, and cost no provider's tokens
     has_own_model: bool = False
-    orders_prompts: bool = (
-        False  # documents made from a prompt go in the order of their prompts; see prefix_order.py
-    )
-    endpoint: str | None = (
-        None  # what the command line takes for a job that names none; None = the spec's default
-    )
+    # documents made from a prompt go in the order of their prompts; see prefix_order.py
+    orders_prompts: bool = False
+    # what the command line takes for a job that names none; None = the spec's default
+    endpoint: str | None = None
     endpoints: frozenset[str] = frozenset()  # answered besides those of every provider
     makes_vectors: bool = False  # its workers store numbers, of the type that a job asks for
     is_real_time: bool = False  # a provider answers at once, at its full price
@@ -69,10 +67,8 @@ LANES: Final[Mapping[str, LaneFacts]] = {
     BATCH_LANE: LaneFacts(packs=True),  # for the providers' Batch APIs
 }
 
-AUTO_LANES: Final = (
-    BATCH_LANE,
-    DEFAULT_LANE,
-)  # of `auto` where none are named: one provider, and one model
+# of `auto` where none are named: one provider, and one model
+AUTO_LANES: Final = (BATCH_LANE, DEFAULT_LANE)
 
 
 def permitted(lane: str, lanes: Sequence[str] | None) -> tuple[str, ...]:

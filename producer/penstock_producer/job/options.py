@@ -406,12 +406,10 @@ SINK_FIELDS: Final = frozenset(
 )
 """Where results go, which decides nothing about what they are."""
 
-DEFAULT_WORKERS: Final = (
-    2  # one goes on while the other restarts; a single one already keeps up with most providers
-)
-DEFAULT_ENGINES: Final = (
-    1  # of lanes with a model of their own: each worker loads it and takes the whole machine
-)
+# one goes on while the other restarts; a single one already keeps up with most providers
+DEFAULT_WORKERS: Final = 2
+# of lanes with a model of their own: each worker loads it and takes the whole machine
+DEFAULT_ENGINES: Final = 1
 
 RUN_OPTIONS: Final[Mapping[str, str]] = {
     "out": "Folder, or s3://bucket/prefix (also gs://, az://), for the result files.",

@@ -60,9 +60,8 @@ _NAMES_SHOWN = 12
 class Param:
     """What a parameter takes. ``null`` is always allowed: it means the provider's default."""
 
-    kinds: tuple[
-        str, ...
-    ]  # of `integer`, `number`, `boolean`, `text`, `list`, `object`, `anything`
+    # of `integer`, `number`, `boolean`, `text`, `list`, `object`, `anything`
+    kinds: tuple[str, ...]
     least: float | None = None
     most: float | None = None
 

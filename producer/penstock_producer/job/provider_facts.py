@@ -12,9 +12,8 @@ from penstock_producer.job.endpoints import BASE_URLS, Kind, check_path
 from penstock_producer.prices.known import known_discount, known_prices, without_date
 from penstock_producer.prices.token_prices import Discount, ModelPrices
 
-KNOWN: Final = (
-    1_024  # models of the table that are kept with another discount; one more is made again
-)
+# models of the table that are kept with another discount; one more is made again
+KNOWN: Final = 1_024
 
 
 class ProviderFacts(BaseModel):
@@ -24,15 +23,12 @@ class ProviderFacts(BaseModel):
 
     kind: Kind = "openai"
     base_url: str = ""  # its host says whose prices they are
-    endpoints: tuple[
-        str, ...
-    ] = ()  # paths that jobs may ask besides those of its dialect, such as /v1/rerank
-    usd_per_mtok_in: Annotated[float, Field(ge=0)] = (
-        0.0  # of all its models: US dollars per million input tokens
-    )
-    usd_per_mtok_out: Annotated[float, Field(ge=0)] = (
-        0.0  # likewise; 0 and 0 stand for unknown ones
-    )
+    # paths that jobs may ask besides those of its dialect, such as /v1/rerank
+    endpoints: tuple[str, ...] = ()
+    # of all its models: US dollars per million input tokens
+    usd_per_mtok_in: Annotated[float, Field(ge=0)] = 0.0
+    # likewise; 0 and 0 stand for unknown ones
+    usd_per_mtok_out: Annotated[float, Field(ge=0)] = 0.0
     # of models that name none; None: as the table of prices has it, where it knows the provider
     batch_discount: Discount = None
     prices: Mapping[str, ModelPrices] = Field(default_factory=dict)  # by model

@@ -26,12 +26,8 @@ _TEXT_FIELDS = {
     "/moderations": "input",
     "/classify": "input",
 }
-_OF_CHATS = (
-    "messages_field",
-    "examples",
-    "image_fields",
-    "audio_fields",
-)  # options that only requests with messages can follow
+# options that only requests with messages can follow
+_OF_CHATS = ("messages_field", "examples", "image_fields", "audio_fields")
 
 
 def text_field(endpoint: str) -> str | None:
@@ -146,9 +142,8 @@ class BodyBuilder:
 def _anthropic_examples(examples: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
     """Raises SpecError."""
     try:
-        return conversation_of(
-            examples
-        ).messages  # a system message is none of them: examples.py refuses it
+        # a system message is none of them: examples.py refuses it
+        return conversation_of(examples).messages
     except BadMessages as error:
         raise SpecError(
             [Problem("invalid_value", "/examples", f"{error.place}: {error.message}", error.fix)]

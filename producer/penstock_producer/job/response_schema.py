@@ -24,12 +24,10 @@ from penstock_producer.errors import Problem, seen
 
 __all__ = ["ModelFault", "is_model_path", "schema_of_model"]
 
-SCHEMA_BYTES_MAX = (
-    256 * 1024
-)  # it travels with the job and lies in every worker; what providers take is far smaller
-SCHEMA_DEPTH_MAX = (
-    64  # objects and lists inside one another; checking goes down all of them, once per answer
-)
+# it travels with the job and lies in every worker; what providers take is far smaller
+SCHEMA_BYTES_MAX = 256 * 1024
+# objects and lists inside one another; checking goes down all of them, once per answer
+SCHEMA_DEPTH_MAX = 64
 SCHEMA_VALUES_MAX = 10_000  # names and values: a schema is not a place for data
 # of enum, required and the like; checking that they differ may take time to the square of this
 SCHEMA_LIST_MAX = 1_000

@@ -77,29 +77,25 @@ MAX_ATTEMPTS_CAP = 100  # more tries than this are a loop, not a retry policy
 MAX_SCHEMA_REPAIRS = 10  # a model that is wrong so often about one document needs another prompt
 # a job that should get more than a hundred times another's part is urgent, or the other one low
 MAX_JOB_WEIGHT = 100.0
-MAX_FEEDERS = (
-    64  # one Redis takes what fewer of them publish; each is a row and a lease in the database
-)
+# one Redis takes what fewer of them publish; each is a row and a lease in the database
+MAX_FEEDERS = 64
 MAX_BATCH_REQUESTS = 100_000  # of one batch: no provider takes more
 MAX_BATCH_POLL_S = 3_600.0  # between two looks at a batch
 MAX_QUERY_CHARS = 100_000  # of SQL
 MAX_TOKENIZER_CHARS = 4_096  # a path, and a digest
 MAX_BAD_ROWS = 2**53 - 1  # what JSON holds exactly; a job has fewer documents
-MAX_BUDGET_USD = (
-    1e12  # more is a slip of the keyboard, and no sum in millionths of it fits a column
-)
+# more is a slip of the keyboard, and no sum in millionths of it fits a column
+MAX_BUDGET_USD = 1e12
 MAX_SPAN_S = 100 * 366 * 86_400.0  # a hundred years: moments behind it have no date
 MAX_MEDIA_FIELDS = 20  # columns; a row may name as many files
 MAX_PROMPT_TOKENS = 1_000_000_000  # no model takes more
 # of one field that is a list or an object: each may be wrong, and then has an error of its own
 MAX_ENTRIES = 1_000
-MAX_PROMPT_CHARS = (
-    1_000_000  # a template longer than any context window is probably a file given by mistake
-)
+# a template longer than any context window is probably a file given by mistake
+MAX_PROMPT_CHARS = 1_000_000
 
-HookPath = Annotated[
-    str, Field(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$", max_length=256)
-]  # "package.module:function"
+# as in "package.module:function"
+HookPath = Annotated[str, Field(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$", max_length=256)]
 Column = Annotated[str, Field(min_length=1, max_length=512)]
 PositiveFloat = Annotated[float, Field(strict=True, gt=0, allow_inf_nan=False)]
 Span = Annotated[PositiveFloat, Field(le=MAX_SPAN_S)]  # seconds
@@ -174,9 +170,8 @@ class JobSpec(BaseModel):
     table: str | None = _of("table", min_length=1, max_length=256)
     query: str | None = _of("query", min_length=1, max_length=MAX_QUERY_CHARS)
     encoding: str | None = _of("encoding", max_length=64)
-    params: dict[str, Any] = Field(
-        default_factory=dict, description=OPTIONS["params"].help
-    )  # checked by params.py
+    # checked by params.py
+    params: dict[str, Any] = Field(default_factory=dict, description=OPTIONS["params"].help)
     param_fields: dict[str, Column] = Field(
         default_factory=dict, description=OPTIONS["param_fields"].help
     )
@@ -198,9 +193,8 @@ class JobSpec(BaseModel):
         "max_bad_rows"
     )
     response_schema: dict[str, Any] | None = _of("response_schema")
-    response_format: ResponseFormat | None = _of(
-        "response_format"
-    )  # None: of a release that sent none
+    # None: of a release that sent none
+    response_format: ResponseFormat | None = _of("response_format")
     schema_repairs: Annotated[int, Field(strict=True, ge=0, le=MAX_SCHEMA_REPAIRS)] = _of(
         "schema_repairs"
     )
@@ -224,9 +218,8 @@ class JobSpec(BaseModel):
     batch_files: BatchFiles = _of("batch_files")
     output_format: OutputFormat | None = _of("output_format")
     escape_formulas: Annotated[bool, Field(strict=True)] | None = _of("escape_formulas")
-    into: str | None = _of(
-        "into", min_length=1
-    )  # its limits are looked at where its value is not shown
+    # its limits are looked at where its value is not shown
+    into: str | None = _of("into", min_length=1)
     into_table: str | None = _of("into_table", min_length=1, max_length=128)
     into_id: str = _of("into_id", min_length=1, max_length=128)
 
@@ -485,9 +478,8 @@ class JobSpec(BaseModel):
         yield Problem("invalid_value", "/response_format", message, fix)
 
     def _reuse_problems(self) -> Iterable[Problem]:
-        decides = (
-            self.prompt is not None and not self.param_fields
-        )  # else rows have parameters of their own
+        # else rows have parameters of their own
+        decides = self.prompt is not None and not self.param_fields
         return reuse_problems(
             self.dedup,
             self.cache_s,

@@ -17,9 +17,8 @@ from penstock_producer.job.spec import JobSpec
 
 __all__ = ["at_endpoint", "url_refusal"]
 
-_TEXTS: Final = frozenset(
-    {CHAT, "/v1/completions", "/v1/responses"}
-)  # whose answers have a text to check
+# whose answers have a text to check
+_TEXTS: Final = frozenset({CHAT, "/v1/completions", "/v1/responses"})
 
 
 def url_refusal(url: Any, spec: JobSpec) -> tuple[str, str] | None:

@@ -57,9 +57,8 @@ TOP: Final[Mapping[str, str]] = {
 _JOB_NAMES = (*TOP, *OPTIONS, *DURATIONS, *FILES)
 # how alike two names are that differ by about one: `max_token` is no secret, `api_key` is one
 _ONE_LETTER = 0.9
-_CONTENT = frozenset(
-    {"prompt", "system", "response_schema", "examples"}
-)  # texts for models, which may speak of keys
+# texts for models, which may speak of keys
+_CONTENT = frozenset({"prompt", "system", "response_schema", "examples"})
 
 
 def name_problems(root: Node) -> Iterator[Problem]:

@@ -25,9 +25,8 @@ if TYPE_CHECKING:
 
 __all__ = ["MAX_FILE_BYTES", "JobFile", "is_job_file", "read_lines", "read_text"]
 
-MAX_FILE_BYTES: Final = (
-    4 * 1024 * 1024
-)  # of a job spec, a prompt or a schema; a larger file was named by mistake
+# of a job spec, a prompt or a schema; a larger file was named by mistake
+MAX_FILE_BYTES: Final = 4 * 1024 * 1024
 _YAML: Final = (".yaml", ".yml")
 _TRUTH: Final = frozenset({"yes", "no", "on", "off", "y", "n", "true", "false"})
 
@@ -203,9 +202,8 @@ class _Reader:
             None if secrets else self._text(name) for name in ("source", "from_job", "job")
         )
         where = () if secrets else self._where(source, from_job)
-        misnamed = any(
-            problem.pointer.startswith("/run/") for problem in self._problems
-        )  # its values may be secrets
+        # its values may be secrets
+        misnamed = any(problem.pointer.startswith("/run/") for problem in self._problems)
         run = None if secrets or misnamed else self._run()
         if run is None or self._problems:
             raise SpecError(self._problems if secrets else self._all_problems())

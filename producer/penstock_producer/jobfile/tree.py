@@ -215,9 +215,8 @@ def parse_json(text: str) -> Node:
     """The one value of a JSON text. Raises FileFault."""
     _check_depth(text)
     try:
-        json.loads(
-            text, parse_constant=str, parse_int=len
-        )  # numbers are read below, where their lines are known
+        # numbers are read below, where their lines are known
+        json.loads(text, parse_constant=str, parse_int=len)
     except json.JSONDecodeError as error:
         fix = "write one JSON object"
         raise FileFault(

@@ -94,9 +94,8 @@ class Batches(NamedTuple):
     look_first_s: float = 5.0  # after its create a batch is looked at so often at first,
     look_growth: float = 1.5
     look_cap_s: float = 120.0  # and so often in the end
-    rest_s: float = (
-        2.0  # between the last answer of a round and the next round: a look at the journal, or two
-    )
+    # between the last answer of a round and the next round: a look at the journal, or two
+    rest_s: float = 2.0
 
 
 class BatchCourse(NamedTuple):
@@ -210,9 +209,8 @@ SLOTS: Final = "slots"  # what a start waits for where all slots are taken
 PLAYED_MIN: Final = 20_000  # groups; what a longer job has in all else follows their pace
 ROUNDS_PLAYED: Final = 10  # times every slot is used, at least, before a pace is believed
 GROUPS_AT_ONCE: Final = 2_000  # in flight: a fleet with more slots moves documents in groups
-FIRST_SLOTS: Final = (
-    8  # at which a fleet begins that finds out how much a provider takes; doubled per round trip
-)
+# at which a fleet begins that finds out how much a provider takes; doubled per round trip
+FIRST_SLOTS: Final = 8
 
 
 class Stage(NamedTuple):

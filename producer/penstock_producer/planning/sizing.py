@@ -51,12 +51,8 @@ WORKERS_MAX: Final = 100_000
 WINDOW_MAX: Final = 50_000  # messages in the queue
 CPU, REDIS, FEEDERS, ENGINES = "CPU of the workers", "CPU of Redis", "feeders", "engines"
 READING = "survey and files"
-START, READ, CALLS, WRITE = (
-    "start",
-    "reading the source",
-    "calls",
-    "writing the files",
-)  # the phases of a job
+# the phases of a job
+START, READ, CALLS, WRITE = ("start", "reading the source", "calls", "writing the files")
 _BY_WORKERS: Final = frozenset({SLOTS, CPU, ENGINES})
 
 
@@ -74,9 +70,8 @@ class Needs(NamedTuple):
     documents: int
     calls: Calls
     quotas: Sequence[Quota] = ()
-    engine_per_second: float | None = (
-        None  # documents of one worker that hosts a model; None: a provider answers
-    )
+    # documents of one worker that hosts a model; None: a provider answers
+    engine_per_second: float | None = None
     within_s: float | None = None
     answer_bytes: float = 0.0
 
@@ -102,9 +97,8 @@ class Planned(NamedTuple):
     binding: str
     relief: str
     in_time: bool | None
-    quota_needed: Mapping[
-        str, float
-    ]  # per minute, by unit, for the time that was asked for (else for what was played)
+    # per minute, by unit, for the time that was asked for (else for what was played)
+    quota_needed: Mapping[str, float]
     batches: int = 0
 
 

@@ -15,9 +15,8 @@ if TYPE_CHECKING:
 # US dollars per million tokens. A price beyond the most that any model ever cost is a typing error.
 MOST_USD: Final = 100_000.0
 Usd = Annotated[float, Field(ge=0, le=MOST_USD)]
-Discount = (
-    Annotated[float, Field(ge=0, le=1)] | None
-)  # of the provider's batches: 0.5 is half the price; None = not known
+# of the provider's batches: 0.5 is half the price; None = not known
+Discount = Annotated[float, Field(ge=0, le=1)] | None
 
 
 class TokensUsed(NamedTuple):
@@ -28,9 +27,8 @@ class TokensUsed(NamedTuple):
     cached: int = 0  # of the prompt, read from the provider's prompt cache
     cache_written: int = 0  # of the prompt, written to it
     reasoning: int = 0  # of the completion
-    cache_written_hour: int = (
-        0  # of those written to the cache: to be kept for an hour, which costs more
-    )
+    # of those written to the cache: to be kept for an hour, which costs more
+    cache_written_hour: int = 0
 
 
 class LongPrices(BaseModel):

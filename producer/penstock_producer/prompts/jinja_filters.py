@@ -21,14 +21,12 @@ from penstock_producer.prompts.template import RenderFailed, TextTooLong
 
 __all__ = ["FILTERS", "TESTS", "Work", "as_text", "work_of"]
 
-MAX_WORK: Final = (
-    40_000_000  # units: characters and values looked at; about a second at most, on a slow machine
-)
+# units: characters and values looked at; about a second at most, on a slow machine
+MAX_WORK: Final = 40_000_000
 CALL_UNITS: Final = 400  # of a filter
 STEP_UNITS: Final = 400  # of one turn of a loop: 160,000 of them at most
-VALUE_UNITS: Final = (
-    4  # of each byte of a list or object that is looked at; a character of a text is one unit
-)
+# of each byte of a list or object that is looked at; a character of a text is one unit
+VALUE_UNITS: Final = 4
 SLOW_UNITS: Final = 16  # filters that take a text apart word by word, for each character
 SORT_UNITS: Final = 8  # a sort looks at each value some twenty times, others call a filter for each
 MAX_PRECISION: Final = 20

@@ -45,12 +45,10 @@ from penstock_producer.rows import DEFAULT_MAX_BODY_BYTES
 
 __all__ = ["MAX_TEMPLATE_CHARS", "JinjaTemplate"]
 
-MAX_TEMPLATE_CHARS: Final = (
-    64 * 1024
-)  # compiling takes time for every character; long texts belong into the system message
-RECORD: Final = (
-    "record"  # the whole row, for columns whose names are no words: record["unit price"]
-)
+# compiling takes time for every character; long texts belong into the system message
+MAX_TEMPLATE_CHARS: Final = 64 * 1024
+# the whole row, for columns whose names are no words: record["unit price"]
+RECORD: Final = "record"
 _LOOP = frozenset(
     {
         "index",
@@ -85,9 +83,8 @@ class _Environment(ImmutableSandboxedEnvironment):
     """Attributes are fields of objects; sums are of numbers or of texts, and no larger than a
     request may be."""
 
-    intercepted_binops = frozenset(
-        ImmutableSandboxedEnvironment.default_binop_table
-    )  # so none is reckoned beforehand
+    # so none is reckoned beforehand
+    intercepted_binops = frozenset(ImmutableSandboxedEnvironment.default_binop_table)
 
     def getattr(self, obj: Any, attribute: str) -> Any:
         if isinstance(obj, Mapping):
@@ -221,9 +218,8 @@ def _compiled(text: str, pointer: str) -> tuple[frozenset[str], Template]:
         raise TemplateError(f"{seen(text)} has {len(text)} characters", fix, pointer=pointer)
     environment = _environment()
     try:
-        tree = checked(
-            environment.parse(text)
-        )  # before all else: looking for names already reckons constants
+        # before all else: looking for names already reckons constants
+        tree = checked(environment.parse(text))
         names = frozenset(meta.find_undeclared_variables(tree))
         code = environment.compile(tree)
         return names, Template.from_code(environment, code, environment.globals)
@@ -236,11 +232,8 @@ def _compiled(text: str, pointer: str) -> tuple[frozenset[str], Template]:
         raise TemplateError(
             f"line {refused.line}: {refused.what} is refused", refused.fix, pointer=pointer
         ) from None
-    except (
-        RecursionError,
-        SyntaxError,
-        MemoryError,
-    ):  # the last is Python's parser, at its own depth
+    # the last is Python's parser, at its own depth
+    except (RecursionError, SyntaxError, MemoryError):
         fix = "write it with fewer loops and parentheses"
         raise TemplateError(
             f"{seen(text)}: parts lie too deep inside one another", fix, pointer=pointer

@@ -24,12 +24,8 @@ __all__ = [
 MAX_MESSAGES: Final = 2_000  # of one request; longer conversations fit no model's context
 SYSTEM_ROLES: Final = ("system", "developer")
 _ROLES: Final = (*SYSTEM_ROLES, "user", "assistant", "tool", "function")
-_INSTEAD_OF_CONTENT: Final = (
-    "tool_calls",
-    "function_call",
-    "refusal",
-    "audio",
-)  # of an assistant's message
+# of an assistant's message
+_INSTEAD_OF_CONTENT: Final = ("tool_calls", "function_call", "refusal", "audio")
 
 
 class BadMessages(ValueError):

@@ -183,9 +183,8 @@ class NotText(TypeError):
 class Cut(NamedTuple):
     most: int
     keep: str  # `head`, `tail`, or `ends`
-    tokens: TokenCounter | None = (
-        None  # what counts tokens, where those are meant and not characters
-    )
+    # what counts tokens, where those are meant and not characters
+    tokens: TokenCounter | None = None
 
     def of(self, text: str) -> str:
         if self.tokens is not None:

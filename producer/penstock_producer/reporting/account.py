@@ -36,9 +36,8 @@ class BatchesCreated(NamedTuple):
 class PromptTokens(NamedTuple):
     """Tokens of prompts, for each call, as the answers count them."""
 
-    histogram: list[
-        dict[str, int | None]
-    ]  # `up_to` so many tokens (null: more than the last), and `documents`
+    # `up_to` so many tokens (null: more than the last), and `documents`
+    histogram: list[dict[str, int | None]]
     largest: list[dict[str, str | int]]  # `doc_id` and `prompt_tokens`, the longest first
 
 
@@ -58,50 +57,41 @@ class Report:
     rate_limited: int
     prompt_tokens: int
     completion_tokens: int
-    cost_usd: (
-        float | None
-    )  # spent, over all generations and lanes; None: of some of it no price is known
+    # spent, over all generations and lanes; None: of some of it no price is known
+    cost_usd: float | None
     seconds: float  # of work: pauses between two runs of the same job do not count
     items_per_second: float
     dead_by_reason: dict[str, int]
-    retried_by_reason: dict[
-        str, int
-    ]  # attempts that were followed by another, or ended with their engine
+    # attempts that were followed by another, or ended with their engine
+    retried_by_reason: dict[str, int]
     provider_cost_usd: float | None  # the part of `cost_usd` that providers' prices make
     gpu_cost_usd: float | None  # the part that the time of workers with a model of their own makes
     rows_cut: dict[str, int]  # rows whose text was cut as the job asks, by column
     tokens_saved: int  # by taking blanks out of prompts, estimated
-    repairs: int = (
-        0  # requests that showed a model what the schema had against its answer; among `calls`
-    )
+    # requests that showed a model what the schema had against its answer; among `calls`
+    repairs: int = 0
     fallbacks: int = 0  # requests that went to the next model instead of a dead letter
     spec_digest: str = ""  # of the job's options and its source
-    made_with: list[dict[str, Any]] = field(
-        default_factory=list
-    )  # releases, engines, prices; a result has its model
-    deduplicated: int = (
-        0  # of the succeeded: took the answer to an equal request of this job, at no cost
-    )
+    # releases, engines, prices; a result has its model
+    made_with: list[dict[str, Any]] = field(default_factory=list)
+    # of the succeeded: took the answer to an equal request of this job, at no cost
+    deduplicated: int = 0
     cached: int = 0  # likewise of an earlier job
-    answered_twice: int = (
-        0  # documents that were paid for again, as two lanes have answered them; in the cost
-    )
+    # documents that were paid for again, as two lanes have answered them; in the cost
+    answered_twice: int = 0
     twice_cost_usd: float = 0.0  # of `cost_usd`: what the answers cost that came second
     lanes: list[dict[str, Any]] = field(default_factory=list)  # where the job went, when and why
-    advice: list[str] = field(
-        default_factory=list
-    )  # where all documents failed alike: why, and what to do
+    # where all documents failed alike: why, and what to do
+    advice: list[str] = field(default_factory=list)
     cost_by_lane: list[money.LaneCost] = field(default_factory=list)
     saved: money.Saved = field(default_factory=lambda: money.Saved(0.0, 0.0, 0.0))
     batches: BatchesCreated | None = None  # None: its documents went into none
-    prompt_sizes: PromptTokens | None = (
-        None  # None: the rows of the job were not read for this form of the report
-    )
+    # None: the rows of the job were not read for this form of the report
+    prompt_sizes: PromptTokens | None = None
     known_usd: float = 0.0  # `cost_usd` without that of which no price is known
     visible_usd: float | None = None  # of `cost_usd`: what the outcomes took that are visible now
-    spent_besides: dict[str, float] = field(
-        default_factory=dict
-    )  # of `known_usd`: the rest, by why it is in no outcome
+    # of `known_usd`: the rest, by why it is in no outcome
+    spent_besides: dict[str, float] = field(default_factory=dict)
 
     @property
     def finished(self) -> int:

@@ -36,9 +36,8 @@ _MISSING = {
     ),
 }
 TROUBLES_SHOWN = 3
-_CUT_SHORT = frozenset(
-    {"expired", "cancelled", "failed"}
-)  # ends of a batch that leave documents to others
+# ends of a batch that leave documents to others
+_CUT_SHORT = frozenset({"expired", "cancelled", "failed"})
 
 
 def batches_line(sums: Sequence[BatchSum], *, is_cancelled: bool = False) -> str:

@@ -38,9 +38,8 @@ class LaneCost(NamedTuple):
     completion_tokens: int
     cost_usd: float | None
     known_usd: float = 0.0  # the same without that
-    besides: bool = (
-        False  # of what has no lane: paid besides outcomes; else outcomes that no lane is noted of
-    )
+    # of what has no lane: paid besides outcomes; else outcomes that no lane is noted of
+    besides: bool = False
 
     @property
     def money(self) -> Money:

@@ -208,9 +208,8 @@ def _in_hook(seen: WorkerSeen, hook: str | None) -> tuple[int, float] | None:
 
 QUEUES_SHOWN: Final = 5  # of models that no worker serves
 WORDS_CHARS: Final = 300
-UNLED_AFTER_S: Final = (
-    20.0  # longer than a lease: a job that is new, or whose leader died, is led again before
-)
+# longer than a lease: a job that is new, or whose leader died, is led again before
+UNLED_AFTER_S: Final = 20.0
 
 SENTENCES: Final[Mapping[str, str]] = {
     "no_worker": "no worker serves lane {lane}: start one with  penstock worker --lane {lane}",
@@ -265,9 +264,8 @@ class Standing:
     job: Job
     workers: Sequence[WorkerSeen] = ()
     queues: Mapping[str, Depth] = field(default_factory=dict)  # of its lane
-    waiting: Mapping[str, int] = field(
-        default_factory=dict
-    )  # messages of the job in these, among the first of each
+    # messages of the job in these, among the first of each
+    waiting: Mapping[str, int] = field(default_factory=dict)
     bound: str | None = None  # queue of the model that answers a job which names none
     is_led: bool = True  # a control process leads its feeds
     memory: Memory | None = None  # of Redis

@@ -23,9 +23,8 @@ def safe(text: str) -> str:
 
     Tabs and newlines stay. Lone surrogates, which no terminal encoding takes, become U+FFFD.
     """
-    from penstock_ledger.log_lines import (
-        several_lines,
-    )  # here, since the package brings SQLAlchemy with it
+    # here, since the package brings SQLAlchemy with it
+    from penstock_ledger.log_lines import several_lines
 
     return several_lines(text)
 

@@ -280,13 +280,11 @@ def _whole(source: str | Path) -> str:
         return text
     path = str(Path(text).absolute())
     plain = os.path.normpath(path)
-    if os.path.realpath(plain) == os.path.realpath(
-        path
-    ):  # else a `..` comes after a link, which leads elsewhere
+    # else a `..` comes after a link, which leads elsewhere
+    if os.path.realpath(plain) == os.path.realpath(path):
         path = plain
-    return (
-        f"{path}/" if text.endswith("/") and path != "/" else path
-    )  # the slash says that it is a folder
+    # the slash says that it is a folder
+    return f"{path}/" if text.endswith("/") and path != "/" else path
 
 
 def _check_watched(source: str) -> None:

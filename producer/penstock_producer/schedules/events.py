@@ -254,9 +254,8 @@ def _named(event: str, bucket: str, key: str, place: Place) -> Notice:
 
 log = logging.getLogger(__name__)
 
-RECEIVES_MAX: Final = (
-    200  # from a queue for one planned time: 2,000 messages; the rest waits there for the next one
-)
+# from a queue for one planned time: 2,000 messages; the rest waits there for the next one
+RECEIVES_MAX: Final = 200
 SHOWN_CHARS: Final = 200  # of a body that cannot be read, in the log
 
 

@@ -66,9 +66,8 @@ class OutcomesOf:
 
 SOURCE: Final = "source"  # of what a schedule submits: a path or URI that is read whole each time
 NEW_FILES: Final = "new_files"  # one of which each job has the files that no earlier one has
-EVENTS: Final = (
-    "events"  # beside NEW_FILES: where notifications of new files come from, a queue's URL or
-)
+# beside NEW_FILES: where notifications of new files come from, a queue's URL or
+EVENTS: Final = "events"
 WEBHOOK: Final = "webhook"  # bodies that are given to `Schedules.notify`
 OUTCOMES_OF: Final = "outcomes_of"  # what other jobs ended with; see OutcomesOf
 

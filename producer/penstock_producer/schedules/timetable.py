@@ -45,11 +45,8 @@ class Timetable:
             )
         try:
             first = next(cronsim.CronSim(self.cron, datetime(2026, 1, 1, tzinfo=UTC)), None)
-        except (
-            CronSimError,
-            AssertionError,
-            ValueError,
-        ) as error:  # what the parser meets with odd fields
+        # what the parser meets with odd fields
+        except (CronSimError, AssertionError, ValueError) as error:
             raise ScheduleError(
                 f"the cron expression {seen(cron)} is refused: {error}; correct that field"
             ) from None
@@ -67,10 +64,8 @@ class Timetable:
         """The last planned times from ``first``, which is one of them, to ``until``, at most
         ``most``, the oldest first."""
         found: deque[float] = deque([first], maxlen=most)  # those up to ``begin``
-        begin, end = (
-            first,
-            until,
-        )  # the answer begins between them: what lies there is halved by each look
+        # the answer begins between them: what lies there is halved by each look
+        begin, end = (first, until)
         start = begin
         while True:
             some: deque[float] = deque(maxlen=most)
@@ -101,30 +96,24 @@ class Timetable:
     def _from(self, at: float) -> Iterator[float]:
         for moment in cronsim.CronSim(self.cron, datetime.fromtimestamp(at, self._zone)):
             planned = moment.timestamp()
-            if (
-                planned > at
-            ):  # within an hour that comes twice, the first answer may be an hour too early
+            # within an hour that comes twice, the first answer may be an hour too early
+            if planned > at:
                 yield planned
 
 
 def _zone(name: str) -> ZoneInfo:
     try:
         return ZoneInfo(name)
-    except (
-        ZoneInfoNotFoundError,
-        ValueError,
-        OSError,
-        TypeError,
-    ):  # a folder of the database, a path, not a text
+    # a folder of the database, a path, not a text
+    except (ZoneInfoNotFoundError, ValueError, OSError, TypeError):
         raise ScheduleError(
             f"the time zone {seen(name)} is not known here; write one such as Europe/Berlin or UTC "
             "(where the system has no zones at all: pip install tzdata)"
         ) from None
 
 
-ON_TIME_S: Final = (
-    300.0  # a start as late as this is not a missed one: a control process was replaced meanwhile
-)
+# a start as late as this is not a missed one: a control process was replaced meanwhile
+ON_TIME_S: Final = 300.0
 CATCH_UP_MAX: Final = 24  # missed times that `all` starts a job for, the latest: a day of hours
 
 

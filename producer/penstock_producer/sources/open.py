@@ -187,9 +187,8 @@ def refuse_unreadable(path: str) -> None:
 def _of_database(
     where: str, spec: JobSpec, settings: ProducerSettings, remote: bool, timeout_s: float | None
 ) -> FileSource:
-    if (
-        remote
-    ):  # whatever `source_roots` says: a stranger must not choose where this process connects to
+    # whatever `source_roots` says: a stranger must not choose where this process connects to
+    if remote:
         raise SourceForbidden("a database", settings.source_roots)
     from penstock_producer.sources.databases.source import TableSource  # with SQLAlchemy
 

@@ -68,9 +68,8 @@ MAX_CONDITIONS: Final = 20
 _CONDITION: Final = re.compile(
     r"\s*([A-Za-z_][\w.-]{0,200})\s*(<=|>=|!=|=|<|>)\s*(\S.*?)\s*", re.DOTALL
 )
-_AND: Final = re.compile(
-    r"\s+and\s+(?=[A-Za-z_][\w.-]*\s*[<>=!])"
-)  # a value may hold the word "and"
+# a value may hold the word "and"
+_AND: Final = re.compile(r"\s+and\s+(?=[A-Za-z_][\w.-]*\s*[<>=!])")
 _ORDER: Final[Mapping[str, Callable[[float, float], bool]]] = {
     "<": operator.lt,
     "<=": operator.le,

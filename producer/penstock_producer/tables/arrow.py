@@ -20,9 +20,8 @@ if TYPE_CHECKING:
 __all__ = ["batches", "need_pyarrow", "parquet_pieces", "reader_of", "schema_of"]
 
 BATCH_ROWS: Final = 20_000
-BATCH_BYTES: Final = (
-    32 * 1024 * 1024
-)  # of values, in Python; as much again in Arrow while the batch is made
+# of values, in Python; as much again in Arrow while the batch is made
+BATCH_BYTES: Final = 32 * 1024 * 1024
 ROW_BYTES: Final = 200  # beside its texts and vectors
 _FLOAT32_BYTES: Final = 4
 

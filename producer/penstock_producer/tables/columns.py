@@ -162,9 +162,8 @@ class Table:
         self._no_answer: Row = [None] * (len(columns) + len(middle))
         params = spec.get("params")
         asked = params.get("dimensions") if isinstance(params, dict) else None
-        self.dimensions: int | None = (
-            asked if type(asked) is int and asked > 0 else None
-        )  # of vectors, where the job says
+        # of vectors, where the job says
+        self.dimensions: int | None = asked if type(asked) is int and asked > 0 else None
         self.has_half_vectors: bool = spec.get("embedding_dtype") == "float16"
 
     def row(self, outcome: Result | DeadLetter) -> Row:

@@ -41,9 +41,8 @@ class Filled(NamedTuple):
     """What one call has written."""
 
     rows: int
-    missing: (
-        int  # documents that the table has no row for, where it can be changed but not added to
-    )
+    # documents that the table has no row for, where it can be changed but not added to
+    missing: int
 
 
 class TableSink:

@@ -70,9 +70,8 @@ def fit_of(
     """Raises SinkUnfit, which names the column and what to change."""
     is_sqlite = connection.dialect.name == "sqlite"
     with warnings.catch_warnings():
-        warnings.simplefilter(
-            "ignore", SAWarning
-        )  # of types that SQLAlchemy does not know, such as pgvector's
+        # of types that SQLAlchemy does not know, such as pgvector's
+        warnings.simplefilter("ignore", SAWarning)
         there = {
             column["name"]: column
             for column in found.get_columns(statements.name, statements.schema)

@@ -101,9 +101,8 @@ def shown_url(url: URL) -> str:
 
 
 def _let_begin(connection: Any, _: object) -> None:
-    connection.isolation_level = (
-        None  # SQLAlchemy's recipe: pysqlite must not open transactions by itself
-    )
+    # SQLAlchemy's recipe: pysqlite must not open transactions by itself
+    connection.isolation_level = None
 
 
 def _parsed(url: str) -> URL:

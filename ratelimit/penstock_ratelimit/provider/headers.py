@@ -112,13 +112,11 @@ STYLES: Final[Mapping[str, Style]] = {
             "tokens": HeaderLimit("tokens"),
             "input-tokens": HeaderLimit("input_tokens"),
             "output-tokens": HeaderLimit("output_tokens"),
-            "project-requests": HeaderLimit(
-                "requests"
-            ),  # a project's own limit, beside the organisation's
+            # a project's own limit, beside the organisation's
+            "project-requests": HeaderLimit("requests"),
             "project-tokens": HeaderLimit("tokens"),
-            "requests-minute": HeaderLimit(
-                "requests", MINUTE_S
-            ),  # Cerebras has the window in the name
+            # Cerebras has the window in the name
+            "requests-minute": HeaderLimit("requests", MINUTE_S),
             "tokens-minute": HeaderLimit("tokens", MINUTE_S),
             "requests-day": HeaderLimit("requests", DAY_S),
             "tokens-day": HeaderLimit("tokens", DAY_S),
@@ -275,10 +273,8 @@ def _reset(text: str | None, headers: Mapping[str, str], now: float) -> tuple[fl
         return None, 0.0
     seconds = parse_duration(text)
     if seconds is not None:
-        return (
-            seconds,
-            0.001,
-        )  # OpenAI rounds to milliseconds and drops zeros at the end: "1s" is 1.000 s
+        # OpenAI rounds to milliseconds and drops zeros at the end: "1s" is 1.000 s
+        return (seconds, 0.001)
     seconds = _finite(text)
     at = _rfc3339(text) if seconds is None else None
     if seconds is not None and seconds > _EPOCH:

@@ -185,9 +185,8 @@ STATUSES: Final[Mapping[int, Meaning]] = {
     400: Meaning("bad_request", Signal.REFUSED),
     401: _NO_KEY,
     402: _BROKE,
-    403: Meaning(
-        "forbidden", Signal.REFUSED
-    ),  # this document, model or project: says nothing of the account's others
+    # this document, model or project: says nothing of the account's others
+    403: Meaning("forbidden", Signal.REFUSED),
     404: Meaning("not_found", Signal.REFUSED),
     408: Meaning("request_conflict", Signal.TRANSIENT),
     409: Meaning("request_conflict", Signal.REFUSED),
@@ -252,9 +251,8 @@ def _row(status: int, headers: Mapping[str, str], answer: Mapping[str, Any]) -> 
         spoken = next((row for start, row in TEXTS.items() if text.startswith(start)), None)
         if spoken is not None:
             return spoken
-    if (
-        status == 429 and "acceleration limit" in text
-    ):  # Anthropic: no code of its own (.../api/rate-limits)
+    # Anthropic: no code of its own (.../api/rate-limits)
+    if status == 429 and "acceleration limit" in text:
         return _RAMP
     known = _known(headers, answer)
     grave = next((row for signal in _GRAVITY for row in known if row.signal is signal), None)

@@ -112,9 +112,8 @@ class _Limit:
             if window_s is not None and window_s < MINUTE_S and infer_window(seen) != window_s:
                 return  # a rate above the limit per minute takes both ways to find it
         else:
-            self.starts += (
-                reset_s > 0 and seen.used < before.used / 2
-            )  # else answers have overtaken each other
+            # else answers have overtaken each other
+            self.starts += reset_s > 0 and seen.used < before.used / 2
             self.longest_reset_s = max(self.longest_reset_s, seen.reset_s, before.reset_s)
             window_s = self._counters()
         if window_s is not None:

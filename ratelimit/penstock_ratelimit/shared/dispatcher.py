@@ -87,9 +87,8 @@ class FreeStarts:
     def _report_soon(self) -> None:
         state = self._state
         state.reports.started += 1
-        if state.reports.due_at is None and state.reports.ask_again(
-            now=state.now()
-        ):  # what is due comes sooner
+        # what is due comes sooner
+        if state.reports.due_at is None and state.reports.ask_again(now=state.now()):
             state.wake.set()
 
 

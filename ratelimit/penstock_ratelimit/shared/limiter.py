@@ -76,6 +76,5 @@ class SharedLimiter(QuotasLimiter):
         while True:
             await asyncio.sleep(HEARTBEAT_S)
             beats = (dispatcher.beat() for dispatcher in self._dispatchers.values())
-            await asyncio.gather(
-                *beats, return_exceptions=True
-            )  # a fault that matters shows in the dispatcher
+            # a fault that matters shows in the dispatcher
+            await asyncio.gather(*beats, return_exceptions=True)

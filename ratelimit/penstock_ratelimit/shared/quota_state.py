@@ -30,9 +30,8 @@ class TermsInForce:
 
     def __init__(self, quota: Quota, quota_hash: QuotaHash, tally: Tally) -> None:
         self._quota, self._hash, self._tally = quota, quota_hash, tally
-        self._declared = (
-            False  # this process's terms were put in force once; from then on it follows others
-        )
+        # this process's terms were put in force once; from then on it follows others
+        self._declared = False
         self.terms = quota.terms()
         self.version = ""
         """Of the terms in force, as Redis names it; empty while they are not known to be there."""

@@ -157,9 +157,8 @@ class ReportBuffer:
 
 
 def _sum(before: ProviderReport, since: ProviderReport) -> ProviderReport:
-    counts = (
-        before.generation == since.generation
-    )  # results from before the breaker changed its state do not
+    # results from before the breaker changed its state do not
+    counts = before.generation == since.generation
     return ProviderReport(
         throttled=before.throttled + since.throttled,
         ramp=before.ramp + since.ramp,

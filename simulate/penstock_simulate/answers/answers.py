@@ -23,14 +23,12 @@ from penstock_simulate.reply import Usage
 CHARS_PER_TOKEN = 4
 CATEGORY_CHARS = 240  # of a document, read for its category
 SUMMARY_CHARS = 96  # with the category that is 127 at most: max_tokens=32 never cuts an answer
-INSTRUCTION_CHARS = (
-    160  # a colon or blank line within these ends the instruction, and the document follows
-)
+# a colon or blank line within these ends the instruction, and the document follows
+INSTRUCTION_CHARS = 160
 EMBEDDING_DIMENSIONS = 256
 MAX_EMBEDDING_DIMENSIONS = 4096
-CREATED_AT = (
-    1_767_225_600  # 2026-01-01: a fixed time keeps the answer to a request the same byte for byte
-)
+# 2026-01-01: a fixed time keeps the answer to a request the same byte for byte
+CREATED_AT = 1_767_225_600
 
 _CATEGORIES: Mapping[str, Sequence[str]] = {
     "files": (

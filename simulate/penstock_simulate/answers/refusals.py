@@ -13,9 +13,8 @@ from penstock_simulate.answers.faults import Poison
 from penstock_simulate.choices import CREDIT_ERRORS
 from penstock_simulate.limits import OverLimit
 
-NEVER_FITS_RETRY_S = (
-    60.0  # what OpenAI asks for although no wait helps: a request above the limit itself
-)
+# what OpenAI asks for although no wait helps: a request above the limit itself
+NEVER_FITS_RETRY_S = 60.0
 HTML_PAGE = (
     b"<html>\r\n<head><title>502 Bad Gateway</title></head>\r\n<body><h1>502 Bad "
     b"Gateway</h1></body>\r\n</html>"

@@ -24,9 +24,8 @@ from penstock_simulate.config import SimulatorConfig
 from penstock_simulate.hostile import Asked, Kind
 from penstock_simulate.reply import NO_USAGE, Manner, Reply, Usage
 
-LONG_CONTEXT_SUFFIX = (
-    "-long"  # a model named so has no context overflows: replaying with one rescues those documents
-)
+# a model named so has no context overflows: replaying with one rescues those documents
+LONG_CONTEXT_SUFFIX = "-long"
 ERROR_BODY = refusals.openai(
     Refusal(200, "The engine is currently unavailable.", "server_error"), ""
 )[1]

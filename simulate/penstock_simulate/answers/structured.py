@@ -11,14 +11,12 @@ from typing import Any, Final
 from penstock_simulate.answers.refusals import Refusal, invalid
 from penstock_simulate.choices import Structured
 
-DEPTH: Final = (
-    8  # objects, arrays and references inside one another that are filled; deeper ones are null
-)
+# objects, arrays and references inside one another that are filled; deeper ones are null
+DEPTH: Final = 8
 ENDING: Final = 4  # from here on what may be null or empty is: schemas may refer to themselves
 ITEMS: Final = 1_000  # of one array, whatever it asks for
-UNSURE: Final = (
-    4  # for one text in so many it depends on the model, too, which value of an enum is chosen
-)
+# for one text in so many it depends on the model, too, which value of an enum is chosen
+UNSURE: Final = 4
 TEXTS: Final[Mapping[str, str]] = {
     "date-time": "2026-01-01T00:00:00Z",
     "date": "2026-01-01",

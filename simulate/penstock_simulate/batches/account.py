@@ -35,9 +35,8 @@ class RequestAccount:
         # The empty name is a database of this connection alone, which SQLite puts on disk once it
         # is large.
         self._sql = sqlite3.connect("", check_same_thread=False, isolation_level=None)
-        self._sql.execute(
-            "PRAGMA journal_mode = OFF"
-        )  # it goes with the simulator: nothing needs to survive
+        # it goes with the simulator: nothing needs to survive
+        self._sql.execute("PRAGMA journal_mode = OFF")
         self._sql.execute("PRAGMA synchronous = OFF")
         self._sql.execute(_TABLE)
 

@@ -47,12 +47,10 @@ class Dialect(NamedTuple):
     name: str
     reader: Reader
     wording: Wording
-    no_room: Callable[
-        [Queue, SimulatorConfig], Problem | None
-    ]  # why a batch with which the queue were so is refused
-    shuffled: bool = (
-        True  # whether results come in any order; those in the input's order are never spoilt
-    )
+    # why a batch with which the queue were so is refused
+    no_room: Callable[[Queue, SimulatorConfig], Problem | None]
+    # whether results come in any order; those in the input's order are never spoilt
+    shuffled: bool = True
 
 
 @dataclass(slots=True)
@@ -74,9 +72,8 @@ class Batch:
     reads: int = 0  # of results, but for those that were broken off
     deleted: bool = False
     looks: int = 0
-    hidden_at: dict[str, float] = field(
-        default_factory=dict
-    )  # what is not found for a while -> since when
+    # what is not found for a while -> since when
+    hidden_at: dict[str, float] = field(default_factory=dict)
     downloads: Counter[str] = field(default_factory=Counter)  # of its outputs, by their names
 
     def counts(self, now: float) -> Counts:

@@ -13,9 +13,8 @@ from pathlib import Path
 from typing import IO
 
 PREFIX, LOCK = "penstock-simulate-", "lock"
-MAX_STORED_BYTES = (
-    64 * 1024**3
-)  # of all files together: what one machine's disk should give to a simulator
+# of all files together: what one machine's disk should give to a simulator
+MAX_STORED_BYTES = 64 * 1024**3
 
 
 class TooLarge(Exception):

@@ -296,9 +296,8 @@ class GeminiBatches:
     async def _shown(self, found: GeminiBatch) -> dict[str, Any]:
         now = self._service.now()
         output = None
-        if (
-            found.batch.course.status(now) is not Status.EXPIRED
-        ):  # what was done by then is not given out
+        # what was done by then is not given out
+        if found.batch.course.status(now) is not Status.EXPIRED:
             results = await self._service.results(found.batch, now)
             output = None if results is None else await self._output(found, results, now)
         return shown(found.batch, now, output)

@@ -180,9 +180,8 @@ class OpenAIBatches:
         )
         added = {"method": "POST", "url": endpoint} if relative.bare_lines else {}
         dialect = Dialect("openai", OpenAIReader(endpoint, added), OpenAIWording(added), no_room)
-        kept = self._service.folder.link(
-            source.path
-        )  # the client may delete its file while the batch runs
+        # the client may delete its file while the batch runs
+        kept = self._service.folder.link(source.path)
         batch = self._service.submit("batch_" + uuid4().hex, dialect, kept, metadata)
         made = OpenAIBatch(batch, source.id, endpoint, metadata, outputs_expire_s(given))
         self._batches[batch.id] = made

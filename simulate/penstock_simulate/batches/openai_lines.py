@@ -19,11 +19,8 @@ from penstock_simulate.batches.results import Undone
 from penstock_simulate.config import SimulatorConfig
 from penstock_simulate.reply import Usage
 
-ENDPOINTS = (
-    CHAT,
-    COMPLETIONS,
-    EMBEDDINGS,
-)  # of those that OpenAI takes: what this simulator answers
+# of those that OpenAI takes: what this simulator answers
+ENDPOINTS = (CHAT, COMPLETIONS, EMBEDDINGS)
 MESSAGES = {
     Undone.TIMED_OUT: "This request could not be completed in time.",
     Undone.EXPIRED: "This request could not be executed before the completion window expired.",

@@ -144,9 +144,8 @@ class Relative(NamedTuple):
     batches: str = "/batches"
     bare_lines: bool = False  # of an id and a body
     key_header: str | None = None  # instead of Authorization
-    checks_files: bool = (
-        False  # an upload is pending for `--batch-step-s`, and no batch is made of it until then
-    )
+    # an upload is pending for `--batch-step-s`, and no batch is made of it until then
+    checks_files: bool = False
     asked: Callable[[Shown], Shown] = _as_it_is  # what a create was given, as OpenAI is given it
     shown: Callable[[Shown], Shown] = _as_it_is
     made_in: str | None = None  # the field of a create's answer with the batch

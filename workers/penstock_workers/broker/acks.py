@@ -60,15 +60,13 @@ def _ack_group(channel: Any, group: list[Any]) -> None:
         pipe.hdel(channel.unacked_key, *tags)
         pipe.execute()
     for message in group:
-        virtual.QoS.ack(
-            channel.qos, message.delivery_tag
-        )  # kombu's own count of what is prefetched
+        # kombu's own count of what is prefetched
+        virtual.QoS.ack(channel.qos, message.delivery_tag)
         message._state = "ACK"
 
 
-Unsure = Callable[
-    [Sequence[str]], None
-]  # gets tags whose acknowledgement the broker may not have seen
+# gets tags whose acknowledgement the broker may not have seen
+Unsure = Callable[[Sequence[str]], None]
 
 
 class Acks:
@@ -84,9 +82,8 @@ class Acks:
         self._leases = leases
         self._unsure = unsure
         self._soon = soon
-        self._waiting: list[
-            Any
-        ] = []  # kombu messages; bounded by prefetch, emptied each turn of the hub
+        # kombu messages; bounded by prefetch, emptied each turn of the hub
+        self._waiting: list[Any] = []
 
     def add(self, message: Any) -> None:
         self._waiting.append(message)

@@ -198,9 +198,8 @@ class ClaimScript:
 
     def __init__(self) -> None:
         self._text = script_text("claim")
-        self._digest = hashlib.sha1(
-            self._text.encode(), usedforsecurity=False
-        ).hexdigest()  # how Redis names scripts
+        # how Redis names scripts
+        self._digest = hashlib.sha1(self._text.encode(), usedforsecurity=False).hexdigest()
         self._is_loaded = False
         self._queues: list[str] = []
 

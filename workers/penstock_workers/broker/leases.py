@@ -58,9 +58,8 @@ class HeldMessages:
     def __init__(self) -> None:
         self.dropped = 0  # duplicates of messages that some worker holds
         self.put_off = 0  # retries that came before the earlier attempt was acknowledged
-        self.claim_heard_at: float | None = (
-            None  # when Redis last answered a claim; written by the hub thread
-        )
+        # when Redis last answered a claim; written by the hub thread
+        self.claim_heard_at: float | None = None
         self._held: dict[str, str] = {}  # tag -> score last seen
         self._leaving: dict[BrokerAction, deque[Lease]] = {
             action: deque() for action in BrokerAction
@@ -160,18 +159,15 @@ class Leases(HeldMessages):
 
     def __init__(self) -> None:
         super().__init__()
-        self.restored = (
-            0  # expired messages that this process has returned; written by the keeper thread
-        )
+        # expired messages that this process has returned; written by the keeper thread
+        self.restored = 0
         self.renewals = 0
-        self.kept_at: float | None = (
-            None  # when the keeper last reached Redis; written by the keeper thread
-        )
+        # when the keeper last reached Redis; written by the keeper thread
+        self.kept_at: float | None = None
         self._owner: LeaseOwner | None = None
         self._scripts: LeaseScripts | None = None
-        self._swept: tuple[
-            LeaseScripts, ...
-        ] = ()  # whose expired leases are swept here: this lane's, and those of older workers
+        # whose expired leases are swept here: this lane's, and those of older workers
+        self._swept: tuple[LeaseScripts, ...] = ()
         self._thread: threading.Thread | None = None
         self._closing = False
         self._more_to_sweep = False

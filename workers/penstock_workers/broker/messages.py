@@ -15,10 +15,8 @@ from kombu.utils.json import loads
 from penstock_workers.broker.leases import BrokerAction
 
 JSON_TYPE = "application/json"
-_ITEMS = (
-    b'{"body":"[[],{\\"v\\":',
-    b'[[],{"v":',
-)  # how the producer begins an item's message, and the body of one
+# how the producer begins an item's message, and the body of one
+_ITEMS = (b'{"body":"[[],{\\"v\\":', b'[[],{"v":')
 _RAW = "penstock:raw"  # carries a message's text through kombu to ``Message``
 
 

@@ -74,10 +74,8 @@ class Channel(ClaimingChannel):
         self.leases.conclude([claimed.tag for claimed in messages], BrokerAction.GIVE_BACK)
 
 
-ALIASES = (
-    "penstock",
-    "redisbulk",
-)  # broker URLs: penstock+redis://…, penstock+rediss://…, penstock+socket://…
+# broker URLs: penstock+redis://…, penstock+rediss://…, penstock+socket://…
+ALIASES = ("penstock", "redisbulk")
 
 
 def register() -> None:
@@ -115,9 +113,8 @@ class Transport(kombu_redis.Transport):  # type: ignore[misc]  # kombu is untype
         for callback in loop.on_tick - before:  # kombu leaves one behind per connection
             self._leave_loop.append(partial(loop.on_tick.discard, callback))
         idle_poll_s = self.client.transport_options.get("idle_poll_s", IDLE_POLL_S)
-        wake_up = loop.call_repeatedly(
-            idle_poll_s, _nothing
-        )  # keeps the loop turning: each turn claims messages
+        # keeps the loop turning: each turn claims messages
+        wake_up = loop.call_repeatedly(idle_poll_s, _nothing)
         self._leave_loop.append(wake_up.cancel)
         wake = Wake(loop, self._connect_waiting, self._consumed, self._claim_soon)
         loop.on_tick.add(wake.turn)

@@ -51,9 +51,8 @@ class Parts:
     settings: WorkerSettings
     build_engine: EngineFactory
     leases: Leases = field(default_factory=Leases)
-    decided: DecidedTimes = field(
-        default_factory=decided_times
-    )  # of schedules, until events tell of them
+    # of schedules, until events tell of them
+    decided: DecidedTimes = field(default_factory=decided_times)
     consumer: Any = None  # Celery's, once it runs
 
 
@@ -123,9 +122,8 @@ def broker_url(settings: WorkerSettings) -> str:
         url = f"socket://{quote(unquote(parsed.path))}?virtual_host={database}"
     if settings.broker_transport == "penstock":
         return f"penstock+{url}"
-    if (
-        parsed.scheme == "rediss" and "ssl_" not in parsed.query
-    ):  # kombu would not verify the certificate
+    # kombu would not verify the certificate
+    if parsed.scheme == "rediss" and "ssl_" not in parsed.query:
         url += ("&" if parsed.query else "?") + "ssl_cert_reqs=required"
     return f"redis+{url}" if parsed.scheme == "unix" else url
 

@@ -119,9 +119,8 @@ class ItemConsumer(Consumer):  # type: ignore[misc]  # Celery is untyped
             conn.ensure_connection = ensure
 
     def on_connection_error_after_connected(self, exc: Exception) -> None:
-        with (
-            warnings.catch_warnings()
-        ):  # Celery warns each time about the future default of a setting that is set here
+        # Celery warns each time about the future default of a setting that is set here
+        with warnings.catch_warnings():
             warnings.simplefilter("ignore", CPendingDeprecationWarning)
             super().on_connection_error_after_connected(exc)
 

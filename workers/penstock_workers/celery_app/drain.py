@@ -81,9 +81,8 @@ class Drain:
         with self._signals_hurry():
             self._drain()
         given_back = self._pool.give_back_all()
-        flushed_by = (
-            monotonic() + FLUSH_TIMEOUT_S
-        )  # the leases' own thread writes, while the engine stops
+        # the leases' own thread writes, while the engine stops
+        flushed_by = monotonic() + FLUSH_TIMEOUT_S
         if given_back:
             log.warning("%d items did not end in time; they are back in their queues", given_back)
         if not self._engine.stop(STOP_TIMEOUT_S):

@@ -27,15 +27,12 @@ from penstock_workers.spot import Notice
 GRACE_S: Final = 2.0  # for the engine's last group commit
 # for a Redis that answers to learn what was given back: milliseconds for all items of a worker
 RETURN_S: Final = 3.0
-STOP_TIMEOUT_S: Final = (
-    7.0  # for closing connections, and an engine with its processes; the thread is a daemon
-)
-FLUSH_TIMEOUT_S: Final = (
-    5.0  # for a Redis that does not answer; messages whose write fails return when their lease ends
-)
-LAST_S: Final = (
-    1.0  # of FLUSH_TIMEOUT_S, for what the engine said as it stopped, however long that took
-)
+# for closing connections, and an engine with its processes; the thread is a daemon
+STOP_TIMEOUT_S: Final = 7.0
+# for a Redis that does not answer; messages whose write fails return when their lease ends
+FLUSH_TIMEOUT_S: Final = 5.0
+# of FLUSH_TIMEOUT_S, for what the engine said as it stopped, however long that took
+LAST_S: Final = 1.0
 
 FINISH_S: Final = GRACE_S + RETURN_S
 """Of a notice, kept for what follows the drain. An engine's processes may end after that: they go
@@ -81,9 +78,8 @@ def end_this_worker(why: str) -> None:
     THIS_PROCESS.begin(why)
 
 
-AFTERWARDS_S: Final = (
-    60.0  # a machine that is still here so long after its end stays: the notice was withdrawn
-)
+# a machine that is still here so long after its end stays: the notice was withdrawn
+AFTERWARDS_S: Final = 60.0
 SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 
 

@@ -72,9 +72,8 @@ class EngineThread:
         self._serving: asyncio.Task[None] | None = None
         self._engine: ItemEngine | None = None
         self._ready: Future[None] = Future()
-        self._turned_at: float | None = (
-            None  # written by the loop while it serves, read by any thread
-        )
+        # written by the loop while it serves, read by any thread
+        self._turned_at: float | None = None
 
     def start(self, bridge: Bridge, meanwhile: Callable[[], None] = lambda: None) -> None:
         """``meanwhile`` is called twice a second, as long as it lasts.
@@ -89,9 +88,8 @@ class EngineThread:
         while not self._ready.done():
             concurrent.futures.wait([self._ready], START_LOOK_S)
             meanwhile()
-            if (
-                state.should_stop is not None
-            ):  # a signal to stop while a model loads: there is nothing to drain
+            # a signal to stop while a model loads: there is nothing to drain
+            if state.should_stop is not None:
                 self._give_up()
                 raise WorkerShutdown(state.should_stop)
         self._ready.result()

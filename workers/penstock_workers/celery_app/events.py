@@ -33,9 +33,8 @@ from penstock_workers.decided_times import DecidedTimes
 from penstock_workers.item.outcome import Dead, Done, Outcome, Retry
 
 EVENTS_PER_ITEM = 3  # received, started, succeeded
-WORKER_EVENTS_PER_S = (
-    600.0  # 200 items a second in one process: above what providers answer, below what costs
-)
+# 200 items a second in one process: above what providers answer, below what costs
+WORKER_EVENTS_PER_S = 600.0
 FLEET_EVENTS_PER_S = 1_800.0  # shared by the live workers: half a core of Flower on a slow machine
 BURST_S = 5.0  # of events that may be sent at once: claims come in groups
 PACE_HALF_LIFE_S = 1.0

@@ -47,9 +47,8 @@ from penstock_workers.item.outcome import (
 
 log = logging.getLogger(__name__)
 
-STARTS_LINGER_S = (
-    0.02  # starts are reported to Celery this late, in groups: for task-started and revoking
-)
+# starts are reported to Celery this late, in groups: for task-started and revoking
+STARTS_LINGER_S = 0.02
 _CELERY_HANDLES = (InvalidTaskError, ContentDisallowed, DecodeError)
 
 
@@ -94,9 +93,8 @@ def item_strategy(task: Any, app: Any, consumer: Any, **options: Any) -> Any:
             return handle(message, body, ack, reject, callbacks)
         except _CELERY_HANDLES:
             raise
-        except (
-            Exception
-        ) as error:  # a message of a shape that Celery does not foresee would end the worker
+        # a message of a shape that Celery does not foresee would end the worker
+        except Exception as error:
             raise InvalidTaskError(f"{type(error).__name__}: {error}") from error
 
     return on_message
@@ -136,9 +134,8 @@ class HandOver:
         self._sample = sample
         self._wake_hub = wake_hub
         self._inbox: deque[Delivery] = deque()  # hub -> loop; bounded by prefetch
-        self._outbox: deque[tuple[Delivery, Outcome | None]] = (
-            deque()
-        )  # loop -> hub; None = started; bounded likewise
+        # loop -> hub; None = started; bounded likewise
+        self._outbox: deque[tuple[Delivery, Outcome | None]] = deque()
         self._loop_is_called = False
         self._hub_is_called = False
         self._tell_starts: asyncio.TimerHandle | None = None  # touched on the loop thread only

@@ -62,9 +62,8 @@ class Liveness:
         self._engine = engine
         self._stalled_s = STALLED_S if stalled_s is None else stalled_s
         self._clock = clock
-        self._connected_at: float | None = (
-            None  # when the consumer connected last; None while it is not connected
-        )
+        # when the consumer connected last; None while it is not connected
+        self._connected_at: float | None = None
         self._was_ready = self._draining = False
         self._is_well = True
 

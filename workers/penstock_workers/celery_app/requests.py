@@ -25,9 +25,8 @@ from penstock_ledger.redaction import redact
 from penstock_producer.feed.wire import CALLS_HEADER
 from penstock_workers.celery_app.events import EventSample
 
-ROUTINE = frozenset(
-    {"task-started", "task-succeeded"}
-)  # sent for sampled items only; other events are always sent
+# sent for sampled items only; other events are always sent
+ROUTINE = frozenset({"task-started", "task-succeeded"})
 WORDS = ("exception", "traceback", "reason")  # fields of an event that hold text from outside
 # of a door's task: it becomes a part of keys, log lines and, without a job_key, the job's key
 TASK_ID_MAX_CHARS = 255

@@ -52,9 +52,8 @@ log = logging.getLogger(__name__)
 
 START_S = 60.0  # until a child can take calls: most of a second on an idle core
 WATCH_S = 0.5  # between checks of its running calls and its memory
-LATE_S = (
-    2.0  # a check that comes later than this was held up itself, perhaps with its whole machine
-)
+# a check that comes later than this was held up itself, perhaps with its whole machine
+LATE_S = 2.0
 PING_S = 5.0
 SILENT_S = 65.0  # without an answer although it has calls: longer than a hook may take
 HOOK_TIMEOUT_S = 60.0  # a hook that takes longer is stuck
@@ -132,15 +131,12 @@ class Child:
         self._writer: asyncio.StreamWriter
         self._numbers = count(HELLO + 1)
         self._calls: dict[int, _Pending] = {}
-        self._stood_still_s = (
-            0.0  # in which this process did not run: what its child did then is not known
-        )
+        # in which this process did not run: what its child did then is not known
+        self._stood_still_s = 0.0
         self._hello: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._heard_at = self._pinged_at = monotonic()
-        self._on_loop: tuple[tuple[int, int], float] = (
-            (0, 0),
-            0.0,
-        )  # the call on the child's loop and its step, and since when
+        # the call on the child's loop and its step, and since when
+        self._on_loop: tuple[tuple[int, int], float] = ((0, 0), 0.0)
         self._has_calls = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -151,10 +147,8 @@ class Child:
         Raises ChildBroken when it does not come up."""
         try:
             process, running_calls, worker_end = await _spawn(options)
-        except (
-            OSError,
-            RuntimeError,
-        ) as error:  # too little memory, too many files, processes or threads
+        # too little memory, too many files, processes or threads
+        except (OSError, RuntimeError) as error:
             raise ChildBroken(
                 f"no process could be started for hooks and schemas: {error}"
             ) from error
@@ -250,9 +244,8 @@ class Child:
                 if pending is not None and not pending.future.done():
                     pending.future.set_result(said.what)
         except (asyncio.IncompleteReadError, OSError, ValueError, msgspec.MsgspecError):
-            self._lose(
-                LossCause.DIED
-            )  # unreadable data counts as a death: what follows it cannot be read, either
+            # unreadable data counts as a death: what follows it cannot be read, either
+            self._lose(LossCause.DIED)
 
     async def _watch(self) -> None:
         while not self.lost:
@@ -281,9 +274,8 @@ class Child:
             self._stood_still_s += stood_still_s
 
     def _look(self, now: float) -> None:
-        if (
-            self._process.returncode is not None
-        ):  # processes that it started may keep its socket open
+        # processes that it started may keep its socket open
+        if self._process.returncode is not None:
             self._lose(LossCause.DIED)
             return
         if self.lost or not self._calls:

@@ -30,12 +30,10 @@ from penstock_workers.errors import ChildBroken
 from penstock_workers.settings import WorkerSettings
 
 WIDTHS: Final = (64, 8, 1)  # calls at once in one child, by line
-DEATHS_ALLOWED: Final = (
-    2  # one may have another cause, such as memory that ran out; two are the call's
-)
-SPARED_MAX: Final = (
-    8  # times that a call is repeated in the same line because it was not what ended its child
-)
+# one may have another cause, such as memory that ran out; two are the call's
+DEATHS_ALLOWED: Final = 2
+# times that a call is repeated in the same line because it was not what ended its child
+SPARED_MAX: Final = 8
 SPREAD: Final = 8  # calls in each child before another one is started
 
 Start = Callable[[], Awaitable[Child]]
@@ -75,9 +73,8 @@ class ChildPool:
             except ChildLost as lost:
                 if lost.involvement is Involvement.OTHER and spared < SPARED_MAX:
                     spared += 1
-                elif (
-                    lost.involvement is Involvement.OTHER and line == last
-                ):  # where no other call is
+                # where no other call is
+                elif lost.involvement is Involvement.OTHER and line == last:
                     raise ChildBroken(
                         f"{spared} processes for hooks and schemas ended before they took a call"
                     ) from lost

@@ -134,9 +134,8 @@ class Inferred(ChildMessage, frozen=True):
 
     @classmethod
     def of(cls, tried: Tried) -> Inferred:
-        headers = {
-            str(name): value for name, value in tried.headers.items()
-        }  # aiohttp's names are no plain str
+        # aiohttp's names are no plain str
+        headers = {str(name): value for name, value in tried.headers.items()}
         if isinstance(tried, Answer):
             return cls(tried.latency_ms, tried.status, headers, tried.body, packed=tried.packed)
         return cls(
@@ -216,9 +215,8 @@ async def read_frame(reader: StreamReader) -> bytes:
 
 
 LOOP: Final = 0
-SLOTS: Final = (
-    32  # the loop, four threads at work, and threads that hang until their child is ended
-)
+# the loop, four threads at work, and threads that hang until their child is ended
+SLOTS: Final = 32
 _SLOT: Final = struct.Struct("QQ")  # number of the call (0: none), steps made so far
 SIZE: Final = SLOTS * _SLOT.size
 

@@ -21,9 +21,8 @@ from penstock_workers.control.feeds.specs import Specs
 from penstock_workers.control.job.limits import JobLimits
 from penstock_workers.failpoints import Failpoints
 
-FEED_MAX = (
-    5_000  # documents published per job and round, so that no job holds up the others for long
-)
+# documents published per job and round, so that no job holds up the others for long
+FEED_MAX = 5_000
 # of reading what waits, one by one, per job and round: the leases of feeds are renewed between
 # rounds
 WAITING_S = 0.5
@@ -73,9 +72,8 @@ class Feeding:
         sharing = [
             shard.feed.shard for shard in feed.shards if not shard.free or shard.feed.shard in here
         ]
-        if (
-            self._specs.of(job).budget_usd is not None
-        ):  # what it still pays for is known to one process
+        # what it still pays for is known to one process
+        if self._specs.of(job).budget_usd is not None:
             sharing = [shard.feed.shard for shard in feed.shards[:1]]
         for place, number in enumerate(sharing):
             if number in here:

@@ -157,9 +157,8 @@ class JobSteps:
     def step(self, live: LiveJob, seen: JobSeen) -> None:
         """One bounded step for one job."""
         job, _ = live
-        self._resumes.lift_hold(
-            job, seen
-        )  # before workers learn that it runs: the hold would stop its items
+        # before workers learn that it runs: the hold would stop its items
+        self._resumes.lift_hold(job, seen)
         if not seen.is_current:
             self._hot.set_job_state(job.job_id, job.state)
             self._hot.set_job_lane(job)
@@ -198,9 +197,8 @@ class JobSteps:
         for led_feed in led:
             self._advance(job, led_feed, seen.outstanding[led_feed.feeder.feed.generation - 1])
         feeds = [led_feed.feeder.feed for led_feed in led]
-        counts_here = any(
-            feed.generation == job.generation for feed in feeds
-        )  # one process does, and writes results
+        # one process does, and writes results
+        counts_here = any(feed.generation == job.generation for feed in feeds)
         if counts_here and self._grow(job):
             self._end_if_done(live, seen, feeds)
 

@@ -115,9 +115,8 @@ class Control:
         self._switch_back = SwitchBack(client, settings) if settings.broker_url is None else None
         self._rounds = 0
         self._looked_s = 0.0  # CPU that the latest round took to look at all live jobs
-        self._next_round = (
-            0.0  # monotonic time of the next round, whether or not this process leads anything
-        )
+        # monotonic time of the next round, whether or not this process leads anything
+        self._next_round = 0.0
         self._states: dict[str, JobState] = {}  # of the jobs at the last look
         self._longest_s = settings.max_retry_after_s + settings.retry_cap_s  # that a retry may wait
 
@@ -195,9 +194,8 @@ class Control:
         try:
             self._schedules.close()
             self._steps.release_all()
-        except (
-            Exception
-        ) as error:  # the database is down or its disk full: the leases then end by themselves
+        # the database is down or its disk full: the leases then end by themselves
+        except Exception as error:
             log.warning(
                 "control: leases of feeds could not be handed over: %s: %s",
                 type(error).__name__,

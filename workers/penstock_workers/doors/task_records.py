@@ -63,9 +63,8 @@ class TaskRecords:
             parked,
         )
         with self._client.pipeline(transaction=True) as pipe:
-            pipe.lpush(
-                keys.REFUSED, json.dumps(asdict(refusal))
-            )  # ASCII: a lone surrogate cannot fail it
+            # ASCII: a lone surrogate cannot fail it
+            pipe.lpush(keys.REFUSED, json.dumps(asdict(refusal)))
             pipe.ltrim(keys.REFUSED, 0, REFUSED_KEPT - 1)
             pipe.execute()
         return refusal

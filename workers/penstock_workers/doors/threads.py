@@ -39,9 +39,8 @@ class TaskThreads:
         self._post = post
         self._give_back = give_back
         self._call_later = call_later
-        self._requests: dict[
-            str, Any
-        ] = {}  # by delivery tag: what runs or waits here; bounded by prefetch
+        # by delivery tag: what runs or waits here; bounded by prefetch
+        self._requests: dict[str, Any] = {}
         self._jobs: SimpleQueue[Job] = SimpleQueue()
         self._threads: list[threading.Thread] = []
         self._lost = 0  # threads whose task was given up and has not come back
@@ -131,9 +130,8 @@ class TaskThreads:
             request,
             limit_s,
         )
-        request.on_timeout(
-            False, limit_s
-        )  # the sender gets a failure, and the broker an acknowledgement
+        # the sender gets a failure, and the broker an acknowledgement
+        request.on_timeout(False, limit_s)
         self._lost += 1
         if self._lost > LOST_MAX:
             log.error(

@@ -49,17 +49,14 @@ class Limits(NamedTuple):
     """What a client holds and waits for. The defaults suit calls to a model."""
 
     max_body_bytes: int = 32 * 1024 * 1024  # of one answer, unpacked: what is larger is refused
-    free_body_bytes: int = (
-        64 * 1024
-    )  # up to here a body is read without asking `reserve`: nearly every answer
-    connect_timeout_s: float = (
-        10.0  # a server that does not accept in this time is down, whatever the request's own limit
-    )
+    # up to here a body is read without asking `reserve`: nearly every answer
+    free_body_bytes: int = 64 * 1024
+    # a server that does not accept in this time is down, whatever the request's own limit
+    connect_timeout_s: float = 10.0
     # an idle connection is closed after this, or sooner where the server's Keep-Alive says so
     keepalive_s: float = 30.0
-    idle_per_server: int = (
-        1024  # idle connections kept to one server; more are closed as they become idle
-    )
+    # idle connections kept to one server; more are closed as they become idle
+    idle_per_server: int = 1024
 
 
 class HttpAnswer(NamedTuple):

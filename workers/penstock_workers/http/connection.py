@@ -12,9 +12,8 @@ from penstock_workers.http.reader import AnswerReader
 
 WHOLE_BYTES = 64 * 1024  # a body up to here is written at once, with its head
 CLOCK_STEP_S = 0.001  # uvloop counts in milliseconds: a timer may ring so much early
-PIECE_BYTES = (
-    256 * 1024
-)  # of a larger body: the next piece is written when the socket has taken the one before
+# of a larger body: the next piece is written when the socket has taken the one before
+PIECE_BYTES = 256 * 1024
 
 
 class Connection(asyncio.Protocol):
@@ -26,9 +25,8 @@ class Connection(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._waiter: asyncio.Future[None] | None = None  # of the request that is under way
         self._deadline = 0.0  # of the request that is under way
-        self._alarm: asyncio.TimerHandle | None = (
-            None  # rings no later than the deadline; see _expect
-        )
+        # rings no later than the deadline; see _expect
+        self._alarm: asyncio.TimerHandle | None = None
         self._room_to_write: asyncio.Future[None] | None = None  # while the socket takes no more
         self._is_uploading = False
         self._broke_by: Exception | None = None
@@ -57,9 +55,8 @@ class Connection(asyncio.Protocol):
             self.close()
             raise
         finally:
-            del (
-                waiter
-            )  # an exception's traceback reaches this frame, and the waiter holds the exception
+            # an exception's traceback reaches this frame, and the waiter holds the exception
+            del waiter
             self._waiter = None
         return self._reader.wants
 
@@ -187,9 +184,8 @@ class Connection(asyncio.Protocol):
         self._transport = cast(asyncio.Transport, transport)
 
     def data_received(self, data: bytes) -> None:
-        if (
-            self._waiter is None
-        ):  # bytes that no request asked for: they could be taken for the next answer
+        # bytes that no request asked for: they could be taken for the next answer
+        if self._waiter is None:
             self.close()
             return
         reader = self._reader

@@ -82,9 +82,8 @@ class LeanClient:
             pool.close()
         if self._proxied is not None:
             await self._proxied.close()
-        await asyncio.sleep(
-            0
-        )  # transports tell their protocols, and close their sockets, in the loop's next turn
+        # transports tell their protocols, and close their sockets, in the loop's next turn
+        await asyncio.sleep(0)
 
     async def _send(
         self, server: Server, head: bytes, body: bytes, timeout_s: float, reserve: Reserve | None

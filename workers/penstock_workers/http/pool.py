@@ -54,12 +54,10 @@ def client_context() -> ResumingContext:
     return context
 
 
-EYEBALLS_DELAY_S = (
-    0.25  # before the next address of the server is tried beside the one that has not answered yet
-)
-ADDRESSES_KEPT_S = (
-    10.0  # what a name resolves to is asked again after this, and when no address answers
-)
+# before the next address of the server is tried beside the one that has not answered yet
+EYEBALLS_DELAY_S = 0.25
+# what a name resolves to is asked again after this, and when no address answers
+ADDRESSES_KEPT_S = 10.0
 # a connection that was idle for longer is looked at before its use: servers close idle ones
 CHECKED_AFTER_S = 1.0
 # we close an idle connection so much before the server would, which its Keep-Alive header tells
@@ -103,9 +101,8 @@ class Pool:
         """Take back a connection whose answer is whole, with that answer's headers.
 
         It is kept where it is usable."""
-        if (
-            self._server.secure and not connection.idle_since
-        ):  # its first answer: tickets come with it
+        # its first answer: tickets come with it
+        if self._server.secure and not connection.idle_since:
             self._tls.session = connection.tls_session() or self._tls.session
         now = self._loop.time()
         connection.idle_since, connection.idle_until = now, now + self._keepalive_s(headers)
@@ -159,10 +156,8 @@ class Pool:
                 connection = await self._open()
         except ssl.SSLCertVerificationError as error:
             raise CertificateRefused(f"{name}: {error}") from error
-        except (
-            OSError,
-            UnicodeError,
-        ) as error:  # TimeoutError and every ssl.SSLError is an OSError
+        # TimeoutError and every ssl.SSLError is an OSError
+        except (OSError, UnicodeError) as error:
             if not patience.expired():
                 self._addresses_until = 0.0
                 raise NotConnected(f"Cannot connect to host {name} [{error}]") from error

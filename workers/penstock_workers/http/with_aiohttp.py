@@ -87,11 +87,8 @@ class AiohttpClient:
                         )
                     read = await self._read(response, reserve, patience)
                     return HttpAnswer(response.status, response.headers, read)
-        except (
-            aiohttp.ClientError,
-            OSError,
-            HttpProcessingError,
-        ) as error:  # TimeoutError is an OSError
+        # TimeoutError is an OSError
+        except (aiohttp.ClientError, OSError, HttpProcessingError) as error:
             raise _translated(error) from error
 
     async def _read(
@@ -112,9 +109,8 @@ class AiohttpClient:
             parts, read = [], 0
             async for part in response.content.iter_any():
                 read += len(part)
-                if (
-                    free < read and free < most and reserve is not None
-                ):  # nothing says how large it becomes
+                # nothing says how large it becomes
+                if free < read and free < most and reserve is not None:
                     await _reserve(reserve, most, patience)
                     free = most
                 if read > most:

@@ -112,9 +112,8 @@ def _tell(future: asyncio.Future[Any], said: Any) -> None:
 
 # As an answer of a provider: what is larger would burden SQL and the memory of every reader.
 HOOK_RESULT_BYTES = 32 * 1024 * 1024
-CANCEL_S = (
-    1.0  # for an async hook to end once its time is over; one that goes on ends with its child
-)
+# for an async hook to end once its time is over; one that goes on ends with its child
+CANCEL_S = 1.0
 
 
 class HookFault(Exception):
@@ -127,9 +126,8 @@ class HookFault(Exception):
         self.overtime, self.hangs, self.trace = overtime, hangs, trace
 
 
-Finish = Callable[
-    [Any], ChildReply
-]  # from what a hook returned to the answer for the worker. Raises HookFault.
+# from what a hook returned to the answer for the worker. Raises HookFault.
+Finish = Callable[[Any], ChildReply]
 
 
 class HookCalls:
@@ -143,9 +141,8 @@ class HookCalls:
         self._imports = HookImports(running_calls, allowed)
         self._threads = HookThreads(running_calls)
         self._timeout_s = timeout_s
-        self._logged: set[str] = (
-            set()
-        )  # hooks whose traceback was sent; as many as were ever imported
+        # hooks whose traceback was sent; as many as were ever imported
+        self._logged: set[str] = set()
 
     async def answer(self, number: int, call: ImportHook | Preprocess | Postprocess) -> ChildReply:
         try:
@@ -188,9 +185,8 @@ class HookCalls:
                 )
             except TimeoutError:
                 raise self._overtime(hangs=True) from None
-        if not in_thread or isinstance(
-            came, _Later
-        ):  # the latter: a plain function around an async one
+        # the latter: a plain function around an async one
+        if not in_thread or isinstance(came, _Later):
             came = await self._wait_for(
                 came.begin if in_thread else lambda: function(*arguments), finish
             )

@@ -78,9 +78,8 @@ class HookImports:
         self._running_calls, self._allowed = running_calls, allowed
         self._found: OrderedDict[str, Hook] = OrderedDict()
         self._importing = asyncio.Lock()
-        self._hung: str | None = (
-            None  # why, and then nothing more is imported here: the worker takes another process
-        )
+        # why, and then nothing more is imported here: the worker takes another process
+        self._hung: str | None = None
 
     async def get(self, number: int, path: str) -> Hook:
         """For the call of this number.
@@ -90,9 +89,8 @@ class HookImports:
         if hook is not None:
             self._found.move_to_end(path)
             return hook
-        async with (
-            self._importing
-        ):  # hundreds of items may ask at once; and a module may take seconds to load
+        # hundreds of items may ask at once; and a module may take seconds to load
+        async with self._importing:
             hook = self._found.get(path)
             if hook is None:
                 self._check(path)
@@ -105,9 +103,8 @@ class HookImports:
         if self._hung is not None:
             raise ImportHangs(self._hung)
         try:
-            async with asyncio.timeout(
-                IMPORT_S
-            ):  # wait_for of Python 3.11 loses a cancel that comes with the result
+            # wait_for of Python 3.11 loses a cancel that comes with the result
+            async with asyncio.timeout(IMPORT_S):
                 return await asyncio.to_thread(self._import, number, path)
         except TimeoutError:
             words = f"its import took longer than {IMPORT_S:g} s"
@@ -135,9 +132,8 @@ def _import(path: str) -> Hook:
     importlib.invalidate_caches()  # the file may be new
     try:
         module = importlib.import_module(name)
-    except (
-        BaseException
-    ) as error:  # whatever it is, it must not pass for a cancel of this call, or end this process
+    # whatever it is, it must not pass for a cancel of this call, or end this process
+    except BaseException as error:
         raise HookMissing(
             f"hook_missing: {path} cannot be imported here: {in_words(error)}"
         ) from None

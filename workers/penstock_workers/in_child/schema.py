@@ -98,13 +98,8 @@ def _json(value: Mapping[str, Any] | Sequence[Any]) -> str:
 VALIDATORS_KEPT = 100  # compiled schemas; one per job that has one
 WORDS_CHARS = 2_000
 ALWAYS_THE_SAME = "it refers to itself without end"
-_SAMPLES: tuple[Any, ...] = (
-    None,
-    {},
-    [],
-    "",
-    0,
-)  # values that a new schema is tested with before the first call
+# values that a new schema is tested with before the first call
+_SAMPLES: tuple[Any, ...] = (None, {}, [], "", 0)
 
 
 class SchemaChecks:

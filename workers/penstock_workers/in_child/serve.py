@@ -140,14 +140,12 @@ class ChildServer:
             answer = await (
                 self._infer(what) if isinstance(what, Infer) else self._hooks.answer(number, what)
             )
-        except (
-            BaseException
-        ) as error:  # an error in Penstock, or a cancel: a hook's exceptions come back as values
+        # an error in Penstock, or a cancel: a hook's exceptions come back as values
+        except BaseException as error:
             answer = CallFault(in_words(error))
         self._tasks.pop(number, None)
-        self._say(
-            number, answer
-        )  # also of a call that its worker has cancelled, which knows its number no more
+        # also of a call that its worker has cancelled, which knows its number no more
+        self._say(number, answer)
 
     async def _infer(self, what: Infer) -> Inferred:
         """Make the call; an exception does not count against the item.

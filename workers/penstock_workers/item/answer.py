@@ -57,9 +57,8 @@ class AnswerMemory:
     def __init__(self, limit: int) -> None:
         self._limit = limit
         self._taken = 0
-        self._waiting: deque[tuple[int, asyncio.Future[Room]]] = (
-            deque()
-        )  # bounded by the runner's slots
+        # bounded by the runner's slots
+        self._waiting: deque[tuple[int, asyncio.Future[Room]]] = deque()
         self._loop: asyncio.AbstractEventLoop | None = None
 
     @property
@@ -89,9 +88,8 @@ class AnswerMemory:
     def give_back(self, size: int) -> None:
         """Any thread: what is settled or forgotten may be let go of anywhere."""
         if size and self._loop is not None:
-            with contextlib.suppress(
-                RuntimeError
-            ):  # the loop is closed, and the process about to end
+            # the loop is closed, and the process about to end
+            with contextlib.suppress(RuntimeError):
                 self._loop.call_soon_threadsafe(self._take_back, size)
 
     def _take_back(self, size: int) -> None:

@@ -39,12 +39,10 @@ class JobView:
     buckets: int  # of the completed set
     flow: Flow = DEFAULT_FLOW  # where its items stand in the lines of a worker
     reuse: ReusePolicy | None = None  # None: all of its requests are sent
-    fallback: JobView | None = (
-        None  # the same job with the next model that an item is asked of, see follow_ups.py
-    )
-    awaited: bool = (
-        False  # callers wait for its answers: they are settled without delay, and announced
-    )
+    # the same job with the next model that an item is asked of, see follow_ups.py
+    fallback: JobView | None = None
+    # callers wait for its answers: they are settled without delay, and announced
+    awaited: bool = False
     tenant_usd: float | None = None  # the budget of its tenant for a month, which bounds it, too
     named_endpoint: str | None = None  # the path that these items name, where it is not the job's
 
@@ -58,9 +56,8 @@ class Item(Struct, eq=False):
     marks: Marks | None = None  # None without tracing
     calls: int = 0  # requests sent in this attempt
     spent: Spent = NOTHING_SPENT  # by this attempt
-    lost: str = (
-        ""  # why its body cannot be read any more, where it cannot: a row of a table that is gone
-    )
+    # why its body cannot be read any more, where it cannot: a row of a table that is gone
+    lost: str = ""
 
     @classmethod
     def of(cls, delivery: Delivery, message: ItemMessage, marks: Marks | None = None) -> Item:
@@ -111,27 +108,23 @@ class Attempt(Item, kw_only=True, eq=False):
     job: JobView
     given: bytes  # the request body as it came: what retries and replays start from
     body: bytes  # the same until the job's hook changes it
-    first_body: bytes | None = (
-        None  # what follow-ups begin with: ``body`` without a conversation about its answer
-    )
+    # what follow-ups begin with: ``body`` without a conversation about its answer
+    first_body: bytes | None = None
     next_body: bytes | None = None  # what is sent in a follow-up
-    elsewhere: tuple[
-        tuple[str, int, Spent], ...
-    ] = ()  # providers that were left: calls, and what they cost
+    # providers that were left: calls, and what they cost
+    elsewhere: tuple[tuple[str, int, Spent], ...] = ()
     models_left: int = 0  # given up so far: ``job`` is as the next one is asked
     begun: bool = False  # the ledger has counted this start and waits for its conclusion
     started: bool = False  # Celery knows that it runs
     crashes: int = 0  # earlier starts that were never concluded
-    confined: bool = (
-        False  # a suspect: its hooks, its checks and the call itself run apart, see quarantine.py
-    )
+    # a suspect: its hooks, its checks and the call itself run apart, see quarantine.py
+    confined: bool = False
     line: int = 0  # of suspects: in how narrow a group; 0 is the widest
     sent_at: float = 0.0  # loop time at which the lane was asked; 0 before that
     last_answer: bytes | None = None
     place: SlotPlace | None = None  # its slot, until its outcome is in SQL
-    room: Room | None = (
-        None  # what a large answer takes of the memory for answers, until it is settled
-    )
+    # what a large answer takes of the memory for answers, until it is settled
+    room: Room | None = None
     happened: Failure | Reply | None = None  # what the call came to, before the job's own checks
     keep: Keep | None = None  # where its result will answer equal requests
 

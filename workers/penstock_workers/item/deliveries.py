@@ -26,9 +26,8 @@ class Delivery:
     """
 
     task_id: str
-    kwargs: (
-        Any  # what the message carries as kwargs: a mapping in every message that Penstock sends
-    )
+    # what the message carries as kwargs: a mapping in every message that Penstock sends
+    kwargs: Any
     headers: Mapping[str, Any]  # Celery's request headers: root_id, stamps, timelimit, …
     retries: int = 0
     redelivered: bool = False  # another worker held this message before and did not conclude it

@@ -251,9 +251,8 @@ def outcome_of(error: Exception) -> Outcome | None:
     match error:
         case TurnedAway():
             return error.outcome
-        case (
-            WireError() | JobNotFound() | BadReference()
-        ):  # only the message is wrong: its job must not stop for it
+        # only the message is wrong: its job must not stop for it
+        case WireError() | JobNotFound() | BadReference():
             return Unreadable(str(error))
         case JobCannotRun() | SpecError():
             return Parked(str(error), pauses=True)

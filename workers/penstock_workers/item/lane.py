@@ -32,13 +32,11 @@ class Request(Struct, frozen=True):
     body: bytes  # JSON
     timeout_s: float
     # Not sent to a provider, but used by an engine in the worker:
-    schema: Mapping[str, Any] | None = (
-        None  # the job's JSON schema for answers, unless its requests are to say nothing of it
-    )
+    # the job's JSON schema for answers, unless its requests are to say nothing of it
+    schema: Mapping[str, Any] | None = None
     priority: Priority = "normal"
-    on_overflow: Overflow = (
-        "fail"  # what to do with a prompt that is longer than the model's context
-    )
+    # what to do with a prompt that is longer than the model's context
+    on_overflow: Overflow = "fail"
 
 
 class Prepared(Struct, eq=False):

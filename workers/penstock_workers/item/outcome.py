@@ -31,9 +31,8 @@ class Retry:
     # False where the item is not at fault (a rate limit, a busy server): it costs no attempt
     counted: bool = True
     rate_limited: bool = False
-    to: str | None = (
-        None  # another queue than it came from: that of the next model of its job's `fallback`
-    )
+    # another queue than it came from: that of the next model of its job's `fallback`
+    to: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,9 +61,8 @@ class Parked:
 
     why: str
     pauses: bool = False
-    ends_in_s: float | None = (
-        None  # the job goes on by itself after so many seconds; None = when a person says so
-    )
+    # the job goes on by itself after so many seconds; None = when a person says so
+    ends_in_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -66,9 +66,8 @@ class ReusePolicy:
         return Asked(RequestName(self.book, digest), self.oldest_s, self.idle_s)
 
     def _may_be_shared(self, fields: dict[str, Any]) -> bool:
-        if self.across_jobs and not fields.get(
-            "model"
-        ):  # answered by whatever model the next worker hosts
+        # answered by whatever model the next worker hosts
+        if self.across_jobs and not fields.get("model"):
             return False
         return self.always or answers_alike(self.endpoint, fields)
 

@@ -83,9 +83,8 @@ class FailureRun:
 
 
 LEAST_S: Final = 20.0  # of a GPU: with a look every LOOK_S, a hang is found within 30 s
-LEAST_CPU_S: Final = (
-    120.0  # others use the same cores, and kernels are compiled on them as they are first needed
-)
+# others use the same cores, and kernels are compiled on them as they are first needed
+LEAST_CPU_S: Final = 120.0
 COMPILING_S: Final = 600.0  # a step during which a compiler runs in the engine may take so long
 LOOK_S: Final = 2.0
 MOST_S: Final = 3600.0

@@ -31,9 +31,8 @@ log = logging.getLogger(__name__)
 LOOK_S: Final = 2.0
 SAY_EACH_S: Final = 30.0  # in the log; a heartbeat carries it every 5 s
 PIDS_MAX: Final = 512  # processes of one engine whose counters are read
-NEARLY: Final = (
-    0.97  # of the weights: what is left is in files that only some of the processes read
-)
+# of the weights: what is left is in files that only some of the processes read
+NEARLY: Final = 0.97
 
 FILES_MAX: Final = 4096  # of one model in the cache
 BLOBS, UNFINISHED = "blobs", ".incomplete"  # as huggingface_hub names them

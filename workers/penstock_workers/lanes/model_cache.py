@@ -170,9 +170,8 @@ class FileCache:
                 return None
             if not _is_whole(folder, wanted):
                 self._bring(wanted, lock, note)
-            if not (
-                lock.share() and _is_whole(folder, wanted)
-            ):  # between the two locks others may remove it
+            # between the two locks others may remove it
+            if not (lock.share() and _is_whole(folder, wanted)):
                 return None
         lock.touch()
         return Entry(folder, lock)

@@ -250,9 +250,8 @@ class _Download:
         opened = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         self._opened.append(opened)
         if file.size:
-            os.posix_fallocate(
-                opened, 0, file.size
-            )  # a disk that is too small says so before anything travels
+            # a disk that is too small says so before anything travels
+            os.posix_fallocate(opened, 0, file.size)
         self._parts.extend((opened, file, offset) for offset in range(0, file.size, PART_BYTES))
 
     def _close(self) -> None:

@@ -27,9 +27,8 @@ def one_run(
     """Start the lane, send requests (endpoint and body) until one is answered, and end it."""
     try:
         yield asyncio.run(_run(row.make(settings), tries))
-    except (
-        Exception
-    ) as error:  # engines raise what they like; whatever it is, a worker would not start either
+    # engines raise what they like; whatever it is, a worker would not start either
+    except Exception as error:
         said = f"{type(error).__name__}: {error}".strip()[:SHOWN_CHARS]
         yield LaneFinding(
             False,

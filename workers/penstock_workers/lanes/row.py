@@ -23,9 +23,8 @@ if TYPE_CHECKING:
 
 L = TypeVar("L", bound=Lane)
 
-SUSPECT_CHILDREN = (
-    4  # 64 calls in each: suspects of most lanes wait for a provider, not for a processor
-)
+# 64 calls in each: suspects of most lanes wait for a provider, not for a processor
+SUSPECT_CHILDREN = 4
 
 
 class Gauge(NamedTuple):
@@ -86,28 +85,21 @@ class LaneRow(Generic[L]):
     # Items that a worker holds at once where its engine, once it is up, says more than the
     # settings; None = as they say.
     slots: Callable[[WorkerSettings, L], int | None] | None = None
-    settings: type[LaneSettings] | None = (
-        None  # the field of WorkerSettings that is named as the lane
-    )
-    modules: tuple[
-        str, ...
-    ] = ()  # what its start needs, imported ahead where a worker waits for its settings
-    gauges: Mapping[str, Gauge] = field(
-        default_factory=dict
-    )  # by the names that ``Lane.gauges`` gives
+    # the field of WorkerSettings that is named as the lane
+    settings: type[LaneSettings] | None = None
+    # what its start needs, imported ahead where a worker waits for its settings
+    modules: tuple[str, ...] = ()
+    # by the names that ``Lane.gauges`` gives
+    gauges: Mapping[str, Gauge] = field(default_factory=dict)
     waits_for: str | None = None  # what an item with a slot waits for, in traces
-    engine: str | None = (
-        None  # OpenTelemetry's `gen_ai.provider.name` of what answers; None = the item's provider
-    )
-    engine_url: Callable[[WorkerSettings], str | None] | None = (
-        None  # where that is, should it be a server
-    )
-    inspect: Callable[[WorkerSettings], Iterator[LaneFinding]] | None = (
-        None  # the machine that this is run on
-    )
-    tries: tuple[
-        tuple[str, bytes], ...
-    ] = ()  # endpoints and bodies of one token, of which a model answers one
+    # OpenTelemetry's `gen_ai.provider.name` of what answers; None = the item's provider
+    engine: str | None = None
+    # where that is, should it be a server
+    engine_url: Callable[[WorkerSettings], str | None] | None = None
+    # the machine that this is run on
+    inspect: Callable[[WorkerSettings], Iterator[LaneFinding]] | None = None
+    # endpoints and bodies of one token, of which a model answers one
+    tries: tuple[tuple[str, bytes], ...] = ()
     check: LaneCheck | None = None  # None: its settings hold nothing to look at
     # What runs in a worker whose documents are no items to be claimed; None: what runs items, with
     # ``make`` and ``admission``.

@@ -7,9 +7,8 @@ from reprlib import Repr
 from typing import Any, Final
 
 SHOWN_CHARS: Final = 40
-_LOOK: Final = (
-    Repr()
-)  # repr() itself would write all of it down first, and fails at a thousand levels
+# repr() itself would write all of it down first, and fails at a thousand levels
+_LOOK: Final = Repr()
 _LOOK.maxstring = _LOOK.maxlong = _LOOK.maxother = 2 * SHOWN_CHARS
 
 

@@ -199,9 +199,8 @@ class S3Prefix:
             )
             for entry in page.get("Contents", ()):
                 path = entry["Key"][len(self._below) :]
-                if path and not path.endswith(
-                    "/"
-                ):  # consoles make such objects and show them as folders
+                # consoles make such objects and show them as folders
+                if path and not path.endswith("/"):
                     yield Listed(
                         path, entry["Size"], entry["ETag"], entry["LastModified"].timestamp()
                     )
@@ -286,9 +285,8 @@ def _ask(uri: str, request: Callable[[], Any]) -> Any:
         ) from error
     except FileNotFoundError:
         raise
-    except (
-        RecursionError
-    ) as error:  # botocore asks a store that redirects for the region, and is redirected again
+    # botocore asks a store that redirects for the region, and is redirected again
+    except RecursionError as error:
         raise SourceUnavailable(
             f"{uri}: S3 sends each request elsewhere and does not say where; check the endpoint "
             "and the region"

@@ -176,6 +176,5 @@ def _tag(meta: Mapping[str, Any]) -> str:
         raise SourceError(
             "unsupported_source", f"{meta['path']} has no ETag, by which it would be known again"
         )
-    return str(tag).strip(
-        '"'
-    )  # Azure's lists leave the quotes out, which are a part of the tag in HTTP
+    # Azure's lists leave the quotes out, which are a part of the tag in HTTP
+    return str(tag).strip('"')

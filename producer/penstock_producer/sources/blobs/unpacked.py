@@ -126,15 +126,13 @@ CODECS: Final[Mapping[str, Codec]] = {
 
 PACKED: Final = "packed"  # of a pin: the codec
 MEMBERS_KEPT: Final = 128  # evenly spread; they are in the pin, and so in the row of the job
-_FIRST_SPACING: Final = (
-    1024 * 1024
-)  # plain bytes between two of them; doubled each time when there are too many
+# plain bytes between two of them; doubled each time when there are too many
+_FIRST_SPACING: Final = 1024 * 1024
 # larger than its packed form; JSON Lines of one prompt reach 100, and a bomb 1,000 and more
 MOST_TIMES: Final = 250
 FREE_BYTES: Final = 64 * 1024 * 1024  # plain bytes that may come of any small file
-KEPT_BEHIND: Final = (
-    8 * 1024 * 1024
-)  # plain bytes that a fetch can go back: documents come nearly in order
+# plain bytes that a fetch can go back: documents come nearly in order
+KEPT_BEHIND: Final = 8 * 1024 * 1024
 
 
 class Member(NamedTuple):

@@ -90,10 +90,8 @@ def _addressed(name: str | None, given: str) -> Address:
     remember_url(given)
     try:
         url = make_url(given)
-    except (
-        ArgumentError,
-        ValueError,
-    ):  # a port that is no number, as where a password has an @ in it
+    # a port that is no number, as where a password has an @ in it
+    except (ArgumentError, ValueError):
         place = "the source" if name is None else name
         raise SourceError(
             "invalid_url",

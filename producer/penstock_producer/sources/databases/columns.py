@@ -176,9 +176,8 @@ def _not_finite(column: Column, value: Any) -> RowFault:
 
 Key = int | str | None
 PAGE_ROWS: Final = 5_000  # of every page but the last; a row's number says which page it is in
-MAX_PAGE_BYTES: Final = (
-    16 * 1024 * 1024
-)  # unpacked: 5,000 keys of 512 bytes, each written as JSON at its longest
+# unpacked: 5,000 keys of 512 bytes, each written as JSON at its longest
+MAX_PAGE_BYTES: Final = 16 * 1024 * 1024
 _LENGTH_BYTES: Final = 4
 
 

@@ -152,17 +152,14 @@ def _said(error: SQLAlchemyError) -> str:
     return redact(str(orig or error).strip().partition("\n")[0][:SAID_CHARS], cut=True)
 
 
-POOL_SIZE: Final = (
-    2  # of one source in one process: what is read by reference, in threads, waits its turn
-)
+# of one source in one process: what is read by reference, in threads, waits its turn
+POOL_SIZE: Final = 2
 LOCK_S: Final = 10.0  # a table that is being changed
 BUSY_S: Final = 30.0  # a file that another program writes
-OPS_BETWEEN_LOOKS: Final = (
-    20_000  # steps of SQLite's machine between two looks at the clock: some milliseconds
-)
-_DEADLINE: Final = (
-    "deadline"  # of the statement under way, in what SQLAlchemy keeps with a connection
-)
+# steps of SQLite's machine between two looks at the clock: some milliseconds
+OPS_BETWEEN_LOOKS: Final = 20_000
+# of the statement under way, in what SQLAlchemy keeps with a connection
+_DEADLINE: Final = "deadline"
 _SNAPSHOT: Final = (
     "SET TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY; SET LOCAL TimeZone = 'UTC'; SET "
     "LOCAL DateStyle = 'ISO'"

@@ -25,9 +25,8 @@ POOL_SIZE: Final = 2  # as of PostgreSQL: of one source in one process
 POOL_WAIT_S: Final = 30.0
 CONNECT_TIMEOUT_S: Final = 10
 LOCK_S: Final = 10  # a table that is being changed
-SILENCE_S: Final = (
-    30  # beyond the limit of a statement: the server that should have ended it is gone
-)
+# beyond the limit of a statement: the server that should have ended it is gone
+SILENCE_S: Final = 30
 # By the scheme of the URL where that names a driver, else by its database.
 _PACKAGES: Final = {
     "duckdb": "duckdb-engine",
@@ -55,9 +54,8 @@ def check_driver(url: URL, shown: str) -> URL:
 
     Connects to nothing. Raises SourceUnavailable where a package is not installed."""
     chosen = url
-    if (
-        url.drivername in MYSQL and util.find_spec("MySQLdb") is None
-    ):  # the driver that SQLAlchemy takes by itself
+    # the driver that SQLAlchemy takes by itself
+    if url.drivername in MYSQL and util.find_spec("MySQLdb") is None:
         chosen = url.set(drivername=f"{url.drivername}+pymysql")
     try:
         engine = create_engine(chosen, poolclass=NullPool)
@@ -78,11 +76,8 @@ def check_driver(url: URL, shown: str) -> URL:
             f"{shown} needs a driver that is not installed here: {need}, here and for control "
             "processes and workers"
         ) from error
-    except (
-        ArgumentError,
-        TypeError,
-        ValueError,
-    ) as error:  # a dialect that wants other parts in its URL
+    # a dialect that wants other parts in its URL
+    except (ArgumentError, TypeError, ValueError) as error:
         raise SourceError(
             "invalid_url", f"{shown} is not a URL that {url.drivername} takes: {redact(str(error))}"
         ) from error

@@ -119,9 +119,8 @@ class PortableRelation:
 
     def _source(self) -> sa.FromClause | sa.TextClause:
         if self._what.table is None:
-            return sa.text(
-                f"({escaped(self._what.query)}\n) source"
-            )  # a newline: the query may end in a comment
+            # a newline: the query may end in a comment
+            return sa.text(f"({escaped(self._what.query)}\n) source")
         *schema, name = parts(self._what.table)
         return sa.table(name, schema=schema[0] if schema else None)
 

@@ -54,9 +54,8 @@ _KEY_TYPES: Final = frozenset(
     }
 )
 _END: Final = re.compile(r"[\s;]+\Z")
-_FIRST: Final = re.compile(
-    r"(?:\s|\(|--[^\n]*(?:\n|\Z)|/\*.*?\*/)*+([A-Za-z]+)", re.DOTALL
-)  # behind comments and brackets
+# behind comments and brackets
+_FIRST: Final = re.compile(r"(?:\s|\(|--[^\n]*(?:\n|\Z)|/\*.*?\*/)*+([A-Za-z]+)", re.DOTALL)
 _READING: Final = frozenset({"SELECT", "WITH", "VALUES", "TABLE"})
 _TYPES: Final = text("SELECT oid, typname FROM pg_type WHERE oid = ANY(CAST(:oids AS oid[]))")
 
@@ -146,9 +145,8 @@ class Relation:
         values = [
             f"{column.value(names[column.name])} AS c{at}" for at, column in enumerate(columns)
         ]
-        size = " + ".join(
-            ["CAST(0 AS bigint)", *sizes]
-        )  # some columns of a gigabyte are more than an int4 holds
+        # some columns of a gigabyte are more than an int4 holds
+        size = " + ".join(["CAST(0 AS bigint)", *sizes])
         inner = (
             f"SELECT {self._key_sql()} AS k, {size} AS s, {', '.join(values)} FROM "  # noqa: S608  # quoted names
             f"{self._what.sql()} WHERE "

@@ -99,9 +99,8 @@ class RenderedPrompt:
         self.required: tuple[str, ...] = (*prompt.required, *named)
         self.fields: tuple[str, ...] = (*prompt.fields, *named)
         self.whole_row: bool = prompt.whole_row
-        self._is_plain = not (
-            self._cuts or self._compresses or named
-        )  # as most are: nothing else is asked for each row
+        # as most are: nothing else is asked for each row
+        self._is_plain = not (self._cuts or self._compresses or named)
         self._check_cuts()
         self._build = prompt_bodies(spec, example_messages(spec.examples, self._example))
 

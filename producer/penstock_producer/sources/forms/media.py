@@ -70,9 +70,8 @@ def kind_of(data: bytes) -> Kind | None:
             return kind
     if data[:4] == b"RIFF":
         return _IN_RIFF.get(data[8:12])
-    if (
-        len(data) > 1 and data[0] == 0xFF and data[1] & 0xE6 == 0xE2 and data[1] & 0x18 != 0x08
-    ):  # a frame of MPEG layer III
+    # a frame of MPEG layer III
+    if len(data) > 1 and data[0] == 0xFF and data[1] & 0xE6 == 0xE2 and data[1] & 0x18 != 0x08:
         return Kind(AUDIO, "mp3")
     return None
 

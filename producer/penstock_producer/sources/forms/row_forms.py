@@ -30,9 +30,8 @@ from penstock_producer.sources.forms.strict_json import RowFault, bounded, colum
 
 class RowForm(Protocol):
     control_keys: tuple[bytes, ...]
-    columns: (
-        tuple[str, ...] | None
-    )  # that every row must have; None where rows are requests of their own
+    # that every row must have; None where rows are requests of their own
+    columns: tuple[str, ...] | None
     param_columns: tuple[str, ...]  # that parameters come from: a row may leave them empty
     read_columns: tuple[str, ...] | None  # that may be read, others need not be; None for all
     media_columns: tuple[str, ...]  # of images and sounds: their values may be bytes
@@ -103,10 +102,8 @@ class BatchLines:
 
     def __init__(self, spec: JobSpec, max_body_bytes: int = DEFAULT_MAX_BODY_BYTES) -> None:
         self._endpoint = spec.endpoint
-        self._spec, self._others = (
-            spec,
-            dict[str, BatchLines](),
-        )  # by endpoint: as the lines that name it are read
+        # by endpoint: as the lines that name it are read
+        self._spec, self._others = (spec, dict[str, BatchLines]())
         self._max_body_bytes = max_body_bytes
         self._needs_model = spec.asks_a_provider
         self._defaults = ({} if spec.model is None else {"model": spec.model}) | spec.sent_params()

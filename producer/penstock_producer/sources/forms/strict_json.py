@@ -24,9 +24,8 @@ from penstock_producer.json_bounds import overfull
 
 __all__ = ["bounded", "columns_of", "meant", "too_large"]
 
-MAX_DEPTH = (
-    64  # no request body of a known provider nests a quarter of this; parsers fail from 1,000 on
-)
+# no request body of a known provider nests a quarter of this; parsers fail from 1,000 on
+MAX_DEPTH = 64
 _MIN_INT, _MAX_INT = -(2**63), 2**64 - 1  # what every JSON reader on the way keeps exactly
 _MAX_INT_DIGITS = 20
 

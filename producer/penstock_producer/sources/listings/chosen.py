@@ -79,9 +79,8 @@ class LocalFolder:
             if kind is not _Kind.FOLDER:
                 if key > after:
                     yield self._look(name, is_link=kind is _Kind.LINK)
-            elif depth < self._depth and not (
-                after > key and not after.startswith(key)
-            ):  # not wholly before it
+            # not wholly before it
+            elif depth < self._depth and not (after > key and not after.startswith(key)):
                 yield from self._below(name, after, depth + 1)
             elif depth == MAX_DEPTH:
                 raise SourceError(

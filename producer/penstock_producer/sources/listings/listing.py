@@ -14,9 +14,8 @@ from penstock_producer.sources.blobs.blob import Blob
 from penstock_producer.sources.blobs.s3 import Listed, S3Object, S3Prefix
 from penstock_producer.sources.blobs.store import StoreObject, StorePrefix
 
-_RAW: Final = (
-    "surrogateescape"  # a file's name is bytes: those that are not UTF-8 are lone surrogates here
-)
+# a file's name is bytes: those that are not UTF-8 are lone surrogates here
+_RAW: Final = "surrogateescape"
 
 
 class Fault(NamedTuple):

@@ -20,15 +20,13 @@ from penstock_producer.sources.readers.groups import Groups, damaged, open_group
 from penstock_producer.sources.readers.rows import PinnedRows, RowOptions
 
 _POSITION = re.compile(r"(\d{1,9}):(\d{1,12})", re.ASCII)  # "group:row"
-PIECE_BYTES: Final = (
-    32 * 1024 * 1024
-)  # of a batch that become Python objects at a time: rows may hold images
+# of a batch that become Python objects at a time: rows may hold images
+PIECE_BYTES: Final = 32 * 1024 * 1024
 _BYTES_FIX: Final = (
     "write it as text; a column of images or sounds is named by --image-field or --audio-field"
 )
-KEPT_BYTES: Final = (
-    64 * 1024 * 1024
-)  # of a group, for the next fetch: documents come nearly in order
+# of a group, for the next fetch: documents come nearly in order
+KEPT_BYTES: Final = 64 * 1024 * 1024
 
 
 class ColumnarSource(PinnedRows):

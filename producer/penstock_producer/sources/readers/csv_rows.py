@@ -77,9 +77,8 @@ def _numbers_of_fields(text: str, delimiter: str, *, whole: bool) -> list[int]:
     return known[:_RECORDS] if len(known) > 1 else []
 
 
-_CSV_LIMIT: Final = (
-    131_072  # characters of a field; the module's own default, which is for the whole process
-)
+# characters of a field; the module's own default, which is for the whole process
+_CSV_LIMIT: Final = 131_072
 
 
 class Dialect(NamedTuple):
@@ -111,9 +110,8 @@ def read_records(
     After either it is unknown which newlines are quoted, and so which lines are documents.
     """
     if csv.field_size_limit() < max_bytes:
-        csv.field_size_limit(
-            max(max_bytes, _CSV_LIMIT)
-        )  # never lowered: it belongs to the whole process
+        # never lowered: it belongs to the whole process
+        csv.field_size_limit(max(max_bytes, _CSV_LIMIT))
     feed = _Feed(lines, dialect.encoding, uri, max_bytes)
     reader = csv.reader(feed, delimiter=dialect.delimiter, strict=True)
     while True:

@@ -19,9 +19,8 @@ from penstock_producer.sources.blobs.blob import Blob, BlobFile
 ROWS_PER_BATCH: Final = 1_000  # what is made into Python objects at a time
 # Of one record batch: of the columns that are read in the file form, of all in a stream.
 MAX_BATCH_BYTES: Final = 512 * 1024**2
-MAX_BATCHES: Final = (
-    1_000_000  # of a stream; each costs a look at its header when the file is opened
-)
+# of a stream; each costs a look at its header when the file is opened
+MAX_BATCHES: Final = 1_000_000
 _MAGIC: Final = b"ARROW1"
 _CONTINUED: Final = b"\xff" * 4  # before each header of a stream
 _MAX_HEADER_BYTES: Final = 16 * 1024**2  # a schema of 100,000 columns
@@ -176,9 +175,8 @@ def _validate(column: Any) -> None:
     before, and it ends processes."""
     from pyarrow import types
 
-    if types.is_string(column.type) or types.is_large_string(
-        column.type
-    ):  # UTF-8 is each row's own question
+    # UTF-8 is each row's own question
+    if types.is_string(column.type) or types.is_large_string(column.type):
         column = column.view("binary" if types.is_string(column.type) else "large_binary")
     column.validate(full=True)
 
@@ -216,9 +214,8 @@ def _kind_and_body(header: bytes) -> tuple[int, int]:
     if not 0 <= fields < len(header):
         raise struct.error
     (width,) = struct.unpack_from("<H", header, fields)
-    at = (
-        struct.unpack_from("<4H", header, fields + 4) if width >= 12 else (0, 0, 0, 0)
-    )  # version, kind, header, length
+    # version, kind, header, length
+    at = struct.unpack_from("<4H", header, fields + 4) if width >= 12 else (0, 0, 0, 0)
     kind = struct.unpack_from("<B", header, table + at[1])[0] if at[1] else 0
     body = struct.unpack_from("<q", header, table + at[3])[0] if at[3] else 0
     return kind, body
@@ -227,9 +224,8 @@ def _kind_and_body(header: bytes) -> tuple[int, int]:
 # Uncompressed bytes of one group's columns that are read. A group is decoded in pieces, but writers
 # that make larger ones hold whole files in one group, which can be entered nowhere else.
 MAX_GROUP_BYTES: Final = 4 * 1024**3
-BATCH_BYTES: Final = (
-    64 * 1024 * 1024
-)  # of rows that are decoded at a time, where they are large: images, for example
+# of rows that are decoded at a time, where they are large: images, for example
+BATCH_BYTES: Final = 64 * 1024 * 1024
 _READ_BUFFER: Final = 1024 * 1024
 
 
@@ -242,11 +238,8 @@ def open_groups(blob: Blob, size: int, rows: str) -> Groups:
 
     try:
         return _ParquetGroups(blob, size) if rows == PARQUET else open_arrow(blob, size)
-    except (
-        pyarrow.ArrowException,
-        OSError,
-        UnicodeDecodeError,
-    ) as error:  # the last of names of columns
+    # the last of names of columns
+    except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
         raise damaged(blob.uri, rows, error) from error
 
 

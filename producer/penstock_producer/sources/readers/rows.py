@@ -27,9 +27,8 @@ _POSITION = re.compile(r"(\d{1,18}):(\d{1,10})", re.ASCII)  # "offset:length"
 class RowOptions:
     """What readers of all formats take."""
 
-    max_line_bytes: (
-        int  # both limits travel in the pin: a reader with other settings must refuse the same rows
-    )
+    # both limits travel in the pin: a reader with other settings must refuse the same rows
+    max_line_bytes: int
     max_body_bytes: int
     form: str  # the format's name
     size: int | None  # of the pinned file, in bytes; None for one that is submitted now

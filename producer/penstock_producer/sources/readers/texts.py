@@ -63,9 +63,8 @@ class TextFiles(WholeFiles):
         form = form_of(spec, most, media_of(spec, None, most))
         super().__init__(chosen, spec, form, options)
         self._encoding = spec.encoding or UTF_8
-        self._mixed = spec.format == TEXT or bool(
-            chosen.pattern
-        )  # names need not say that they are texts
+        # names need not say that they are texts
+        self._mixed = spec.format == TEXT or bool(chosen.pattern)
 
     def _expect(self, entry: Entry) -> None:
         if not self._mixed and document_by_name(entry.name) is None:

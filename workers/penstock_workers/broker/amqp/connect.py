@@ -66,9 +66,8 @@ class Publisher:
         self._channel = channel
         self._queue = queue
         self._sent = 0
-        self._open: dict[
-            int, str
-        ] = {}  # number -> tag of messages not yet confirmed or refused; one group at most
+        # number -> tag of messages not yet confirmed or refused; one group at most
+        self._open: dict[int, str] = {}
         self._left: set[str] = set()  # tags of the group that are not confirmed, sent or not
         self._returned: set[str] = set()  # tags that RabbitMQ confirmed but could not route
         channel.confirm_select()

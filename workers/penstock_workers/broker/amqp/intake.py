@@ -114,9 +114,8 @@ class Intake:
         self._disconnect = disconnect
         self.delivered = 0
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="penstock-take")
-        self._waiting: deque[Delivered] = (
-            deque()
-        )  # bounded by the prefetch that the channel has asked for
+        # bounded by the prefetch that the channel has asked for
+        self._waiting: deque[Delivered] = deque()
         self._group: list[Delivered] = []  # the deliveries that the call under way takes
         self._call: Future[Taken] | None = None
         self._not_before = self._failed_at = 0.0

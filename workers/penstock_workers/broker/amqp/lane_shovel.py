@@ -82,9 +82,8 @@ class Losses:
 
 log = logging.getLogger(__name__)
 
-GROUP_MAX = (
-    500  # messages per claim and per wait for confirmations; about 10 ms of Redis per script
-)
+# messages per claim and per wait for confirmations; about 10 ms of Redis per script
+GROUP_MAX = 500
 LEAD_S = 5.0  # a shovel that was killed is replaced after this
 # of the visibility timeout: what is not confirmed by then is still under the shovel's lease, and
 # goes back
@@ -193,9 +192,8 @@ class LaneShovel:
             self._look_at = monotonic() + self._look_each_s
             self._recall_lost(look.ready)
         room = self._depth.room(look.ready)
-        most = (
-            self._depth.target + look.consumers * PREFETCH_MAX
-        )  # a queue that loses confirmed messages must not get all of them
+        # a queue that loses confirmed messages must not get all of them
+        most = self._depth.target + look.consumers * PREFETCH_MAX
         room = min(room, most - relayed, waiting, GROUP_MAX)
         if room <= 0:
             return False

@@ -146,9 +146,8 @@ class Shovel:
             lane.disconnect()
         broker, self._broker = self._broker, None
         if broker is not None:
-            with contextlib.suppress(
-                *AMQP_ERRORS, AttributeError
-            ):  # py-amqp, of a connection that is gone
+            # py-amqp, of a connection that is gone
+            with contextlib.suppress(*AMQP_ERRORS, AttributeError):
                 broker.release()
 
 

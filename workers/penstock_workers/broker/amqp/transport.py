@@ -30,9 +30,8 @@ from penstock_workers.broker.messages import Message, payload_of
 
 log = logging.getLogger(__name__)
 
-TURN_S = (
-    0.05  # a worker that was full looks for room this often, and at each turn of its hub besides
-)
+# a worker that was full looks for room this often, and at each turn of its hub besides
+TURN_S = 0.05
 ANSWER_TIMEOUT_S = 10.0  # a connection on which RabbitMQ does not answer for longer is closed
 ASK_EACH_S = 5.0  # an idle worker asks whether messages are ready
 FRAMES_PER_TURN = 3 * PREFETCH_MAX  # a message has three; then the hub serves its other callbacks
@@ -69,12 +68,10 @@ class Channel(pyamqp.Channel):  # type: ignore[misc]  # kombu is untyped
         self._worker_leases = connection.worker_leases
         self._limit = 0  # what the worker may hold; 0 = as many as come
         self._intake: Intake | None = None
-        self._consuming: dict[
-            str, str
-        ] = {}  # consumer tags that go through the intake, and their queues
-        self._passed_over = (
-            -1
-        )  # deliveries so far, when RabbitMQ had messages for this idle worker; -1 = it had none
+        # consumer tags that go through the intake, and their queues
+        self._consuming: dict[str, str] = {}
+        # deliveries so far, when RabbitMQ had messages for this idle worker; -1 = it had none
+        self._passed_over = -1
         self._ask_at = 0.0
         self._leave_hub: list[Callable[[], object]] = []
         super().__init__(connection, *arguments, **options)

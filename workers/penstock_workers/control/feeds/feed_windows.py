@@ -24,12 +24,10 @@ log = logging.getLogger(__name__)
 
 # of work at the fleet's pace: outlasts a leader that died, and a new job waits no longer behind it
 WINDOW_S = 20.0
-SHARED_WINDOW_S = (
-    5.0  # where jobs share: a queue is first in, first out, so they take turns of at most so long
-)
-WINDOW_PER_SLOT = (
-    3  # at least: more than workers hold, so that slow answers, or none yet, leave no slot empty
-)
+# where jobs share: a queue is first in, first out, so they take turns of at most so long
+SHARED_WINDOW_S = 5.0
+# at least: more than workers hold, so that slow answers, or none yet, leave no slot empty
+WINDOW_PER_SLOT = 3
 WINDOW_MIN = 100  # keeps a small or a starting fleet busy until its pace is known
 WINDOW_PER_SLOT_MAX = 20  # at most: seconds of work for the quickest answers, not hours
 WINDOW_SMALL_FLEET_MAX = 2_000  # in place of that for a fleet of few slots
@@ -42,9 +40,8 @@ STEP_MIN = 20  # documents worth a step
 # be in no order at all. The other half is more than the slots hold, so that none is empty
 # meanwhile.
 ORDERED_STEP = 0.5
-URGENT_SHARE = (
-    0.75  # of the slots: the others always hold work that is not urgent, so none of it starves
-)
+# of the slots: the others always hold work that is not urgent, so none of it starves
+URGENT_SHARE = 0.75
 LOOK_EVERY_S = 2.0  # fleet size and memory change slowly
 SLOTS_DIGITS = 7  # fewer than ten million slots in one worker
 # a job with nothing outstanding for so long leaves its share to the others: an open job may be idle
@@ -72,21 +69,17 @@ class FeedWindows:
         self._full = False
         self._look_at = 0.0
         self._now, self._tick_s = clock(), 0.0  # the latest tick, and how long after the one before
-        self._active: dict[
-            str, float
-        ] = {}  # running job -> when it last had something outstanding, or was new
+        # running job -> when it last had something outstanding, or was new
+        self._active: dict[str, float] = {}
         self._known: dict[str, tuple[str, Flow]] = {}  # queue and flow of each live job
-        self._lanes: dict[
-            str, str
-        ] = {}  # of these, as they were then: the queue changes with the lane alone
+        # of these, as they were then: the queue changes with the lane alone
+        self._lanes: dict[str, str] = {}
         self._outstanding: Mapping[str, Sequence[int]] = {}  # by job and generation
         self._shares: dict[str, dict[str, Share]] = {}  # of this round, by queue and job
-        self._rivals: defaultdict[str, dict[str, Flow]] = defaultdict(
-            dict
-        )  # queue -> flows of its active jobs, by job
-        self._turns: defaultdict[str, Turns] = defaultdict(
-            Turns
-        )  # by queue, for jobs of small shares
+        # queue -> flows of its active jobs, by job
+        self._rivals: defaultdict[str, dict[str, Flow]] = defaultdict(dict)
+        # by queue, for jobs of small shares
+        self._turns: defaultdict[str, Turns] = defaultdict(Turns)
 
     def update(
         self,

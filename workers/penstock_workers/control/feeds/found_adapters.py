@@ -24,9 +24,8 @@ class FoundAdapters:
 
     def __init__(self, hot: RedisLedger) -> None:
         self._hot = hot
-        self._shown: set[str] = (
-            set()
-        )  # queues of models for which something was shown; bounded by the book of queues
+        # queues of models for which something was shown; bounded by the book of queues
+        self._shown: set[str] = set()
         self._next_at = 0.0
 
     def look(self) -> None:

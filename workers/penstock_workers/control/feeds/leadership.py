@@ -21,9 +21,8 @@ from penstock_workers.control.feeds.even import given_up, taken_on
 from penstock_workers.control.feeds.reconcile import Reconciler
 
 FEED_LEASE_S = 15.0  # a dead leader is replaced after this
-RENEW_BELOW_S = (
-    FEED_LEASE_S * 2 / 3
-)  # of what is left: two renewals may fail before a leader loses its feeds
+# of what is left: two renewals may fail before a leader loses its feeds
+RENEW_BELOW_S = FEED_LEASE_S * 2 / 3
 
 # leases per round: the transaction lasts some tenths of a second, and the next round takes more
 TAKEN_MAX = 500

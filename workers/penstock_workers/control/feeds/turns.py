@@ -30,9 +30,8 @@ class Turns:
         self._parts: Mapping[str, float] = {}  # of the window, by job that takes turns
         self._had: dict[str, float] = {}  # job -> documents fed for its part, in virtual time
         self._virtual = 0.0  # of the latest turn: a job that comes later starts here
-        self._fed_at: dict[
-            str, float
-        ] = {}  # job with documents outstanding -> when its latest turn was
+        # job with documents outstanding -> when its latest turn was
+        self._fed_at: dict[str, float] = {}
         self._stuck: frozenset[str] = frozenset()
         self._now = 0.0
         self._room = self._step = 0

@@ -28,12 +28,10 @@ class Accounts:
 
     def __init__(self, book: BudgetBook, batches: BatchFigures, tenants: TenantAccounts) -> None:
         self._book, self._batches, self._tenants = book, batches, tenants
-        self._spent_at: dict[
-            str, float
-        ] = {}  # monotonic times of the latest looks into SQL, by job
-        self._known_spent: dict[
-            str, int
-        ] = {}  # millionths of a dollar, as the latest look found them, by job
+        # monotonic times of the latest looks into SQL, by job
+        self._spent_at: dict[str, float] = {}
+        # millionths of a dollar, as the latest look found them, by job
+        self._known_spent: dict[str, int] = {}
         self._stray_at: dict[str, float] = {}
         self._stray: dict[str, dict[str, str]] = {}  # as the latest look found them
         self._limited: set[str] = set()  # jobs seen with a budget
@@ -54,9 +52,8 @@ class Accounts:
             self._spent_at[job_id] = now
             spent_now = self._batches.spent(job_id)
         account = self._look(job, budget_usd, tenant_usd, spent_now)
-        if account.spent < self._known_spent.get(
-            job_id, 0
-        ):  # Redis was lost since it said that it knows the job
+        # Redis was lost since it said that it knows the job
+        if account.spent < self._known_spent.get(job_id, 0):
             return self._look_with_sql(job, budget_usd, tenant_usd)
         self._known_spent[job_id] = account.spent
         if account.reserved:

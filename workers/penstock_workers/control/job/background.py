@@ -27,9 +27,8 @@ class Background:
     def __init__(self, at_once: int, on_ended: Callable[[], None]) -> None:
         self._at_once = at_once
         self._on_ended = on_ended  # called in the working thread, after success and failure
-        self._work: dict[
-            Key, Future[None]
-        ] = {}  # bounded by the jobs that are led here, and their sinks
+        # bounded by the jobs that are led here, and their sinks
+        self._work: dict[Key, Future[None]] = {}
 
     def start(self, key: Key, work: Callable[[], None]) -> bool:
         """False when there is no room now, or when it is under way."""

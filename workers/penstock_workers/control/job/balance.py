@@ -13,9 +13,8 @@ from penstock_ledger.model import Counts, Job, JobState
 
 log = logging.getLogger(__name__)
 
-REWINDS_MAX = (
-    3  # readings of a whole source without one more outcome: a fourth would not help, either
-)
+# readings of a whole source without one more outcome: a fourth would not help, either
+REWINDS_MAX = 3
 
 
 class Unbalanced(NamedTuple):
@@ -31,9 +30,8 @@ class Balance:
     def __init__(self, jobs: JobStore, outcomes: OutcomeStore) -> None:
         self._jobs = jobs
         self._outcomes = outcomes
-        self._rewound: dict[
-            str, tuple[int, int]
-        ] = {}  # job -> outcomes at its last rewind, rewinds without a new one
+        # job -> outcomes at its last rewind, rewinds without a new one
+        self._rewound: dict[str, tuple[int, int]] = {}
 
     def keep_only(self, live: Collection[str]) -> None:
         """Forget jobs that have ended."""

@@ -29,7 +29,6 @@ def affordable(left_usd: float, stats: Mapping[str, int], under_way: int) -> int
     if mean is None:
         return max(0, FIRST_DOCUMENTS - under_way)
     known = max(FIRST_DOCUMENTS, GROWTH * (stats.get("succeeded", 0) + stats.get("dead", 0)))
-    paid_for = (
-        int(left_usd / mean + 1e-9) if mean else known
-    )  # requests that are refused cost nothing, and say nothing
+    # requests that are refused cost nothing, and say nothing
+    paid_for = int(left_usd / mean + 1e-9) if mean else known
     return max(0, min(paid_for, known) - under_way)

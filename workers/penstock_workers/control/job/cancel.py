@@ -55,9 +55,8 @@ class Cancelling:
 
         The job ends when all are written off."""
         if job.total is None:
-            self._jobs.close(
-                job.job_id
-            )  # an open job takes no more documents; the next round knows how many there are
+            # an open job takes no more documents; the next round knows how many there are
+            self._jobs.close(job.job_id)
             return
         if self._waits_for_calls(job, queue, [*feeds, *shards]):
             return  # calls under way may still end with a result; no more are started
@@ -74,9 +73,8 @@ class Cancelling:
             return
         except FeedLost:
             return  # another process leads now, or the feed was rewound; the next round shows which
-        leads_newest = any(
-            led.feeder.feed.generation == job.generation for led in feeds
-        )  # one process counts
+        # one process counts
+        leads_newest = any(led.feeder.feed.generation == job.generation for led in feeds)
         if leads_newest and all(feed.exhausted for feed in self._jobs.feeds(job.job_id)):
             self._end(job)
 

@@ -43,9 +43,8 @@ class Completion:
             log.error("job %s: %s", job.job_id, closed.reason)
             self._states.move(job, closed.state, closed.reason)
         elif closed is not None and self._written(job, spec):
-            if (
-                self._hot.stats(job.job_id).get("succeeded", 0) != closed.succeeded
-            ):  # drifted while Redis was rebuilt
+            # drifted while Redis was rebuilt
+            if self._hot.stats(job.job_id).get("succeeded", 0) != closed.succeeded:
                 self._hot.reset_stats(job.job_id, stats_from(closed, self._hot.stats(job.job_id)))
             self._states.move(job, JobState.COMPLETED, None)
 

@@ -20,9 +20,8 @@ class JobEnding:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._moved: dict[
-            str, tuple[int, float]
-        ] = {}  # job that is all read -> documents under way, since when so many
+        # job that is all read -> documents under way, since when so many
+        self._moved: dict[str, tuple[int, float]] = {}
 
     def note(self, job_id: str, under_way: int) -> None:
         """``job_id`` is led here and read to its end."""

@@ -77,19 +77,15 @@ class JobLimits:
         self._hot = hot
         self._states = states
         self._accounts = accounts
-        self._mended: dict[
-            str, int
-        ] = {}  # generations of jobs up to which replays are in their accounts
+        # generations of jobs up to which replays are in their accounts
+        self._mended: dict[str, int] = {}
         self._looks: dict[str, _Look] = {}  # of jobs with a budget
-        self._untried: dict[
-            str, int
-        ] = {}  # messages that wait since the others of their job went back to the queue
+        # messages that wait since the others of their job went back to the queue
+        self._untried: dict[str, int] = {}
         self._least: dict[str, int] = {}  # what a document that waits is taken to cost at least
         self._quiet_since: dict[str, float] = {}  # monotonic
-        self._ended_at: dict[
-            str, float
-            # monotonic times of the latest looks at paused jobs that may have all their outcomes
-        ] = {}
+        # monotonic times of the latest looks at paused jobs that may have all their outcomes
+        self._ended_at: dict[str, float] = {}
 
     def stop(self, job: Job, spec: JobSpec, seen: JobSeen) -> bool:
         """Whether the job is past a limit, and therefore stopped in this round."""
@@ -133,9 +129,8 @@ class JobLimits:
             self._least[name] = least
         else:
             number = min(left, TRIED)
-        if (
-            not look.bound.reserved
-        ):  # no call will leave more room than there is: see which of all finds some
+        # no call will leave more room than there is: see which of all finds some
+        if not look.bound.reserved:
             number = max(number, left)
         number = min(number, most)
         self._untried[name] = max(0, left - number)
@@ -214,9 +209,8 @@ class JobLimits:
             self._quiet_since.pop(job.job_id, None)
             return False
         if not under_way:
-            return look.documents == 0 and not packs(
-                job.lane
-            )  # of batches their worker knows what the next one may cost
+            # of batches their worker knows what the next one may cost
+            return look.documents == 0 and not packs(job.lane)
         if look.fits or self._untried.get(job.job_id):
             self._quiet_since.pop(job.job_id, None)
             return False

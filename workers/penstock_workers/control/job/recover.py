@@ -61,9 +61,8 @@ class Recovery:
         known = stats_from(self._outcomes.counts(job.job_id), self._hot.stats(job.job_id))
         self._hot.reset_stats(job.job_id, known)
         self._end_calls(job)
-        self._hot.budgets.relearn(
-            job.job_id
-        )  # the round after this reserves what SQL knows of batches
+        # the round after this reserves what SQL knows of batches
+        self._hot.budgets.relearn(job.job_id)
         self._hot.set_job_lane(job)
         is_leaving = job.moves and self._moves.of(job.job_id)[-1].left_at is None
         if not packs(job.lane) or is_leaving:  # what is in batches is known to SQL alone

@@ -26,9 +26,8 @@ class Resumes:
         self._jobs = jobs
         self._states = states
         self._quotas = quotas
-        self._paused: dict[
-            str, float | None
-        ] = {}  # jobs last seen paused -> when that ends by itself
+        # jobs last seen paused -> when that ends by itself
+        self._paused: dict[str, float | None] = {}
         self._running: set[str] = set()  # jobs last seen running
 
     def resume_when_over(self, job: Job) -> None:

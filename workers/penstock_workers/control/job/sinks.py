@@ -90,9 +90,8 @@ class JobSinks:
     def written(self, job: Job, spec: JobSpec) -> bool:
         """All outcomes are there: True once every sink has them. Raises SinkGivenUp."""
         wanted = [sink for sink in self._sinks if sink.is_wanted(spec)]
-        turns = [
-            self._turn(sink, job, spec, whole=True) for sink in wanted
-        ]  # each begins, whatever others do
+        # each begins, whatever others do
+        turns = [self._turn(sink, job, spec, whole=True) for sink in wanted]
         return all(turns)
 
     def keep_only(self, live: Collection[str]) -> None:

@@ -27,9 +27,8 @@ class TableRows:
 
     def __init__(self, database: Database) -> None:
         self._database = database
-        self._places: dict[
-            str, str | None
-        ] = {}  # of jobs that are led here: up to where the table has them
+        # of jobs that are led here: up to where the table has them
+        self._places: dict[str, str | None] = {}
 
     def is_wanted(self, spec: JobSpec) -> bool:
         return spec.into is not None

@@ -72,12 +72,10 @@ class LaneFacts:
         self._hot, self._quotas, self._specs = hot, quotas, specs
         self._measured = Measured()
         self._live: Sequence[Job] = ()
-        self._lasted: dict[
-            str, tuple[float, list[float]]
-        ] = {}  # by provider: when it was read, and seconds
-        self._since: dict[
-            tuple[str, str, str], float
-        ] = {}  # job, lane and reason: when that trouble began
+        # by provider: when it was read, and seconds
+        self._lasted: dict[str, tuple[float, list[float]]] = {}
+        # job, lane and reason: when that trouble began
+        self._since: dict[tuple[str, str, str], float] = {}
         self._workers: Sequence[WorkerSeen] | None = None  # as this round has read them
         self._views: dict[str, QuotaView | None] = {}  # by provider, as this round has read them
         self._began = clock()

@@ -31,16 +31,14 @@ class JobNow(NamedTuple):
     lane: str | None  # where its documents go; None: that was never decided
     left: int  # documents without an outcome
     deadline_at: float | None  # Unix seconds
-    by_order: bool = (
-        False  # its lanes have an order of preference; else the cheaper one is preferred
-    )
+    # its lanes have an order of preference; else the cheaper one is preferred
+    by_order: bool = False
     # Of what is left, as far as a provider tells, what running batches have answered: that is kept
     # when they are cancelled.
     answered: int = 0
     usd_left: float | None = None  # of its budget; None: it has none
-    left_late: frozenset[str] = (
-        frozenset()
-    )  # lanes that it has left because of the deadline, or since they stood still
+    # lanes that it has left because of the deadline, or since they stood still
+    left_late: frozenset[str] = frozenset()
 
 
 class Plan(NamedTuple):

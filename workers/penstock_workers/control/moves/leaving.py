@@ -50,9 +50,8 @@ log = logging.getLogger(__name__)
 PAGE: Final = 1_000  # documents that go to SQL in one transaction
 PAGES_MAX: Final = 5  # in one round
 LOOK_AGAIN_S: Final = 2.0  # at what workers held, and at batches that still run
-OF_DEADLINE: Final = (
-    0.25  # of the time that was left at the move: patience with a provider takes no more of it
-)
+# of the time that was left at the move: patience with a provider takes no more of it
+OF_DEADLINE: Final = 0.25
 _LEFT: Final = "lane_left"
 
 Page = list[Remainder]

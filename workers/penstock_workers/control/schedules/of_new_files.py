@@ -26,9 +26,8 @@ from penstock_workers.control.schedules.starts import Started
 
 log = logging.getLogger(__name__)
 
-START_TIMEOUT_S: Final = (
-    3_600.0  # of reading and checking a source; a control process has few threads for it
-)
+# of reading and checking a source; a control process has few threads for it
+START_TIMEOUT_S: Final = 3_600.0
 FILES_MAX: Final = 1_000  # of one job
 _LOOKED: Final = (FiringOutcome.STARTED, FiringOutcome.NOTHING_NEW)
 

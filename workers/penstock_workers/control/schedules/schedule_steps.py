@@ -96,9 +96,8 @@ class ScheduleSteps:
             return
         try:
             timetable = Timetable(schedule.cron, schedule.timezone)
-        except (
-            ScheduleError
-        ) as error:  # this machine knows fewer zones than the one it was added on
+        # this machine knows fewer zones than the one it was added on
+        except ScheduleError as error:
             self._store.wait(schedule, self._owner, str(error), retry_at=now + RETRY_S)
             return
         step = due(timetable, schedule.catch_up, schedule.next_at, now)

@@ -94,9 +94,8 @@ def dearest(
 def _model_in(body: bytes) -> str | None:
     found = orjson.loads(body)
     model = found.get("model") if isinstance(found, dict) else None
-    return (
-        model.removeprefix("models/") if isinstance(model, str) else None
-    )  # as requests to Gemini may have it
+    # as requests to Gemini may have it
+    return model.removeprefix("models/") if isinstance(model, str) else None
 
 
 def prompt_bound(body: bytes) -> int:

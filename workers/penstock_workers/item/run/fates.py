@@ -47,9 +47,8 @@ class Fate:
     """One row of the table: the outcome of a failure, and on which terms."""
 
     outcome: type[Retry] | type[Dead] | type[Released] | type[Parked]
-    counted: bool = (
-        True  # of Retry: whether the attempt counts; with the last that counts, the item is dead
-    )
+    # of Retry: whether the attempt counts; with the last that counts, the item is dead
+    counted: bool = True
     max_attempts: int | None = None  # of Retry: fewer than the job's
     fix: str = ""  # of Parked, which pauses the job: what a person has to do
 

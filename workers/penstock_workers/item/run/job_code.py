@@ -80,9 +80,8 @@ class HooksUnderWay:
 
 log = logging.getLogger(__name__)
 
-STUCK_MAX = (
-    16  # calls of a hook in a row that took too long: then the hook is broken, not one document
-)
+# calls of a hook in a row that took too long: then the hook is broken, not one document
+STUCK_MAX = 16
 KEPT = 200  # hooks and schemas that are known to be usable: one schema and two hooks per job
 # Between tries to check an answer that is paid for, while no process for that can be started, or
 # its hook cannot be imported any more. In the first minute memory or processes may come free. Then
@@ -92,9 +91,8 @@ KEPT = 200  # hooks and schemas that are known to be usable: one schema and two 
 # again.
 START_AGAIN_S = (1.0, 4.0, 10.0, 15.0, 30.0)
 KEPT_ON_S = (30.0,) * 18
-REFUSED_ANSWER_CHARS = (
-    16_000  # of an answer that is shown to its model again: four pages, or four thousand tokens
-)
+# of an answer that is shown to its model again: four pages, or four thousand tokens
+REFUSED_ANSWER_CHARS = 16_000
 HELD_S = 10.0  # a broken hook is not called again for so long: its job is about to pause
 
 
@@ -121,14 +119,12 @@ class JobCode:
         self._under_way = HooksUnderWay()
         self._usable: OrderedDict[str, None] = OrderedDict()  # hooks, and jobs with their schema
         self._schemas: OrderedDict[str, bytes] = OrderedDict()  # by job
-        self._broken: dict[
-            str, tuple[float, WorkerError]
-        ] = {}  # until when, and why; as many as ``_usable``
+        # until when, and why; as many as ``_usable``
+        self._broken: dict[str, tuple[float, WorkerError]] = {}
         self._overtimes: Counter[str] = Counter()  # by hook, in a row
         self._failures = FailureLog(log)
-        self._logged: set[str] = (
-            set()
-        )  # hooks whose traceback is in the log; as many as were ever imported
+        # hooks whose traceback is in the log; as many as were ever imported
+        self._logged: set[str] = set()
 
     async def ready(self, attempt: Attempt) -> None:
         """Check the hooks and the schema before the call.
@@ -271,9 +267,8 @@ class JobCode:
         refused = None
         if isinstance(said, Mismatch):
             refused = RefusedAnswer((reply.content or "")[:REFUSED_ANSWER_CHARS], said.rule)
-        final = (
-            attempt.repairs_left <= 0 < attempt.spent_in_all.repairs
-        )  # a repetition as it was would be one more
+        # a repetition as it was would be one more
+        final = attempt.repairs_left <= 0 < attempt.spent_in_all.repairs
         return Failure(
             "schema_mismatch", said.words[:DETAIL_CHARS], reply.status, final=final, refused=refused
         )

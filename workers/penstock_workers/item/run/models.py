@@ -43,9 +43,8 @@ class ModelCheck:
         self._served = Served(())
         self._queues: frozenset[str] = frozenset()
         self._bound: OrderedDict[str, str] = OrderedDict()  # job -> queue; a binding never changes
-        self._binding = (
-            asyncio.Lock()
-        )  # one look at the fleet, however many items of a job ask at once
+        # one look at the fleet, however many items of a job ask at once
+        self._binding = asyncio.Lock()
 
     def open(self, served: Served) -> None:
         """Take what the lane serves, now that it is up."""

@@ -30,9 +30,8 @@ from penstock_workers.item.attempt import Attempt
 from penstock_workers.item.failures import Failure
 from penstock_workers.item.lane import Prepared, Turn
 
-SUSPECT_AFTER_CRASHES: Final = (
-    2  # one crash may be that of an item beside it, or a spot notice; two make a suspect
-)
+# one crash may be that of an item beside it, or a spot notice; two make a suspect
+SUSPECT_AFTER_CRASHES: Final = 2
 # From here on an item runs in smaller groups. A crash of its own ends a child, not the worker, so
 # what goes on counting is mostly a fleet that is killed from outside: the first such deaths cost no
 # speed.
@@ -115,9 +114,8 @@ class Cells:
 
     def __init__(self, widths: Sequence[int]) -> None:
         self._widths = widths
-        self._waiting: list[deque[asyncio.Future[None]]] = [
-            deque() for _ in widths
-        ]  # bounded by the prefetch
+        # bounded by the prefetch
+        self._waiting: list[deque[asyncio.Future[None]]] = [deque() for _ in widths]
         self._line = 0  # whose turn it is
         self._inside = 0
 

@@ -76,9 +76,8 @@ class Bodies:
 
 JOBS_KEPT = 1_000  # a worker sees few jobs at a time; each costs a few kilobytes
 
-Seen = tuple[
-    str, str | None
-]  # a job, and the path that its items name, where that is not the job's
+# a job, and the path that its items name, where that is not the job's
+Seen = tuple[str, str | None]
 
 
 class Reader(Protocol):
@@ -138,9 +137,8 @@ def read_job(
 
     def read(job_id: str, endpoint: str | None = None) -> JobView:
         job = jobs.get(job_id)
-        if (
-            job.job_id != job_id
-        ):  # a key of a job: items name jobs by their ids, under which they are settled
+        # a key of a job: items name jobs by their ids, under which they are settled
+        if job.job_id != job_id:
             raise JobNotFound(job_id)
         spec = JobSpec.accepted(job.spec)
         if endpoint is not None:

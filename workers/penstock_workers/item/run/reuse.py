@@ -168,9 +168,8 @@ class Reuse:
         clock = asyncio.get_running_loop().time
         self._book, self._outcomes, self._begin, self._waiting = book, outcomes, begin, waiting
         self._lines, self._known = Lines(clock), KnownAnswers(clock)
-        self._leading: dict[
-            RequestName, Asked
-        ] = {}  # claims of this process; bounded by what it holds
+        # claims of this process; bounded by what it holds
+        self._leading: dict[RequestName, Asked] = {}
         self._looks: Gatherer[_Look] = Gatherer(self._look, group_max=GROUP_MAX, linger_s=0)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="reuse")
         self._failure_log = FailureLog(log)
@@ -202,9 +201,8 @@ class Reuse:
             return await steps(attempt)
         if found is Turn.LEAD:
             return await self._lead(asked, attempt, steps)
-        await self._begin(
-            attempt
-        )  # it may be finished, or its job paused; and earlier crashes stay counted
+        # it may be finished, or its job paused; and earlier crashes stay counted
+        await self._begin(attempt)
         if isinstance(found, Result):
             return Done(_taken(attempt, found))
         assert isinstance(found, InFlight), found
@@ -259,13 +257,11 @@ class Reuse:
             raise
         match outcome:
             case Done(result) if len(result.body) <= ANSWER_BYTES_MAX:
-                self._leading.pop(
-                    asked.name, None
-                )  # the claim stays until it is settled, or its lease ends
+                # the claim stays until it is settled, or its lease ends
+                self._leading.pop(asked.name, None)
                 self._learn(asked.name, result)
-            case (
-                Done() | Dead() | Retry(counted=True)
-            ):  # waiting for one another, they would fail one after the other
+            # waiting for one another, they would fail one after the other
+            case Done() | Dead() | Retry(counted=True):
                 attempt.keep = None
                 self._release(asked)
                 self._learn(asked.name, Turn.ALONE)

@@ -102,15 +102,13 @@ class ItemRunner:
             raise TurnedAway(
                 decide(attempt, Failure("source_lost", attempt.lost, None), self.policy)
             )
-        attempt.place = place = await self.waits.slots.place(
-            attempt.job.flow
-        )  # until its outcome is stored
+        # until its outcome is stored
+        attempt.place = place = await self.waits.slots.place(attempt.job.flow)
         happened = await self._try_where(attempt, place)
         while isinstance(happened, Failure) and has_follow_up(attempt, happened, self.policy):
             happened = await self._follow_up(attempt, place, happened)
-        if (
-            not attempt.begun
-        ):  # refused while it was made ready, which says nothing of other documents
+        # refused while it was made ready, which says nothing of other documents
+        if not attempt.begun:
             raise TurnedAway(decide(attempt, happened, self.policy))
         if self.runs.note(attempt, happened):
             await self.runs.weigh(attempt, happened)
@@ -172,9 +170,8 @@ class ItemRunner:
         if self.models is not None and self.models.needs_look(attempt):
             await self.models.check(attempt)
         prepared = await self.lane.prepare(request_of(attempt))
-        if (
-            prepared.refused is not None and self.models is not None
-        ):  # it may be refused because it is another worker's
+        # it may be refused because it is another worker's
+        if prepared.refused is not None and self.models is not None:
             await self.models.check(attempt)
         return prepared
 

@@ -56,9 +56,8 @@ class Causes:
     def __init__(self, write: Note | None = None, clock: Callable[[], float] = time.time) -> None:
         self._write, self._clock = write, clock
         self._fresh: dict[Kind, Cause] = {}  # not written yet
-        self._logged: dict[
-            Kind, tuple[float, int]
-        ] = {}  # when the last line was logged, and how many failures since
+        # when the last line was logged, and how many failures since
+        self._logged: dict[Kind, tuple[float, int]] = {}
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
@@ -110,10 +109,8 @@ class Causes:
         if now - logged_at < LOG_EVERY_S:
             self._logged[kind] = (logged_at, unlogged + 1)
             return
-        self._logged[kind] = (
-            now,
-            0,
-        )  # at the end: the first is the one that was logged longest ago
+        # at the end: the first is the one that was logged longest ago
+        self._logged[kind] = (now, 0)
         if len(self._logged) > KINDS_MAX:
             del self._logged[next(iter(self._logged))]
         more = f", and {unlogged} more since the last such line" if unlogged else ""
@@ -151,15 +148,12 @@ class Run:
 
     def __init__(self, pauses_at: int) -> None:
         self.proven_at = float("-inf")  # when the newest request went out that was answered well
-        self.astray: deque[tuple[float, str]] = deque(
-            maxlen=max(1, pauses_at)
-        )  # sent, and what came: since then
-        self.answers_on: set[str | None] = (
-            set()
-        )  # paths that lines name and that were answered well; None: the job's own
-        self.waiting: list[
-            tuple[float, asyncio.Future[None]]
-        ] = []  # bounded by what the worker holds
+        # sent, and what came: since then
+        self.astray: deque[tuple[float, str]] = deque(maxlen=max(1, pauses_at))
+        # paths that lines name and that were answered well; None: the job's own
+        self.answers_on: set[str | None] = set()
+        # bounded by what the worker holds
+        self.waiting: list[tuple[float, asyncio.Future[None]]] = []
         self.probe_at = float("-inf")  # when the next document may go out after a run
 
     @property

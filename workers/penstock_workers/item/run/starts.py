@@ -64,9 +64,8 @@ _MUST_NOT: dict[BeginReply, Outcome] = {
 class _Asked(NamedTuple):
     begin: Begin
     redelivered: bool
-    attempt: (
-        Attempt | None
-    )  # None where only the answer is asked for: a start that was counted is taken back
+    # None where only the answer is asked for: a start that was counted is taken back
+    attempt: Attempt | None
     answer: asyncio.Future[Outcome | None]  # None: it may start
 
 
@@ -95,12 +94,10 @@ class Starts:
         self._outcomes = outcomes
         self._jobs = jobs
         self._budget_changed = budget_changed
-        self._owner = secrets.token_hex(
-            8
-        )  # of reservations: of this process, and of none that had its name before
-        self._renewed_at = (
-            0.0  # monotonic; 0 until this worker has made a call for a job with a budget
-        )
+        # of reservations: of this process, and of none that had its name before
+        self._owner = secrets.token_hex(8)
+        # monotonic; 0 until this worker has made a call for a job with a budget
+        self._renewed_at = 0.0
         self._renewing: asyncio.Task[None] | None = None
         self._begins: Gatherer[_Asked] = Gatherer(self._ask, group_max=GROUP_MAX, linger_s=0)
         self._returns: Gatherer[tuple[Attempt, asyncio.Future[None]]] = Gatherer(
@@ -209,9 +206,8 @@ class Starts:
         while True:
             await asyncio.sleep(RENEW_S)
             if self._renewed_at:
-                with contextlib.suppress(
-                    redis.RedisError
-                ):  # while Redis is away no one gives reservations back
+                # while Redis is away no one gives reservations back
+                with contextlib.suppress(redis.RedisError):
                     await asyncio.to_thread(self._hot.budgets.renew, self._owner)
 
     # -- in the thread -----------------------------------------------------------------------------

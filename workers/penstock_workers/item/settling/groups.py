@@ -219,12 +219,10 @@ class StoreWriter:
         await asyncio.sleep(wait_s)
 
 
-UNSETTLED_MAX_S = (
-    900.0  # the longest that an outcome may wait: a store that works is never this slow
-)
-AWAY_FRESH_S = (
-    300.0  # a store counts as down for so long after a failure: longer than any call's time limit
-)
+# the longest that an outcome may wait: a store that works is never this slow
+UNSETTLED_MAX_S = 900.0
+# a store counts as down for so long after a failure: longer than any call's time limit
+AWAY_FRESH_S = 300.0
 
 
 class Backlog:

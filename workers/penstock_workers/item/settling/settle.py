@@ -32,9 +32,8 @@ log = logging.getLogger(__name__)
 
 STORE_RETRY_CAP_S = 10.0  # while a store is down, outcomes wait in memory; the slots bound how many
 
-Durable = Callable[
-    [Sequence[Settled]], None
-]  # called with each group that is durable; must not raise
+# called with each group that is durable; must not raise
+Durable = Callable[[Sequence[Settled]], None]
 
 
 class Settler:

@@ -117,9 +117,8 @@ class StopLoss:
         self, jobs: JobStore, hot: RedisLedger, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._jobs, self._hot, self._clock = jobs, hot, clock
-        self._bounds: OrderedDict[str, tuple[float, Bounds]] = (
-            OrderedDict()
-        )  # by job, and when they were read
+        # by job, and when they were read
+        self._bounds: OrderedDict[str, tuple[float, Bounds]] = OrderedDict()
         self._examples: OrderedDict[str, deque[dict[str, str]]] = OrderedDict()
 
     def look(self, group: Iterable[Settled], lately: Mapping[tuple[str, int], Lately]) -> None:

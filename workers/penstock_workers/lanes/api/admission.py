@@ -35,9 +35,8 @@ from penstock_workers.item.run.fates import explain
 from penstock_workers.lanes.api.gauges import GaugeWatch
 from penstock_workers.settings import ProviderSettings, WorkerSettings
 
-MOST_CHARS_PER_TOKEN = (
-    32  # no tokenizer packs text more tightly but for runs of blanks: what a prompt costs for sure
-)
+# no tokenizer packs text more tightly but for runs of blanks: what a prompt costs for sure
+MOST_CHARS_PER_TOKEN = 32
 # answers of a provider without limits: enough to know what items cost, should limits be found
 LEARN_EVERY = 8
 _NOT_TEXT = (b'"data:', b'"input_audio"', b'"file_data"', b'"inlineData"', b'"inline_data"')
@@ -55,9 +54,8 @@ class Costs:
         }
         self._estimators = {name: Estimator() for name in providers}
         self._sharing: asyncio.Task[None] | None = None
-        self._unlearned = (
-            0  # answers since the last one that taught something while there were no limits
-        )
+        # answers since the last one that taught something while there were no limits
+        self._unlearned = 0
 
     def share(self, client: ScriptClient) -> None:
         """Begin to exchange what is learned, through this Redis."""

@@ -30,9 +30,8 @@ from penstock_workers.settings import ANSWER_MEMORY_BYTES, MAX_ANSWER_BYTES, Pro
 
 # a server that does not even accept in this time is down, whatever the item's own deadline
 CONNECT_TIMEOUT_S = 10.0
-SMALL_ANSWER_BYTES = (
-    64 * 1024
-)  # up to here nothing is asked or counted: nearly every answer, 16 MiB in 256 slots
+# up to here nothing is asked or counted: nearly every answer, 16 MiB in 256 slots
+SMALL_ANSWER_BYTES = 64 * 1024
 KEEPALIVE_S = 30.0
 TARGETS_KEPT = 1024  # pairs of provider and endpoint; a job has one endpoint
 CERTIFICATE_FIX = (

@@ -29,10 +29,8 @@ if TYPE_CHECKING:
 SUBJECT = "provider"
 TIMEOUT_S = 10.0
 SHOWN_CHARS = 100  # of a refusal
-_LISTED = {
-    "anthropic": "/v1/models",
-    "gemini": "/v1beta/models",
-}  # by kind; else behind base_url as it is written
+# by kind; else behind base_url as it is written
+_LISTED = {"anthropic": "/v1/models", "gemini": "/v1beta/models"}
 NO_LIST = (404, 405, 501)  # a server that speaks chat and has no list of models
 
 

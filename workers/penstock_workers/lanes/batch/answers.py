@@ -58,9 +58,8 @@ _NO_STATUS: Final = 500  # of an error without a status: the code in its body de
 class Parting(NamedTuple):
     """On which the answers of a batch are taken whose job has left the lane."""
 
-    has_left: bool = (
-        False  # then a cancel at the provider was asked for here, and costs no document a try
-    )
+    # then a cancel at the provider was asked for here, and costs no document a try
+    has_left: bool = False
     # its documents are in another lane, too: the first answer counts, and each was paid for
     is_handed_over: bool = False
     # at any time: what the job had in flight then may have answered some of its documents first
@@ -248,9 +247,8 @@ def _named(attempt: BatchAttempt, answer: BatchAnswer) -> Failure | Reply:
 
 
 GROUP: Final = 400  # documents that are settled together
-GROUP_BYTES: Final = (
-    16 * 1024 * 1024
-)  # of their requests and answers; one document more is in it at most
+# of their requests and answers; one document more is in it at most
+GROUP_BYTES: Final = 16 * 1024 * 1024
 TOLD_MAX: Final = 3  # odd lines of a batch that are in the log one by one
 
 Pair = tuple[PackedDocument, BatchAnswer | Failure]
@@ -295,9 +293,8 @@ class Collected:
         Where it does not count: whether a batch that came to its end has left out documents."""
         if seen.counts is None:
             return self.left > 0 and not seen.expired and not seen.cancelled
-        counted = min(
-            seen.counts.succeeded + seen.counts.failed, self.documents
-        )  # some count what failed twice
+        # some count what failed twice
+        counted = min(seen.counts.succeeded + seen.counts.failed, self.documents)
         return self.good < seen.counts.succeeded and self.answers < counted
 
     def note_odd(self, batch: ProviderBatch, kind: str, what: str) -> None:

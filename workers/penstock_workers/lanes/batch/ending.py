@@ -26,9 +26,8 @@ from penstock_workers.lanes.batch.troubles import Troubles
 
 log = logging.getLogger(__name__)
 
-FULL_TRIES: Final = (
-    7  # after 25 minutes of waits for room a batch that is alone at its provider is too large
-)
+# after 25 minutes of waits for room a batch that is alone at its provider is too large
+FULL_TRIES: Final = 7
 # batches of a job in a row, for no line of theirs: then it is nothing that smaller ones could find
 REFUSED_MAX: Final = 8
 
@@ -40,18 +39,15 @@ class Ending:
         self._led, self._troubles = led, troubles
         self._is_all_answered = False  # as far as this process has seen
         self._is_seen = self._has_outputs = False  # at the look of this reading
-        self._times_full = (
-            0  # in a row that the provider failed it because the account had no room for its tokens
-        )
+        # in a row that the provider failed it because the account had no room for its tokens
+        self._times_full = 0
 
     async def collect(self) -> None:
         try:
             async with self._led.around.collecting:
                 full = await self._read()
-        except (
-            BatchGone,
-            AnswersMissing,
-        ) as error:  # what was read of its outputs until then is settled
+        # what was read of its outputs until then is settled
+        except (BatchGone, AnswersMissing) as error:
             await self._missed(error)
             return
         if full is not None:  # it waits without keeping others from being read
@@ -86,9 +82,8 @@ class Ending:
         """Look again later, or give up what has not come by now."""
         led, batch = self._led, self._led.batch
         unread = led.answers_out
-        if (
-            self._has_outputs and batch.succeeded is None
-        ):  # the provider names outputs, and does not count
+        # the provider names outputs, and does not count
+        if self._has_outputs and batch.succeeded is None:
             unread = batch.requests - (batch.answers_read or 0)
         is_partly_there = isinstance(error, AnswersMissing) and error.is_short
         what = "answers" if self._is_seen else "batch"

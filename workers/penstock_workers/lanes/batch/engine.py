@@ -152,9 +152,8 @@ class BatchEngine:
         if self._settler is not None:
             await self._settler.flush()
         if self._leader is not None:
-            with contextlib.suppress(
-                Exception
-            ):  # leases of a database that is away end by themselves
+            # leases of a database that is away end by themselves
+            with contextlib.suppress(Exception):
                 await asyncio.to_thread(self._leader.release)
 
     async def stop(self) -> None:

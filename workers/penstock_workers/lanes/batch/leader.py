@@ -52,9 +52,8 @@ log = logging.getLogger(__name__)
 LOOK_S: Final = 1.0  # at the jobs, their feeds and their batches
 FAULT_CAP_S: Final = 10.0
 REMAINDERS_WAIT_S: Final = 20.0  # for more of them, where other batches are under way
-SWEEP_EACH_S: Final = (
-    3_600.0  # of the folder of packed files: what batches that are over have left there
-)
+# of the folder of packed files: what batches that are over have left there
+SWEEP_EACH_S: Final = 3_600.0
 FREE_EACH_S: Final = 5.0  # a walk takes some milliseconds of the loop
 STUCK_S: Final = 600.0  # of one round: packing takes minutes at most
 
@@ -87,9 +86,8 @@ class Leader:
     def __init__(self, around: Surroundings, database: Database, providers: Providers) -> None:
         self._around, self._providers = around, providers
         self._settings: WorkerSettings = around.settings
-        self._lease_s = (
-            around.settings.visibility_timeout_s
-        )  # of feeds and batches: a leader that died is replaced after it
+        # of feeds and batches: a leader that died is replaced after it
+        self._lease_s = around.settings.visibility_timeout_s
         self._live, self._feeds = LiveJobs(database), JobStore(database)
         self._remainders, self._moves = RemainderStore(database), LaneMoves(database)
         self._failures = FailureLog(log)

@@ -39,9 +39,8 @@ log = logging.getLogger(__name__)
 LOOK_AT_JOB_S: Final = 1.0  # while a batch waits for its job to be resumed
 # for room among the tokens of the account, where no other batch of this worker ends sooner
 CAP_WAIT_S: Final = 15.0
-CAP_DOUBLINGS_MAX: Final = (
-    5  # of that wait, where the provider fails a batch for want of room again and again
-)
+# of that wait, where the provider fails a batch for want of room again and again
+CAP_DOUBLINGS_MAX: Final = 5
 DELETE_TRIES: Final = 5  # of files at the provider: tidying up must not keep a job from its end
 
 

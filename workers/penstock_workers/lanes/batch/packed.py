@@ -47,13 +47,11 @@ INPUT: Final = "input.jsonl"
 BODIES: Final = "bodies"
 IDS: Final = "ids.jsonl"
 LEFT_S: Final = 3_600.0  # files that belong to no batch are removed after this
-KEPT_BYTES_MAX: Final = (
-    8 * 1024 * 1024
-)  # of the ids of one batch in SQL, compressed; a batch with more keeps none there
+# of the ids of one batch in SQL, compressed; a batch with more keeps none there
+KEPT_BYTES_MAX: Final = 8 * 1024 * 1024
 _TOGETHER: Final = 500  # ids that are compressed in one call
-_FAST: Final = (
-    1  # of zlib's levels: ids that follow one another are a tenth of their size all the same
-)
+# of zlib's levels: ids that follow one another are a tenth of their size all the same
+_FAST: Final = 1
 _UNDONE: Final = ".part"
 _OURS: Final = re.compile(r"[0-9a-f]{32}(-\d+\.part)?")
 

@@ -46,9 +46,8 @@ log = logging.getLogger(__name__)
 
 ROWS_READ: Final = 500  # looked up in the ledger together
 BYTES_READ: Final = 16 * 1024 * 1024  # of their requests
-REQUESTS_MAX: Final = (
-    100_000  # in one batch, whatever a provider allows: their ids are held in memory
-)
+# in one batch, whatever a provider allows: their ids are held in memory
+REQUESTS_MAX: Final = 100_000
 
 Row = Document | BadRow
 

@@ -36,9 +36,8 @@ class BatchAttempt(Attempt, kw_only=True, eq=False):
     batch: str  # its tag
     position: str  # of the document in its source
     beside: int  # documents of that batch, this one among them
-    has_left: bool = (
-        False  # its job has moved between lanes, so that another one may have the document
-    )
+    # its job has moved between lanes, so that another one may have the document
+    has_left: bool = False
 
 
 class BatchRecords:
@@ -89,9 +88,8 @@ class BatchRecords:
         for attempt, outcome in group:
             if not isinstance(attempt, BatchAttempt):
                 continue
-            used = attempt.spent_in_all[
-                :3
-            ]  # what is reserved is its batch's, until that is settled
+            # what is reserved is its batch's, until that is settled
+            used = attempt.spent_in_all[:3]
             if isinstance(outcome, Done):
                 after_retry = attempt.calls_in_all > 1 or attempt.retries > 0
                 done.append(

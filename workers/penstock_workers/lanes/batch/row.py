@@ -21,9 +21,8 @@ if TYPE_CHECKING:
     from penstock_workers.item.lane import Admission, Lane
 
 
-BYTES_OF_ONE: Final = (
-    512 * 1024**2
-)  # the largest batch of a provider, as a file to send and as request bodies
+# the largest batch of a provider, as a file to send and as request bodies
+BYTES_OF_ONE: Final = 512 * 1024**2
 
 
 def check(settings: WorkerSettings, *, knock: bool) -> Iterator[LaneFinding]:

@@ -15,9 +15,8 @@ DEFAULT_FOLDER = Path("~/.cache/penstock/batches")
 class BatchSettings(LaneSettings):
     """The `batch` lane: where packed files lie, and how much a worker takes on."""
 
-    folder: Path = (
-        DEFAULT_FOLDER  # packed files until their batches are settled; lost ones are packed again
-    )
+    # packed files until their batches are settled; lost ones are packed again
+    folder: Path = DEFAULT_FOLDER
     # A large job's first batch is a small one, and the rest is packed once its answers are checked:
     # one whose answers miss their schema then costs so many requests. 0: all batches are full. It
     # takes the time that the provider has for a batch, so a job whose deadline is nearer than
@@ -25,9 +24,8 @@ class BatchSettings(LaneSettings):
     first_requests: Annotated[int, Field(ge=0, le=100_000)] = 200
     first_from: Annotated[int, Field(ge=1)] = 5_000  # documents of a job that is large
     first_deadline_s: Annotated[float, Field(ge=0, le=30 * 86_400)] = 48 * 3_600.0
-    packed_ahead: Annotated[int, Field(ge=1, le=100)] = (
-        3  # batches that are packed and wait to be created
-    )
+    # batches that are packed and wait to be created
+    packed_ahead: Annotated[int, Field(ge=1, le=100)] = 3
     led_max: Annotated[int, Field(ge=1, le=10_000)] = 500  # batches that one worker watches
     # After a create without an answer: for so long the provider's list is not believed when it does
     # not have the batch.
@@ -41,9 +39,8 @@ class BatchSettings(LaneSettings):
     # The same where the provider has counted answers: they are paid for, and providers keep outputs
     # for a day at least.
     answers_kept_s: Annotated[float, Field(ge=0, le=30 * 86_400)] = 86_400.0
-    poll_first_s: Annotated[float, Field(gt=0, le=3_600)] = (
-        5.0  # after a batch was created; jobs may say batch_poll_s
-    )
+    # after a batch was created; jobs may say batch_poll_s
+    poll_first_s: Annotated[float, Field(gt=0, le=3_600)] = 5.0
     poll_cap_s: Annotated[float, Field(gt=0, le=3_600)] = 120.0  # that pause grows up to this
 
     def suitable_concurrency(self) -> int:

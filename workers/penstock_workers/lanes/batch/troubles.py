@@ -31,9 +31,8 @@ log = logging.getLogger(__name__)
 
 FAULT_BASE_S: Final = 0.5  # before a step is tried again, doubled with each failure
 FAULT_CAP_S: Final = 60.0
-RETRY_AFTER_MAX_S: Final = (
-    3_600.0  # a provider that wants to be left alone for longer is asked again after this
-)
+# a provider that wants to be left alone for longer is asked again after this
+RETRY_AFTER_MAX_S: Final = 3_600.0
 PAUSE_FIRST_S: Final = 60.0  # of a job whose account was refused in mid-work; doubled each time
 PAUSE_CAP_S: Final = 900.0
 LOOKS_MIN: Final = 5  # for what is missing, however long ago the first of them was

@@ -22,12 +22,10 @@ from penstock_workers.lanes.batch.troubles import Troubles
 log = logging.getLogger(__name__)
 
 POLL_GROWTH: Final = 1.5
-POLL_GROWTHS_MAX: Final = (
-    100  # far beyond every cap; a power of some thousands is no float any more
-)
-CANCEL_TAKES_S: Final = (
-    900.0  # OpenAI names ten minutes; what is stuck is not waited for any longer
-)
+# far beyond every cap; a power of some thousands is no float any more
+POLL_GROWTHS_MAX: Final = 100
+# OpenAI names ten minutes; what is stuck is not waited for any longer
+CANCEL_TAKES_S: Final = 900.0
 CANCELLED: Final = (
     "its job has ended or left the lane; the provider was asked to cancel it, which may take ten "
     "minutes"

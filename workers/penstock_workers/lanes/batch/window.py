@@ -95,9 +95,8 @@ class Window:
         self._estimator = Estimator()
         self._open: dict[Kind, _Open] = {}
         self.letters: list[DeadLetter] = []  # of documents that can be no line of a batch
-        self.kept: dict[
-            str, bytes
-        ] = {}  # the documents of each batch for SQL, by tag, once it is closed
+        # the documents of each batch for SQL, by tag, once it is closed
+        self.kept: dict[str, bytes] = {}
 
     def add(self, row: Document, before: Remainder) -> bool:
         """Add a document; return False, without it, where the window has come to its end.

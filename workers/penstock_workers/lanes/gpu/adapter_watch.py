@@ -118,9 +118,8 @@ class AdapterWatch:
         self._most = NAMES_MAX - len(self._taken)
         self._every_s, self._most_bytes = every_s, most_bytes
         self._held: dict[str, _Held] = {}  # bounded by _most
-        self._seen: dict[
-            str, str
-        ] = {}  # keys at the last look, of what was not held then; this and the next as listed
+        # keys at the last look, of what was not held then; this and the next as listed
+        self._seen: dict[str, str] = {}
         self._refused: dict[str, str] = {}  # keys of what cannot be used
         self._said: dict[str, str] = {}
         self._lacked: set[str] = set()  # had no weights at the last look

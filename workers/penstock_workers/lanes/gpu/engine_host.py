@@ -49,9 +49,8 @@ from penstock_workers.lanes.scoring import TASKS, wrong_model
 
 log = logging.getLogger(__name__)
 
-REBUILD_SPAN_S: Final = (
-    3600.0  # ``rebuilds_max`` engines in this time; one that dies more often needs another machine
-)
+# ``rebuilds_max`` engines in this time; one that dies more often needs another machine
+REBUILD_SPAN_S: Final = 3600.0
 # Before each try to build a new one: the same cause may be about to end the worker, and memory of
 # the old one to be freed.
 REBUILD_PAUSES_S: Final = (1.0, 3.0, 10.0, 30.0)
@@ -88,9 +87,8 @@ class EngineHost:
         )
         self._adapter_watch = self._files.adapter_watch(self._adapters, self._load_found)
         self._chat_template: str | None = None  # read at the start
-        self.steps = StepWatch(
-            engine_faults.MOST_S
-        )  # of the engine that there is; another one has another
+        # of the engine that there is; another one has another
+        self.steps = StepWatch(engine_faults.MOST_S)
         self._failing = FailureRun()
         self._loading = LoadWatch("gpu.model", settings.model or "")
         # requests that it runs at once, all its replicas together; known once an engine is up
@@ -264,9 +262,8 @@ class EngineHost:
             began = time.monotonic()
             try:
                 await self._build()
-            except (
-                Exception
-            ) as error:  # whatever it is: memory that is not free yet, a model that is gone
+            # whatever it is: memory that is not free yet, a model that is gone
+            except Exception as error:
                 why = str(error)
                 log.error("no new engine could be built: %s", why)
                 continue
@@ -385,9 +382,8 @@ def _kv_tokens(config: Any) -> int:
     vLLM adds up the blocks of its replicas, but of their tokens it keeps those of one.
     """
     cache = config.cache_config
-    tokens = getattr(
-        cache, "kv_cache_size_tokens", None
-    )  # counts groups of layers right; older versions lack it
+    # counts groups of layers right; older versions lack it
+    tokens = getattr(cache, "kv_cache_size_tokens", None)
     if tokens:
         return int(tokens) * int(config.parallel_config.data_parallel_size)
     return int((cache.num_gpu_blocks or 0) * (cache.block_size or 0))

@@ -113,9 +113,8 @@ class PrepareThreads:
             self._ready.append((future, step(), None))
         except BaseException as error:
             self._ready.append((future, None, error))
-        if (
-            not self._loop_is_called
-        ):  # the loop takes this back before it looks, so that none is overlooked
+        # the loop takes this back before it looks, so that none is overlooked
+        if not self._loop_is_called:
             self._loop_is_called = True
             self._call_loop()
         return True
@@ -139,9 +138,8 @@ class PrepareThreads:
                 future.set_exception(error)
 
 
-SECONDS_PER_TOKEN: Final = (
-    0.25  # of an answer, on a slow engine that is full: what the default of `timeout_s` allows
-)
+# of an answer, on a slow engine that is full: what the default of `timeout_s` allows
+SECONDS_PER_TOKEN: Final = 0.25
 # of `timeout_s`, for what has no first token: as much may be before it in the engine's line
 POOLED_TIMES: Final = 2.0
 _HEADERS: Final[Mapping[str, str]] = {}
@@ -177,9 +175,8 @@ class GpuLane:
             on_end=self._expire_all,
             s3_endpoint_url=settings.s3_endpoint_url,
         )
-        self._limits: set[asyncio.Timeout] = (
-            set()
-        )  # of the requests in the engine; bounded by its queue
+        # of the requests in the engine; bounded by its queue
+        self._limits: set[asyncio.Timeout] = set()
         self._threads = PrepareThreads(settings.gpu.prepare_threads)
 
     async def start(self) -> None:

@@ -35,13 +35,8 @@ from penstock_workers.lanes.row import LaneFinding
 CONFIG: Final = "config.json"
 SAFE_WEIGHTS: Final = ".safetensors"
 PICKLES: Final = (".bin", ".pt", ".pth")
-BESIDES: Final = (
-    ".json",
-    ".model",
-    ".txt",
-    ".jinja",
-    ".tiktoken",
-)  # configuration, tokenizer, chat template
+# configuration, tokenizer, chat template
+BESIDES: Final = (".json", ".model", ".txt", ".jinja", ".tiktoken")
 DEPTH_MAX: Final = 2  # as `1_Pooling/config.json`
 SEGMENT: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._+-]{0,254}", re.ASCII)
 TWICE: Final = "consolidated"  # the same weights once more, for the makers' own programs
@@ -98,9 +93,8 @@ STREAMER: Final = "runai_streamer"  # vLLM's `load_format`
 STREAMER_PACKAGE: Final = "runai_model_streamer"
 # Its names for `s3_endpoint_url`: of what reads, and of what lists.
 STREAMER_ENDPOINTS: Final = ("RUNAI_STREAMER_S3_ENDPOINT", "AWS_ENDPOINT_URL")
-STREAMER_ADDRESSING: Final = (
-    "RUNAI_STREAMER_S3_USE_VIRTUAL_ADDRESSING"  # buckets as names of hosts: Amazon's own way
-)
+# buckets as names of hosts: Amazon's own way
+STREAMER_ADDRESSING: Final = "RUNAI_STREAMER_S3_USE_VIRTUAL_ADDRESSING"
 
 
 class HostFiles:

@@ -14,12 +14,10 @@ from penstock_workers.lanes.lane_settings import LaneSettings, check_upstream
 GIB: Final = 1024**3
 TIB: Final = 1024**4
 BUCKET: Final = "s3://"
-SEQUENCES: Final = (
-    256  # that vLLM runs at once on most cards; what it chose for this one is known once it is up
-)
-SLOTS_PER_SEQUENCE: Final = (
-    2  # items that its engine runs, and as many whose prompts are made meanwhile
-)
+# that vLLM runs at once on most cards; what it chose for this one is known once it is up
+SEQUENCES: Final = 256
+# items that its engine runs, and as many whose prompts are made meanwhile
+SLOTS_PER_SEQUENCE: Final = 2
 
 _OF_A_HOST: Final = (
     "model",
@@ -38,68 +36,53 @@ class GpuSettings(LaneSettings):
 
     model: str | None = None  # a folder, or a name that vLLM can resolve
     upstream_url: str | None = None  # ask this vLLM server (…/v1) instead of hosting an engine
-    upstream_wait_s: Annotated[float, Field(gt=0, le=86_400)] = (
-        1800.0  # for its model to be loaded: weights may travel
-    )
-    names: tuple[
-        str, ...
-    ] = ()  # what requests may call it besides; always its path and the last part of that
-    lora: dict[str, str] = Field(
-        default_factory=dict
-    )  # adapter name, as requests give it for `model` -> folder
-    lora_from: str | None = (
-        # a folder or s3://bucket/prefix with a folder for each further adapter; they may change
-        None
-    )
+    # for its model to be loaded: weights may travel
+    upstream_wait_s: Annotated[float, Field(gt=0, le=86_400)] = 1800.0
+    # what requests may call it besides; always its path and the last part of that
+    names: tuple[str, ...] = ()
+    # adapter name, as requests give it for `model` -> folder
+    lora: dict[str, str] = Field(default_factory=dict)
+    # a folder or s3://bucket/prefix with a folder for each further adapter; they may change
+    lora_from: str | None = None
     lora_every_s: Annotated[float, Field(ge=1, le=3600)] = 30.0  # between two looks at it
     lora_max_bytes: Annotated[int, Field(ge=1024, le=TIB)] = 2 * GIB  # of one adapter there
-    cache_dir: str | None = (
-        None  # what comes from elsewhere is kept here; None = ~/.cache/penstock/models
-    )
-    cache_bytes: Annotated[int, Field(ge=1024**2, le=1024 * TIB)] = (
-        200 * GIB
-    )  # of the cache; the least used goes first
-    pickles: bool = (
-        False  # weights in *.bin and *.pt, of a model from s3://, which may hold programs
-    )
+    # what comes from elsewhere is kept here; None = ~/.cache/penstock/models
+    cache_dir: str | None = None
+    # of the cache; the least used goes first
+    cache_bytes: Annotated[int, Field(ge=1024**2, le=1024 * TIB)] = 200 * GIB
+    # weights in *.bin and *.pt, of a model from s3://, which may hold programs
+    pickles: bool = False
     chat_template: str | None = None  # Jinja, or a file with it; None = the model's own
-    reasoning_parser: str | None = (
-        None  # vLLM's, by its name: what the model thinks, apart from what it says
-    )
+    # vLLM's, by its name: what the model thinks, apart from what it says
+    reasoning_parser: str | None = None
     tool_parser: str | None = None  # vLLM's, by its name: which tools an answer calls
     # Of the images and sounds of one item together, before any of them is decoded.
     media_items_max: Annotated[int, Field(ge=0, le=1000)] = 16
     media_bytes_max: Annotated[int, Field(ge=0)] = 64 * 1024 * 1024
     image_pixels_max: Annotated[int, Field(ge=0)] = 100_000_000
-    media_memory_bytes: Annotated[int, Field(ge=1)] = (
-        4 * 1024**3
-    )  # of a worker, decoded, until they are answered
-    media_folder: str | None = (
-        None  # documents may name its files as file:///…; None = no file of this machine
-    )
+    # of a worker, decoded, until they are answered
+    media_memory_bytes: Annotated[int, Field(ge=1)] = 4 * 1024**3
+    # documents may name its files as file:///…; None = no file of this machine
+    media_folder: str | None = None
     # Requests run at once, by each replica; None = as vLLM chooses for the card: 256, or 1024 from
     # 70 GiB of memory.
     max_num_seqs: Annotated[int, Field(ge=1, le=16_384)] | None = None
     # Tokens in one step of the engine; None = as vLLM chooses for the card: 8192, or 16384 from 70
     # GiB of memory.
     max_num_batched_tokens: Annotated[int, Field(ge=1)] | None = None
-    engine: dict[str, Any] = Field(
-        default_factory=dict
-    )  # vLLM's own arguments, such as tensor_parallel_size
+    # vLLM's own arguments, such as tensor_parallel_size
+    engine: dict[str, Any] = Field(default_factory=dict)
     # the cards that this worker's engine uses, for people to read; `penstock worker --gpus` sets it
     cards: str = ""
-    in_process: bool = (
-        False  # the engine in this process: up in 2 s, and not apart from it. For CPUs and tests
-    )
-    prepare_threads: Annotated[int, Field(ge=1, le=64)] = (
-        2  # that render templates and count tokens
-    )
+    # the engine in this process: up in 2 s, and not apart from it. For CPUs and tests
+    in_process: bool = False
+    # that render templates and count tokens
+    prepare_threads: Annotated[int, Field(ge=1, le=64)] = 2
     # A step of the engine that takes longer counts as hung; None = by the model's size, 20 s for a
     # small one.
     stall_s: Annotated[float, Field(gt=0, le=3600)] | None = None
-    rebuilds_max: Annotated[int, Field(ge=0, le=100)] = (
-        10  # engines built anew in an hour; a culprit takes four
-    )
+    # engines built anew in an hour; a culprit takes four
+    rebuilds_max: Annotated[int, Field(ge=0, le=100)] = 10
 
     @field_validator("model", "lora_from")
     @classmethod

@@ -44,9 +44,8 @@ ASK_TIMEOUT_S = 5.0
 # how often the server is asked what it serves: it may be started with another model, or get
 # adapters
 MODELS_EACH_S = 5.0
-LISTEN_EACH_S = (
-    1.0  # its gauges: the server is near, and its own queue must not grow long between two looks
-)
+# its gauges: the server is near, and its own queue must not grow long between two looks
+LISTEN_EACH_S = 1.0
 GONE_MAX = 4 * NAMES_MAX  # names that are remembered
 SHOWN_CHARS = 200  # of a model's name, or of the server's words, in an error
 SERVER_ERROR = 500

@@ -203,9 +203,8 @@ class GeminiBatches:
         made = self._seen(
             await self._http.call("POST", path, payload=asked, once=True, one=True), once=True
         )
-        return made._replace(
-            ended=False
-        )  # an end is believed where it is looked at: this answer names no output
+        # an end is believed where it is looked at: this answer names no output
+        return made._replace(ended=False)
 
     async def find(self, tag: str, since: float) -> BatchSeen | None:
         async with contextlib.aclosing(

@@ -100,13 +100,11 @@ def _error(
         return AccountStopped(f"{words}; {FATES[refusal.name].fix}")
     if refusal.signal in (Signal.THROTTLED, Signal.RAMP):
         return TryLater(refusal.retry_after_s, words)
-    is_conflict = heard.status in (408, 409, 425) and not (
-        one and error and not once
-    )  # not "it has ended already"
+    # not "it has ended already"
+    is_conflict = heard.status in (408, 409, 425) and not (one and error and not once)
     if heard.status >= 500 or is_conflict:
-        turned_away = refusal.signal is Signal.OVERLOADED and bool(
-            error
-        )  # in its own words: nothing was done
+        # in its own words: nothing was done
+        turned_away = refusal.signal is Signal.OVERLOADED and bool(error)
         return (
             Unclear(words) if once and not turned_away else TryLater(refusal.retry_after_s, words)
         )
@@ -149,9 +147,8 @@ class Times(NamedTuple):
     call_s: float = 60.0
     stall_s: float = 60.0  # of a stream without a byte
     slowest_bytes_per_s: float = 50_000.0  # an upload that is slower counts as stuck
-    pause_s: float = (
-        1.0  # before a broken download goes on; doubled with each break that brought nothing
-    )
+    # before a broken download goes on; doubled with each break that brought nothing
+    pause_s: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)

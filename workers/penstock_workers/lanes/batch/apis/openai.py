@@ -112,9 +112,8 @@ class Shape(NamedTuple):
 
     purpose: str = "batch"
     upload_path: str = "/v1/files"
-    form: Mapping[
-        str, str
-    ] = {}  # fields of an upload besides; {} in a value stands for the file's name
+    # fields of an upload besides; {} in a value stands for the file's name
+    form: Mapping[str, str] = {}
     files_query: Mapping[str, str] = {"purpose": "batch", "order": "desc", "limit": "1000"}
     files: Listing = BEHIND
     waits_for_file: bool = False  # an upload is usable only when its status says so
@@ -125,9 +124,8 @@ class Shape(NamedTuple):
     bare_lines: bool = False  # a line has its id and its body, and no method and url
     asked: Callable[[NewBatch], dict[str, Any]] = _asked
     shown: Callable[[Mapping[str, Any]], Mapping[str, Any]] = _shown
-    means: Mapping[
-        str, str
-    ] = {}  # its words for how a batch stands, in small letters, that are not OpenAI's
+    # its words for how a batch stands, in small letters, that are not OpenAI's
+    means: Mapping[str, str] = {}
     limits: BatchLimits = LIMITS
     key_header: str | None = None  # that has the key instead of Authorization
 
@@ -250,9 +248,8 @@ def _error(error: object) -> tuple[str, str]:
 ENDED: Final = frozenset({"completed", "failed", "expired", "cancelled"})
 MAX_PROBLEMS: Final = 1_000  # of a batch that failed its validation: there may be one for each line
 CLOCKS_APART_S: Final = 600.0  # between the provider and this machine
-UNREADY: Final = frozenset(
-    {"uploaded", "pending", "running"}
-)  # what Azure calls a file that no batch can use yet
+# what Azure calls a file that no batch can use yet
+UNREADY: Final = frozenset({"uploaded", "pending", "running"})
 FILE_WAIT_S: Final = 10.0
 
 

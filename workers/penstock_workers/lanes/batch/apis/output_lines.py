@@ -19,9 +19,8 @@ import aiohttp
 from penstock_workers.lanes.batch.apis.http import BatchHttp
 from penstock_workers.lanes.batch.apis.provider import TryLater, UnreadableLine
 
-ENDS_BYTES: Final = (
-    4_096  # that are kept of each end of a line which is passed over: they name what it answers
-)
+# that are kept of each end of a line which is passed over: they name what it answers
+ENDS_BYTES: Final = 4_096
 
 
 class TooLong(NamedTuple):
@@ -108,9 +107,8 @@ SKIPPED_BYTES: Final = 1024**3  # of longer lines, which are read to their end, 
 MOST_BREAKS: Final = 5  # in a row that brought no line
 MOST_RESTARTS: Final = 3  # for lines in another order: each brings answers again that came before
 MOST_CONNECTIONS: Final = 1_000  # for one output, however much each of them brings
-SLOWEST_BYTES_PER_S: Final = (
-    1_000.0  # a server that drips its answer byte by byte would hold its reader for months
-)
+# a server that drips its answer byte by byte would hold its reader for months
+SLOWEST_BYTES_PER_S: Final = 1_000.0
 PAUSE_CAP_S: Final = 30.0
 _CONTENT_RANGE: Final = re.compile(r"bytes (?:(\d{1,18})-\d{1,18}|\*)/(\d{1,18}|\*)")
 

@@ -50,9 +50,8 @@ class BatchSeen(NamedTuple):
     counts: Counts | None  # None: the provider does not tell (Anthropic, while it runs)
     expired: bool = False
     cancelled: bool = False
-    problems: tuple[
-        LineProblem, ...
-    ] = ()  # not empty: the whole batch was refused by its validation
+    # not empty: the whole batch was refused by its validation
+    problems: tuple[LineProblem, ...] = ()
     outputs: tuple[str, ...] = ()  # file ids or addresses of answers, for `answers`
     file_id: str | None = None  # its input, where the provider keeps and shows one
 
@@ -64,9 +63,8 @@ class BatchAnswer(NamedTuple):
     status: int | None  # None: it got no HTTP answer
     body: bytes  # as the api lane would have received it in this dialect
     request_id: str | None = None
-    error: str | None = (
-        None  # batch_expired | batch_cancelled | request_timeout | the provider's code
-    )
+    # batch_expired | batch_cancelled | request_timeout | the provider's code
+    error: str | None = None
     message: str = ""
 
 
@@ -76,9 +74,8 @@ class UnreadableLine(NamedTuple):
     output: str
     line: int  # from 1
     why: str
-    custom_id: str | None = (
-        None  # of an answer that is too long to be read, as far as it can be seen
-    )
+    # of an answer that is too long to be read, as far as it can be seen
+    custom_id: str | None = None
 
 
 class NewBatch(NamedTuple):

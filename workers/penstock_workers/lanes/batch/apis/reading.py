@@ -15,9 +15,8 @@ from penstock_workers.lanes.batch.apis.provider import BadLine
 
 Line = TypeVar("Line", bound=msgspec.Struct)
 
-MAX_ID_CHARS: Final = (
-    512  # of an id that the provider gave: it becomes a part of addresses and of rows
-)
+# of an id that the provider gave: it becomes a part of addresses and of rows
+MAX_ID_CHARS: Final = 512
 MAX_WORDS: Final = 500  # of a provider's own words
 MAX_COUNT: Final = 10**12
 
@@ -74,9 +73,8 @@ def as_it_came(part: msgspec.Raw, text: bytes) -> bytes:
     if found in text:
         return found
     at = replace_escaped_surrogates(text).find(found)  # of the same length, byte for byte
-    return (
-        found if at < 0 else text[at : at + len(found)]
-    )  # the former: its default, where the line has no such part
+    # the former: its default, where the line has no such part
+    return found if at < 0 else text[at : at + len(found)]
 
 
 def request_body(body: bytes) -> bytes:

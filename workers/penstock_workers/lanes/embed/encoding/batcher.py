@@ -43,9 +43,8 @@ from penstock_workers.lanes.engine_faults import FailureRun
 log = logging.getLogger(__name__)
 
 MAX_WAITING_ROWS = 65_536  # a request above this is put off; some 100 MB of token ids at 500 each
-BATCHES_IN_HAND = (
-    2  # one that is computed, and one that is built: rows of a third are better chosen later
-)
+# one that is computed, and one that is built: rows of a third are better chosen later
+BATCHES_IN_HAND = 2
 # batches that have to come before the next is looked for again, while its rows were too unlike
 LOOK_AGAIN = 0.25
 

@@ -24,9 +24,8 @@ from typing import Any
 
 from penstock_producer.job.spec import Priority
 
-STEPS_PER_DOUBLING = (
-    8  # rows of one bucket differ by at most an eighth in length: little padding among themselves
-)
+# rows of one bucket differ by at most an eighth in length: little padding among themselves
+STEPS_PER_DOUBLING = 8
 # a fuller batch gains a CPU nothing beyond a few rows, and padding costs it as much as text does
 MIN_EFFICIENCY = 0.75
 # How much later than it came a row is treated as having come. Fixed when it comes, so a row that
@@ -35,9 +34,8 @@ MIN_EFFICIENCY = 0.75
 HANDICAPS_S: Mapping[Priority, float] = {"urgent": 0.0, "normal": 5.0, "low": 60.0}
 
 TokenIds = Sequence[int]
-Tell = Callable[
-    [bool], None
-]  # called with true when the encoder begins the row, with false when it ends
+# called with true when the encoder begins the row, with false when it ends
+Tell = Callable[[bool], None]
 Vector = Any  # a row of float32: numpy's from a real encoder, any sequence of floats from another
 
 
@@ -176,9 +174,8 @@ def _rank(row: TextRow) -> float:
 log = logging.getLogger(__name__)
 
 MIN_TOKEN_BUDGET = 512  # below this even a slow CPU spends more on starting batches than on tokens
-MAX_TOKEN_BUDGET = (
-    65_536  # keeps the largest GPUs busy, and a large encoder's activations within two gigabytes
-)
+# keeps the largest GPUs busy, and a large encoder's activations within two gigabytes
+MAX_TOKEN_BUDGET = 65_536
 START_TOKEN_BUDGET = 2_048  # about right for a CPU; a GPU climbs from here within seconds
 TRIAL_BATCHES = 8  # of different lengths, or a rung would be measured by its texts
 TRIAL_S = 1.0  # of computing; shorter trials measure the scheduler
@@ -232,15 +229,13 @@ class TokenBudget:
 
     def _conclude_trial(self, rate: float) -> None:
         here = self._rung
-        self._rates[here] = rate = (
-            rate + self._rates.get(here, rate)
-        ) / 2  # one slow second is not to decide
+        # one slow second is not to decide
+        self._rates[here] = rate = (rate + self._rates.get(here, rate)) / 2
         self._trials += 1
         if self._trials % RATES_KEPT == 0:
             self._rates = {here: rate}
-            self._ceiling = min(
-                MAX_TOKEN_BUDGET, self._ceiling * 2
-            )  # memory that was taken may be free again
+            # memory that was taken may be free again
+            self._ceiling = min(MAX_TOKEN_BUDGET, self._ceiling * 2)
         goal = self._goal()
         if goal > here:
             self._rung += 1

@@ -32,9 +32,8 @@ class EncoderThread(Executor):
     Unlike a ThreadPoolExecutor's, its thread is not waited for at exit."""
 
     def __init__(self, name: str = "penstock-encoder") -> None:
-        self._given: SimpleQueue[tuple[Callable[[], Any], Future[Any]] | None] = (
-            SimpleQueue()
-        )  # bounded by the batcher
+        # bounded by the batcher
+        self._given: SimpleQueue[tuple[Callable[[], Any], Future[Any]] | None] = SimpleQueue()
         ComputingThread(self._work, name).start()
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
@@ -57,11 +56,8 @@ class EncoderThread(Executor):
                 future.set_exception(error)
             else:
                 future.set_result(said)
-            del (
-                given,
-                call,
-                future,
-            )  # an error holds the tensors of its batch: not until the next one comes
+            # an error holds the tensors of its batch: not until the next one comes
+            del (given, call, future)
 
 
 T = TypeVar("T")

@@ -43,9 +43,8 @@ class Encoder(Protocol):
     dimensions: int  # of a vector; of a model that scores and classifies, its classes
     labels: Sequence[str]  # of its classes, by their numbers; none = it embeds
     vocabulary: int  # token ids are below this
-    matryoshka: (
-        bool | None
-    )  # trained so that the first part of a vector is a vector, too; None = nothing is said of it
+    # trained so that the first part of a vector is a vector, too; None = nothing is said of it
+    matryoshka: bool | None
     short_sizes: frozenset[int]  # for which numbers of dimensions; none = for all
     parameters: int  # of the model: with them it is known how long a batch may take
     on_cpu: bool
@@ -196,9 +195,8 @@ class SentenceTransformersEncoder:
         device = self._model.device
         if device.type != "cuda":
             return tensor.to(device)
-        with self._torch.cuda.device(
-            device
-        ):  # a thread begins on the first card, and would take memory there
+        # a thread begins on the first card, and would take memory there
+        with self._torch.cuda.device(device):
             return tensor.pin_memory().to(device, non_blocking=True)
 
     def _give_memory_back(self) -> None:

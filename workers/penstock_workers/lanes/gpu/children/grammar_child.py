@@ -17,9 +17,8 @@ TOKENS_TRIED: Final = 24  # of an answer: what compiles at once may still explod
 # Of the CPU, for one token of it: a usual one takes microseconds, and all answers in the engine
 # wait for each other's.
 TOKEN_S: Final = 0.25
-WIDE_STEP: Final = (
-    7_919  # through the vocabulary, so that tokens of all kinds are among those tried
-)
+# through the vocabulary, so that tokens of all kinds are among those tried
+WIDE_STEP: Final = 7_919
 
 
 def named(wanted: Mapping[str, Any]) -> str:
@@ -71,9 +70,8 @@ class _Trial:
             structured_output_request=self._request.from_sampling_params(params),
         )
         self._manager.grammar_init(asked)
-        return (
-            asked.structured_output_request._grammar.result()
-        )  # its public property does not wait
+        # its public property does not wait
+        return asked.structured_output_request._grammar.result()
 
     def _misstep(self, grammar: Any) -> str | None:
         """Walk through the beginning of a long answer, as the engine would: why it could not."""

@@ -41,9 +41,8 @@ class GrammarCheck:
     def __init__(self) -> None:
         self._facts: bytes | None = None
         self._verdicts: OrderedDict[bytes, str | None] = OrderedDict()
-        self._slow: OrderedDict[str, float] = (
-            OrderedDict()
-        )  # seconds of each job that has slow ones
+        # seconds of each job that has slow ones
+        self._slow: OrderedDict[str, float] = OrderedDict()
         self._one_at_a_time = asyncio.Lock()
         self._child: LineChild | None = None
         self._idle: asyncio.TimerHandle | None = None

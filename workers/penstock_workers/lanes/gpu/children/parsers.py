@@ -128,9 +128,8 @@ class AnswerParsers:
         if request is None:
             return
         asked = request | {"structured_outputs": _constraint(call.params)}
-        asked[
-            "messages"
-        ] = []  # of no consequence here, so that documents with the same tools share one answer
+        # of no consequence here, so that documents with the same tools share one answer
+        asked["messages"] = []
         line = orjson.dumps({"request": asked}, option=orjson.OPT_SORT_KEYS)
         key = hashlib.sha256(line).digest()
         needs = self._needs.get(key)
@@ -196,11 +195,8 @@ class AnswerParsers:
                 except TimeoutError:
                     self._end_child()
                     raise Unreadable(f"{self.names} takes longer than {READ_S:g} s") from None
-                except (
-                    EOFError,
-                    OSError,
-                    ValueError,
-                ):  # it is gone, or its answer is longer than a line may be
+                # it is gone, or its answer is longer than a line may be
+                except (EOFError, OSError, ValueError):
                     self._end_child()
             raise Unreadable(f"{self.names} ends the process that it runs in")
 

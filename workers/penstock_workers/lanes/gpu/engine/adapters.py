@@ -34,13 +34,8 @@ LAYER: Final = re.compile(
     r"base_model\.model\.(?:(?:language_model|model)\.)*layers\.(\d{1,6})\.(?:[\w.]+\.)?(\w+)\.lora_([AB])\.weight",
     re.ASCII,
 )
-TAKE_WIDTH: Final = (
-    "q_proj",
-    "k_proj",
-    "v_proj",
-    "gate_proj",
-    "up_proj",
-)  # their input is as wide as the model
+# their input is as wide as the model
+TAKE_WIDTH: Final = ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj")
 GIVE_WIDTH: Final = ("o_proj", "down_proj")  # their output is
 
 
@@ -195,9 +190,8 @@ RANKS: Final = (
 # Where adapters may come later, an engine makes room for these; `gpu.engine` says otherwise by
 # vLLM's own arguments.
 ROOM_ACTIVE: Final = 4
-ROOM_KEPT: Final = (
-    32  # in the machine's memory; vLLM reads others again from the cache when a request needs them
-)
+# in the machine's memory; vLLM reads others again from the cache when a request needs them
+ROOM_KEPT: Final = 32
 ROOM_RANK: Final = 64
 
 
@@ -330,9 +324,8 @@ class Adapters:
         """Requests that come from now on use it, in place of an earlier version.
 
         ``release`` is called when none uses it."""
-        weakref.finalize(
-            adapter, release
-        ).atexit = False  # each call of the engine keeps its adapter
+        # each call of the engine keeps its adapter
+        weakref.finalize(adapter, release).atexit = False
         self._all[adapter.name] = adapter
 
     def retire(self, adapter: Adapter) -> None:

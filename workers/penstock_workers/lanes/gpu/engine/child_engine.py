@@ -30,13 +30,11 @@ from penstock_workers.lanes.gpu.engine.vllm_calls import (
 from penstock_workers.lanes.gpu.plugin import load_in_engines
 from penstock_workers.lanes.gpu.settings import GpuSettings
 
-GIVE_UP_S: Final = (
-    30.0  # a start that is cancelled: vLLM may import for so long before it has any process to kill
-)
+# a start that is cancelled: vLLM may import for so long before it has any process to kill
+GIVE_UP_S: Final = 30.0
 GIVE_UP_LOOK_S: Final = 0.5
-SHUTDOWN_S: Final = (
-    2.0  # nothing is in it by then; after that its processes are killed, within STOP_TIMEOUT_S
-)
+# nothing is in it by then; after that its processes are killed, within STOP_TIMEOUT_S
+SHUTDOWN_S: Final = 2.0
 
 
 class ChildEngine:
@@ -177,7 +175,6 @@ def _mark() -> str:
 
 @functools.cache
 def _guard() -> Guard:
-    Finalize(
-        None, guard.end, args=(_mark(), set()), exitpriority=0
-    )  # else Python's exit waits for them without end
+    # else Python's exit waits for them without end
+    Finalize(None, guard.end, args=(_mark(), set()), exitpriority=0)
     return Guard(_mark())

@@ -33,13 +33,11 @@ BUFFER_MIN = 4
 MEMORY_SHARE = 1.25
 KV_FULL = 0.9  # above this a waiting line of zero does not mean that the engine starves
 LEARN_RATE = 0.02  # per item: how long answers really are is known after some fifty
-PASSED_MAX = (
-    64  # shorter items that may pass one too long for the memory that is free; then it goes first
-)
+# shorter items that may pass one too long for the memory that is free; then it goes first
+PASSED_MAX = 64
 HELD_MAX = 8  # such items set aside; beyond that the line waits
-SUSPECTS_TOGETHER = (
-    16  # about the root of what is in flight: two more deaths find one culprit among hundreds
-)
+# about the root of what is in flight: two more deaths find one culprit among hundreds
+SUSPECTS_TOGETHER = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -272,9 +270,8 @@ class EngineFigures:
         if cache is not None:
             self._queried += cache.queries
             self._hit += cache.hits
-        deferred = getattr(
-            scheduler, "num_skipped_waiting_reqs", 0
-        )  # since 0.2x; they wait all the same
+        # since 0.2x; they wait all the same
+        deferred = getattr(scheduler, "num_skipped_waiting_reqs", 0)
         self._states[engine] = state = EngineState(
             scheduler.num_running_reqs,
             scheduler.num_waiting_reqs + deferred,

@@ -45,14 +45,12 @@ class EngineCall:
     lora: Any = None  # vLLM's LoRARequest
     priority: int = 0  # lower goes first
     facts: Any = field(default=None, repr=False)  # what the reply will need besides
-    rendered: Any = field(
-        default=None, repr=False
-    )  # vLLM's own input, where there is more to it than ``token_ids``
+    # vLLM's own input, where there is more to it than ``token_ids``
+    rendered: Any = field(default=None, repr=False)
     media_bytes: int = 0  # that it holds
     parts: Sequence[EngineCall] = ()  # run in its place, where one request is many of the engine's
-    adapter: Any = field(
-        default=None, repr=False
-    )  # whose it is: its files stay as long as a call has it
+    # whose it is: its files stay as long as a call has it
+    adapter: Any = field(default=None, repr=False)
 
 
 class Engine(Protocol):

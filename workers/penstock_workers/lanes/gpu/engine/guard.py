@@ -24,13 +24,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-MARK: Final = (
-    "PENSTOCK_ENGINE_MARK"  # set in the worker's environment; everything that it starts inherits it
-)
+# set in the worker's environment; everything that it starts inherits it
+MARK: Final = "PENSTOCK_ENGINE_MARK"
 SHARED_MEMORY: Final = "/dev/shm/"  # noqa: S108 -- where Linux keeps it; nothing is made there
-GONE_S: Final = (
-    5.0  # a killed process is gone in milliseconds, one that frees much memory of a GPU in seconds
-)
+# a killed process is gone in milliseconds, one that frees much memory of a GPU in seconds
+GONE_S: Final = 5.0
 LOOK_S: Final = 0.05
 # These carry the mark too: hooks and other children of the worker, and the one that tidies up after
 # Python's own.
@@ -61,9 +59,8 @@ def end(mark: str, leftovers: set[str]) -> int:
                 os.kill(pid, signal.SIGKILL)
                 killed.add(pid)
         time.sleep(LOOK_S)
-    for name in leftovers - shared_memory(
-        _all()
-    ):  # what another process uses is that one's as well
+    # what another process uses is that one's as well
+    for name in leftovers - shared_memory(_all()):
         with suppress(OSError):
             Path(name).unlink()
     return len(killed)

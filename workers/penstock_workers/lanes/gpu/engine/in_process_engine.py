@@ -55,13 +55,11 @@ class InProcessEngine:
         self._drain_seconds = drain_seconds
         self._llm: Any = None
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._asked: queue.SimpleQueue[EngineCall | _Load | str | None] = (
-            queue.SimpleQueue()
-        )  # calls and aborts; bounded by EngineQueue
+        # calls and aborts; bounded by EngineQueue
+        self._asked: queue.SimpleQueue[EngineCall | _Load | str | None] = queue.SimpleQueue()
         self._loads = count()
-        self._futures: dict[
-            str, asyncio.Future[Any]
-        ] = {}  # this and the next are touched on the loop only
+        # this and the next are touched on the loop only
+        self._futures: dict[str, asyncio.Future[Any]] = {}
         self._begins: dict[str, Callable[[], None]] = {}
         self._dead: Exception | None = None
         self._thread: threading.Thread | None = None

@@ -97,9 +97,8 @@ def _typed(given: Mapping[str, Any], make: Any) -> dict[str, Any]:
     if not any(isinstance(value, str) for value in given.values()):
         return dict(given)
     parser = make.add_cli_args(upstream("vllm.utils.argparse_utils", "FlexibleArgumentParser")())
-    actions = {
-        action.dest: action for action in parser._actions
-    }  # argparse has no public list of them
+    # argparse has no public list of them
+    actions = {action.dest: action for action in parser._actions}
     return {
         name: _read(name, value, actions[name])
         if isinstance(value, str) and name in actions

@@ -132,9 +132,8 @@ class Facts:
     model: str
     chat: bool
     base64: bool = False
-    parsed: Mapping[str, Any] | None = (
-        None  # what vLLM's parsers of answers need to know of it; None = none is asked
-    )
+    # what vLLM's parsers of answers need to know of it; None = none is asked
+    parsed: Mapping[str, Any] | None = None
 
 
 class CallBuilder:
@@ -259,9 +258,8 @@ class CallBuilder:
         if request.on_overflow != "fail" and length < context:
             return prompt, context - length
         if request.on_overflow == "trim":
-            reserved = min(
-                asked or 1, context // 2
-            )  # half of the context at most: the rest is for the document
+            # half of the context at most: the rest is for the document
+            reserved = min(asked or 1, context // 2)
             return self._trimmed(body, chat, prompt, reserved), reserved
         raise ContextOverflow(
             f"This model's maximum context length is {context} tokens. However, the prompt has "

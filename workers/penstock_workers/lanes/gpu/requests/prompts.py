@@ -109,9 +109,8 @@ class TextChats:
             text = self._tokenizers.text_of_chat(body["messages"], variables)
         except RequestRefused:
             raise
-        except (
-            Exception
-        ) as error:  # templates are programs of the model's makers: they raise what they like
+        # templates are programs of the model's makers: they raise what they like
+        except Exception as error:
             raise RequestRefused(
                 f"the model's chat template refuses these messages: {error}"
             ) from error

@@ -47,9 +47,8 @@ class RenderedChats:
         self._tokenizing = dataclasses.replace(
             renderer.default_chat_tok_params, max_total_tokens=None
         )
-        self._one_at_a_time = (
-            threading.Lock()
-        )  # processors of images are not made for several threads
+        # processors of images are not made for several threads
+        self._one_at_a_time = threading.Lock()
 
     @staticmethod
     def suits(renderer: Any) -> bool:
@@ -84,9 +83,8 @@ class RenderedChats:
                 )
         except MemoryError:
             raise
-        except (
-            Exception
-        ) as error:  # of the template, or of the model's processor, which raise what they like
+        # of the template, or of the model's processor, which raise what they like
+        except Exception as error:
             raise RequestRefused(
                 "the model's chat template or processor refuses these messages: "
                 f"{type(error).__name__}: {error}"

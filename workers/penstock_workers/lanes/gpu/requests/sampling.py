@@ -99,9 +99,8 @@ def sampling_params(
             structured_outputs=None
             if constraint is None
             else upstream("vllm.sampling_params", "StructuredOutputsParams")(**constraint),
-            output_kind=upstream(
-                "vllm.sampling_params", "RequestOutputKind"
-            ).DELTA,  # see arguments.FIRST_TOKEN_ONLY
+            # see arguments.FIRST_TOKEN_ONLY
+            output_kind=upstream("vllm.sampling_params", "RequestOutputKind").DELTA,
         )
     except (TypeError, ValueError) as error:
         raise RequestRefused(str(error)) from error
