@@ -29,6 +29,7 @@ from penstock_ledger.model import (
     FeedKind,
     ItemKey,
     Job,
+    JobState,
     Result,
     TakenFiles,
 )
@@ -81,6 +82,10 @@ class JobStatus:
 
     job: Job
     counts: Counts
+
+    @property
+    def state(self) -> JobState:
+        return self.job.state
 
     @property
     def finished(self) -> int:
@@ -527,6 +532,10 @@ class Producer:
         """Releases, engines, providers and prices that results of this job came from, by
         generation; a result has its model."""
         return Provenance(self._database).of(self._jobs.get(job).job_id)
+
+    def latest(self, job: str, number: int) -> list[Result]:
+        """The results that were stored last, the newest first."""
+        return CommitOrder(self._database).latest(self._jobs.get(job).job_id, number)
 
     def vectors(self, job: str) -> Iterator[tuple[ItemKey, Vectors]]:
         """The embeddings of an embed job so far as they are stored, without JSON between; in the

@@ -158,6 +158,10 @@ class Table:
         taken = {column.name.casefold() for column in (*_BEGINNING, *middle, *_END)}
         self._fields = _fields(spec.get("response_schema"), taken)
         columns = [Column(name, kind) for _, name, kind in self._fields]
+        # what answers themselves say, beside their text
+        self.own = frozenset(
+            [column.name for column in columns] + [column.name for column in middle[:1]]
+        )
         self.columns: tuple[Column, ...] = (*_BEGINNING, *columns, *middle, *_END)
         self._no_answer: Row = [None] * (len(columns) + len(middle))
         params = spec.get("params")
