@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shutil
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -23,6 +24,7 @@ from penstock_producer.tables.columns import Row, Table, text_of
 __all__ = ["Given", "Job", "Ledger", "LocalJob", "Status"]
 
 POLL_S: Final = 0.1
+_OF_REPORT: Final = ("total", "succeeded", "dead", "retries")
 FINAL: Final = ("completed", "cancelled", "failed")
 STATE: Final = "state"
 
@@ -271,6 +273,8 @@ class LocalJob(Job):
         if error is None:
             raise RunFailed(self.interrupted() if child.stopped else child.failure())
         if error["kind"] == "usage":
+            if not self._database.is_file():  # what was refused leaves nothing behind
+                shutil.rmtree(self._folder, ignore_errors=True)
             raise BadCall(error["message"])
         if error["kind"] == "stopped":
             raise RunStopped(error["message"], self.answers)
@@ -290,7 +294,13 @@ class LocalJob(Job):
         child = self._child
         if child is None:
             return progress.View(self.key, {}, None)
-        return progress.View(self.key, child.figures, child.note, (), child.said)
+        figures = child.figures
+        if figures and child.report is not None:  # the last look was before the last answers
+            report = child.report
+            figures = {**figures, **{name: report[name] for name in _OF_REPORT}}
+            figures["cost_microusd"] = round((report["known_usd"] or 0) * 1_000_000)
+            figures["unpriced"] = report["cost_usd"] is None
+        return progress.View(self.key, figures, child.note, (), child.said)
 
     def _report(self) -> Mapping[str, Any]:
         if self._child is not None and self._child.report is not None:
