@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import html
-from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any, Final, overload
 
 from penstock.rows import Record, Rows
-from penstock_producer.tables.columns import Row, Table
+from penstock_producer.tables.columns import Row, Table, as_json
 from penstock_producer.tables.joined import ANSWER, Added, added_columns
 
 __all__ = ["Answer", "Answers"]
@@ -90,8 +89,7 @@ class Answer:
         at = self._columns[name]
         if self._values is None:
             return None
-        value = self._values[at]
-        return list(array("f", value)) if isinstance(value, bytes) else value
+        return as_json(self._values[at])
 
     def __repr__(self) -> str:
         return f"Answer({self.id!r}, {self.status}, {_short(self.text or self.error)!r})"
@@ -207,7 +205,7 @@ class Answers(Sequence[Answer]):
             [
                 pl.Series(
                     one.column.name,
-                    [_numbers(value) for value in self._values(one)],
+                    [as_json(value) for value in self._values(one)],
                     dtype=kinds[one.column.kind],
                 )
                 for one in self._added(frame.columns, details)
@@ -228,7 +226,7 @@ class Answers(Sequence[Answer]):
             "vectors": pa.list_(pa.list_(pa.float32())),
         }
         for one in self._added(table.column_names, details):
-            values = [_numbers(value) for value in self._values(one)]
+            values = [as_json(value) for value in self._values(one)]
             table = table.append_column(
                 one.column.name, pa.array(values, type=kinds[one.column.kind])
             )
@@ -242,7 +240,7 @@ class Answers(Sequence[Answer]):
             records = list(self._rows.records())
         names = dict.fromkeys(name for record in records for name in record)
         added = self._added(list(names), details)
-        columns = [[_numbers(value) for value in self._values(one)] for one in added]
+        columns = [[as_json(value) for value in self._values(one)] for one in added]
         return [
             {
                 **record,
@@ -312,10 +310,3 @@ def _vector(value: Any) -> Any:
     import numpy as np
 
     return np.frombuffer(value, dtype="<f4")
-
-
-def _numbers(value: Any) -> Any:
-    """Return a stored vector as a list of numbers."""
-    if isinstance(value, list):
-        return list(map(_numbers, value))
-    return list(array("f", value)) if isinstance(value, bytes) else value

@@ -3,53 +3,132 @@
 from __future__ import annotations
 
 import asyncio
-import difflib
 import os
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+import sys
+from collections.abc import AsyncIterator, Generator, Mapping
 from pathlib import Path
-from typing import Any, Final, Literal, NamedTuple, overload
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, Protocol, overload
 
 from penstock import place
 from penstock.answers import Answer, Answers
 from penstock.child import Child
-from penstock.errors import BadCall
 from penstock.job import STATE, Given, Job, LocalJob
+from penstock.options import Options, columns_needed, options_of
 from penstock.place import forget
-from penstock.rows import ID, Once, SpooledRows, rows_of, rows_of_file, spool
-from penstock_producer import JobSpec, SpecError
-from penstock_producer.errors import listed
-from penstock_producer.job.options import OPTIONS, RUN_OPTIONS, STOP_FIELDS, FlagForm, seconds_of
-from penstock_producer.reporting.surfaces import in_python
-from penstock_producer.sources import columns_read
+from penstock.rows import ID, Once, Rows, SpooledRows, rows_of, rows_of_file, spool
 
-__all__ = ["arun", "connect", "forget", "run", "stream"]
+if TYPE_CHECKING:
+    from penstock.remote import Connection
 
-# of this machine and of its provider, beside the options of a job
-_PROVIDER: Final = (
-    "api",
-    "base_url",
-    "api_key_env",
-    "profile",
-    "rpm",
-    "tpm",
-    "itpm",
-    "otpm",
-    "usd_per_mtok_in",
-    "usd_per_mtok_out",
-)
-_MACHINE: Final = ("workers", "concurrency")
+__all__ = ["Calls", "Prepared", "arun", "connect", "forget", "run", "stream"]
+
 # What may change without making another job.
-_LIMITS: Final = ("budget_usd", "deadline_s", "over_budget", "max_bad_rows", *STOP_FIELDS)
+_LIMITS: Final = (
+    "budget_usd",
+    "deadline_s",
+    "over_budget",
+    "max_bad_rows",
+    "stop_at_dead",
+    "stop_at_usd_per_doc",
+)
 
 
-class Options(NamedTuple):
-    """The keyword arguments of a call, sorted by whom they are for."""
+class Prepared(NamedTuple):
+    """A call whose rows and options were read: nothing was started yet."""
 
-    job: Mapping[str, Any]  # a spec's fields
-    provider: Mapping[str, Any]
-    machine: Mapping[str, Any]
-    spec: JobSpec
-    model: Callable[[str], Any] | None
+    folder: Path  # of the job; its name is the job's key
+    named: bool  # by the caller, not by rows and options
+    source: str  # what the engine reads
+    held: Given
+    options: Options
+
+
+class Place(Protocol):
+    """Where jobs run."""
+
+    def begin(self, call: Prepared) -> Job:
+        """Start the job, or find it. Raises BadCall and RunFailed."""
+        ...
+
+
+class Here:
+    """This machine."""
+
+    def begin(self, call: Prepared) -> LocalJob:
+        key = call.folder.name
+        ended = LocalJob(call.folder, key, call.held, None)
+        if not call.named and ended.has_ended:
+            return ended
+        options = call.options
+        request = {
+            "source": call.source,
+            "options": options.job,
+            "provider": options.provider,
+            "folder": str(call.folder),
+            "state": str(call.folder / STATE),
+            "job": key,
+            "workers": options.machine.get("workers"),
+            "concurrency": options.machine.get("concurrency"),
+        }
+        return LocalJob(call.folder, key, call.held, Child(request, call.folder / "run.log"))
+
+
+class Calls:
+    """The calls, for jobs that run in one place."""
+
+    def __init__(self, where: Place) -> None:
+        self._where = where
+
+    def start(self, rows: Any, options: Mapping[str, Any]) -> Job:
+        return self._where.begin(prepared(rows, options))
+
+    def run(
+        self, rows: Any, *, progress: bool = True, wait: bool = True, **options: Any
+    ) -> Answers | Job:
+        """Do as ``penstock.run`` does."""
+        started = self.start(rows, options)
+        if not wait:
+            return started
+        try:
+            return started.wait(progress=progress)
+        except KeyboardInterrupt:
+            started.leave()
+            raise KeyboardInterrupt(started.left()) from None
+
+    async def arun(self, rows: Any, *, progress: bool = True, **options: Any) -> Answers:
+        """Do as ``penstock.arun`` does."""
+        started = await asyncio.to_thread(self.start, rows, options)
+        try:
+            return await started.awaited(progress=progress)
+        except asyncio.CancelledError:
+            await asyncio.shield(asyncio.to_thread(started.leave))
+            raise
+
+    def stream(self, rows: Any, **options: Any) -> Stream:
+        """Do as ``penstock.stream`` does."""
+        return Stream(self, rows, options)
+
+
+class Stream:
+    """Answers as they come, for ``for`` and for ``async for``."""
+
+    def __init__(self, calls: Calls, rows: Any, options: Mapping[str, Any]) -> None:
+        self._calls, self._rows, self._options = calls, rows, options
+
+    def __iter__(self) -> Generator[Answer, None, None]:
+        started = self._calls.start(self._rows, self._options)
+        try:
+            yield from started
+        finally:
+            started.leave()
+
+    async def __aiter__(self) -> AsyncIterator[Answer]:
+        answers = iter(self)
+        try:
+            while (answer := await asyncio.to_thread(next, answers, None)) is not None:
+                yield answer
+        finally:
+            await asyncio.shield(asyncio.to_thread(answers.close))
 
 
 @overload
@@ -101,14 +180,7 @@ def run(rows: Any, *, progress: bool = True, wait: bool = True, **options: Any) 
     Raises BadCall before anything is paid, RunStopped for a job that a person has to decide about,
     and RunFailed. KeyboardInterrupt stops the workers in an orderly way first.
     """
-    started = _start(rows, options)
-    if not wait:
-        return started
-    try:
-        return started.wait(progress=progress)
-    except KeyboardInterrupt:
-        _stop(started)
-        raise KeyboardInterrupt(started.interrupted()) from None
+    return Calls(Here()).run(rows, progress=progress, wait=wait, **options)
 
 
 async def arun(rows: Any, *, progress: bool = True, **options: Any) -> Answers:
@@ -116,12 +188,7 @@ async def arun(rows: Any, *, progress: bool = True, **options: Any) -> Answers:
 
     Cancelled, it stops the workers in an orderly way first.
     """
-    started = await asyncio.to_thread(_start, rows, options)
-    try:
-        return await started._awaited(progress=progress)
-    except asyncio.CancelledError:
-        await asyncio.shield(asyncio.to_thread(_stop, started))
-        raise
+    return await Calls(Here()).arun(rows, progress=progress, **options)
 
 
 def stream(rows: Any, **options: Any) -> Stream:
@@ -130,44 +197,22 @@ def stream(rows: Any, **options: Any) -> Stream:
     What was answered by an earlier call comes first. Leaving the loop stops the job, and the same
     call goes on. ``async for`` works as well.
     """
-    return Stream(rows, options)
+    return Calls(Here()).stream(rows, **options)
 
 
-class Stream:
-    """Answers as they come, for ``for`` and for ``async for``."""
+def connect(url: str, *, api_key_env: str | None = None) -> Connection:
+    """Return the same calls for jobs that run elsewhere.
 
-    def __init__(self, rows: Any, options: Mapping[str, Any]) -> None:
-        self._rows, self._options = rows, options
+    ``url`` is that of a `penstock serve` or gateway (``http://…``; ``api_key_env`` names the
+    variable that holds its key), or of a fleet's database (``postgresql://…``).
+    """
+    from penstock.remote import connection
 
-    def __iter__(self) -> Iterator[Answer]:
-        started = _start(self._rows, self._options)
-        try:
-            yield from started
-        finally:
-            _stop(started)
-
-    async def __aiter__(self) -> AsyncIterator[Answer]:
-        answers = iter(self)
-        try:
-            while (answer := await asyncio.to_thread(next, answers, None)) is not None:
-                yield answer
-        finally:
-            await asyncio.shield(asyncio.to_thread(answers.close))  # type: ignore[attr-defined]
+    return connection(url, api_key_env)
 
 
-def _stop(job: LocalJob) -> None:
-    """Stop a job and wait until its processes are gone; another interrupt makes it hurry."""
-    while job.process is not None and job.process.status is None:
-        try:
-            job.stop()
-            while not job.process.wait(1.0):
-                pass
-        except KeyboardInterrupt:
-            continue
-
-
-def _start(rows: Any, given: Mapping[str, Any]) -> LocalJob:
-    """Read the rows, and start the job or find it ended. Raises BadCall."""
+def prepared(rows: Any, given: Mapping[str, Any]) -> Prepared:
+    """Read the rows and options of a call. Raises BadCall."""
     options = dict(given)
     name, state = options.pop("job", None), options.pop("state", None)
     base = place.base_folder(state)
@@ -177,17 +222,16 @@ def _start(rows: Any, given: Mapping[str, Any]) -> LocalJob:
     if found is None:
         source, content = _elsewhere(rows)
         folder = _folder(base, name, Path(source).name.split(".")[0], content, read)
-        return _local(folder, source, Given(None, None, read.model), read, named=name is not None)
+        return Prepared(folder, name is not None, source, Given(None, None, read.model), read)
     if read.spec.takes_records:
         read = options_of({**options, "id_field": ID})
-    columns = _columns(found, read, id_field)
-    spooled = spool(found, base, columns=columns, id_field=id_field, say=_say)
+    columns = columns_needed(found.columns, read, id_field)
+    whole = isinstance(found, Once)
+    spooled = spool(found, base, columns=None if whole else columns, id_field=id_field, say=_say)
     folder = _folder(base, name, "rows", spooled.digest, read)
-    source = spooled.moved(folder)
-    if isinstance(found, Once):
-        found = SpooledRows(source)
-    held = Given(found, spooled.ids, read.model)
-    return _local(folder, str(source), held, read, named=name is not None)
+    path = spooled.moved(folder)
+    held = Given(SpooledRows(path) if isinstance(found, Once) else found, spooled.ids, read.model)
+    return Prepared(folder, name is not None, str(path), held, read)
 
 
 def _folder(base: Path, name: str | None, stem: str, content: str, read: Options) -> Path:
@@ -203,25 +247,7 @@ def _folder(base: Path, name: str | None, stem: str, content: str, read: Options
     return folder
 
 
-def _local(folder: Path, source: str, held: Given, read: Options, *, named: bool) -> LocalJob:
-    """Start the job; one of a derived name that has ended is only read."""
-    ended = LocalJob(folder, folder.name, held, None)
-    if not named and ended.has_ended:
-        return ended
-    request = {
-        "source": source,
-        "options": read.job,
-        "provider": read.provider,
-        "folder": str(folder),
-        "state": str(folder / STATE),
-        "job": folder.name,
-        "workers": read.machine.get("workers"),
-        "concurrency": read.machine.get("concurrency"),
-    }
-    return LocalJob(folder, folder.name, held, Child(request, folder / "run.log"))
-
-
-def _found(rows: Any, read: Options) -> Any:
+def _found(rows: Any, read: Options) -> Rows | Once | None:
     found = rows_of(rows)
     if found is None and read.spec.takes_records and "://" not in str(rows):
         return rows_of_file(Path(rows))
@@ -237,103 +263,5 @@ def _elsewhere(rows: Any) -> tuple[str, str]:
     return whole, place.fingerprint(Path(whole))
 
 
-def _columns(found: Any, read: Options, id_field: str | None) -> list[str] | None:
-    """Return the columns that the engine needs; None for all. Raises BadCall for one that is not
-    there."""
-    needed = columns_read(read.spec) if read.spec.takes_records else None
-    known = list(found.columns)
-    for column in [*(needed or ()), *([] if id_field is None else [id_field])]:
-        if known and column != ID and column not in known and column.partition(".")[0] not in known:
-            near = difflib.get_close_matches(column, known, 1)
-            hint = f"; did you mean {near[0]!r}?" if near else ""
-            raise BadCall(
-                f"the rows have no column {column!r}{hint} (columns: {', '.join(known[:20])})"
-            )
-    if needed is None or isinstance(found, Once):
-        return None
-    return [one for one in known if one in needed or one in {it.partition(".")[0] for it in needed}]
-
-
-def options_of(given: Mapping[str, Any]) -> Options:
-    """Sort and check the keyword arguments of a call. Raises BadCall."""
-    provider = {name: given[name] for name in _PROVIDER if given.get(name) is not None}
-    machine = {name: given[name] for name in _MACHINE if given.get(name) is not None}
-    fields = {
-        name: value
-        for name, value in given.items()
-        if name not in _PROVIDER and name not in _MACHINE and value is not None
-    }
-    unknown = [name for name in fields if name not in OPTIONS]
-    if unknown:
-        near = difflib.get_close_matches(unknown[0], [*OPTIONS, *RUN_OPTIONS, "job", "state"], 1)
-        hint = f"did you mean {near[0]!r}?" if near else "docs/job-options.md lists them"
-        raise BadCall(f"{unknown[0]!r} is no option; {hint}")
-    answer = _response(fields)
-    fields.setdefault("max_bad_rows", "100%")
-    fields = {name: _as_field(name, value) for name, value in fields.items()}
-    try:
-        spec = JobSpec(**fields)
-    except SpecError as error:
-        problems = [
-            f"{one.pointer.lstrip('/').replace('/', '.')}: {one.message}; {one.fix}"
-            for one in error.problems
-        ]
-        raise BadCall(in_python(listed(problems))) from None
-    if spec.takes_records and spec.model is None and spec.asks_a_provider:
-        raise BadCall("prompt makes requests of rows, and they need a model: model='…'")
-    return Options(fields, provider, machine, spec, answer)
-
-
-def _response(fields: dict[str, Any]) -> Callable[[str], Any] | None:
-    """Turn `response_format` into the schema that it stands for; returns what reads an answer."""
-    asked = fields.get("response_format")
-    if asked is None or isinstance(asked, str):
-        return _json_value if "response_schema" in fields else None
-    del fields["response_format"]
-    if isinstance(asked, Mapping):
-        nested = asked.get("json_schema")  # as OpenAI's own requests have it
-        fields["response_schema"] = nested["schema"] if isinstance(nested, Mapping) else dict(asked)
-        return _json_value
-    from pydantic import TypeAdapter
-    from pydantic.errors import PydanticUserError
-
-    try:
-        adapter: TypeAdapter[Any] = TypeAdapter(asked)
-        fields["response_schema"] = adapter.json_schema()
-    except (PydanticUserError, TypeError) as error:
-        raise BadCall(
-            f"response_format={asked!r} is no class that Pydantic describes: {error}; give a "
-            "model, or a JSON schema as a dict"
-        ) from None
-    return adapter.validate_json
-
-
-def _json_value(text: str) -> Any:
-    import orjson
-
-    return orjson.loads(text)
-
-
-def _as_field(name: str, value: Any) -> Any:
-    """Return an option as a spec has it: durations may be text, lists may be one value."""
-    form = OPTIONS[name].form
-    try:
-        if form is FlagForm.DURATION and isinstance(value, str):
-            return seconds_of(value)
-    except ValueError as error:
-        raise BadCall(f"{name}={value!r} {error}") from None
-    if form is FlagForm.NAMES and isinstance(value, str):
-        return [one.strip() for one in value.split(",")]
-    if form is FlagForm.LIST and isinstance(value, str):
-        return [value]
-    return value
-
-
 def _say(text: str) -> None:
-    import sys
-
     sys.stderr.write(f"penstock: {text}\n")
-
-
-def connect(url: str) -> Any:
-    raise NotImplementedError

@@ -10,18 +10,17 @@ from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, Protocol
 
 from penstock import place, progress
 from penstock.answers import Answer, Answers
 from penstock.child import Child
 from penstock.errors import BadCall, RunFailed, RunStopped
 from penstock.rows import Rows
-from penstock_producer import Committed, JobNotFound, Producer
-from penstock_producer import Job as KeptJob
+from penstock_producer import JobNotFound, Producer
 from penstock_producer.tables.columns import Row, Table, text_of
 
-__all__ = ["Given", "Job", "Ledger", "LocalJob", "Status"]
+__all__ = ["FINAL", "STATE", "Books", "Given", "Job", "Ledger", "LocalJob", "Status"]
 
 POLL_S: Final = 0.1
 _OF_REPORT: Final = ("total", "succeeded", "dead", "retries")
@@ -45,10 +44,34 @@ class Status(NamedTuple):
     succeeded: int
     dead: int
     cost_usd: float | None
+    waits_for: str | None = None  # why it is paused, where a person has to say how it goes on
+
+
+class Books(Protocol):
+    """What is kept of one job, wherever that is."""
+
+    @property
+    def spec(self) -> Mapping[str, Any]: ...
+
+    def is_kept(self) -> bool:
+        """Whether the job was accepted."""
+        ...
+
+    def rows(self, after: str | None = None) -> Iterator[tuple[str, Row]]:
+        """Yield its outcomes as rows of its table, each with the place to go on behind it."""
+        ...
+
+    def latest(self, number: int) -> list[str]:
+        """Return the newest answers, each with its document."""
+        ...
+
+    def status(self) -> Status: ...
+
+    def report(self) -> dict[str, Any]: ...
 
 
 class Ledger:
-    """What is kept of one job in a database."""
+    """The books of a job in a database."""
 
     def __init__(self, database_url: str, key: str) -> None:
         self._url, self._key = database_url, key
@@ -57,23 +80,22 @@ class Ledger:
     def producer(self) -> Producer:
         return Producer(database_url=self._url)
 
-    def job(self) -> KeptJob | None:
-        """Return the job; None before it was accepted."""
-        with suppress(JobNotFound):
-            return self.producer.status(self._key).job
-        return None
+    def is_kept(self) -> bool:
+        try:
+            self.producer.status(self._key)
+        except JobNotFound:
+            return False
+        return True
 
-    def committed(self, after: str | None) -> Iterator[Committed]:
-        return self.producer.outcomes(self._key, after=after)
-
-    def rows(self) -> Iterator[Row]:
-        """Yield its outcomes as rows of its table."""
-        table = Table(self._spec)
-        return (table.row(one.outcome) for one in self.committed(None))
+    def rows(self, after: str | None = None) -> Iterator[tuple[str, Row]]:
+        table = Table(self.spec)
+        return (
+            (one.cursor, table.row(one.outcome))
+            for one in self.producer.outcomes(self._key, after=after)
+        )
 
     def latest(self, number: int) -> list[str]:
-        """Return the newest answers, each with its document."""
-        endpoint = str(self._spec["endpoint"])
+        endpoint = str(self.spec["endpoint"])
         return [
             f"{one.key.doc_id}: {' '.join((text_of(endpoint, one.body) or '').split())}"
             for one in self.producer.latest(self._key, number)
@@ -83,28 +105,29 @@ class Ledger:
         found = self.producer.status(self._key)
         counts = found.counts
         cost = None if counts.unpriced else counts.cost_microusd / 1_000_000
-        return Status(str(found.state), found.job.total, counts.succeeded, counts.dead, cost)
+        job = found.job
+        waits = job.state == "paused" and job.resume_at is None
+        reason = (job.reason or "no reason was recorded") if waits else None
+        return Status(
+            str(job.state), job.total, counts.succeeded, counts.dead, cost, waits_for=reason
+        )
 
     def report(self) -> dict[str, Any]:
         """Return the figures that a report begins with."""
         return {"job": self._key, **self.status()._asdict()}
 
-    @property
-    def spec(self) -> Mapping[str, Any]:
-        return self._spec
-
     @cached_property
-    def _spec(self) -> Mapping[str, Any]:
+    def spec(self) -> Mapping[str, Any]:
         return self.producer.status(self._key).job.spec
 
 
 class Job:
     """A job that goes on, or has ended; iterated, it yields each answer as it comes."""
 
-    def __init__(self, key: str, where: str, ledger: Ledger, given: Given) -> None:
+    def __init__(self, key: str, where: str, books: Books, given: Given) -> None:
         self.key = key
         self.place = where
-        self._ledger, self._given = ledger, given
+        self._books, self._given = books, given
 
     # -- of each kind of job
 
@@ -119,10 +142,17 @@ class Job:
         raise NotImplementedError
 
     def _report(self) -> Mapping[str, Any]:
-        return self._ledger.report()
+        return self._books.report()
 
     def stop(self) -> None:
         """Stop the job in an orderly way; the same call goes on."""
+        raise NotImplementedError
+
+    def leave(self) -> None:
+        """Do what an interrupt of the call does to the job, and return once that is done."""
+
+    def left(self) -> str:
+        """Return what to say after that."""
         raise NotImplementedError
 
     def forget(self) -> None:
@@ -133,7 +163,7 @@ class Job:
 
     @property
     def status(self) -> Status:
-        return self._ledger.status()
+        return self._books.status()
 
     @property
     def answers(self) -> Answers:
@@ -143,8 +173,8 @@ class Job:
             place=self.place,
             rows=self._given.rows,
             ids=self._given.ids,
-            spec=self._ledger.spec,
-            outcomes=self._ledger.rows,
+            spec=self._books.spec,
+            outcomes=lambda: (row for _, row in self._books.rows()),
             report=self._report(),
             model=self._given.model,
             forget=self.forget,
@@ -166,9 +196,9 @@ class Job:
         return self.answers
 
     def __await__(self) -> Generator[Any, None, Answers]:
-        return self._awaited(progress=False).__await__()
+        return self.awaited(progress=False).__await__()
 
-    async def _awaited(self, *, progress: bool) -> Answers:
+    async def awaited(self, *, progress: bool) -> Answers:
         with _Drawn(self, progress) as drawn:
             while not self._ended(0):
                 drawn.draw()
@@ -186,16 +216,16 @@ class Job:
             if not self._is_kept():
                 continue
             numbers = numbers or self._numbers()
-            table = Table(self._ledger.spec)
+            table = Table(self._books.spec)
             at = {column.name: place for place, column in enumerate(table.columns)}
-            for one in self._ledger.committed(cursor):
-                cursor = one.cursor
-                yield self._answer(table.row(one.outcome), at, numbers)
+            for place_behind, row in self._books.rows(cursor):
+                cursor = place_behind
+                yield self._answer(row, at, numbers)
             if has_ended:
                 return
 
     def _is_kept(self) -> bool:
-        """Whether the ledger knows the job already."""
+        """Whether there are books of the job to look at by now."""
         return True
 
     def _numbers(self) -> Mapping[str, int]:
@@ -229,10 +259,6 @@ class LocalJob(Job):
         self._folder, self._child = folder, child
 
     @property
-    def process(self) -> Child | None:
-        return self._child
-
-    @property
     def status(self) -> Status:
         found = super().status
         works = self._child is not None and self._child.status is None
@@ -250,8 +276,18 @@ class LocalJob(Job):
     def forget(self) -> None:
         place.forget(self._folder)
 
-    def interrupted(self) -> str:
-        """Return what to say after an interrupt."""
+    def leave(self) -> None:
+        """Stop it and wait until its processes are gone; another interrupt makes it hurry."""
+        child = self._child
+        while child is not None and child.status is None:
+            try:
+                child.stop()
+                while not child.wait(POLL_S):
+                    pass
+            except KeyboardInterrupt:
+                continue
+
+    def left(self) -> str:
         if not self._is_kept():
             return f"stopped before anything was paid; job {self.key}"
         now = self.status
@@ -271,7 +307,7 @@ class LocalJob(Job):
             return
         error = child.error
         if error is None:
-            raise RunFailed(self.interrupted() if child.stopped else child.failure())
+            raise RunFailed(self.left() if child.stopped else child.failure())
         if error["kind"] == "usage":
             if not self._database.is_file():  # what was refused leaves nothing behind
                 shutil.rmtree(self._folder, ignore_errors=True)
@@ -284,7 +320,7 @@ class LocalJob(Job):
         child = self._child
         if child is not None and child.status is None and not child.figures:
             return False  # it may still make the tables
-        return self._database.is_file() and self._ledger.job() is not None
+        return self._database.is_file() and self._books.is_kept()
 
     @property
     def _database(self) -> Path:
@@ -334,7 +370,7 @@ class _Drawn:
         view = self._job._view()
         if view.figures.get("succeeded") and time.monotonic() >= self._next:
             self._next = time.monotonic() + progress.LATEST_EVERY_S
-            found = self._job._ledger.latest(progress.LATEST)
+            found = self._job._books.latest(progress.LATEST)
             self._latest = [text[: progress.LATEST_CHARS] for text in found]
         self._bar.show(view._replace(latest=self._latest))
 
