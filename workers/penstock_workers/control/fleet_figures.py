@@ -1,8 +1,7 @@
-"""The figures of the whole fleet, read every few seconds, so that they are ready when Prometheus
-asks.
+"""Reads the figures of the whole fleet every few seconds.
 
-Reading them costs Redis some dozens of small commands, and SQL one. They are shown for half a
-minute: after an outage older ones would look current.
+So they are ready when Prometheus asks. Reading them costs Redis some dozens of small commands, and
+SQL one. They are shown for half a minute: after an outage older ones would look current.
 """
 
 from __future__ import annotations
@@ -54,7 +53,9 @@ class FleetFigures:
         self._views: dict[str, QuotaView] = {}
 
     def refresh(self, live: Collection[Job]) -> None:
-        """Does nothing when the figures are recent. Raises Redis's and the database's errors."""
+        """Read the figures again unless they are recent.
+
+        Raises Redis's and the database's errors."""
         now = self._clock()
         if now < self._next_at:
             return
@@ -159,8 +160,9 @@ def _workers(seen: Collection[WorkerSeen]) -> Counter[str]:
 
 
 def _age(front: bytes | None, now: float) -> float:
-    """Of a message; one that does not say when it was fed, such as another producer's, counts as
-    new."""
+    """Return how long ago a message was fed, in seconds.
+
+    A message that does not say so, such as another producer's, counts as new."""
     fed = _FED.search(front) if front is not None else None
     return max(0.0, now - int(fed[1])) if fed else 0.0
 

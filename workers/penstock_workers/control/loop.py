@@ -121,8 +121,11 @@ class Control:
         self._longest_s = settings.max_retry_after_s + settings.retry_cap_s  # that a retry may wait
 
     def tick(self) -> None:
-        """Start jobs whose time has come; look at all live jobs, and work on them if this process
-        leads them or could."""
+        """Do one round.
+
+        Start jobs whose time has come; look at all live jobs, and work on them if this process
+        leads them or could.
+        """
         self._look_at_schedules()
         began = time.thread_time()
         live = self._live.look()
@@ -134,8 +137,11 @@ class Control:
         self._refresh_figures([job for job, _ in live])
 
     def _is_due(self, live: Sequence[LiveJob]) -> bool:
-        """Always for a process that leads a feed or could; for others when a job changed its state,
-        and now and then."""
+        """Return whether this process works on jobs in this round.
+
+        It always does if it leads a feed or could; else when a job changed its state, and now and
+        then.
+        """
         before, self._states = self._states, {job.job_id: job.state for job, _ in live}
         is_news = before != self._states
         return (
@@ -207,7 +213,9 @@ class Control:
         self._wake.set()
 
     def is_turning(self) -> bool:
-        """False when a tick has not returned for ``STUCK_S`` seconds. Any thread."""
+        """Return False when a tick has not returned for ``STUCK_S`` seconds.
+
+        Any thread may ask."""
         return time.monotonic() - self._turned_at < STUCK_S
 
     def figures(self) -> Iterator[Sample]:
@@ -266,8 +274,9 @@ def _shovel_beside(settings: WorkerSettings) -> contextlib.AbstractContextManage
 def start_control(
     settings: WorkerSettings, decided: DecidedTimes | None = None
 ) -> Iterator[Control]:
-    """Run a control loop in a thread of its own, with connections of its own, until the block ends;
-    and a shovel beside it."""
+    """Run a control loop in a thread and with connections of its own until the block ends.
+
+    A shovel runs beside it."""
     stop = threading.Event()
     with (
         open_stores(settings, "control") as stores,

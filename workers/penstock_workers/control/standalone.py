@@ -1,8 +1,8 @@
-"""A process that runs the control loop and no items, with the interface of the engine that runs
-items.
+"""A process that runs the control loop and no items.
 
-So `penstock control` is a worker like any other, with its drain, its events and its broker
-connection; its one queue takes the jobs that Celery clients submit.
+It has the interface of the engine that runs items, so `penstock control` is a worker like any
+other, with its drain, its events and its broker connection; its one queue takes the jobs that
+Celery clients submit.
 """
 
 from __future__ import annotations

@@ -1,5 +1,4 @@
-"""What waits for adapters that workers have found in a folder, counted for an autoscaler that does
-not know their names.
+"""Counts what waits for adapters that workers have found in a folder, for an autoscaler.
 
 An autoscaler counts queues that its configuration names. The queues of these adapters are named by
 workers, while they run and after that: so a pool that has gone to zero wakes for an adapter that it

@@ -9,8 +9,9 @@ FADE = 0.8
 
 
 class Throughput:
-    """The latest rate, or what is left of an earlier and higher one: feeding by a momentary rate
-    would leave workers idle."""
+    """The latest rate of a lane, or what is left of an earlier and higher one.
+
+    Feeding by a momentary rate would leave workers idle."""
 
     def __init__(self) -> None:
         self.per_s = 0.0

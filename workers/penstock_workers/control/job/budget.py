@@ -1,9 +1,9 @@
-"""How many documents of a job with a budget are fed: those that the rest of it pays for at the mean
-cost so far.
+"""Decides how many documents of a job with a budget are fed.
 
-That the budget holds is not decided here: workers reserve what each call may cost before they send
-it. What is fed beyond the budget would only wait. Before the first costs are known only a few are
-fed, since a document may then be estimated badly.
+They are those that the rest of the budget pays for at the mean cost so far. That the budget holds
+is not decided here: workers reserve what each call may cost before they send it. What is fed beyond
+the budget would only wait. Before the first costs are known only a few are fed, since a document
+may then be estimated badly.
 """
 
 from __future__ import annotations

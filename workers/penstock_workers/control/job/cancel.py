@@ -1,5 +1,4 @@
-"""A job that is being cancelled: every document without an outcome gets one, the dead letter
-`cancelled`."""
+"""Cancels a job: every document without an outcome gets the dead letter `cancelled`."""
 
 from __future__ import annotations
 

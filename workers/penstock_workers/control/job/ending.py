@@ -1,5 +1,4 @@
-"""Whether a job is about to end, so that its last outcome is noticed sooner than at the next
-ordinary tick.
+"""Notices that a job is about to end, so that its last outcome is seen before the next usual tick.
 
 A control loop polls. Near a job's end it polls more often, as long as outcomes keep coming: where
 the last calls take many seconds, a fifth of a second more does not matter.

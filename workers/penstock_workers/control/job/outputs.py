@@ -31,7 +31,9 @@ class OutputFiles:
         return self._settings.results_url is not None or _table_of(spec) is not None
 
     def write(self, job: Job, spec: JobSpec, *, whole: bool) -> None:
-        """Raises SinkError and OutcomesHeldBack."""
+        """Write the files of a job where the setting `results_url` says.
+
+        Raises SinkError and OutcomesHeldBack."""
         form = _table_of(spec)
         if self._settings.results_url is None:
             log.warning(
@@ -71,7 +73,7 @@ class OutputFiles:
         """Nothing is kept."""
 
     def _end_uploads(self, destination: str, form: str | None) -> None:
-        """What a process that died has left unfinished of these files."""
+        """End the uploads of these files that a process left unfinished when it died."""
         if "://" not in destination:
             return
         bucket = bucket_at(destination, s3_endpoint_url=self._settings.s3_endpoint_url)

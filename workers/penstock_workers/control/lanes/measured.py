@@ -1,5 +1,6 @@
-"""How many documents a job finishes in its lane, and at what cost, over the last minutes; and what
-its lane was measured at."""
+"""Measures how many documents a job finishes in its lane over the last minutes, and at what cost.
+
+The latest rate of each lane is kept as well."""
 
 from __future__ import annotations
 
@@ -68,10 +69,10 @@ class Measured:
         )
 
     def of_lane(self, of: LaneOf, now: float) -> Rate | None:
-        """The latest of any job there; None where it is too long ago."""
+        """Return the latest rate of any job in a lane; None where it is too long ago."""
         rate = self._lanes.get(of)
         return rate if rate is not None and now - rate.at <= FRESH_S else None
 
     def forget(self, job_id: str, lane: str) -> None:
-        """It leaves this lane: what is measured when it comes back begins anew."""
+        """Forget a job that leaves this lane: if it comes back it is measured anew."""
         self._looks.pop((job_id, lane), None)

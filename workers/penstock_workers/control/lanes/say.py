@@ -15,7 +15,9 @@ CENTS: Final = 0.01
 
 
 def sentence(job: JobNow, here: LaneNow | None, best: Plan, now: float) -> str:
-    """``here``: where the job is; None before the first choice."""
+    """Say why a job goes to a lane, or stays there.
+
+    ``here`` is the lane that the job is in; None before the first choice."""
     if here is None or here.lane == best.now.lane:
         said = _of_choice(job, best, now)
     else:
@@ -29,9 +31,9 @@ def sentence(job: JobNow, here: LaneNow | None, best: Plan, now: float) -> str:
 
 
 def of_budget(job: JobNow, best: Plan, free: Plan, passes: bool) -> str:
-    """What the budget has to do with it, as the end of the sentence.
+    """Say what the budget has to do with the choice, as the end of the sentence.
 
-    ``free``: what would be taken without one."""
+    ``free`` is what would be taken without a budget."""
     if job.usd_left is None:
         return ""
     left = f"the {dollars(max(0.0, job.usd_left))} that are left of the budget"
@@ -71,7 +73,7 @@ def _of_choice(job: JobNow, best: Plan, now: float) -> str:
 
 
 def _paid(best: Plan) -> str:
-    """What costs so much: a lane alone, or as far as it comes; or both together."""
+    """Name what costs so much: a lane alone, or as far as it comes; or both together."""
     return (
         "both cost"
         if best.then is not None and best.ends_s is not None

@@ -63,8 +63,9 @@ def one_by_one(
 
 
 def half_of(span_s: float, documents: int) -> Speed:
-    """What is taken for the speed of a lane in real time that is not known: so much of the job's
-    time is left for it."""
+    """Return the speed that is assumed of a real-time lane whose speed is not known.
+
+    A part of the job's time is left for it."""
     return Speed(
         OneByOne(max(1, documents) / (UNKNOWN_PART * span_s)),
         f"how fast it is, is not known: {UNKNOWN_PART:.0%} of the job's time is left for it",
@@ -103,15 +104,16 @@ def of_batches(
 
 
 def typical(lasted: Sequence[float]) -> float | None:
-    """What a batch takes, as four of five did; None where none has ended."""
+    """Return how long a batch takes, as four of five did; None where none has ended."""
     if not lasted:
         return None
     return max(1.0, sorted(lasted)[math.ceil(TYPICAL * len(lasted)) - 1])
 
 
 def limits_of(view: QuotaView | None, declared: Mapping[str, float]) -> dict[str, float]:
-    """Units a second by what they are of: as the fleet's quota has them now, else as ``declared``
-    per minute."""
+    """Return the limits in units a second, by what they count.
+
+    They are those that the fleet's quota has now, else those ``declared`` per minute."""
     if view is not None and view.dimensions:
         return {_words(one.name): one.allowed for one in view.dimensions if one.allowed > 0}
     return {_words(name): limit / 60 for name, limit in declared.items()}

@@ -1,5 +1,6 @@
-"""Why a lane is no choice now: no workers, no quota, a pause of the provider, or batches that stand
-still."""
+"""Says why a lane is no choice now.
+
+It has no workers or no quota, the provider has paused it, or its batches stand still."""
 
 from __future__ import annotations
 
@@ -42,8 +43,9 @@ def of_workers(lane: str, model: str | None, workers: Collection[WorkerSeen]) ->
 
 
 def of_provider(lane: str, view: QuotaView | None) -> Trouble | None:
-    """By what the fleet's quota holds of it; None in lanes that ask no provider, and where nothing
-    is known."""
+    """Return what the fleet's quota says is wrong with a lane's provider.
+
+    None in lanes that ask no provider, and where nothing is known."""
     if view is None or has_own_model(lane):
         return None
     if view.hold:

@@ -1,5 +1,6 @@
-"""What the lane before still holds of a job that has moved: it goes to SQL, where it waits for the
-lane that the job has now.
+"""Hands over what the lane before still holds of a job that has moved.
+
+It goes to SQL, where it waits for the lane that the job has now.
 
 What was in a queue: every document of the window that no worker holds becomes a row of
 ``batch_remainders``, and leaves the window; workers that come upon its message drop it, since they
@@ -107,8 +108,7 @@ class Leaving:
         return True
 
     def held_elsewhere(self, job: Job) -> list[str]:
-        """Queues of lanes that the job has left, as long as their workers may still end what they
-        hold."""
+        """Return the queues of lanes that the job has left and whose workers may still hold items."""
         moves = self._moves.of(job)
         if not moves or time.time() >= moves[-1].at + self._settings.lanes.moving_s:
             return []
@@ -124,7 +124,9 @@ class Leaving:
     # -- what was in a queue -----------------------------------------------------------------------
 
     def _empty_window(self, job: Job, moves: Sequence[LaneMove]) -> bool:
-        """True once all of it was looked at."""
+        """Take some pages of documents out of the window.
+
+        Return True once all of it was looked at."""
         walk = self._windows.get(job.job_id)
         if walk is None or walk.of != (job.moves, job.generation):
             walk = self._windows[job.job_id] = _Walk((job.moves, job.generation), self._window(job))
@@ -141,7 +143,7 @@ class Leaving:
         return False
 
     def _window(self, job: Job) -> Iterator[Page]:
-        """An empty page is the last one."""
+        """Yield the documents of the window in pages; an empty page is the last one."""
         for generation in range(1, job.generation + 1):
             found = self._hot.window(job.job_id, generation)
             while some := list(islice(found, PAGE)):
@@ -196,7 +198,7 @@ class Leaving:
         )
 
     def _documents(self, job: Job, spec: JobSpec, batch: ProviderBatch) -> Iterator[Page]:
-        """An empty page is the last one.
+        """Yield the documents of a batch in pages; an empty page is the last one.
 
         Documents that were remainders are in the table already."""
         rows = self._rows(job, spec, batch) if batch.is_of_source else iter(())
@@ -238,12 +240,13 @@ class Leaving:
 
 
 def _queues(moves: Sequence[LaneMove]) -> list[str]:
-    """The own queues of the lanes with messages in which a job was or is."""
+    """Return the own queues of the lanes in which a job was or is, if these have messages."""
     lanes = {lane for move in moves for lane in (move.before, move.lane) if lane is not None}
     return [queue_name(lane) for lane in sorted(lanes) if lane in LANES and not packs(lane)]
 
 
 def _waiting(key: ItemKey, position: str) -> Remainder:
-    """Of a document of which no more is known here: what earlier attempts used up is noted when its
-    message is dropped."""
+    """Return the remainder of a document of which no more is known here.
+
+    What earlier attempts used up is noted when its message is dropped."""
     return Remainder(key, position, 0, 0, 0, 0, 0, _LEFT)

@@ -1,5 +1,6 @@
-"""The job of a planned time over a watched folder or prefix: of what is listed there, or of what
-notifications have named."""
+"""Starts the job of a planned time over a watched folder or prefix.
+
+Its source is what is listed there, or what notifications have named."""
 
 from __future__ import annotations
 
@@ -85,9 +86,11 @@ def _submitted(
 
 
 def _lists(jobs: JobStore, schedules: ScheduleStore, schedule: Schedule) -> bool:
-    """Whether a schedule that takes notifications looks at the whole place: the first time, the
-    first time of each day (UTC), since one may be lost, and once more after a job that had all the
-    files that a job may have."""
+    """Return whether a schedule that takes notifications looks at the whole place this time.
+
+    It does the first time, the first time of each day (UTC), since a notification may be lost, and
+    once more after a job that had all the files that a job may have.
+    """
     looked = (one for one in schedules.firings(schedule.schedule_id) if one.outcome in _LOOKED)
     last = next(looked, None)
     if last is None or _day(last.planned_at) != _day(schedule.next_at):

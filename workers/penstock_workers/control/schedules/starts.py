@@ -1,5 +1,6 @@
-"""Submits under way, in threads: reading a source may take long or hang, and must hold up neither
-jobs nor other schedules."""
+"""Keeps submits that are under way, in threads.
+
+Reading a source may take long or hang, and must hold up neither jobs nor other schedules."""
 
 from __future__ import annotations
 
