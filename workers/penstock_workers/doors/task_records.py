@@ -1,5 +1,6 @@
-"""Records of door tasks in Redis: how often each was started, and why the last refused ones were
-refused."""
+"""Keeps records of door tasks in Redis.
+
+They hold how often each task was started, and why the last refused ones were refused."""
 
 from __future__ import annotations
 

@@ -65,8 +65,9 @@ class TaskThreads:
             thread.start()
 
     def stop(self) -> None:
-        """What has not ended goes back to its queue, and its result here is dropped: tasks can be
-        run again."""
+        """Send what has not ended back to its queue, and drop its result here.
+
+        Tasks can be run again."""
         if self._requests:
             log.warning(
                 "%d tasks did not end in time; they go back to their queues", len(self._requests)
