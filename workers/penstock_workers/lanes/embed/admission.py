@@ -30,8 +30,9 @@ class Unpaced:
 
 
 class WhileUp(Unpaced):
-    """Items start while the server upstream is there; until then they wait here, and no start of
-    theirs is counted."""
+    """Lets items start while the server upstream is there.
+
+    Until then they wait here, and no start of theirs is counted."""
 
     def __init__(self, is_up: Callable[[], bool], up: Callable[[], Awaitable[None]]) -> None:
         self._is_up, self._up = is_up, up

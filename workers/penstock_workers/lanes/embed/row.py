@@ -30,8 +30,9 @@ if TYPE_CHECKING:
 
 
 def check(settings: WorkerSettings, *, knock: bool) -> Iterator[LaneFinding]:
-    """The server that has the model, or whether it is on this machine and what loads it; nothing
-    where neither is set."""
+    """Check the server that has the model, or whether the model is here and with what it is loaded.
+
+    Yields nothing where neither is set."""
     if settings.embed.upstream_url is not None and knock:
         yield _server(settings.embed.upstream_url)
     if settings.embed.model is None:
@@ -115,7 +116,9 @@ def _make(settings: WorkerSettings) -> EmbedLane | EmbedServerLane:
 
 
 def _admission(_settings: WorkerSettings, lane: EmbedLane | EmbedServerLane) -> Admission:
-    """The batcher's own queue is the limit; a server upstream has to be there."""
+    """Return what lets items start.
+
+    The batcher's own queue is the limit; a server upstream has to be there."""
     from penstock_workers.lanes.embed.admission import Unpaced, WhileUp
     from penstock_workers.lanes.embed.server_lane import EmbedServerLane
 

@@ -1,14 +1,9 @@
-"""What the answers of an embedding server hold, and what its refusals mean: vLLM's, and
-text-embeddings-inference's.
+"""Reads the answers and refusals of embedding servers: vLLM's, and text-embeddings-inference's.
 
-What an embedding server says of the model that it has loaded.
-
-Scores and classes by an embedding server: what each kind is asked, and the numbers in its
-answer.
-
-vLLM has `/score` and `/classify`, text-embeddings-inference `/predict`, which takes texts and
-pairs. Rankings are made here of scores, so that they have one order, one `top_n` and one shape
-whatever made them.
+Also what such a server says of the model that it has loaded, what it is asked for scores and
+classes, and the numbers in its answer. vLLM has `/score` and `/classify`, text-embeddings-inference
+`/predict`, which takes texts and pairs. Rankings are made here of scores, so that they have one
+order, one `top_n` and one shape whatever made them.
 """
 
 from __future__ import annotations
@@ -43,8 +38,11 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class ServerModel:
-    """``labels``: of its classes in their order, none where it embeds; None where the server does
-    not say."""
+    """The model that a server has loaded.
+
+    ``labels`` are its classes in their order, none where it embeds; None where the server does not
+    say.
+    """
 
     name: str
     context: int | None = None  # tokens of one text or pair
@@ -113,7 +111,9 @@ class VectorAnswer(NamedTuple):
 
 
 def read_vectors(body: bytes, inputs: int) -> VectorAnswer:
-    """Raises Unusable."""
+    """Read the vectors in a server's answer, which must be ``inputs``.
+
+    Raises Unusable."""
     import numpy
 
     try:
@@ -144,10 +144,10 @@ def _vector(embedding: Any, numpy: Any) -> Vector:
 
 
 def refused(answer: Answer, does: str) -> Tried:
-    """What these servers mean by statuses that mean something else elsewhere; all others speak for
-    themselves.
+    """Say what these servers mean by statuses that mean something else elsewhere.
 
-    ``does``: what was asked of the model, such as "rerank".
+    All other statuses speak for themselves. ``does`` is what was asked of the model, such as
+    "rerank".
     """
     words = message(answer.body)
     match answer.status:
@@ -179,8 +179,11 @@ def refused(answer: Answer, does: str) -> Tried:
 
 
 def message(body: bytes) -> str:
-    """Of any of their error bodies: OpenAI's form, text-embeddings-inference's two, or vLLM's of a
-    path; cut."""
+    """Return the message of an error body, cut.
+
+    The body may have any of their forms: OpenAI's, text-embeddings-inference's two, or vLLM's of a
+    path.
+    """
     try:
         said = orjson.loads(body)
     except orjson.JSONDecodeError:
@@ -230,7 +233,9 @@ def scores_request(ask: Ask, model: ServerModel, *, trim: bool) -> tuple[str, by
 
 
 def read_scores(answer: Answer, ask: Ask, model: ServerModel) -> Scores:
-    """Raises Unusable."""
+    """Read the scores in a server's answer.
+
+    Raises Unusable."""
     try:
         said = orjson.loads(answer.body)
         scores = _predicted(said, answer, model) if model.is_tei else _listed(said, ask)

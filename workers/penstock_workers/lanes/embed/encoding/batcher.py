@@ -1,5 +1,4 @@
-"""The dynamic batcher: texts wait in length buckets while the encoder computes, and go in batches
-of alike ones.
+"""The dynamic batcher: texts wait while the encoder computes, and go in batches of similar length.
 
 The encoder has one thread of its own and computes one batch at a time; a second thread builds the
 next one meanwhile, if enough texts wait to fill it. Everything else is on the event loop, where
@@ -104,12 +103,12 @@ class Batcher:
     async def encode(
         self, texts: Sequence[TokenIds], priority: Priority = "normal", tell: Tell = ignored
     ) -> list[Vector]:
-        """The vectors of these texts, in their order.
+        """Return the vectors of these texts, in their order.
 
         Raises NoRoom, EncodingFailed and EncoderLost.
 
         ``tell`` is called with true when a batch with some of them begins, and with false when it
-        ends. Cancelled, what still waits leaves its bucket.
+        ends. When this is cancelled, what still waits leaves its bucket.
         """
         if self._lost:
             raise EncoderLost(self._lost)
@@ -152,10 +151,10 @@ class Batcher:
     # -- the recipe --------------------------------------------------------------------------------
 
     def _turn(self) -> None:
-        """Take the next batch, if the encoder is free and one is ready; else look again when the
-        oldest is due.
+        """Take the next batch if the encoder is free and one is ready.
 
-        While it computes, one more is taken, if it is full.
+        Else look again when the oldest row is due. While the encoder computes, one more is taken,
+        if it is full.
         """
         self._next_look = None
         if not len(self._buckets) or self._lost or not self._may_take():
@@ -174,7 +173,9 @@ class Batcher:
             self._next_look = self._loop.call_at(self._buckets.due(), self._turn)
 
     def _may_take(self) -> bool:
-        """Looking costs as much as a batch has rows, so it is not done for each text that comes."""
+        """Return whether another batch may be taken now.
+
+        Looking costs as much as a batch has rows, so it is not done for each text that comes."""
         if not self._in_hand:
             return True
         return (

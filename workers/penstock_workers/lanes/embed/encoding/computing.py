@@ -149,14 +149,14 @@ class Computing:
         return longest_step_s(self._encoder.parameters, padded, on_cpu=self._encoder.on_cpu)
 
     def _build(self, ids: Sequence[TokenIds]) -> Built | Broken:
-        """The builder's thread."""
+        """Build the cells of a batch; runs in the builder's thread."""
         try:
             return Built(self._encoder.build(ids), len(ids), self._longest_s(ids))
         except Exception as error:
             return _broken(error)
 
     def _compute(self, built: Built) -> Vectors | Broken:
-        """The encoder's thread."""
+        """Compute the vectors of a batch; runs in the encoder's thread."""
         started = time.perf_counter()
         try:
             self._failpoints.hit("engine")

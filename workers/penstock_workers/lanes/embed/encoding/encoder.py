@@ -1,11 +1,10 @@
-"""What turns token ids into vectors: the seam, and its real side, a sentence-transformers model on
-a CPU or a GPU.
+"""What turns token ids into vectors: the interface, and the real encoders behind it.
+
+One is a sentence-transformers model on a CPU or a GPU, the other a cross-encoder or a sequence
+classifier, as sentence-transformers' CrossEncoder computes it.
 
 torch, sentence-transformers and numpy are imported when an encoder is made or used, never when this
 module is: they start threads, and a worker is forked after its modules are imported.
-
-A cross-encoder or a sequence classifier on a CPU or a GPU, as sentence-transformers'
-CrossEncoder computes it.
 """
 
 from __future__ import annotations
@@ -36,8 +35,11 @@ class NotFinite(Exception):
 
 
 class Encoder(Protocol):
-    """``tokenise`` and ``trim`` are called by one thread, ``build`` by a second, ``encode`` by a
-    third, at the same time."""
+    """A model that turns token ids into vectors.
+
+    ``tokenise`` and ``trim`` are called by one thread, ``build`` by a second, ``encode`` by a
+    third, at the same time.
+    """
 
     max_tokens: int  # of one text or pair, special tokens included
     dimensions: int  # of a vector; of a model that scores and classifies, its classes
@@ -60,7 +62,7 @@ class Encoder(Protocol):
         ...
 
     def build(self, ids: Sequence[TokenIds], /) -> Any:
-        """What ``encode`` takes, while it computes the batch before."""
+        """Build what ``encode`` takes, while it computes the batch before."""
         ...
 
     def encode(self, built: Any, /) -> Sequence[Vector]:
@@ -72,14 +74,17 @@ class Encoder(Protocol):
 
 
 def check_packages() -> None:
-    """Raises PackageMissing. Imports nothing, so that a command line can ask."""
+    """Check that sentence-transformers is installed.
+
+    Imports nothing, so that a command line can ask. Raises PackageMissing."""
     if importlib.util.find_spec(PACKAGE) is None:
         raise PackageMissing("embed", PACKAGE.replace("_", "-"), "embed")
 
 
 class SentenceTransformersEncoder:
-    """The model's own tokenizer, forward pass, pooling and normalising: what
-    ``SentenceTransformer.encode`` gives."""
+    """The model's own tokenizer, forward pass, pooling and normalising.
+
+    It gives what ``SentenceTransformer.encode`` gives."""
 
     def __init__(self, folder: Path, settings: EmbedSettings) -> None:
         check_packages()
@@ -119,7 +124,7 @@ class SentenceTransformersEncoder:
         return SentenceTransformer(folder, **options)
 
     def _learn(self, folder: Path, settings: EmbedSettings) -> None:
-        """What is peculiar to this kind of model."""
+        """Note what is peculiar to this kind of model."""
         config = self._model.transformers_model.config
         self.labels: Sequence[str] = ()
         self.dimensions: int = self._model.get_embedding_dimension()
@@ -181,8 +186,11 @@ class SentenceTransformersEncoder:
         return [self._checked(numpy.array(ids, numpy.int32)) for ids in found]
 
     def _checked(self, ids: Any) -> Any:
-        """A tokenizer may have been given more tokens than its model has: these would read foreign
-        memory."""
+        """Check that the model has these token ids.
+
+        A tokenizer may have been given more tokens than its model has: these would read foreign
+        memory.
+        """
         if len(ids) and ids.max() >= self.vocabulary:
             raise ValueError(
                 f"token {ids.max()} is none of the model's, which are 0 to {self.vocabulary - 1}"
@@ -220,8 +228,11 @@ def rectangle(ids: Sequence[TokenIds], *, pad: int, pad_left: bool) -> tuple[Any
 
 
 def _dtype(settings: EmbedSettings, torch: Any) -> dict[str, str]:
-    """bfloat16 on cards that compute it: half the memory and twice the speed of float32, with its
-    range of numbers."""
+    """Choose the type of the weights.
+
+    It is bfloat16 on GPUs that compute it, which takes half the memory and has twice the speed of
+    float32, with its range of numbers.
+    """
     if settings.dtype is not None:
         return {"dtype": settings.dtype}
     on_cuda = (
@@ -246,7 +257,7 @@ def _no_progress_bars() -> None:
 
 
 def _prompt(model: Any, folder: Path) -> str:
-    """What the model wants before each text, as ``SentenceTransformer.encode`` puts it.
+    """Return what the model wants before each text, as ``SentenceTransformer.encode`` puts it.
 
     Raises ModelUnusable."""
     prompt: str = (
@@ -265,9 +276,9 @@ SEQUENCES = "sequence-classification"
 
 
 class SentenceTransformersClassifier(SentenceTransformersEncoder):
-    """A text's vector has two rows: scores or probabilities as the model means them, and its
-    logits.
+    """A cross-encoder or a sequence classifier.
 
+    A text's vector has two rows: scores or probabilities as the model means them, and its logits.
     Its token ids come with the side of the pair that each belongs to, as two columns.
     """
 
@@ -296,8 +307,11 @@ class SentenceTransformersClassifier(SentenceTransformersEncoder):
         self._activation = self._activation_for(config.problem_type)
 
     def _activation_for(self, problem: str | None) -> Any:
-        """Of one class the library's own; of several what makes probabilities, unless the files
-        name another."""
+        """Choose the function that makes scores or probabilities of logits.
+
+        For one class it is the library's own; for several it makes probabilities, unless the files
+        name another.
+        """
         layers, own = self._torch.nn, self._model.activation_fn
         if self.dimensions == 1:
             return own
