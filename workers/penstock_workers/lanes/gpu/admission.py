@@ -15,8 +15,7 @@ from penstock_workers.lanes.gpu.sidecar import SidecarLane
 
 
 class EngineAdmission:
-    """Implements ``admission.Admission``: an item's turn comes when the engine has a place for
-    it."""
+    """Implements ``admission.Admission``: an item's turn comes when the engine has a place."""
 
     def __init__(self, queue: EngineQueue) -> None:
         self._queue = queue
@@ -49,7 +48,7 @@ class EngineTurn:
         self._queue, self._place = queue, place
 
     def start(self) -> None:
-        """A place costs nothing but time."""
+        """Do nothing: a place costs nothing but time."""
 
     def conclude(self, tried: Tried, happened: Failure | Reply) -> None:
         used = None
@@ -62,11 +61,11 @@ class EngineTurn:
 
 
 class EngineQuarantine:
-    """Implements ``quarantine.Quarantine`` in the worker's own engine: another one would not fit
-    beside it.
+    """Implements ``quarantine.Quarantine`` in the worker's own engine.
 
-    An item that was in the engine at two deaths of it runs among a few other suspects; after a
-    third, it runs alone. If the engine dies then, it was that item.
+    Another engine would not fit beside it. An item that was in the engine at two deaths of it runs
+    among a few other suspects; after a third, it runs alone. If the engine dies then, it was that
+    item.
     """
 
     def __init__(self, lane: GpuLane | SidecarLane) -> None:

@@ -1,7 +1,7 @@
-"""The life of a worker's engine: built with its adapters, watched, ended when it cannot be used any
-more, and built anew.
+"""The life of a worker's engine.
 
-An engine is dead when it says so, when it hangs, when its device is lost, and when it fails at
+It is built with its adapters, watched, ended when it cannot be used any more, and built anew. An
+engine is dead when it says so, when it hangs, when its device is lost, and when it fails at
 everything.
 """
 
@@ -177,8 +177,11 @@ class EngineHost:
         return CallBuilder(self._settings, tokenizers, facts, self._adapters, chats)
 
     def _chats(self, renderer: Any, tokenizers: Tokenizers, facts: ModelFacts) -> ChatPrompts:
-        """vLLM's renderer where there is more than text to read; its server renders such chats with
-        it too."""
+        """Choose what makes the prompts of chats.
+
+        vLLM's renderer does where there is more than text to read; its server renders such chats
+        with it too.
+        """
         if facts.pools or not RenderedChats.suits(renderer):
             return TextChats(tokenizers)
         media = Media(self._settings, renderer)
@@ -191,9 +194,9 @@ class EngineHost:
         return make(self._hosted, self._adapters, self._figures, self._drain_seconds)
 
     async def _started(self) -> Engine:
-        """An engine with all the adapters that can be loaded.
+        """Start an engine with all the adapters that can be loaded.
 
-        One that ends it is left out of the next."""
+        An adapter that ends the engine is left out of the next."""
         while True:
             engine = self._make()
             async with self._loading.during(engine.pids):
@@ -222,7 +225,7 @@ class EngineHost:
         self.steps.stepped(number, busy=bool(state.running or state.waiting))
 
     def end(self, engine: Engine, why: str) -> None:
-        """An engine that does not end by itself."""
+        """End an engine that does not end by itself."""
         if engine is not self.engine:
             return
         if not engine.kill():
@@ -234,7 +237,9 @@ class EngineHost:
         self._on_end()  # whatever the engine says of what is in it, or does not
 
     def note_death(self, engine: Engine, why: str) -> None:
-        """Called by each item that was in it; the first one has the new engine built."""
+        """Note that an engine died, and have a new one built.
+
+        Each item that was in it calls this; only the first call does something."""
         if engine is not self.engine:
             return
         self.engine = None
@@ -283,7 +288,9 @@ class EngineHost:
         return True
 
     async def _watch(self) -> None:
-        """An engine can die between two items, and it can hang."""
+        """Look again and again whether the engine is alive.
+
+        It can die between two items, and it can hang."""
         while True:
             await asyncio.sleep(engine_faults.LOOK_S)
             engine = self.engine
@@ -349,8 +356,11 @@ def stall_s(config: Any) -> float:
 
 
 def _parameters(text: Any) -> float:
-    """About as many as one token passes through, by the widths of its layers; of a mixture of
-    experts, those of a dense one."""
+    """Return about how many parameters one token passes through.
+
+    They follow from the widths of the model's layers. For a mixture of experts it is as many as a
+    dense model has.
+    """
     hidden, layers = getattr(text, "hidden_size", 0), getattr(text, "num_hidden_layers", 0)
     inner = getattr(text, "intermediate_size", None) or 4 * hidden
     return float(

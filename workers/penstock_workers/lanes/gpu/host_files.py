@@ -1,12 +1,9 @@
-"""What a hosted engine gets from elsewhere: its model where that lies in a bucket, and adapters
-that come and go.
+"""Gets a hosted engine what it needs from elsewhere.
 
-Which files of a model in a bucket are wanted.
+That is its model where it lies in a bucket, and adapters that come and go. No programs: neither
+code beside the weights, nor weights that may hold it.
 
-No programs: neither code beside the weights, nor weights that may hold it.
-
-What `penstock doctor --lane gpu` sees of places that files come from: the bucket of the model,
-and where adapters lie.
+Also what `penstock doctor --lane gpu` sees of these places.
 """
 
 from __future__ import annotations
@@ -50,7 +47,9 @@ class ModelFiles(NamedTuple):
 
 
 def choose(place: str, listed: Sequence[StoredFile], *, pickles: bool) -> ModelFiles:
-    """Raises BadEngineSettings for what is no model, or none that is read."""
+    """Choose which files of a model are wanted.
+
+    Raises BadEngineSettings for what is no model, or none that is read."""
     files = [file for file in listed if _is_safe(file.path)]
     if not any(file.path == CONFIG for file in files):
         raise BadEngineSettings(
@@ -106,7 +105,7 @@ class HostFiles:
         self._entry: Entry | None = None
 
     async def hosted(self, loading: LoadWatch) -> GpuSettings:
-        """The settings with the model as the engine finds it on this machine.
+        """Return the settings with the model as the engine finds it on this machine.
 
         Raises BadEngineSettings, FilesUnusable."""
         settings = self._settings
@@ -154,8 +153,9 @@ class HostFiles:
         )
 
     def _streaming(self) -> dict[str, Any]:
-        """vLLM's arguments for weights that go from the bucket to the card; its streamer has an
-        environment of its own."""
+        """Return vLLM's arguments for weights that go from the bucket straight to the GPU.
+
+        Its streamer has an environment of its own, which is set here."""
         if self._endpoint_url is not None:
             for name, value in (
                 *((name, self._endpoint_url) for name in STREAMER_ENDPOINTS),

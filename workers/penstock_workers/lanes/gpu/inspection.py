@@ -24,8 +24,9 @@ ASK_TIMEOUT_S = 5.0
 
 
 def check(settings: WorkerSettings, *, knock: bool) -> Iterator[LaneFinding]:
-    """The server that has the model, or the model, its adapters and vLLM on this machine; nothing
-    where neither is set."""
+    """Check the server that has the model, or the model, its adapters and vLLM on this machine.
+
+    Yields nothing where neither is set."""
     gpu = settings.gpu
     if gpu.upstream_url is not None:
         if knock:

@@ -36,7 +36,9 @@ def _admission(_settings: WorkerSettings, lane: GpuLane | SidecarLane) -> Admiss
 
 
 def _quarantine(lane: GpuLane | SidecarLane) -> Quarantine:
-    """The engine is in a process of its own already, and another one would not fit beside it."""
+    """Return the quarantine of suspects, which is in the worker's engine.
+
+    The engine is in a process of its own already, and another one would not fit beside it."""
     from penstock_workers.lanes.gpu.admission import EngineQuarantine
 
     return EngineQuarantine(lane)

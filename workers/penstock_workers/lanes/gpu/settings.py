@@ -169,7 +169,8 @@ class GpuSettings(LaneSettings):
 
 
 def _number(value: Any, default: int = 1) -> int:
-    """vLLM's own arguments come as they were written: what is not a number is left for vLLM to
-    refuse."""
+    """Read a number from vLLM's own arguments, which come as they were written.
+
+    What is not a number is left for vLLM to refuse."""
     text = str(value)
     return int(text) if text.isdecimal() and 0 < len(text) < 10 and int(text) else default

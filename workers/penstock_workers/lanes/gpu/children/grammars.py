@@ -1,9 +1,8 @@
-"""JSON schemas, grammars and patterns that answers must follow are tried out in a child process,
-before the engine has them.
+"""Tries out what answers must follow before the engine has it: JSON schemas, grammars, patterns.
 
 One that cannot be compiled, that takes for ever or that no answer can satisfy would fail in the
-engine, or end it. The child does what the engine's own backend will do. Its answers are kept, since
-the documents of a job mostly share one.
+engine, or end it. The trial is in a child process, which does what the engine's own backend will
+do. Its answers are kept, since the documents of a job mostly share one.
 """
 
 from __future__ import annotations
@@ -50,8 +49,9 @@ class GrammarCheck:
         self._start_at = float("-inf")  # no other start before
 
     def know(self, config: Any) -> None:
-        """``config`` is the engine's VllmConfig; what the backends need of it travels to the
-        child."""
+        """Note what the backends need of ``config``, the engine's VllmConfig.
+
+        It travels to the child."""
         try:
             self._facts = pickle.dumps((config.model_config, config.structured_outputs_config))
         except Exception as error:
@@ -60,7 +60,9 @@ class GrammarCheck:
             )
 
     async def check(self, params: Any, job_id: str) -> None:
-        """Raises RequestRefused where the answer that ``params`` ask for cannot be."""
+        """Check that the answer that ``params`` ask for can be.
+
+        Raises RequestRefused."""
         wanted = _constraint(params)
         if wanted is None or self._facts is None:
             return
@@ -103,8 +105,11 @@ class GrammarCheck:
             self._verdicts.popitem(last=False)
 
     async def _try(self, key: bytes, wanted: bytes, job_id: str) -> None:
-        """Without a child there is no answer: what cannot be tried now goes to the engine as it is;
-        its like is tried later."""
+        """Try a constraint out and keep the verdict.
+
+        Without a child there is no verdict: what cannot be tried now goes to the engine as it is;
+        its like is tried later.
+        """
         if self._child is None and time.monotonic() < self._start_at:
             return
         try:
@@ -120,7 +125,9 @@ class GrammarCheck:
             )
 
     async def _verdict(self, wanted: bytes, job_id: str) -> str | None:
-        """What is wrong with it. Raises NoChild."""
+        """Return what is wrong with a constraint.
+
+        Raises NoChild."""
         how = ""
         for _ in range(TRIES):
             try:
@@ -174,7 +181,7 @@ class GrammarCheck:
 
 
 def _constraint(params: Any) -> bytes | None:
-    """What the answer must look like, as JSON; None where it may look like anything.
+    """Return what the answer must look like, as JSON; None where it may look like anything.
 
     Raises RequestRefused."""
     asked = getattr(params, "structured_outputs", None)

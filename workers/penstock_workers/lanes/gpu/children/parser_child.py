@@ -43,8 +43,9 @@ class _Parsers:
         self._request_class = upstream(PROTOCOL, "ChatCompletionRequest")
 
     def answer(self, asked: dict[str, Any]) -> dict[str, Any]:
-        """Of one request how the engine is to be asked, or what its answers say; `problem` where
-        neither can be known."""
+        """Return how the engine is to be asked for a request, or what its answers say.
+
+        The answer is `problem` where neither can be known."""
         try:
             request = self._request_class(**asked["request"])
             answers = asked.get("answers")

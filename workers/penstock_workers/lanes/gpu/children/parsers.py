@@ -1,5 +1,6 @@
-"""What a model thinks and which tools it calls, apart from what it says: by vLLM's own parsers, in
-a child process."""
+"""Takes apart what a model thinks, which tools it calls, and what it says.
+
+vLLM's own parsers do that, in a child process."""
 
 from __future__ import annotations
 
@@ -53,8 +54,9 @@ class Unreadable(Exception):
 
 
 def check_parsers(settings: GpuSettings) -> None:
-    """Raises BadEngineSettings for names that the installed vLLM does not have, before minutes of
-    loading."""
+    """Check the names of the parsers before minutes of loading.
+
+    Raises BadEngineSettings for names that the installed vLLM does not have."""
     for setting, (module, manager) in _REGISTRIES.items():
         name: str | None = getattr(settings, setting)
         if name is None:
@@ -147,7 +149,7 @@ class AnswerParsers:
             call.params.structured_outputs = outputs(**needs["constraint"])
 
     async def read(self, call: EngineCall, output: Any) -> Sequence[Said] | None:
-        """What each of the answers says; None where they are not to be taken apart.
+        """Return what each of the answers says; None where they are not to be taken apart.
 
         Raises Unreadable."""
         if call.facts.parsed is None:
@@ -201,7 +203,7 @@ class AnswerParsers:
             raise Unreadable(f"{self.names} ends the process that it runs in")
 
     async def _ask(self, line: bytes) -> Mapping[str, Any]:
-        """A child is started where the last one ended."""
+        """Ask the child, and start one where the last one ended."""
         if self._child is None:
             self._child = await LineChild.start(PROGRAM, self._facts)
         answer: Mapping[str, Any] = await self._child.ask(line, READ_S)

@@ -78,8 +78,11 @@ class EngineQueue:
         self._isolated = 0  # suspects inside
 
     def open(self, max_seqs: int, kv_tokens: int) -> None:
-        """The engine runs up to ``max_seqs`` sequences at once and remembers ``kv_tokens`` tokens;
-        0 = it does not say."""
+        """Open the queue.
+
+        The engine runs up to ``max_seqs`` sequences at once and remembers ``kv_tokens`` tokens; 0 =
+        it does not say.
+        """
         self._max_seqs, self._kv_tokens = max_seqs, kv_tokens
         self._state = EngineState()
         self._let_in()
@@ -131,7 +134,7 @@ class EngineQueue:
 
     @asynccontextmanager
     async def isolated(self, *, alone: bool) -> AsyncIterator[None]:
-        """A place among suspects only, or alone. The engine is emptied first."""
+        """Give a place among suspects only, or ``alone``; the engine is emptied first."""
         entry: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._suspects.append((entry, alone))
         self._let_in()
@@ -195,8 +198,9 @@ class EngineQueue:
         return running + max(BUFFER_MIN, math.ceil(BUFFER_SHARE * running))
 
     def _next(self) -> EnginePlace | None:
-        """The first in line that fits into memory; one that does not is passed by shorter ones, but
-        not for ever."""
+        """Take the first in line that fits into memory.
+
+        One that does not fit is passed by shorter ones, but not for ever."""
         while self._held and self._held[0].entry.done():
             self._held.popleft()
         if self._held and (self._fits(self._held[0]) or self._held[0].passed >= PASSED_MAX):
@@ -281,7 +285,7 @@ class EngineFigures:
         self._report(self.state)
 
     def forget(self) -> None:
-        """The engine is gone, and its last figures with it."""
+        """Forget the engine's last figures, since it is gone."""
         self._states.clear()
         self._prompt_per_s = self._generated_per_s = 0.0
 
@@ -326,8 +330,10 @@ class EngineFigures:
 
 
 def bound(state: EngineState, *, max_seqs: int, lined_up: int) -> str:
-    """What limits the worker now: `memory` (KV cache full), `engine` (it has all it can do) or
-    `queue` (it starves)."""
+    """Say what limits the worker now.
+
+    It is `memory` (the KV cache is full), `engine` (it has all it can do) or `queue` (it starves).
+    """
     if not max_seqs:
         return "starting"
     if state.kv_usage >= MEMORY_BOUND:

@@ -76,8 +76,9 @@ def check_tools(body: dict[str, Any], *, has_parser: bool, chat: bool) -> None:
 
 
 def to_parse(body: Mapping[str, Any], settings: GpuSettings) -> dict[str, Any] | None:
-    """What vLLM's parsers need to know of this chat; None where its answers are taken as they
-    are."""
+    """Return what vLLM's parsers need to know of this chat.
+
+    None where its answers are taken as they are."""
     tools = body.get("tools") or None
     if settings.reasoning_parser is None and (settings.tool_parser is None or tools is None):
         return None
@@ -94,8 +95,9 @@ def to_parse(body: Mapping[str, Any], settings: GpuSettings) -> dict[str, Any] |
 
 
 def must_call(parsed: Mapping[str, Any] | None) -> bool:
-    """Whether the request wants a call whatever else is said: of any tool, or of one that it
-    names."""
+    """Return whether the request wants a call whatever else is said.
+
+    It may want one of any tool, or of one that it names."""
     choice = (parsed or {}).get("tool_choice")
     return choice == "required" or isinstance(choice, dict)
 
@@ -158,7 +160,9 @@ class CallBuilder:
         self._numbers = count()
 
     def build(self, request: Request) -> tuple[EngineCall, int]:
-        """The call and the tokens that it may come to occupy. Raises RequestRefused."""
+        """Build the call, and return it with the tokens that it may come to occupy.
+
+        Raises RequestRefused."""
         body = _read(request.body)
         check_types(body)
         model = body.get("model") or self._model
@@ -205,7 +209,7 @@ class CallBuilder:
         return call, len(prompt.token_ids) + max_tokens * (params.n or 1)
 
     def probe(self) -> EngineCall:
-        """The least that the engine must be able to do."""
+        """Build a call for the least that the engine must be able to do."""
         if self._facts.classes.labels:
             params = pooling_params()
         elif self._facts.pools:
@@ -249,8 +253,9 @@ class CallBuilder:
     # -- length ------------------------------------------------------------------------------------
 
     def _fitted(self, request: Request, body: dict[str, Any], chat: bool) -> tuple[Prompt, int]:
-        """The prompt, and how many tokens the answer may have; what does not fit is cut as the job
-        says."""
+        """Return the prompt, and how many tokens the answer may have.
+
+        What does not fit is cut as the job says."""
         prompt, asked = self._prompt(body, chat), asked_tokens(body)
         context, length = self._facts.context, len(prompt.token_ids)
         if length + (asked or 1) <= context:
@@ -268,8 +273,9 @@ class CallBuilder:
         )
 
     def _trimmed(self, body: dict[str, Any], chat: bool, prompt: Prompt, reserved: int) -> Prompt:
-        """Cut the end of the longest text until the prompt fits beside ``reserved`` tokens of
-        answer."""
+        """Cut the end of the longest text until the prompt fits.
+
+        ``reserved`` tokens are left for the answer."""
         limit = self._facts.context - reserved
         if not chat and not isinstance(body.get("prompt"), str):
             return Prompt(prompt.token_ids[:limit])
@@ -353,7 +359,9 @@ class CallBuilder:
 
 
 def _read(body: bytes) -> dict[str, Any]:
-    """Raises RequestRefused: a hook of the job may have made anything of it."""
+    """Read a body, of which a hook of the job may have made anything.
+
+    Raises RequestRefused."""
     try:
         read = orjson.loads(body)
     except orjson.JSONDecodeError as error:

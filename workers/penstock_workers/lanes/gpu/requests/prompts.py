@@ -44,7 +44,9 @@ class ChatPrompts(Protocol):
         Raises RequestRefused."""
 
     def prompt(self, body: Mapping[str, Any]) -> Prompt:
-        """Raises RequestRefused where the template refuses these messages."""
+        """Make the prompt of a chat.
+
+        Raises RequestRefused where the template refuses these messages."""
         ...
 
 
@@ -65,16 +67,18 @@ class Tokenizers:
         return self._chat_template or str(getattr(self._tokenizer, "chat_template", ""))
 
     def text_of_chat(self, messages: Any, variables: Mapping[str, Any]) -> str:
-        """Raises what the template raises.
+        """Return the text that the template makes of a chat.
 
-        The template goes with each call: vLLM's tokenizer is a pool of copies."""
+        The template goes with each call: vLLM's tokenizer is a pool of copies. Raises what the
+        template raises.
+        """
         text: str = self.own().apply_chat_template(
             messages, chat_template=self._chat_template, tokenize=False, **variables
         )
         return text
 
     def own(self) -> Any:
-        """This thread's."""
+        """Return this thread's tokenizer."""
         own = getattr(self._threads, "tokenizer", None)
         if own is None:
             with self._copying:
@@ -131,7 +135,9 @@ def messages_of(body: Mapping[str, Any]) -> Iterator[tuple[int, dict[str, Any]]]
 
 
 def template_variables(body: Mapping[str, Any], template: str) -> dict[str, Any]:
-    """Raises RequestRefused for an effort that the model's template would ignore."""
+    """Return the variables that the chat template gets.
+
+    Raises RequestRefused for an effort that the model's template would ignore."""
     continued = bool(body.get("continue_final_message", False))
     given = dict(body.get("chat_template_kwargs") or {}) | {
         "add_generation_prompt": body.get("add_generation_prompt", not continued),
@@ -149,7 +155,7 @@ def template_variables(body: Mapping[str, Any], template: str) -> dict[str, Any]
 
 
 def _plain(message: dict[str, Any], place: int) -> dict[str, Any]:
-    """A message whose content is one text: what chat templates of text models take.
+    """Return a message whose content is one text, which is what chat templates of text models take.
 
     Raises RequestRefused."""
     content = message.get("content")
@@ -163,7 +169,9 @@ def _plain(message: dict[str, Any], place: int) -> dict[str, Any]:
 
 
 def parts_of(content: Any, place: int) -> list[Any]:
-    """Raises RequestRefused."""
+    """Return the parts of a message's content.
+
+    Raises RequestRefused."""
     if isinstance(content, list):
         return content
     seen = "null" if content is None else shown(content)
@@ -189,7 +197,7 @@ TRIAL: Final = [{"role": "user", "content": "hello"}]
 
 
 def read_template(given: str | None) -> str | None:
-    """The text of ``gpu.chat_template``, which is a file or Jinja itself.
+    """Return the text of ``gpu.chat_template``, which is a file or Jinja itself.
 
     Raises BadEngineSettings where it is no template."""
     if given is None:

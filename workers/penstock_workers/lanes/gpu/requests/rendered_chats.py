@@ -52,8 +52,9 @@ class RenderedChats:
 
     @staticmethod
     def suits(renderer: Any) -> bool:
-        """Older versions of vLLM have none, or cannot do without the cache that it shares with the
-        engine."""
+        """Return whether this vLLM has a renderer that can be used here.
+
+        Older versions have none, or cannot do without the cache that it shares with the engine."""
         render = getattr(renderer, "render_chat", None)
         return render is not None and _WITHOUT_CACHE in inspect.signature(render).parameters
 

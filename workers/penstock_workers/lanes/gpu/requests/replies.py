@@ -19,8 +19,9 @@ from penstock_workers.lanes.gpu.requests.scoring import scored
 
 
 class Unanswered(NamedTuple):
-    """Why an output is no answer: the name of the failure, as in item/run/fates.py, and words for a
-    person."""
+    """Why an output is no answer.
+
+    The name of the failure is one of item/run/fates.py; the detail is for a person."""
 
     failure: str
     detail: str
@@ -60,10 +61,10 @@ def unanswered(completions: list[Any], *, wants_text: bool = True) -> Unanswered
 def nothing_said(
     completions: list[Any], said: Sequence[Said], *, must_call: bool = False
 ) -> Unanswered | None:
-    """The same of answers that were taken apart: what a model only thought is no answer, nor is
-    half of a call.
+    """Say why answers that were taken apart are no answer; None where they are.
 
-    ``must_call``: the request wants a call of a tool, whatever else is said.
+    What a model only thought is no answer, nor is half of a call. ``must_call``: the request wants
+    a call of a tool, whatever else is said.
     """
     if must_call and not all(one.tool_calls for one in said):
         return _empty(completions, "had a whole call of a tool")
@@ -126,9 +127,9 @@ def why_unanswered(call: EngineCall, output: Any) -> Unanswered | None:
 
 
 def reply(call: EngineCall, output: Any, said: Sequence[Said] | None = None) -> bytes:
-    """The body of a good answer, JSON.
+    """Make the body of a good answer, JSON.
 
-    ``said``: its choices, where vLLM's parsers have taken them apart."""
+    ``said`` are its choices, where vLLM's parsers have taken them apart."""
     if call.parts:
         return scored(call, output)
     facts: Facts = call.facts
@@ -156,7 +157,7 @@ def reply(call: EngineCall, output: Any, said: Sequence[Said] | None = None) -> 
 
 
 def _completions(output: Any) -> list[Any]:
-    """Generated sequences; a pooled output has one vector instead."""
+    """Return the generated sequences; a pooled output has one vector instead."""
     return output.outputs if isinstance(output.outputs, list) else []
 
 
