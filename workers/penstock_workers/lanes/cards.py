@@ -1,5 +1,6 @@
-"""Which cards this machine has, seen without CUDA, torch or vLLM: a process that has started CUDA
-cannot give cards away.
+"""Lists the GPUs of this machine without CUDA, torch or vLLM.
+
+A process that has started CUDA cannot give GPUs to others.
 
 NVIDIA's are listed by `nvidia-smi -L`, a program of its own that can be cut off when its driver
 hangs, else by what the driver shows under /proc. AMD's are the nodes of /sys/class/kfd whose device
@@ -70,7 +71,9 @@ def cards_seen(
 
 
 def read_list(text: str) -> tuple[Device, ...]:
-    """What `nvidia-smi -L` prints. A card that is divided is only used by its slices."""
+    """Read what `nvidia-smi -L` prints.
+
+    A GPU that is divided is only used by its slices."""
     found: list[Device] = []
     whole: Device | None = None
     for line in text.splitlines()[: 8 * CARDS_MAX]:
@@ -111,8 +114,9 @@ def _shown_by_driver(proc: Path) -> tuple[Device, ...]:
 
 
 def _amd(sys: Path, dev: Path) -> tuple[Device, ...]:
-    """Nodes that compute and whose device file is here: a container sees the nodes of all cards,
-    and files of its own."""
+    """List AMD's GPUs: the nodes that compute and whose device file is here.
+
+    A container sees the nodes of all GPUs, and device files of its own only."""
     found = 0
     nodes = sys / "class/kfd/kfd/topology/nodes"
     try:

@@ -32,16 +32,20 @@ from penstock_workers.lanes.model_stores import Noted, Store, StoredFile, downlo
 
 
 class FileLock:
-    """An open lock file: shared by those that use what it stands for, or held by the one that
-    changes it."""
+    """An open lock file.
+
+    It is shared by those that use what it stands for, or held by the one that changes it."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
 
     def share(self) -> bool:
-        """False while another process changes it, or has removed the file meanwhile: open it anew
-        then."""
+        """Share the lock.
+
+        Return False while another process changes what it stands for, or when one has removed the
+        file meanwhile: then open it anew.
+        """
         return self._take(fcntl.LOCK_SH)
 
     def hold(self) -> bool:
@@ -60,7 +64,7 @@ class FileLock:
         os.pwrite(self._file, text.encode(), 0)
 
     def touch(self) -> None:
-        """It is used now."""
+        """Note that it is used now."""
         os.utime(self._file)
 
     def close(self) -> None:
@@ -137,7 +141,7 @@ class FileCache:
         self._folder, self._most_bytes = folder, most_bytes
 
     def take(self, wanted: Wanted, note: Noted = lambda _: None) -> Entry:
-        """The files, brought where they are not here yet.
+        """Return the files, and bring those that are not here yet.
 
         Raises CacheFull, and what reading the store raises."""
         self._make_folder()
@@ -240,7 +244,7 @@ class FileCache:
                 path.unlink()
 
     def _clear(self, key: str) -> None:
-        """An entry that is being removed is no entry at any moment of it."""
+        """Remove an entry such that what is left of it is never taken for an entry."""
         gone = self._path(key, _GONE)
         shutil.rmtree(gone, ignore_errors=True)
         if self._path(key).exists():
@@ -295,7 +299,7 @@ class FileCache:
 
 
 def _is_whole(folder: Path, wanted: Wanted) -> bool:
-    """A person may have taken something out of it."""
+    """Return whether all files are there; a person may have taken something out of the folder."""
     try:
         return all(
             (folder / name).stat().st_size == file.size for name, file in wanted.here.items()
@@ -305,7 +309,7 @@ def _is_whole(folder: Path, wanted: Wanted) -> bool:
 
 
 def _reserved(path: Path) -> int:
-    """What a lock says that its entry has; 0 where it has none."""
+    """Return how many bytes an entry has, as its lock says; 0 where it says nothing."""
     try:
         said = json.loads(path.read_text() or "{}")
     except (OSError, ValueError):
@@ -315,7 +319,7 @@ def _reserved(path: Path) -> int:
 
 
 def _sync(folder: Path) -> None:
-    """The rename itself."""
+    """Sync the folder, so that a rename in it is durable."""
     opened = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(opened)

@@ -163,7 +163,7 @@ def _listed(path: str, found: os.stat_result) -> StoredFile:
 
 @contextmanager
 def _explained() -> Iterator[None]:
-    """A bucket's errors in the words of this module: those of a source speak of a job."""
+    """Say a bucket's errors in the words of this module: those of a source speak of a job."""
     try:
         yield
     except SourceChanged as error:
@@ -270,8 +270,9 @@ T = TypeVar("T")
 
 
 async def in_thread(call: Callable[[], T]) -> T:
-    """As ``asyncio.to_thread``, whose threads are waited for at exit: a bucket may not answer for
-    minutes."""
+    """Run a call in a thread that is not waited for at exit.
+
+    Those of ``asyncio.to_thread`` are, and a bucket may not answer for minutes."""
     future: Future[T] = Future()
     Thread(target=_work, args=(call, future), name="penstock-files", daemon=True).start()
     return await asyncio.wrap_future(future)

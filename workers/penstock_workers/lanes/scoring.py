@@ -1,11 +1,7 @@
-"""The bodies of `/v1/rerank`, `/v1/score` and `/classify`, as vLLM's server has them, for every
-lane that answers them.
+"""The bodies of `/v1/rerank`, `/v1/score` and `/classify`, as vLLM's server has them.
 
-What a request for scores or classes asks for, read from its body.
-
-A field that cannot be followed is refused by name.
-
-The answers to requests for scores and classes, in the shapes of vLLM's server.
+Every lane that answers them uses this module. It reads what a request asks for, refuses a field
+that cannot be followed by name, and makes the answers.
 """
 
 from __future__ import annotations
@@ -89,7 +85,9 @@ def wrong_model(task: Task, classes: int) -> str | None:
 
 
 def read_ask(task: Task, body: bytes) -> Ask:
-    """Raises BadAsk. Fields that change nothing, such as `user`, are let pass."""
+    """Read what a request asks for.
+
+    Fields that change nothing, such as `user`, are let pass. Raises BadAsk."""
     asked = _object(body)
     for name, fix in _UNDONE.items():
         if asked.get(name):
@@ -222,7 +220,7 @@ def answer_body(
 
 
 def _ranking(ask: Ask, rows: Sequence[Sequence[float]]) -> list[dict[str, Any]]:
-    """The best first; of equal ones, the one that came first."""
+    """Return the documents, the best first; of equal ones, the one that came first."""
     order = sorted(range(len(rows)), key=lambda place: -rows[place][0])
     documents = [
         {"document": {"text": text[1]}} if ask.with_documents else {} for text in ask.texts
