@@ -109,7 +109,9 @@ class ProviderSettings(ProviderFacts):
     @field_validator("api_key_env", mode="before")
     @classmethod
     def _no_name_is_none(cls, name: Any) -> Any:
-        """A compose file or a chart can leave a variable empty more easily than out."""
+        """Check the name, and take an empty one for none.
+
+        A compose file or a chart can leave a variable empty more easily than out."""
         if isinstance(name, str) and name and (looks_secret(name) or not VARIABLE.fullmatch(name)):
             remember(name)
             raise ValueError(
@@ -138,7 +140,9 @@ class ProviderSettings(ProviderFacts):
         return check_url(url, ("http", "https"))
 
     def api_key(self, name: str) -> str | None:
-        """The key itself, read when a worker starts. Raises MissingApiKey and PlainHttp."""
+        """Return the key itself, which is read when a worker starts.
+
+        Raises MissingApiKey and PlainHttp."""
         if self.api_key_env is None:
             return None
         if self.shows_key and not self.allow_plain_http:
@@ -185,8 +189,9 @@ class ProviderSettings(ProviderFacts):
 
 
 class CostSettings(BaseModel):
-    """What a worker that hosts a model costs by the hour; its items share it by the time that they
-    compute."""
+    """What a worker that hosts a model costs by the hour.
+
+    Its items share the cost by the time that they compute."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -334,7 +339,9 @@ class WorkerSettings(LaneFields, ProducerSettings):
     @field_validator("broker_url", check_fields=False)
     @classmethod
     def _check_broker_url(cls, url: str | None) -> str | None:
-        """A compose file or a chart can leave a variable empty more easily than out."""
+        """Check the address, and take an empty one for none.
+
+        A compose file or a chart can leave a variable empty more easily than out."""
         if not url:
             return None
         refuse_example_password(url)
@@ -383,8 +390,11 @@ class WorkerSettings(LaneFields, ProducerSettings):
     @model_validator(mode="before")
     @classmethod
     def _fill_concurrency(cls, given: Any) -> Any:
-        """Where none is given: as many items as suit the lane, and in a control process as many
-        jobs as it has threads."""
+        """Choose the concurrency where none is given.
+
+        It is as many items as suit the lane, and in a control process as many jobs as it has
+        threads.
+        """
         if not isinstance(given, dict) or given.get("concurrency") is not None:
             return given
         lane = given.get("lane")
@@ -396,7 +406,9 @@ class WorkerSettings(LaneFields, ProducerSettings):
         return given if suits is None else given | {"concurrency": min(suits, MAX_CONCURRENCY)}
 
     def provider(self, name: str) -> ProviderSettings:
-        """Raises UnknownProvider, naming those that are configured."""
+        """Return the settings of a provider.
+
+        Raises UnknownProvider, naming those that are configured."""
         try:
             return self.providers[name]
         except KeyError:

@@ -77,8 +77,11 @@ class SpotService(Protocol):
 
 
 def believed(cloud: str, event: str, ends_at: datetime) -> Notice:
-    """Raises Unusable for a time that no notice has: a wrong clock or a wrong service must not end
-    a worker."""
+    """Return the notice if its time can be right.
+
+    A wrong clock or a wrong service must not end a worker. Raises Unusable for a time that no
+    notice has.
+    """
     aware = ends_at if ends_at.tzinfo is not None else ends_at.replace(tzinfo=UTC)
     left = aware.timestamp() - time.time()
     if not -MAX_AGO_S <= left <= MAX_AHEAD_S:
@@ -311,8 +314,9 @@ STOP_S: Final = 1.0  # for the watch's thread to end with the worker; it is a da
 
 
 class SpotWatch:
-    """``act`` is called once, in the watch's thread, with the first notice; nothing is asked after
-    it."""
+    """Asks for a spot notice until one comes.
+
+    ``act`` is then called once, in the watch's thread, and nothing is asked after it."""
 
     def __init__(self, service: SpotService, act: Callable[[Notice], None]) -> None:
         self._service = service

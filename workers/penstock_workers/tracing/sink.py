@@ -1,5 +1,6 @@
-"""Spans on their way out: OpenTelemetry's batch processor and OTLP exporter, with Penstock's
-limits. The only module that imports OpenTelemetry.
+"""Sends spans out, by OpenTelemetry's batch processor and OTLP exporter with Penstock's limits.
+
+The only module that imports OpenTelemetry.
 
 Spans are built when an item is settled, with ids and times of their own, so they are handed to the
 processor as finished ``ReadableSpan`` instead of going through a tracer: a tracer would draw the
@@ -194,7 +195,7 @@ def _context(context: SpanContext, *, remote: bool) -> OtelContext:
 
 
 def _resource(lane: str) -> Resource:
-    """The process; OTEL_SERVICE_NAME and OTEL_RESOURCE_ATTRIBUTES win."""
+    """Describe the process; OTEL_SERVICE_NAME and OTEL_RESOURCE_ATTRIBUTES win."""
     attributes = {
         "service.name": f"penstock-{lane}",
         "service.version": version("penstock"),
