@@ -1,4 +1,4 @@
-"""Says before a job is submitted which lane it would go to, and whether it can meet its deadline."""
+"""Says before the submit of a job which lane it would go to, and if it can meet its deadline."""
 
 from __future__ import annotations
 

@@ -108,7 +108,7 @@ class Leaving:
         return True
 
     def held_elsewhere(self, job: Job) -> list[str]:
-        """Return the queues of lanes that the job has left and whose workers may still hold items."""
+        """Return the queues of lanes that the job has left and whose workers may hold items."""
         moves = self._moves.of(job)
         if not moves or time.time() >= moves[-1].at + self._settings.lanes.moving_s:
             return []
