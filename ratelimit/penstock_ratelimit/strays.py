@@ -41,7 +41,7 @@ class Patience:
         self._good = min(self._good + 1, max(GOOD_PER_STRAY, in_flight))
 
     def is_stray(self) -> bool:
-        """Whether the refusal that just came is one among many good answers.
+        """Return whether the refusal that just came is one among many good answers.
 
         One that is not resets the count."""
         if self._good < GOOD_PER_STRAY:

@@ -248,7 +248,7 @@ def proxy_variables() -> list[str]:
 
 
 def is_open_to_others(url: str) -> bool:
-    """Whether a request to this URL crosses a network as plain text."""
+    """Return whether a request to this URL crosses a network as plain text."""
     parts = urlsplit(url)
     host = parts.hostname or ""
     if parts.scheme != "http" or host == "localhost" or host.endswith(".localhost"):

@@ -16,7 +16,7 @@ _FINISH = {"stop": "STOP", "length": "MAX_TOKENS"}
 
 
 def refusal_of(body: Mapping[str, Any]) -> Refusal | None:
-    """Why a request cannot be used, in the words of the API."""
+    """Return why a request cannot be used, in the words of the API."""
     contents, config = body.get("contents"), body.get("generationConfig", {})
     if not isinstance(contents, list) or not contents:
         return refusals.invalid(

@@ -24,7 +24,7 @@ class Segment(NamedTuple):
 
 
 def refusal_of(body: Mapping[str, Any]) -> Refusal | None:
-    """Why a request cannot be used, in the words of the API."""
+    """Return why a request cannot be used, in the words of the API."""
     most, messages = body.get("max_tokens"), body.get("messages")
     if most is None:
         return refusals.invalid("max_tokens: Field required", "max_tokens")

@@ -44,13 +44,13 @@ GEMINI = Api(HeaderStyle.NONE, refusals.gemini)
 
 
 def poison_of(call: Call, fates: Fates) -> Poison | None:
-    """Why the call's document can never succeed with its model; None where it can."""
+    """Return why the call's document can never succeed with its model; None where it can."""
     poison = fates.poison(call.document)
     return None if poison is Poison.CONTEXT and call.model.endswith(LONG_CONTEXT_SUFFIX) else poison
 
 
 def declines(call: Call, poison: Poison | None) -> bool:
-    """Whether the model answers that it will not, where other APIs refuse the request."""
+    """Return whether the model answers that it will not, where other APIs refuse the request."""
     return poison is Poison.FILTER and call.endpoint in (MESSAGES, GENERATE)
 
 

@@ -78,7 +78,7 @@ class BatchService:
             self._hide(batch, "batch", self.config.batch_look_404_s)
 
     def read(self, batch: Batch, output: str) -> bool:
-        """Whether a download of this output is whole.
+        """Return whether a download of this output is whole.
 
         Raises Refused for one that is not found yet."""
         self._hide(batch, output, self.config.batch_file_404_s)
@@ -113,7 +113,7 @@ class BatchService:
         self._batches[batch.id] = batch
 
     def cancel(self, batch: Batch) -> bool:
-        """Whether it could be cancelled."""
+        """Return whether it could be cancelled."""
         now = self.now()
         if batch.course.status(now) not in CANCELLABLE:
             return False

@@ -37,7 +37,7 @@ class Index:
         return len(self._fates)
 
     def good(self, done: int) -> int:
-        """How many of the first ``done`` requests get an answer."""
+        """Return how many of the first ``done`` requests get an answer."""
         return self._fates.count(Fate.GOOD, 0, done) + self._fates.count(Fate.DECLINED, 0, done)
 
     def read(self, source: Path) -> Iterator[tuple[Fate, bytes]]:

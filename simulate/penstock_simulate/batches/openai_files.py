@@ -37,7 +37,7 @@ class StoredFile:
     of: Batch | None = None
 
     def is_checked(self, relative: Relative, now: float, step_s: float) -> bool:
-        """Whether a batch may be made of it."""
+        """Return whether a batch may be made of it."""
         return not relative.checks_files or self.of is not None or now >= self.created_at + step_s
 
     def shown(self) -> dict[str, Any]:

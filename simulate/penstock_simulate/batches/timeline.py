@@ -79,7 +79,7 @@ class Course:
         return [moment for moment in self._moments() if moment.at <= max(now, self.created_at)]
 
     def done(self, requests: int, now: float) -> int:
-        """How many of its requests have been answered by ``now``."""
+        """Return how many of its requests have been answered by ``now``."""
         if self.ready_at is None or self.failed:
             return 0
         if self.cancel_at is None and not self._runs_out() and now >= self._over_at():
@@ -119,7 +119,7 @@ class Course:
         return [*started, Moment(asked_at, Status.CANCELLING), end]
 
     def _runs_out(self) -> bool:
-        """Whether it expires: its window ends before its work does, or its plan says so."""
+        """Return whether it expires: its window ends before its work does, or its plan says so."""
         return self.plan.most < 1 or self._work_ends_at() > self.expires_at
 
     def _stops_at(self) -> float:
@@ -161,7 +161,7 @@ class BatchLuck:
         return plan
 
     def strikes(self, config: SimulatorConfig, what: str, share: float) -> bool:
-        """Whether the next call of this kind is struck.
+        """Return whether the next call of this kind is struck.
 
         Every call is counted, so shares can change meanwhile."""
         self._calls[what] += 1

@@ -50,7 +50,7 @@ class ClaimingChannel(ConnectingChannel):
         super().__init__(connection, **options)
 
     def room(self) -> int:
-        """How many more messages the prefetch limit allows.
+        """Return how many more messages the prefetch limit allows.
 
         It counts what the process holds, over all of its channels."""
         limit: int = self.qos.prefetch_count

@@ -70,7 +70,7 @@ class EventSample:
         return self.items_per_s * BURST_S
 
     def takes(self, task_id: str) -> bool:
-        """Whether the routine events of this item are sent."""
+        """Return whether the routine events of this item are sent."""
         self._seen += 1
         if self.share < 1.0 and hash_of(task_id) >= self.share * HASHES:
             return False

@@ -116,7 +116,7 @@ class ProbeFiles:
 
 
 def check(folder: str, state: str, max_age_s: float = MAX_AGE_S) -> str | None:
-    """Why the probe fails; None when it passes."""
+    """Return why the probe fails; None when it passes."""
     path = os.path.join(folder, state)
     try:
         with open(path, encoding="utf-8") as file:

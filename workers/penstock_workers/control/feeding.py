@@ -41,7 +41,7 @@ WHOLE = Part(0, 1, 1)
 
 
 def is_open(feed: Feed) -> bool:
-    """Whether documents may still be pushed into it."""
+    """Return whether documents may still be pushed into it."""
     return feed.kind is FeedKind.SPOOL and not feed.exhausted
 
 

@@ -204,7 +204,7 @@ class JobSteps:
             self._end_if_done(live, seen, feeds)
 
     def _leave(self, job: Job, seen: JobSeen) -> bool:
-        """Whether a job that its lane has paused goes on in another one.
+        """Return whether a job that its lane has paused goes on in another one.
 
         Redis learns it now: a job that it still calls paused counts as resumed by a person."""
         if not is_lane_at_fault(job.reason) or not self._lanes.leave(

@@ -109,7 +109,7 @@ class SchemaChecks:
         self._validators: OrderedDict[bytes, Any] = OrderedDict()
 
     def check(self, schema: bytes, content: str) -> Fine | Mismatch | CallFault:
-        """Whether the text of an answer fulfils the schema."""
+        """Return whether the text of an answer fulfils the schema."""
         try:
             value = parse_json(content)
         except orjson.JSONDecodeError as error:
@@ -126,7 +126,7 @@ class SchemaChecks:
             return CallFault(_in_words(error))
 
     def unusable(self, schema: bytes) -> str | None:
-        """Why answers cannot be checked against the schema; None when they can."""
+        """Return why answers cannot be checked against the schema; None when they can."""
         try:
             validator = self._validator(schema)
             validator.check_schema(validator.schema)

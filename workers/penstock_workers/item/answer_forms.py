@@ -43,7 +43,7 @@ def tokens_used(
 
 
 def counts_cache_beside(usage: Mapping[str, Any]) -> bool:
-    """Whether it is in Anthropic's form.
+    """Return whether it is in Anthropic's form.
 
     Gateways such as LiteLLM put Anthropic's figures of the cache beside OpenAI's names, whose
     prompt has them in it already."""

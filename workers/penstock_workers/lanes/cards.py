@@ -88,7 +88,7 @@ def read_list(text: str) -> tuple[Device, ...]:
 
 
 def _ask_nvidia() -> tuple[Device, ...] | str:
-    """Why nothing is known, where nothing is."""
+    """Return why nothing is known, where nothing is."""
     if shutil.which(ASK[0]) is None:
         return "there is no nvidia-smi"
     try:

@@ -100,7 +100,7 @@ def find_shared_memory(*, processes: int, folder: Path = SHM) -> Iterator[LaneFi
 
 
 def find_model(setting: str, folder: Path) -> Iterator[LaneFinding]:
-    """Whether the files of a model are all there: configuration, tokenizer, weights."""
+    """Return whether the files of a model are all there: configuration, tokenizer, weights."""
     wrong = [name for name in ("config.json",) if not (folder / name).is_file()]
     if wrong:
         yield LaneFinding(

@@ -71,7 +71,7 @@ def task_of(endpoint: str) -> Task | None:
 
 
 def wrong_model(task: Task, classes: int) -> str | None:
-    """Why a model with this many classes cannot do the task; None where it can.
+    """Return why a model with this many classes cannot do the task; None where it can.
 
     No classes: it embeds, or generates."""
     if classes == 0:
@@ -171,7 +171,7 @@ def _texts(given: object, name: str) -> list[str]:
 
 
 def _top(top_n: object) -> int | None:
-    """How many of the best come back; None = all, which vLLM's clients also write as 0."""
+    """Return how many of the best come back; None = all, which vLLM's clients also write as 0."""
     if top_n is None or (type(top_n) is int and top_n >= 0):
         return top_n or None
     raise BadAsk(f"'top_n' is {_shown(top_n)}: give a whole number, 0 for all", "top_n")

@@ -46,7 +46,7 @@ class ReadyMessages:
         self.target = READY_MIN
 
     def room(self, ready: int) -> int:
-        """How many more to bring, for so many that are ready now."""
+        """Return how many more to bring, for so many that are ready now."""
         if ready == 0:
             self.target = min(READY_MAX, 2 * self.target)
         elif 2 * ready > self.target:

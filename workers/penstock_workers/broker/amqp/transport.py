@@ -130,7 +130,7 @@ class Channel(pyamqp.Channel):  # type: ignore[misc]  # kombu is untyped
         super().collect()
 
     def room(self) -> int:
-        """How many more messages the worker may hold, over all channels it has had."""
+        """Return how many more messages the worker may hold, over all channels it has had."""
         assert self._worker_leases is not None, "asked by an intake"
         return self._limit - len(self._worker_leases.leases) if self._limit else PREFETCH_MAX
 

@@ -65,7 +65,7 @@ class Turns:
         self._step = max(1, min(window // TURNS, round(whole) // 2))
 
     def __bool__(self) -> bool:
-        """Whether any jobs take turns in this round."""
+        """Return whether any jobs take turns in this round."""
         return bool(self._parts)
 
     def applies_to(self, job: str) -> bool:

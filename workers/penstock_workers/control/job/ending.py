@@ -29,7 +29,7 @@ class JobEnding:
             self._moved[job_id] = (under_way, self._clock())
 
     def interval_s(self, usual_s: float) -> float:
-        """How long the loop may wait for its next tick."""
+        """Return how long the loop may wait for its next tick."""
         now = self._clock()
         ends = any(
             under_way <= ENDING_DOCUMENTS and now - since < ENDING_FOR_S

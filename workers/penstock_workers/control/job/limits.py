@@ -88,7 +88,7 @@ class JobLimits:
         self._ended_at: dict[str, float] = {}
 
     def stop(self, job: Job, spec: JobSpec, seen: JobSeen) -> bool:
-        """Whether the job is past a limit, and therefore stopped in this round."""
+        """Return whether the job is past a limit, and therefore stopped in this round."""
         if job.generation > self._mended.get(job.job_id, 1):
             self._outcomes.mend_replays(job.job_id)
             self._mended[job.job_id] = job.generation

@@ -129,7 +129,7 @@ class JobSinks:
         return False
 
     def _has_ended(self, work: Background, key: Key, progress: _Progress) -> bool:
-        """Whether a pass has just ended well. Raises SinkGivenUp."""
+        """Return whether a pass has just ended well. Raises SinkGivenUp."""
         try:
             return work.ended(key)
         except SinkTaken as error:

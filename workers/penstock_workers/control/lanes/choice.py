@@ -86,7 +86,7 @@ def _best(
 
 
 def _passes(job: JobNow, plan: Plan) -> bool:
-    """Whether it would cost more than is left of the budget, as far as that is known.
+    """Return whether it would cost more than is left of the budget, as far as that is known.
 
     What batches have answered is paid, and not paid again elsewhere."""
     if job.usd_left is None or plan.usd is None:

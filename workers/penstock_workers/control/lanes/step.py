@@ -96,7 +96,7 @@ class LaneChoices:
         self._facts.note(live)
 
     def look(self, job: Job, spec: JobSpec, outstanding: int) -> bool:
-        """Whether the job was moved, or is not to be worked on before its lane is chosen.
+        """Return whether the job was moved, or is not to be worked on before its lane is chosen.
 
         ``job`` runs."""
         if len(spec.permitted_lanes) == 1 or _is_over(job, spec, now := self._clock()):

@@ -127,7 +127,7 @@ def too_long(body: bytes, most: int | None) -> str | None:
 
 
 def _media(body: bytes) -> tuple[int, int]:
-    """How many inlined files a request has, and their bytes."""
+    """Return how many inlined files a request has, and their bytes."""
     files = size = 0
     for mark in _MEDIA_MARKS:
         start = body.find(mark)

@@ -236,7 +236,7 @@ class Runs:
         return False
 
     def _has_no_such_path(self, attempt: Attempt, failure: Failure) -> bool:
-        """Whether the provider answers the job, and not on the path that this line names."""
+        """Return whether the provider answers the job, and not on the path that this line names."""
         named, run = attempt.job.named_endpoint, self._runs.get(attempt.key.job_id)
         if named is None or run is None or failure.status not in NO_ROUTE or failure.page:
             return False

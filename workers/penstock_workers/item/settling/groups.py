@@ -281,7 +281,7 @@ class Backlog:
         )
 
     def overdue(self) -> str | None:
-        """Why the liveness probe must fail because of a store; None otherwise."""
+        """Return why the liveness probe must fail because of a store; None otherwise."""
         if self.oldest_s() <= self._max_s or self._is_store_away():
             return None
         return (

@@ -262,7 +262,7 @@ class Group:
     size: int = 0
 
     def add(self, document: PackedDocument, said: BatchAnswer | Failure) -> bool:
-        """Whether it is full."""
+        """Return whether it is full."""
         self.pairs.append((document, said))
         self.size += document.size + (len(said.body) if isinstance(said, BatchAnswer) else 0)
         return len(self.pairs) >= GROUP or self.size >= GROUP_BYTES

@@ -68,7 +68,7 @@ class Ending:
         await led.settled(batch.why if batch.why not in (None, "batch_lost") else None)
 
     async def _has_unanswered(self) -> bool:
-        """Whether documents of it may have to go on.
+        """Return whether documents of it may have to go on.
 
         A job that ends writes off all that has no outcome."""
         led = self._led
@@ -233,7 +233,7 @@ def _missing(seen: BatchSeen, collected: Collected) -> AnswersMissing:
 
 
 def _why(seen: BatchSeen) -> str:
-    """Why documents of it may be without an answer: the name of a failure."""
+    """Return why documents of it may be without an answer: the name of a failure."""
     if seen.expired:
         return "batch_expired"
     return "batch_cancelled" if seen.cancelled else "batch_lost"

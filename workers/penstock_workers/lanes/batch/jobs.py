@@ -96,7 +96,7 @@ class Jobs:
         return Standing.WAITS if job.state is JobState.PAUSED else Standing.RUNS
 
     def has_left(self, job_id: str, packed_at: float | None = None) -> bool:
-        """Whether a live job is in another lane, or was since ``packed_at``."""
+        """Return whether a live job is in another lane, or was since ``packed_at``."""
         job = self._live.get(job_id)
         if job is None:
             return False
@@ -105,7 +105,7 @@ class Jobs:
         )
 
     def has_moved(self, job_id: str) -> bool:
-        """Whether a job has ever left a lane, this one or another."""
+        """Return whether a job has ever left a lane, this one or another."""
         return job_id in self._moved
 
     def turn(self, job_id: str) -> asyncio.Event:
@@ -207,7 +207,7 @@ class Reservations:
         self._book, self._batches, self._outcomes, self._tenants = book, batches, outcomes, tenants
 
     def bound(self, job: Job, budget_usd: float | None) -> bool:
-        """Whether the job, or its tenant, has a budget."""
+        """Return whether the job, or its tenant, has a budget."""
         return budget_usd is not None or self._tenants.budget_of(job) is not None
 
     def reserve(self, job: Job, batch: ProviderBatch, budget_usd: float | None) -> Room | None:

@@ -72,7 +72,7 @@ class Watching:
             await led.write(why=CANCELLED)
 
     async def _has_given_up(self, seen: BatchSeen) -> bool:
-        """Whether nothing more is expected of a batch that should have ended long ago."""
+        """Return whether nothing more is expected of a batch that should have ended long ago."""
         led, batch = self._led, self._led.batch
         if self._cancelled_at is not None:
             if time.monotonic() - self._cancelled_at < CANCEL_TAKES_S:

@@ -308,7 +308,7 @@ class EngineHost:
         )
 
     async def _ask_one_token(self, engine: Engine) -> None:
-        """Whether the documents are at fault, or the engine."""
+        """Return whether the documents are at fault, or the engine."""
         assert self.calls is not None, "start() comes first"
         try:
             async with asyncio.timeout(PROBE_S):

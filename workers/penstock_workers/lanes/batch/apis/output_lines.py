@@ -60,7 +60,7 @@ class LineCutter:
         self._line_digest = self._digest.copy()
 
     def is_same(self, beginning: bytes) -> bool:
-        """Whether a digest (SHA-256) is that of what was cut so far."""
+        """Return whether a digest (SHA-256) is that of what was cut so far."""
         return self._digest.digest() == beginning
 
     def feed(self, part: bytes) -> Iterator[bytes | TooLong]:

@@ -121,7 +121,7 @@ class Buckets:
         return min(row.arrived for row in self._heads()) + self._window_s
 
     def batches(self, token_budget: int) -> float:
-        """How many full batches wait, about: lengths may differ too much for as many."""
+        """Return how many full batches wait, about: lengths may differ too much for as many."""
         return max(self._tokens / token_budget, self._count / self._batch_items)
 
     def take(self, now: float, token_budget: int, *, only_full: bool = False) -> list[TextRow]:

@@ -129,7 +129,7 @@ class Computing:
             )
 
     async def fails_at_everything(self) -> str | None:
-        """Whether it cannot compute a single token, either; then in words."""
+        """Return whether it cannot compute a single token, either; then in words."""
         built = await self.build([[PROBE if self._encoder.vocabulary > PROBE else 0]])
         came = built if isinstance(built, Broken) else await self.batch(built)
         return (

@@ -90,7 +90,7 @@ class Engine(Protocol):
     def is_alive(self) -> bool: ...
 
     def compiles(self) -> bool:
-        """Whether processes run in it that it has for a while only: compilers."""
+        """Return whether processes run in it that it has for a while only: compilers."""
         ...
 
     def kill(self) -> bool:

@@ -45,7 +45,7 @@ ENGINES_FAULT: Final = ("engine_failed", "engine_aborted")  # and not that of th
 
 
 def unanswered(completions: list[Any], *, wants_text: bool = True) -> Unanswered | None:
-    """Why these generated sequences are no answer; None where they are one.
+    """Return why these generated sequences are no answer; None where they are one.
 
     A request with `ignore_eos` wants a number of tokens, and gets them though they have no text.
     """
@@ -86,7 +86,7 @@ def _empty(completions: list[Any], missing: str = "had any text") -> Unanswered:
 
 
 def unpooled(output: Any) -> Unanswered | None:
-    """Why an output without text is no answer; None where it is one.
+    """Return why an output without text is no answer; None where it is one.
 
     It has no finish reason: an aborted one is empty."""
     error = getattr(output, "error", None)  # vLLM has it since 0.32
@@ -113,7 +113,7 @@ def _of_reason(reason: str | None) -> Unanswered | None:
 
 
 def why_unanswered(call: EngineCall, output: Any) -> Unanswered | None:
-    """Why the engine's output is no answer; None where it is one.
+    """Return why the engine's output is no answer; None where it is one.
 
     Of a call in parts it is the list of theirs."""
     if call.parts:
