@@ -30,7 +30,7 @@ WAITING_S = 0.5
 
 
 class Part(NamedTuple):
-    """Of what a job may add in a round."""
+    """A shard's part of what a job may add in a round."""
 
     place: int  # from 0, among those that share the room
     of: int

@@ -91,7 +91,7 @@ class FleetFigures:
                 yield from _models(lane, depths, seen)
 
     def _by_lane(self, live: Collection[Job]) -> tuple[Counter[str], Counter[str]]:
-        """Messages parked, and documents outstanding."""
+        """Count by lane the messages that are parked, and the documents outstanding."""
         parked, outstanding = Counter[str](), Counter[str]()
         for job, length in zip(live, self._hot.parked([job.job_id for job in live]), strict=True):
             parked[_lane(job)] += length
@@ -140,7 +140,7 @@ def _of_quota(view: QuotaView, before: QuotaView | None) -> Iterator[Sample]:
 def _models(
     lane: str, depths: Mapping[str, Depth], seen: Collection[WorkerSeen]
 ) -> Iterator[Sample]:
-    """By the queues of the lane: what waits, and who serves it."""
+    """Yield by the queues of the lane what waits, and who serves it."""
     serving = serving_of(seen, lane)
     served = Counter(queue for worker in serving.workers for queue in worker.queues(lane))
     waiting = {queue: depth.queued + depth.delayed for queue, depth in depths.items()}

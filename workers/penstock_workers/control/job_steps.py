@@ -156,7 +156,7 @@ class JobSteps:
         return self._windows.place(live.job)
 
     def step(self, live: LiveJob, seen: JobSeen) -> None:
-        """One bounded step for one job."""
+        """Take one bounded step for one job."""
         job, _ = live
         # before workers learn that it runs: the hold would stop its items
         self._resumes.lift_hold(job, seen)
@@ -244,7 +244,7 @@ class JobSteps:
         return tuple(feed for feed in feeds if feed.feed.exhausted)
 
     def _led(self, job: Job, feeds: Sequence[LiveFeed]) -> list[LedFeed]:
-        """Of these feeds, or shards of a feed, those that this process leads."""
+        """Return those of these feeds, or shards of a feed, that this process leads."""
         return [led for feed in feeds if (led := self.leadership.lead(job, feed)) is not None]
 
     def _end_if_done(self, live: LiveJob, seen: JobSeen, led: Sequence[Feed]) -> None:
@@ -257,7 +257,7 @@ class JobSteps:
             self._completion.complete(live.job, self._specs.of(live.job))
 
     def _is_in_batches(self, job: Job) -> bool:
-        """Whether documents are with a provider, or wait for another batch, or for another lane."""
+        """Return whether documents are with a provider, or wait for another batch or lane."""
         return (packs(job.lane) or job.moves > 0) and self._batches.is_busy(job.job_id)
 
     def _grow(self, job: Job) -> bool:
@@ -329,7 +329,9 @@ class JobSteps:
             self._states.move(job, JobState.FAILED, str(error))
 
     def _reconcile(self, job: Job, led: LedFeed, outstanding: int) -> None:
-        """``outstanding``: as this round found it, before it fed more."""
+        """Publish lost documents again.
+
+        ``outstanding`` is as this round found it, before it fed more."""
         self._counters.add("reconciles", job.lane, 1)
         held = self._leaving.held_elsewhere(job)
         republished = led.reconciler.round(

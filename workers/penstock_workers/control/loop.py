@@ -72,7 +72,9 @@ class Control:
         tracing: Tracing | None = None,
         decided: DecidedTimes | None = None,
     ) -> None:
-        """``decided`` gets what came of the times of schedules, for those who show it."""
+        """Make the loop.
+
+        ``decided`` gets what came of the times of schedules, for those who show it."""
         self._settings = settings
         self._tracing = tracing
         self._turned_at = time.monotonic()
@@ -219,7 +221,7 @@ class Control:
         return time.monotonic() - self._turned_at < STUCK_S
 
     def figures(self) -> Iterator[Sample]:
-        """Any thread."""
+        """Yield the figures for Prometheus; from any thread."""
         yield from self._counters.figures()
         yield from self._fleet_figures.figures()
         if self._tracing is not None:
@@ -238,7 +240,7 @@ class Control:
             )
 
     def _look_at_schedules(self) -> None:
-        """Their failure must not stop the round."""
+        """Look at the schedules, whose failure must not stop the round."""
         try:
             self._schedules.look()
         except Exception as error:
@@ -257,12 +259,16 @@ class Control:
 
 
 def _lanes(live: Sequence[LiveJob]) -> Collection[str]:
-    """Those that jobs are in; all of them while a job has moved: retries may wait where it was."""
+    """Return the lanes that jobs are in.
+
+    They are all lanes while a job has moved: retries may wait where it was."""
     return LANES if any(job.moves for job, _ in live) else {job.lane for job, _ in live}
 
 
 def _shovel_beside(settings: WorkerSettings) -> contextlib.AbstractContextManager[None]:
-    """None where Redis is the broker: RabbitMQ's client is imported where it is used."""
+    """Run a shovel where RabbitMQ is the broker.
+
+    RabbitMQ's client is imported where it is used."""
     if settings.broker_url is None:
         return contextlib.nullcontext()
     from penstock_workers.broker.amqp.shovel import start_shovel

@@ -34,7 +34,7 @@ class DeadHomes:
         self._next_at = 0.0
 
     def look(self) -> None:
-        """Twice per visibility timeout; does nothing in between."""
+        """Sweep twice per visibility timeout; do nothing in between."""
         if monotonic() < self._next_at:
             return
         self._next_at = monotonic() + self._timeout_s / SWEEPS_PER_TIMEOUT

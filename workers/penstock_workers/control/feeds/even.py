@@ -36,7 +36,9 @@ class Processes:
         self._again_at = 0.0
 
     def number(self, live: Sequence[LiveJob]) -> int:
-        """Asked only where it matters: while a source that is split is read."""
+        """Return how many control processes run.
+
+        Redis is asked only while a source that is split is read."""
         if not any(feed.shards for _, feeds in live for feed in feeds):
             return 1
         if monotonic() >= self._again_at:

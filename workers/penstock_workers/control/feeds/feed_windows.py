@@ -132,9 +132,10 @@ class FeedWindows:
                 self._active[job.job_id] = now
 
     def for_feed(self, job: Job, generation: int, *, ordered: bool = False) -> Share:
-        """Documents that one feed of a job may add now, and where. ``update`` has seen the job.
+        """Return how many documents one feed of a job may add now, and where.
 
-        ``ordered`` feeds wait until there is room for a step that is worth putting into order.
+        ``update`` must have seen the job. ``ordered`` feeds wait until there is room for a step
+        that is worth putting into order.
         """
         if self._full:
             return Share(0, False)
@@ -213,11 +214,11 @@ class FeedWindows:
         return known
 
     def windows(self) -> dict[str, int]:
-        """Documents that may be outstanding at once, by lane."""
+        """Return by lane how many documents may be outstanding at once."""
         return {lane: sum(map(self._window_now, self._queues_of(lane))) for lane in LANES}
 
     def _queues_of(self, lane: str) -> set[str]:
-        """Those that jobs of the lane share now; its own where there is no job."""
+        """Return the queues that jobs of the lane share now; its own where there is no job."""
         own = queue_name(lane)
         return {
             queue for queue in self._rivals if keys.lane_queue(queue) == own and self._rivals[queue]
@@ -230,7 +231,9 @@ class FeedWindows:
         return len(self._rivals.get(queue, ())) > 1
 
     def _front(self, queue: str) -> int:
-        """Urgent documents at once. One, while no worker is known."""
+        """Return how many urgent documents may be in the queue at once.
+
+        One, while no worker is known."""
         return max(1, int(URGENT_SHARE * self._slots[queue]))
 
     def _step(self, queue: str) -> int:
@@ -282,12 +285,14 @@ class FeedWindows:
 
 
 def _queues(seen: WorkerSeen) -> set[str]:
-    """Those that a worker takes items from, by its heartbeat."""
+    """Return the queues that a worker takes items from, by its heartbeat."""
     lane = seen.info.get("lane", "")
     served = Served.read(seen.info.get(SERVES))
     return {queue_name(lane), *(served.queues(lane) if served is not None else ())}
 
 
 def _number(text: str | None) -> int:
-    """Anyone who reaches Redis may write heartbeats: what is not a number of slots is none."""
+    """Read a number of slots; what is none counts as 0.
+
+    Anyone who reaches Redis may write heartbeats."""
     return int(text) if text is not None and text.isdecimal() and len(text) < SLOTS_DIGITS else 0

@@ -28,7 +28,7 @@ class FoundAdapters:
         self._next_at = 0.0
 
     def look(self) -> None:
-        """Every ``LOOK_S``; does nothing in between."""
+        """Count every ``LOOK_S``; do nothing in between."""
         if monotonic() < self._next_at:
             return
         self._next_at = monotonic() + LOOK_S

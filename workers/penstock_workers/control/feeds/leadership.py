@@ -58,11 +58,11 @@ class Leadership:
         return len(self._led)
 
     def concerns(self, live: Iterable[LiveJob]) -> bool:
-        """Whether this process leads a feed of these, or could: one that no process leads."""
+        """Return whether this process leads a feed of these, or could as no process leads it."""
         return any(feed.free or feed.led_by(self._owner) for feed in _with_shards(live))
 
     def renew(self, live: Iterable[LiveJob]) -> None:
-        """All leases of this process, as soon as one of them has lost a third of its time."""
+        """Renew all leases of this process, as soon as one of them has lost a third of its time."""
         led = [feed for feed in _with_shards(live) if feed.led_by(self._owner)]
         if any(feed.lease_s < RENEW_BELOW_S for feed in led):
             self._jobs.renew_feeds(
@@ -101,7 +101,7 @@ class Leadership:
         self._given_up = frozenset(map(_name, surplus))
 
     def jobs(self, live: Iterable[LiveJob]) -> set[str]:
-        """Those of which this process leads a feed, after ``take``."""
+        """Return the jobs of which this process leads a feed, after ``take``."""
         held = {feed.feed.job_id for feed in _with_shards(live) if feed.led_by(self._owner)}
         return held | {job_id for job_id, _, _ in self._taken}
 
@@ -129,7 +129,7 @@ class Leadership:
             self.forget(live.feed)
 
     def forget(self, feed: Feed) -> None:
-        """Another process has taken it, or it was rewound."""
+        """Forget a feed that another process has taken, or that was rewound."""
         self._led.pop(_name(feed), None)
 
     def keep_only(self, live: Collection[LiveJob]) -> None:

@@ -77,7 +77,7 @@ class Reconciler:
         )
 
     def _drop_finished(self, job: Job, feed: Feed, docs: list[str]) -> list[str]:
-        """Of ``docs``, those without an outcome.
+        """Return those of ``docs`` that have no outcome.
 
         The others were settled in SQL only: settle them in Redis, too."""
         keys = [ItemKey(feed.job_id, feed.generation, doc) for doc in docs]

@@ -19,7 +19,7 @@ class Throughput:
         self._at = 0.0
 
     def note(self, finished: Mapping[str, int], now: float) -> None:
-        """``finished`` documents by job at ``now`` (seconds).
+        """Note how many documents each job has ``finished`` at ``now`` (seconds).
 
         A job counts from its second look on."""
         done = sum(

@@ -21,7 +21,7 @@ STUCK = 2.0
 
 
 class Turns:
-    """Of the jobs of one lane.
+    """The turns of the jobs of one queue.
 
     Belongs to the control thread; ``begin`` comes first in every round."""
 
@@ -77,7 +77,7 @@ class Turns:
         return job in self._parts and job not in self._stuck
 
     def room(self) -> int:
-        """Documents that the job whose turn it is may add: a whole step, or none."""
+        """Return how many documents the job whose turn it is may add: a whole step, or none."""
         return self._step if self._room >= self._step else 0
 
     def place(self, job: str) -> float:

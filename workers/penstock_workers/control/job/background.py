@@ -19,7 +19,7 @@ class Key(NamedTuple):
 
 
 class Background:
-    """At most ``at_once`` pieces of work at a time; what finds no room is started by a later round.
+    """Runs at most ``at_once`` pieces of work at a time; a later round starts what finds no room.
 
     The threads are daemons: the process that leads the job next does all of it again, so no end of
     a process waits for them. ``start`` and ``ended`` belong to the control thread.

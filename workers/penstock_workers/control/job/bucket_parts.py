@@ -53,7 +53,7 @@ class BucketParts:
         self._growing.pop(job_id, None)
 
     def _opened(self) -> Place:
-        """Two threads may open it at the same time, which does no harm."""
+        """Open the bucket; two threads may do so at the same time, which does no harm."""
         if self._bucket is None:
             bucket = bucket_at(
                 str(self._settings.results_url), s3_endpoint_url=self._settings.s3_endpoint_url

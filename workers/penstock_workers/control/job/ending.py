@@ -23,7 +23,7 @@ class JobEnding:
         self._moved: dict[str, tuple[int, float]] = {}
 
     def note(self, job_id: str, under_way: int) -> None:
-        """``job_id`` is led here and read to its end."""
+        """Note how many documents are under way of a job that is led here and read to its end."""
         known = self._moved.get(job_id)
         if known is None or known[0] != under_way:
             self._moved[job_id] = (under_way, self._clock())

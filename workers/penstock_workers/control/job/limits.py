@@ -250,7 +250,7 @@ class JobLimits:
         )
 
     def _left(self, job: Job) -> int | None:
-        """Documents without an outcome; None where their number is not known yet."""
+        """Return how many documents have no outcome; None where their number is not known yet."""
         counts = self._outcomes.counts(job.job_id)
         return None if job.total is None else max(0, job.total - counts.succeeded - counts.dead)
 

@@ -70,7 +70,7 @@ class OutputFiles:
         )
 
     def forget(self, job_id: str) -> None:
-        """Nothing is kept."""
+        """Do nothing, since nothing is kept of a job."""
 
     def _end_uploads(self, destination: str, form: str | None) -> None:
         """End the uploads of these files that a process left unfinished when it died."""
@@ -83,5 +83,5 @@ class OutputFiles:
 
 
 def _table_of(spec: JobSpec) -> str | None:
-    """Lines are written for every job."""
+    """Return the form of the job's table; None where lines are all, which every job gets."""
     return None if spec.output_format == "jsonl" else spec.output_format

@@ -1,4 +1,4 @@
-"""After Redis lost data, or may have: rebuilds it from SQL before a call is paid twice.
+"""Rebuilds Redis from SQL after it lost data, or may have, before a call is paid twice.
 
 A sentinel in Redis holds the epoch of the ledger and the run id of the server that it was written
 to. It is missing after a FLUSHALL or a lost disk, and names another run after a restart, when the

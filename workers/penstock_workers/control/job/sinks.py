@@ -61,7 +61,7 @@ class SinkGivenUp(ProducerError):
 
 @dataclass
 class _Progress:
-    """Of one sink of one job."""
+    """How far one sink of one job is."""
 
     next_at: float = 0.0  # monotonic: of the next pass while the job runs
     not_before: float = 0.0  # monotonic: after a failure
@@ -94,7 +94,9 @@ class JobSinks:
                 self._turn(sink, job, spec, whole=False)
 
     def written(self, job: Job, spec: JobSpec) -> bool:
-        """All outcomes are there: True once every sink has them. Raises SinkGivenUp."""
+        """Write everything, now that all outcomes are there; return True once every sink has them.
+
+        Raises SinkGivenUp."""
         wanted = [sink for sink in self._sinks if sink.is_wanted(spec)]
         # each begins, whatever others do
         turns = [self._turn(sink, job, spec, whole=True) for sink in wanted]

@@ -36,7 +36,9 @@ class Choice(NamedTuple):
 
 
 def choose(job: JobNow, lanes: Sequence[LaneNow], now: float, rules: LaneChangeSettings) -> Choice:
-    """One of ``lanes``, which are in the job's order. Times are Unix seconds."""
+    """Choose one of ``lanes``, which are in the job's order.
+
+    Times are Unix seconds."""
     here = next((one for one in lanes if one.lane == job.lane), None)
     best = _best(job, lanes, here, now, rules)
     free = _best(job._replace(usd_left=None), lanes, here, now, rules)
@@ -129,7 +131,7 @@ def _is_worth_a_move(job: JobNow, stays: Plan, best: Plan) -> bool:
 
 
 def _without_real_time(job: JobNow, lanes: Sequence[LaneNow]) -> Sequence[LaneNow]:
-    """Those that a job without a deadline may be sent to."""
+    """Return the lanes that a job without a deadline may be sent to."""
     if job.by_order:
         return lanes
     return [one for one in lanes if not one.is_real_time] or lanes
@@ -238,7 +240,7 @@ def _both(
     horizon_s: float,
     rules: LaneChangeSettings,
 ) -> Plan | None:
-    """``one`` works for so long, and ``other`` does what it leaves from ``at_s`` on."""
+    """Plan that ``one`` works for so long, and ``other`` does what it leaves from ``at_s`` on."""
     assert other.pace is not None
     if one.pace is None:  # it may do all, some or nothing until then
         usd = None if one.usd_each is None else one.usd_each * job.left
@@ -286,7 +288,7 @@ def _reason(job: JobNow, lanes: Sequence[LaneNow], here: LaneNow | None, best: P
 def _figures(
     job: JobNow, lanes: Sequence[LaneNow], best: Plan, now: float, rules: LaneChangeSettings
 ) -> Mapping[str, float | str | None]:
-    """Of the job and of each lane, flat."""
+    """Return the figures of the job and of each lane, flat."""
     figures: dict[str, float | str | None] = {"documents_left": job.left}
     if job.usd_left is not None:
         figures["budget_left_usd"] = round(job.usd_left, 6)

@@ -42,7 +42,7 @@ LATE: Final = ("deadline", "stuck")
 
 
 class _Around(NamedTuple):
-    """Of one job, at one look."""
+    """What is read of one job at one look."""
 
     job: Job
     spec: JobSpec
@@ -181,7 +181,9 @@ class LaneFacts:
         )
 
     def _usd_left(self, job: Job, spec: JobSpec) -> float | None:
-        """Of its budget; what is reserved for what is under way is for documents that are left."""
+        """Return what is left of the job's budget.
+
+        What is reserved for what is under way is for documents that are left."""
         return (
             None
             if spec.budget_usd is None
@@ -238,7 +240,7 @@ class LaneFacts:
         return found
 
     def _sharing(self, lane: str, job: Job, spec: JobSpec) -> int:
-        """Other running jobs that have a part of the same limits."""
+        """Count the other running jobs that have a part of the same limits."""
         if has_own_model(lane):
             return 0
         return sum(
@@ -261,7 +263,9 @@ class LaneFacts:
 
 
 def _left_late(moves: Sequence[LaneMove], deadline_at: float | None) -> frozenset[str]:
-    """Lanes that were left because of the deadline that still holds, or since they stood still."""
+    """Return the lanes that were left because they were late or stood still.
+
+    Those that were late count while the same deadline holds."""
     known = None if deadline_at is None else round(deadline_at)
     return frozenset(
         move.before

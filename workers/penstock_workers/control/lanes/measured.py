@@ -42,7 +42,7 @@ class Measured:
         self._lanes: OrderedDict[LaneOf, Rate] = OrderedDict()
 
     def note(self, job_id: str, of: LaneOf, finished: int, cost_usd: float, now: float) -> None:
-        """So many documents of a job have an outcome; it is in this lane now."""
+        """Note that so many documents of a job have an outcome; it is in this lane now."""
         looks = self._looks.setdefault((job_id, of[0]), deque())
         if looks and (finished < looks[-1].finished or now - looks[-1].at > WINDOW_S):
             looks.clear()  # a replay, or it was elsewhere in between
@@ -59,7 +59,7 @@ class Measured:
                 book.popitem(last=False)
 
     def of_job(self, job_id: str, lane: str) -> Rate | None:
-        """In its lane; None before it was there long enough."""
+        """Return the job's rate in this lane; None before it was there long enough."""
         looks = self._looks.get((job_id, lane))
         if not looks or (seconds := looks[-1].at - looks[0].at) < LEAST_S:
             return None

@@ -20,14 +20,14 @@ MEASURED_FROM: Final = 20
 
 
 class Tokens(NamedTuple):
-    """Of a document."""
+    """The tokens of a document."""
 
     into: float
     out: float
 
 
 def tokens_each(source: Mapping[str, Any], counts: Counts) -> Tokens | None:
-    """None: nothing is known of the job's documents yet."""
+    """Return the tokens of a document; None while nothing is known of the job's documents."""
     asked = counts.succeeded + counts.dead - sum(counts.reused.values())
     if asked >= MEASURED_FROM and counts.prompt_tokens:
         return Tokens(counts.prompt_tokens / asked, counts.completion_tokens / asked)

@@ -37,9 +37,11 @@ def one_by_one(
     tokens: Tokens | None,
     sharing: int,
 ) -> Speed:
-    """Of a lane that answers each document by itself.
+    """Return the speed of a lane that answers each document by itself.
 
-    ``limits``: units a second, by their words; ``sharing``: other jobs that have a part of them."""
+    ``limits`` are units a second, by their words; ``sharing`` is how many other jobs have a part of
+    them.
+    """
     if own is not None and own.per_s > 0:
         return Speed(OneByOne(own.per_s), f"measured over {lasting(own.seconds)}")
     if own is not None and own.seconds >= SILENT_S:
@@ -80,10 +82,11 @@ def of_batches(
     margin: float,
     now: float,
 ) -> Speed:
-    """Of a provider's batches.
+    """Return the speed of a provider's batches.
 
-    ``lasted``: seconds of the last ones; ``now_open``: those of the job, where it is in the
-    lane."""
+    ``lasted`` holds the seconds of the last ones, ``now_open`` those of the job, where it is in the
+    lane.
+    """
     seconds = typical(lasted)
     age_s = None if now_open is None or now_open.created_at is None else now - now_open.created_at
     if seconds is None:
@@ -124,7 +127,7 @@ def _words(dimension: str) -> str:
 
 
 def _units_each(words: str, tokens: Tokens | None) -> float | None:
-    """Of a document; None where that is not known."""
+    """Return how many units of a limit a document takes; None where that is not known."""
     if words == "requests":
         return 1.0
     if tokens is None:

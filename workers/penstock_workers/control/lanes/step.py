@@ -88,7 +88,7 @@ class LaneChoices:
         self._is_older_told = False
 
     def note(self, live: Sequence[Job], specs: Callable[[Job], JobSpec]) -> None:
-        """Before the steps of a round: measure what runs, while a job has a choice."""
+        """Measure what runs, before the steps of a round and while a job has a choice."""
         now = self._clock()
         if now < self._next_note or not any(len(specs(job).permitted_lanes) > 1 for job in live):
             return
@@ -207,5 +207,5 @@ class LaneChoices:
 
 
 def _is_over(job: Job, spec: JobSpec, now: float) -> bool:
-    """Past its deadline: it is about to be cancelled."""
+    """Return whether a job is past its deadline, and so about to be cancelled."""
     return spec.deadline_s is not None and now > job.created_at + spec.deadline_s

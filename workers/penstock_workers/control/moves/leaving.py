@@ -85,11 +85,10 @@ class Leaving:
         self._look_at: dict[str, float] = {}  # by job: monotonic time
 
     def step(self, job: Job, spec: JobSpec, outstanding: int) -> bool:
-        """One bounded step; whether documents of the job may be fed now.
+        """Take one bounded step; return whether documents of the job may be fed now.
 
-        ``outstanding``: those in its windows.
-
-        Raises SourceError, and errors of the stores.
+        ``outstanding`` is how many are in its windows. Raises SourceError, and errors of the
+        stores.
         """
         moves = self._moves.of(job)
         if not any(move.before is not None for move in moves):
@@ -154,7 +153,7 @@ class Leaving:
         yield []
 
     def _held(self, moves: Sequence[LaneMove], page: Page) -> set[ItemKey]:
-        """Those that a worker may be working on."""
+        """Return the documents that a worker may be working on."""
         keys = [one.key for one in page]
         return {key for queue in _queues(moves) for key in self._hot.held(queue, keys, item_tag)}
 
@@ -207,10 +206,11 @@ class Leaving:
         yield []
 
     def _rows(self, job: Job, spec: JobSpec, batch: ProviderBatch) -> Iterator[Remainder]:
-        """Its own documents, as its packer kept them.
+        """Yield a batch's own documents, as its packer kept them.
 
         Where they were too many to keep, all that lie between its cursors: some may be in batches
-        for other models and endpoints, and be paid twice."""
+        for other models and endpoints, and be paid twice.
+        """
         kept = self._batches.kept_ids(batch.tag)
         if kept is not None:
             for document in kept_documents(kept):

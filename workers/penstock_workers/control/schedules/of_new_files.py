@@ -110,9 +110,9 @@ def _day(at: float) -> int:
 
 
 def _make_room(producer: Producer, schedules: ScheduleStore, schedule: Schedule) -> None:
-    """At the limit forget the taken files that are there no more.
+    """Forget taken files that are there no more, if their number is at the limit.
 
-    Raises SourceError where all of them are."""
+    Raises SourceError where all of them are there."""
     if schedules.has_taken(schedule.schedule_id) < TAKEN_MAX:
         return
     forgotten = 0

@@ -71,7 +71,7 @@ def _newest(
 
 
 def _job(jobs: JobStore, job_id: str | None) -> Job | None:
-    """None where there was none, and where it was purged."""
+    """Return the job; None where there was none, and where it was purged."""
     if job_id is None:
         return None
     try:

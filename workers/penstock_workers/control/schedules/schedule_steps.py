@@ -74,7 +74,7 @@ class ScheduleSteps:
         self._next_look = 0.0
 
     def look(self) -> None:
-        """One bounded step for each schedule that is due.
+        """Take one bounded step for each schedule that is due.
 
         Raises the database's errors; the next look goes on."""
         for start in self._starts.ended():
@@ -189,7 +189,7 @@ class ScheduleSteps:
         return is_ours
 
     def _guarded(self, schedule: Schedule, work: Callable[[], None]) -> None:
-        """One schedule's trouble does not stop the others."""
+        """Do the work of one schedule, whose trouble does not stop the others."""
         try:
             work()
         except Exception as error:
