@@ -121,7 +121,7 @@ class ClaimingChannel(ConnectingChannel):
             self.leases.conclude([claimed.tag for claimed in waiting], BrokerAction.GIVE_BACK)
 
     def _deliver(self, claimed: Claimed) -> None:
-        """To the consumer of its queue.
+        """Deliver a message to the consumer of its queue.
 
         A message that makes the consumer fail must not take the worker with it."""
         try:
