@@ -177,7 +177,7 @@ class Run:
             self._let_go(float("inf"))
 
     def _let_go(self, sent: float) -> None:
-        """Documents that wait and were sent until then look again."""
+        """Let documents that wait and were sent until then look again."""
         for at, future in self.waiting:
             if at <= sent and not future.done():
                 future.set_result(None)
@@ -204,7 +204,7 @@ class Runs:
         self._closed = False
 
     def check(self, attempt: Attempt) -> None:
-        """After a run one document goes out every ``PROBE_S``.
+        """Let one document out every ``PROBE_S`` after a run of failures.
 
         Raises TurnedAway for the others: they are parked."""
         run = self._runs.get(attempt.key.job_id)

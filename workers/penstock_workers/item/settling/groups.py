@@ -60,7 +60,9 @@ class Gatherer(Generic[T]):
         linger_s: float,
         at_once: Callable[[T], bool] | None = None,
     ) -> None:
-        """``at_once``: for which things a group does not wait for more of them."""
+        """Gather things into groups of at most ``group_max``.
+
+        ``at_once`` says for which things a group does not wait for more of them."""
         self._flush = flush
         self._group_max = group_max
         self._linger_s = linger_s
@@ -88,7 +90,7 @@ class Gatherer(Generic[T]):
             self._full.set()
 
     def __len__(self) -> int:
-        """Things that wait for the next group."""
+        """Return how many things wait for the next group."""
         return len(self._waiting)
 
     async def flush(self) -> None:
@@ -171,7 +173,7 @@ class StoreWriter:
         self._cap_s = cap_s
 
     async def write(self, do: Callable[[Sequence[T]], R], group: Sequence[T]) -> WrittenGroup[T, R]:
-        """Everything of ``group`` is written, or refused for good, when this returns."""
+        """Write everything of ``group``, or have it refused for good, before this returns."""
         written: WrittenGroup[T, R] = WrittenGroup([], [])
         rest = [group] if group else []
         while rest:

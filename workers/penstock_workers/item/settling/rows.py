@@ -20,7 +20,7 @@ RESPONSE_EXCERPT_BYTES = 2_000  # of the provider's last answer kept in a dead l
 
 
 def result_of(attempt: Attempt, reply: Reply) -> Result:
-    """For SQL."""
+    """Make the result that SQL keeps."""
     spent = attempt.spent_in_all
     return Result(
         key=attempt.key,
