@@ -55,7 +55,9 @@ class CardsSeen:
 def cards_seen(
     proc: Path = Path("/proc"), sys: Path = Path("/sys"), dev: Path = Path("/dev")
 ) -> CardsSeen:
-    """All cards that the machine, or this container, has. The variables do not count here."""
+    """List all GPUs that the machine, or this container, has.
+
+    The variables do not count here."""
     asked = _ask_nvidia()
     devices = () if isinstance(asked, str) else asked
     if devices:
@@ -105,7 +107,9 @@ def _ask_nvidia() -> tuple[Device, ...] | str:
 
 
 def _shown_by_driver(proc: Path) -> tuple[Device, ...]:
-    """In the order of their addresses, which is that of CUDA_DEVICE_ORDER=PCI_BUS_ID."""
+    """List the GPUs that NVIDIA's driver shows, in the order of their addresses.
+
+    That is the order of CUDA_DEVICE_ORDER=PCI_BUS_ID."""
     try:
         folders = sorted((proc / "driver/nvidia/gpus").iterdir())[:CARDS_MAX]
     except OSError:

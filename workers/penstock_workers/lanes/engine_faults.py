@@ -37,7 +37,9 @@ _TOO_LARGE: Final = ("CUDA out of memory", "CUDA error: out of memory", "HIP out
 
 
 def is_lost(error: BaseException) -> bool:
-    """Whether this error, or what it came from, says that the device or its context is lost."""
+    """Return whether this error, or one that it came from, says that the device is lost.
+
+    Its context counts as the device."""
     seen: BaseException | None = error
     for _ in range(8):  # a chain is short; one that goes in a circle is not
         if seen is None:

@@ -49,9 +49,9 @@ class LaneSettings(BaseModel):
 
 
 def check_upstream(url: str, server: str, example: str) -> None:
-    """``url`` is a lane's `upstream_url`, where ``server`` answers with OpenAI's API.
+    """Check ``url``, a lane's `upstream_url`.
 
-    Raises ValueError."""
+    It is where ``server`` answers with OpenAI's API. Raises ValueError."""
     try:
         check_url(url, ("http", "https"))
     except ValueError as error:

@@ -81,7 +81,9 @@ class LoadWatch:
 
     @contextlib.asynccontextmanager
     async def during(self, pids: Callable[[], Iterable[int]]) -> AsyncIterator[None]:
-        """While the block loads. ``pids`` are the engine's processes; it is called in a thread."""
+        """Watch the load while the block runs.
+
+        ``pids`` returns the engine's processes; it is called in a thread."""
         watching = asyncio.create_task(self._watch(pids), name="load watch")
         try:
             yield
@@ -91,7 +93,7 @@ class LoadWatch:
 
     @contextlib.contextmanager
     def fetching(self, total: int) -> Iterator[Callable[[int], None]]:
-        """While files come from elsewhere.
+        """Watch how files come from elsewhere while the block runs.
 
         What it gives is called with their bytes so far, in any thread, one at a time."""
         began = said = self._clock()
@@ -115,7 +117,7 @@ class LoadWatch:
         self._folder = folder
 
     def gauges(self) -> Mapping[str, float | str]:
-        """Of a load that goes on: nothing is shown of it after that. Any thread."""
+        """Describe a load that goes on; nothing is shown of it after that. Any thread may ask."""
         load = self.latest
         if load is None:
             return {}
@@ -153,9 +155,9 @@ class LoadWatch:
         return Load(READING if read < NEARLY * size else WARMING, min(read, size), size, seconds)
 
     def _size(self) -> tuple[int, bool]:
-        """Bytes of the model's files here, and whether none of them is still being fetched.
+        """Return how many bytes the model's files have here.
 
-        0 where they are not found."""
+        Return also whether none of them is still being fetched. 0 where they are not found."""
         folder = Path(self._folder)
         size, is_whole = 0, True
         try:
@@ -211,7 +213,7 @@ class ServerWait:
         self._since = None
 
     def gauges(self) -> Mapping[str, float | str]:
-        """Any thread."""
+        """Say how long it has waited; from any thread."""
         since = self._since
         if since is None:
             return {}
@@ -221,7 +223,7 @@ class ServerWait:
 
 
 def this_process() -> list[int]:
-    """``pids`` of a model that is loaded in the worker's own process."""
+    """Return the process of a model that is loaded in the worker's own."""
     return [os.getpid()]
 
 

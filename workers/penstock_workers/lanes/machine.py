@@ -61,7 +61,7 @@ def cards() -> list[Card] | str:
 
 
 def find_cards(found: list[Card] | str) -> Iterator[LaneFinding]:
-    """One line per card."""
+    """Yield one line per GPU."""
     if isinstance(found, str):
         fix = "run the doctor where the workers run; an engine that computes on a CPU needs no card"
         yield LaneFinding(False, found, fix)
@@ -184,7 +184,7 @@ def weight_bytes(folder: Path) -> int:
 
 
 def read_json(file: Path) -> dict[str, object] | None:
-    """None for a file that is not there, is enormous, or holds no JSON object."""
+    """Read a JSON object; None for a file that is not there, is enormous, or holds none."""
     try:
         if file.stat().st_size > JSON_BYTES_MAX:
             return None

@@ -49,11 +49,15 @@ class FileLock:
         return self._take(fcntl.LOCK_SH)
 
     def hold(self) -> bool:
-        """Alone. False while another one uses or changes it, or has removed the file meanwhile."""
+        """Hold the lock alone.
+
+        Return False while another one uses or changes it, or when one has removed the file
+        meanwhile.
+        """
         return self._take(fcntl.LOCK_EX)
 
     def wait(self) -> None:
-        """Until it is held alone. For locks that are held for moments."""
+        """Wait until it is held alone, for locks that are held for moments."""
         fcntl.flock(self._file, fcntl.LOCK_EX)
 
     def let_go(self) -> None:
@@ -68,7 +72,7 @@ class FileLock:
         os.utime(self._file)
 
     def close(self) -> None:
-        """And let go of it. Again changes nothing."""
+        """Close the file and let go of it; doing it again changes nothing."""
         opened, self._file = self._file, -1
         if opened >= 0:
             os.close(opened)
@@ -119,7 +123,7 @@ class Wanted:
 
     @property
     def here(self) -> dict[str, StoredFile]:
-        """By their names in the cache."""
+        """The files by their names in the cache."""
         return {file.path.removeprefix(self.inside): file for file in self.files}
 
 
@@ -166,7 +170,7 @@ class FileCache:
             time.sleep(ASK_AGAIN_S)
 
     def _taken(self, wanted: Wanted, lock: FileLock, note: Noted) -> Entry | None:
-        """None while another process is at it."""
+        """Take the entry, and bring it first if need be; None while another process is at it."""
         folder = self._path(wanted.key)
         if not (lock.share() and _is_whole(folder, wanted)):
             lock.let_go()
@@ -200,7 +204,7 @@ class FileCache:
     # -- room --------------------------------------------------------------------------------------
 
     def _reserve(self, wanted: Wanted, lock: FileLock) -> None:
-        """Room for it, under this lock's name, at the cost of what was not used for longest.
+        """Reserve room under this lock's name, at the cost of what was not used for longest.
 
         Raises CacheFull."""
         with FileLock(self._folder / _WHOLE) as whole:
@@ -220,11 +224,11 @@ class FileCache:
         return self._used() + wanted.size <= self._most_bytes and wanted.size <= free
 
     def _used(self) -> int:
-        """Bytes of all entries, and of those that are on their way."""
+        """Count the bytes of all entries, and of those that are on their way."""
         return sum(_reserved(path) for _, path in self._oldest_first())
 
     def _oldest_first(self) -> list[tuple[str, Path]]:
-        """Keys and locks; what was never completed comes first."""
+        """Return keys and locks; what was never completed comes first."""
         found: list[tuple[bool, float, str, Path]] = []
         for path in self._folder.glob(f"*{_LOCK}"):
             if path.name == _WHOLE:

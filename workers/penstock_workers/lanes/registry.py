@@ -99,7 +99,7 @@ BOUND_BY: Final = ("queue", "quota", "slots", "engine", "memory", "starting")
 
 
 def engine_figures(lane: str, gauges: Mapping[str, float | str]) -> Iterator[Sample]:
-    """Those that the lane's row gives a metric.
+    """Yield the figures to which the lane's row gives a metric.
 
     The others, such as rates of items, are counted elsewhere."""
     metrics = lane_row(lane).gauges

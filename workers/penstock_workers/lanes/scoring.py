@@ -65,7 +65,9 @@ class Ask:
 
 
 def task_of(endpoint: str) -> Task | None:
-    """By the last name of the path: `/v1/rerank`, `/v2/rerank` and `/rerank` are one."""
+    """Name the task by the last part of the path.
+
+    `/v1/rerank`, `/v2/rerank` and `/rerank` are one."""
     last = endpoint.rpartition("/")[2]
     return next((task for task in TASKS if task == last), None)
 
@@ -152,7 +154,7 @@ def _pairs(asked: Mapping[str, Any]) -> list[Pair]:
 
 
 def _texts(given: object, name: str) -> list[str]:
-    """One or many; each may be an object with its text, as Jina and Cohere have it."""
+    """Read one text or many; each may be an object with its text, as Jina and Cohere have it."""
     many = given if isinstance(given, list) else [given]
     if not many:
         raise BadAsk(f"'{name}' is empty: give a text, or a list of texts", name)
@@ -197,9 +199,11 @@ def answer_body(
     model: str,
     tokens: int,
 ) -> bytes:
-    """``rows``: the numbers of each text, one for each class.
+    """Make the body of an answer.
 
-    ``tag`` names the item, as request ids do."""
+    ``rows`` are the numbers of each text, one for each class. ``tag`` names the item, as request
+    ids do.
+    """
     usage = {"prompt_tokens": tokens, "total_tokens": tokens}
     if ask.task == "rerank":
         return orjson.dumps(

@@ -157,10 +157,11 @@ class Ending:
             await self._led.write(answers_read=collected.good)
 
     async def _refused(self, view: JobView, packed: PackedBatch, seen: BatchSeen) -> None:
-        """Its validation refused all of it for some lines.
+        """Settle a batch whose validation refused all of it for some lines.
 
         Those are dead letters, and the others go into batches of half its size: a provider that
-        names one bad line at a time, or none, costs no more rounds than a batch can be halved."""
+        names one bad line at a time, or none, costs no more rounds than a batch can be halved.
+        """
         led, batch = self._led, self._led.batch
         at_fault = await led.around.collector.refused(batch, view, packed, seen.problems)
         first = seen.problems[0]

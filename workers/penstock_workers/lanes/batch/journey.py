@@ -56,11 +56,11 @@ class Journey:
 
     @property
     def tags(self) -> set[str]:
-        """That it leads: two while a batch takes the place of another."""
+        """The tags that it leads: two while a batch takes the place of another."""
         return self._led.tags
 
     async def run(self) -> None:
-        """Until the batch is settled, another process leads it, or ``close``."""
+        """Run until the batch is settled, another process leads it, or ``close``."""
         while self.batch.state is not BatchState.SETTLED and not self._led.closing.is_set():
             try:
                 await self._turn()

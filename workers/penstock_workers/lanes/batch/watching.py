@@ -60,7 +60,9 @@ class Watching:
         await led.pause(self._poll_s())
 
     async def _cancel_if_unwanted(self) -> None:
-        """By its job, or by the person who resumed a job that it had held up."""
+        """Cancel the batch if it is not wanted any more.
+
+        That is by its job, or by the person who resumed a job that it had held up."""
         led = self._led
         is_taken_back = self._is_stuck and led.standing is Standing.RUNS
         is_unwanted = led.standing in (Standing.ENDS, Standing.LEAVES) or is_taken_back

@@ -26,7 +26,7 @@ class Unpaced:
         return True
 
     async def close(self) -> None:
-        """Nothing to close."""
+        """Do nothing: there is nothing to close."""
 
 
 class WhileUp(Unpaced):
@@ -49,10 +49,10 @@ class FreeTurn:
     """A turn that costs nothing."""
 
     def start(self) -> None:
-        """Nothing to spend."""
+        """Do nothing: there is nothing to spend."""
 
     def conclude(self, tried: Tried, happened: Failure | Reply) -> None:
-        """Nothing to learn from it."""
+        """Do nothing: there is nothing to learn from it."""
 
     def release(self) -> None:
-        """Nothing to give back."""
+        """Do nothing: there is nothing to give back."""

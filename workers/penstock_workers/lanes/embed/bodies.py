@@ -33,7 +33,7 @@ class NotRepresentable(Exception):
 
 
 def as_bytes(vector: Vector, dtype: VectorType, dimensions: int) -> bytes:
-    """Little-endian.
+    """Return the vector's numbers as bytes, little-endian.
 
     A vector that is cut has length 1 afterwards, as OpenAI's have. Raises NotRepresentable."""
     import numpy  # not before it is needed: with a server upstream it seldom is
@@ -135,7 +135,9 @@ class Ask:
 
 
 def check_endpoint(endpoint: str, others: str = "") -> None:
-    """``others``: what is answered besides, in words. Raises BadBody."""
+    """Check that the lane answers this endpoint; ``others`` says what it answers besides.
+
+    Raises BadBody."""
     if not endpoint.endswith(ENDPOINT):
         words = f"the embed lane answers /v1{ENDPOINT}{others}, not {endpoint}"
         raise BadBody(words, param="url", code="not_found", status=404)

@@ -179,13 +179,13 @@ class EmbedLane:
         return Answer(200, HEADERS, body, _since(started), packed=True)
 
     def gauges(self) -> Mapping[str, float | str]:
-        """Any thread."""
+        """Return the figures of the model; from any thread."""
         if self._batcher is None:
             return {"bound": "starting", **self._loading.gauges()}
         return self._batcher.gauges()
 
     def drain(self) -> None:
-        """Nothing to begin that takes long."""
+        """Do nothing: there is nothing to begin that takes long."""
 
     async def close(self) -> None:
         if self._batcher is not None:
@@ -262,7 +262,7 @@ class EmbedLane:
 
 
 def _own_encoder(folder: Path, settings: EmbedSettings) -> Encoder:
-    """By what the model's files say that it is."""
+    """Make the encoder that the model's files ask for."""
     return (
         SentenceTransformersClassifier if is_classifier(folder) else SentenceTransformersEncoder
     )(folder, settings)

@@ -49,7 +49,9 @@ def check(settings: WorkerSettings, *, knock: bool) -> Iterator[LaneFinding]:
 
 
 def _server(url: str) -> LaneFinding:
-    """vLLM lists its model; text-embeddings-inference has a page about itself."""
+    """Ask the server for its model.
+
+    vLLM lists it; text-embeddings-inference has a page about itself."""
     shown = redact(url)
     status = status_of(f"{url}/models")
     if status == 404:
@@ -71,7 +73,7 @@ TRIES: Final = (("/v1/embeddings", b'{"input":"doctor"}'), ("/classify", b'{"inp
 
 
 def inspect(settings: WorkerSettings) -> Iterator[LaneFinding]:
-    """In the order in which a start needs it; of a server upstream `check` says all there is."""
+    """Inspect what a start needs, in its order; `check` says all there is of a server upstream."""
     if settings.embed.upstream_url is not None:
         return
     for name in PACKAGES:

@@ -51,7 +51,7 @@ class ServerModel:
 
     @property
     def tasks(self) -> tuple[str, ...]:
-        """None where the server does not say."""
+        """The tasks that the model can do; none where the server does not say."""
         if self.labels is None:
             return ()
         able = tuple(task for task in TASKS if wrong_model(task, len(self.labels or ())) is None)
@@ -59,7 +59,9 @@ class ServerModel:
 
 
 def model_of(said: object) -> ServerModel | None:
-    """From vLLM's `/v1/models` or text-embeddings-inference's `/info`; None of anything else."""
+    """Read the model from vLLM's `/v1/models` or text-embeddings-inference's `/info`.
+
+    None of anything else."""
     match said:
         case {"data": [{"id": str(name), **more}, *_]}:
             return ServerModel(name, _count(more.get("max_model_len")))
@@ -71,7 +73,9 @@ def model_of(said: object) -> ServerModel | None:
 
 
 def _labels(kind: object) -> tuple[str, ...] | None:
-    """`model_type` is one of {"embedding": …}, {"classifier": …} and {"reranker": …}."""
+    """Read the labels of a model.
+
+    `model_type` is one of {"embedding": …}, {"classifier": …} and {"reranker": …}."""
     match kind:
         case {"embedding": _}:
             return ()
@@ -103,7 +107,7 @@ class Unusable(Exception):
 
 
 class VectorAnswer(NamedTuple):
-    """In the order of the inputs."""
+    """The vectors of an answer, in the order of the inputs."""
 
     vectors: Sequence[Vector]
     model: str | None
@@ -210,7 +214,7 @@ class Scores(NamedTuple):
 
 
 def scores_request(ask: Ask, model: ServerModel, *, trim: bool) -> tuple[str, bytes]:
-    """Path and body.
+    """Return path and body of a request for scores.
 
     Without ``trim`` a text that is too long is refused, whatever the server does by itself."""
     if model.is_tei:
@@ -254,7 +258,7 @@ def read_scores(answer: Answer, ask: Ask, model: ServerModel) -> Scores:
 
 
 def _listed(said: Any, ask: Ask) -> Scores:
-    """vLLM's: by `index`, with the label of the largest number only."""
+    """Read vLLM's scores, which are by `index`, with the label of the largest number only."""
     entries = sorted(said["data"], key=lambda entry: entry["index"])
     if [entry["index"] for entry in entries] != list(range(len(entries))):
         raise Unusable("200 with scores of no text, or several of one")
@@ -269,7 +273,7 @@ def _listed(said: Any, ask: Ask) -> Scores:
 
 
 def _predicted(said: Any, answer: Answer, model: ServerModel) -> Scores:
-    """text-embeddings-inference's: the classes of each text by falling score.
+    """Read the scores of text-embeddings-inference: the classes of each text by falling score.
 
     Tokens are in a header."""
     labels = model.labels or ()

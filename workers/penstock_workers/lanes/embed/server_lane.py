@@ -339,7 +339,7 @@ class EmbedServerLane:
         return status is not None and status < 500
 
     async def _get(self, url: str) -> tuple[int | None, object]:
-        """Status and JSON; None where there is no server."""
+        """Get status and JSON of a page; None where there is no server."""
         assert self._asking is not None, "start() comes first"
         try:
             answer = await self._asking.get(Target.of(url), timeout_s=ASK_TIMEOUT_S)

@@ -79,7 +79,7 @@ async def load(engine: Engine, adapter: Adapter) -> None:
 
 
 def _kept(config: Any) -> int:
-    """Adapters that the engine keeps in memory; 0 where it has none."""
+    """Return how many adapters the engine keeps in memory; 0 where it has none."""
     lora = getattr(config, "lora_config", None)
     return 0 if lora is None else int(lora.max_cpu_loras or lora.max_loras)
 
@@ -100,9 +100,9 @@ class _Held:
 
 
 class AdapterWatch:
-    """Of one worker, on its event loop.
+    """Watches the adapters of one worker, on its event loop.
 
-    ``load`` has the engine load one: False where there is no engine just now."""
+    ``load`` has the engine load one, and is False where there is no engine just now."""
 
     def __init__(
         self,
@@ -259,7 +259,7 @@ class AdapterWatch:
     # -- what is said ------------------------------------------------------------------------------
 
     def _say(self, name: str, problem: str | None) -> None:
-        """Once, until it is another one."""
+        """Say what is wrong with an adapter once, until something else is."""
         if problem == self._said.get(name):
             return
         if problem is None:

@@ -21,7 +21,7 @@ class EngineAdmission:
         self._queue = queue
 
     def at_once(self, attempt: Attempt) -> None:
-        """Never: the queue hands out the places."""
+        """Let nothing start at once: the queue hands out the places."""
 
     async def turn(self, attempt: Attempt, prepared: Prepared) -> EngineTurn:
         place = await self._queue.enter(
@@ -36,7 +36,7 @@ class EngineAdmission:
         return True
 
     async def close(self) -> None:
-        """Nothing to close."""
+        """Do nothing: there is nothing to close."""
 
 
 class EngineTurn:
@@ -72,7 +72,7 @@ class EngineQuarantine:
         self._lane = lane
 
     def place(self, attempt: Attempt) -> AbstractAsyncContextManager[None]:
-        """Nothing to wait for here: ``infer`` waits until the engine is empty."""
+        """Wait for nothing here: ``infer`` waits until the engine is empty."""
         attempt.line = line_of(attempt.crashes)
         return nullcontext()
 

@@ -127,7 +127,7 @@ class EngineHost:
 
     @property
     def served(self) -> Served:
-        """With the adapters that there are now; no name before an engine is up."""
+        """What the engine serves, with the adapters that there are now; no name before it is up."""
         return (
             replace(self._served, adapters=self._adapters.announced())
             if self._served.names
@@ -146,7 +146,9 @@ class EngineHost:
         self._failing.answered()
 
     def failed(self, engine: Engine) -> None:
-        """At a request, for no reason of the request's own that is known."""
+        """Count a request that failed for no known reason of its own.
+
+        After many of them the engine is probed."""
         if self._failing.failed() and (self._probing is None or self._probing.done()):
             self._probing = asyncio.create_task(self._ask_one_token(engine), name="engine probe")
 
@@ -171,7 +173,7 @@ class EngineHost:
         self._queue.open(self.max_seqs, _kv_tokens(config))
 
     def _call_builder(self, engine: Engine, facts: ModelFacts) -> CallBuilder:
-        """With the renderer of this engine, which ends with it."""
+        """Build calls with the renderer of this engine, which ends with it."""
         tokenizers = Tokenizers(engine.tokenizer(), self._chat_template)
         chats = self._chats(engine.renderer(), tokenizers, facts)
         return CallBuilder(self._settings, tokenizers, facts, self._adapters, chats)
@@ -206,7 +208,7 @@ class EngineHost:
             await engine.stop()
 
     async def _load_found(self, adapter: Adapter) -> bool:
-        """One that was found now; before there is a first engine, that one will load it.
+        """Load an adapter that was found now; a first engine that is yet to come will load it.
 
         Raises UnusableAdapter."""
         engine = self.engine
@@ -302,7 +304,9 @@ class EngineHost:
                 self.end(engine, f"it hangs: {silence} (gpu.stall_s)")
 
     async def _compiles(self, engine: Engine) -> bool:
-        """Kernels are compiled as they are first needed, and that is one long step."""
+        """Return whether the engine compiles.
+
+        Kernels are compiled as they are first needed, and that is one long step."""
         return self.steps.silent_s() < engine_faults.COMPILING_S and await asyncio.to_thread(
             engine.compiles
         )
@@ -347,7 +351,7 @@ def _facts(settings: GpuSettings, config: Any) -> ModelFacts:
 
 
 def stall_s(config: Any) -> float:
-    """From the model's size, with vLLM's own name of the device."""
+    """Return how long a step may take, from the model's size and vLLM's own name of the device."""
     tokens = config.scheduler_config.max_num_batched_tokens
     on_cpu = getattr(config.device_config, "device_type", "") == "cpu"
     return engine_faults.longest_step_s(
@@ -387,10 +391,9 @@ def _tasks(facts: ModelFacts) -> tuple[str, ...]:
 
 
 def _kv_tokens(config: Any) -> int:
-    """Tokens that the KV caches of all replicas hold; 0 where the engine does not say.
+    """Return how many tokens the KV caches of all replicas hold; 0 where the engine does not say.
 
-    vLLM adds up the blocks of its replicas, but of their tokens it keeps those of one.
-    """
+    vLLM adds up the blocks of its replicas, but of their tokens it keeps those of one."""
     cache = config.cache_config
     # counts groups of layers right; older versions lack it
     tokens = getattr(cache, "kv_cache_size_tokens", None)

@@ -64,7 +64,9 @@ _Asked = tuple[Callable[[], Any], "asyncio.Future[Any]"]
 
 
 class PrepareThreads:
-    """Of one event loop. How many wait is bounded by those who ask: the runner's slots."""
+    """The threads in which requests of one event loop are prepared.
+
+    How many wait is bounded by those who ask: the runner's slots."""
 
     def __init__(self, number: int) -> None:
         self._asked: SimpleQueue[_Asked | None] = SimpleQueue()
@@ -322,7 +324,7 @@ class GpuLane:
 
 
 def refusal(error: RequestRefused) -> Answer:
-    """As vLLM's server would answer, so that both have the same table of failures."""
+    """Answer as vLLM's server would, so that both have the same table of failures."""
     match error:
         case UnknownModel():
             status, code = 404, "model_not_found"
@@ -340,7 +342,7 @@ def _sequences(call: EngineCall) -> int:
 
 
 def _unavailable(error: Unreadable) -> Answer:
-    """Of no fault of the request's own that is known: it is tried again."""
+    """Answer for no fault of the request's own that is known: it is tried again."""
     body = {"error": {"message": str(error), "type": "server_error", "code": None}}
     return Answer(503, _HEADERS, orjson.dumps(body), 0)
 
@@ -358,7 +360,9 @@ def time_limit_s(prepared: Prepared) -> float:
 
 
 def pooled_limit_s(prepared: Prepared, limit_s: float) -> float:
-    """From its entry into the engine, which takes the parts of a long list some at a time."""
+    """Return how long a pooled item may take from its entry into the engine.
+
+    The engine takes the parts of a long list some at a time."""
     return POOLED_TIMES * limit_s * max(1, math.ceil(len(prepared.input.parts) / PARTS_AT_ONCE))
 
 
@@ -375,7 +379,7 @@ def _too_late(prepared: Prepared, limit_s: float) -> str:
 
 
 def _expire(limit: asyncio.Timeout, *, at: float) -> None:
-    """In loop time. One that has expired already stays as it is."""
+    """Set when a limit expires, in loop time; one that has expired already stays as it is."""
     if not limit.expired():
         limit.reschedule(at)
 

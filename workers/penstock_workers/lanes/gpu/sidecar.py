@@ -109,7 +109,9 @@ class SidecarLane:
         self._following = asyncio.create_task(self._follow_models(), name="server models")
 
     async def prepare(self, request: Request) -> Prepared:
-        """Jobs of this lane need not name a model; a server may insist."""
+        """Put the model into the body.
+
+        Jobs of this lane need not name one, and a server may insist."""
         body = request.body
         if b'"model"' not in body and body[:1] == b"{" and body[1:2] != b"}":
             body = b'{"model":' + self._model + b"," + body[1:]
@@ -261,7 +263,7 @@ class SidecarLane:
             ) from error
 
     async def _list(self) -> HttpAnswer | None:
-        """Its models; None while none is loaded, or its engine is dead."""
+        """List the server's models; None while none is loaded, or its engine is dead."""
         listed = await self._get(self._models)
         return None if listed is None or await self._get(self._health) is None else listed
 
@@ -320,7 +322,9 @@ def _listed(models: Any) -> Served:
 
 
 def _at_root(url: str, path: str) -> str:
-    """vLLM has some pages at the root of the server whose API is under /v1."""
+    """Return an address at the root of the server.
+
+    vLLM has some pages there, while its API is under /v1."""
     return urlsplit(url)._replace(path=path).geturl()
 
 

@@ -248,7 +248,7 @@ class BatchHttp:
         raise self.unusable(f"HTTP {heard.status} with a body that is not a JSON object", once=once)
 
     def unusable(self, why: str, *, once: bool) -> BatchError:
-        """For an answer that succeeds and cannot be used."""
+        """Return the error of an answer that succeeds and cannot be used."""
         words = f"provider {self.account.name}: {why}"
         return (Unclear(words) if once else TryLater(None, words)).named("invalid_answer")
 

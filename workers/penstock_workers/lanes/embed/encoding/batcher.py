@@ -49,7 +49,7 @@ LOOK_AGAIN = 0.25
 
 
 class NoRoom(Exception):
-    """As many texts wait as are allowed to (``MAX_WAITING_ROWS``)."""
+    """So many texts wait that no more are taken (``MAX_WAITING_ROWS``)."""
 
 
 class EncodingFailed(Exception):
@@ -76,9 +76,10 @@ class Batcher:
         thread: Executor | None = None,
         builder: Executor | None = None,
     ) -> None:
-        """``on_lost`` is called once, with the reason.
+        """Make a batcher for one encoder.
 
-        ``stall_s``: a batch that takes longer hangs; None = by its size and the model's.
+        ``on_lost`` is called once, with the reason. A batch that takes longer than ``stall_s``
+        hangs; None: by its size and the model's.
         """
         self._on_lost, self._lost = on_lost, ""
         self._failing = FailureRun()
@@ -130,7 +131,7 @@ class Batcher:
         return list(ended)
 
     def gauges(self) -> Mapping[str, float | str]:
-        """Any thread."""
+        """Return the figures of the batches; from any thread."""
         waiting = len(self._buckets)
         return {
             **self.figures.lately(),
@@ -184,14 +185,14 @@ class Batcher:
         )
 
     def _put_down(self, rows: list[TextRow], task: asyncio.Task[None]) -> None:
-        """However it ended, even before it began."""
+        """Put a batch down, however it ended, even before it began."""
         for row in rows:
             row.future.cancel()  # futures that have ended stay as they are
         self._in_hand.discard(task)
         self._look_soon()
 
     def _look_soon(self) -> None:
-        """Once for all that happens in this turn of the loop."""
+        """Look for the next batch once for all that happens in this turn of the loop."""
         if self._may_take():
             self._stop_looking()
             self._next_look = self._loop.call_soon(self._turn)
@@ -216,7 +217,7 @@ class Batcher:
                 row.future.set_result(vector)
 
     async def _vectors(self, rows: Sequence[TextRow]) -> Vectors | Broken:
-        """Built while the batch before is computed, then computed."""
+        """Build a batch while the one before is computed, then compute it."""
         built = await self._computing.build([row.ids for row in rows])
         if isinstance(built, Broken):
             return built

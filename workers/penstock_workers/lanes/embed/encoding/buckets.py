@@ -39,7 +39,7 @@ Vector = Any  # a row of float32: numpy's from a real encoder, any sequence of f
 
 
 def ignored(_: bool) -> None:
-    """For rows that are not waited for by the clock."""
+    """Do nothing, for rows that are not waited for by the clock."""
 
 
 @dataclass(slots=True, eq=False)
@@ -75,7 +75,7 @@ def bucket_of(length: int) -> int:
 
 
 def padded_tokens(rows: Sequence[TextRow]) -> int:
-    """Cells of the rectangle that the encoder computes for these rows."""
+    """Count the cells of the rectangle that the encoder computes for these rows."""
     return max(row.length for row in rows) * len(rows)
 
 
@@ -100,7 +100,7 @@ class Buckets:
         self._tokens += row.length
 
     def discard(self, row: TextRow) -> None:
-        """Nothing happens when it is gone already."""
+        """Take a row out; do nothing when it is gone already."""
         number = bucket_of(row.length)
         lines = self._lines.get(number, {})
         line = lines.get(row.priority, {})

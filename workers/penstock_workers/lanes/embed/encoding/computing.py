@@ -42,7 +42,7 @@ class EncoderThread(Executor):
         return future
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """After the call that it makes now, which is never waited for."""
+        """End after the call that it makes now, which is never waited for."""
         self._given.put(None)
 
     def _work(self) -> None:
@@ -109,7 +109,9 @@ class Computing:
         self._failpoints = failpoints or Failpoints()
 
     async def build(self, ids: Sequence[TokenIds]) -> Built | Broken:
-        """May be called while another batch is computed: it has a thread of its own."""
+        """Build a batch in a thread of its own.
+
+        Another one may be computed at the same time."""
         return await self._on(self._builder, self._longest_s(ids), self._build, ids)
 
     async def batch(self, built: Built) -> Vectors | Broken:

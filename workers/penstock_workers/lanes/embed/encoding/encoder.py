@@ -52,7 +52,7 @@ class Encoder(Protocol):
     on_cpu: bool
 
     def tokenise(self, texts: Sequence[Text]) -> Sequence[TokenIds]:
-        """With special tokens, and as long as the text is.
+        """Return the token ids, with special tokens, and as long as the text is.
 
         Pairs are for models that score and classify."""
         ...
@@ -66,9 +66,10 @@ class Encoder(Protocol):
         ...
 
     def encode(self, built: Any, /) -> Sequence[Vector]:
-        """One vector of float32 for each row; of a model with labels, its scores above its logits.
+        """Compute one vector of float32 for each row.
 
-        Raises OutOfMemory, and what else the engine raises.
+        Of a model with labels it has its scores above its logits. Raises OutOfMemory, and what else
+        the engine raises.
         """
         ...
 
@@ -198,7 +199,9 @@ class SentenceTransformersEncoder:
         return ids
 
     def _on_device(self, cells: Any) -> Any:
-        """From memory that a GPU reads by itself, so that no thread waits for the copy."""
+        """Copy cells to the device.
+
+        A GPU reads this memory by itself, so that no thread waits for the copy."""
         tensor = self._torch.from_numpy(cells)
         device = self._model.device
         if device.type != "cuda":
@@ -213,9 +216,9 @@ class SentenceTransformersEncoder:
 
 
 def rectangle(ids: Sequence[TokenIds], *, pad: int, pad_left: bool) -> tuple[Any, Any]:
-    """Rows of one length, and which cells are text.
+    """Make rows of one length, and say which cells are text.
 
-    Padded here, as the tokenizer is at work in another thread."""
+    They are padded here, as the tokenizer is at work in another thread."""
     import numpy
 
     lengths = numpy.fromiter(map(len, ids), numpy.int64, len(ids))[:, None]
@@ -250,7 +253,7 @@ def _is_out_of_memory(error: BaseException) -> bool:
 
 
 def _no_progress_bars() -> None:
-    """They are for a terminal, and a worker writes a log."""
+    """Switch progress bars off: they are for a terminal, and a worker writes a log."""
     from transformers.utils import logging  # pyright: ignore[reportMissingImports]
 
     logging.disable_progress_bar()
@@ -324,7 +327,7 @@ class SentenceTransformersClassifier(SentenceTransformersEncoder):
         )
 
     def tokenise(self, texts: Sequence[Text]) -> Sequence[TokenIds]:
-        """Pairs and single texts each in one call: the tokenizer takes no mixture."""
+        """Tokenise pairs and single texts each in one call: the tokenizer takes no mixture."""
         found: dict[int, TokenIds] = {}
         for kind in (str, tuple):
             places = [place for place, text in enumerate(texts) if isinstance(text, kind)]
@@ -337,7 +340,7 @@ class SentenceTransformersClassifier(SentenceTransformersEncoder):
         return [found[place] for place in range(len(texts))]
 
     def trim(self, text: Text) -> TokenIds:
-        """Of a pair, the longer side is cut: as the library cuts."""
+        """Cut a text, and of a pair the longer side, as the library cuts."""
         trimmed: TokenIds = self._columns(
             [text], truncation="longest_first", max_length=self.max_tokens
         )[0]
@@ -379,5 +382,5 @@ class SentenceTransformersClassifier(SentenceTransformersEncoder):
 
 
 def scores(vector: Vector, *, activated: bool) -> list[float]:
-    """One number for each class."""
+    """Return one number for each class."""
     return [float(number) for number in vector[0 if activated else 1]]

@@ -39,7 +39,9 @@ class LineChild:
 
     @classmethod
     async def start(cls, program: str, facts: bytes) -> LineChild:
-        """``facts`` are pickled, for ``serve`` in ``program``. Raises NoChild."""
+        """Start ``program``, whose ``serve`` gets the pickled ``facts``.
+
+        Raises NoChild."""
         process = await asyncio.create_subprocess_exec(
             sys.executable,
             "-P",

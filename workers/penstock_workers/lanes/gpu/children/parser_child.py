@@ -1,4 +1,4 @@
-"""In a child process: vLLM's own parsers of reasoning and tool calls, used as its server uses them.
+"""Runs vLLM's own parsers of reasoning and tool calls in a child process, as vLLM's server does.
 
 Parsers are patterns over texts that a model wrote, and documents bring the tools: here one that
 hangs can be ended.

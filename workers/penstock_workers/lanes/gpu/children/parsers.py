@@ -97,12 +97,12 @@ class AnswerParsers:
 
     @property
     def names(self) -> str:
-        """For people."""
+        """The names of the parsers, for people."""
         given = (("gpu.reasoning_parser", self._reasoning), ("gpu.tool_parser", self._tool))
         return " and ".join(f"{setting} {name!r}" for setting, name in given if name is not None)
 
     async def start(self, config: Any) -> None:
-        """``config`` is the engine's VllmConfig.
+        """Start the parsers; ``config`` is the engine's VllmConfig.
 
         Raises BadEngineSettings where the parsers cannot be used with this model."""
         if self._reasoning is None and self._tool is None:
@@ -170,7 +170,7 @@ class AnswerParsers:
                 await child.gone()
 
     async def _answer(self, line: bytes) -> Mapping[str, Any]:
-        """Of the child.
+        """Return the child's answer.
 
         An item that is cancelled leaves its question to be answered. Raises Unreadable."""
         asking = asyncio.create_task(self._ask_in_turn(line), name="answer parser")

@@ -44,7 +44,7 @@ class UnusableAdapter(Exception):
 
 
 class AdapterFacts(NamedTuple):
-    """Of one adapter."""
+    """What the files of one adapter say."""
 
     rank: int  # the highest of its layers
     base: str | None = None  # the model that it was made for, as its makers call it
@@ -152,7 +152,9 @@ def _read_header(file: Path) -> dict[str, Any]:
 
 
 def _end(tensor: Any) -> int:
-    """Where the bytes of a tensor end; 0 for what is none, as the notes of the file's makers."""
+    """Return where the bytes of a tensor end.
+
+    0 for what is none, as the notes of the file's makers."""
     offsets = tensor.get("data_offsets") if isinstance(tensor, dict) else None
     match offsets:
         case [int(), int(end)]:
@@ -223,7 +225,7 @@ class Adapter:
         return self.facts.rank
 
     def request(self) -> Any:
-        """vLLM's LoRARequest.
+        """Make vLLM's LoRARequest.
 
         Another version has another name: vLLM keeps computed prefixes by the name alone."""
         name = f"{self.name}@{self.version}" if self.version else self.name
@@ -248,7 +250,9 @@ class Adapters:
     def __init__(
         self, folders: Mapping[str, str], model: str | None, *, more: bool = False
     ) -> None:
-        """``more``: others may be added while the engine runs, so it makes room for them."""
+        """Read the adapters of ``folders``.
+
+        ``more``: others may be added while the engine runs, so it makes room for them."""
         self._model, self._more = model, more
         self._numbers = count(1)
         self._all: dict[str, Adapter] = {}
@@ -269,7 +273,7 @@ class Adapters:
         return frozenset(self._all)
 
     def announced(self) -> tuple[str, ...]:
-        """Names under which requests are taken.
+        """Return the names under which requests are taken.
 
         That of an unusable one of `gpu.lora` too: its requests are to hear why."""
         return tuple(
@@ -318,7 +322,9 @@ class Adapters:
     # -- while the engine runs ---------------------------------------------------------------------
 
     def found(self, name: str, folder: Path, version: str, setting: str) -> Adapter:
-        """One whose files are there, not taken up yet. Raises UnusableAdapter."""
+        """Make an adapter whose files are there, and which is not taken up yet.
+
+        Raises UnusableAdapter."""
         adapter = Adapter(name, next(self._numbers), str(folder), version=version, setting=setting)
         self._read(adapter)
         most = _ranks()[-1]
@@ -335,7 +341,7 @@ class Adapters:
         self._all[adapter.name] = adapter
 
     def retire(self, adapter: Adapter) -> None:
-        """Not announced any more; requests that are on their way still find it."""
+        """Announce an adapter no more; requests that are on their way still find it."""
         self._retired.add(adapter)
 
     def drop_retired(self, adapter: Adapter) -> None:

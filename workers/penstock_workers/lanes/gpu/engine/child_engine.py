@@ -171,7 +171,7 @@ async def _give_up(building: asyncio.Future[Any]) -> None:
 
 @functools.cache
 def _mark() -> str:
-    """Of this worker's engines: one at a time, so that they may share it."""
+    """Mark the engines of this worker, one at a time, so that they may share the mark."""
     os.environ[guard.MARK] = mark = uuid.uuid4().hex
     return mark
 

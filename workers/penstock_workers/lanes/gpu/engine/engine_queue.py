@@ -88,7 +88,7 @@ class EngineQueue:
         self._let_in()
 
     def close(self) -> None:
-        """There is no engine now: no item enters until it is open again."""
+        """Let no item in until there is an engine again."""
         self._max_seqs = 0
 
     def heard(self, state: EngineState) -> None:
@@ -173,7 +173,9 @@ class EngineQueue:
             self._tokens += place.tokens
 
     def _let_suspects_in(self) -> None:
-        """As soon as the engine is empty: one that must be alone, or some that need not."""
+        """Let suspects in as soon as the engine is empty.
+
+        One that must be alone, or some that need not."""
         while self._suspects and self._suspects[0][0].done():
             self._suspects.popleft()
         if self.inside or self._isolated:
@@ -191,7 +193,7 @@ class EngineQueue:
                 return
 
     def _limit(self) -> int:
-        """Sequences that may be inside.
+        """Return how many sequences may be inside.
 
         Where some wait already, those that run and a buffer; else as many as ever fit."""
         running = self._state.running if self._state.waiting else self._max_seqs
@@ -258,7 +260,7 @@ class EngineFigures:
         self._queue_wait_s = 0.0
 
     def note(self, scheduler: Any, iteration: Any, engine: int = 0) -> None:
-        """One step.
+        """Note one step of an engine.
 
         ``scheduler`` and ``iteration`` are vLLM's SchedulerStats and IterationStats, or None."""
         if iteration is not None:
@@ -304,7 +306,7 @@ class EngineFigures:
         return self._preempted
 
     def gauges(self, *, max_seqs: int, lined_up: int) -> dict[str, float | str]:
-        """``lined_up`` are items that are ready and wait for a place."""
+        """Return the figures; ``lined_up`` items are ready and wait for a place."""
         self._roll()
         state = self.state
         return {

@@ -80,11 +80,13 @@ class Engine(Protocol):
     def tokenizer(self) -> Any: ...
 
     def renderer(self) -> Any:
-        """vLLM's, which makes prompts of chats; None where this version has none."""
+        """Return vLLM's renderer, which makes prompts of chats.
+
+        None where this version has none."""
         ...
 
     def pids(self) -> list[int]:
-        """Its processes, also while it starts."""
+        """Return its processes, also while it starts."""
         ...
 
     def is_alive(self) -> bool: ...

@@ -33,13 +33,13 @@ _NOT_ENGINES: Final = (b"penstock_workers.", b"multiprocessing.resource_tracker"
 
 
 def marked(mark: str) -> list[int]:
-    """Process ids of the engine with this mark, on Linux; elsewhere none is found."""
+    """Return the process ids of the engine with this mark, on Linux; elsewhere none is found."""
     wanted = f"{MARK}={mark}".encode()
     return [pid for pid in _all() if pid != os.getpid() and _is_engine(pid, wanted)]
 
 
 def shared_memory(pids: list[int]) -> set[str]:
-    """Files of shared memory that these processes use."""
+    """Return the files of shared memory that these processes use."""
     return {name for pid in pids for name in _mapped(pid)}
 
 
@@ -109,7 +109,7 @@ class Guard:
         return self._process.pid
 
     def note(self, names: set[str]) -> None:
-        """Shared memory to be removed once the worker is gone."""
+        """Note shared memory that is to be removed once the worker is gone."""
         if self._process.stdin is not None:
             with suppress(OSError):  # killed: then the engine is only ended by the worker itself
                 self._process.stdin.write("".join(f"{name}\n" for name in sorted(names)).encode())

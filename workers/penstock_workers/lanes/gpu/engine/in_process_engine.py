@@ -76,7 +76,7 @@ class InProcessEngine:
         self._thread.start()
 
     async def load(self, lora: Any) -> None:
-        """By the thread that steps the engine, between two steps."""
+        """Load an adapter between two steps, by the thread that steps the engine."""
         if self._dead is not None:
             raise EngineDied(str(self._dead))
         key = f"load#{next(self._loads)}"
@@ -229,7 +229,7 @@ class InProcessEngine:
 
 
 def _nothing() -> None:
-    """For an answer whose item has left meanwhile."""
+    """Do nothing, for an answer whose item has left meanwhile."""
 
 
 def _set(future: asyncio.Future[Any] | None, value: Any) -> None:

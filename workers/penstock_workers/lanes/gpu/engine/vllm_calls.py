@@ -76,7 +76,7 @@ def engine_arguments(settings: GpuSettings, adapters: Adapters, *, drain_seconds
 
 
 def _thinking(settings: GpuSettings, given: dict[str, Any]) -> dict[str, Any]:
-    """With the parser of thinking, so that schemas bind what comes after it."""
+    """Add the parser of thinking, so that schemas bind what comes after it."""
     if settings.reasoning_parser is None:
         return given
     named, outputs = (
@@ -89,7 +89,7 @@ def _thinking(settings: GpuSettings, given: dict[str, Any]) -> dict[str, Any]:
 
 
 def _typed(given: Mapping[str, Any], make: Any) -> dict[str, Any]:
-    """Texts as vLLM's own command line reads them: `8k`, `auto`, `false`, a JSON object.
+    """Read texts as vLLM's own command line does: `8k`, `auto`, `false`, a JSON object.
 
     Raises BadEngineSettings."""
     if not any(isinstance(value, str) for value in given.values()):
@@ -241,7 +241,7 @@ def failpoint_as_fault() -> Any:
 
 @contextlib.contextmanager
 def translated() -> Any:
-    """vLLM's exceptions as this module's.
+    """Raise vLLM's exceptions as this module's.
 
     Their classes moved between versions, so they are recognised by name and ancestry."""
     try:

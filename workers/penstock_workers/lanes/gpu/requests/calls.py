@@ -1,8 +1,7 @@
-"""From an OpenAI request body to a call of the engine: which model, which tokens, how long.
+"""Makes calls of the engine from OpenAI request bodies: which model, which tokens, how long.
 
-Runs in threads.
-
-The tools that a document offers to the model, and how its answers are to be taken apart.
+Runs in threads. Also the tools that a document offers to the model, and how its answers are to be
+taken apart.
 """
 
 from __future__ import annotations
@@ -48,7 +47,7 @@ TOOLS_MAX: Final = 128  # as at OpenAI
 
 
 def check_tools(body: dict[str, Any], *, has_parser: bool, chat: bool) -> None:
-    """Tools into the form in which vLLM's server gives them to chat templates.
+    """Bring tools into the form in which vLLM's server gives them to chat templates.
 
     Raises RequestRefused."""
     named = [name for name in FIELDS if body.get(name) not in (None, [])]
@@ -149,7 +148,7 @@ class CallBuilder:
         adapters: Adapters,
         chats: ChatPrompts | None = None,
     ) -> None:
-        """Without ``chats`` they are taken to be of text."""
+        """Build calls for one engine; without ``chats``, chats are taken to be of text."""
         self._settings = settings
         self._model = settings.model or ""
         self._adapters = adapters
@@ -372,7 +371,7 @@ def _read(body: bytes) -> dict[str, Any]:
 
 
 def _texts(body: dict[str, Any], chat: bool) -> Iterator[tuple[dict[str, Any], str]]:
-    """Each with what holds it and by which key."""
+    """Yield the texts, each by what holds it and its key there."""
     if not chat:
         yield body, "prompt"
         return

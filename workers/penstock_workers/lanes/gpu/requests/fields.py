@@ -140,7 +140,9 @@ def refuse_templates(body: Mapping[str, Any]) -> None:
 
 
 def check_tokens(tokens: list[Any], field: str, vocabulary: int) -> list[int]:
-    """``tokens`` if each is one of the model's. Raises RequestRefused."""
+    """Return ``tokens`` if each is one of the model's.
+
+    Raises RequestRefused."""
     for place, token in enumerate(tokens):
         if type(token) is not int or not 0 <= token < vocabulary:
             raise RequestRefused(

@@ -119,7 +119,7 @@ class Media:
         return bool(self._limits)
 
     def allowance(self) -> Allowance:
-        """Of one item."""
+        """Return what one item may bring."""
         given = self._settings
         return Allowance(given.media_items_max, given.media_bytes_max, given.image_pixels_max)
 
@@ -244,7 +244,7 @@ class Media:
             ) from error
 
     def _file(self, url: str, field: str, left: Allowance) -> bytes:
-        """Of the operator's folder only, links followed."""
+        """Read a file, of the operator's folder only, links followed."""
         if self._folder is None:
             raise RequestRefused(
                 f"{field} is {shown(url)}: a worker reads no file that a document names, but from "
@@ -277,7 +277,7 @@ class Media:
 
 
 def _url(given: Any, field: str) -> str:
-    """OpenAI has an object with the address; some clients give the address itself."""
+    """Return an address: OpenAI has an object with it, and some clients give the address itself."""
     url = given.get("url") if isinstance(given, dict) else given
     if not isinstance(url, str):
         raise RequestRefused(f"{field} is {shown(given)}: give an object with a url")

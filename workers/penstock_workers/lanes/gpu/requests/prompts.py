@@ -54,7 +54,7 @@ class Tokenizers:
     """The model's tokenizer, for several threads: fast ones refuse to be used by two at once."""
 
     def __init__(self, tokenizer: Any, chat_template: str | None = None) -> None:
-        """``chat_template``: the operator's, in place of the model's own."""
+        """Hold a tokenizer; ``chat_template`` is the operator's, in place of the model's own."""
         self._tokenizer = tokenizer
         self._chat_template = chat_template
         self.vocabulary = len(tokenizer)
@@ -63,7 +63,7 @@ class Tokenizers:
 
     @property
     def template(self) -> str:
-        """Of the chats; empty where neither the operator nor the model has one."""
+        """The template of chats; empty where neither the operator nor the model has one."""
         return self._chat_template or str(getattr(self._tokenizer, "chat_template", ""))
 
     def text_of_chat(self, messages: Any, variables: Mapping[str, Any]) -> str:
@@ -86,7 +86,9 @@ class Tokenizers:
         return own
 
     def token_ids(self, prompt: Any, field: str) -> list[int]:
-        """Of a text, or of what are token ids already. Raises RequestRefused."""
+        """Return the token ids of a text, or of what are token ids already.
+
+        Raises RequestRefused."""
         if isinstance(prompt, str) and prompt:
             return list(self.own()(prompt).input_ids)
         if isinstance(prompt, list) and prompt and not isinstance(prompt[0], (str, list)):
@@ -122,7 +124,9 @@ class TextChats:
 
 
 def messages_of(body: Mapping[str, Any]) -> Iterator[tuple[int, dict[str, Any]]]:
-    """With their places. Raises RequestRefused for what is no message."""
+    """Yield the messages with their places.
+
+    Raises RequestRefused for what is no message."""
     messages = body.get("messages")
     if not isinstance(messages, list) or not messages:
         raise RequestRefused("messages is empty or no list: give at least one message")
@@ -179,7 +183,9 @@ def parts_of(content: Any, place: int) -> list[Any]:
 
 
 def text_of(part: Any, field: str) -> str:
-    """Of a part that must be text. Raises RequestRefused."""
+    """Return the text of a part that must be text.
+
+    Raises RequestRefused."""
     kind = part.get("type") if isinstance(part, dict) else part
     if kind != "text":
         raise RequestRefused(
@@ -224,7 +230,7 @@ def _content(file: Path) -> str:
 
 
 def _compile(template: str, place: str) -> None:
-    """By what renders it later, transformers' sandbox.
+    """Compile a template by what renders it later, transformers' sandbox.
 
     One that compiles may refuse the trial's message: others may do."""
     tokenizer = _bare_tokenizer()
@@ -239,7 +245,7 @@ def _compile(template: str, place: str) -> None:
 
 
 def _bare_tokenizer() -> Any:
-    """Without a model: the check is done before minutes of loading."""
+    """Make a tokenizer without a model: the check is done before minutes of loading."""
     try:
         tokenizers, transformers = import_module("tokenizers"), import_module("transformers")
     except ModuleNotFoundError as error:

@@ -1,7 +1,6 @@
-"""From vLLM's output to the body of an OpenAI answer.
+"""Makes the body of an OpenAI answer from vLLM's output.
 
-What each finish reason of vLLM means: one table, held to the engine's own list by a test.
-"""
+What each finish reason of vLLM means is one table, held to the engine's own list by a test."""
 
 from __future__ import annotations
 
@@ -186,7 +185,7 @@ def _choices(
 
 
 def _message(said: Said) -> dict[str, Any]:
-    """With the names that vLLM's server gives its fields."""
+    """Make a message, with the names that vLLM's server gives its fields."""
     message: dict[str, Any] = {"role": "assistant", "content": said.content}
     if said.reasoning is not None:
         message["reasoning"] = said.reasoning
@@ -196,7 +195,9 @@ def _message(said: Said) -> dict[str, Any]:
 
 
 def _ends_with_calls(facts: Facts, reason: str) -> bool:
-    """As vLLM's server has it: not where the request named the tool."""
+    """Return whether an answer ends with calls of tools.
+
+    As vLLM's server has it: not where the request named the tool."""
     choice = (facts.parsed or {}).get("tool_choice")
     return choice == "auto" or (choice == "required" and reason == "stop")
 

@@ -1,4 +1,4 @@
-"""From the fields of an OpenAI request body to vLLM's sampling parameters.
+"""Makes vLLM's sampling parameters from the fields of an OpenAI request body.
 
 A field that would change nothing is refused."""
 
@@ -122,7 +122,9 @@ def asked_tokens(body: Mapping[str, Any]) -> int | None:
 
 
 def _logprobs(body: Mapping[str, Any]) -> int | None:
-    """Chat says ``logprobs: true, top_logprobs: 5``, completions ``logprobs: 5``."""
+    """Read how many logprobs are wanted.
+
+    Chat says ``logprobs: true, top_logprobs: 5``, completions ``logprobs: 5``."""
     asked = body.get("logprobs")
     if isinstance(asked, bool):
         return int(body.get("top_logprobs") or 0) if asked else None

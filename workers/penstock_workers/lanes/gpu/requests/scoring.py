@@ -50,7 +50,7 @@ class ScoringFacts:
 
 
 def classes_of(model_config: Any, *, templated: bool = False) -> Classes:
-    """None of a model that embeds or generates.
+    """Return the classes of a model; none of one that embeds or generates.
 
     ``templated``: the operator gave a chat template, which is for its pairs."""
     if model_config.runner_type != "pooling":
@@ -102,9 +102,9 @@ def tokens_of(tokenizer: Any, text: Text, *, cut_at: int | None) -> tuple[list[i
 
 
 def pooling_params(ask: Ask | None = None, sides: Sequence[int] = ()) -> Any:
-    """Of one text or pair. vLLM wants the place where the second side begins.
+    """Make the parameters of one text or pair; without ``ask``, those of a probe.
 
-    Without ``ask``: of a probe."""
+    vLLM wants the place where the second side begins."""
     extra = (
         {"compressed_token_type_ids": sides.index(1) if 1 in sides else len(sides)}
         if sides
