@@ -123,7 +123,7 @@ class ErrorReport:
 
 
 def celery_result(outcome: Outcome) -> tuple[int, ErrorReport | None, float]:
-    """Of an outcome whose message is acknowledged."""
+    """Return result, error and seconds for Celery, of an outcome whose message is acknowledged."""
     match outcome:
         case Done(result):
             return 0, None, result.latency_ms / 1000
