@@ -1,13 +1,9 @@
-"""In a child: check answers against the JSON schema that a job asked for.
+"""Checks answers against the JSON schema that a job asked for, in a child.
 
-Nothing is ever fetched for a schema.
-
-In a child: which rule of the schema an answer breaks, and where, in words that hold nothing of
-the answer itself.
-
-They go back to the model as a message of the user. An answer may repeat what a document says, and a
-document may hold instructions; so names and values come from the schema, and a name that only the
-answer has is shown as `*`.
+Nothing is ever fetched for a schema. It says which rule of the schema an answer breaks, and where,
+in words that hold nothing of the answer itself. They go back to the model as a message of the user.
+An answer may repeat what a document says, and a document may hold instructions; so names and values
+come from the schema, and a name that only the answer has is shown as `*`.
 """
 
 from __future__ import annotations
@@ -55,7 +51,9 @@ def own_names(schema: Any) -> frozenset[str]:
 
 
 def rule_of(fault: ValidationError, names: frozenset[str]) -> str:
-    """Of several ways in which an answer may be right, the one that it comes closest to."""
+    """Say which rule an answer breaks.
+
+    Of several ways in which it may be right, it is the one that the answer comes closest to."""
     nearest: Any = best_match(iter([fault])) or fault
     return f"{_path(nearest.absolute_path, names)}: {_demand(nearest)}"
 
