@@ -71,7 +71,7 @@ class TaskRecords:
         return refusal
 
     def refusals(self) -> Iterator[RefusedTask]:
-        """Newest first; entries that cannot be read are skipped."""
+        """Yield the refused tasks, the newest first; entries that cannot be read are skipped."""
         rows: Any = self._client.lrange(keys.REFUSED, 0, REFUSED_KEPT - 1)
         for row in rows:
             try:

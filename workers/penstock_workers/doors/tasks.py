@@ -252,7 +252,7 @@ class CloseTask(DoorTask):
 
 
 def _check_may_push(producer: Producer, job: str, push_into: str) -> None:
-    """Documents are paid for by the job's tenant.
+    """Check that clients may push into a job, whose tenant pays for their documents.
 
     Raises SpecError for one that clients may not name, and ProducerError."""
     producer.check_tenant(job)
@@ -265,7 +265,7 @@ def _check_may_push(producer: Producer, job: str, push_into: str) -> None:
 
 
 def door_tasks(settings: WorkerSettings) -> Iterator[DoorTask]:
-    """All doors of a process."""
+    """Yield all doors of a process."""
     door = Door(settings)
     kinds: tuple[Callable[[Door], DoorTask], ...] = (SubmitTask, OpenTask, EnqueueTask, CloseTask)
     for kind in kinds:
