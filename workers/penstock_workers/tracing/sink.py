@@ -102,7 +102,7 @@ class SpanSink:
             )
 
     def figures(self) -> Iterator[Sample]:
-        """Any thread."""
+        """Yield the figures of the spans; from any thread."""
         counts = {**self._exports.counts, "dropped": self._dropped}
         for result in RESULTS:
             yield catalogue.SPANS(counts[result], self._lane, result)
@@ -184,7 +184,7 @@ class _LastWords(logging.Filter):
 
 @cache
 def _last_words(logger: str) -> _LastWords:
-    """One filter per logger: a second one would see no records."""
+    """Filter a logger once: a second filter would see no records."""
     words = _LastWords()
     logging.getLogger(logger).addFilter(words)
     return words

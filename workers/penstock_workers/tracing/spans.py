@@ -25,7 +25,7 @@ _ids = random.Random()  # span ids but for roots: OpenTelemetry asks for random,
 
 
 class Kind(Enum):
-    """By the names of OpenTelemetry's SpanKind."""
+    """The kinds of spans, by the names of OpenTelemetry's SpanKind."""
 
     PRODUCER = "PRODUCER"
     CONSUMER = "CONSUMER"

@@ -135,7 +135,9 @@ class ModelCalls:
     def span(
         self, attempt: Attempt, marks: Marks, context: SpanContext, parent: SpanContext
     ) -> Span:
-        """CLIENT in all lanes: the caller's view, wherever the model runs."""
+        """Make the span of a call.
+
+        It is CLIENT in all lanes: the caller's view, wherever the model runs."""
         fields = _fields(attempt.body)
         operation = _operation(attempt.job.spec.endpoint)
         attributes: dict[str, Value] = {
@@ -186,7 +188,9 @@ def _fields(body: bytes) -> dict[str, Any]:
 
 
 def _asked(fields: Mapping[str, Any]) -> Mapping[str, Value]:
-    """Only numbers: a field of another type could hold text of a document."""
+    """Return what was asked for in numbers.
+
+    A field of another type could hold text of a document."""
     found: dict[str, Value] = {}
     for attribute, names, kind in _ASKED:
         value = next(
@@ -198,7 +202,7 @@ def _asked(fields: Mapping[str, Any]) -> Mapping[str, Value]:
 
 
 def _answered(happened: Failure | Reply | None) -> Mapping[str, Value]:
-    """Attributes of the answer, if there is one."""
+    """Return the attributes of the answer, if there is one."""
     if happened is None:
         return {"error.type": GIVEN_UP}
     found: dict[str, Value] = {}
