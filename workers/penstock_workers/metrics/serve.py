@@ -46,7 +46,7 @@ class SourcesCollector(Collector):
         yield from families.values()
 
     def describe(self) -> list[Family]:
-        """No source is read while the page is being set up."""
+        """Describe nothing, so that no source is read while the page is being set up."""
         return []
 
     def _samples(self) -> Iterator[Sample]:
