@@ -26,7 +26,9 @@ Consume = Callable[[Sequence[str], Sequence[str]], None]
 
 
 class ServedModel:
-    """Of one worker whose lane hosts a model. On the item loop, but for ``note_queues``."""
+    """The model of one worker whose lane hosts one.
+
+    On the item loop, but for ``note_queues``."""
 
     def __init__(
         self,
@@ -63,7 +65,9 @@ class ServedModel:
             await asyncio.gather(self._following, return_exceptions=True)
 
     def announcement(self) -> dict[str, str]:
-        """For each heartbeat. A worker whose model loads takes and keeps nothing yet."""
+        """Return what each heartbeat says.
+
+        A worker whose model loads takes and keeps nothing yet."""
         if self._served is None:
             return {LOADS: self._loads.to_text(), "concurrency": "0"}
         return {SERVES: self._served.to_text(), HOME: self._home}

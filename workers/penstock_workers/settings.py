@@ -215,7 +215,7 @@ class CostSettings(BaseModel):
 
     @property
     def usd_per_hour(self) -> float:
-        """Of this worker; 0 where no price is known."""
+        """The price of this worker; 0 where none is known."""
         spot = self.spot_usd_per_gpu_hour if self.on_spot else None
         each = self.usd_per_gpu_hour if spot is None else spot
         if each is None and self.known is not None:
@@ -233,14 +233,14 @@ class CostSettings(BaseModel):
 
 
 def has_arena_limit() -> bool:
-    """Whether the one who started this process has said how many arenas glibc's malloc may have."""
+    """Return whether the environment says how many arenas glibc's malloc may have."""
     return bool(os.environ.get("MALLOC_ARENA_MAX")) or "arena_max" in os.environ.get(
         "GLIBC_TUNABLES", ""
     )
 
 
 def proxy_variables() -> list[str]:
-    """Variables that name a proxy and are set; a program may read either spelling."""
+    """Return the variables that name a proxy and are set; a program may read either spelling."""
     names = [
         name for kind in ("HTTPS_PROXY", "HTTP_PROXY", "ALL_PROXY") for name in (kind, kind.lower())
     ]
@@ -416,5 +416,5 @@ class WorkerSettings(LaneFields, ProducerSettings):
 
 
 def process_name() -> str:
-    """Names this process in leases and heartbeats: host and pid, readable in a status page."""
+    """Name this process in leases and heartbeats: host and pid, readable in a status page."""
     return f"{socket.gethostname()}-{os.getpid()}"

@@ -108,7 +108,7 @@ def json_object(answer: HttpAnswer, asked: str) -> dict[str, Any]:
 
 
 def shown(what: object) -> str:
-    """As the log may show it: short, and on one line."""
+    """Say something as the log may show it: short, and on one line."""
     text = repr(what[: 2 * SHOWN_CHARS] if isinstance(what, (str, bytes)) else what)
     return text if len(text) <= SHOWN_CHARS else f"{text[:SHOWN_CHARS]}…"
 
@@ -334,7 +334,7 @@ class SpotWatch:
 
     @classmethod
     def of(cls, settings: WorkerSettings, act: Callable[[Notice], None]) -> SpotWatch | None:
-        """None where `spot_notices` is off."""
+        """Make a watch; None where `spot_notices` is off."""
         if settings.spot_notices is None:
             return None
         return cls(SERVICES[settings.spot_notices](settings.spot_notices_url or METADATA_URL), act)
@@ -382,7 +382,7 @@ class SpotWatch:
             await client.close()
 
     async def ask(self, client: LeanClient) -> float | None:
-        """One question.
+        """Ask once.
 
         Returns how long to wait before the next; None after a notice, which is the last."""
         try:
