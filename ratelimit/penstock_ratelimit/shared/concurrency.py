@@ -280,12 +280,12 @@ class InFlight:
         self.count -= 1
 
     def sent(self) -> None:
-        """Its caller has it, and sends."""
+        """Note that the caller has it, and sends."""
         if self.control is not None:
             self.control.started()
 
     def ended(self, since: float, feedback: Feedback | None) -> None:
-        """Its request, sent at ``since`` (loop time), is over."""
+        """Note that its request, sent at ``since`` (loop time), is over."""
         self.count -= 1
         if feedback is not None and feedback.signal is OK:
             self._proven = True  # the next call reports it to Redis
