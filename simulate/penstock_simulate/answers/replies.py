@@ -85,7 +85,9 @@ class Replies:
         self._retry = RetryHeaders(RetryStyle(metering.retry_style), wall)
 
     def refuse(self, refusal: Refusal, meters: Meters, now: float, latency_s: float = 0.0) -> Reply:
-        """Refusals by limit or key are immediate; those by the model take their time."""
+        """Reply with a refusal.
+
+        Those by limit or key are immediate, those by the model take their time."""
         headers = self._headers(meters, now)
         status, body = self._write_error(refusal, headers[self._id_header])
         if refusal.wait_s is not None:
