@@ -1,4 +1,4 @@
-"""Tells when an engine is of no use any more.
+"""Tells when an engine cannot be used any more.
 
 Its device is lost, it fails at everything, or it hangs. After some errors of CUDA, ROCm or NCCL a
 device computes nothing more in this process, whatever it is asked. An engine that fails every

@@ -152,7 +152,7 @@ async def _exchange(learned: Iterable[Learned]) -> None:
 
 
 def _key(attempt: Attempt) -> str:
-    """Return what items are told apart by: documents of one job are alike, and so are answers.
+    """Return by what items are grouped: documents of one job are alike, and so are answers.
 
     Another generation may ask another model."""
     return f"{attempt.job.job_id}|{attempt.key.generation}"

@@ -1,4 +1,4 @@
-"""The answers of a provider batch: read, judged by the table of fates, and settled.
+"""Reads the answers of a provider batch and settles them by the table of fates.
 
 Answers are streamed, in any order, and settled a group at a time. Reading them again after a crash
 changes nothing. No line costs the batch: what cannot be read, names no document of the batch, or

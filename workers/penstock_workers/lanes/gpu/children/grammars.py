@@ -105,9 +105,9 @@ class GrammarCheck:
             self._verdicts.popitem(last=False)
 
     async def _try(self, key: bytes, wanted: bytes, job_id: str) -> None:
-        """Try a constraint out and keep the verdict.
+        """Try a constraint out and keep what came of it.
 
-        Without a child there is no verdict: what cannot be tried now goes to the engine as it is;
+        Without a child there is no answer: what cannot be tried now goes to the engine as it is;
         its like is tried later.
         """
         if self._child is None and time.monotonic() < self._start_at:
