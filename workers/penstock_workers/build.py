@@ -329,7 +329,7 @@ class WorkerEngine:
         try:
             await asyncio.to_thread(self._hot.note_drain, drained)
         except Exception as error:
-            log.warning("the drain is not in the fleet's figures: %s", error)
+            log.warning("this drain is missing from the fleet's figures: %s", error)
 
     def _ended(self) -> int:
         """Count the items that ended here otherwise than by being released."""

@@ -94,7 +94,7 @@ def read_ask(task: Task, body: bytes) -> Ask:
     for name, fix in _UNDONE.items():
         if asked.get(name):
             raise BadAsk(
-                f"'{name}' is {_shown(asked[name])}, which is not followed here: leave it out; "
+                f"'{name}' is {_shown(asked[name])}, which is not supported here: leave it out; "
                 f"{fix}",
                 name,
             )

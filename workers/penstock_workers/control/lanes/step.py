@@ -189,9 +189,8 @@ class LaneChoices:
         older = self._facts.older_worker()
         if older is not None and not self._is_older_told:
             log.warning(
-                "no job is moved to another lane by itself as long as workers of an older release "
-                "run, such as %s: they do not look at a job's lane, and would ask for the same "
-                "documents a second time",
+                "no job changes its lane by itself while workers of an older release run, such as "
+                "%s: they do not look at a job's lane, and would send the same documents again",
                 older,
             )
         self._is_older_told = older is not None

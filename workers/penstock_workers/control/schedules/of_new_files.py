@@ -124,8 +124,6 @@ def _make_room(producer: Producer, schedules: ScheduleStore, schedule: Schedule)
         raise SourceError(
             "too_many_files",
             f"jobs of this schedule have {TAKEN_MAX:,} files of {schedule.source[NEW_FILES]}, the "
-            "most that are remembered, and all are still there; move those away that are done",
+            "most that are remembered, and all of them still exist; move away those that are done",
         )
-    log.warning(
-        "schedule %s: %d files that are there no more are forgotten", schedule.name, forgotten
-    )
+    log.warning("schedule %s: forgot %d files that do not exist any more", schedule.name, forgotten)

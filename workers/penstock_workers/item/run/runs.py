@@ -214,7 +214,7 @@ class Runs:
         if now < run.probe_at:
             raise TurnedAway(
                 Parked(
-                    "one document of its job is sent first, to see whether they are answered now"
+                    "one document of its job goes first, to see whether the provider answers again"
                 )
             )
         run.probe_at = now + PROBE_S

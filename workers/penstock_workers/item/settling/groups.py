@@ -214,7 +214,7 @@ class StoreWriter:
             self.store, trouble_of(error), in_words(error), since, failures + 1, now
         )
         self._failure_log.tell(
-            f"{self.store} does not take what is written to it",
+            f"cannot write to {self.store}",
             error,
             f"{number} items wait here, next try in {wait_s:.1f} s",
         )
@@ -371,7 +371,7 @@ class Unstorable:
     def _log(self, store: str, settled: Settled, error: Exception, then: str) -> None:
         kind, name = type(settled.outcome).__name__.lower(), settled.delivery.task_id[:200]
         self._failure_log.tell(
-            f"{store} will never take an outcome ({kind})",
+            f"{store} refuses an outcome for good ({kind})",
             error,
             f"item {name!r} {then}",
             level=logging.ERROR,

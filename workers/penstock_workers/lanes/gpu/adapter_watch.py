@@ -138,8 +138,7 @@ class AdapterWatch:
                 await self.look()
             except Exception:
                 log.exception(
-                    "%s could not be looked through, by a bug in Penstock; it is looked at again "
-                    "later",
+                    "%s could not be listed because of an error in Penstock; the next look follows",
                     self._store.place,
                 )
 
@@ -221,7 +220,9 @@ class AdapterWatch:
         self._adapters.retire(adapter)
         asyncio.get_running_loop().call_later(RETIRE_S, self._adapters.drop_retired, adapter)
         log.warning(
-            "%s has no adapter %s any more; it is served no longer", self._store.place, name
+            "%s has no adapter %s any more; this worker stops serving it",
+            self._store.place,
+            name,
         )
 
     # -- what is there -----------------------------------------------------------------------------

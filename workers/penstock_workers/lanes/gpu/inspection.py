@@ -209,10 +209,12 @@ def _version() -> Iterator[LaneFinding]:
     parts = tuple(int(part) for part in installed.split(".")[:2] if part.isdecimal())
     wanted = f"{'.'.join(map(str, OLDEST))} to {'.'.join(map(str, NEWEST))}"
     if OLDEST <= parts <= NEWEST:
-        yield LaneFinding(True, f"vLLM {installed}; the lane is for {wanted}")
+        yield LaneFinding(True, f"vLLM {installed} is installed; the lane works with {wanted}")
     else:
         yield LaneFinding(
-            False, f"vLLM {installed}, and the lane is for {wanted}", "install one of these"
+            False,
+            f"vLLM {installed} is installed, and the lane works with {wanted}",
+            "install one of these",
         )
 
 

@@ -55,9 +55,7 @@ class GrammarCheck:
         try:
             self._facts = pickle.dumps((config.model_config, config.structured_outputs_config))
         except Exception as error:
-            log.warning(
-                "schemas and grammars are not tried out before the engine has them: %s", error
-            )
+            log.warning("schemas and grammars go to the engine without a trial: %s", error)
 
     async def check(self, params: Any, job_id: str) -> None:
         """Check that the answer that ``params`` ask for can be.
@@ -119,7 +117,7 @@ class GrammarCheck:
             self._not_started += 1
             self._start_at = time.monotonic() + pause_s
             log.warning(
-                "schemas and grammars go to the engine untried: %s; the next try is in %g s",
+                "schemas and grammars go to the engine without a trial: %s; next try in %g s",
                 error,
                 pause_s,
             )
