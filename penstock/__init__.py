@@ -16,15 +16,15 @@ if TYPE_CHECKING:
     from penstock.answers import Answer as Answer
     from penstock.answers import Answers as Answers
     from penstock.calls import arun as arun
-    from penstock.calls import connect as connect
-    from penstock.calls import forget as forget
     from penstock.calls import run as run
     from penstock.calls import stream as stream
     from penstock.errors import BadCall as BadCall
     from penstock.errors import PenstockError as PenstockError
     from penstock.errors import RunFailed as RunFailed
-    from penstock.errors import RunStopped as RunStopped
     from penstock.job import Job as Job
+    from penstock.job import RunStopped as RunStopped
+    from penstock.place import forget as forget
+    from penstock.remote import connect as connect
 
 _HOMES = {
     "Answer": "answers",
@@ -33,10 +33,10 @@ _HOMES = {
     "Job": "job",
     "PenstockError": "errors",
     "RunFailed": "errors",
-    "RunStopped": "errors",
+    "RunStopped": "job",
     "arun": "calls",
-    "connect": "calls",
-    "forget": "calls",
+    "connect": "remote",
+    "forget": "place",
     "run": "calls",
     "stream": "calls",
 }

@@ -63,8 +63,11 @@ class Answer:
 
     @property
     def value(self) -> Any:
-        """An instance of the class that `response_format` named, a dict for a schema, a vector for
-        an embedding, else the text. None for a row that failed."""
+        """What was asked for: None for a row that failed.
+
+        It is an instance of the class that `response_format` named, a dict for a schema, a vector
+        for an embedding, else the text.
+        """
         if not self.ok:
             return None
         if "embedding" in self._columns:
@@ -111,8 +114,11 @@ class Answers(Sequence[Answer]):
         model: Any = None,
         forget: Callable[[], None] | None = None,
     ) -> None:
-        """``ids`` of the rows, None where the engine has read them itself; ``outcomes`` yields rows
-        of the job's table."""
+        """Keep what answers are made of, which is read on first use.
+
+        ``ids`` of the rows, None where the engine has read them itself; ``outcomes`` yields rows of
+        the job's table.
+        """
         self.job = job
         self.place = place
         self.report = dict(report)

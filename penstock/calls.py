@@ -7,20 +7,16 @@ import os
 import sys
 from collections.abc import AsyncIterator, Generator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, Protocol, overload
+from typing import Any, Final, Literal, NamedTuple, Protocol, overload
 
 from penstock import place
 from penstock.answers import Answer, Answers
 from penstock.child import Child
 from penstock.job import STATE, Given, Job, LocalJob
 from penstock.options import Options, columns_needed, options_of
-from penstock.place import forget
 from penstock.rows import ID, Once, Rows, SpooledRows, rows_of, rows_of_file, spool
 
-if TYPE_CHECKING:
-    from penstock.remote import Connection
-
-__all__ = ["Calls", "Prepared", "arun", "connect", "forget", "run", "stream"]
+__all__ = ["Calls", "Prepared", "arun", "run", "stream"]
 
 # What may change without making another job.
 _LIMITS: Final = (
@@ -82,6 +78,14 @@ class Calls:
     def start(self, rows: Any, options: Mapping[str, Any]) -> Job:
         return self._where.begin(prepared(rows, options))
 
+    @overload
+    def run(
+        self, rows: Any, *, progress: bool = True, wait: Literal[True] = True, **options: Any
+    ) -> Answers: ...
+    @overload
+    def run(
+        self, rows: Any, *, progress: bool = True, wait: Literal[False], **options: Any
+    ) -> Job: ...
     def run(
         self, rows: Any, *, progress: bool = True, wait: bool = True, **options: Any
     ) -> Answers | Job:
@@ -180,7 +184,11 @@ def run(rows: Any, *, progress: bool = True, wait: bool = True, **options: Any) 
     Raises BadCall before anything is paid, RunStopped for a job that a person has to decide about,
     and RunFailed. KeyboardInterrupt stops the workers in an orderly way first.
     """
-    return Calls(Here()).run(rows, progress=progress, wait=wait, **options)
+    here = Calls(Here())
+    if wait:
+        answers: Answers = here.run(rows, progress=progress, **options)
+        return answers
+    return here.run(rows, wait=False, **options)
 
 
 async def arun(rows: Any, *, progress: bool = True, **options: Any) -> Answers:
@@ -198,17 +206,6 @@ def stream(rows: Any, **options: Any) -> Stream:
     call goes on. ``async for`` works as well.
     """
     return Calls(Here()).stream(rows, **options)
-
-
-def connect(url: str, *, api_key_env: str | None = None) -> Connection:
-    """Return the same calls for jobs that run elsewhere.
-
-    ``url`` is that of a `penstock serve` or gateway (``http://…``; ``api_key_env`` names the
-    variable that holds its key), or of a fleet's database (``postgresql://…``).
-    """
-    from penstock.remote import connection
-
-    return connection(url, api_key_env)
 
 
 def prepared(rows: Any, given: Mapping[str, Any]) -> Prepared:
@@ -230,7 +227,8 @@ def prepared(rows: Any, given: Mapping[str, Any]) -> Prepared:
     spooled = spool(found, base, columns=None if whole else columns, id_field=id_field, say=_say)
     folder = _folder(base, name, "rows", spooled.digest, read)
     path = spooled.moved(folder)
-    held = Given(SpooledRows(path) if isinstance(found, Once) else found, spooled.ids, read.model)
+    kept: Rows = SpooledRows(path) if isinstance(found, Once) else found
+    held = Given(kept, spooled.ids, read.model)
     return Prepared(folder, name is not None, str(path), held, read)
 
 

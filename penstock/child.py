@@ -29,7 +29,7 @@ class Child:
     """One run. A thread of its own reads what it says; everyone else looks at the fields."""
 
     def __init__(self, request: Mapping[str, Any], log: Path) -> None:
-        """Raises RunFailed where no such process can be started."""
+        """Start it. Raises RunFailed where no such process can be started."""
         missing = [name for name in _NEEDED if importlib.util.find_spec(name) is None]
         if missing or not sys.executable:
             raise RunFailed(

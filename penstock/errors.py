@@ -2,7 +2,7 @@
 
 PenstockError
 ├── BadCall       an argument or the rows cannot be used: nothing was started, nothing was paid
-├── RunStopped    the job is paused and cannot go on by itself; ``answers`` are those so far
+├── RunStopped    (job.py) the job is paused and cannot go on by itself; ``answers`` are those so far
 └── RunFailed     this machine, a server or a folder is at fault; the same call goes on
 
 An interrupt is Python's own KeyboardInterrupt.
@@ -10,14 +10,9 @@ An interrupt is Python's own KeyboardInterrupt.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from penstock_producer import PenstockError
 
-if TYPE_CHECKING:
-    from penstock.answers import Answers
-
-__all__ = ["BadCall", "PenstockError", "RunFailed", "RunStopped"]
+__all__ = ["BadCall", "PenstockError", "RunFailed"]
 
 
 class BadCall(PenstockError, ValueError):
@@ -26,11 +21,3 @@ class BadCall(PenstockError, ValueError):
 
 class RunFailed(PenstockError):
     """What the job needs beside its provider does not work."""
-
-
-class RunStopped(PenstockError):
-    """The job is paused, and a person has to say how it goes on."""
-
-    def __init__(self, message: str, answers: Answers) -> None:
-        super().__init__(message)
-        self.answers = answers

@@ -15,17 +15,35 @@ from typing import Any, Final, NamedTuple, Protocol
 from penstock import place, progress
 from penstock.answers import Answer, Answers
 from penstock.child import Child
-from penstock.errors import BadCall, RunFailed, RunStopped
+from penstock.errors import BadCall, PenstockError, RunFailed
 from penstock.rows import Rows
 from penstock_producer import JobNotFound, Producer
 from penstock_producer.tables.columns import Row, Table, text_of
 
-__all__ = ["FINAL", "STATE", "Books", "Given", "Job", "Ledger", "LocalJob", "Status"]
+__all__ = [
+    "FINAL",
+    "STATE",
+    "Books",
+    "Given",
+    "Job",
+    "Ledger",
+    "LocalJob",
+    "RunStopped",
+    "Status",
+]
 
 POLL_S: Final = 0.1
 _OF_REPORT: Final = ("total", "succeeded", "dead", "retries")
 FINAL: Final = ("completed", "cancelled", "failed")
 STATE: Final = "state"
+
+
+class RunStopped(PenstockError):
+    """The job is paused, and a person has to say how it goes on."""
+
+    def __init__(self, message: str, answers: Answers) -> None:
+        super().__init__(message)
+        self.answers = answers
 
 
 class Given(NamedTuple):

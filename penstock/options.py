@@ -41,7 +41,7 @@ def options_of(given: Mapping[str, Any]) -> Options:
     """Sort and check the keyword arguments of a call. Raises BadCall."""
     said = {name: value for name, value in given.items() if value is not None}
     provider = {name: said.pop(name) for name in _PROVIDER if name in said}
-    machine = {name: said.pop(name) for name in _MACHINE if name in said}
+    machine: dict[str, Any] = {name: said.pop(name) for name in _MACHINE if name in said}
     for name in said:
         if name not in OPTIONS:
             near = difflib.get_close_matches(name, [*OPTIONS, *_PROVIDER, *_MACHINE, "job"], 1)

@@ -6,6 +6,7 @@ import html
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TextIO
 
 if TYPE_CHECKING:
@@ -184,12 +185,11 @@ class Notebook:
     """A bar in the output of a cell, drawn anew in its place."""
 
     def __init__(self) -> None:
-        from IPython.display import HTML, display
-
-        self._html = HTML
+        shown = import_module("IPython.display")  # which is there, as this is its notebook
+        self._html = shown.HTML
         self._next = 0.0
         self._view: View | None = None
-        self._handle = display(HTML(""), display_id=True)
+        self._handle = shown.display(shown.HTML(""), display_id=True)
 
     def show(self, view: View) -> None:
         self._view = view

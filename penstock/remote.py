@@ -17,14 +17,14 @@ from typing import Any, Final
 import orjson
 
 from penstock.calls import Calls, Prepared
-from penstock.errors import BadCall, RunFailed, RunStopped
-from penstock.job import FINAL, Books, Given, Job, Ledger, Status
+from penstock.errors import BadCall, RunFailed
+from penstock.job import FINAL, Books, Given, Job, Ledger, RunStopped, Status
 from penstock.progress import View
 from penstock.rows import ID
 from penstock_producer.source_names import is_database
 from penstock_producer.tables.columns import Row, Table, from_json
 
-__all__ = ["Connection", "connection"]
+__all__ = ["Connection", "connect"]
 
 LOOK_EVERY_S: Final = 1.0
 TIMEOUT_S: Final = 60.0  # for an answer of the doors to begin
@@ -46,8 +46,12 @@ class Connection(Calls):
         return f"<Connection to {self._place.shown}>"
 
 
-def connection(url: str, api_key_env: str | None) -> Connection:
-    """Return the calls for what is at this address. Raises BadCall."""
+def connect(url: str, *, api_key_env: str | None = None) -> Connection:
+    """Return the same calls for jobs that run elsewhere.
+
+    ``url`` is that of a `penstock serve` or gateway (``http://…``; ``api_key_env`` names the
+    variable that holds its key), or of a fleet's database (``postgresql://…``). Raises BadCall.
+    """
     if url.startswith(("http://", "https://")):
         return Connection(Server(url, _key(api_key_env)))
     if is_database(url):
@@ -233,7 +237,7 @@ class Server:
             headers["Content-Type"] = content_type
         if self._key is not None:
             headers["Authorization"] = f"Bearer {self._key}"
-        request = urllib.request.Request(  # noqa: S310 - http and https alone, as connection() saw
+        request = urllib.request.Request(  # noqa: S310 - http and https alone, as connect() saw
             self.shown + path, data, {name.replace("_", "-"): to for name, to in headers.items()}
         )
         request.method = method

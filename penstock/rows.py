@@ -31,7 +31,8 @@ Record = Mapping[str, Any]
 class Rows(Protocol):
     """Rows that can be read, and given back as a frame or table to put columns behind."""
 
-    columns: Sequence[str]
+    @property
+    def columns(self) -> Sequence[str]: ...
 
     def records(self) -> Iterator[Record]:
         """Yield each row, with Python's own values."""
@@ -196,11 +197,10 @@ class ArrowRows:
 
 
 class ListRows:
-    """A list of dicts, or of texts: those have one column, `text`. Also a dataset of Hugging Face,
-    which is such a list, on disk."""
+    """A list of dicts, or of texts: those have one column, `text`."""
 
     def __init__(self, rows: Sequence[Any]) -> None:
-        self._rows = rows
+        self._rows: Any = rows
         self.columns = list(dict.fromkeys(name for row in self.records() for name in row))
 
     def records(self) -> Iterator[Record]:
@@ -229,7 +229,7 @@ class DatasetRows(ListRows):
     """A dataset of Hugging Face: rows on disk, an Arrow table below them."""
 
     def __init__(self, dataset: Any) -> None:
-        self._rows = dataset
+        self._rows: Any = dataset
         self.columns = list(dataset.column_names)
 
     def to_pandas(self) -> Any:

@@ -25,6 +25,8 @@ from pathlib import Path
 
 from penstock_cli.errors import StateBusy, UsageProblem
 
+__all__ = ["StateFolder", "private_opener", "write_private"]
+
 PRIVATE_MODE = 0o700
 PRIVATE_FILE_MODE = 0o600
 FOR_OTHERS = 0o077  # permissions

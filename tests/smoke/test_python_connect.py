@@ -5,6 +5,7 @@ from __future__ import annotations
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import pytest
@@ -45,7 +46,11 @@ def test_a_serve_answers_the_same_calls(folder: Path, provider: Simulator) -> No
         eventually(lambda: answers_at(port))
         there = penstock.connect(f"http://127.0.0.1:{port}/v1")
         frame = pd.DataFrame({"text": ["late", "lost", None]}, index=[5, 6, 7])
-        options = {"prompt": "Categorise: {text}", "model": "sim", "response_format": Ticket}
+        options: dict[str, Any] = {
+            "prompt": "Categorise: {text}",
+            "model": "sim",
+            "response_format": Ticket,
+        }
         answers = there.run(frame, **options)
         got = answers.to_pandas()
         pd.testing.assert_frame_equal(got[["text"]], frame)

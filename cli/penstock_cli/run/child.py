@@ -27,7 +27,7 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import IO, TYPE_CHECKING, Any, Final, Self, cast
 
 from penstock_cli.entry import NEW_OBJECTS
 from penstock_cli.errors import EXIT_INTERRUPTED, Interrupted, JobStopped
@@ -173,7 +173,7 @@ class Caller:
 
         self._events = events
         self.console: Console = Console(
-            file=_Said(events), highlight=False, markup=False, width=PIPE_WIDTH
+            file=cast(IO[str], _Said(events)), highlight=False, markup=False, width=PIPE_WIDTH
         )
 
     def progress(self, request: RunRequest) -> EventProgress:

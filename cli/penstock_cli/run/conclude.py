@@ -89,9 +89,7 @@ def concluded(plan: Plan, ledger: Books, job: Job) -> Conclusion:
         report = replace(report, advice=hints)
         files.write_report(report, plan.request.out)
     left = batches_left(plan, ledger, job)
-    return Conclusion(
-        report, {**places, "report": place}, command, () if left is None else (left,)
-    )
+    return Conclusion(report, {**places, "report": place}, command, () if left is None else (left,))
 
 
 def print_conclusion(console: Console, ended: Conclusion) -> None:

@@ -107,8 +107,8 @@ async def results(
         if after is not None or limit is not None or not dead_letters:
             raise Refused(
                 400,
-                "after, limit and dead_letters go with form=jsonl and rows: leave them out, a table "
-                f"as {form} is whole",
+                "after, limit and dead_letters go with form=jsonl and rows: leave them out, a "
+                f"table as {form} is whole",
                 code="invalid_value",
                 param="form",
             )

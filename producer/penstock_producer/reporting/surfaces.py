@@ -72,7 +72,7 @@ def over_http(text: str) -> str:
 
 
 def in_python(text: str) -> str:
-    """The same for a call of `penstock.run`, whose keyword arguments are the flags' names."""
+    """Return it for a call of `penstock.run`, whose keyword arguments have the flags' names."""
     return _outside_quotes(text, _KEYWORDS).replace("`penstock run`", "`penstock.run`")
 
 
