@@ -87,7 +87,7 @@ def this_command_with(**changed: str) -> str:
 
 
 class Repetition:
-    """How a run is repeated, in words for whoever started it: here a command, fit for a shell."""
+    """How a run is repeated, in its caller's words: here a command, fit for a shell."""
 
     def unchanged(self) -> str:
         return this_command()
