@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 import signal
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
-from machine import Machine, eventually, simulator
+from machine import Machine, Simulator, eventually, simulator
 
 jupyter_client = pytest.importorskip("jupyter_client")
 nbclient = pytest.importorskip("nbclient")
@@ -70,6 +71,10 @@ def at_work(folder: Path) -> list[str]:
     ]
 
 
+def has_called(provider: Simulator, times: int) -> bool:
+    return bool(provider.stats()["requests"] >= times)
+
+
 def told_by(client: Any, cell: str) -> str:
     """Wait until a cell that was sent has ended; return what it has put out."""
     told: list[str] = []
@@ -100,7 +105,7 @@ def test_a_cell_that_is_interrupted_or_whose_kernel_is_killed_goes_on(
             before = slow.stats()["requests"]
             cell = client.execute(code)
             if how != "leave":
-                eventually(lambda before=before: slow.stats()["requests"] >= before + 8)
+                eventually(partial(has_called, slow, before + 8))
             if how == "interrupt":
                 kernel.interrupt_kernel()
             if how == "kill":

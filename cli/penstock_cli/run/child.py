@@ -117,6 +117,9 @@ class SameCall(Repetition):
     def unchanged(self) -> str:
         return "the same call (run the cell again)"
 
+    def later(self) -> str:
+        return self.unchanged()
+
     def changed(self, **values: str) -> str:
         return (
             f"the same call with {', '.join(f'{name}={value}' for name, value in values.items())}"

@@ -96,10 +96,14 @@ class Repetition:
         """Return it with other values of some options, or with options added."""
         return this_command_with(**values)
 
+    def later(self) -> str:
+        """Return it for another day: with its folder."""
+        return f"cd {shlex.quote(str(Path.cwd()))} && {this_command()}"
 
-def remember(state: StateFolder, job_id: str, again: str) -> None:
-    """Keep how the run of a job is repeated, with its folder: `dlq replay` prints it later."""
-    write_private(_file(state, job_id), f"cd {shlex.quote(str(Path.cwd()))} && {again}\n")
+
+def remember(state: StateFolder, job_id: str, again: Repetition) -> None:
+    """Keep how the run of a job is repeated: `dlq replay` prints it later."""
+    write_private(_file(state, job_id), f"{again.later()}\n")
 
 
 def remembered(state: StateFolder, job_id: str) -> str:

@@ -103,7 +103,7 @@ async def results(
     new. A table has no cursors: it is read whole.
     """
     backend = backend_of(request)
-    if form not in ("jsonl", "rows"):
+    if form != "jsonl" and form != "rows":
         if after is not None or limit is not None or not dead_letters:
             raise Refused(
                 400,
