@@ -209,7 +209,7 @@ class ContentError(ProducerError):
 
     def __init__(self, code: str, message: str, *, public: str | None = None) -> None:
         """``public`` is the message without content of documents, where ``message`` shows some."""
-        self.code = code
+        self.code, self.message = code, message
         self._public = message if public is None else public
         super().__init__(f"{code}: {message}")
 

@@ -24,6 +24,7 @@ from penstock_ledger import (
     buckets_for,
     keys,
 )
+from penstock_producer.prices.spent_budget import spent_budget
 from penstock_workers.control.job import accounts
 
 
@@ -247,10 +248,8 @@ def test_a_job_that_its_budget_paused_ends_once_all_is_answered(house: House) ->
     """What was under way when the budget was spent may have been all that was left."""
     job = house.submit(1, "last", budget_usd=0.001)
     house.control.tick()
-    reason = "budget_exhausted: 0.0011 USD of 0.001 are spent"
-    assert house.jobs.set_state(
-        job.job_id, JobState.PAUSED, reason=reason, expect={JobState.RUNNING}
-    )
+    reason = spent_budget(budget_usd=0.001, spent_usd=0.0011, left=1, mean_usd=0.001)
+    assert house.jobs.set_state(job.job_id, JobState.PAUSED, why=reason, expect={JobState.RUNNING})
     key = ItemKey(job.job_id, 1, "d0")
     house.outcomes.settle([Result(key, 200, b"{}", None, None, None, 1, 1, 1_100, 1, 1, 1)], [])
     house.hot.settle(

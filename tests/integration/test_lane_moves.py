@@ -46,6 +46,7 @@ from penstock_ledger import (
 )
 from penstock_ledger.keys import queues as queues_of
 from penstock_ledger.keys import unacked
+from penstock_ledger.reasons import By, Code, Reason
 from penstock_producer import Producer
 from penstock_producer.feed import leased_feed
 from penstock_producer.feed.queues import queue_name
@@ -127,7 +128,10 @@ def test_a_job_that_does_not_run_is_not_moved(db: Database, state: JobState) -> 
 def test_a_job_that_its_lane_has_paused_runs_in_the_next_one(db: Database) -> None:
     """With the move, and only while it is paused with that reason."""
     JobStore(db).set_state(
-        "job-a", JobState.PAUSED, reason="batch_refused: no", expect={JobState.RUNNING}
+        "job-a",
+        JobState.PAUSED,
+        why=Reason(Code.BATCH_REFUSED, By.LANE, {"detail": "no"}),
+        expect={JobState.RUNNING},
     )
     for paused_for in (None, "batch_refused: another"):
         assert (
@@ -771,7 +775,10 @@ def test_a_refused_batch_pauses_no_job_that_another_lane_may_go_on_with(house: H
     )
     for one in (job, alone):
         house.jobs.set_state(
-            one.job_id, JobState.PAUSED, reason="batch_refused: no", expect={JobState.RUNNING}
+            one.job_id,
+            JobState.PAUSED,
+            why=Reason(Code.BATCH_REFUSED, By.LANE, {"detail": "no"}),
+            expect={JobState.RUNNING},
         )
     house.hot.heartbeat("new", {"lane": "api", KNOWS_MOVES: "yes"})
     house.hot.heartbeat("old", {"lane": "batch"})

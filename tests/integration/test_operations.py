@@ -40,7 +40,7 @@ from penstock_ledger import (
 )
 from penstock_ledger.keys import job_state
 from penstock_ledger.model import Job, JobState
-from penstock_ledger.pause import Pause, PausedBy, StopCode
+from penstock_ledger.reasons import By, Reason, StopCode
 from penstock_producer import JobSpec, PenstockError, Producer, ProducerSettings
 from penstock_producer.operations.jobs import LIMITS
 
@@ -51,9 +51,9 @@ RUNNING = ("running", "moved")
 PAUSED = ("by_person", "by_stop_loss", "by_budget", "for_a_while")
 GOES_ON = (*RUNNING, *PAUSED)
 STATES = (*GOES_ON, "cancelling", "cancelled", "completed", "failed")
-STOPPED: Final = Pause(
+STOPPED: Final = Reason(
     StopCode.DEAD,
-    PausedBy.STOP_LOSS,
+    By.STOP_LOSS,
     {"generation": 1, "failing": 0.5, "usd_per_doc": 0.0, "bad": 50, "of": 100, "bound": 50.0},
 )
 

@@ -31,6 +31,7 @@ from penstock_ledger import (
     open_database,
     purge_job,
 )
+from penstock_ledger.reasons import by_hand
 from penstock_ledger.sql.tables import spending
 
 ME, OTHER = "me", "another"
@@ -389,7 +390,7 @@ def test_only_batches_that_may_go_on_take_room(db: Database, batches: ProviderBa
     batches.step(led["t2"], ME, state="created")
     assert batches.packed_waiting("p") == 2
     JobStore(db).set_state(
-        "job-a", JobState.PAUSED, reason="a person paused it", expect={JobState.RUNNING}
+        "job-a", JobState.PAUSED, why=by_hand("a person paused it"), expect={JobState.RUNNING}
     )
     assert batches.packed_waiting("p") == 0
 

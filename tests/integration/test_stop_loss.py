@@ -28,7 +28,7 @@ from penstock_ledger import (
     open_database,
 )
 from penstock_ledger.model import DeadLetter, ItemKey, JobState
-from penstock_ledger.pause import Accepted, Pause, PausedBy, StopCode, explain
+from penstock_ledger.reasons import Accepted, By, Reason, StopCode, explain
 from penstock_ledger.sql.tables import jobs
 from penstock_ledger.stores.outcomes import OutcomeStore
 from penstock_producer import JobSpec, Producer, ProducerSettings
@@ -123,7 +123,7 @@ def test_a_job_is_paused_with_the_group_that_shows_it(house: House) -> None:
     assert job.pause is not None
     assert (job.pause.code, job.pause.by, job.reason) == (
         StopCode.MISSED,
-        PausedBy.STOP_LOSS,
+        By.STOP_LOSS,
         explain(job.pause),
     )
     params = job.pause.params
@@ -264,10 +264,8 @@ def test_http_and_the_page_show_the_pause_and_what_to_do(tmp_path: Path) -> None
             "examples": [example],
             "cause": {"reason": "schema_mismatch", "count": 80},
         }
-        pause = Pause(StopCode.MISSED, PausedBy.STOP_LOSS, params)
-        JobStore(database).set_state(
-            job_id, JobState.PAUSED, pause=pause, expect={JobState.RUNNING}
-        )
+        pause = Reason(StopCode.MISSED, By.STOP_LOSS, params)
+        JobStore(database).set_state(job_id, JobState.PAUSED, why=pause, expect={JobState.RUNNING})
         shown = api.get(f"/v1/jobs/{job_id}").json["pause"]
         assert {name: shown[name] for name in ("code", "by", "params")} == pause.to_json()
         assert shown["message"] == explain(pause)

@@ -41,6 +41,7 @@ from penstock_ledger import (
     purge_job,
 )
 from penstock_ledger.door_stores import api_keys, tenant_costs
+from penstock_ledger.reasons import by_hand
 from penstock_workers.control.job import accounts
 from penstock_workers.errors import PricesMissing
 from penstock_workers.item.run.cost import may_cost
@@ -378,7 +379,7 @@ def test_a_paused_job_does_not_hold_what_its_dead_workers_reserved(house: House)
     call, key = MayCost(6_000, owner="dead"), ItemKey(first.job_id, 1, "d0")
     assert house.hot.begin([Begin(key, buckets_for(first), call)])[0].reply is BeginReply.GO
     assert house.jobs.set_state(
-        first.job_id, JobState.PAUSED, reason="by hand", expect={JobState.RUNNING}
+        first.job_id, JobState.PAUSED, why=by_hand("by hand"), expect={JobState.RUNNING}
     )
     for _ in range(3):
         house.control.tick()

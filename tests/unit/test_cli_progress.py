@@ -14,6 +14,7 @@ from penstock_cli.disk import ENOUGH_BYTES, LOW_BYTES, DiskGuard, is_full
 from penstock_cli.run.services import Services
 from penstock_cli.show.figures import JobFigures
 from penstock_cli.show.progress import HURRIES, NOTE_EVERY_S, RESUMES, Lines, Panel, for_console
+from penstock_ledger.reasons import Code, Reason
 
 
 def terminal() -> Console:
@@ -103,7 +104,7 @@ class Held:
 
     def __init__(self) -> None:
         self.free: dict[str, int | None] = {"out": 10 * ENOUGH_BYTES, "state": 10 * ENOUGH_BYTES}
-        self.reasons: list[str] = []
+        self.reasons: list[Reason] = []
         self.held = False
         self.can_write = True
         self.guard = DiskGuard(
@@ -113,7 +114,7 @@ class Held:
             free=lambda path: self.free[path.name],
         )
 
-    def hold(self, why: str) -> bool:
+    def hold(self, why: Reason) -> bool:
         self.held = self.can_write
         self.reasons.append(why)
         return self.held
@@ -134,7 +135,7 @@ def test_a_job_waits_for_space_before_the_disk_is_full() -> None:
     assert "the disk of state is nearly full" in waits.why
     assert "33.6 MB are left" in waits.more
     assert job.held
-    assert job.reasons[0].startswith("disk_full: ")
+    assert job.reasons[0].code == Code.DISK_FULL
     job.free["state"] = ENOUGH_BYTES - 1
     assert job.guard.look() is not None, "a little more would be held again at once"
     job.free["state"] = None

@@ -52,7 +52,7 @@ jobs = Table(
     # how often that was decided: rows of lane_moves
     Column("moves", Integer, nullable=False, server_default=text("0")),
     Column("tenant", Id),  # as its spec says: what the HTTP doors search by
-    # JSON: why it is paused, see pause.py; NULL: the reason is all there is
+    # JSON: why it is paused or was stopped, see reasons.py; NULL: the reason is all there is
     Column("pause", Words),
     # JSON: what a person has accepted of a job that a stop-loss had paused
     Column("stop_accepted", Words),

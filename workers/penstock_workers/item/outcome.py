@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from msgspec import Struct
 
 from penstock_ledger.model import DeadLetter, Result
+from penstock_ledger.reasons import Reason
 
 
 class Done(Struct, frozen=True):  # as Result: one per item
@@ -55,12 +56,10 @@ class Skipped:
 
 @dataclass(frozen=True, slots=True)
 class Parked:
-    """The item waits outside the queue until its job is resumed.
+    """The item waits outside the queue until its job is resumed."""
 
-    With ``pauses`` the job itself is paused for ``why``."""
-
-    why: str
-    pauses: bool = False
+    why: str = ""  # where that is no pause of its own
+    pauses: Reason | None = None  # the job itself is paused for this
     # the job goes on by itself after so many seconds; None = when a person says so
     ends_in_s: float | None = None
 

@@ -20,6 +20,7 @@ from urllib.parse import urlsplit
 import orjson
 
 from penstock_ledger.model import Feed, ItemKey, Job
+from penstock_ledger.reasons import Reason
 from penstock_producer.feed.tracing import (
     TRACEPARENT_HEADER,
     Sampler,
@@ -333,7 +334,7 @@ def _attributes(item: Item, outcome: Outcome) -> dict[str, Value]:
 
 def _failed(outcome: Outcome) -> bool:
     return isinstance(outcome, Retry | Dead | Unreadable) or (
-        isinstance(outcome, Parked) and outcome.pauses
+        isinstance(outcome, Parked) and outcome.pauses is not None
     )
 
 
@@ -342,6 +343,8 @@ def _reason(outcome: Outcome) -> str | None:
     match outcome:
         case Dead(letter):
             return letter.reason
+        case Parked(pauses=Reason(code=code)):
+            return code
         case Retry(error=said) | Parked(why=said) | Released(why=said) | Skipped(why=said):
             name = said.partition(":")[0]
             return name if _NAME.fullmatch(name) else None

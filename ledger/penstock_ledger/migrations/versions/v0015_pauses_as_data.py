@@ -1,7 +1,7 @@
 """Why a job is paused, as data beside its reason; and what a person has accepted of a job that a
 stop-loss has paused.
 
-Processes of the release before write `reason` alone, and go on: see `penstock_ledger/pause.py` for
+Processes of the release before write `reason` alone, and go on: see `penstock_ledger/reasons.py` for
 how that is noticed.
 """
 

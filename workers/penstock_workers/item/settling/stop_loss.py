@@ -16,12 +16,12 @@ from typing import Any, Final, NamedTuple
 from penstock_ledger import JobStore, Lately, RedisLedger, storable
 from penstock_ledger.log_lines import one_line
 from penstock_ledger.model import JobState
-from penstock_ledger.pause import (
+from penstock_ledger.reasons import (
     ACCEPTED_NOTHING,
     EXAMPLE_CHARS,
     Accepted,
-    Pause,
-    PausedBy,
+    By,
+    Reason,
     StopCode,
     explain,
 )
@@ -159,12 +159,12 @@ class StopLoss:
         stop = decide(lately, Bounds.of(spec), accepted or ACCEPTED_NOTHING)
         if stop is None:
             return
-        pause = Pause(
+        pause = Reason(
             stop.code,
-            PausedBy.STOP_LOSS,
+            By.STOP_LOSS,
             self._params(job_id, generation, stop, lately, Bounds.of(spec)),
         )
-        if self._jobs.set_state(job_id, JobState.PAUSED, pause=pause, expect={JobState.RUNNING}):
+        if self._jobs.set_state(job_id, JobState.PAUSED, why=pause, expect={JobState.RUNNING}):
             self._hot.set_job_state(job_id, JobState.PAUSED)
             log.error("job %s is paused: %s", job_id, explain(pause))
 

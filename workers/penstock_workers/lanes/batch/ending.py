@@ -8,8 +8,8 @@ from typing import Final
 from uuid import uuid4
 
 from penstock_ledger import BatchLost, JobState
+from penstock_ledger.reasons import By, Code, Reason
 from penstock_workers.item.attempt import JobView
-from penstock_workers.lane_changes import BATCH_REFUSED
 from penstock_workers.lanes.batch.answers import Collected, Parting
 from penstock_workers.lanes.batch.apis.provider import (
     TOKEN_CAP_CODES,
@@ -174,16 +174,17 @@ class Ending:
             at_fault,
             batch.requests,
         )
-        await led.collected(f"{BATCH_REFUSED}: {words}")
+        await led.collected(f"{Code.BATCH_REFUSED}: {words}")
         refused_in_a_row = led.around.store.refused_in_a_row
         if not at_fault and await led.in_thread(
-            refused_in_a_row, batch.job_id, REFUSED_MAX, BATCH_REFUSED
+            refused_in_a_row, batch.job_id, REFUSED_MAX, Code.BATCH_REFUSED
         ):
-            reason = (
-                f"{BATCH_REFUSED}: the provider {batch.provider} has refused {REFUSED_MAX} batches "
+            detail = (
+                f"the provider {batch.provider} has refused {REFUSED_MAX} batches "
                 f"of this job in a row and named no line ({words}); correct what it says and "
                 "resume the job, which tries smaller batches"
             )
+            reason = Reason(Code.BATCH_REFUSED, By.LANE, {"detail": detail})
             await led.around.jobs.stop(batch.job_id, JobState.PAUSED, reason)
 
     async def _again(self, seen: BatchSeen) -> None:
@@ -212,15 +213,16 @@ class Ending:
 
         A person says how much does, and its documents go into smaller batches then."""
         led, batch = self._led, self._led.batch
-        words = (
-            f"{BATCH_REFUSED}: provider batch {batch.tag} of {batch.requests} requests has more "
+        detail = (
+            f"provider batch {batch.tag} of {batch.requests} requests has more "
             f"tokens than the account takes even alone ({why}); set "
             f"providers.{batch.provider}.batch_enqueued_tokens to what the account may have, start "
             "the worker again, and resume the job"
         )
-        await led.around.jobs.stop(batch.job_id, JobState.PAUSED, words)
+        reason = Reason(Code.BATCH_REFUSED, By.LANE, {"detail": detail})
+        await led.around.jobs.stop(batch.job_id, JobState.PAUSED, reason)
         await led.delete(unasked=True)
-        await led.collected(f"{BATCH_REFUSED}: {why}")
+        await led.collected(f"{Code.BATCH_REFUSED}: {why}")
 
 
 def _missing(seen: BatchSeen, collected: Collected) -> AnswersMissing:

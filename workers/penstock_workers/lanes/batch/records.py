@@ -77,7 +77,7 @@ class BatchRecords:
         for job_id, (why, ends_in_s) in pauses_of(group).items():
             resume_at = None if ends_in_s is None else time.time() + ends_in_s
             self._jobs.set_state(
-                job_id, JobState.PAUSED, reason=why, expect={JobState.RUNNING}, resume_at=resume_at
+                job_id, JobState.PAUSED, why=why, expect={JobState.RUNNING}, resume_at=resume_at
             )
 
     def write_redis(self, group: Sequence[Settled]) -> None:
@@ -152,7 +152,10 @@ def _left(attempt: BatchAttempt, outcome: Retry | Parked) -> Remainder:
         calls -= attempt.calls
         prompt, completion, cost = prompt - own[0], completion - own[1], cost - own[2]
     attempts = attempt.number if is_counted else attempt.retries
-    reason = reason_of(outcome) if isinstance(outcome, Retry) else outcome.why.partition(":")[0]
+    if isinstance(outcome, Retry):
+        reason = reason_of(outcome)
+    else:
+        reason = "" if outcome.pauses is None else outcome.pauses.code
     most = max(1, (attempt.beside + 1) // 2) if reason == "batch_refused" else None
     unpriced = 0 if attempt.has_left else attempt.spent.unpriced
     return Remainder(

@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Final
 
 from penstock_ledger import BatchState, JobState
-from penstock_workers.errors import PricesMissing
+from penstock_workers.errors import PricesMissing, stop_reason
 from penstock_workers.lanes.batch.apis.provider import (
     AccountStopped,
     BatchGone,
@@ -178,7 +178,7 @@ class Sending:
         try:
             room: Room | None = await led.in_thread(reservations.reserve, job, batch, budget_usd)
         except PricesMissing as error:
-            await jobs.stop(job.job_id, JobState.PAUSED, str(error))
+            await jobs.stop(job.job_id, JobState.PAUSED, stop_reason(error))
             await led.wait_for_job()
             return False
         if room is None or room.is_reserved:
