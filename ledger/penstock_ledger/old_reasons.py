@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping
 from typing import Any, Final
 
-__all__ = ["recognised"]
+__all__ = ["failure_of_batch", "recognised"]
 
 _BUDGET: Final = re.compile(r"budget_exhausted: (\S+) USD of (\S+) are spent")
 _TENANT_BUDGET: Final = re.compile(r"tenant_budget_exhausted: (\S+) USD of the (\S+) that tenant ")
@@ -35,6 +35,23 @@ _BY: Final[Mapping[str, str]] = {
     "slow_down": "provider",
     "unauthorized": "provider",
 }
+
+_OF_BATCHES: Final = frozenset(
+    {
+        "batch_cancelled",
+        "batch_expired",
+        "batch_lost",
+        "batch_refused",
+        "batch_stuck",
+        "lane_left",
+    }
+)
+
+
+def failure_of_batch(sentence: str) -> tuple[str, str] | None:
+    """Return name and detail of the failure of a provider batch; None where it waits for something."""
+    name, _, detail = sentence.partition(": ")
+    return (name, detail) if name in _OF_BATCHES else None
 
 
 def recognised(sentence: str) -> tuple[str, str, dict[str, Any]]:

@@ -194,8 +194,9 @@ def read_reason(text: str | None, sentence: str | None) -> Reason | None:
     found = _loaded(text)
     if found is not None and found[1] == sentence:
         reason = found[0]
-        is_known = reason.code in _SENTENCES or "detail" in reason.params
-        return reason if is_known else replace(reason, params={**reason.params, "words": sentence})
+        if explain(reason) == reason.code:  # of another release: its sentence is all there is
+            return replace(reason, params={**reason.params, "words": sentence})
+        return reason
     if not sentence:
         return None
     code, by, params = recognised(sentence)

@@ -24,6 +24,7 @@ from penstock_ledger import (
     buckets_for,
     keys,
 )
+from penstock_ledger.reasons import Code
 from penstock_producer.prices.spent_budget import spent_budget
 from penstock_workers.control.job import accounts
 
@@ -59,9 +60,10 @@ def test_no_budget_is_passed_in_fifty_seeded_runs(
         account = played.account(name)
         assert played.billed[name] - played.unfinished(name) <= account.spent <= played.billed[name]
         if job in paused:
-            reason = house.jobs.get(name).reason or ""
-            assert reason.startswith("budget_exhausted: ")
-            assert f"penstock resume {job.job_key} --budget-usd" in reason
+            pause = house.jobs.get(name).pause
+            assert pause is not None
+            assert pause.code == Code.BUDGET_EXHAUSTED
+            assert (pause.number("enough_usd") or 0.0) > (pause.number("budget_usd") or 0.0)
             assert played.budgets[name] - account.spent < 2 * played.estimate[name], (
                 "the rest pays for no more"
             )

@@ -17,6 +17,7 @@ from fleet import until
 from servers import RedisServer, as_bytes
 
 from penstock_ledger import (
+    BatchFailure,
     BatchState,
     Begin,
     BeginReply,
@@ -325,10 +326,10 @@ def test_batches_that_were_cut_short_say_nothing_of_how_long_they_take(db: Datab
             status="ended",
             state="settled",
         )
-    batches.step(of_tag["left"], ME, why="lane_left")
+    batches.step(of_tag["left"], ME, **BatchFailure("lane_left").columns())
     batches.step(of_tag["cancelled"], ME, status="JOB_STATE_CANCELLED")
     batches.step(of_tag["handed"], ME, handed_at=105.0)
-    batches.step(of_tag["refused"], ME, why="batch_refused: no")
+    batches.step(of_tag["refused"], ME, why="batch_refused: no")  # of a release before
     batches.step(of_tag["open"], ME, state="ended")
     assert batches.lasted("p", 10) == [10.0]
 

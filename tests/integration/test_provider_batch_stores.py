@@ -11,6 +11,7 @@ import pytest
 from sqlalchemy import select
 
 from penstock_ledger import (
+    BatchFailure,
     BatchLost,
     BatchState,
     BatchTrouble,
@@ -232,10 +233,10 @@ def test_answers_that_never_came_are_in_the_account_once(
     counted as such."""
     of_feed(db, batches, packed("t1"), packed("t2"))
     one, two = batches.take(ME, LEASE_S, 10)
-    assert batches.collected(one, ME, "batch_lost: gone", 2, 30)
-    assert not batches.collected(one, ME, "batch_lost: gone", 2, 30)
-    assert not batches.collected(two, OTHER, "batch_lost: gone", 1, None)
-    assert batches.collected(two, ME, "batch_lost: gone", 1, None)
+    assert batches.collected(one, ME, BatchFailure("batch_lost", "gone"), 2, 30)
+    assert not batches.collected(one, ME, BatchFailure("batch_lost", "gone"), 2, 30)
+    assert not batches.collected(two, OTHER, BatchFailure("batch_lost", "gone"), 1, None)
+    assert batches.collected(two, ME, BatchFailure("batch_lost", "gone"), 1, None)
     row = db.read(lambda connection: connection.execute(select(spending)).one())
     assert (row.kind, row.calls, row.cost_microusd, row.unpriced) == ("unread", 3, 30, 1)
     [alike] = batches.sums("job-a")
@@ -323,12 +324,12 @@ def test_documents_of_a_refused_batch_wait_for_smaller_ones(
         ("c", 2),
     ]
     one, two = batches.take(ME, LEASE_S, 10)
-    batches.step(one, ME, created_at=1.0, why="batch_refused: no")
-    assert not batches.refused_in_a_row("job-a", 2, "batch_refused")
+    batches.step(one, ME, created_at=1.0, why="batch_refused: no")  # of a release before
+    assert not batches.failed_in_a_row("job-a", 2, "batch_refused")
     batches.step(two, ME, created_at=2.0, why="batch_lost")
-    assert not batches.refused_in_a_row("job-a", 2, "batch_refused")
-    batches.step(two, ME, why="batch_refused: no")
-    assert batches.refused_in_a_row("job-a", 2, "batch_refused")
+    assert not batches.failed_in_a_row("job-a", 2, "batch_refused")
+    batches.step(two, ME, **BatchFailure("batch_refused", "no").columns())
+    assert batches.failed_in_a_row("job-a", 2, "batch_refused")
 
 
 def test_a_batch_is_replaced_by_another(db: Database, batches: ProviderBatchStore) -> None:

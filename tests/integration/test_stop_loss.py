@@ -80,7 +80,9 @@ class House:
             made = make_attempt(f"doc-{number}", job_id=job_id, generation=generation)
             made.begun, made.calls = True, 1
             made.job = replace(made.job, awaited=awaited)
-            outcome: Retry | Dead = Retry(60.0, "schema_mismatch: the answer is\nno \ud83d \0 JSON")
+            outcome: Retry | Dead = Retry(
+                60.0, "schema_mismatch", "the answer is\nno \ud83d \0 JSON"
+            )
             if not refused:
                 outcome = Dead(
                     DeadLetter(made.key, "bad_request", 1, 1, "it is bad", 400, b"{}", None)
@@ -185,10 +187,9 @@ def test_a_release_without_the_column_pauses_and_resumes(house: House) -> None:
     house.database.write(
         lambda connection: connection.execute(old.values(state="paused", reason="out_of_credit: x"))
     )
-    assert (house.jobs.get(job_id).pause, house.jobs.get(job_id).reason) == (
-        None,
-        "out_of_credit: x",
-    )
+    job = house.jobs.get(job_id)
+    assert job.pause is not None
+    assert (job.pause.code, job.reason) == ("out_of_credit", "out_of_credit: x")
 
 
 def test_settling_a_group_again_counts_nothing_twice(house: House) -> None:

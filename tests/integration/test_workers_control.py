@@ -420,7 +420,7 @@ def test_a_pause_with_a_stated_end_is_over_by_itself(house: House) -> None:
     """A job that paused until a time goes on when it has come, whichever process ticks then, and
     lifts no hold (A2)."""
     job = house.submit(3)
-    paused: dict[str, Any] = {"reason": "the provider asks to wait", "expect": {JobState.RUNNING}}
+    paused: dict[str, Any] = {"why": by_hand("x"), "expect": {JobState.RUNNING}}
     house.jobs.set_state(job.job_id, JobState.PAUSED, **paused, resume_at=time.time() + 1000)
     hold_quota(house, "another job's account")
     house.control.tick()

@@ -143,11 +143,11 @@ def letter(reason: str) -> Dead:
 @pytest.mark.parametrize(
     ("outcome", "retries", "counts"),
     [
-        (Retry(1.0, "schema_mismatch: no JSON"), 0, True),
-        (Retry(1.0, "schema_mismatch: no JSON"), 1, False),
+        (Retry(1.0, "schema_mismatch", "no JSON"), 0, True),
+        (Retry(1.0, "schema_mismatch", "no JSON"), 1, False),
         (letter("invalid_result"), 0, True),
         (letter("schema_mismatch"), 1, False),
-        (Retry(1.0, "server_error: 500", counted=True), 0, False),
+        (Retry(1.0, "server_error", "500", counted=True), 0, False),
         (letter("bad_request"), 0, False),
     ],
 )

@@ -251,7 +251,7 @@ def test_the_wait_is_named_by_its_longest_part(
 @pytest.mark.parametrize(
     ("outcome", "name"),
     [
-        (Retry(1.0, "rate_limited: slow down, said the quokka"), "rate_limited"),
+        (Retry(1.0, "rate_limited", "slow down, said the quokka"), "rate_limited"),
         (Parked(pauses=Reason("out_of_credit", By.PROVIDER)), "out_of_credit"),
         (Parked(pauses=Reason("x", By.CONTROL, {"detail": "the quokka"})), "x"),
     ],

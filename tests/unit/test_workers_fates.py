@@ -135,7 +135,7 @@ def test_waiting_for_capacity_never_costs_an_attempt() -> None:
     jitter more."""
     outcome = decide(attempt(retries=3), throttled(7.0), POLICY)
     assert outcome == Retry(
-        7.0 + 8.0, "rate_limited: says the provider", counted=False, rate_limited=True
+        7.0 + 8.0, "rate_limited", "says the provider", counted=False, rate_limited=True
     )
 
 

@@ -25,7 +25,7 @@ from sqlalchemy import (
 
 from penstock_ledger.stored_values import Words
 
-HEAD: Final = "0017"  # the newest migration; revisions sort by their number
+HEAD: Final = "0018"  # the newest migration; revisions sort by their number
 
 metadata = MetaData()
 
@@ -316,6 +316,9 @@ provider_batches = Table(
     Column("succeeded", BigInteger),  # NULL: the provider does not tell
     Column("failed", BigInteger),
     Column("why", Words),  # what it waits for, or why it gave no answers
+    Column(
+        "failure", Words
+    ),  # the latter as JSON (BatchFailure); NULL: it waits, or ``why`` is all
     Column("packed_at", Double, nullable=False),
     Column("uploading_at", Double),  # written before the call, as creating_at is
     Column("uploaded_at", Double),

@@ -28,12 +28,18 @@ class Retry:
     """Try again, not before ``after_s`` seconds from now."""
 
     after_s: float
-    error: str
+    name: str  # of the failure, as in the table of fates
+    detail: str = ""  # what was said of it
     # False where the item is not at fault (a rate limit, a busy server): it costs no attempt
     counted: bool = True
     rate_limited: bool = False
     # another queue than it came from: that of the next model of its job's `fallback`
     to: str | None = None
+
+    @property
+    def error(self) -> str:
+        """The failure in words, for people."""
+        return f"{self.name}: {self.detail}" if self.detail else self.name
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,8 +47,9 @@ class Released:
     """Not tried, or stopped by this worker: it is given back at once, and no attempt counts."""
 
     why: str
-    # in flight as its engine died: its start stays counted, as after the death of a worker
-    crashed: bool = False
+    # the name of the failure, where it was in flight as its engine died: its start stays counted,
+    # as after the death of a worker
+    crashed: str | None = None
     to: str | None = None  # another queue than it came from: that of the model which it names
 
 

@@ -10,7 +10,6 @@ to the model, `settle`.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from time import time_ns
@@ -39,7 +38,6 @@ from penstock_workers.item.outcome import (
     Parked,
     Released,
     Retry,
-    Skipped,
     Unreadable,
 )
 from penstock_workers.lanes.registry import lane_row
@@ -225,7 +223,6 @@ def _reply(reply: Reply) -> Mapping[str, Value]:
 
 NS_PER_MS = 1_000_000
 UNNAMED = "_OTHER"  # OpenTelemetry's word for an error without a name
-_NAME = re.compile(r"[a-z][a-z0-9_]{0,63}")
 
 
 class ItemTraces:
@@ -345,7 +342,8 @@ def _reason(outcome: Outcome) -> str | None:
             return letter.reason
         case Parked(pauses=Reason(code=code)):
             return code
-        case Retry(error=said) | Parked(why=said) | Released(why=said) | Skipped(why=said):
-            name = said.partition(":")[0]
-            return name if _NAME.fullmatch(name) else None
+        case Retry(name=name):
+            return name
+        case Released(crashed=failure):
+            return failure
     return None

@@ -124,7 +124,7 @@ def decide(
         return Done(result_of(attempt, happened))
     fate = FATES[happened.name]
     if fate.outcome is Released:
-        return Released(explain(happened), crashed=True)
+        return Released(explain(happened), crashed=happened.name)
     if fate.outcome is Parked:
         account = {"detail": happened.detail, "fix": fate.fix}
         return Parked(pauses=Reason(happened.name, By.PROVIDER, account))
@@ -137,7 +137,8 @@ def decide(
         return Dead(dead_letter(attempt, happened))
     return Retry(
         after_s=policy.wait_s(attempt.retries, happened.retry_after_s, put_off=put_off),
-        error=f"{happened.name}: {happened.detail}",
+        name=happened.name,
+        detail=happened.detail,
         counted=fate.counted,
         rate_limited=happened.signal in THROTTLED,
     )

@@ -43,7 +43,6 @@ from penstock_workers.item.settling.rows import (
     has_budget,
     message_again,
     message_to,
-    reason_of,
     settled_dead,
     settled_done,
     settled_retry,
@@ -245,8 +244,8 @@ def _batch(group: Iterable[Settled], full: Container[str] = ()) -> SettleBatch:
                 queue = keys.lane_queue(queue) if queue in full else queue
                 refused_first = is_refused_first(attempt, outcome)
                 retries.append(settled_retry(attempt, outcome, queue, refused_first=refused_first))
-            case Released(crashed=True):
-                crashed.append(SettledCrash(attempt.key, reason_of(outcome)))
+            case Released(crashed=str(failure)):
+                crashed.append(SettledCrash(attempt.key, failure))
             case Released() | Parked() if attempt.begun:
                 released.append(attempt.key)
                 if has_budget(attempt.job):

@@ -29,7 +29,6 @@ from penstock_ledger.redaction import redact
 from penstock_producer.job.spec import JobSpec
 from penstock_workers.item.attempt import Attempt, Settled
 from penstock_workers.item.outcome import Dead, Outcome, Retry
-from penstock_workers.item.settling.rows import reason_of
 
 log = logging.getLogger(__name__)
 
@@ -228,8 +227,8 @@ def _failure_of(outcome: Outcome) -> tuple[str, str] | None:
     """Return the name of a failure that counts here, and what was said of it."""
     if isinstance(outcome, Dead):
         return outcome.letter.reason, outcome.letter.last_error
-    if isinstance(outcome, Retry) and reason_of(outcome) in REFUSED:
-        return reason_of(outcome), outcome.error.partition(": ")[2]
+    if isinstance(outcome, Retry) and outcome.name in REFUSED:
+        return outcome.name, outcome.detail
     return None
 
 

@@ -26,7 +26,6 @@ from penstock_workers.item.attempt import Attempt, Settled
 from penstock_workers.item.deliveries import Delivery
 from penstock_workers.item.outcome import Dead, Done, Outcome, Parked, Retry
 from penstock_workers.item.settling.records import MadeWithNotes, earlier_in, pauses_of
-from penstock_workers.item.settling.rows import reason_of
 from penstock_workers.item.settling.stop_loss import StopLoss, is_refused_first
 
 
@@ -116,9 +115,7 @@ class BatchRecords:
                 )
             elif isinstance(outcome, Retry):
                 again.append(
-                    SettledCrash(
-                        attempt.key, reason_of(outcome), is_refused_first(attempt, outcome)
-                    )
+                    SettledCrash(attempt.key, outcome.name, is_refused_first(attempt, outcome))
                 )
         report = self._hot.settle(SettleBatch(done, dead, tried_again=again))
         self._stop_loss.look(group, report.lately)
@@ -153,7 +150,7 @@ def _left(attempt: BatchAttempt, outcome: Retry | Parked) -> Remainder:
         prompt, completion, cost = prompt - own[0], completion - own[1], cost - own[2]
     attempts = attempt.number if is_counted else attempt.retries
     if isinstance(outcome, Retry):
-        reason = reason_of(outcome)
+        reason = outcome.name
     else:
         reason = "" if outcome.pauses is None else outcome.pauses.code
     most = max(1, (attempt.beside + 1) // 2) if reason == "batch_refused" else None

@@ -12,7 +12,7 @@ import random
 import time
 from typing import Any, Final
 
-from penstock_ledger import BatchState, JobState, ProviderBatch
+from penstock_ledger import BatchFailure, BatchState, JobState, ProviderBatch
 from penstock_ledger.reasons import By, Code, Reason
 from penstock_workers.lanes.batch.apis.provider import BatchGone, BatchSeen
 from penstock_workers.lanes.batch.jobs import Standing
@@ -47,11 +47,11 @@ class Watching:
             seen = await led.provider.look(led.remote_id)
         except BatchGone as error:
             if await self._troubles.is_given_up(error, "batch", may_come=led.answers_out > 0):
-                await self._ended(why=f"batch_lost: {error}")
+                await self._ended(BatchFailure("batch_lost", str(error)))
             return
         shown = {"status": seen.status, **counts_of(seen), "trouble": None, "missing": None}
         if seen.ended:
-            await self._ended(**shown)
+            await self._ended(None, **shown)
             return
         if any(getattr(led.batch, name) != value for name, value in shown.items()):
             await led.write(**shown)
@@ -69,7 +69,7 @@ class Watching:
         await led.provider.cancel(led.remote_id)
         self._cancelled_at, self._polls = time.monotonic(), 0
         if not is_taken_back:
-            await led.write(why=CANCELLED)
+            await led.write(why=CANCELLED, failure=None)
 
     async def _has_given_up(self, seen: BatchSeen) -> bool:
         """Whether nothing more is expected of a batch that should have ended long ago."""
@@ -87,19 +87,21 @@ class Watching:
                 seen.status,
             )
             await led.collected(
-                f"{Code.BATCH_STUCK}: it was still {seen.status}", unread=led.answers_out
+                BatchFailure(Code.BATCH_STUCK, f"it was still {seen.status}"),
+                unread=led.answers_out,
             )
             return True
         if led.standing is Standing.RUNS and not self._is_stuck:
             await led.around.jobs.stop(batch.job_id, JobState.PAUSED, _stuck(batch, seen))
-            await led.write(why=f"{Code.BATCH_STUCK}: it should have ended long ago")
+            await led.failed(BatchFailure(Code.BATCH_STUCK, "it should have ended long ago"))
             led.note_standing()
         return False
 
     @property
     def _is_stuck(self) -> bool:
         """Whether its job was paused for it."""
-        return (self._led.batch.why or "").startswith(Code.BATCH_STUCK)
+        failure = self._led.batch.failure
+        return failure is not None and failure.name == Code.BATCH_STUCK
 
     @property
     def _is_overdue(self) -> bool:
@@ -109,10 +111,11 @@ class Watching:
             and time.time() - created_at > self._led.around.settings.batch.stuck_after_s
         )
 
-    async def _ended(self, **shown: Any) -> None:
+    async def _ended(self, failure: BatchFailure | None, **shown: Any) -> None:
         led = self._led
         led.hit("batch_before_ended")
-        await led.write(state=BatchState.ENDED, ended_at=time.time(), **shown)
+        shown |= {"state": BatchState.ENDED, "ended_at": time.time()}
+        await (led.write(**shown) if failure is None else led.failed(failure, **shown))
         led.around.changed.set()
         self._polls, self._cancelled_at = 0, None
         led.hit("batch_ended")
