@@ -269,8 +269,9 @@ else:
                 "PaidBeside Result"
             ),
             "penstock_ledger.provider_batch": (
-                "BatchFailure BatchState BatchSum BatchTrouble BatchesOpen CANCEL_WAIT_S KeptDocument "
-                "Missing NewProviderBatch ProviderBatch Remainder Waiting kept_documents"
+                "BatchFailure BatchState BatchSum BatchTrouble BatchesOpen CANCEL_WAIT_S "
+                "KeptDocument Missing NewProviderBatch ProviderBatch Remainder Waiting "
+                "kept_documents"
             ),
             "penstock_ledger.schedule": (
                 "CatchUp Decision Firing FiringOutcome NewSchedule Schedule"

@@ -49,7 +49,7 @@ _OF_BATCHES: Final = frozenset(
 
 
 def failure_of_batch(sentence: str) -> tuple[str, str] | None:
-    """Return name and detail of the failure of a provider batch; None where it waits for something."""
+    """Return name and detail of the failure of a provider batch; None where it waits."""
     name, _, detail = sentence.partition(": ")
     return (name, detail) if name in _OF_BATCHES else None
 

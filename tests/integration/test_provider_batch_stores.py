@@ -371,7 +371,7 @@ def test_a_batch_that_ends_keeps_no_document(db: Database, batches: ProviderBatc
     batches.settle("t2", [], [dead("a")], [])
     assert not batches.end(led["t2"], OTHER, None)
     assert [one.key.doc_id for one in remainders.of_batch("t2")] == ["b"]
-    assert batches.end(led["t2"], ME, "batch_cancelled: its job ended before it was created")
+    assert batches.end(led["t2"], ME, BatchFailure("batch_cancelled", "its job ended"))
     assert list(remainders.of_batch("t2")) == []
     assert [one.key.doc_id for one in remainders.unclaimed("job-a", 1)] == ["b"]
     assert [batch.tag for batch in batches.take(ME, LEASE_S, 10)] == ["t1"]

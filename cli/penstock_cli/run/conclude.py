@@ -85,7 +85,8 @@ def _why_stopped(plan: Plan, job: Job, report: Report) -> str:
     """With the command that goes on: a budget that is spent would only pause the job again."""
     done = f"{count(report.finished)} of {count(report.total)} documents are finished and kept."
     message = f"job {job.job_key} is {job.state}: {job.reason or 'no reason was recorded'}. {done}"
-    code = None if job.pause is None else job.pause.code
+    pause = job.pause
+    code = None if pause is None else pause.code
     if code == Code.FORMAT_REFUSED:
         anew = this_command_with(
             response_format="json_object", out=f"{plan.request.out.rstrip('/')}-2"
@@ -103,7 +104,12 @@ def _why_stopped(plan: Plan, job: Job, report: Report) -> str:
         )
     if found := advice_for(job.pause):
         return "\n".join([message, *map(_advised, found), f"To go on:  {this_command()}"])
-    doubt = " (with another --base-url, if that was wrong)" if code == Code.ANSWERS_ALIKE else ""
+    is_astray = (
+        pause is not None
+        and code == Code.ANSWERS_ALIKE
+        and pause.params.get("failure") != "forbidden"
+    )
+    doubt = " (with another --base-url, if that was wrong)" if is_astray else ""
     return f"{message} Once that is put right, resume with{doubt}:  {this_command()}"
 
 
@@ -118,7 +124,7 @@ def still_spent(plan: Plan, ledger: Books, job: Job) -> bool:
     budget, counts = plan.spec.budget_usd, ledger.outcomes.counts(job.job_id)
     if budget is None:
         return False
-    before = job.pause.number("budget_usd") if is_out_of_budget(job) and job.pause else None
+    before = None if job.pause is None else job.pause.number("budget_usd")
     spent = counts.cost_microusd / MICRO
     return (before is not None and budget <= before) or budget - spent < spent / max(
         1, counts.succeeded

@@ -163,11 +163,12 @@ class PauseShown(BaseModel):
     """Why a job is paused."""
 
     code: str = Field(
-        description="Such as stop_dead, stop_missed and stop_usd_per_doc, which a stop-loss has."
+        description="Such as by_hand, budget_exhausted, stop_dead or out_of_credit; "
+        "docs/gateway-jobs.md lists them. Decide by this, not by the message."
     )
-    by: str = Field(description="person, control, budget, provider, lane or stop_loss.")
+    by: str = Field(description="person, control, budget, provider, lane, source or stop_loss.")
     params: dict[str, Any] = Field(
-        description="What belongs to the code: shares, examples, the commonest cause."
+        description="What belongs to the code: sums, shares, examples, what was reported."
     )
     message: str = Field(description="The same as a sentence.")
     advice: list[AdviceShown]
@@ -185,10 +186,7 @@ class JobShown(BaseModel):
     state: str
     reason: str | None = Field(description="Why it is paused or has failed.")
     pause: PauseShown | None = Field(
-        description=(
-            "Why it is paused, as data; null where it is not paused, and for pauses that have a "
-            "reason in words only."
-        )
+        description="Why it is paused, as data; null where it is not paused."
     )
     resume_at: float | None = Field(description="When a paused job goes on by itself.")
     generation: int

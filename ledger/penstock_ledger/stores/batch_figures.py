@@ -45,7 +45,12 @@ _AT_PROVIDER: Final = (BatchState.UPLOADED, BatchState.CREATED)
 # then the journal says why a batch has ended
 _READ: Final = (BatchState.COLLECTED, BatchState.SETTLED)
 # failures of such batches
-_CUT_SHORT: Final = ("lane_left", "batch_cancelled", "batch_stuck", "batch_refused")
+_CUT_SHORT: Final[tuple[str | None, ...]] = (
+    "lane_left",
+    "batch_cancelled",
+    "batch_stuck",
+    "batch_refused",
+)
 # times as many batches as are wanted, since some of them were cut short
 _LOOKED_AT: Final = 4
 # Since its end a batch that a living worker leads keeps its documents for so long: its answers are
@@ -302,7 +307,7 @@ class BatchFigures:
         return self._db.read(lambda connection: connection.execute(query).scalar_one_or_none())
 
 
-def _failure_in(row: Row[Any]) -> str | None:
+def _failure_in(row: Any) -> str | None:
     failure = BatchFailure.read(row.failure, row.why)
     return None if failure is None else failure.name
 
