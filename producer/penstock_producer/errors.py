@@ -43,6 +43,7 @@ __all__ = [
     "MAX_SEEN_CHARS",
     "BadMessage",
     "BadReference",
+    "ContentError",
     "InvalidDocument",
     "JobCancelled",
     "JobRefused",

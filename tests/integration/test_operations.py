@@ -132,7 +132,7 @@ class House:
         elif state == "by_person":
             go(JobState.PAUSED, why=by_hand("a look at it"))
         elif state == "by_stop_loss":
-            go(JobState.PAUSED, pause=STOPPED)
+            go(JobState.PAUSED, why=STOPPED)
         elif state == "by_budget":
             spent = spent_budget(budget_usd=5, spent_usd=5, left=1, mean_usd=1)
             go(JobState.PAUSED, why=spent)

@@ -316,9 +316,6 @@ provider_batches = Table(
     Column("succeeded", BigInteger),  # NULL: the provider does not tell
     Column("failed", BigInteger),
     Column("why", Words),  # what it waits for, or why it gave no answers
-    Column(
-        "failure", Words
-    ),  # the latter as JSON (BatchFailure); NULL: it waits, or ``why`` is all
     Column("packed_at", Double, nullable=False),
     Column("uploading_at", Double),  # written before the call, as creating_at is
     Column("uploaded_at", Double),
@@ -339,6 +336,8 @@ provider_batches = Table(
     Column("answers_read", BigInteger),
     Column("unread", BigInteger),  # answers that were paid for and could not be read
     Column("unread_microusd", BigInteger),  # their estimated cost; NULL: no price is known
+    # why it gave no answers, as JSON (BatchFailure); NULL: it waits, or ``why`` is all there is
+    Column("failure", Words),
     Index("provider_batches_state", "state"),
     Index("provider_batches_job", "job_id", "packed_at"),
 )
