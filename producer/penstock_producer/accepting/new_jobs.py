@@ -281,7 +281,7 @@ class NewJobs:
 def _estimate(spec: JobSpec, found: Survey) -> dict[str, Any]:
     """Return the estimate that is kept with the source.
 
-    A job of several lanes, or with a deadline, is judged by it until there are answers.
+    Lanes are compared by it, and a deadline checked, until there are answers.
     """
     if len(spec.permitted_lanes) == 1 and spec.deadline_s is None:
         return {}

@@ -22,7 +22,7 @@ from penstock_workers.metrics.samples import Sample
 
 LoopFactory = Callable[[], asyncio.AbstractEventLoop]
 
-# Items are freed with their last reference (tests/unit/test_workers_garbage.py), so the collector
+# Items are freed with their last reference (test_garbage.py), so the collector
 # only frees what libraries leave behind. Python's 700 new objects are what a hundred items hold,
 # and each
 # of those walks visits all that are in flight. So many new objects are a few tens of MB at most

@@ -41,7 +41,7 @@ log = logging.getLogger(__name__)
 class AsyncioPool(ItemPool):
     """``worker_pool`` of the worker app.
 
-    Expects ``app.parts``, see ``app.py``. Owns the leases (``held.LeaseOwner``)."""
+    Expects ``app.parts``, see ``app.py``. Owns the leases (``leases.LeaseOwner``)."""
 
     signal_safe = False
     body_can_be_buffer = True

@@ -4,8 +4,8 @@ The only module that imports OpenTelemetry.
 
 Spans are built when an item is settled, with ids and times of their own, so they are handed to the
 processor as finished ``ReadableSpan`` instead of going through a tracer: a tracer would draw the
-ids, and takes several times as long. tests/integration/test_tracing.py checks this with a real
-receiver.
+ids, and takes several times as long. tests/integration/workers/test_tracing.py checks this with a
+real receiver.
 """
 
 from __future__ import annotations
