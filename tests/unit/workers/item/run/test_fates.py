@@ -15,7 +15,7 @@ from penstock_ratelimit import Signal
 from penstock_workers.item.attempt import Attempt, Settled
 from penstock_workers.item.deliveries import Delivery
 from penstock_workers.item.failures import Failure, Reply
-from penstock_workers.item.outcome import Dead, Done, Parked, Retry
+from penstock_workers.item.outcome import Dead, Done, Parked, Released, Retry
 from penstock_workers.item.run.fates import RetryPolicy, decide
 from penstock_workers.item.settling.records import _batch
 from penstock_workers.item.spent import Spent
@@ -224,3 +224,19 @@ def test_what_the_provider_calls_hopeless_is_not_sent_again() -> None:
     """`x-should-retry: false` on a failure that would be retried makes it the last."""
     hopeless = replace(failed("server_error"), final=True)
     assert isinstance(decide(attempt(), hopeless, POLICY), Dead)
+
+
+def test_an_item_whose_engine_died_goes_back_and_counts_as_a_crash() -> None:
+    """Another worker takes it, and what kills engines again and again is found out by that count."""
+    outcome = decide(attempt(), failed("engine_died", None), POLICY)
+    assert isinstance(outcome, Released)
+    assert outcome.crashed
+
+
+def test_the_waits_that_the_docs_argue_for_are_the_defaults() -> None:
+    """A second, then twice as long each time, at most a minute; a provider may ask for a quarter
+    of an hour before the job pauses (docs/decisions.md, "Backoff")."""
+    usual = RetryPolicy(rng=Highest())
+    assert [usual.wait_s(tries, None) for tries in (0, 1, 20)] == [1.0, 2.0, 60.0]
+    assert isinstance(decide(attempt(), throttled(900.0), usual), Retry)
+    assert isinstance(decide(attempt(), throttled(901.0), usual), Parked)
