@@ -51,7 +51,7 @@ class DoorServer(uvicorn.Server):
             for listening in server.sockets:
                 host, port = listening.getsockname()[:2]
                 log.info(
-                    "the HTTP doors are open at http://%s:%d",
+                    "the HTTP API listens at http://%s:%d",
                     f"[{host}]" if ":" in host else host,
                     port,
                 )
@@ -62,7 +62,7 @@ class DoorServer(uvicorn.Server):
         if self._door.leave_s and not self.force_exit:
             await asyncio.sleep(self._door.leave_s)
         await super().shutdown(sockets)
-        log.info("the HTTP doors are closed")
+        log.info("the HTTP API has stopped listening")
 
 
 def door_server(settings: GatewaySettings, *, extra: Sequence[APIRouter] = ()) -> DoorServer:

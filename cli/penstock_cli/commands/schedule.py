@@ -50,7 +50,7 @@ ScheduleName = Annotated[
 Zone = Annotated[
     str,
     typer.Option(
-        metavar="ZONE", help="Whose clock the times are on: Europe/Berlin, …", rich_help_panel=WHEN
+        metavar="ZONE", help="The time zone of these times: Europe/Berlin, …", rich_help_panel=WHEN
     ),
 ]
 CatchUp = Annotated[
@@ -196,7 +196,9 @@ def _trouble(source: str, spec: JobSpec) -> str | None:
 def list_schedules(
     name: Annotated[
         str | None,
-        typer.Argument(metavar="[NAME]", help="Only this one, with what came of its times."),
+        typer.Argument(
+            metavar="[NAME]", help="Show only this schedule, with what came of its times."
+        ),
     ] = None,
     as_json: options.JsonOption = False,
 ) -> None:

@@ -242,7 +242,7 @@ def _results(url: str, s3_endpoint_url: str | None, *, parts: bool = False) -> F
     except SinkError as error:
         # as in a container that only reads it, or lacks it
         if getattr(error.__cause__, "errno", None) == errno.EROFS:
-            fix = "control processes write there: let the doctor look from one of them, too"
+            fix = "control processes write there: run `penstock doctor` beside one of them, too"
             return Finding(Verdict.WARNING, "results", f"{shown} is read-only here", fix)
         fix = "correct results_url (PENSTOCK_RESULTS_URL); control processes write there"
         return Finding(Verdict.BAD, "results", safe(str(error)), fix)

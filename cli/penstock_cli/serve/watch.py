@@ -70,7 +70,7 @@ class Doors:
             logs=self._state.logs,
             tell=self._progress.say,
             policy=Policy(
-                name=lambda _: "the process of the HTTP doors",
+                name=lambda _: "the process of the HTTP API",
                 log=lambda _: "doors",
                 umask=FOR_OTHERS,
             ),

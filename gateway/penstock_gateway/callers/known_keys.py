@@ -318,7 +318,7 @@ class KnownKeys:
         if not is_loopback(name) and name not in self._backend.settings.gateway.hosts:
             raise Refused(
                 403,
-                "This door has no API keys, so it answers requests to this machine only, not to "
+                "This server has no API keys, so it answers requests to this machine only, not to "
                 f"{name[:80]!r}: make a key (penstock keys create), or name the host in "
                 "gateway.hosts.",
                 code="host_not_allowed",
@@ -326,7 +326,7 @@ class KnownKeys:
         origin = connection.headers.get("origin")
         if origin is not None and origin not in (f"http://{host}", f"https://{host}"):
             raise Refused(
-                403, f"Pages of {origin[:80]!r} may not use this door.", code="origin_not_allowed"
+                403, f"Pages of {origin[:80]!r} may not use this API.", code="origin_not_allowed"
             )
 
 

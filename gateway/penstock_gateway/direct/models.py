@@ -45,8 +45,10 @@ class ModelShown(BaseModel):
     id: str
     object: str = "model"
     type: str = "model"
-    created: int = Field(default=0, description="0: not known.")
-    created_at: str = Field(default=UNKNOWN, description="As `created`, for Anthropic's client.")
+    created: int = Field(default=0, description="0 where it is not known.")
+    created_at: str = Field(
+        default=UNKNOWN, description="The time in `created`, as Anthropic's client reads it."
+    )
     display_name: str
     owned_by: str = Field(
         description="`penstock` where workers host it, else the name of the provider."

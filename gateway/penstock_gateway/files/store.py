@@ -284,7 +284,7 @@ def _unwritable(error: BaseException) -> Refused:
     cause = error if isinstance(error, OSError) else error.__cause__
     if isinstance(cause, OSError) and cause.errno in (errno.ENOSPC, errno.EDQUOT):
         return _no_room()
-    log.warning("files of the doors cannot be written or read: %s", error)
+    log.warning("uploaded files cannot be written or read: %s", error)
     return Refused(
         503,
         "where the server keeps files does not answer; try again",
