@@ -204,7 +204,7 @@ class Task(Protocol):
 async def running(
     tasks: Iterable[Task], backend: Backend, metrics: DoorMetrics
 ) -> AsyncIterator[None]:
-    """All of them, for as long as the block lasts."""
+    """Run all tasks for as long as the block lasts."""
     tasks = list(tasks)
     for task in tasks:
         name = type(task).__name__

@@ -177,7 +177,10 @@ Number = TypeVar("Number", int, float)
 
 
 def keys_of_caller(caller: Caller) -> Whose:
-    """Of a tenant its own keys, also for its administrators. All keys only for the operator's."""
+    """Return whose keys a caller sees.
+
+    A tenant sees its own, also with its administrators' keys. Only the operator's see all.
+    """
     return Whose(caller.tenant, every=caller.tenant is None and "admin" in caller.scopes)
 
 
@@ -228,7 +231,10 @@ def new_key(given: NewKey, giver: ApiKey | None, tenants_usd: float | None) -> N
 
 
 def tenant_of(given: NewKey, caller: Caller) -> str | None:
-    """Whose the key is to be, as far as the request says; ``new_key`` says whether it may."""
+    """Return whose the key is to be, as far as the request says.
+
+    ``new_key`` says whether it may.
+    """
     return caller.tenant if given.tenant is None else given.tenant
 
 
@@ -256,7 +262,7 @@ def refuse_to_revoke(found: ApiKey, giver: ApiKey | None, keys_now: LockedKeys) 
 
 
 def is_within(scopes: Collection[str], giver: ApiKey | None) -> bool:
-    """Whether a giver has all of these scopes: `admin` is all of them."""
+    """Return whether a giver has all of these scopes: `admin` is all of them."""
     held = set(SCOPES) if giver is None or "admin" in giver.scopes else giver.scopes
     return held >= set(scopes)
 

@@ -101,7 +101,7 @@ def serve_door(settings: GatewaySettings) -> None:
 
 
 def refuse_open_door(settings: GatewaySettings) -> None:
-    """Without keys there is nothing between a network and the fleet. Raises DoorOpen."""
+    """Raise DoorOpen where a network could reach the fleet without a key."""
     if settings.only_this_machine:
         return
     database = open_database(settings.database_url, role="gateway")

@@ -57,7 +57,7 @@ class Index:
         return sum(part.results for part in self.parts)
 
     def is_due(self, results: int) -> bool:
-        """Whether a job with so many results has enough of them for another part."""
+        """Return whether a job with so many results has enough of them for another part."""
         return results - self.results >= max(RESULTS_MIN, self.results // SHARE)
 
     @classmethod

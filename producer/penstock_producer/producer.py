@@ -423,7 +423,7 @@ class Producer:
         return self._jobs.close(self._opened(job).job_id)
 
     def came_from_remote(self, job: str) -> bool:
-        """Whether a remote door accepted this job. Raises JobNotFound."""
+        """Return whether a remote door accepted this job. Raises JobNotFound."""
         return self._found(job).source.get(DOOR) == REMOTE
 
     def check_tenant(self, job: str) -> None:

@@ -98,7 +98,7 @@ class Reader:
         ]
 
     def sample(self) -> list[QuotaSeen]:
-        """Two looks, so that there is something to say about use."""
+        """Look twice, so that there is something to say about use."""
         if self.look():
             time.sleep(SAMPLE_S)
         return self.look()

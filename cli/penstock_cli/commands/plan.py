@@ -187,7 +187,7 @@ def show(picture: Picture, plans: Sequence[LanePlan], asked: Asked) -> None:
 
 
 def show_json(picture: Picture, plans: Sequence[LanePlan], asked: Asked) -> None:
-    """For programs; null is unknown."""
+    """Print for programs; null is unknown."""
     shown = {
         "documents": picture.documents,
         "within_s": asked.within_s,
@@ -252,7 +252,7 @@ def _size(size: int | None) -> str:
 
 
 def _assumptions(picture: Picture, plans: Sequence[LanePlan]) -> list[str]:
-    """Those of the job first; what several lanes take for granted is said once."""
+    """Return the assumptions, those of the job first; what several lanes assume is said once."""
     lines = [_line(one, "") for one in picture.assumptions]
     known = [set(plan.assumptions) for plan in plans if plan.planned is not None]
     shared: set[Figure] = set.intersection(*known) if known else set()

@@ -161,7 +161,7 @@ def add(
 def _over(
     given: GivenJob, job: str | None, schedule: str | None, where: list[str] | None
 ) -> OutcomesOf | None:
-    """Whose outcomes are read; None where a source is."""
+    """Return whose outcomes are read; None where a source is."""
     from penstock_producer import OutcomesOf
 
     names = "--from-job JOB or --from-schedule NAME"
@@ -324,7 +324,7 @@ def _print_one(schedule: Schedule, firings: list[Firing]) -> None:
 
 
 def _next(schedule: Schedule) -> str:
-    """When, or why not."""
+    """Say when the schedule starts next, or why not."""
     from penstock_producer.reporting.text import one_line
 
     shown = _shown(schedule, schedule.next_at)

@@ -41,7 +41,7 @@ def examine(
     accept: Collection[str] = (),
     lane: AskedLane | None = None,
 ) -> Iterator[Finding]:
-    """All checks, in the order in which to repair what they find.
+    """Yield the findings of all checks, in the order in which to repair them.
 
     ``migrate`` brings the tables up to date on the way.
 
@@ -250,7 +250,7 @@ def _results(url: str, s3_endpoint_url: str | None, *, parts: bool = False) -> F
 
 
 def _connections(database: Database) -> Iterator[Finding]:
-    """Whether another worker with these settings would find room."""
+    """Yield whether another worker with these settings would find room."""
     from penstock_workers.settings import WorkerSettings
     from penstock_workers.stores import pool_sizes
 

@@ -111,7 +111,10 @@ async def retrieve_model(request: Request, model: str, _caller: May) -> ModelSho
 
 
 async def _known(backend: Backend) -> dict[str, ModelShown]:
-    """By name, hosted ones first: they are who answers where a provider has the same name."""
+    """Return the models by name, hosted ones first.
+
+    Workers answer where a provider has a model of the same name.
+    """
     direct = backend.settings.gateway.direct
     found: dict[str, ModelShown] = {}
     for served in await backend.part(Calls).fleet.hosted():

@@ -182,9 +182,10 @@ def _fields(job: Job, letter: DeadLetter) -> dict[str, Any]:
 
 
 def _readable(body: bytes | None) -> Any:
-    """JSON as JSON, anything else as text, nothing as null.
+    """Return JSON as JSON, anything else as text, nothing as null.
 
-    JSON too deep to be written again is text as well."""
+    JSON too deep to be written again is text as well.
+    """
     if not body:
         return None
     try:

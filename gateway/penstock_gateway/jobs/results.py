@@ -129,9 +129,10 @@ async def results(
 async def _table(
     backend: Backend, caller: Caller, job: str, form: TableFormat, *, escape_formulas: bool
 ) -> StreamingResponse:
-    """As `penstock results` writes it.
+    """Stream a table as `penstock results` writes it.
 
-    A batch of rows is in memory, so that each takes one of the readings of its tenant."""
+    A batch of rows is in memory, so that each takes one of the readings of its tenant.
+    """
 
     def begin() -> tuple[Job, Iterator[bytes]]:
         found = find_job(backend, caller, job)

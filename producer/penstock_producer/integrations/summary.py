@@ -32,7 +32,7 @@ def summary_of(status: JobStatus) -> dict[str, Any]:
 
 
 def failure_of(summary: dict[str, Any], max_dead: float) -> str | None:
-    """Why the step has failed, for people to read; None where it has not.
+    """Return why the step has failed, for people to read; None where it has not.
 
     ``max_dead`` is the share of documents that may end as dead letters, from 0 to 1.
     """

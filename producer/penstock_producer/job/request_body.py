@@ -42,12 +42,12 @@ def text_field(endpoint: str) -> str | None:
 
 
 def is_anthropic(endpoint: str) -> bool:
-    """Whether requests to it are Anthropic's Messages."""
+    """Return whether requests to it are Anthropic's Messages."""
     return endpoint.endswith("/messages")
 
 
 def is_gemini(endpoint: str) -> bool:
-    """Whether requests to it are Gemini's."""
+    """Return whether requests to it are Gemini's."""
     return endpoint.endswith("/generateContent")
 
 

@@ -125,7 +125,7 @@ def format_asked(
 
 
 def _unsendable(schema: Mapping[str, Any], endpoint: str, lane: str) -> str | None:
-    """Why a schema is not sent unless that is asked for; None where it is."""
+    """Return why a schema is not sent unless that is asked for; None where it is."""
     if not endpoint.endswith(CHAT.removeprefix("/v1")):
         return f"requests to {endpoint} have no field for it"
     if not has_own_model(lane) and schema.get("type") != "object":

@@ -212,7 +212,7 @@ class ModelFault(ValueError):
 
 
 def is_model_path(text: str) -> bool:
-    """Whether a name is `package.module:Model` and no file."""
+    """Return whether a name is `package.module:Model` and no file."""
     return _PATH.fullmatch(text) is not None and not os.path.exists(text)
 
 

@@ -44,7 +44,7 @@ def spent_budget(
     next_is: str = "the next call",
     next_documents: int = 1,
 ) -> str:
-    """Why a job pauses, and what finishing it costs.
+    """Return why a job pauses, and what finishing it costs.
 
     ``left``: documents without an outcome, None where their number is not known yet; ``mean_usd``:
     of a document so far, None before any has finished; ``next_usd``: what ``next_is`` may cost,
@@ -81,7 +81,7 @@ def spent_tenant_budget(
     next_is: str = "the next call",
     next_documents: int = 1,
 ) -> str:
-    """Why a job pauses whose tenant may not spend more, and what lets it go on.
+    """Return why a job pauses whose tenant may not spend more, and what lets it go on.
 
     ``month``: in which it was accepted, as 2026-11; the others as in ``spent_budget``."""
     whose = f"that tenant {tenant!r} may spend on jobs of {month}"

@@ -55,7 +55,7 @@ def checked_messages(given: Any) -> list[dict[str, Any]]:
 
 
 def leading_system(messages: list[dict[str, Any]]) -> int:
-    """How many of the first messages are the system's."""
+    """Return how many of the first messages are the system's."""
     return next(
         index for index, message in enumerate(messages) if message["role"] not in SYSTEM_ROLES
     )

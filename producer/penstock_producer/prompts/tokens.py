@@ -112,7 +112,7 @@ def pinned(path: str) -> str:
 
 
 def in_words(tokenizer: str | None) -> str:
-    """How a job counts the tokens of its limits."""
+    """Return how a job counts the tokens of its limits."""
     return ESTIMATED if tokenizer is None else f"by {tokenizer.partition(PIN)[0]}"
 
 
@@ -237,7 +237,7 @@ def cut_of(given: object, tokens: TokenCounter | None = None) -> Cut:
 
 
 def counts_tokens(given: object) -> bool:
-    """Whether a limit is in tokens."""
+    """Return whether a limit is in tokens."""
     found = _POLICY.fullmatch(str(given))
     return found is not None and found["unit"] is not None
 

@@ -85,7 +85,7 @@ def by_lane(
 
 
 def is_unpriced(one: MadeWith) -> bool:
-    """Whether what was made so has no known price.
+    """Return whether what was made so has no known price.
 
     A price of 0 is what releases before this one wrote for that."""
     return not (one.usd_per_hour if one.engine else one.usd_per_mtok_in or one.usd_per_mtok_out)

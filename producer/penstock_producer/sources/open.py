@@ -247,7 +247,7 @@ def _of_pin(
 
 
 def _is_of_documents(name: str | None) -> bool:
-    """Whether each file of a folder is one document in this format."""
+    """Return whether each file of a folder is one document in this format."""
     return name is not None and not FORMATS[name].of_rows
 
 

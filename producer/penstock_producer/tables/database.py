@@ -77,7 +77,7 @@ class TableSink:
         return [target.name for target in self._fit.targets]
 
     def try_out(self) -> None:
-        """Whether ``prepare`` would work; nothing of it stays in the database.
+        """Return whether ``prepare`` would work; nothing of it stays in the database.
 
         Raises as that does."""
         with self._usable(), self._engine.connect() as connection:
@@ -157,7 +157,7 @@ class TableSink:
                 connection.exec_driver_sql(self._statements.comment(name, sql.UNSIZED))
 
     def _write(self, connection: Connection, rows: list[Row]) -> int:
-        """How many rows the table has of them now."""
+        """Return how many rows the table has of them now."""
         unsized = self._fit.unsized
         if unsized is not None and (dimensions := _dimensions(rows, unsized)):
             for statement in self._statements.size(unsized, dimensions):

@@ -306,7 +306,7 @@ def embedding_type(connection: Connection, table: Table) -> str | None:
 
 
 def waits_for_size(connection: Connection, place: str, column: str) -> bool:
-    """Whether the column was made here and has had no vector yet.
+    """Return whether the column was made here and has had no vector yet.
 
     ``place`` is the table's quoted name."""
     row = connection.execute(_ATTRIBUTE, {"named": place, "column": column}).one_or_none()
@@ -314,6 +314,6 @@ def waits_for_size(connection: Connection, place: str, column: str) -> bool:
 
 
 def size_of(connection: Connection, place: str, column: str) -> int | None:
-    """How many numbers a vector there has; None where the column does not say."""
+    """Return how many numbers a vector there has; None where the column does not say."""
     row = connection.execute(_ATTRIBUTE, {"named": place, "column": column}).one_or_none()
     return None if row is None or row[0] == -1 else int(row[0])

@@ -62,7 +62,7 @@ class RangedObject(ABC):
         return iter(())
 
     def unchanged(self) -> bool:
-        """Whether the object that is there now still has the pinned ETag and size."""
+        """Return whether the object that is there now still has the pinned ETag and size."""
         return self._pin is not None and self._version() == (self._pin["size"], self._pin["etag"])
 
     def chunks(self, offset: int) -> Iterator[bytes]:

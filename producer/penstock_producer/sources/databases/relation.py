@@ -328,7 +328,7 @@ class RowsByKey:
             yield group
 
     def _is_left_out(self, row: Row) -> bool:
-        """Whether its values did not come, and may."""
+        """Return whether its values did not come, and may."""
         return row.values is None and row.size <= self._max_bytes
 
     def _asked(self, ask: Ask, keys: Sequence[Key], most: int) -> dict[Key, Row]:

@@ -77,7 +77,7 @@ def kind_of(data: bytes) -> Kind | None:
 
 
 def is_media(start: bytes, *, whole: bool) -> bool:
-    """Whether a file that begins so is an image or a sound; ``whole`` tells nothing more."""
+    """Return whether a file that begins so is an image or a sound; ``whole`` tells nothing more."""
     return kind_of(start) is not None
 
 

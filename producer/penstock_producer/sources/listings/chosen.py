@@ -193,7 +193,7 @@ class Chosen:
         return (entry for entry in self.listing.entries(after) if self.holds(entry.name))
 
     def holds(self, name: str) -> bool:
-        """Whether a name below the place is one of these."""
+        """Return whether a name below the place is one of these."""
         return matches(self.pattern, name)
 
     def form(self, given: str | None) -> str:

@@ -29,12 +29,12 @@ _JSON: Final = ("{", "[")
 
 
 def looks_like_csv(start: bytes, *, whole: bool) -> bool:
-    """Whether a file that begins so is CSV, and no TSV."""
+    """Return whether a file that begins so is CSV, and no TSV."""
     return _delimiter_of(start, whole=whole) not in (None, "\t")
 
 
 def looks_like_tsv(start: bytes, *, whole: bool) -> bool:
-    """Whether a file that begins so is TSV."""
+    """Return whether a file that begins so is TSV."""
     return _delimiter_of(start, whole=whole) == "\t"
 
 

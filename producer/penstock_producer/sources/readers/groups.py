@@ -36,7 +36,7 @@ class Groups(Protocol):
     def count(self) -> int: ...
 
     def depth(self, column: str) -> int:
-        """How many lists and objects its values lie in."""
+        """Return how many lists and objects its values lie in."""
         ...
 
     def batches(self, group: int, columns: Sequence[str]) -> Iterator[Any]:

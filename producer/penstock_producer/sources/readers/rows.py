@@ -97,7 +97,7 @@ class PinnedRows(ABC):
         return int(span[1]), int(span[2])
 
     def _no_document(self, position: str, code: str, why: str = "") -> SourceError:
-        """Why a row that was surveyed is no document now."""
+        """Return why a row that was surveyed is no document now."""
         gone = no_longer(code, f"{self.uri} at {position}: {code}: {why}")
         return gone or BadReference(f"{self.uri}: at {position} there is no document ({code})")
 

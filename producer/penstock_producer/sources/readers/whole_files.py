@@ -219,7 +219,7 @@ _MAX_POSITION_CHARS: Final = 1_000  # what a message carries
 
 
 def unchanged(pin: Mapping[str, Any], chosen: Chosen) -> bool:
-    """Whether all files have the names, sizes and times of the pin, and none was added.
+    """Return whether all files have the names, sizes and times of the pin, and none was added.
 
     Reads no content."""
     notes = SegmentNotes()
