@@ -93,7 +93,7 @@ class Leases:
         )
 
     def release(self, connection: Connection, name: Name, owner: str, fence: int) -> None:
-        """Nothing happens when ``owner`` no longer leads it."""
+        """Release a feed. Nothing happens when ``owner`` no longer leads it."""
         connection.execute(self._release, self._its(name) | {"by": owner, "its_fence": fence})
 
     def advance(self, connection: Connection, name: Name, to: Moved) -> bool:

@@ -94,7 +94,9 @@ class FeederPlan(NamedTuple):
 def plan_feeders(
     spec: JobSpec, rows: int, size: int, pin: Mapping[str, Any], *, one_machine: bool
 ) -> FeederPlan:
-    """Of a source with so many ``rows``, and so many bytes of request bodies (``size``).
+    """Plan the feeders of a source with so many ``rows``.
+
+    ``size`` is how many bytes its request bodies have together.
 
     ``one_machine``: the database of the job is a file of SQLite.
     """

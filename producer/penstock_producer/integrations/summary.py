@@ -14,7 +14,7 @@ POLL_S = 15.0  # between looks at a job; each is one query
 
 
 def summary_of(status: JobStatus) -> dict[str, Any]:
-    """JSON of a bounded size: no document's text is in it."""
+    """Return JSON of a bounded size: no document's text is in it."""
     counts = status.counts
     return {
         "job_id": status.job.job_id,

@@ -196,7 +196,7 @@ def _faults(part: Mapping[str, Any], at: str) -> Iterator[str]:
 
 
 def _parts(part: Mapping[str, Any]) -> Iterator[tuple[Any, str, int]]:
-    """Schemas within one, with the step to each and whether it lies a level deeper."""
+    """Yield the schemas within one, each with the step to it and whether it is a level deeper."""
     for name, inner in _mapping(part.get("properties")).items():
         yield inner, f".{name}", 1
     if "items" in part:

@@ -169,13 +169,13 @@ def without_command(reason: str) -> str:
 
 
 def next_budget(wanted_usd: float) -> str:
-    """In two significant digits, upwards."""
+    """Return a budget in two significant digits, rounded up."""
     step = 10.0 ** (math.floor(math.log10(wanted_usd)) - 1) if wanted_usd > 0 else 0.01
     return f"{math.ceil(wanted_usd / step - 1e-9) * step:.10f}".rstrip("0").rstrip(".")
 
 
 def _usd(value: float) -> str:
-    """Cents, and of a small amount two digits that say something."""
+    """Write dollars with cents, and a small amount with two digits that say something."""
     if value >= 1 or value == 0:
         return f"{value:.2f}"
     return f"{value:.{min(8, 1 - math.floor(math.log10(value)))}f}"

@@ -92,7 +92,7 @@ def is_unpriced(one: MadeWith) -> bool:
 
 
 def cost_of_engines(lanes: Sequence[LaneCost]) -> float | None:
-    """Of lanes that host a model."""
+    """Return the cost of lanes that host a model."""
     return _total([one.cost_usd for one in lanes if has_own_model(one.lane or "")])
 
 
@@ -113,7 +113,10 @@ def saved(counts: Counts, lanes: Sequence[LaneCost], made_with: Sequence[MadeWit
 
 
 def _rest(counts: Counts, lanes: Sequence[LaneCounts]) -> list[int]:
-    """Both are read one after the other, and documents end in between."""
+    """Return what no lane is known of, never below 0.
+
+    Both are read one after the other, and documents end in between.
+    """
     whole = (
         counts.succeeded,
         counts.dead,

@@ -262,7 +262,7 @@ def _quoted(name: str) -> str:
 
 
 def escaped(sql: str) -> str:
-    """So that SQLAlchemy takes no colon in it for a parameter."""
+    """Escape colons, so that SQLAlchemy takes none for a parameter."""
     return sql.replace(":", "\\:")
 
 
@@ -291,7 +291,7 @@ class RowsByKey:
         self._max_bytes = max_bytes
 
     def one(self, ask: Ask, key: Key) -> Row | None:
-        """None where there is no row with this key."""
+        """Return the row with this key; None where there is none."""
         return self._asked(ask, [key], self._max_bytes).get(key)
 
     def some(self, ask: Ask, keys: Sequence[Key]) -> Iterator[Row | None]:

@@ -87,10 +87,13 @@ class PinnedRows(ABC):
         return True
 
     def mark_published(self, documents: Sequence[Document]) -> None:  # noqa: B027 - there is nothing to do
-        """Nothing to remember: the cursor is the memory of a file."""
+        """Remember nothing: the cursor is the memory of a file."""
 
     def _span(self, position: str) -> tuple[int, int]:
-        """Offset and length. Raises BadReference for what is not the position of a document."""
+        """Return offset and length.
+
+        Raises BadReference for what is not the position of a document.
+        """
         span = _POSITION.fullmatch(position)
         if span is None or int(span[2]) > self._max_line_bytes:
             raise BadReference(f"{seen(position)} is not the position of a document in {self.uri}")
