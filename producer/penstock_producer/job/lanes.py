@@ -45,7 +45,7 @@ class LaneFacts:
 
     # its workers host one model: requests need not name it, and cost no provider's tokens
     has_own_model: bool = False
-    # documents made from a prompt go in the order of their prompts; see feeder_plan.py
+    # documents made from a prompt go in the order of their prompts; see feed/feeder_plan.py
     orders_prompts: bool = False
     # what the command line takes for a job that names none; None = the spec's default
     endpoint: str | None = None
