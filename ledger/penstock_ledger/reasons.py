@@ -204,8 +204,11 @@ def read_reason(text: str | None, sentence: str | None) -> Reason | None:
 
 
 def accepted_with(text: str | None, before: Accepted | None) -> Accepted | None:
-    """Return what a person accepts by letting a job go on that is paused as the column `pause`
-    says, beside what was accepted ``before``; None where that is no stop-loss."""
+    """Return what a person accepts by letting a paused job go on.
+
+    The column `pause` is ``text``; what was accepted ``before`` is kept beside it. None where a
+    stop-loss did not pause the job.
+    """
     found = _loaded(text)
     if found is None or found[0].by is not By.STOP_LOSS:
         return None

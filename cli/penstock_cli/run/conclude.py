@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 def still_at_provider(ledger: Books, job: Job) -> int:
-    """Batches whose answers are not all read and counted."""
+    """Return how many batches have answers that are not all read and counted."""
     from penstock_ledger import BatchState
 
     return sum(
@@ -37,7 +37,7 @@ def still_at_provider(ledger: Books, job: Job) -> int:
 
 
 def has_batch_workers(plan: Plan) -> bool:
-    """Whether this command starts workers that read them."""
+    """Return whether this command starts workers that read them."""
     return any(packs(one.lane) for one in (plan.settings, *plan.beside))
 
 
@@ -82,7 +82,10 @@ def concluded(plan: Plan, ledger: Books, job: Job, screen: ExitStack) -> int:
 
 
 def _why_stopped(plan: Plan, job: Job, report: Report) -> str:
-    """With the command that goes on: a budget that is spent would only pause the job again."""
+    """Say why the job stopped, with the command that goes on.
+
+    With a budget that is spent it would only be paused again.
+    """
     done = f"{count(report.finished)} of {count(report.total)} documents are finished and kept."
     message = f"job {job.job_key} is {job.state}: {job.reason or 'no reason was recorded'}. {done}"
     pause = job.pause
@@ -136,10 +139,11 @@ def is_out_of_budget(job: Job) -> bool:
 
 
 def _for_all(job: Job, report: Report) -> str:
-    """Propose a budget in USD for all documents, at the mean cost so far and a tenth on top.
+    """Return a budget in USD for all documents, at the mean cost so far and a tenth on top.
 
     It is rounded up to two significant digits, and at least what the pause says is enough, which
-    has room for the next call."""
+    has room for the next call.
+    """
     enough_usd = (None if job.pause is None else job.pause.number("enough_usd")) or 0.0
     spent = report.cost_usd or 0.0
     mean = spent / max(1, report.succeeded)

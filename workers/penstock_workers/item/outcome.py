@@ -44,7 +44,9 @@ class Retry:
 
 @dataclass(frozen=True, slots=True)
 class Released:
-    """Not tried, or stopped by this worker: it is given back at once, and no attempt counts."""
+    """The outcome of an item that was not tried, or that this worker stopped.
+
+    It is given back at once, and no attempt counts."""
 
     why: str
     # the name of the failure, where it was in flight as its engine died: its start stays counted,
