@@ -406,3 +406,5 @@ def test_a_persons_words_steer_nothing(house: House) -> None:
             shown = house.api.ask("GET", f"/v1/jobs/{job}").json["pause"]
             assert (shown["code"], shown["by"]) == ("by_hand", "person"), (code, name)
             assert (shown["message"], shown["advice"]) == (words, []), (code, name)
+            house.api.post(f"/v1/jobs/{job}/cancel", {"reason": words})
+            assert house.jobs.get(job).why == by_hand(words), (code, name)

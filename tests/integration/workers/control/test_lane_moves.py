@@ -14,6 +14,7 @@ import orjson
 import pytest
 from envelopes import decode_envelope
 from fleet import until
+from rows_of_before import paused_before
 from servers import RedisServer, as_bytes
 
 from penstock_ledger import (
@@ -799,3 +800,23 @@ def test_a_refused_batch_pauses_no_job_that_another_lane_may_go_on_with(house: H
     [move] = house.moves.of(job.job_id)
     assert (move.before, move.reason) == ("batch", "stuck")
     house.tick_until(lambda: len(house.queued(API)) == 3)
+
+
+@pytest.mark.parametrize("code", ["batch_refused", "batch_stuck"])
+def test_a_lane_at_fault_of_a_release_before_is_left_and_no_persons_pause_is(
+    house: House, code: str
+) -> None:
+    """A person who writes of a batch that is stuck waits for it: control neither moves nor resumes
+    their job."""
+    ours, hers = (house.submit(2, lane="batch", lanes=["batch", "api"]) for _ in range(2))
+    house.hot.heartbeat("new", {"lane": "api", KNOWS_MOVES: "yes"})
+    paused_before(house.database, ours.job_id, f"{code}: the provider says no")
+    words = f"{code}: paused by Ana while we ask the provider"
+    assert house.producer.pause(hers.job_id, reason=words)
+    house.control = house.a_control()
+    house.tick_until(lambda: house.jobs.get(ours.job_id).lane == "api")
+    for _ in range(3):
+        house.control.tick()
+    moved, stays = house.jobs.get(ours.job_id), house.jobs.get(hers.job_id)
+    assert moved.state is JobState.RUNNING
+    assert (stays.lane, stays.state, stays.reason) == ("batch", JobState.PAUSED, words)

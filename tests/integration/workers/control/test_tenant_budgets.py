@@ -13,6 +13,7 @@ import pytest
 from attempts import make_attempt
 from budget_house import USD, House, Played, run
 from doors import asked, door, door_settings, new_key
+from rows_of_before import paused_before
 from servers import RedisServer
 
 from penstock_ledger import (
@@ -463,3 +464,21 @@ def test_several_requests_at_once_make_no_more_keys_than_a_tenant_may_have(
     with ThreadPoolExecutor(4) as threads:
         made = list(threads.map(make, range(16)))
     assert (sum(made), len(store.list(["shop"])), len(store.list(["else"]))) == (6, 3, 3)
+
+
+def test_a_larger_budget_resumes_what_a_release_before_has_paused_and_no_persons_pause(
+    house: House,
+) -> None:
+    """The words of both are alike; who has paused the job is data."""
+    budget(house.database, "shop", 0.05)
+    ours, hers = (house.submit(2, name, tenant="shop") for name in ("ours", "hers"))
+    house.control.tick()
+    words = "tenant_budget_exhausted: 0.05 USD of the 0.05 that tenant 'shop' may spend on jobs"
+    paused_before(house.database, ours.job_id, words)
+    assert house.producer.pause(hers.job_id, reason=words)
+    house.control.tick()
+    assert house.state(ours) is JobState.PAUSED
+    budget(house.database, "shop", 1.0)
+    for _ in range(3):
+        house.control.tick()
+    assert (house.state(ours), house.state(hers)) == (JobState.RUNNING, JobState.PAUSED)

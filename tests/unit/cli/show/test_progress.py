@@ -10,11 +10,12 @@ import pytest
 from rich.console import Console
 
 from penstock_cli.commands import jobs
-from penstock_cli.disk import ENOUGH_BYTES, LOW_BYTES, DiskGuard, is_full
+from penstock_cli.disk import ENOUGH_BYTES, LOW_BYTES, DiskGuard, is_full, is_held
 from penstock_cli.run.services import Services
 from penstock_cli.show.figures import JobFigures
 from penstock_cli.show.progress import HURRIES, NOTE_EVERY_S, RESUMES, Lines, Panel, for_console
-from penstock_ledger.reasons import Code, Reason
+from penstock_ledger.model import Job, JobState
+from penstock_ledger.reasons import By, Code, Reason, by_hand, read_reason
 
 
 def terminal() -> Console:
@@ -172,3 +173,16 @@ def test_a_disk_that_is_full_at_once_is_waited_for_all_the_same() -> None:
 def test_a_full_disk_is_known_by_each_of_its_errors(error: Exception, full: bool) -> None:
     """The operating system, SQLite and Redis each say it in their own words (A10)."""
     assert is_full(error) is full
+
+
+def test_only_a_job_that_waits_for_room_goes_on_when_there_is_some() -> None:
+    """Whoever has paused it meanwhile, whatever they wrote, has paused it."""
+    full = "disk_full: the disk of the server has 1.0 MB left"
+
+    def paused(why: Reason | None) -> Job:
+        return Job("j", "j", {}, {}, "", JobState.PAUSED, full, 1, 10, 0.0, None, why=why)
+
+    assert is_held(paused(Reason(Code.DISK_FULL, By.CONTROL, {"place": "x", "free_bytes": 1})))
+    assert is_held(paused(read_reason(None, full))), "a row of a release before"
+    assert not is_held(paused(by_hand(full)))
+    assert not is_held(paused(None))
