@@ -1,7 +1,7 @@
 """What a row says that a process of an earlier release has written: its reason is a sentence alone.
 
-The one place that reads sentences of our own. A release that knows no older one than this any more
-does without it.
+The one place that reads sentences of our own; it goes once no release writes such rows that may
+run beside this one.
 """
 
 from __future__ import annotations

@@ -66,7 +66,8 @@ def advice_for(pause: Reason | None) -> tuple[Advice, ...]:
     if pause is None:
         return ()
     if pause.code == Code.BUDGET_EXHAUSTED and (enough := pause.number("enough_usd")) is not None:
-        return (Advice(_RAISE, SetOption("budget_usd", enough)),)
+        budget_usd = int(enough) if enough.is_integer() else enough
+        return (Advice(_RAISE, SetOption("budget_usd", budget_usd)),)
     if pause.code not in set(StopCode):
         return ()
     found = []

@@ -7,6 +7,7 @@ import json
 import orjson
 import pytest
 
+from penstock_ledger import BatchFailure
 from penstock_ledger.model import Job, JobState
 from penstock_ledger.reasons import (
     By,
@@ -250,3 +251,32 @@ def test_secrets_and_odd_characters_stay_out_of_a_row() -> None:
     assert "\0" not in explain(kept)
     assert orjson.loads(stored_reason(kept))["reason"] == explain(kept)
     assert read_reason(stored_reason(kept), explain(kept)) == kept
+
+
+@pytest.mark.parametrize(
+    "failure",
+    [BatchFailure("batch_lost"), BatchFailure("batch_refused", "a: b"), BatchFailure("moon", "\0")],
+)
+def test_why_a_batch_gave_no_answers_comes_back_from_its_row(failure: BatchFailure) -> None:
+    """Also a name that this release does not know; its sentence is for the release before."""
+    columns = failure.columns()
+    assert columns["why"].startswith(failure.name)
+    assert BatchFailure.read(columns["failure"], columns["why"]) == failure
+
+
+@pytest.mark.parametrize(
+    ("why", "failure"),
+    [
+        ("batch_stuck: it should have ended", BatchFailure("batch_stuck", "it should have ended")),
+        ("batch_expired", BatchFailure("batch_expired")),
+        ("token_limit_exceeded: wait", None),
+        ("its job has ended or left the lane", None),
+        (None, None),
+    ],
+)
+def test_a_batch_of_a_release_before_is_recognised_once(
+    why: str | None, failure: BatchFailure | None
+) -> None:
+    """Alone, beside what is over, and beside what nobody can read."""
+    for stored in (None, BatchFailure("batch_lost").columns()["failure"], "{", "[]", "7"):
+        assert BatchFailure.read(stored, why) == failure

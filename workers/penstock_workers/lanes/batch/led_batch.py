@@ -133,16 +133,17 @@ class LedBatch:
                 self.around.packer.files, job, spec, self.batch, self.provider
             )
 
-    async def failed(self, failure: BatchFailure, **values: Any) -> None:
-        """Write why it gave no answers, and other columns of the journal; raise BatchLost."""
-        await self.write(**values, **failure.columns())
-        self.batch = replace(self.batch, failure=failure)
-
     async def write(self, **values: Any) -> None:
-        """Write columns of the journal; raise BatchLost."""
-        if "why" in values:  # for which it waits, where that is no failure
-            values = {"failure": None, **values}
+        """Write columns of the journal; raise BatchLost.
+
+        A ``failure`` brings its sentence along; a ``why`` alone is what the batch waits for."""
         plain = {name: _as_column(value) for name, value in values.items()}
+        failure: BatchFailure | None = values.get("failure")
+        if failure is not None:
+            values["why"] = str(failure)
+            plain |= failure.columns()
+        elif "why" in values:
+            values["failure"] = plain["failure"] = None
         store, owner = self.around.store, self.around.owner
         if not await asyncio.to_thread(lambda: store.step(self.batch, owner, **plain)):
             raise BatchLost(self.batch.tag)

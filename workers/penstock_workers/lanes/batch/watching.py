@@ -47,11 +47,11 @@ class Watching:
             seen = await led.provider.look(led.remote_id)
         except BatchGone as error:
             if await self._troubles.is_given_up(error, "batch", may_come=led.answers_out > 0):
-                await self._ended(BatchFailure("batch_lost", str(error)))
+                await self._ended(failure=BatchFailure("batch_lost", str(error)))
             return
         shown = {"status": seen.status, **counts_of(seen), "trouble": None, "missing": None}
         if seen.ended:
-            await self._ended(None, **shown)
+            await self._ended(**shown)
             return
         if any(getattr(led.batch, name) != value for name, value in shown.items()):
             await led.write(**shown)
@@ -71,7 +71,7 @@ class Watching:
         await led.provider.cancel(led.remote_id)
         self._cancelled_at, self._polls = time.monotonic(), 0
         if not is_taken_back:
-            await led.write(why=CANCELLED, failure=None)
+            await led.write(why=CANCELLED)
 
     async def _has_given_up(self, seen: BatchSeen) -> bool:
         """Return whether nothing more is expected of a batch that should have ended long ago."""
@@ -95,7 +95,8 @@ class Watching:
             return True
         if led.standing is Standing.RUNS and not self._is_stuck:
             await led.around.jobs.stop(batch.job_id, JobState.PAUSED, _stuck(batch, seen))
-            await led.failed(BatchFailure(Code.BATCH_STUCK, "it should have ended long ago"))
+            stuck = BatchFailure(Code.BATCH_STUCK, "it should have ended long ago")
+            await led.write(failure=stuck)
             led.note_standing()
         return False
 
@@ -113,11 +114,10 @@ class Watching:
             and time.time() - created_at > self._led.around.settings.batch.stuck_after_s
         )
 
-    async def _ended(self, failure: BatchFailure | None, **shown: Any) -> None:
+    async def _ended(self, **shown: Any) -> None:
         led = self._led
         led.hit("batch_before_ended")
-        shown |= {"state": BatchState.ENDED, "ended_at": time.time()}
-        await (led.write(**shown) if failure is None else led.failed(failure, **shown))
+        await led.write(state=BatchState.ENDED, ended_at=time.time(), **shown)
         led.around.changed.set()
         self._polls, self._cancelled_at = 0, None
         led.hit("batch_ended")
