@@ -43,6 +43,7 @@ from penstock_ledger import (
 )
 from penstock_ledger.door_stores import api_keys, tenant_costs
 from penstock_ledger.reasons import by_hand
+from penstock_workers.control import loop
 from penstock_workers.control.job import accounts
 from penstock_workers.errors import PricesMissing
 from penstock_workers.item.run.cost import may_cost
@@ -467,9 +468,11 @@ def test_several_requests_at_once_make_no_more_keys_than_a_tenant_may_have(
 
 
 def test_a_larger_budget_resumes_what_a_release_before_has_paused_and_no_persons_pause(
-    house: House,
+    house: House, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The words of both are alike; who has paused the job is data."""
+    # how long jobs that nobody leads are not looked at
+    monkeypatch.setattr(loop, "ASIDE_S", 0.0)
     budget(house.database, "shop", 0.05)
     ours, hers = (house.submit(2, name, tenant="shop") for name in ("ours", "hers"))
     house.control.tick()
