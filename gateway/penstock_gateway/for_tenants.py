@@ -58,10 +58,11 @@ def pause_shown(job: Job) -> dict[str, Any] | None:
         else value
         for name, value in job.pause.params.items()
     }
-    if params.get("examples"):
+    if isinstance(examples := params.get("examples"), list):
         params["examples"] = [
             {name: without_places(job, str(text)) for name, text in one.items()}
-            for one in job.pause.params["examples"]
+            for one in examples
+            if isinstance(one, dict)
         ]
     pause = replace(job.pause, params=params)
     return pause.to_json() | {"message": explain(pause), "advice": advice}

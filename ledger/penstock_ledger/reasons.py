@@ -32,8 +32,8 @@ __all__ = [
     "StopCode",
     "accepted_with",
     "by_hand",
+    "examples_of",
     "explain",
-    "in_words",
     "read_accepted",
     "read_reason",
     "stored_reason",
@@ -140,7 +140,7 @@ def explain(reason: Reason, *, examples: bool = True) -> str:
     `reporting/pauses.py`."""
     params = reason.params
     try:
-        shown = [in_words(one) for one in params.get("examples", ())] if examples else []
+        shown = examples_of(reason) if examples else []
         said = params["words"] if "words" in params else _sentence(reason)
         return (
             f"{said}{_cause(params)}"
@@ -164,9 +164,15 @@ def _sentence(reason: Reason) -> str:
     return f"{said}; {params['fix']}" if params.get("fix") else said
 
 
-def in_words(example: Mapping[str, Any]) -> str:
-    """Return one of the examples of a stop-loss as text."""
-    return f"{example['doc_id']}: {example['reason']}: {example['excerpt']}"
+def examples_of(reason: Reason) -> list[str]:
+    """Return the examples of a stop-loss, each as a line; none where they cannot be read."""
+    try:
+        return [
+            f"{one['doc_id']}: {one['reason']}: {one['excerpt']}"
+            for one in reason.params.get("examples", ())
+        ]
+    except (KeyError, TypeError):
+        return []
 
 
 def without_secrets(reason: Reason) -> Reason:

@@ -15,7 +15,7 @@ from penstock_gateway.dashboard.quotas_view import stops
 from penstock_gateway.for_tenants import shown_source, told_of, without_places
 from penstock_gateway.pages.chart import Chart, Part, parts, rate_chart
 from penstock_ledger import Job
-from penstock_ledger.reasons import explain, in_words
+from penstock_ledger.reasons import examples_of, explain
 from penstock_producer.job.lanes import has_own_model, packs
 from penstock_producer.reporting.engines import engines_line, engines_of
 from penstock_producer.reporting.feeders import feeders_line
@@ -242,10 +242,8 @@ def _paused(seen: JobSeenNow, now: float) -> Iterator[Note]:
         "Paused: "
         f"{one_line(without_places(job, explain(job.pause, examples=False)), REASON_CHARS)}",
     )
-    for example in job.pause.params.get("examples", ()):
-        yield Note(
-            "", one_line(without_places(job, f"For example {in_words(example)}"), REASON_CHARS)
-        )
+    for example in examples_of(job.pause):
+        yield Note("", one_line(without_places(job, f"For example {example}"), REASON_CHARS))
     for one in advice:
         set_to = "" if one.action is None else f" (Limits: {one.action.field} {one.action.value})"
         yield Note("", f"What to do: {on_page(one.text)}{set_to}")

@@ -75,7 +75,7 @@ def advice_for(pause: Reason | None) -> tuple[Advice, ...]:
         found.append(Advice(fix))
     found.append(Advice(_RESUMED))
     if pause.code == StopCode.COST:
-        bound = float(f"{COST_STEP * float(pause.params.get('usd_per_doc', 0.0)):.2g}")
+        bound = float(f"{COST_STEP * (pause.number('usd_per_doc') or 0.0):.2g}")
         return (
             *found,
             Advice(
@@ -101,7 +101,7 @@ def as_field(action: SetOption) -> dict[str, Any]:
 def _fix_of(pause: Reason) -> str | None:
     """Return what to do about the commonest cause."""
     cause = pause.params.get("cause")
-    return FIXES.get(cause.get("reason", "")) if isinstance(cause, dict) else None
+    return FIXES.get(str(cause.get("reason"))) if isinstance(cause, dict) else None
 
 
 def ends_by_itself(job: Job) -> bool:
