@@ -316,6 +316,10 @@ class RedisLedger:
         They are for people; what decides is counted in SQL."""
         return job_counters.stats(self._client, job_id)
 
+    def lately(self, job_id: str, generation: int) -> Lately:
+        """Return what became of the latest documents of a feed, as far as Redis remembers."""
+        return job_counters.lately(self._client, keys.feed_scope(job_id, generation))
+
     def finished_of(self, job_ids: Collection[str]) -> list[int]:
         """Documents of each job that have an outcome, as its counters say, in one round trip."""
         return job_counters.finished_of(self._client, job_ids)

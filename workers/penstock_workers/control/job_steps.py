@@ -34,6 +34,7 @@ from penstock_workers.control.counters import Counters
 from penstock_workers.control.feeding import Feeding, is_open
 from penstock_workers.control.feeds.even import Processes
 from penstock_workers.control.feeds.feed_windows import FeedWindows
+from penstock_workers.control.feeds.first_hundred import FirstHundred
 from penstock_workers.control.feeds.leadership import Leadership, LedFeed
 from penstock_workers.control.feeds.reconcile import Reconciler
 from penstock_workers.control.feeds.specs import Specs
@@ -104,8 +105,9 @@ class JobSteps:
         accounts = Accounts(hot.budgets, batches, TenantAccounts(database, hot.budgets))
         self._limits = JobLimits(outcomes, hot, states, accounts)
         failpoints = Failpoints.parse(settings.failpoints)
+        self._first = FirstHundred(hot)
         self._feeding = Feeding(
-            database, self._windows, self._limits, self._specs, counters, failpoints
+            database, self._windows, self._first, self._limits, self._specs, counters, failpoints
         )
         moves = LaneMoves(database)
         known = KnownMoves(moves)
@@ -129,6 +131,7 @@ class JobSteps:
         for part in (
             self._balance,
             self._limits,
+            self._first,
             self._cancelling,
             self._resumes,
             self._specs,

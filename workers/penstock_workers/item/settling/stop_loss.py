@@ -15,7 +15,7 @@ from typing import Any, Final, NamedTuple
 
 from penstock_ledger import JobStore, Lately, RedisLedger, storable
 from penstock_ledger.log_lines import one_line
-from penstock_ledger.model import JobState
+from penstock_ledger.model import Job, JobState
 from penstock_ledger.pause import (
     ACCEPTED_NOTHING,
     EXAMPLE_CHARS,
@@ -92,6 +92,12 @@ def decide(lately: Lately, bounds: Bounds, accepted: Accepted) -> Stop | None:
     return None
 
 
+def accepted_of(job: Job, generation: int) -> Accepted:
+    """Return what a person has accepted of a feed by letting its job go on."""
+    accepted = job.accepted
+    return accepted if accepted and accepted.generation == generation else ACCEPTED_NOTHING
+
+
 def usd_per_document(lately: Lately) -> float:
     """Return what a document costs at least: until the first hundred have ended, as if they had."""
     return lately.cost_microusd / MICROUSD / max(FIRST, lately.ended)
@@ -151,12 +157,7 @@ class StopLoss:
         if job.state is not JobState.RUNNING:
             return
         spec = JobSpec.accepted(job.spec)
-        accepted = (
-            job.accepted
-            if job.accepted is not None and job.accepted.generation == generation
-            else None
-        )
-        stop = decide(lately, Bounds.of(spec), accepted or ACCEPTED_NOTHING)
+        stop = decide(lately, Bounds.of(spec), accepted_of(job, generation))
         if stop is None:
             return
         pause = Pause(
