@@ -115,9 +115,7 @@ class Histories:
     def result(self, key: ItemKey, paid: Paid) -> tuple[list[Result], list[DeadLetter]]:
         name = f"r{self.calls}"
         common = paid._asdict()
-        return [
-            Result(key, 200, b"{}", name, "m", "stop", latency_ms=1, attempts=1, **common)
-        ], []
+        return [Result(key, 200, b"{}", name, "m", "stop", latency_ms=1, attempts=1, **common)], []
 
     def settles(self) -> None:
         """A call ends in an outcome, the first of its document or not."""

@@ -173,9 +173,7 @@ def _of(job: Job, result: Result) -> Result:
     from penstock_ledger.model import ItemKey
 
     key = ItemKey(job.job_id, 1, result.key.doc_id)
-    return structs.replace(
-        result, key=key, calls=0, cost_microusd=0, unpriced=0, reason=TAKEN_OVER
-    )
+    return structs.replace(result, key=key, calls=0, cost_microusd=0, unpriced=0, reason=TAKEN_OVER)
 
 
 def _surveyed(source: str, spec: JobSpec, settings: ProducerSettings) -> Survey:

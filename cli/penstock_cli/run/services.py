@@ -31,8 +31,6 @@ if TYPE_CHECKING:
     from penstock_workers.settings import WorkerSettings
 
 
-# short, so that the screen, Ctrl-C and crashed workers need not wait for a server that is slow
-PING_TIMEOUT_S = 2.0
 # within RESTART_WINDOW_S: a server that ends again and again lacks memory, and starting it is no
 # help
 MAX_RESTARTS = 3
@@ -61,7 +59,7 @@ class RedisKeeper:
         import redis
 
         try:
-            self.server.ping(PING_TIMEOUT_S)
+            self.server.ping()
         # it lives, and says why it does not work
         except (redis.ResponseError, redis.BusyLoadingError) as error:
             self._answered_at = self._clock()
