@@ -36,11 +36,12 @@ from penstock_ledger.pause import Accepted, Pause, PausedBy, StopCode, explain
 from penstock_ledger.sql.tables import jobs
 from penstock_ledger.stores.outcomes import OutcomeStore
 from penstock_producer import JobSpec, Producer, ProducerSettings
+from penstock_producer.reporting.reasons import FIRST
 from penstock_workers.control.feeds.first_hundred import FED
 from penstock_workers.item.attempt import Attempt, Settled
 from penstock_workers.item.outcome import Dead, Retry
 from penstock_workers.item.settling.rows import settled_dead, settled_retry
-from penstock_workers.item.settling.stop_loss import FIRST, StopLoss, is_refused_first
+from penstock_workers.item.settling.stop_loss import StopLoss, is_refused_first
 
 WORK_S: Final = 60.0
 BOUNDS: Final[dict[str, Any]] = {

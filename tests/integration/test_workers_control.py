@@ -34,6 +34,7 @@ from penstock_ledger import open_database as open_ledger
 from penstock_ledger.model import ItemKey, Job, JobState, Result
 from penstock_ledger.sql.tables import feeds
 from penstock_producer import JobSpec, Producer, ProducerSettings
+from penstock_producer.reporting.reasons import FIRST
 from penstock_producer.settings import ProviderFacts
 from penstock_ratelimit import PerSecond, Quota
 from penstock_ratelimit.store.messages import ProviderReport, Reserve
@@ -49,7 +50,6 @@ from penstock_workers.control.feeds.specs import Specs
 from penstock_workers.control.feeds.turns import TURNS
 from penstock_workers.control.job.budget import FIRST_DOCUMENTS
 from penstock_workers.control.loop import REST, Control
-from penstock_workers.item.settling.stop_loss import FIRST
 from penstock_workers.settings import WorkerSettings
 
 QUEUE = "penstock.api"

@@ -15,7 +15,8 @@ from penstock_ledger import RedisLedger
 from penstock_ledger.model import Job
 from penstock_producer.job.spec import JobSpec
 from penstock_producer.pins import AWAITED
-from penstock_workers.item.settling.stop_loss import FIRST, Bounds, accepted_of, decide
+from penstock_producer.reporting.reasons import FIRST
+from penstock_workers.item.settling.stop_loss import Bounds, accepted_of, decide
 
 FED: Final = FIRST + 28
 """Documents of a generation that are fed at first. Those beyond the hundred may be slow, or wait to

@@ -27,15 +27,13 @@ from penstock_ledger.pause import (
 )
 from penstock_ledger.redaction import redact
 from penstock_producer.job.spec import JobSpec
+from penstock_producer.reporting.reasons import FIRST
 from penstock_workers.item.attempt import Attempt, Settled
 from penstock_workers.item.outcome import Dead, Outcome, Retry
 from penstock_workers.item.settling.rows import reason_of
 
 log = logging.getLogger(__name__)
 
-FIRST: Final = 100
-"""Documents that are looked at first, together: of fewer a share says little, and no job that has
-fewer is stopped for one."""
 FAILING_MARGIN: Final = 0.15
 """By so much more than a person has accepted a share must be to stop the job again."""
 COST_MARGIN: Final = 1.25
