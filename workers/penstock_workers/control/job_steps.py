@@ -114,7 +114,7 @@ class JobSteps:
         self._leaving = Leaving(settings, database, hot, known, failpoints)
         self._completion = Completion(jobs, hot, states, balance, self._sinks)
         self._cancelling = Cancelling(
-            jobs, outcomes, batches, hot, states, balance, settings.visibility_timeout_s
+            jobs, outcomes, batches, hot, states, balance, settings.visibility_timeout_s, failpoints
         )
         quotas = RedisAddress.parse(settings.redis_url).connect(socket_timeout=REDIS_TIMEOUT_S)
         self._resumes = Resumes(jobs, states, quotas)
