@@ -182,7 +182,7 @@ def test_a_batch_worker_dies_in_a_rescue(house: House, place: str) -> None:
     assert fleet.producer.status(job.job_id).counts.dead == 0
 
 
-@pytest.mark.parametrize("place", ("cancel_waiting", "cancel_writing_off", "cancel_ending"))
+@pytest.mark.parametrize("place", ["cancel_waiting", "cancel_writing_off", "cancel_ending"])
 def test_control_dies_in_a_cancel(house: House, place: str) -> None:
     """It is killed in each step of a cancel, twice: the next one ends the job, with what was
     answered until then and a dead letter `cancelled` for all else."""
