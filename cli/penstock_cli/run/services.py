@@ -13,7 +13,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-from penstock_cli.disk import shortage
+from penstock_cli.disk import is_read_only, shortage
 from penstock_cli.errors import EmbeddedRedisFailed, RedisNotRunning
 from penstock_cli.processes.standby import Standby, worker_command
 from penstock_cli.processes.supervisor import MAX_LOG_BYTES, Policy, Process, Supervisor
@@ -53,8 +53,8 @@ class RedisKeeper:
     def look(self) -> Wait | None:
         """None while the server works, else what is waited for.
 
-        Raises EmbeddedRedisFailed when it ended too often, and the errors of
-        ``EmbeddedRedis.start``.
+        Raises EmbeddedRedisFailed when it ended too often, what it says of a file system that has
+        become read-only, and the errors of ``EmbeddedRedis.start``.
         """
         import redis
 
@@ -62,6 +62,8 @@ class RedisKeeper:
             self.server.ping()
         # it lives, and says why it does not work
         except (redis.ResponseError, redis.BusyLoadingError) as error:
+            if is_read_only(error):
+                raise  # which does not pass by itself
             self._answered_at = self._clock()
             return Wait(f"the private Redis refuses to work for now: {error}")
         except redis.RedisError:
