@@ -80,9 +80,10 @@ MAX_SEEN_CHARS = 80
 
 
 def seen(value: Any) -> str:
-    """``value`` as shown in an error message: its repr, cut to 80 characters.
+    """Return ``value`` as error messages show it: its repr, cut to 80 characters.
 
-    No more of it is written than is shown."""
+    No more of it is written than is shown.
+    """
     text = ""
     for piece in _repr_of(value):
         text += piece
@@ -92,8 +93,10 @@ def seen(value: Any) -> str:
 
 
 def _repr_of(value: Any) -> Iterator[str]:
-    """Yield its repr piece by piece: that of a 100 MB line, or of a million objects, would cost
-    more than reading them."""
+    """Yield a value's repr piece by piece.
+
+    That of a 100 MB line, or of a million objects, would cost more than reading them.
+    """
     if isinstance(value, (str, bytes)):
         yield repr(value[: MAX_SEEN_CHARS + 1])
     elif type(value) is dict:
@@ -115,8 +118,10 @@ def _repr_of(value: Any) -> Iterator[str]:
 
 
 def pointer_to(*names: object) -> str:
-    """The JSON pointer to a field, each name in it cut to 80 characters: a caller may have chosen
-    it."""
+    """Return the JSON pointer to a field.
+
+    Each name in it is cut to 80 characters: a caller may have chosen it.
+    """
     return "".join(f"/{str(name)[:MAX_SEEN_CHARS]}" for name in names)
 
 
@@ -164,7 +169,7 @@ class Problem:
 
 
 def listed(problems: Iterable[str]) -> str:
-    """One problem as it is; several below one another, with their number before them."""
+    """Return one problem as it is, several below one another, with their number before them."""
     told = list(problems)
     return told[0] if len(told) == 1 else "\n  ".join([f"{len(told)} mistakes:", *told])
 
@@ -259,8 +264,10 @@ class SourceChanged(SourceError):
 
 
 class BadReference(SourceChanged):
-    """A message names a place in its job's source where its document is not: the message is wrong,
-    not the source."""
+    """A message names a place in its job's source where its document is not.
+
+    The message is wrong, not the source.
+    """
 
     def __init__(self, message: str) -> None:
         super().__init__(message, code="bad_reference")
@@ -298,7 +305,7 @@ class TooManyBadRows(SourceError):
 
 
 def _alike(rows: Sequence[BadRow]) -> Iterable[str]:
-    """Rows with the same fault at the same field once, with their number and the first lines."""
+    """Yield rows with the same fault at the same field once, with their number and first lines."""
     groups: dict[tuple[str, str | None], list[BadRow]] = {}
     for row in rows:
         groups.setdefault((row.code, row.field), []).append(row)
@@ -326,8 +333,10 @@ class SinkError(ProducerError):
 
 
 class SinkUnfit(SinkError):
-    """It cannot be written as it is: trying again helps once the table, the URL or the software was
-    changed."""
+    """The destination cannot be written as it is.
+
+    Trying again helps once the table, the URL or the software was changed.
+    """
 
 
 class SinkTaken(SinkError):
@@ -410,8 +419,10 @@ class BadMessage(WireError):
 
 
 class UnknownMessageVersion(WireError):
-    """The message was written by a release that this one does not understand: keep it aside, never
-    drop it."""
+    """The message was written by a release that this one does not understand.
+
+    Keep it aside, never drop it.
+    """
 
     def __init__(self, version: Any) -> None:
         self.version = version

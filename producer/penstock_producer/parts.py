@@ -57,12 +57,12 @@ class Index:
         return sum(part.results for part in self.parts)
 
     def is_due(self, results: int) -> bool:
-        """Whether a job with so many results has enough of them for another part."""
+        """Return whether a job with so many results has enough of them for another part."""
         return results - self.results >= max(RESULTS_MIN, self.results // SHARE)
 
     @classmethod
     def read(cls, bucket: Place, job_id: str) -> Self:
-        """Raises SinkError."""
+        """Read the index of a job's parts, empty where there is none. Raises SinkError."""
         found = bucket.read(INDEX_NAME)
         if found is None:
             return cls(job_id)
@@ -84,9 +84,10 @@ class Index:
     def write(
         self, bucket: Place, *, parts: tuple[Part, ...], cursor: str | None, conditional: bool
     ) -> Self:
-        """The index with these parts, in the place of this one.
+        """Write an index with these parts in the place of this one, and return it.
 
-        Raises SinkTaken where another process has replaced it."""
+        Raises SinkTaken where another process has replaced it.
+        """
         content = {
             "version": _VERSION,
             "job": self.job_id,
@@ -150,7 +151,7 @@ class GrowingOutput:
                 raise
 
     def complete(self, results: int, *, keep: bool) -> str:
-        """All outcomes are there: make `output.jsonl`; returns its place.
+        """Make `output.jsonl` once all outcomes are there; return its place.
 
         ``keep`` leaves the parts where they are.
 
@@ -167,7 +168,10 @@ class GrowingOutput:
         return self._bucket.uri(OUTPUT_NAME)
 
     def _current(self) -> Index:
-        """As this process knows it. One that begins ends what another one has left unfinished."""
+        """Return the index as this process knows it.
+
+        A process that begins ends what another one has left unfinished.
+        """
         if self._index is None:
             ended = sum(map(self._bucket.abort_uploads, (PARTS, OUTPUT_NAME)))
             if ended:
@@ -180,7 +184,7 @@ class GrowingOutput:
         return self._index
 
     def _add_part(self, index: Index) -> Index | None:
-        """None when there is not enough yet, after all."""
+        """Add a part; None when there is not enough yet, after all."""
         name = f"{PARTS}{len(index.parts) + 1:06d}-{secrets.token_hex(4)}.jsonl"
         lines = Lines(self._database, self._job, index.cursor)
         most = PART_BYTES_MAX * (1 + len(index.parts) // PARTS_PER_SIZE)
@@ -233,7 +237,7 @@ class GrowingOutput:
             self._replaced(index, (), None)
 
     def _write(self, index: Index, metadata: dict[str, str], condition: Condition | None) -> None:
-        """The parts, and what came after them."""
+        """Write the parts, and what came after them, as the one file of results."""
         writer = writer_of(self._bucket, OUTPUT_NAME, metadata=metadata, condition=condition)
         try:
             for part in index.parts:
@@ -247,9 +251,10 @@ class GrowingOutput:
             raise
 
     def _remove_parts(self, *, keep: bool) -> None:
-        """All, or those that do not count.
+        """Remove all parts, or those that do not count.
 
-        The index goes first: what a process that dies leaves of the parts counts no more."""
+        The index goes first: what a process that dies leaves of the parts counts no more.
+        """
         counted = {part.name for part in self._current().parts} if keep else set[str]()
         if not keep:
             self._bucket.delete(INDEX_NAME)

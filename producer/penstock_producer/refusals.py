@@ -22,15 +22,17 @@ _COMES_BACK: Final = frozenset({"media_unavailable", "media_forbidden"})
 
 
 def no_longer(code: str, words: str) -> SourceError | None:
-    """What it means that a row which was a document at submit is refused now; None where only the
-    row itself decides."""
+    """Return what it means that a row which was a document at submit is refused now.
+
+    None where only the row itself decides.
+    """
     if not code.startswith(OUTSIDE):
         return None
     return SourceUnavailable(words) if code in _COMES_BACK else SourceChanged(words)
 
 
 def changed_since(rows: Iterable[BadRow], lines: Container[int]) -> list[BadRow]:
-    """Rows of a table that the survey took and that can no longer be used.
+    """Return rows of a table that the survey took and that can no longer be used.
 
     ``lines`` are those that it refused.
 
@@ -58,12 +60,15 @@ def written_off(document: Document, key: ItemKey) -> DeadLetter:
 
 
 def lost(key: ItemKey, why: str) -> DeadLetter:
-    """Of a row of a table that was fed and is gone, or is no document any more."""
+    """Return the dead letter of a table's row that was fed and is gone, or is no document now."""
     return _letter(key, SOURCE_LOST, why, b"", None)
 
 
 def lost_of(waiting: Remainder, why: str) -> DeadLetter:
-    """The same, of a document that waits: what earlier attempts used up on it was paid for."""
+    """Return the dead letter of a waiting document that was lost.
+
+    What earlier attempts used up on it was paid for.
+    """
     return replace(
         lost(waiting.key, why),
         attempts=waiting.attempts,

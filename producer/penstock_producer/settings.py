@@ -1,5 +1,6 @@
-"""The producer's settings: one frozen object from flags, `PENSTOCK_*` variables and
-`penstock.toml`, in that order.
+"""The producer's settings: one frozen object.
+
+They come from flags, `PENSTOCK_*` variables and `penstock.toml`, in that order.
 
 Other roles subclass ``ProducerSettings`` and add fields; nested ones are set as
 `PENSTOCK_PROVIDERS__OPENAI__RPM=600`. The only place of the producer that reads the environment.
@@ -57,8 +58,7 @@ PLACEHOLDER = "CHANGE_ME"  # where .env.example has no password
 
 
 class DoorFiles(BaseModel):
-    """What every process knows of the HTTP doors, where its settings say it: the place of
-    uploads."""
+    """The settings of the HTTP gateway that every process knows: the place of uploads."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
@@ -112,7 +112,10 @@ class ProducerSettings(BaseSettings):
     def refused_endpoint(
         self, provider: str, endpoint: str, lane: str = DEFAULT_LANE
     ) -> str | None:
-        """Why jobs of this lane may not send to this path of the provider; None when they may."""
+        """Return why jobs of this lane may not send to this path of the provider.
+
+        None when they may.
+        """
         known = self.providers.get(provider)
         given = () if known is None else known.endpoints
         extra = {*given, *(LANES[lane].endpoints if lane in LANES else ())}
@@ -120,13 +123,15 @@ class ProducerSettings(BaseSettings):
         return refusal(endpoint, provider, extra, kind)
 
     def prices(self, provider: str) -> ProviderFacts:
-        """Of one provider; unknown ones where it is not configured."""
+        """Return the facts of one provider; unknown ones where it is not configured."""
         return self.providers.get(provider, ProviderFacts())
 
     @property
     def private_places(self) -> Mapping[str, str]:
-        """What belongs to all tenants, by the setting that names it: no remote job reads it,
-        whatever `source_roots` says."""
+        """Return what belongs to all tenants, by the setting that names it.
+
+        No remote job reads it, whatever `source_roots` says.
+        """
         places = {}
         if "files" in self.gateway.model_fields_set:
             places["gateway.files"] = self.gateway.files
@@ -149,11 +154,10 @@ class ProducerSettings(BaseSettings):
         return SourceRoots(self.source_roots, (*places.values(), *beside))
 
     def refuse_shared_roots(self, state: Path | None = None) -> None:
-        """Raise SettingsError where a remote job could read by its path what belongs to other
-        tenants.
+        """Raise SettingsError where a remote job could read what belongs to other tenants.
 
-        For processes with a remote door, before they open it. ``state`` is the state folder of one
-        that has one.
+        It would read it by its path. For processes that serve remote clients, before they start to.
+        ``state`` is the state folder of one that has one.
         """
         places = dict(self.private_places) | (
             {} if state is None else {"the state folder": str(state.absolute())}
@@ -242,9 +246,10 @@ class ProducerSettings(BaseSettings):
     @field_validator("results_url", check_fields=False)
     @classmethod
     def _check_results_url(cls, url: str | None) -> str | None:
-        """Found out now, not when the first job ends.
+        """Check the place of results now, not when the first job ends.
 
-        A compose file or a chart leaves a variable empty more easily than out."""
+        A compose file or a chart leaves a variable empty more easily than out.
+        """
         return check_destination(url) if url else None
 
     @field_validator("s3_endpoint_url", check_fields=False)
@@ -254,9 +259,10 @@ class ProducerSettings(BaseSettings):
 
     @classmethod
     def _refuse_typos(cls, config: Path | None) -> None:
-        """A misspelt setting would silently mean its default.
+        """Raise SettingsError for a misspelt setting, which would silently mean its default.
 
-        Names unlike any setting belong to other roles."""
+        Names unlike any setting belong to other roles.
+        """
         names = list(cls.model_fields)
         for where, name in _given_names(config):
             close = (
@@ -269,10 +275,10 @@ class ProducerSettings(BaseSettings):
 
 
 def config_path() -> Path | None:
-    """The settings file: `PENSTOCK_CONFIG`, else `penstock.toml` in the working folder, else none.
+    """Return the settings file: `PENSTOCK_CONFIG`, else `penstock.toml` here, else None.
 
-    Raises SettingsError when `PENSTOCK_CONFIG` names no file: a misspelt path must not mean the
-    defaults.
+    Here is the working folder. Raises SettingsError when `PENSTOCK_CONFIG` names no file: a
+    misspelt path must not mean the defaults.
     """
     named = os.environ.get(CONFIG_VARIABLE)
     if named:
@@ -287,7 +293,7 @@ def config_path() -> Path | None:
 
 
 def variable(name: str) -> str | None:
-    """A variable that a source names."""
+    """Return the value of a variable that a source names."""
     return os.environ.get(name)
 
 
@@ -301,9 +307,10 @@ def _given_names(config: Path | None) -> Iterable[tuple[str, str]]:
 
 
 def check_url(url: str, schemes: tuple[str, ...]) -> str:
-    """``url`` with a scheme, a host and, where it names one, a port that exists.
+    """Return ``url`` with a scheme, a host and, where it names one, a port that exists.
 
-    Raises ValueError."""
+    Raises ValueError.
+    """
     parts = urlsplit(_with_scheme(url, schemes))
     try:
         port = parts.port
@@ -336,8 +343,10 @@ def _explain(error: ValidationError) -> Iterable[str]:
 
 
 def _shown(name: str, value: Any) -> str:
-    """A refused value without what may be a secret: tables are not shown at all, since a key may be
-    in any of them."""
+    """Return a refused value without what may be a secret.
+
+    Tables are not shown at all, since a key may be in any of them.
+    """
     if is_secret_name(name):
         return HIDDEN
     if isinstance(value, (dict, list, tuple, set)):
@@ -349,7 +358,7 @@ def _shown(name: str, value: Any) -> str:
 
 
 def refuse_example_password(url: str) -> None:
-    """The example's password is public. Raises ValueError."""
+    """Raise ValueError for the example's password, which is public."""
     if f":{PLACEHOLDER}" in url:
         raise ValueError(
             "this is the example's password: choose your own; `python3 docker/passwords.py` writes "
@@ -358,8 +367,10 @@ def refuse_example_password(url: str) -> None:
 
 
 def _refuse_open_passwords(url: str) -> None:
-    """Libraries would take a part of such a password for the port, and repeat it in their
-    message."""
+    """Raise ValueError for a password with characters that must be escaped in a URL.
+
+    Libraries would take a part of such a password for the port, and repeat it in their message.
+    """
     if url.startswith("sentinel"):  # which has a port for each of several hosts
         return
     try:

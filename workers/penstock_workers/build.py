@@ -144,7 +144,8 @@ class WorkerEngine:
             )
             self._heartbeat.beat()
         await self._lane.start()
-        self._slots = self._suitable_slots()
+        found = None if self._row.slots is None else self._row.slots(settings, self._lane)
+        self._slots = settings.concurrency if found is None else found
         parts.waits.slots.resize(self._slots)
         if self._model is not None:
             await self._model.open(self._served)
@@ -160,7 +161,7 @@ class WorkerEngine:
             self._control = self._closing.enter_context(start_control(settings, self._decided))
 
     def _make_parts(self, bridge: Bridge, stores: Stores) -> _Parts:
-        """All that items go through, made and joined; nothing of it has started."""
+        """Make and join all that items go through; nothing of it has started."""
         settings = self._settings
         jobs, outcomes = JobStore(stores.database), OutcomeStore(stores.database, settings.lane)
         traces = None if self._tracing is None else self._tracing.of_items()
@@ -297,10 +298,6 @@ class WorkerEngine:
         engine = engine_in_words(self._row.engine, None if server is None else redact(server))
         return MadeWithNotes(Provenance(stores.database), engine, self._settings.cost.usd_per_hour)
 
-    def _suitable_slots(self) -> int:
-        found = None if self._row.slots is None else self._row.slots(self._settings, self._lane)
-        return self._settings.concurrency if found is None else found
-
     def _served(self) -> Served:
         """Return what the lane serves, now that it is up."""
         served = (
@@ -312,7 +309,7 @@ class WorkerEngine:
         return served
 
     def _note_queues(self) -> None:
-        """In a thread, with each heartbeat."""
+        """Note the queues of this worker's model; in a thread, with each heartbeat."""
         if self._model is not None:
             self._model.note_queues()
 
@@ -329,10 +326,10 @@ class WorkerEngine:
         try:
             await asyncio.to_thread(self._hot.note_drain, drained)
         except Exception as error:
-            log.warning("the drain is not in the fleet's figures: %s", error)
+            log.warning("this drain is missing from the fleet's figures: %s", error)
 
     def _ended(self) -> int:
-        """Items that ended here otherwise than by being released."""
+        """Count the items that ended here otherwise than by being released."""
         return self._tally.items.total() - self._tally.items["requeued"]
 
     @property

@@ -22,10 +22,10 @@ Fault = tuple[Literal["module", "function"], str]  # what cannot be had, and why
 
 
 def check_hooks(paths: Iterable[str | None], *, workers_elsewhere: bool = False) -> None:
-    """Raises UsageProblem for a hook that is not there.
+    """Raise UsageProblem for a hook that is not there.
 
-    With ``workers_elsewhere`` a module that cannot be imported here is believed: their machines may
-    have it.
+    With ``workers_elsewhere`` a module that cannot be imported here is accepted: the workers'
+    machines may have it.
     """
     wanted = [path for path in paths if path is not None]
     if not wanted:
@@ -72,7 +72,7 @@ def _fault(path: str) -> Fault | None:
 
 
 def _main() -> None:
-    """In the child: the working folder counts last, as in workers."""
+    """Check in the child process: the working folder counts last, as in workers."""
     if "" in sys.path:
         sys.path.remove("")
     sys.path.append("")

@@ -22,7 +22,9 @@ class ServeFlags:
 
     port: Annotated[
         int,
-        typer.Option("-p", "--port", min=0, max=65_535, help="0 takes a free one, which is shown."),
+        typer.Option(
+            "-p", "--port", min=0, max=65_535, help="0 takes a free port, which is shown."
+        ),
     ] = 8080
     state: Annotated[
         Path,
@@ -37,18 +39,15 @@ class ServeFlags:
     host: Annotated[
         str,
         typer.Option(
-            help=(
-                "Another than this machine's own needs an API key: penstock keys create --state "
-                "DIR."
-            )
+            help="Any other address needs an API key: penstock keys create NAME --state DIR."
         ),
     ] = "127.0.0.1"
     lane: Annotated[
         str,
         typer.Option(
             help=(
-                f"Who answers: api, gpu, embed; batch: the provider, by batches alone; {AUTO}: "
-                "where there is time."
+                f"What answers: api, gpu or embed; batch: provider batches alone; {AUTO}: batches "
+                "where there is time, else api."
             )
         ),
     ] = DEFAULT_LANE
@@ -63,10 +62,11 @@ class ServeFlags:
 
 @takes_flags
 def serve(typed: ServeFlags, provider: ProviderFlags) -> None:
-    """Serve on this machine, everything embedded: OpenAI's Files and Batches, Anthropic's Message
-    Batches, calls that wait for their answer, jobs, and a dashboard.
+    """Serve APIs, workers and a dashboard on this machine, with nothing else to start.
 
-    Ctrl-C lets what is asked finish, then ends; the same command goes on with the jobs.
+    It serves OpenAI's Files and Batches, Anthropic's Message Batches, calls that wait for their
+    answer, and jobs. Ctrl-C lets the requests in flight finish, then ends; the same command goes on
+    with the jobs.
 
     Exit status: 0 ended by Ctrl-C or SIGTERM, 2 bad usage, 1 failed.
     """

@@ -113,13 +113,16 @@ class Desk:
         self._secret: str | None = None
 
     def secret(self) -> str:
-        """What sessions are signed with."""
+        """Return the secret that sessions are signed with."""
         if self._secret is None:
             self._secret = Meta(self.database).session_secret()
         return self._secret
 
     def asked(self, read: Callable[[RedisLedger, redis.Redis], T]) -> T | None:
-        """What Redis answers; None where it does not: a page without it shows what SQL knows."""
+        """Return what Redis answers; None where it does not answer.
+
+        A page without Redis shows what SQL knows.
+        """
         if self._client is None:
             self._client = RedisAddress.parse(self._redis_url).connect(
                 socket_timeout=REDIS_TIMEOUT_S, socket_connect_timeout=REDIS_CONNECT_TIMEOUT_S
@@ -183,7 +186,7 @@ class Desk:
         )
 
     def fleet(self) -> tuple[list[WorkerSeen], dict[str, Depth], bool]:
-        """Workers that live, and the queues of their lanes and of those that jobs wait in."""
+        """Return the live workers, and the queues of their lanes and of those that jobs wait in."""
 
         def hot(ledger: RedisLedger, _: redis.Redis) -> tuple[list[WorkerSeen], dict[str, Depth]]:
             workers = ledger.workers()
@@ -198,7 +201,7 @@ class Desk:
         return (*found, True) if found is not None else ([], {}, False)
 
     def quotas(self) -> tuple[list[QuotaSeen], dict[str, list[Cause]], bool]:
-        """Each quota, and why calls of it fail lately."""
+        """Return each quota, and why calls of it have failed lately."""
 
         def hot(
             ledger: RedisLedger, client: redis.Redis
@@ -215,8 +218,10 @@ class Desk:
 
 
 def in_state_of(database_url: str) -> str:
-    """`` --state DIR`` for commands that are shown, where the ledger is that of `penstock serve`;
-    else nothing."""
+    """Return `` --state DIR`` where the ledger is that of `penstock serve`, else an empty text.
+
+    Commands that are shown end with it.
+    """
     kind, _, path = database_url.partition(":///")
     file = Path(unquote(path))
     if not kind.startswith("sqlite") or file.name != STATE_LEDGER:

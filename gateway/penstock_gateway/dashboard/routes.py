@@ -262,13 +262,15 @@ async def spending(request: Request, viewer: Reader) -> Response:
 
 
 def _by_http(viewer: Viewer) -> bool:
-    """Whether who looks sends work over HTTP: tenants, and everyone where `penstock serve` is all
-    there is."""
+    """Return whether the viewer sends work over HTTP.
+
+    Tenants do, and everyone does where `penstock serve` is all there is.
+    """
     return not viewer.sees_all or viewer.desk.in_state != ""
 
 
 def _for_operators(viewer: Viewer) -> None:
-    """Workers and quotas are of the whole installation. Raises Refused."""
+    """Raise Refused for tenants: workers and quotas are of the whole installation."""
     if not viewer.sees_all:
         raise Refused(404, "There is no such page.", code="not_found")
 

@@ -40,7 +40,7 @@ class PriceRow(NamedTuple):
 
 
 def spend_rows(spent: Sequence[Spending], without: str) -> list[SpendRow]:
-    """The dearest first. ``without`` names what has no name."""
+    """Return a row for each name, the dearest first; ``without`` stands for no name."""
     most = max((one.cost_microusd for one in spent), default=0)
     ordered = sorted(spent, key=lambda one: (-one.cost_microusd, one.name or ""))
     return [
@@ -58,7 +58,7 @@ def spend_rows(spent: Sequence[Spending], without: str) -> list[SpendRow]:
 
 
 def total_of(spent: Sequence[Spending]) -> tuple[str, str, str]:
-    """Cost, documents and jobs together."""
+    """Return the cost, documents and jobs of all together."""
     return (
         together(money_of(one) for one in spent).words,
         count(sum(one.succeeded + one.dead for one in spent)),
@@ -67,7 +67,7 @@ def total_of(spent: Sequence[Spending]) -> tuple[str, str, str]:
 
 
 def price_rows(made: Iterable[MadeWith]) -> list[PriceRow]:
-    """What answers were paid with, each price once."""
+    """Return the prices that answers were paid with, each once."""
     return list(dict.fromkeys(_price(one) for one in made))
 
 

@@ -47,12 +47,15 @@ async def list_letters(
     job: str,
     caller: Reader,
     reason: Annotated[
-        str | None, Query(min_length=1, max_length=200, description="Only those with this reason.")
+        str | None,
+        Query(min_length=1, max_length=200, description="Only dead letters with this reason."),
     ] = None,
     generation: Annotated[
         int | None,
         Query(
-            ge=1, le=2**31 - 1, description="Only those of this generation, replayed ones included."
+            ge=1,
+            le=2**31 - 1,
+            description="Only dead letters of this generation, replayed ones included.",
         ),
     ] = None,
     cursor: Annotated[
@@ -99,21 +102,22 @@ async def export_letters(
         ),
     ] = "errors",
     reason: Annotated[
-        str | None, Query(min_length=1, max_length=200, description="Only those with this reason.")
+        str | None,
+        Query(min_length=1, max_length=200, description="Only dead letters with this reason."),
     ] = None,
     after: Annotated[
         str | None,
-        Query(max_length=2_000, description="The cursor of the last line that you have."),
+        Query(max_length=2_000, description="The cursor of the last line that you have read."),
     ] = None,
     limit: Annotated[
         int | None, Query(ge=1, le=10**9, description="At most this many lines.")
     ] = None,
 ) -> StreamingResponse:
-    """Stream the dead letters of a job, as `errors.jsonl` has them, or as requests that can be
-    submitted again.
+    """Stream the dead letters of a job, as errors or as requests to submit again.
 
-    They come by generation and document id, each with a `cursor`: the last one as `after` goes on
-    there. Rows that never became a request are among `errors` only.
+    The errors are lines of `errors.jsonl`. All come by generation and document id, each with a
+    `cursor`: the last one as `after` goes on there. Rows that never became a request are among
+    `errors` only.
     """
     backend = backend_of(request)
     behind = None if after is None else decoded(after, int)
@@ -154,7 +158,7 @@ def _letter(backend: Backend, job: Job, doc_id: str) -> Letter:
 
 
 def _exported(job: Job, letter: DeadLetter, endpoint: str | None) -> bytes:
-    """A line of `errors.jsonl`; with an ``endpoint`` a line of input."""
+    """Return a line of `errors.jsonl`; with an ``endpoint`` a line of input."""
     if endpoint is None:
         line = error_line(told_letter(job, letter))
     else:
@@ -178,9 +182,10 @@ def _fields(job: Job, letter: DeadLetter) -> dict[str, Any]:
 
 
 def _readable(body: bytes | None) -> Any:
-    """JSON as JSON, anything else as text, nothing as null.
+    """Return JSON as JSON, anything else as text, nothing as null.
 
-    JSON too deep to be written again is text as well."""
+    JSON too deep to be written again is text as well.
+    """
     if not body:
         return None
     try:

@@ -1,5 +1,7 @@
-"""Results as a stream, in the order in which they were stored: JSON lines, each of which says where
-to go on, or a table."""
+"""Results as a stream, in the order in which they were stored: JSON lines or a table.
+
+Each JSON line says where to go on behind it.
+"""
 
 from __future__ import annotations
 
@@ -62,9 +64,7 @@ _EXAMPLE: Final = (
                 },
             },
         },
-        501: {
-            "description": "Parquet is asked for, and pyarrow is not installed where the door runs."
-        },
+        501: {"description": "Parquet is asked for, and pyarrow is not installed on the server."},
     },
     operation_id="read_job_results",
 )
@@ -74,18 +74,18 @@ async def results(
     caller: Reader,
     after: Annotated[
         str | None,
-        Query(max_length=2_000, description="The cursor of the last line that you have."),
+        Query(max_length=2_000, description="The cursor of the last line that you have read."),
     ] = None,
-    dead_letters: Annotated[bool, Query(description="Whether dead letters come, too.")] = True,
+    dead_letters: Annotated[bool, Query(description="Whether dead letters are included.")] = True,
     limit: Annotated[
         int | None, Query(ge=1, le=10**9, description="At most this many lines.")
     ] = None,
     form: Annotated[
         Literal["jsonl", "csv", "parquet"],
-        Query(description="Tables have a row for each outcome, dead letters as well."),
+        Query(description="Tables have a row for each outcome, dead letters included."),
     ] = "jsonl",
     escape_formulas: Annotated[
-        bool, Query(description="CSV: an apostrophe before texts that a spreadsheet would run.")
+        bool, Query(description="CSV: put an apostrophe before texts that a spreadsheet would run.")
     ] = False,
 ) -> StreamingResponse:
     """Stream what a job has stored, also while it runs.
@@ -129,9 +129,10 @@ async def results(
 async def _table(
     backend: Backend, caller: Caller, job: str, form: TableFormat, *, escape_formulas: bool
 ) -> StreamingResponse:
-    """As `penstock results` writes it.
+    """Stream a table as `penstock results` writes it.
 
-    A batch of rows is in memory, so that each takes one of the readings of its tenant."""
+    A batch of rows is in memory, so that each takes one of the readings of its tenant.
+    """
 
     def begin() -> tuple[Job, Iterator[bytes]]:
         found = find_job(backend, caller, job)
@@ -169,8 +170,10 @@ class _Whole(StreamingResponse):
 async def streamed(
     backend: Backend, begin: Callable[[], Iterator[bytes]], limit: int | None
 ) -> StreamingResponse:
-    """The lines of ``begin``, which looks for the job first: its errors, and those of the first
-    line, are said before the stream begins."""
+    """Stream the lines of ``begin``, which looks for the job first.
+
+    Its errors, and those of the first line, are raised before the stream begins.
+    """
 
     def first() -> Iterator[bytes]:
         lines = begin()
@@ -181,12 +184,15 @@ async def streamed(
 
 
 def with_cursor(line: bytes, cursor: str) -> bytes:
-    """A line of JSON, with where to go on behind it."""
+    """Return a line of JSON with the cursor that goes on behind it."""
     return line.rstrip()[:-1] + b',"cursor":' + orjson.dumps(cursor) + b"}\n"
 
 
 async def _pieces(backend: Backend, lines: Iterator[bytes]) -> AsyncIterator[bytes]:
-    """The next ones are read once a piece is taken; when its reader goes, nothing is open."""
+    """Yield pieces, each read once the one before is taken.
+
+    When the reader goes, nothing is open.
+    """
     while piece := await backend.run(_next_piece, lines):
         yield piece
 

@@ -45,7 +45,7 @@ def submit_sample(
     number: int,
     job_key: str | None,
 ) -> Job:
-    """Blocks. Raises as a submit."""
+    """Draw a sample and submit it as a job. Blocks. Raises as a submit."""
     source = source_of(backend, caller, named)
     timeout_s = backend.settings.doors.submit_timeout_s
     sample = backend.remote.sample(
@@ -81,9 +81,10 @@ def submit_sample(
 
 @router.get("/{job}/extrapolation", operation_id="read_job_extrapolation")
 async def extrapolation(request: Request, job: str, caller: Reader) -> Extrapolation:
-    """What a sample says of all documents: tokens and cost, each with an interval.
+    """Estimate tokens and cost of all documents from a sample, each with an interval.
 
-    Also while it runs, of what has ended."""
+    While the sample runs, it tells about the documents that have ended.
+    """
     backend = backend_of(request)
 
     def look() -> Extrapolation:
@@ -118,7 +119,10 @@ def _said(backend: Backend, job: Job) -> Extrapolation:
 
 
 def _sizes(backend: Backend, job: Job) -> dict[str, float]:
-    """Of the request of each drawn document. Raises SourceError where their file is gone."""
+    """Return the size of the request of each drawn document.
+
+    Raises SourceError where their file is gone.
+    """
     opened = open_source(job.source, JobSpec.accepted(job.spec), backend.settings)
     return {
         row.doc_id: float(len(row.body))

@@ -72,8 +72,7 @@ _BODY: Final[dict[str, Any]] = {
 async def add_schedule(
     request: Request, response: Response, given: NewSchedule, caller: Writer
 ) -> ScheduleDetails:
-    """Submit a source, or the outcomes of other jobs, again and again at the times of a cron
-    expression.
+    """Submit a source, or outcomes of other jobs, at the times of a cron expression.
 
     The fleet's control processes read the source then; it need not be there yet. A name is given
     once.
@@ -184,16 +183,17 @@ def _added(backend: Backend, caller: Caller, given: NewSchedule) -> ScheduleDeta
 def _changed(
     backend: Backend, caller: Caller, named: str, change: Callable[[str], bool]
 ) -> ScheduleDetails:
-    """The schedule as it is after ``change``, which takes its name."""
+    """Return the schedule as it is after ``change``, which takes its name."""
     found = _find(backend, caller, named)
     change(found.name)
     return _detailed(backend, _find(backend, caller, found.schedule_id))
 
 
 def _outcomes_of(backend: Backend, caller: Caller, given: NewSchedule) -> OutcomesOf | None:
-    """Whose outcomes are read, which has to be there for this caller; None for a source.
+    """Return whose outcomes are read; None for a source.
 
-    Raises SpecError and Refused."""
+    The job or schedule has to be there for this caller. Raises SpecError and Refused.
+    """
     named = [name for name in ("source", "from_job", "from_schedule") if getattr(given, name)]
     if len(named) > 1:
         raise SpecError(
@@ -258,9 +258,10 @@ def _chars(options: Mapping[str, Any]) -> int:
 
 
 def _find(backend: Backend, caller: Caller, name: str) -> Schedule:
-    """By its id, its name, or the name with its tenant before it.
+    """Return a schedule by its id, its name, or the name with its tenant before it.
 
-    Raises ScheduleNotFound, alike for those of another tenant."""
+    Raises ScheduleNotFound, alike for those of another tenant.
+    """
     if len(name) > NAME_MAX or not name.isprintable():
         raise ScheduleNotFound(name[:NAME_MAX])
     store = ScheduleStore(backend.database)

@@ -68,7 +68,7 @@ _OTHER: Final = re.compile(
 
 
 def by_script(text: str) -> float:
-    """Linear in what the text is made of."""
+    """Estimate the tokens of a text, linear in what it is made of."""
     words, marks = _WORDS.findall(text), _MARKS.findall(text)
     tokens = WORD * len(words) + LETTER_BEYOND * sum(
         max(0, len(word) - LETTERS_WHOLE) for word in words
@@ -128,7 +128,7 @@ class TokenMeter:
         self._chars, self._tokens = 0, 0.0  # counted so far
 
     def prompt(self, body: Any) -> float:
-        """Tokens of a request's prompt."""
+        """Return the tokens of a request's prompt."""
         if not isinstance(body, dict):
             return 0.0
         tokens = sum(self.text(text) for text in _texts(body))
@@ -139,8 +139,11 @@ class TokenMeter:
         return tokens + (MESSAGE_TOKENS * (len(messages) + 1) if isinstance(messages, list) else 0)
 
     def text(self, text: str) -> float:
-        """Of one text; of a sample of some size from its characters, at the ratio of those
-        before."""
+        """Return the tokens of one text.
+
+        Once a sample of some size was counted, they are estimated from its characters, at the ratio
+        of the texts before.
+        """
         if self._chars >= COUNTED_CHARS:
             return len(text) * self._tokens / self._chars
         pieces = range(0, len(text), PIECE_CHARS)
@@ -150,9 +153,10 @@ class TokenMeter:
 
 
 def meter_of(model: str | None, tokenizer: str | None = None) -> TokenMeter:
-    """For the requests of one job.
+    """Return the meter for the requests of one job.
 
-    Raises ValueError for a ``tokenizer`` that was named and cannot be used."""
+    Raises ValueError for a ``tokenizer`` that was named and cannot be used.
+    """
     if tokenizer is not None:
         place = pinned(tokenizer)
         return TokenMeter(encoder_of(place), f"the tokenizer {place.partition('#')[0]}")
@@ -164,7 +168,7 @@ def meter_of(model: str | None, tokenizer: str | None = None) -> TokenMeter:
 
 
 def _beside_model(model: str | None) -> TokenMeter | None:
-    """Of a model that is a folder of this machine, with its tokenizer in it."""
+    """Return the meter of a model that is a folder of this machine, with its tokenizer in it."""
     if model is None or not (Path(model) / FILE).is_file():
         return None
     place = Path(model) / FILE
@@ -176,8 +180,11 @@ def _beside_model(model: str | None) -> TokenMeter | None:
 
 @lru_cache(maxsize=4)
 def _tiktoken(model: str) -> tuple[Encoder, str] | None:
-    """Where tiktoken is installed, knows the model, and has its file already: it would fetch
-    another one."""
+    """Return tiktoken's encoder and its name.
+
+    None unless tiktoken is installed, knows the model, and has its file already: it would fetch
+    another one.
+    """
     try:
         import tiktoken  # pyright: ignore[reportMissingImports]
     except ImportError:
@@ -215,7 +222,7 @@ def _texts(body: dict[str, Any]) -> Iterator[str]:
 
 
 def _inside(value: Any) -> Iterator[str]:
-    """Every text in it but for those that say what the others are."""
+    """Yield every text inside but for those that say what the others are."""
     if isinstance(value, str):
         yield MEDIA.sub("", value)
     elif isinstance(value, list):
@@ -228,7 +235,7 @@ def _inside(value: Any) -> Iterator[str]:
 
 
 def _lists(body: dict[str, Any]) -> Iterator[list[Any]]:
-    """Prompts that are lists of tokens already."""
+    """Yield prompts that are lists of tokens already."""
     for name in ("prompt", "input"):
         value = body.get(name)
         if isinstance(value, list) and value:
@@ -263,9 +270,10 @@ class Estimate(NamedTuple):
     model: str | None = None  # that the first request names, for prices where the job names none
 
     def usd(self, prices: ModelPrices | None, *, in_batch: bool = False) -> float | None:
-        """None where the price is unknown.
+        """Return the cost in US dollars; None where the price is unknown.
 
-        A long request is not known from the sum: all count as short ones."""
+        A long request is not known from the sum: all count as short ones.
+        """
         if prices is None:
             return None
         short = prices.model_copy(update={"long": None})
@@ -306,9 +314,11 @@ class Measure:
         self.only_text = self.only_text and MEDIA.search(body.decode("utf-8", "replace")) is None
 
     def of(self, total: int, size: int | None = None) -> Estimate:
-        """For ``total`` documents like those; prompts by the ``size`` of all requests, where that
-        is known and all is text: the first documents of a source that is sorted say little of the
-        others."""
+        """Estimate the tokens of ``total`` documents like those that were counted.
+
+        Prompts are scaled by the ``size`` of all requests, where that is known and all is text: the
+        first documents of a source that is sorted say little of the others.
+        """
         if not self.documents:
             return Estimate(0, 0, True, self.meter.by)
         share = total / self.documents
@@ -319,7 +329,7 @@ class Measure:
 
     @classmethod
     def taken(cls, bodies: Iterable[bytes], meter: TokenMeter | None = None) -> Measure:
-        """Of all of them."""
+        """Measure all of some bodies."""
         measure = cls(meter or TokenMeter())
         for body in bodies:
             measure.add(body)
@@ -327,11 +337,11 @@ class Measure:
 
 
 def output_asked(body: Any) -> int | None:
-    """The most tokens that a request lets its answer have; None where it does not say, or says what
-    no answer can have.
+    """Return the most tokens that a request lets its answer have.
 
-    Of several fields that say it the largest: each API reads its own, and some pass over those that
-    they do not know."""
+    None where it does not say, or says what no answer can have. Of several fields that say it the
+    largest counts: each API reads its own, and some pass over those that they do not know.
+    """
     if not isinstance(body, dict):
         return None
     config = body.get("generationConfig")  # where requests to Gemini say it
@@ -345,8 +355,10 @@ def output_asked(body: Any) -> int | None:
 
 
 def answers_asked(body: Any) -> int:
-    """How many answers a request asks for, and pays: `best_of` are written, of which `n` are shown,
-    to each of its prompts."""
+    """Return how many answers a request asks for, and pays.
+
+    `best_of` are written, of which `n` are shown, to each of its prompts.
+    """
     if not isinstance(body, dict):
         return 1
     config = body.get("generationConfig")
@@ -357,10 +369,13 @@ def answers_asked(body: Any) -> int:
 
 
 def _prompts(given: Any) -> int:
-    """In one request for completions; a list of numbers is the tokens of one."""
+    """Return how many prompts one request for completions has.
+
+    A list of numbers is the tokens of one.
+    """
     return len(given) if isinstance(given, list) and given and not isinstance(given[0], int) else 1
 
 
 def _is_number(value: Any) -> TypeGuard[int]:
-    """JSON's true is none."""
+    """Return whether this is a whole number above 0; JSON's true is none."""
     return type(value) is int and value > 0

@@ -54,15 +54,19 @@ class PlaceWriter(Protocol):
     def write(self, data: builtins.bytes) -> None: ...
 
     def append(self, name: str, etag: str, size: int) -> None:
-        """All bytes of another object below the same place.
+        """Append all bytes of another object below the same place.
 
-        Raises NotThere when it is not the one with that ETag any more."""
+        Raises NotThere when it is not the one with that ETag any more.
+        """
         ...
 
     def finish(self) -> None: ...
 
     def publish(self) -> str:
-        """Its place. Raises SinkTaken where the condition does not hold."""
+        """Publish the object and return its place.
+
+        Raises SinkTaken where the condition does not hold.
+        """
         ...
 
     def discard(self) -> None: ...
@@ -87,19 +91,19 @@ class Place(ABC):
 
     @abstractmethod
     def head(self, name: str) -> Head | None:
-        """None where there is no such object."""
+        """Return what is known of an object; None where there is no such object."""
 
     @abstractmethod
     def read(self, name: str) -> tuple[bytes, str] | None:
-        """A small object and its ETag; None where there is none."""
+        """Return a small object and its ETag; None where there is none."""
 
     @abstractmethod
     def chunks(self, name: str, etag: str, first: int, after: int) -> Iterator[bytes]:
-        """Bytes ``first`` up to ``after`` of the object, while it is the one with this ETag."""
+        """Yield bytes ``first`` up to ``after`` of the object, while it has this ETag."""
 
     @abstractmethod
     def names(self, below: str) -> Iterator[str]:
-        """Of all objects below ``below``, which ends in a slash, page by page."""
+        """Yield the names of all objects below ``below``, which ends in a slash, page by page."""
 
     @abstractmethod
     def put(
@@ -110,22 +114,27 @@ class Place(ABC):
         condition: Condition | None = None,
         metadata: Mapping[str, str] | None = None,
     ) -> str:
-        """One small object; returns its ETag.
+        """Write one small object; return its ETag.
 
-        Raises SinkTaken where the condition does not hold."""
+        Raises SinkTaken where the condition does not hold.
+        """
 
     @abstractmethod
     def delete(self, name: str) -> None:
-        """There or not."""
+        """Delete an object, there or not."""
 
     @abstractmethod
     def abort_uploads(self, begin: str) -> int:
-        """End the uploads of objects whose names begin so, which a process has left unfinished;
-        returns how many."""
+        """End the unfinished uploads of objects whose names begin so; return how many they were.
+
+        A process has left them.
+        """
 
     def takes_conditions(self) -> bool:
-        """Whether the store refuses to replace an object that must not be there; some do not know
-        the header."""
+        """Return whether the store refuses to replace an object that must not be there.
+
+        Some stores do not know the header.
+        """
         name = f".{PROBE_NAME}-{secrets.token_hex(8)}"
         try:
             self.put(name, b"", condition=ABSENT)
@@ -142,11 +151,11 @@ class Place(ABC):
         return False
 
     def _key(self, name: str) -> str:
-        """``name`` may end in a slash, for all that lies below it."""
+        """Return the key; ``name`` may end in a slash, for all that lies below it."""
         return f"{self._prefix}/{name.lstrip('/')}".lstrip("/")
 
     def _name(self, key: str) -> str:
-        """Of an object, below the place."""
+        """Return the name of an object, below the place."""
         return key.removeprefix(self._prefix).lstrip("/")
 
 
@@ -159,7 +168,7 @@ READ_TIMEOUT_S: Final = 60
 def connected(
     endpoint_url: str | None, *, tries: int, service: str = "s3", region: str | None = None
 ) -> Any:
-    """``tries`` are those of one request, with backoff.
+    """Return a client of boto3; ``tries`` are those of one request, with backoff.
 
     Credentials and region are boto3's own affair, and where no endpoint is given, that as well
     (AWS_ENDPOINT_URL_S3). Nothing is asked yet. Raises ImportError without boto3.
@@ -173,7 +182,7 @@ def connected(
 
 
 def store_at(scheme: str, bucket: str, *, tries: int) -> Any:
-    """A bucket of Google Cloud Storage, or a container of Azure.
+    """Return a bucket of Google Cloud Storage, or a container of Azure.
 
     Credentials and the account are obstore's own affair, by the environment. Nothing is asked yet.
     Raises ImportError without obstore, and its errors where the environment has no account.

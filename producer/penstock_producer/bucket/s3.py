@@ -40,13 +40,14 @@ class Bucket(Place):
         return f"s3://{self._bucket}/{self._key(name)}"
 
     def source(self, name: str) -> Mapping[str, str]:
-        """The object as a copy names it."""
+        """Return the object as a copy names it."""
         return {"Bucket": self._bucket, "Key": self._key(name)}
 
     def ask(self, name: str, request: str, *, verb: str = "write", **more: Any) -> Any:
-        """One request about one object.
+        """Ask one request about one object.
 
-        Raises SinkError, NotThere, and SinkTaken where a condition does not hold."""
+        Raises SinkError, NotThere, and SinkTaken where a condition does not hold.
+        """
         asked = getattr(self._client, request)
         return self._tried(
             name, lambda: asked(Bucket=self._bucket, Key=self._key(name), **more), verb
@@ -86,7 +87,10 @@ class Bucket(Place):
             where["ContinuationToken"] = str(page["NextContinuationToken"])
 
     def abort_uploads(self, begin: str) -> int:
-        """Best effort: no reader sees them, and it needs a right that nothing else does."""
+        """Abort uploads as far as possible.
+
+        No reader sees them, and it needs a right that nothing else does.
+        """
         ended = 0
         with contextlib.suppress(SinkError):
             listed = self._listed(
@@ -150,7 +154,7 @@ class Bucket(Place):
 
 
 def s3_client(endpoint_url: str | None = None) -> Any:
-    """A client for writing. Raises SinkError without boto3."""
+    """Return a client for writing. Raises SinkError without boto3."""
     try:
         return connected(endpoint_url, tries=TRIES)
     except ImportError as error:
@@ -158,7 +162,7 @@ def s3_client(endpoint_url: str | None = None) -> Any:
 
 
 def _explain(verb: str, uri: str, bucket: str, code: str, error: Exception) -> str:
-    """What S3's answer means for the person who chose the destination."""
+    """Return what S3's answer means for the person who chose the destination."""
     begin = f"cannot {verb} {uri}"
     match code:
         case "NoSuchBucket":
@@ -224,7 +228,7 @@ class ObjectWriter:
             self._send_part()
 
     def append(self, name: str, etag: str, size: int) -> None:
-        """Large ones are copied by the store, and never come here."""
+        """Append a small object. Large ones are copied by the store, and never come here."""
         there = self._bucket.head(name)  # not every store holds a copy to its condition
         if there is None or there.etag != etag:
             raise NotThere(f"{self._bucket.uri(name)} is not there, or has other content")
@@ -250,7 +254,10 @@ class ObjectWriter:
             self._send_part()
 
     def publish(self) -> str:
-        """Raises SinkTaken where the condition does not hold."""
+        """Publish the object and return its URI.
+
+        Raises SinkTaken where the condition does not hold.
+        """
         if self._upload is not None:
             parts = {"Parts": self._parts}
             answer = self._ask(
@@ -268,7 +275,7 @@ class ObjectWriter:
         return self._bucket.uri(self._name)
 
     def discard(self) -> None:
-        """Best effort: what cannot be aborted is an unfinished upload, which no reader sees."""
+        """Abort the upload as far as possible: no reader sees an unfinished one."""
         if self._upload is not None:
             with contextlib.suppress(SinkError):
                 self._ask("abort_multipart_upload", UploadId=self._upload)

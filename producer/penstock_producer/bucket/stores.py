@@ -39,9 +39,10 @@ _NO_BUCKET: Final = ("NoSuchBucket", "ContainerNotFound", "The specified bucket 
 
 
 def open_place(scheme: str, bucket: str, prefix: str) -> StoreBucket:
-    """Nothing is asked yet.
+    """Return the place in a bucket or container. Nothing is asked yet.
 
-    Raises SinkError without obstore, and where the environment has no account."""
+    Raises SinkError without obstore, and where the environment has no account.
+    """
     try:
         from obstore.exceptions import BaseError
 
@@ -141,7 +142,10 @@ class StoreBucket(Place):
     def upload(
         self, name: str, metadata: Mapping[str, str] | None, part_bytes: int, at_once: int
     ) -> Any:
-        """A writer of an object in parts, which appears when it is closed. Nothing is sent yet."""
+        """Return a writer of an object in parts, which appears when it is closed.
+
+        Nothing is sent yet.
+        """
         import obstore
 
         return obstore.open_writer(
@@ -161,13 +165,17 @@ class StoreBucket(Place):
             return
 
     def abort_uploads(self, begin: str) -> int:
-        """None: obstore does not show them.
+        """Return 0, and end none: obstore does not show unfinished uploads.
 
-        Azure forgets unfinished blocks after a week, Google by a rule of the bucket."""
+        Azure forgets unfinished blocks after a week, Google by a rule of the bucket.
+        """
         return 0
 
     def tried(self, name: str, request: Callable[[], Any], verb: str) -> Any:
-        """The answer. Raises SinkError, NotThere, and SinkTaken where a condition does not hold."""
+        """Return the answer to a request.
+
+        Raises SinkError, NotThere, and SinkTaken where a condition does not hold.
+        """
         from obstore import exceptions
 
         self.requests += 1
@@ -198,7 +206,10 @@ class StoreBucket(Place):
             ) from error
 
     def _range(self, name: str, etag: str, first: int, after: int) -> bytes:
-        """Held to the ETag by what is answered: not every service knows the condition."""
+        """Read a range, and compare the ETag of the answer.
+
+        Not every service knows the condition.
+        """
         import obstore
 
         options: Any = {"range": (first, after)}
@@ -215,7 +226,7 @@ class StoreBucket(Place):
 
 
 def attributes(metadata: Mapping[str, str] | None) -> dict[str, str]:
-    """Azure takes names of letters, digits and underscores only."""
+    """Return the names that Azure takes: of letters, digits and underscores only."""
     return {name.replace("-", "_"): value for name, value in (metadata or {}).items()}
 
 
@@ -268,8 +279,11 @@ class StoreWriter:
             self._send()
 
     def publish(self) -> str:
-        """A condition holds at one request, and is looked at before the last one of an object in
-        parts."""
+        """Publish the object and return its URI.
+
+        A condition holds at one request, and is looked at before the last one of an object in
+        parts.
+        """
         if self._upload is None:
             self.etag = self._place.put(
                 self._name, bytes(self._buffer), condition=self._condition, metadata=self._metadata
@@ -283,12 +297,15 @@ class StoreWriter:
         return self._place.uri(self._name)
 
     def discard(self) -> None:
-        """What was sent of it stays an unfinished upload, which no reader sees."""
+        """Forget the object.
+
+        What was sent of it stays an unfinished upload, which no reader sees.
+        """
         self._upload = None
         self._buffer.clear()
 
     def probe(self) -> None:
-        """An object that is removed at once: replacing results needs the right to both."""
+        """Write an object and remove it at once: replacing results needs the right to both."""
         name = f".{PROBE_NAME}-{secrets.token_hex(8)}"
         self._place.put(name, b"", condition=ABSENT)
         self._place.delete(name)
@@ -323,7 +340,7 @@ def writer_of(
     metadata: Mapping[str, str] | None = None,
     condition: Condition | None = None,
 ) -> PlaceWriter:
-    """``condition`` has to hold when the object appears."""
+    """Return a writer of an object; ``condition`` has to hold when the object appears."""
     if isinstance(place, StoreBucket):
         return StoreWriter(place, name, metadata=metadata, condition=condition)
     if isinstance(place, Bucket):

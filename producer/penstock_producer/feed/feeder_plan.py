@@ -30,15 +30,17 @@ Key = Callable[[bytes], bytes]
 
 
 def wants_order(spec: JobSpec) -> bool:
-    """Whether the job's documents are ordered before they are published."""
+    """Return whether the job's documents are ordered before they are published."""
     if spec.prefix_order is not None:
         return spec.prefix_order
     return spec.takes_records and LANES[spec.first_lane].orders_prompts
 
 
 def in_prefix_order(documents: Sequence[Document], endpoint: str) -> list[Document]:
-    """The same documents, those that share the longest beginnings adjacent; equal prompts stay in
-    their order."""
+    """Return the documents with those that share the longest beginnings side by side.
+
+    Equal prompts stay in their order.
+    """
     key = _key_of(text_field(endpoint))
     keyed = [(key(document.body), document) for document in documents]
     keyed.sort(key=itemgetter(0))
@@ -46,9 +48,10 @@ def in_prefix_order(documents: Sequence[Document], endpoint: str) -> list[Docume
 
 
 def _key_of(field: str | None) -> Key:
-    """A body's bytes from the text on.
+    """Return the function that cuts a body to its bytes from the text on.
 
-    JSON writes equal beginnings as equal bytes, so they sort as the text would."""
+    JSON writes equal beginnings as equal bytes, so they sort as the text would.
+    """
     if field is None:
         return _whole
     # cannot be matched inside a text: there the quotes are escaped
@@ -91,7 +94,9 @@ class FeederPlan(NamedTuple):
 def plan_feeders(
     spec: JobSpec, rows: int, size: int, pin: Mapping[str, Any], *, one_machine: bool
 ) -> FeederPlan:
-    """Of a source with so many ``rows``, and so many bytes of request bodies (``size``).
+    """Plan the feeders of a source with so many ``rows``.
+
+    ``size`` is how many bytes its request bodies have together.
 
     ``one_machine``: the database of the job is a file of SQLite.
     """
@@ -135,5 +140,5 @@ def _by_size(rows: int, size: int) -> FeederPlan:
 
 
 def is_worth_telling(spec: JobSpec, plan: FeederPlan, rows: int) -> bool:
-    """Whether a person who looks at the job may ask."""
+    """Return whether a person who looks at the job may ask."""
     return spec.feeders is not None or plan.feeders > 1 or rows >= ROWS_PER_FEEDER

@@ -54,16 +54,17 @@ NAMES_KEPT: Final = 256
 
 
 def queue_name(lane: str, model: str | None = None) -> str:
-    """The queue of a lane, or of a model in it.
+    """Return the name of a lane's queue, or of a model's queue in it.
 
-    Lanes without models of their own have one queue for all."""
+    Lanes without models of their own have one queue for all.
+    """
     if model is None or not has_own_model(lane):
         return f"{QUEUE_PREFIX}{lane}"
     return f"{QUEUE_PREFIX}{lane}.{_safe(model)}"
 
 
 def model_queues(lane: str, names: Iterable[str]) -> list[str]:
-    """The queues of a model by all its names, in their order."""
+    """Return the queues of a model by all its names, in their order."""
     return list(dict.fromkeys(queue_name(lane, name) for name in names))
 
 
@@ -120,16 +121,18 @@ class Served:
         return min(self.names, key=lambda name: (len(name), name), default="")
 
     def home(self, lane: str) -> str:
-        """The queue under whose name a worker keeps what it holds, whichever of its queues that was
-        in."""
+        """Return the queue under whose name a worker keeps what it holds.
+
+        It is the same, whichever of the worker's queues that was in.
+        """
         return queue_name(lane, self.names[0] if self.names else None)
 
     def queues(self, lane: str) -> list[str]:
-        """The queues of its model, by all names."""
+        """Return the queues of the worker's model, by all names."""
         return model_queues(lane, self.every_name)
 
     def to_text(self) -> str:
-        """For the heartbeat; of very many names as many as fit."""
+        """Return the text for the heartbeat; of very many names as many as fit."""
         said = {name: value for name, value in asdict(self).items() if value}
         while len(text := orjson.dumps(said)) > TEXT_BYTES:
             longest = max(("names", "adapters"), key=lambda field: len(said.get(field, ())))
@@ -138,7 +141,7 @@ class Served:
 
     @classmethod
     def read(cls, text: str | None) -> Served | None:
-        """None where nothing is said, or nothing that makes sense."""
+        """Read what a heartbeat says; None where it says nothing, or nothing that makes sense."""
         try:
             said: Any = orjson.loads(text or "")
         except orjson.JSONDecodeError:
@@ -159,8 +162,7 @@ class Served:
 
 @dataclass(frozen=True, slots=True)
 class Serving:
-    """What the living workers of one lane serve, and what will be served by those whose model
-    loads."""
+    """What the living workers of one lane serve, and what those will whose model is loading."""
 
     lane: str
     workers: tuple[Served, ...]
@@ -173,7 +175,7 @@ class Serving:
         return any(model in served.every_name for served in self.loading)
 
     def models(self) -> list[Served]:
-        """Each model once: workers that share a name serve the same one."""
+        """Return each model once: workers that share a name serve the same one."""
         found: list[Served] = []
         for served in self.workers:
             if not any(set(served.names) & set(other.names) for other in found):
@@ -181,7 +183,7 @@ class Serving:
         return sorted(found, key=lambda served: served.shown)
 
     def in_words(self) -> str:
-        """As in "tiny1 (2 workers), tiny2 (1 worker: score, rerank, classify)"."""
+        """Return text such as "tiny1 (2 workers), tiny2 (1 worker: score, rerank, classify)"."""
         parts = []
         for model in self.models():
             number = sum(bool(set(model.names) & set(served.names)) for served in self.workers)
@@ -191,7 +193,7 @@ class Serving:
 
 
 def serving_of(workers: Iterable[WorkerSeen], lane: str) -> Serving:
-    """By their heartbeats."""
+    """Return what the workers of a lane serve, by their heartbeats."""
     infos: list[Mapping[str, str]] = [
         seen.info
         for seen in workers
@@ -201,13 +203,15 @@ def serving_of(workers: Iterable[WorkerSeen], lane: str) -> Serving:
 
 
 def providers_text(names: Iterable[str]) -> str:
-    """For the heartbeat."""
+    """Return the names of providers for the heartbeat."""
     return ",".join(names)[:TEXT_BYTES]
 
 
 def missing_provider(workers: Iterable[WorkerSeen], lane: str, provider: str) -> str | None:
-    """That no living worker of a lane has the settings of a provider; None where one has, none
-    lives, or one does not say."""
+    """Return a warning that no living worker of a lane has the settings of a provider.
+
+    None where one has them, none lives, or one does not say.
+    """
     living = [
         seen.info
         for seen in workers
@@ -231,10 +235,10 @@ class MissingModel(NamedTuple):
 def missing_model(
     serving: Serving, model: str | None, bound: str | None = None
 ) -> MissingModel | None:
-    """The model that a job waits for; None where it need not wait, or no worker says what it
-    serves.
+    """Return the model that a job waits for.
 
-    ``bound`` is the queue of the model that answers a job without one.
+    None where it need not wait, or no worker says what it serves. ``bound`` is the queue of the
+    model that answers a job without one.
     """
     if not serving.workers:
         return None
@@ -250,8 +254,10 @@ def missing_model(
 
 
 def unserved_queues(serving: Serving, waiting: Mapping[str, int]) -> list[str]:
-    """Of the queues of models in which messages wait (queue to number), those that no worker takes
-    any from."""
+    """Return the models' queues in which messages wait and that no worker takes any from.
+
+    ``waiting`` has the number of messages by queue.
+    """
     served = {queue for worker in serving.workers for queue in worker.queues(serving.lane)}
     own = queue_name(serving.lane)
     return sorted(

@@ -29,7 +29,10 @@ class Conversation(NamedTuple):
 
 
 def conversation_of(messages: Sequence[Mapping[str, Any]]) -> Conversation:
-    """The system messages at the beginning as one text, and the others. Raises BadMessages."""
+    """Return the system messages at the beginning as one text, and the others.
+
+    Raises BadMessages.
+    """
     others: list[dict[str, Any]] = []
 
     def add(message: Mapping[str, Any], place: str) -> None:
@@ -39,14 +42,14 @@ def conversation_of(messages: Sequence[Mapping[str, Any]]) -> Conversation:
 
 
 def parts_of(content: str | Sequence[Mapping[str, Any]], place: str) -> str | list[dict[str, Any]]:
-    """A content of OpenAI's chat. Raises BadMessages."""
+    """Translate a content of OpenAI's chat. Raises BadMessages."""
     if isinstance(content, str):
         return content
     return [_part(part, f"{place}[{index}]") for index, part in enumerate(content)]
 
 
 def _append(messages: list[dict[str, Any]], message: dict[str, Any]) -> None:
-    """Results of tools that were called together are one message there."""
+    """Append a message; results of tools that were called together are one message there."""
     if messages and _is_results(message) and _is_results(messages[-1]):
         messages[-1]["content"] += message["content"]
     else:
@@ -150,7 +153,10 @@ _CHOICES: Final = {"auto": {"type": "auto"}, "none": {"type": "none"}, "required
 
 
 def translated(chat: Mapping[str, Any]) -> dict[str, Any]:
-    """Raises BadMessages, whose place is the field: `tools[0]`, `seed`, `messages[2].role`."""
+    """Translate a body of OpenAI's chat into one of Messages.
+
+    Raises BadMessages, whose place is the field: `tools[0]`, `seed`, `messages[2].role`.
+    """
     given = {name: value for name, value in chat.items() if value is not None}
     body: dict[str, Any] = {}
     for name, value in given.items():
@@ -226,7 +232,7 @@ def _tool(tool: Any, place: str) -> dict[str, Any]:
 
 
 def _choice(value: Any, given: Mapping[str, Any]) -> dict[str, Any]:
-    """With `parallel_tool_calls`, which belongs to it there."""
+    """Translate `tool_choice`, with `parallel_tool_calls`, which belongs to it there."""
     together = given.get("parallel_tool_calls", True)
     value = given.get("tool_choice", "auto")
     choice = _CHOICES.get(value) if isinstance(value, str) else _named(value)

@@ -33,7 +33,10 @@ class Contents(NamedTuple):
 
 
 def contents_of(messages: Sequence[Mapping[str, Any]]) -> Contents:
-    """The system messages at the beginning as one text, and the others. Raises BadMessages."""
+    """Return the system messages at the beginning as one text, and the others.
+
+    Raises BadMessages.
+    """
     contents: list[dict[str, Any]] = []
     called: dict[str, str] = {}  # the function of each call: its result is given by that name
 
@@ -48,7 +51,7 @@ def _role(message: Mapping[str, Any]) -> str:
 
 
 def _append(contents: list[dict[str, Any]], role: str, parts: list[dict[str, Any]]) -> None:
-    """Results of functions that were called together are one content there."""
+    """Append parts; results of functions that were called together are one content there."""
     are_results = all("functionResponse" in part for part in parts)
     if (
         contents
@@ -180,7 +183,10 @@ class GeminiBodies:
     def __call__(
         self, content: str | list[dict[str, Any]], params: Mapping[str, Any] | None = None
     ) -> bytes:
-        """``content`` is a text. ``params`` are the document's own, as they are sent."""
+        """Return the body of one prompt.
+
+        ``content`` is a text. ``params`` are the document's own, as they are sent.
+        """
         end = _end({**self._params, **params}) if params else self._end
         return b"".join((self._head, orjson.dumps(content), b"}]}]", end))
 
@@ -188,7 +194,7 @@ class GeminiBodies:
 def with_defaults(
     given: dict[str, Any], model: str | None, params: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """A body with what the job says where the body does not."""
+    """Return a body with what the job says where the body does not."""
     filled = {**({} if model is None else {"model": model}), **given}
     own = given.get("generationConfig", {})
     return (
@@ -199,7 +205,10 @@ def with_defaults(
 
 
 def translated(chat: Mapping[str, Any]) -> dict[str, Any]:
-    """Raises BadMessages, whose place is the field: `tools[0]`, `logprobs`, `messages[2].role`."""
+    """Translate a body of OpenAI's chat into one of Gemini.
+
+    Raises BadMessages, whose place is the field: `tools[0]`, `logprobs`, `messages[2].role`.
+    """
     body: dict[str, Any] = {}
     config: dict[str, Any] = {}
     for name, value in chat.items():
@@ -234,7 +243,7 @@ def _stop(value: Any) -> dict[str, Any]:
 
 
 def _form(value: Any) -> dict[str, Any]:
-    """Of the answer: `response_format`."""
+    """Translate the form of the answer: `response_format`."""
     kind = value.get("type") if isinstance(value, Mapping) else None
     if kind == "text":
         return {}

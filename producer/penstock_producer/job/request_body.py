@@ -31,8 +31,10 @@ _OF_CHATS = ("messages_field", "examples", "image_fields", "audio_fields")
 
 
 def text_field(endpoint: str) -> str | None:
-    """The field of a request body that holds the text to work on; None for endpoints that are not
-    listed here."""
+    """Return the field of a request body that holds the text to work on.
+
+    None for endpoints that are not listed here.
+    """
     for suffix, field in _TEXT_FIELDS.items():
         if endpoint.endswith(suffix):
             return field
@@ -40,19 +42,19 @@ def text_field(endpoint: str) -> str | None:
 
 
 def is_anthropic(endpoint: str) -> bool:
-    """Whether requests to it are Anthropic's Messages."""
+    """Return whether requests to it are Anthropic's Messages."""
     return endpoint.endswith("/messages")
 
 
 def is_gemini(endpoint: str) -> bool:
-    """Whether requests to it are Gemini's."""
+    """Return whether requests to it are Gemini's."""
     return endpoint.endswith("/generateContent")
 
 
 def prompt_bodies(
     spec: JobSpec, examples: Sequence[Mapping[str, Any]]
 ) -> BodyBuilder | GeminiBodies:
-    """What makes the body of each prompt. Raises SpecError."""
+    """Return what makes the body of each prompt. Raises SpecError."""
     if not is_gemini(spec.endpoint):
         return BodyBuilder(spec, examples)
     _checked_field(spec)
@@ -105,9 +107,10 @@ class BodyBuilder:
     def __call__(
         self, content: str | list[dict[str, Any]], params: Mapping[str, Any] | None = None
     ) -> bytes:
-        """``content`` is a text, or the parts of a chat message.
+        """Return the body of one prompt. ``content`` is a text, or the parts of a chat message.
 
-        ``params`` are the document's own, as they are sent."""
+        ``params`` are the document's own, as they are sent.
+        """
         if self._is_anthropic:
             content = parts_of(content, "content")
         end = self._end(self._after, params) if params or self._defaults else self._after
@@ -116,8 +119,10 @@ class BodyBuilder:
     def of_messages(
         self, messages: list[dict[str, Any]], params: Mapping[str, Any] | None = None
     ) -> bytes:
-        """For a document that is chat messages: the job's own go before, examples behind the
-        document's system message."""
+        """Return the body for a document that is chat messages.
+
+        The job's own messages go before, examples behind the document's system message.
+        """
         if self._is_anthropic:
             return self._of_conversation(conversation_of(messages), params or {})
         first = leading_system(messages)
@@ -126,21 +131,23 @@ class BodyBuilder:
         return b"".join((self._head, _dump(whole), end))
 
     def _of_conversation(self, conversation: Conversation, params: Mapping[str, Any]) -> bytes:
-        """Anthropic has one system text, beside the messages: the job's, and behind it the
-        document's."""
+        """Return a body of Anthropic's Messages.
+
+        It has one system text, beside the messages: the job's, and behind it the document's.
+        """
         texts = [text for text in (self._system_text, conversation.system) if text is not None]
         system = {"system": "\n\n".join(texts)} if texts else {}
         whole = _dump([*self._examples, *conversation.messages])
         return b"".join((self._head, whole, self._end(self._tail, {**params, **system})))
 
     def _end(self, end: bytes, params: Mapping[str, Any] | None) -> bytes:
-        """With the document's own parameters in the place of the job's."""
+        """Return the end with the document's own parameters in the place of the job's."""
         own = {**self._defaults, **(params or {})}
         return end[:-1] + b"," + _dump(own)[1:] if own else end
 
 
 def _anthropic_examples(examples: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
-    """Raises SpecError."""
+    """Translate the examples. Raises SpecError for those that Anthropic does not take."""
     try:
         # a system message is none of them: examples.py refuses it
         return conversation_of(examples).messages
@@ -151,7 +158,7 @@ def _anthropic_examples(examples: Sequence[Mapping[str, Any]]) -> Sequence[Mappi
 
 
 def _checked_field(spec: JobSpec) -> str:
-    """Where the text goes. Raises SpecError."""
+    """Return the field that the text goes to. Raises SpecError."""
     field = text_field(spec.endpoint)
     problem = _problem(spec, field)
     if field is None or problem is not None:

@@ -52,8 +52,10 @@ class Figure(NamedTuple):
 
 
 def measured(lane: str) -> Mapping[str, Figure]:
-    """The figures that come with this release, by name: those of a lane, and those that hold for
-    all."""
+    """Return the figures that come with this release, by name.
+
+    They are those of a lane, and those that hold for all.
+    """
     raw = _table()
     where = raw["machine"]
     return {
@@ -110,7 +112,7 @@ class BatchCourse(NamedTuple):
 
 
 def batches_played(documents: int, given: Batches, *, seed: int = 0) -> BatchCourse:
-    """Raises ValueError for a batch that never fits."""
+    """Simulate a job on a lane that packs. Raises ValueError for a batch that never fits."""
     if documents < 1 or given.documents < 1 or not given.turnarounds_s:
         raise ValueError(
             "a job needs a document, a batch that takes one, and the time that batches take"
@@ -149,7 +151,7 @@ class _Round:
         self.at_once = 0
 
     def through(self, sizes: Sequence[int]) -> float:
-        """When the last answer of these batches is stored."""
+        """Return when the last answer of these batches is stored."""
         given, packed_s, free_s = self._given, self.began_s, self.began_s
         noticed: list[tuple[float, int]] = []
         for size in sizes:
@@ -169,7 +171,7 @@ class _Round:
         return free_s
 
     def _room(self, at_s: float, tokens: int) -> float:
-        """When the account has room for so many tokens, from this time on."""
+        """Return when the account has room for so many tokens, from this time on."""
         most, at_s = self._given.tokens_max, max(at_s, self._last_s)
         while self._open and (
             self._open[0][0] <= at_s or (most is not None and self._held + tokens > most)
@@ -182,7 +184,7 @@ class _Round:
 
 
 def _noticed(took_s: float, given: Batches) -> float:
-    """The first look at a batch that took so long, by the pauses between looks."""
+    """Return when a batch that took so long is first looked at, by the pauses between looks."""
     at_s, pause_s = 0.0, given.look_first_s
     while at_s < took_s:
         if pause_s >= given.look_cap_s:
@@ -197,8 +199,10 @@ def _sizes(documents: int, most: int) -> list[int]:
 
 
 def _binomial(luck: random.Random, number: int, share: float) -> int:
-    """How many of ``number`` have the luck that a ``share`` has: by its normal form, which large
-    numbers have."""
+    """Draw how many of ``number`` have the luck that a ``share`` has.
+
+    The normal form is used, which large numbers have.
+    """
     if share <= 0:
         return 0
     drawn = luck.gauss(number * share, math.sqrt(number * share * (1 - share)))
@@ -214,8 +218,10 @@ FIRST_SLOTS: Final = 8
 
 
 class Stage(NamedTuple):
-    """What takes so many calls a second in the whole fleet, and so many seconds of them at once
-    after a rest."""
+    """A stage that takes so many calls a second in the whole fleet.
+
+    After a rest it takes so many seconds of them at once.
+    """
 
     name: str
     per_second: float
@@ -279,10 +285,10 @@ def played(
     seed: int = 0,
     ramps: bool = False,
 ) -> Course:
-    """``ramps``: no limit is known, so that the fleet begins with few calls and doubles them with
-    every round trip.
+    """Simulate a job on a lane whose documents are messages.
 
-    Raises ValueError for what nothing could pass through.
+    ``ramps``: no limit is known, so that the fleet begins with few calls and doubles them with
+    every round trip. Raises ValueError for what nothing could pass through.
     """
     if documents < 1 or slots < 1 or not calls.latencies_s or not 0 <= calls.again < 1:
         raise ValueError(
@@ -331,7 +337,7 @@ class _Play:
         self.ended_s, self.calls, self.unanswered = 0.0, 0, 0
 
     def through(self, groups: int) -> tuple[float, float]:
-        """Play so many groups to their ends; when half of them had started, and the last one."""
+        """Play so many groups to their ends; return when half of them had started, and the last."""
         half = groups // 2
         half_s = last_s = 0.0
         begun = 0
@@ -372,7 +378,7 @@ class _Play:
 
 
 def _begins(places: int, latency_s: float, *, ramps: bool) -> Iterator[float]:
-    """When each slot may be used first."""
+    """Yield when each slot may be used first."""
     for place in range(places):
         trips = max(0, math.ceil(math.log2((place + 1) / FIRST_SLOTS))) if ramps else 0
         yield trips * latency_s

@@ -1,5 +1,7 @@
-"""What is said where a job's budget is spent: on its way back, too, since the reason of a pause is
-text."""
+"""What is said where a job's budget is spent, and how it is read back.
+
+The reason of a pause is text.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +44,7 @@ def spent_budget(
     next_is: str = "the next call",
     next_documents: int = 1,
 ) -> str:
-    """Why a job pauses, and what finishing it costs.
+    """Return why a job pauses, and what finishing it costs.
 
     ``left``: documents without an outcome, None where their number is not known yet; ``mean_usd``:
     of a document so far, None before any has finished; ``next_usd``: what ``next_is`` may cost,
@@ -79,7 +81,7 @@ def spent_tenant_budget(
     next_is: str = "the next call",
     next_documents: int = 1,
 ) -> str:
-    """Why a job pauses whose tenant may not spend more, and what lets it go on.
+    """Return why a job pauses whose tenant may not spend more, and what lets it go on.
 
     ``month``: in which it was accepted, as 2026-11; the others as in ``spent_budget``."""
     whose = f"that tenant {tenant!r} may spend on jobs of {month}"
@@ -106,13 +108,13 @@ def spent_tenant_budget(
 
 
 def next_month(month: str) -> str:
-    """The first day of the month after ``month`` (as 2026-11): 2026-12-01."""
+    """Return the first day of the month after ``month``: 2026-12-01 for 2026-11."""
     year, number = map(int, month.split("-"))
     return f"{year + number // 12}-{number % 12 + 1:02}-01"
 
 
 def tenant_fix(reason: str | None) -> str | None:
-    """The command by which a job goes on that its tenant's budget has paused for this reason."""
+    """Return the command that lets a job go on that its tenant's budget has paused."""
     _, found, rest = (reason or "").partition(_GIVE)
     return (
         f"{_GIVE.removeprefix(': ')}{rest}"
@@ -122,27 +124,35 @@ def tenant_fix(reason: str | None) -> str | None:
 
 
 def proposed_budget(reason: str | None) -> float:
-    """US dollars with which a job goes on that its own budget has paused for this reason: with less
-    its next call may find no room. 0 where the reason names none."""
+    """Return US dollars with which a job goes on that its own budget has paused.
+
+    With less its next call may find no room. 0 where the reason names none.
+    """
     found = re.search(rf"{_RESUME}\S+ --budget-usd (\S+)$", reason or "")
     return 0.0 if found is None or budget_of(reason) is None else float(found[1])
 
 
 def is_budget_spent(reason: str | None) -> bool:
-    """Whether a job was paused since a budget has no room for its next call: its own, or its
-    tenant's."""
+    """Return whether a job was paused since a budget has no room for its next call.
+
+    The budget is its own, or its tenant's.
+    """
     return budget_of(reason) is not None or tenant_budget_of(reason) is not None
 
 
 def tenant_budget_of(reason: str | None) -> float | None:
-    """The tenant's budget with which a job was paused for this reason; None where it was paused for
-    another."""
+    """Return the tenant's budget with which a job was paused for this reason.
+
+    None where it was paused for another.
+    """
     return _number_in(_TENANT_BUDGET, reason)
 
 
 def budget_of(reason: str | None) -> float | None:
-    """The budget with which a job was paused for this reason; None where it was paused for
-    another."""
+    """Return the budget with which a job was paused for this reason.
+
+    None where it was paused for another.
+    """
     return _number_in(_BUDGET, reason)
 
 
@@ -159,13 +169,13 @@ def without_command(reason: str) -> str:
 
 
 def next_budget(wanted_usd: float) -> str:
-    """In two significant digits, upwards."""
+    """Return a budget in two significant digits, rounded up."""
     step = 10.0 ** (math.floor(math.log10(wanted_usd)) - 1) if wanted_usd > 0 else 0.01
     return f"{math.ceil(wanted_usd / step - 1e-9) * step:.10f}".rstrip("0").rstrip(".")
 
 
 def _usd(value: float) -> str:
-    """Cents, and of a small amount two digits that say something."""
+    """Write dollars with cents, and a small amount with two digits that say something."""
     if value >= 1 or value == 0:
         return f"{value:.2f}"
     return f"{value:.{min(8, 1 - math.floor(math.log10(value)))}f}"

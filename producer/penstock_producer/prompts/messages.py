@@ -37,9 +37,10 @@ class BadMessages(ValueError):
 
 
 def checked_messages(given: Any) -> list[dict[str, Any]]:
-    """The messages as they are sent: without the nulls that tables fill absent fields with.
+    """Return the messages as they are sent: without the nulls that tables fill absent fields with.
 
-    Raises BadMessages."""
+    Raises BadMessages.
+    """
     if not isinstance(given, list) or not given:
         raise BadMessages("", "Messages are a list with at least one message.", _SHAPE, given)
     if len(given) > MAX_MESSAGES:
@@ -54,7 +55,7 @@ def checked_messages(given: Any) -> list[dict[str, Any]]:
 
 
 def leading_system(messages: list[dict[str, Any]]) -> int:
-    """How many of the first messages are the system's."""
+    """Return how many of the first messages are the system's."""
     return next(
         index for index, message in enumerate(messages) if message["role"] not in SYSTEM_ROLES
     )
@@ -122,8 +123,11 @@ def split_system(
     no_equal: str,
     others: str,
 ) -> str | None:
-    """The system messages at the beginning as one text; all ``others``, as the API calls them, are
-    given to ``add`` with their places. Raises BadMessages."""
+    """Return the system messages at the beginning as one text.
+
+    All ``others``, as the API calls them, are given to ``add`` with their places. Raises
+    BadMessages.
+    """
     system: list[str] = []
     is_behind = False
     for index, message in enumerate(messages):
@@ -143,7 +147,10 @@ def split_system(
 
 
 def text_of(content: Any, place: str) -> str:
-    """Of a system message, or a function's result: text alone. Raises BadMessages."""
+    """Return the text of a system message, or of a function's result. Raises BadMessages.
+
+    Other content than text is refused.
+    """
     if isinstance(content, str):
         return content
     texts = (
@@ -157,7 +164,7 @@ def text_of(content: Any, place: str) -> str:
 
 
 def function_call(call: Any, place: str, no_equal: str) -> FunctionCall:
-    """One of ``tool_calls``. Raises BadMessages."""
+    """Read one of ``tool_calls``. Raises BadMessages."""
     function = call.get("function") if isinstance(call, Mapping) else None
     name = function.get("name") if isinstance(function, Mapping) else None
     if (
@@ -179,15 +186,20 @@ def function_call(call: Any, place: str, no_equal: str) -> FunctionCall:
 
 
 def url_of_image(image: Any, place: str, no_equal: str) -> Any:
-    """Of an ``image_url``, which may say nothing of its detail. Raises BadMessages."""
+    """Return the URL of an ``image_url``, which may say nothing of its detail.
+
+    Raises BadMessages.
+    """
     if isinstance(image, Mapping) and image.get("detail") not in (None, "auto"):
         raise BadMessages(f"{place}.detail", no_equal, "leave it out", image["detail"])
     return image.get("url") if isinstance(image, Mapping) else image
 
 
 def embedded_image(url: Any) -> tuple[str, str] | None:
-    """The media type and the base64 of an image that is in its address; None for other
-    addresses."""
+    """Return the media type and the base64 of an image that is in its address.
+
+    None for other addresses.
+    """
     head, comma, data = url.partition(",") if isinstance(url, str) else ("", "", "")
     if comma and head.startswith("data:image/") and head.endswith(";base64"):
         return head.removeprefix("data:").removesuffix(";base64"), data

@@ -48,15 +48,18 @@ ESTIMATED: Final = (
 
 
 class TokenCounter(Protocol):
-    """Both are places between characters of ``text``; its ends where it has no more than
-    ``tokens``."""
+    """A counter of tokens that finds where a text is to be cut.
+
+    Both answers are places between characters of ``text``; its ends where it has no more than
+    ``tokens``.
+    """
 
     def head(self, text: str, tokens: int) -> int:
-        """Where the first tokens end."""
+        """Return where the first tokens end."""
         ...
 
     def tail(self, text: str, tokens: int) -> int:
-        """Where the last tokens begin."""
+        """Return where the last tokens begin."""
         ...
 
 
@@ -94,12 +97,12 @@ class ByTokenizer:
         return len(self._tokenizer.encode(text, add_special_tokens=False).ids)
 
     def _spans(self, text: str) -> Any:
-        """First character and the one behind the last, of each token."""
+        """Return the first character, and the one behind the last, of each token."""
         return self._tokenizer.encode(text, add_special_tokens=False).offsets
 
 
 def pinned(path: str) -> str:
-    """The tokenizer's file with its digest. Raises ValueError, which says what to do."""
+    """Return the tokenizer's file with its digest. Raises ValueError, which says what to do."""
     place, _, digest = path.partition(PIN)
     if digest:
         return path
@@ -109,13 +112,15 @@ def pinned(path: str) -> str:
 
 
 def in_words(tokenizer: str | None) -> str:
-    """How a job counts the tokens of its limits."""
+    """Return how a job counts the tokens of its limits."""
     return ESTIMATED if tokenizer is None else f"by {tokenizer.partition(PIN)[0]}"
 
 
 def counter_of(tokenizer: str | None) -> TokenCounter:
-    """Raises SourceUnavailable where the job's tokenizer is not on this machine, as it was when the
-    job was submitted."""
+    """Return the counter of a job's tokenizer.
+
+    Raises SourceUnavailable where it is not on this machine as it was when the job was submitted.
+    """
     if tokenizer is None:
         return Estimate()
     try:
@@ -125,13 +130,13 @@ def counter_of(tokenizer: str | None) -> TokenCounter:
 
 
 def encoder_of(place: str) -> Callable[[str], int]:
-    """Counts the tokens of a text, by a ``pinned`` file. Raises ValueError."""
+    """Return what counts the tokens of a text, by a ``pinned`` file. Raises ValueError."""
     return _loaded(place).count
 
 
 @lru_cache(maxsize=KEPT)
 def _loaded(place: str) -> ByTokenizer:
-    """Raises ValueError."""
+    """Load a pinned tokenizer. Raises ValueError for another file than the pinned one."""
     path, _, digest = place.partition(PIN)
     data = _read(Path(path))
     if hashlib.sha256(data).hexdigest() != digest:
@@ -215,9 +220,10 @@ class Cut(NamedTuple):
 
 
 def cut_of(given: object, tokens: TokenCounter | None = None) -> Cut:
-    """``tokens`` counts them where a limit is in tokens.
+    """Read a limit; ``tokens`` counts tokens where it is in tokens.
 
-    Raises ValueError, which says what to write."""
+    Raises ValueError, which says what to write.
+    """
     found = _POLICY.fullmatch(str(given)) if type(given) in (int, str) else None
     if found is None:
         raise ValueError(
@@ -232,7 +238,7 @@ def cut_of(given: object, tokens: TokenCounter | None = None) -> Cut:
 
 
 def counts_tokens(given: object) -> bool:
-    """Whether a limit is in tokens."""
+    """Return whether a limit is in tokens."""
     found = _POLICY.fullmatch(str(given))
     return found is not None and found["unit"] is not None
 
@@ -240,7 +246,7 @@ def counts_tokens(given: object) -> bool:
 def shortened(
     record: Mapping[str, Any], cuts: Mapping[str, Cut]
 ) -> tuple[Mapping[str, Any], list[str]]:
-    """The record with its texts cut, and the columns whose text was. Raises NotText."""
+    """Return the record with its texts cut, and the columns whose text was. Raises NotText."""
     cut: list[str] = []
     for name, policy in cuts.items():
         path = [name] if name in record else name.split(".")
@@ -261,7 +267,7 @@ def _at(record: Any, path: list[str]) -> Any:
 
 
 def _with(record: Mapping[str, Any], path: list[str], text: str) -> Mapping[str, Any]:
-    """A copy of the record; only the objects on the path are new."""
+    """Return a copy of the record; only the objects on the path are new."""
     first, rest = path[0], path[1:]
     return {**record, first: _with(record[first], rest, text) if rest else text}
 
@@ -293,7 +299,7 @@ def compressed(text: str) -> str:
 
 
 def _fence(line: str) -> str:
-    """The marks that this line begins or ends code with; empty for any other."""
+    """Return the marks that this line begins or ends code with; empty for any other."""
     if "```" not in line and "~~~" not in line:
         return ""
     found = _FENCE.match(line)

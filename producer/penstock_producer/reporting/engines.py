@@ -1,5 +1,6 @@
-"""What the engines of a lane do now, added up from the heartbeats of its workers: what bounds the
-fleet.
+"""What the engines of a lane do now, added up from the heartbeats of its workers.
+
+It says what bounds the fleet.
 
 Heartbeats are text from other processes, perhaps of another version: what is missing or makes no
 sense is left out.
@@ -65,12 +66,12 @@ class Engines:
     cards: str | None = None  # those that they use, where they say it
 
     def to_json(self) -> dict[str, Any]:
-        """Only what is known."""
+        """Return only what is known."""
         return {name: value for name, value in asdict(self).items() if value is not None}
 
 
 def engines_of(workers: Iterable[WorkerSeen], lane: str) -> Engines | None:
-    """None when no live worker of the lane reports an engine."""
+    """Return the sums of a lane's engines; None when no live worker reports an engine."""
     workers = list(workers)
     live = [
         seen.info
@@ -101,8 +102,11 @@ def engines_of(workers: Iterable[WorkerSeen], lane: str) -> Engines | None:
 
 
 def engines_line(engines: Engines) -> str:
-    """``gpu: 2 engines · 250 running, 31 waiting · KV 41 % · … · bound by the engine: it has all it
-    can do``"""
+    """Return one line about the engines of a lane.
+
+    ``gpu: 2 engines · 250 running, 31 waiting · KV 41 % · … · bound by the engine: it has all it
+    can do``
+    """
     parts = [
         f"{engines.lane}: {engines.engines} engine{'' if engines.engines == 1 else 's'}",
         _joined(", ", _number(engines.running, "running"), _number(engines.waiting, "waiting")),
@@ -120,7 +124,7 @@ def engines_line(engines: Engines) -> str:
 
 
 def _loading(live: Iterable[Mapping[str, str]]) -> str | None:
-    """``loading in 2 workers: reading weights, 3.1 of 15.0 GiB after 42 s``"""
+    """Return ``loading in 2 workers: reading weights, 3.1 of 15.0 GiB after 42 s``."""
     said = sorted(one_line(info["loading"], LOADING_CHARS) for info in live if info.get("loading"))
     if not said:
         return None
@@ -176,9 +180,10 @@ def _joined(between: str, *parts: str) -> str:
 
 
 def cards_in_words(workers: Iterable[WorkerSeen], lane: str) -> str | None:
-    """``2 workers on machine-a (cards 0, 1)``; cards that share a model stand together, as in 0+1.
+    """Return ``2 workers on machine-a (cards 0, 1)``; None where no worker says its GPUs.
 
-    None where none says it."""
+    GPUs that share a model stand together, as in 0+1.
+    """
     machines: dict[str, list[str]] = {}
     for seen in workers:
         cards = one_line(seen.info.get("cards", ""), CARD_CHARS)

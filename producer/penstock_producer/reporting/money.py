@@ -65,9 +65,10 @@ class Saved(NamedTuple):
 def by_lane(
     counts: Counts, lanes: Sequence[LaneCounts], own_lane: str | None, made_with: Sequence[MadeWith]
 ) -> list[LaneCost]:
-    """The dearest first.
+    """Return what each lane cost, the dearest first.
 
-    What the ledger has no lane of belongs to ``own_lane``; that is None where a job has moved."""
+    What the ledger has no lane of belongs to ``own_lane``; that is None where a job has moved.
+    """
     rest = _rest(counts, lanes)
     sums: dict[str | None, list[int]] = {one.lane: _figures(one) for one in lanes}
     found = list[LaneCost]()
@@ -84,14 +85,16 @@ def by_lane(
 
 
 def is_unpriced(one: MadeWith) -> bool:
-    """Whether what was made so has no known price: an hour of 0 is one that nobody has named."""
+    """Return whether what was made so has no known price.
+
+    An hour of 0 is one that nobody has named."""
     if one.engine:
         return not one.usd_per_hour
     return one.usd_per_mtok_in is None and one.usd_per_mtok_out is None
 
 
 def cost_of_engines(lanes: Sequence[LaneCost]) -> float | None:
-    """Of lanes that host a model."""
+    """Return the cost of lanes that host a model."""
     return _total([one.cost_usd for one in lanes if has_own_model(one.lane or "")])
 
 
@@ -100,8 +103,10 @@ def cost_of_providers(lanes: Sequence[LaneCost]) -> float | None:
 
 
 def saved(counts: Counts, lanes: Sequence[LaneCost], made_with: Sequence[MadeWith]) -> Saved:
-    """By the prices that the job's results were made with; of equal requests else by the mean of
-    those that were asked."""
+    """Return what was saved, by the prices that the job's results were made with.
+
+    Where these differ, an answer that was used again counts as the mean of those that were asked.
+    """
     return Saved(
         _by_discount(lanes, made_with),
         _by_reuse("dedup", counts, made_with),
@@ -110,7 +115,10 @@ def saved(counts: Counts, lanes: Sequence[LaneCost], made_with: Sequence[MadeWit
 
 
 def _rest(counts: Counts, lanes: Sequence[LaneCounts]) -> list[int]:
-    """Both are read one after the other, and documents end in between."""
+    """Return what no lane is known of, never below 0.
+
+    Both are read one after the other, and documents end in between.
+    """
     whole = (
         counts.succeeded,
         counts.dead,
@@ -158,7 +166,10 @@ def _lane_cost(lane: str | None, figures: Sequence[int], made_with: Sequence[Mad
 
 
 def _by_discount(lanes: Sequence[LaneCost], made_with: Sequence[MadeWith]) -> float | None:
-    """A batch that cost c at a discount of d would have cost c / (1 - d)."""
+    """Return what the discount of batches saved.
+
+    A batch that cost c at a discount of d would have cost c / (1 - d).
+    """
     discounts = {one.batch_discount or 0.0 for one in made_with if packs(one.lane)}
     costs = [one.cost_usd for one in lanes if packs(one.lane or "")]
     if not costs or discounts <= {0.0}:

@@ -11,8 +11,10 @@ if TYPE_CHECKING:
 
 
 def from_job_line(job: Job) -> str:
-    """One sentence on the job whose outcomes this one reads; empty for a job with a source of its
-    own."""
+    """Return one sentence on the job whose outcomes this one reads.
+
+    It is empty for a job with a source of its own.
+    """
     from penstock_producer.reporting.text import one_line, safe
 
     if job.source.get("kind") != "job":
@@ -27,7 +29,7 @@ def from_job_line(job: Job) -> str:
 
 
 def started_by_line(job: Job) -> str:
-    """One sentence; empty for a job that was submitted by hand or by a service."""
+    """Return one sentence; empty for a job that was submitted by hand or by a service."""
     from penstock_producer.reporting.text import safe
     from penstock_producer.schedules.marks import started_by
 

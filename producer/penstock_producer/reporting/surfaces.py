@@ -1,8 +1,8 @@
-"""The same advice for another surface: sentences name flags of the command line, where HTTP
-requests and pages have fields.
+"""The same advice for another surface.
 
-Sentences are written once, with flags; here flags become the names of what they set. Quoted text is
-a user's own and stays.
+Sentences name flags of the command line, where HTTP requests and pages have fields. They are
+written once, with flags; here flags become the names of what they set. Quoted text is a user's own
+and stays.
 """
 
 from __future__ import annotations
@@ -58,16 +58,19 @@ _FIELDS: Final = {
 
 
 def over_http(text: str) -> str:
-    """``raise max_tokens (--param max_tokens=…)`` as ``raise max_tokens (params.max_tokens=…)``.
+    """Rewrite ``(--param max_tokens=…)`` as ``(params.max_tokens=…)``.
 
-    Flags that set no field of a request and no setting stay."""
+    Flags that set no field of a request and no setting stay.
+    """
     parts = _QUOTED.split(text)
     return "".join(part if number % 2 else _in_fields(part) for number, part in enumerate(parts))
 
 
 def on_page(text: str) -> str:
-    """The same for a page, which has a form for replays: no field of a replay's request is
-    named."""
+    """Return the sentence for a page, without fields of a replay's request.
+
+    The page has a form for replays.
+    """
     return _OF_A_REPLAY.sub("", over_http(text))
 
 

@@ -19,9 +19,10 @@ __all__ = [
 
 
 def safe(text: str) -> str:
-    """Foreign text (a provider's, a document's) with its control characters shown as escapes.
+    """Return foreign text with its control characters shown as escapes.
 
-    Tabs and newlines stay. Lone surrogates, which no terminal encoding takes, become U+FFFD.
+    It may be a provider's or a document's. Tabs and newlines stay. Lone surrogates, which no
+    terminal encoding takes, become U+FFFD.
     """
     # here, since the package brings SQLAlchemy with it
     from penstock_ledger.log_lines import several_lines
@@ -30,12 +31,12 @@ def safe(text: str) -> str:
 
 
 def argument(value: str) -> str:
-    """A value as the user has to type it inside a command that we print."""
+    """Return a value as the user has to type it inside a command that we print."""
     return shlex.quote(safe(value))
 
 
 def one_line(text: str, width: int = 100) -> str:
-    """Foreign text on one line of at most ``width`` characters."""
+    """Return foreign text on one line of at most ``width`` characters."""
     line = " ".join(safe(text).split())
     return line if len(line) <= width else line[: width - 1] + "…"
 
@@ -45,19 +46,18 @@ def count(number: int) -> str:
 
 
 def asked_again(repairs: int, fallbacks: int) -> str:
-    """What follows other figures of calls, where documents were asked more than their first
-    request."""
+    """Return what follows the figures of calls where documents were asked more than once."""
     found = f" · {count(repairs)} asked again for the schema" if repairs else ""
     return found + (f" · {count(fallbacks)} asked of another model" if fallbacks else "")
 
 
 def counted(number: int, noun: str) -> str:
-    """``1 worker``, ``2 workers``."""
+    """Return ``1 worker``, ``2 workers``."""
     return f"{count(number)} {noun}" if number == 1 else f"{count(number)} {noun}s"
 
 
 def percent(part: int, whole: int) -> str:
-    """A share that never lies at its ends: 100 % and 0 % only when it is exactly that."""
+    """Return a share that never lies at its ends: 100 % and 0 % only when it is exactly that."""
     if whole == 0:
         return "0 %"
     share = 100 * part / whole
@@ -70,7 +70,7 @@ def percent(part: int, whole: int) -> str:
 
 
 def duration(seconds: float) -> str:
-    """``0.4 s``, ``12 s``, ``3 min 05 s``, ``2 h 07 min``, ``3 d 04 h``."""
+    """Return ``0.4 s``, ``12 s``, ``3 min 05 s``, ``2 h 07 min``, ``3 d 04 h``."""
     if seconds < 10:
         return f"{seconds:.1f} s"
     whole = round(seconds)
@@ -84,8 +84,7 @@ def duration(seconds: float) -> str:
 
 
 def usd(amount: float) -> str:
-    """Cents below a hundred dollars are interesting; below a dollar the fractions of a cent are,
-    too."""
+    """Return dollars with cents, and below a dollar with the fractions of a cent."""
     if 0 < amount < 0.000_05:
         return "<$0.0001"
     return f"${amount:,.4f}" if 0 < amount < 1 else f"${amount:,.2f}"

@@ -83,7 +83,7 @@ class EventQueue:
             ) from error
 
     def receive(self) -> list[Message]:
-        """Some of those that wait; none when the queue is empty."""
+        """Return some of the messages that wait; none when the queue is empty."""
         answer = self._tried(
             lambda: self._client.receive_message(
                 QueueUrl=self._url,
@@ -98,7 +98,10 @@ class EventQueue:
         ]
 
     def remove(self, messages: Sequence[Message]) -> None:
-        """They are dealt with. One that the queue keeps comes again, which changes nothing."""
+        """Remove messages that are dealt with.
+
+        One that the queue keeps comes again, which changes nothing.
+        """
         if messages:
             entries = [
                 {"Id": str(nth), "ReceiptHandle": one.receipt} for nth, one in enumerate(messages)
@@ -126,8 +129,10 @@ class EventQueue:
 
 
 def is_queue_url(text: str) -> bool:
-    """Whether this may be the URL of a queue; one with a password is refused, since schedules are
-    shown."""
+    """Return whether this may be the URL of a queue.
+
+    One with a password is refused, since schedules are shown.
+    """
     try:
         parts = urlsplit(text)
     except ValueError:
@@ -168,14 +173,14 @@ class Place(NamedTuple):
 
     @classmethod
     def of(cls, watched: str) -> Place | None:
-        """None for what is not in a bucket that sends such notifications."""
+        """Return a place; None for what is not in a bucket that sends such notifications."""
         parts = folder_and_pattern(watched)
         if parts is None or not watched.startswith("s3://"):
             return None
         return cls(f"{unquote(parts[0]).rstrip('/')}/", parts[1])
 
     def name(self, bucket: str, key: str) -> str | None:
-        """An object's name below the prefix; None for one elsewhere."""
+        """Return an object's name below the prefix; None for one elsewhere."""
         whole = f"s3://{bucket}/{key}"
         name = whole.removeprefix(self.prefix)
         is_here = whole.startswith(self.prefix) and name and not name.endswith("/")
@@ -190,7 +195,7 @@ class Notice(NamedTuple):
 
 
 def read_notice(body: bytes | str, place: Place) -> list[Notice]:
-    """What one body says, in its order. Raises nothing, whatever the body is."""
+    """Return what one body says, in its order. Raises nothing, whatever the body is."""
     given = _loads(body)
     if (
         isinstance(given, Mapping)

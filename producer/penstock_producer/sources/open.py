@@ -140,9 +140,9 @@ def unchanged(
     *,
     ended: bool = False,
 ) -> bool:
-    """Whether ``where`` is plainly still what was pinned: same place, size and time (or ETag).
+    """Return whether ``where`` is plainly still what was pinned; reads no content.
 
-    Reads no content.
+    Place, size and time (or ETag) have to be the same.
 
     A table changes while its job runs, which goes on with its own rows. Once it has ``ended`` the
     rows are looked at again.
@@ -204,7 +204,7 @@ def _of_blob(
     remote: bool = False,
     formats: Collection[str] | None = None,
 ) -> FileSource:
-    """What is submitted now."""
+    """Return the source of a file that is submitted now."""
     found = format_of(blob, spec.format)
     if formats is not None and found.format.name not in formats:
         raise SourceError(
@@ -247,7 +247,7 @@ def _of_pin(
 
 
 def _is_of_documents(name: str | None) -> bool:
-    """Whether each file of a folder is one document in this format."""
+    """Return whether each file of a folder is one document in this format."""
     return name is not None and not FORMATS[name].of_rows
 
 
@@ -297,7 +297,10 @@ def _rows(
 def _blob_of_pin(
     pin: Mapping[str, Any], settings: ProducerSettings
 ) -> local.LocalFile | s3.S3Object | store.StoreObject:
-    """An uploaded file says its name in messages, which its tenant reads, and not where it lies."""
+    """Return the file of a pin.
+
+    An uploaded file says its name in messages, which its tenant reads, and not where it lies.
+    """
     blob = _placed_blob(pin, settings)
     blob.uri = shown_uri(pin)
     return blob

@@ -108,7 +108,10 @@ class Where:
         )
 
     def holds(self, record: Mapping[str, Any], answer: Any) -> bool:
-        """``record``: the outcome's own fields; ``answer``: what the answer is as JSON."""
+        """Return whether the conditions hold for an outcome.
+
+        ``record``: the outcome's own fields; ``answer``: what the answer is as JSON.
+        """
         return all(_holds(one, _value(one.name, record, answer)) for one in self._conditions)
 
 
@@ -186,8 +189,9 @@ def pin_of(
     *,
     after_generation: int = 0,
 ) -> dict[str, Any]:
-    """What a job over the outcomes of ``job`` reads: those of all generations, or of those after
-    one.
+    """Return the pin of a job over the outcomes of ``job``.
+
+    They are those of all generations, or of those after one.
 
     Raises SourceUnavailable while that job has not ended.
     """
@@ -218,7 +222,7 @@ class OutcomesSource:
     def __init__(
         self, pin: Mapping[str, Any], spec: JobSpec, jobs: JobStore, outcomes: OutcomeStore
     ) -> None:
-        """Raises SpecError for conditions, or a spec, that cannot be used."""
+        """Take in what to read. Raises SpecError for conditions, or a spec, that cannot be used."""
         self.uri = str(pin["uri"])
         self._pin = dict(pin)
         self._spec = spec
@@ -270,10 +274,10 @@ class OutcomesSource:
         return document
 
     def mark_published(self, documents: Sequence[Document]) -> None:
-        """Nothing to remember: the cursor is enough."""
+        """Remember nothing: the cursor is enough."""
 
     def _read(self, outcome: Result | DeadLetter) -> Document | BadRow | None:
-        """None for an outcome that the conditions leave out."""
+        """Return a row of an outcome; None for one that the conditions leave out."""
         answer = _loads(outcome.body) if isinstance(outcome, Result) else None
         text = answer_text(answer)
         fields = None if text is None or len(text) > MAX_PARSED_CHARS else _loads(text)
@@ -341,7 +345,7 @@ class OutcomesSource:
 
 
 def _record(outcome: Result | DeadLetter, text: str | None) -> dict[str, Any]:
-    """The outcome's own fields, those that it has."""
+    """Return the outcome's own fields, those that it has."""
     common = {
         "id": outcome.key.doc_id,
         "generation": outcome.key.generation,

@@ -58,15 +58,18 @@ class SeveralFiles:
                 self._before.append(before)
 
     def fetch(self, position: str) -> Document:
-        """Raises BadReference for a position that the survey cannot have given: the pinned files
-        have not changed."""
+        """Read one document.
+
+        Raises BadReference for a position that the survey cannot have given: the pinned files have
+        not changed.
+        """
         found = _POSITION.fullmatch(position)
         if found is None or int(found[1]) >= len(self._files):
             raise BadReference(f"{seen(position)} is not the position of a document in {self.uri}")
         return self._files[int(found[1])].fetch(found[2])._replace(position=position)
 
     def place(self, line: int) -> Place:
-        """The file that a row lies in, and its line there. Known once the file was read."""
+        """Return the file that a row lies in, and its line there. Known once the file was read."""
         number = min(bisect.bisect_left(self._before, line), len(self._files)) - 1
         return self._files[number].place(line - self._before[number])
 
@@ -78,11 +81,11 @@ class SeveralFiles:
         return True
 
     def mark_published(self, documents: Sequence[Document]) -> None:
-        """Nothing to remember: the cursor is the memory of files."""
+        """Remember nothing: the cursor is the memory of files."""
 
 
 def _numbered(row: Document | BadRow, number: int, before: int) -> Document | BadRow:
-    """A row of one file as one of all: ``before`` lines are in the files before it."""
+    """Return a row of one file as one of all, with ``before`` lines in the files before it."""
     cursor: Cursor = {"file": number, "before": before, "last": row.line, "in": row.cursor}
     if isinstance(row, Document):
         return row._replace(
@@ -92,9 +95,10 @@ def _numbered(row: Document | BadRow, number: int, before: int) -> Document | Ba
 
 
 def entries(pin: Mapping[str, Any]) -> int | None:
-    """Of a pinned source; None: anywhere.
+    """Return how many places a pinned source can be entered at; None: anywhere.
 
-    A compressed file is entered where a member (gzip) or frame (zstd) begins."""
+    A compressed file is entered where a member (gzip) or frame (zstd) begins.
+    """
     if pin.get("kind") == KIND:
         of_files = [entries(file) for file in pin[FILES]]
         known = [number for number in of_files if number is not None]

@@ -1,5 +1,6 @@
-"""Outcomes as rows of a table in a database: written in the order of commits, each row by its id,
-from where it stopped.
+"""Outcomes as rows of a table in a database.
+
+They are written in the order of commits, each row by its id, from where the last writer stopped.
 
 Rows and the place that they lead to are one transaction, in a small table beside them. So a process
 that dies repeats nothing and leaves nothing out, and of two that write the same job into the same
@@ -66,18 +67,17 @@ class TableSink:
         self._engine.dispose()
 
     def prepare(self) -> list[str]:
-        """Make the table where there is none, or see that rows will fit; returns the columns that
-        are written.
+        """Make the table where there is none, or see that rows will fit.
 
-        To be called before the job starts. Raises SinkUnfit, which names the column and what to
-        change, and SinkError.
+        Returns the columns that are written. To be called before the job starts. Raises SinkUnfit,
+        which names the column and what to change, and SinkError.
         """
         with self._usable(), self._engine.begin() as connection:
             self._prepare(connection)
         return [target.name for target in self._fit.targets]
 
     def try_out(self) -> None:
-        """Whether ``prepare`` would work; nothing of it stays in the database.
+        """Return whether ``prepare`` would work; nothing of it stays in the database.
 
         Raises as that does."""
         with self._usable(), self._engine.connect() as connection:
@@ -85,9 +85,10 @@ class TableSink:
             connection.rollback()
 
     def place(self, job_id: str) -> str | None:
-        """The cursor up to which the table has the outcomes of a job; None before the first.
+        """Return the cursor up to which the table has the outcomes of a job; None before the first.
 
-        Raises SinkError."""
+        Raises SinkError.
+        """
         try:
             with self._engine.connect() as connection:
                 return self._place(connection, job_id)
@@ -156,7 +157,7 @@ class TableSink:
                 connection.exec_driver_sql(self._statements.comment(name, sql.UNSIZED))
 
     def _write(self, connection: Connection, rows: list[Row]) -> int:
-        """How many rows the table has of them now."""
+        """Return how many rows the table has of them now."""
         unsized = self._fit.unsized
         if unsized is not None and (dimensions := _dimensions(rows, unsized)):
             for statement in self._statements.size(unsized, dimensions):
@@ -192,7 +193,7 @@ class TableSink:
         return found
 
     def _move(self, connection: Connection, job_id: str, before: str | None, after: str) -> bool:
-        """False when another process has moved it."""
+        """Move the cursor of a job; return False when another process has moved it."""
         values = {"job": job_id, "target": self._named, "before": before, "after": after}
         if before is None:
             statement = (
@@ -211,13 +212,13 @@ class TableSink:
         return tuple(convert(row[target.at], target.type) for target in self._fit.targets)
 
     def _refused(self, what: str, error: SQLAlchemyError) -> SinkError:
-        """Without the statement and its values."""
+        """Return the error without the statement and its values."""
         said = str(getattr(error, "orig", None) or error).strip().partition("\n")[0]
         return SinkError(f"table {self._named} of {shown_url(self._engine.url)} {what}: {said}")
 
 
 def _dimensions(rows: list[Row], target: Target) -> int:
-    """Of the first vector; 0 where there is none."""
+    """Return the dimensions of the first vector; 0 where there is none."""
     return next(
         (len(row[target.at]) // FLOAT32_BYTES for row in rows if row[target.at] is not None), 0
     )

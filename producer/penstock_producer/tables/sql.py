@@ -53,8 +53,10 @@ def for_sqlite(value: Any, _: str) -> Any:
 
 
 def for_postgresql(value: Any, type_: str) -> str | None:
-    """All as text, which the statement casts to the column's own type: numeric, jsonb, uuid and
-    pgvector's included."""
+    """Return a value as text, which the statement casts to the column's own type.
+
+    That is right for numeric, jsonb, uuid and pgvector's types, too.
+    """
     if value is None:
         return None
     if isinstance(value, bool):
@@ -70,9 +72,12 @@ def for_postgresql(value: Any, type_: str) -> str | None:
 
 
 def opened(url: str) -> Engine:
-    """Nothing is connected yet; a server that hangs is given up after a minute.
+    """Return an engine; nothing is connected yet.
 
-    Raises SinkUnfit for what is no such URL."""
+    A server that hangs is given up after a minute.
+
+    Raises SinkUnfit for what is no such URL.
+    """
     remember_url(url)
     parsed = _parsed(url)
     is_sqlite = parsed.drivername.startswith("sqlite")
@@ -95,7 +100,7 @@ def opened(url: str) -> Engine:
 
 
 def shown_url(url: URL) -> str:
-    """Without the password, wherever it stands."""
+    """Return the URL without the password, wherever it stands."""
     query = {name: HIDDEN if is_secret_option(name) else value for name, value in url.query.items()}
     return redact(url.set(query=query).render_as_string(hide_password=True))
 
@@ -167,7 +172,10 @@ class Statements:
         self._sqlite = is_sqlite
 
     def create(self, columns: Sequence[Column], embedding_type: str | None) -> str:
-        """``embedding_type`` where vectors have one of their own."""
+        """Return the statement that makes the table.
+
+        ``embedding_type`` is given where vectors have one of their own.
+        """
         types = _SQLITE_TYPES if self._sqlite else _POSTGRESQL_TYPES
         parts = []
         for name, kind in columns:
@@ -185,15 +193,16 @@ class Statements:
         )
 
     def trial_upsert(self, targets: Sequence[Target]) -> str:
-        """No row, but the database looks at the rights, the types and the key as for any."""
+        """Return a statement for no row, by which the database checks rights, types and the key."""
         return self._for_driver(
             self._upsert(targets, f"SELECT {', '.join(map(self._value, targets))} WHERE 1 = 0")
         )
 
     def given(self, targets: Sequence[Target]) -> str:
-        """A table of texts for the rows of one transaction, in PostgreSQL.
+        """Return the statement for PostgreSQL's table of texts with the rows of one transaction.
 
-        It goes with the transaction, as a pooler wants it."""
+        It goes with the transaction, as a pooler wants it.
+        """
         columns = ", ".join(f"c{at} text" for at in range(len(targets)))
         return f"CREATE TEMPORARY TABLE {GIVEN} ({columns}, line integer) ON COMMIT DROP"
 
@@ -203,7 +212,7 @@ class Statements:
         )
 
     def upsert_given(self, targets: Sequence[Target]) -> str:
-        """Of rows with one id the last counts."""
+        """Return the statement for the rows given; of rows with one id the last counts."""
         values = [f"CAST(c{at} AS {target.type})" for at, target in enumerate(targets)]
         found = (
             f"SELECT DISTINCT ON ({values[-1]}) {', '.join(values)} FROM {GIVEN} ORDER BY "  # noqa: S608  # types of the database's own
@@ -218,8 +227,10 @@ class Statements:
         return self._for_driver(statement)
 
     def size(self, target: Target, dimensions: int) -> Sequence[str]:
-        """Give a column that was made without a size the size of its vectors, so that it can have
-        an index."""
+        """Give a column that was made without a size the size of its vectors.
+
+        It can have an index then.
+        """
         column = quoted(target.name)
         return (
             self._for_driver(
@@ -260,7 +271,7 @@ def upsert(
     targets: Sequence[Target],
     values: Sequence[Sequence[Any]],
 ) -> None:
-    """``values`` are texts, or None. Raises SQLAlchemy's errors."""
+    """Write rows; ``values`` are texts, or None. Raises SQLAlchemy's errors."""
     import psycopg
 
     connection.exec_driver_sql(statements.given(targets))
@@ -285,8 +296,9 @@ _ATTRIBUTE: Final = text(
 
 
 def embedding_type(connection: Connection, table: Table) -> str | None:
-    """For a column that is made now; None where there is no pgvector, or a vector would be too long
-    for it.
+    """Return the type for a column of embeddings that is made now.
+
+    None where there is no pgvector, or a vector would be too long for it.
 
     16-bit floats become `halfvec`, which pgvector has since 0.7.
     """
@@ -300,7 +312,7 @@ def embedding_type(connection: Connection, table: Table) -> str | None:
 
 
 def waits_for_size(connection: Connection, place: str, column: str) -> bool:
-    """Whether the column was made here and has had no vector yet.
+    """Return whether the column was made here and has had no vector yet.
 
     ``place`` is the table's quoted name."""
     row = connection.execute(_ATTRIBUTE, {"named": place, "column": column}).one_or_none()
@@ -308,6 +320,6 @@ def waits_for_size(connection: Connection, place: str, column: str) -> bool:
 
 
 def size_of(connection: Connection, place: str, column: str) -> int | None:
-    """How many numbers a vector there has; None where the column does not say."""
+    """Return how many numbers a vector there has; None where the column does not say."""
     row = connection.execute(_ATTRIBUTE, {"named": place, "column": column}).one_or_none()
     return None if row is None or row[0] == -1 else int(row[0])

@@ -82,7 +82,7 @@ class HookImports:
         self._hung: str | None = None
 
     async def get(self, number: int, path: str) -> Hook:
-        """For the call of this number.
+        """Return the hook for the call of this number.
 
         Raises HookMissing, again at each call, so that a corrected hook is found."""
         hook = self._found.get(path)
@@ -128,7 +128,10 @@ class HookImports:
 
 def _import(path: str) -> Hook:
     name, _, attribute = path.partition(":")
-    _add_working_folder()
+    # as Celery does for its own imports; last, so that it hides no installed package
+    here = str(Path.cwd())
+    if here not in sys.path and "" not in sys.path:
+        sys.path.append(here)
     importlib.invalidate_caches()  # the file may be new
     try:
         module = importlib.import_module(name)
@@ -146,12 +149,3 @@ def _import(path: str) -> Hook:
         )
     found: Hook = hook
     return found
-
-
-def _add_working_folder() -> None:
-    """Where the worker was started, as Celery does for its own imports.
-
-    Last, so that it hides no installed package."""
-    here = str(Path.cwd())
-    if here not in sys.path and "" not in sys.path:
-        sys.path.append(here)

@@ -25,9 +25,10 @@ Line = tuple[int, int, bytes | None, int, int, bool]
 def split_lines(
     chunks: Iterable[bytes], *, offset: int, number: int, max_line_bytes: int
 ) -> Iterator[Line]:
-    """Lines of a stream that starts at byte ``offset``, the first of them being line ``number``.
+    """Yield the lines of a stream that starts at byte ``offset``.
 
-    Blank lines are yielded with empty data so that the caller can keep count.
+    The first of them is line ``number``. Blank lines are yielded with empty data so that the caller
+    can keep count.
     """
     carry = bytearray()
     start = offset  # of the line that is being gathered
@@ -91,19 +92,19 @@ class Blob(Protocol):
     uri: str
 
     def pin(self) -> dict[str, Any]:
-        """What identifies the bytes. Cheap after a whole pass over ``chunks``."""
+        """Return what identifies the bytes. Cheap after a whole pass over ``chunks``."""
         ...
 
     def pinning(self) -> Iterator[bytes]:
-        """What ``pin`` still has to read, so that a caller can stop in between."""
+        """Yield what ``pin`` still has to read, so that a caller can stop in between."""
         ...
 
     def chunks(self, offset: int) -> Iterator[bytes]:
-        """The bytes from ``offset`` on. Raises SourceChanged, SourceUnavailable."""
+        """Yield the bytes from ``offset`` on. Raises SourceChanged, SourceUnavailable."""
         ...
 
     def read(self, offset: int, length: int) -> bytes:
-        """Exactly ``length`` bytes. Raises SourceChanged, SourceUnavailable."""
+        """Return exactly ``length`` bytes. Raises SourceChanged, SourceUnavailable."""
         ...
 
 
@@ -116,7 +117,7 @@ class Deadline:
         self._ends_at = time.monotonic() + timeout_s
 
     def check(self) -> None:
-        """Raises SourceError once it has passed."""
+        """Raise SourceError once the time has passed."""
         if time.monotonic() > self._ends_at:
             raise SourceError(
                 "source_too_slow",
@@ -126,8 +127,10 @@ class Deadline:
 
 
 class TimedBlob:
-    """A blob that has to be read within ``timeout_s`` seconds from now; looked at once per chunk or
-    read."""
+    """A blob that has to be read within ``timeout_s`` seconds from now.
+
+    The time is looked at once per chunk or read.
+    """
 
     def __init__(self, blob: Blob, timeout_s: float) -> None:
         self.uri = blob.uri
@@ -179,7 +182,10 @@ class BlobFile(io.RawIOBase):
         return self._at
 
     def read(self, size: int | None = -1, /) -> bytes:
-        """Raises SourceError for more than may be read at once, before any memory is taken."""
+        """Read bytes.
+
+        Raises SourceError for more than may be read at once, before any memory is taken.
+        """
         left = max(0, self._size - self._at)
         length = left if size is None or size < 0 else min(size, left)
         if self._most is not None and length > self._most:

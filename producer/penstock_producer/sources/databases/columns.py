@@ -73,7 +73,7 @@ class Column:
     type: str  # as the database calls it; "" in SQLite
 
     def value(self, quoted: str) -> str:
-        """The expression for its value; ``quoted`` is its name in SQL."""
+        """Return the expression for its value; ``quoted`` is its name in SQL."""
         match self.kind:
             case Kind.PRINTED | Kind.JSON:
                 return f"CAST({quoted} AS text)"
@@ -86,7 +86,7 @@ class Column:
         return quoted
 
     def size(self, quoted: str) -> str:
-        """The expression for the bytes of its value, where these are not few anyway; "" then."""
+        """Return the expression for the bytes of its value; "" where these are few anyway."""
         match self.kind:
             case Kind.ANY:
                 return f"coalesce(length(CAST({quoted} AS BLOB)), 0)"
@@ -102,7 +102,7 @@ def kind_in_postgresql(type_name: str) -> Kind:
 
 
 def plain(value: Any, column: Column) -> Any:
-    """A value as JSON has it. Raises RowFault."""
+    """Return a value as JSON has it. Raises RowFault."""
     match value:
         case None:
             return None
@@ -135,7 +135,7 @@ def plain(value: Any, column: Column) -> Any:
 
 
 def _json(value: Any) -> str:
-    """Of lists and structs; what JSON has no form for is its text there."""
+    """Return lists and structs as JSON; what JSON has no form for is its text there."""
     return orjson.dumps(value, default=_plainer, option=orjson.OPT_NON_STR_KEYS).decode()
 
 
@@ -182,15 +182,17 @@ _LENGTH_BYTES: Final = 4
 
 
 def key_of(value: Any) -> Key:
-    """What a row is found by; None for what is no document's id: also a number that JSON cannot
-    keep."""
+    """Return what a row is found by; None for what is no document's id.
+
+    A number that JSON cannot keep is none.
+    """
     if type(value) is int:
         return value if -(2**63) <= value < 2**64 else None
     return value if isinstance(value, str) and id_fault(value) is None else None
 
 
 def equal_keys(uri: str, id_field: str, key: object) -> SourceError:
-    """Two rows that the database takes for one by this key."""
+    """Return the error for two rows that the database takes for one by this key."""
     return SourceError(
         "duplicate_key",
         f"{uri} has two rows whose {id_field!r} is {seen(key)}; name a column whose values are "  # noqa: S608  # words
@@ -209,7 +211,7 @@ class KeyOrder:
         self._last: Key = None
 
     def check(self, keys: Sequence[Key]) -> None:
-        """Raises SourceError for two rows with one key, and for keys that are numbers and texts."""
+        """Raise SourceError for two rows with one key, and for keys that are numbers and texts."""
         for key in keys:
             if key is None:
                 continue
@@ -249,7 +251,7 @@ class Gathered:
             self._waiting = []
 
     def sha256(self) -> str:
-        """Of all keys in their order."""
+        """Return the digest of all keys in their order."""
         return self._digest.hexdigest()
 
     def __iter__(self) -> Iterator[bytes]:
@@ -279,9 +281,10 @@ class StoredKeys:
         self._rows = rows
 
     def pages(self, line: int) -> Iterator[tuple[int, list[Key]]]:
-        """The keys of the rows after ``line``, page by page, each with the rows before it.
+        """Yield the keys of the rows after ``line``, page by page, each with the rows before it.
 
-        Raises SourceChanged."""
+        Raises SourceChanged.
+        """
         while line < self._rows:
             number, within = divmod(line, PAGE_ROWS)
             stored = self._page(number)

@@ -40,10 +40,10 @@ class MediaPlaces:
         s3_endpoint_url: str | None = None,
         newest_ns: int | None = None,
     ) -> None:
-        """``folders``: the source's own, the first of which relative paths count from; none for
-        addresses only.
+        """Note where rows may read from.
 
-        ``private`` places stay shut to rows, wherever they lie.
+        ``folders`` are the source's own, the first of which relative paths count from; none for
+        addresses only. ``private`` places stay shut to rows, wherever they lie.
         """
         self._base = folders[0] if folders else None
         self._roots = SourceRoots((*folders, *roots), private) if folders else None
@@ -53,9 +53,10 @@ class MediaPlaces:
         self.newest_ns = newest_ns or 0
 
     def read(self, where: str, most: int, field: str) -> bytes:
-        """At most ``most`` bytes of a file or an object.
+        """Return at most ``most`` bytes of a file or an object.
 
-        Raises RowFault, and SourceUnavailable where S3 does not answer."""
+        Raises RowFault, and SourceUnavailable where S3 does not answer.
+        """
         if self._roots is None or self._base is None:
             raise _forbidden(
                 field,
@@ -128,8 +129,10 @@ class MediaPlaces:
 
 
 def places_of(uri: str, settings: ProducerSettings, newest_ns: int | None) -> MediaPlaces:
-    """For the rows of the file at ``uri``, a path or `s3://bucket/key`; of other places rows name
-    addresses only."""
+    """Return the places for the rows of the file at ``uri``, a path or `s3://bucket/key`.
+
+    Rows of other sources may name addresses only.
+    """
     if "://" in uri and not uri.startswith(S3):
         return MediaPlaces()
     if uri.startswith(S3):
@@ -147,7 +150,7 @@ def places_of(uri: str, settings: ProducerSettings, newest_ns: int | None) -> Me
 
 
 def _whole(read: Callable[[int], bytes], most: int) -> bytes:
-    """Up to one byte more than ``most``: a file that grows while it is read is too large then."""
+    """Read up to one byte more than ``most``: a file that grows meanwhile is too large then."""
     parts, left = [], most + 1
     while left and (part := read(left)):
         parts.append(part)

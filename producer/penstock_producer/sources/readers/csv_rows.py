@@ -29,12 +29,12 @@ _JSON: Final = ("{", "[")
 
 
 def looks_like_csv(start: bytes, *, whole: bool) -> bool:
-    """Whether a file that begins so is CSV, and no TSV."""
+    """Return whether a file that begins so is CSV, and no TSV."""
     return _delimiter_of(start, whole=whole) not in (None, "\t")
 
 
 def looks_like_tsv(start: bytes, *, whole: bool) -> bool:
-    """Whether a file that begins so is TSV."""
+    """Return whether a file that begins so is TSV."""
     return _delimiter_of(start, whole=whole) == "\t"
 
 
@@ -61,7 +61,10 @@ def _delimiter_of(start: bytes, *, whole: bool) -> str | None:
 
 
 def _numbers_of_fields(text: str, delimiter: str, *, whole: bool) -> list[int]:
-    """Of the first whole records; none where there is only one, or where they cannot be read."""
+    """Return the numbers of fields of the first whole records.
+
+    None where there is only one, or where they cannot be read.
+    """
     rows: list[int] = []
     try:
         for row in islice(
@@ -103,7 +106,7 @@ class Record(NamedTuple):
 def read_records(
     lines: Iterable[Line], dialect: Dialect, uri: str, max_bytes: int
 ) -> Iterator[Record]:
-    """All records but blank lines.
+    """Yield all records but blank lines.
 
     Raises SourceError for a quote that is not closed, and a record that is too long.
 
@@ -130,7 +133,7 @@ def read_records(
 
 
 def parse_record(data: bytes, dialect: Dialect) -> list[str]:
-    """The values of exactly one record. Raises csv.Error and UnicodeDecodeError."""
+    """Return the values of exactly one record. Raises csv.Error and UnicodeDecodeError."""
     return next(
         csv.reader((data.decode(dialect.encoding),), delimiter=dialect.delimiter, strict=True)
     )
@@ -235,8 +238,11 @@ class CsvSource(PinnedRows):
             yield self._read(record, names)
 
     def fetch(self, position: str) -> Document:
-        """Raises BadReference for a position that the survey cannot have given: the pinned bytes
-        have not changed."""
+        """Read one document.
+
+        Raises BadReference for a position that the survey cannot have given: the pinned bytes have
+        not changed.
+        """
         offset, length = self._span(position)
         header = self._header()
         data = self._blob.read(offset, length)
@@ -300,7 +306,7 @@ class CsvSource(PinnedRows):
             check_text(text, name)
 
     def _header(self) -> tuple[list[str], Dialect] | None:
-        """Names of columns and the dialect, read once; None for a file without any record."""
+        """Return names of columns and the dialect, read once; None for a file without a record."""
         if self._known is None:
             self._check_start()
             wanted = "\t" if self._tabs else _DELIMITERS
@@ -313,7 +319,7 @@ class CsvSource(PinnedRows):
         return self._known
 
     def _check_start(self) -> None:
-        """Raises SourceError for first bytes that are another format's."""
+        """Raise SourceError for first bytes that are another format's."""
         start = next(iter(self._blob.chunks(0)), b"")
         refuse_magic(self.uri, start, FORMATS[self._written_as].title)
         if start.startswith(_WIDE):
@@ -324,8 +330,10 @@ class CsvSource(PinnedRows):
             )
 
     def _first(self, dialect: Dialect) -> tuple[Record, Dialect]:
-        """The first record of the file as the dialect has it; one without values for a file without
-        any."""
+        """Return the first record of the file, and the dialect.
+
+        A file without any has one without values.
+        """
         lines = split_lines(
             self._blob.chunks(0), offset=0, number=1, max_line_bytes=self._max_line_bytes
         )

@@ -36,7 +36,7 @@ class Groups(Protocol):
     def count(self) -> int: ...
 
     def depth(self, column: str) -> int:
-        """How many lists and objects its values lie in."""
+        """Return how many lists and objects its values lie in."""
         ...
 
     def batches(self, group: int, columns: Sequence[str]) -> Iterator[Any]:
@@ -45,8 +45,11 @@ class Groups(Protocol):
 
 
 def open_arrow(blob: Blob, size: int) -> Groups:
-    """Raises pyarrow's own errors for what is no Arrow file, and SourceError for a batch that is
-    too large."""
+    """Open an Arrow file or stream.
+
+    Raises pyarrow's own errors for what is no Arrow file, and SourceError for a batch that is too
+    large.
+    """
     from pyarrow import ArrowInvalid
 
     start = blob.read(0, min(size, len(_MAGIC)))
@@ -80,7 +83,7 @@ class _ArrowFile:
         yield from _pieces(self._of(columns).get_batch(group), columns, group, self._blob.uri)
 
     def _of(self, columns: Sequence[str]) -> Any:
-        """The file, opened for these columns: others are not read."""
+        """Return the file, opened for these columns: others are not read."""
         from pyarrow import ipc
 
         if self._columns != tuple(columns):
@@ -134,7 +137,10 @@ class _ArrowStream:
         return ipc.read_record_batch(ipc.read_message(file), self._schema)
 
     def _from_start(self, group: int) -> Any:
-        """A batch whose values are numbers of dictionaries, which came earlier in the stream."""
+        """Return a batch whose values are numbers in dictionaries.
+
+        The dictionaries came earlier in the stream.
+        """
         from pyarrow import ipc
 
         stream = ipc.open_stream(BlobFile(self._blob, self._size))
@@ -144,7 +150,7 @@ class _ArrowStream:
 
 
 def depth_of(kind: Any) -> int:
-    """Levels of a type; without recursion, which a hostile schema would use up."""
+    """Return the levels of a type without recursion, which a hostile schema would use up."""
     depth, level = 0, [kind]
     while level:
         depth += 1
@@ -171,8 +177,10 @@ def _pieces(batch: Any, columns: Sequence[str], group: int, uri: str) -> Iterato
 
 
 def _validate(column: Any) -> None:
-    """Raises pyarrow's error for values that lie outside of their buffers: nothing checks that
-    before, and it ends processes."""
+    """Raise pyarrow's error for values that lie outside of their buffers.
+
+    Nothing checks that before, and it ends processes.
+    """
     from pyarrow import types
 
     # UTF-8 is each row's own question
@@ -182,9 +190,10 @@ def _validate(column: Any) -> None:
 
 
 def _headers(blob: Blob, size: int) -> Iterator[tuple[int, int, int]]:
-    """Kind, offset, and bytes after the header, of each message of a stream.
+    """Yield kind, offset, and bytes after the header, of each message of a stream.
 
-    Raises pyarrow's error for a damaged one."""
+    Raises pyarrow's error for a damaged one.
+    """
     from pyarrow import ArrowInvalid
 
     offset = 0
@@ -205,9 +214,10 @@ def _headers(blob: Blob, size: int) -> Iterator[tuple[int, int, int]]:
 
 
 def _kind_and_body(header: bytes) -> tuple[int, int]:
-    """Two fields of a flatbuffer `Message`, which pyarrow shows only together with what follows it.
+    """Return two fields of a flatbuffer `Message`.
 
-    Raises struct.error."""
+    pyarrow shows them only together with what follows it. Raises struct.error.
+    """
     (table,) = struct.unpack_from("<I", header, 0)
     (back,) = struct.unpack_from("<i", header, table)
     fields = table - back  # where the table says where its fields are
@@ -268,9 +278,10 @@ class _ParquetGroups:
         return depth_of(self._schema.field(column).type)
 
     def batches(self, group: int, columns: Sequence[str]) -> Iterator[Any]:
-        """Rows of one row group, as pyarrow has them.
+        """Yield the rows of one row group, as pyarrow has them.
 
-        Raises SourceError for a group of more than MAX_GROUP_BYTES."""
+        Raises SourceError for a group of more than MAX_GROUP_BYTES.
+        """
         found = self._file.metadata.row_group(group)
         size = found.total_byte_size
         if size > MAX_GROUP_BYTES:
@@ -287,8 +298,10 @@ class _ParquetGroups:
 
 
 def _bytes_of(group: Any, columns: frozenset[str]) -> int:
-    """Uncompressed bytes of these columns in a row group; those of a struct are listed by their
-    fields."""
+    """Return the uncompressed bytes of these columns in a row group.
+
+    Those of a struct are listed by their fields.
+    """
     chunks = (group.column(number) for number in range(group.num_columns))
     return sum(
         int(chunk.total_uncompressed_size)

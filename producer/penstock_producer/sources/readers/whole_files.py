@@ -54,10 +54,9 @@ AHEAD_BYTES: Final = 32 * 1024 * 1024
 
 
 def contents(listing: Listing, entries: Sequence[Entry], most: int) -> Iterator[bytes | None]:
-    """For each entry its bytes; None for one that is not read: it has a fault, or more than
-    ``most`` bytes.
+    """Yield the bytes of each entry; None for one that is not read.
 
-    Raises SourceChanged, SourceUnavailable.
+    Such has a fault, or more than ``most`` bytes. Raises SourceChanged, SourceUnavailable.
     """
     if listing.at_once == 1:
         return (_content(listing, entry, most) for entry in entries)
@@ -112,7 +111,7 @@ class SegmentNotes:
         self._last = ""
 
     def groups(self, uri: str, entries: Iterable[Entry]) -> Iterator[Group]:
-        """The files by thousands. Raises SourceError for more than MAX_FILES of them."""
+        """Yield the files by thousands. Raises SourceError for more than MAX_FILES of them."""
         for some in _thousands(uri, entries):
             if self.files + len(some) > MAX_FILES:
                 raise SourceError(
@@ -145,14 +144,15 @@ class PinnedSegments:
         self._segments: Sequence[Sequence[str]] = pin[SEGMENTS]
 
     def start(self, number: int) -> tuple[int, str]:
-        """The segment that the file after ``number`` files lies in, and the name before it."""
+        """Return the segment of the file after ``number`` files, and the name before it."""
         segment = min(number // SEGMENT, len(self._segments) - 1)
         return segment, unquoted(self._segments[segment][0])
 
     def groups(self, segment: int, entries: Iterable[Entry]) -> Iterator[Group]:
-        """From a segment on.
+        """Yield the groups from a segment on.
 
-        Raises SourceChanged for files that are not those of the pin, SourceUnavailable for none."""
+        Raises SourceChanged for files that are not those of the pin, SourceUnavailable for none.
+        """
         late: list[str] = []
         known = _thousands(self._uri, self._listed(entries, late))
         for number in range(segment, len(self._segments)):
@@ -220,7 +220,7 @@ _MAX_POSITION_CHARS: Final = 1_000  # what a message carries
 
 
 def unchanged(pin: Mapping[str, Any], chosen: Chosen) -> bool:
-    """Whether all files have the names, sizes and times of the pin, and none was added.
+    """Return whether all files have the names, sizes and times of the pin, and none was added.
 
     Reads no content."""
     notes = SegmentNotes()
@@ -285,8 +285,11 @@ class WholeFiles(ABC):
         return self._first_pass(done) if self._pin is None else self._again(self._pin, done)
 
     def fetch(self, position: str) -> Document:
-        """Raises BadReference for a position that the survey cannot have given, and SourceChanged
-        for another content."""
+        """Read one document.
+
+        Raises BadReference for a position that the survey cannot have given, and SourceChanged for
+        another content.
+        """
         found = _POSITION.fullmatch(position)
         name = "" if found is None else unquoted(found[3])
         if found is None or not self._chosen.holds(name) or int(found[1]) > self._max_file_bytes:
@@ -313,7 +316,7 @@ class WholeFiles(ABC):
         return True
 
     def mark_published(self, documents: Sequence[Document]) -> None:  # noqa: B027 - there is nothing to do
-        """Nothing to remember: the cursor is the memory of files."""
+        """Remember nothing: the cursor is the memory of files."""
 
     def _first_pass(self, done: int) -> Iterator[Document | BadRow]:
         notes, content = SegmentNotes(), hashlib.sha256()
@@ -356,11 +359,11 @@ class WholeFiles(ABC):
 
     @abstractmethod
     def _expect(self, entry: Entry) -> None:
-        """Raises SourceError where a file shows that the folder is not what it was taken for."""
+        """Raise SourceError where a file shows that the folder is not what it was taken for."""
 
     @abstractmethod
     def _row(self, entry: Entry, data: bytes) -> dict[str, Any]:
-        """The columns of a file that could be read. Raises RowFault."""
+        """Return the columns of a file that could be read. Raises RowFault."""
 
     @abstractmethod
     def _too_large(self, entry: Entry) -> RowFault: ...

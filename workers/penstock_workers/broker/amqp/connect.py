@@ -34,7 +34,9 @@ def register() -> None:
 
 
 def connect(address: AmqpAddress) -> Any:
-    """kombu's connection to the first node that answers. Raises ``AMQP_ERRORS``."""
+    """Connect with kombu to the first node that answers.
+
+    Raises ``AMQP_ERRORS``."""
     register()
     options: Any = {"ssl": address.tls or False, "connect_timeout": CONNECT_TIMEOUT_S}
     broker = Connection(address.kombu_url, **options)
@@ -58,7 +60,7 @@ class QueueState(NamedTuple):
 
 
 class Publisher:
-    """To one queue, over a channel of its own.
+    """Publishes to one queue, over a channel of its own.
 
     Every method may raise py-amqp's errors and OSError; make a new one after that."""
 
@@ -72,7 +74,7 @@ class Publisher:
         self._returned: set[str] = set()  # tags that RabbitMQ confirmed but could not route
         channel.confirm_select()
         channel.events["basic_ack"].add(self._on_ack)
-        channel.events["basic_nack"].add(self._on_nack)
+        channel.events["basic_nack"].add(self._answered)
         channel.events["basic_return"].add(self._on_return)
 
     def look(self) -> QueueState:
@@ -83,7 +85,7 @@ class Publisher:
         return QueueState(found.message_count, found.consumer_count)
 
     def publish(self, messages: Sequence[tuple[str, bytes]], timeout_s: float) -> None:
-        """Pairs of tag and text.
+        """Publish messages, which are pairs of tag and text.
 
         Returns when each was confirmed or refused; raises when that takes too long."""
         until = monotonic() + timeout_s
@@ -98,7 +100,7 @@ class Publisher:
             self._channel.connection.drain_events(timeout=max(0.001, until - monotonic()))
 
     def unconfirmed(self) -> set[str]:
-        """Tags of the last group that RabbitMQ may not have."""
+        """Return the tags of the last group that RabbitMQ may not have."""
         left = self._left | self._returned
         self._left, self._returned = set(), set()
         self._open.clear()
@@ -109,9 +111,6 @@ class Publisher:
 
     def _on_ack(self, number: int, multiple: bool) -> None:
         self._left.difference_update(self._answered(number, multiple))
-
-    def _on_nack(self, number: int, multiple: bool) -> None:
-        self._answered(number, multiple)
 
     def _on_return(
         self, _error: Exception, _exchange: str, _routing_key: str, message: Any

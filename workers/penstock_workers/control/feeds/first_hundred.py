@@ -36,7 +36,9 @@ class FirstHundred:
         self._since: dict[tuple[str, int], float | None] = {}
 
     def room(self, job: Job, spec: JobSpec, generation: int, outstanding: int, room: int) -> int:
-        """How many of ``room`` documents may be fed now. ``outstanding``: of this generation."""
+        """Return how many of ``room`` documents may be fed now.
+
+        ``outstanding``: of this generation."""
         bounds, now = Bounds.of(spec), self._clock()
         if not any(bounds) or job.source.get(AWAITED) or not room:
             return room

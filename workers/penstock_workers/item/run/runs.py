@@ -97,7 +97,9 @@ class Causes:
             )
             for kind, cause in causes.items():
                 newer = self._fresh.get(kind)
-                self._fresh[kind] = cause if newer is None else _sum(cause, newer)
+                if newer is not None:
+                    cause = replace(newer, count=cause.count + newer.count, since=cause.since)
+                self._fresh[kind] = cause
 
     async def _run(self) -> None:
         while True:
@@ -123,10 +125,6 @@ class Causes:
             one_line(failure.detail[:LOGGED_CHARS]),
             more,
         )
-
-
-def _sum(earlier: Cause, newer: Cause) -> Cause:
-    return replace(newer, count=earlier.count + newer.count, since=earlier.since)
 
 
 PROVEN_WAIT_S: Final = 2.0
@@ -177,7 +175,7 @@ class Run:
             self._let_go(float("inf"))
 
     def _let_go(self, sent: float) -> None:
-        """Documents that wait and were sent until then look again."""
+        """Let documents that wait and were sent until then look again."""
         for at, future in self.waiting:
             if at <= sent and not future.done():
                 future.set_result(None)
@@ -204,7 +202,7 @@ class Runs:
         self._closed = False
 
     def check(self, attempt: Attempt) -> None:
-        """After a run one document goes out every ``PROBE_S``.
+        """Let one document out every ``PROBE_S`` after a run of failures.
 
         Raises TurnedAway for the others: they are parked."""
         run = self._runs.get(attempt.key.job_id)
@@ -214,7 +212,7 @@ class Runs:
         if now < run.probe_at:
             raise TurnedAway(
                 Parked(
-                    "one document of its job is sent first, to see whether they are answered now"
+                    "one document of its job goes first, to see whether the provider answers again"
                 )
             )
         run.probe_at = now + PROBE_S
@@ -236,7 +234,7 @@ class Runs:
         return False
 
     def _has_no_such_path(self, attempt: Attempt, failure: Failure) -> bool:
-        """Whether the provider answers the job, and not on the path that this line names."""
+        """Return whether the provider answers the job, and not on the path that this line names."""
         named, run = attempt.job.named_endpoint, self._runs.get(attempt.key.job_id)
         if named is None or run is None or failure.status not in NO_ROUTE or failure.page:
             return False
@@ -246,7 +244,8 @@ class Runs:
         """Raise TurnedAway, which pauses the job, unless the failure is the document's own."""
         assert isinstance(happened, Failure), "a reply is never in doubt"
         run = self._run(attempt)
-        run.fail(attempt.sent_at, _what(happened))
+        page = ", an HTML page" if happened.page else ""
+        run.fail(attempt.sent_at, f"{happened.status or 'none'} ({happened.name}{page})")
         if not run.is_long and attempt.sent_at > run.proven_at:
             await self._wait(run, attempt.sent_at)
         if not run.is_long or attempt.sent_at <= run.proven_at:
@@ -292,11 +291,6 @@ class Runs:
         oldest = next((job_id for job_id, run in self._runs.items() if not run.waiting), None)
         if oldest is not None:
             del self._runs[oldest]
-
-
-def _what(failure: Failure) -> str:
-    page = ", an HTML page" if failure.page else ""
-    return f"{failure.status or 'none'} ({failure.name}{page})"
 
 
 def _is_format_refused(attempt: Attempt, failure: Failure) -> bool:
