@@ -33,6 +33,7 @@ from penstock_producer.reporting.text import count, duration, one_line
 
 __all__ = [
     "CAUSE_FRESH_S",
+    "FIRST",
     "SENTENCES",
     "UNLED_AFTER_S",
     "Standing",
