@@ -50,10 +50,11 @@ def is_full(error: BaseException) -> bool:
 def is_read_only(error: BaseException) -> bool:
     """Return whether an error says that nothing can be written there any more.
 
-    It may come from the operating system or from SQLite."""
+    It may come from the operating system, from SQLite or from Redis."""
     if isinstance(error, OSError):
         return error.errno == errno.EROFS
-    return "readonly database" in str(error).lower()
+    text = str(error).lower()
+    return "readonly database" in text or "read-only file system" in text
 
 
 def is_held(job: Job) -> bool:

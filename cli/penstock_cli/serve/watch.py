@@ -159,8 +159,9 @@ class Watch:
 
         from penstock_ledger import DatabaseUnavailable
 
-        waits = self._services.keeper.look()
+        waits: Wait | None = None
         try:
+            waits = self._services.keeper.look()
             waits = self._disk.look() or waits
             text = self._standing()
             self._away_since = None

@@ -293,7 +293,8 @@ def _waits(wait: Wait, *, one_machine: bool) -> Note:
             again = f"start `penstock serve` again with --lane {one_line(lane)}"
             return Note("warn", text, f"Move the job to a lane that has workers, or {again}.")
         return Note("warn", text, "Start one:", f"penstock worker --lane {lane}")
-    return Note("" if wait.code in ("all_delayed", "slots_taken") else "warn", text)
+    is_usual = wait.code in ("all_delayed", "slots_taken", "first_hundred")
+    return Note("" if is_usual else "warn", text)
 
 
 def _all_alike(seen: JobSeenNow) -> Note | None:

@@ -196,6 +196,14 @@ class JobShown(BaseModel):
     usage: Usage
 
 
+class WaitShown(BaseModel):
+    """Why documents of a running job wait."""
+
+    code: str = Field(description="Such as no_worker, no_model, redis_full and slots_taken.")
+    params: dict[str, str] = Field(description="The words of the message that belong to the code.")
+    message: str
+
+
 class BatchTroubleShown(BaseModel):
     """Why provider batches do not get on. Times are Unix seconds."""
 
@@ -228,6 +236,13 @@ class JobDetails(JobShown):
         _JOB
         | {
             "waits_for": None,
+            "waits": [
+                {
+                    "code": "slots_taken",
+                    "params": {"slots": "64", "workers": "one worker", "number": "9 documents"},
+                    "message": "all 64 slots of one worker are taken; waiting for one: 9 documents",
+                }
+            ],
             "batch_troubles": [],
             "unread": None,
             "items_per_second": 4.7,
@@ -244,6 +259,9 @@ class JobDetails(JobShown):
 
     waits_for: str | None = Field(
         description="Why calls of a running job wait: the budget of its tenant for the month."
+    )
+    waits: list[WaitShown] = Field(
+        description="Why documents of a running job wait, the most serious first."
     )
     batch_troubles: list[BatchTroubleShown] = Field(
         description="What its open provider batches wait for."

@@ -34,6 +34,7 @@ from penstock_workers.control.counters import Counters
 from penstock_workers.control.feeding import Feeding, is_open
 from penstock_workers.control.feeds.even import Processes
 from penstock_workers.control.feeds.feed_windows import FeedWindows
+from penstock_workers.control.feeds.first_hundred import FirstHundred
 from penstock_workers.control.feeds.leadership import Leadership, LedFeed
 from penstock_workers.control.feeds.reconcile import Reconciler
 from penstock_workers.control.feeds.specs import Specs
@@ -104,15 +105,16 @@ class JobSteps:
         accounts = Accounts(hot.budgets, batches, TenantAccounts(database, hot.budgets))
         self._limits = JobLimits(outcomes, hot, states, accounts)
         failpoints = Failpoints.parse(settings.failpoints)
+        self._first = FirstHundred(hot)
         self._feeding = Feeding(
-            database, self._windows, self._limits, self._specs, counters, failpoints
+            database, self._windows, self._first, self._limits, self._specs, counters, failpoints
         )
         moves = LaneMoves(database)
         known = KnownMoves(moves)
         self._leaving = Leaving(settings, database, hot, known, failpoints)
         self._completion = Completion(jobs, hot, states, balance, self._sinks)
         self._cancelling = Cancelling(
-            jobs, outcomes, batches, hot, states, balance, settings.visibility_timeout_s
+            jobs, outcomes, batches, hot, states, balance, settings.visibility_timeout_s, failpoints
         )
         quotas = RedisAddress.parse(settings.redis_url).connect(socket_timeout=REDIS_TIMEOUT_S)
         self._resumes = Resumes(jobs, states, quotas)
@@ -130,6 +132,7 @@ class JobSteps:
         for part in (
             self._balance,
             self._limits,
+            self._first,
             self._cancelling,
             self._resumes,
             self._specs,

@@ -34,7 +34,8 @@ from penstock_ledger import open_database as open_ledger
 from penstock_ledger.model import ItemKey, Job, JobState, Result
 from penstock_ledger.reasons import by_hand
 from penstock_ledger.sql.tables import feeds
-from penstock_producer import Producer, ProducerSettings
+from penstock_producer import JobSpec, Producer, ProducerSettings
+from penstock_producer.reporting.reasons import FIRST
 from penstock_producer.settings import ProviderFacts
 from penstock_ratelimit import PerSecond, Quota
 from penstock_ratelimit.store.messages import ProviderReport, Reserve
@@ -43,6 +44,7 @@ from penstock_ratelimit.testing import BlockingScripts
 from penstock_workers.control import fleet_figures, loop
 from penstock_workers.control.feeds import feed_windows
 from penstock_workers.control.feeds.feed_windows import ACTIVE_S, LOOK_EVERY_S, FeedWindows
+from penstock_workers.control.feeds.first_hundred import FED, MORE_EVERY_S, FirstHundred
 from penstock_workers.control.feeds.leadership import RENEW_BELOW_S
 from penstock_workers.control.feeds.shares import Share
 from penstock_workers.control.feeds.specs import Specs
@@ -52,7 +54,8 @@ from penstock_workers.control.loop import REST, Control
 from penstock_workers.settings import WorkerSettings
 
 QUEUE = "penstock.api"
-SPEC = {"prompt": "Summarise: {text}", "model": "m"}
+# without a stop-loss, which would have its first hundred documents seen before windows fill up
+SPEC = {"prompt": "Summarise: {text}", "model": "m", "stop_at_dead": "off"}
 
 
 class House:
@@ -136,6 +139,43 @@ def test_feeding_keeps_to_its_window(redis_server: RedisServer, tmp_path: Path) 
     assert len(house.queued()) == 13
     assert len(set(house.queued())) == 13
     house.close()
+
+
+@pytest.mark.parametrize("lane", ["api", "gpu", "embed"])
+def test_no_more_than_the_first_hundred_is_fed_before_they_are_seen(
+    redis_server: RedisServer, tmp_path: Path, lane: str
+) -> None:
+    """However large the window is, little more than a hundred documents start; what ends meanwhile
+    makes no room, and with the hundredth outcome the window is filled. A loop that starts later
+    knows that the hundred were seen."""
+    house = House(redis_server, tmp_path, window=5_000)
+    spec = {"endpoint": "/v1/embeddings"} if lane == "embed" else {}
+    job = house.submit(2_000, lane=lane, stop_at_dead="50%", **spec)
+    for _ in range(3):
+        house.control.tick()
+    assert house.hot.outstanding(job.job_id, 1) == FED
+    house.finish(job, *(f"d{n}" for n in range(99)))
+    house.control.tick()
+    assert house.hot.outstanding(job.job_id, 1) == FED - 99
+    house.finish(job, "d99")
+    house.control.tick()
+    assert house.hot.outstanding(job.job_id, 1) == 2_000 - 100
+    house.close()
+
+
+def test_what_stands_still_does_not_hold_up_the_first_hundred(house: House) -> None:
+    """Documents that nobody can answer leave room for others after a minute, as in a file whose
+    first lines name a model that no worker has."""
+    now = 0.0
+    first = FirstHundred(house.hot, clock=lambda: now)
+    job = house.submit(5, stop_at_dead="50%")
+    spec = JobSpec.accepted(job.spec)
+    assert first.room(job, spec, 1, 0, 5_000) == FED
+    assert first.room(job, spec, 1, FED, 5_000) == 0
+    now = MORE_EVERY_S
+    assert first.room(job, spec, 1, FED, 5_000) == FIRST
+    off = JobSpec.accepted(job.spec | {"stop_at_dead": "off"})
+    assert first.room(job, off, 1, FED, 5_000) == 5_000
 
 
 def jobs_queued(house: House) -> list[str]:

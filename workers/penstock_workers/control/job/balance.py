@@ -48,6 +48,7 @@ class Balance:
             counts = self._outcomes.recount(job.job_id)  # row by row, to be sure before a job fails
         if _sum(counts) == job.total:
             self._rewound.pop(job.job_id, None)
+            self._outcomes.mend_retries(job.job_id)
             return counts
         too_many = _sum(counts) > job.total
         if too_many and self._is_read_for_cancel(job):

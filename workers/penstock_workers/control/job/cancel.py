@@ -23,6 +23,7 @@ from penstock_workers.control.feeds.leadership import LedFeed
 from penstock_workers.control.job.balance import Balance, Unbalanced
 from penstock_workers.control.job.job_states import JobStates
 from penstock_workers.control.job.recover import stats_from
+from penstock_workers.failpoints import Failpoints
 
 WRITE_OFF_MAX = 2_000  # documents written off per round
 
@@ -39,6 +40,7 @@ class Cancelling:
         states: JobStates,
         balance: Balance,
         lease_s: float,
+        failpoints: Failpoints,
     ) -> None:
         self._jobs = jobs
         self._outcomes = outcomes
@@ -47,6 +49,7 @@ class Cancelling:
         self._states = states
         self._balance = balance
         self._lease_s = lease_s  # a worker that has not renewed a lease for so long is dead
+        self._failpoints = failpoints
         self._since: dict[str, float] = {}  # job -> monotonic time of the first look
 
     def step(
@@ -62,11 +65,13 @@ class Cancelling:
             self._jobs.close(job.job_id)
             return
         if self._waits_for_calls(job, queue, [*feeds, *shards]):
+            self._failpoints.hit("cancel_waiting")
             return  # calls under way may still end with a result; no more are started
         whole = [led for led in feeds if not led.feeder.feed.shards]
         try:
             if any(not write_off(led.feeder, WRITE_OFF_MAX).exhausted for led in (*whole, *shards)):
                 return
+            self._failpoints.hit("cancel_writing_off")
         except SourceError as error:
             also = f"documents that were not started have no dead letter, because {error}"
             self._states.move(job, JobState.CANCELLED, _with_also(job, also))
@@ -105,6 +110,7 @@ class Cancelling:
             why = _with_also(job, explain(closed.reason))
         known = stats_from(self._outcomes.counts(job.job_id), self._hot.stats(job.job_id))
         self._hot.reset_stats(job.job_id, known)
+        self._failpoints.hit("cancel_ending")
         self._states.move(job, JobState.CANCELLED, why)
 
 

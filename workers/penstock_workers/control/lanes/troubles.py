@@ -12,6 +12,7 @@ from penstock_ledger.reasons import Reason, explain
 from penstock_ledger.redaction import redact
 from penstock_producer.feed.queues import missing_model, serving_of
 from penstock_producer.job.lanes import has_own_model, packs
+from penstock_producer.reporting.reasons import wait_for_model
 from penstock_ratelimit.for_penstock import Breaker, QuotaView
 from penstock_workers.control.lanes.say import lasting
 from penstock_workers.control.lanes.seen import Trouble
@@ -39,7 +40,7 @@ def of_workers(lane: str, model: str | None, workers: Collection[WorkerSeen]) ->
     return (
         None
         if missing is None
-        else Trouble(NO_WORKERS, f"has none for the model ({_shown(missing)})")
+        else Trouble(NO_WORKERS, f"has none for the model ({_shown(wait_for_model(missing).said)})")
     )
 
 

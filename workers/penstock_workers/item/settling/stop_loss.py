@@ -15,7 +15,7 @@ from typing import Any, Final, NamedTuple
 
 from penstock_ledger import JobStore, Lately, RedisLedger, storable
 from penstock_ledger.log_lines import one_line
-from penstock_ledger.model import JobState
+from penstock_ledger.model import Job, JobState
 from penstock_ledger.reasons import (
     ACCEPTED_NOTHING,
     EXAMPLE_CHARS,
@@ -27,14 +27,12 @@ from penstock_ledger.reasons import (
 )
 from penstock_ledger.redaction import redact
 from penstock_producer.job.spec import JobSpec
+from penstock_producer.reporting.reasons import FIRST
 from penstock_workers.item.attempt import Attempt, Settled
 from penstock_workers.item.outcome import Dead, Outcome, Retry
 
 log = logging.getLogger(__name__)
 
-FIRST: Final = 100
-"""Documents that are looked at first, together: of fewer a share says little, and no job that has
-fewer is stopped for one."""
 FAILING_MARGIN: Final = 0.15
 """By so much more than a person has accepted a share must be to stop the job again."""
 COST_MARGIN: Final = 1.25
@@ -89,6 +87,12 @@ def decide(lately: Lately, bounds: Bounds, accepted: Accepted) -> Stop | None:
         if usd_per_document(lately) > most:
             return Stop(StopCode.COST, lately.ended, lately.ended)
     return None
+
+
+def accepted_of(job: Job, generation: int) -> Accepted:
+    """Return what a person has accepted of a feed by letting its job go on."""
+    accepted = job.accepted
+    return accepted if accepted and accepted.generation == generation else ACCEPTED_NOTHING
 
 
 def usd_per_document(lately: Lately) -> float:
@@ -150,12 +154,7 @@ class StopLoss:
         if job.state is not JobState.RUNNING:
             return
         spec = JobSpec.accepted(job.spec)
-        accepted = (
-            job.accepted
-            if job.accepted is not None and job.accepted.generation == generation
-            else None
-        )
-        stop = decide(lately, Bounds.of(spec), accepted or ACCEPTED_NOTHING)
+        stop = decide(lately, Bounds.of(spec), accepted_of(job, generation))
         if stop is None:
             return
         pause = Reason(

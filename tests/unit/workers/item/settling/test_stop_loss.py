@@ -29,13 +29,13 @@ from penstock_ledger.reasons import (
 from penstock_producer import JobSpec, SpecError
 from penstock_producer.job.options import OPTIONS
 from penstock_producer.reporting.pauses import advice_for, as_field, as_flag
+from penstock_producer.reporting.reasons import FIRST
 from penstock_workers.item.outcome import Dead, Done, Outcome, Retry
 from penstock_workers.item.run.cost import too_long
 from penstock_workers.item.run.fates import FATES
 from penstock_workers.item.settling.stop_loss import (
     COST_MARGIN,
     FAILING_MARGIN,
-    FIRST,
     REFUSED,
     Bounds,
     Stop,
