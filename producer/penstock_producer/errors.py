@@ -43,6 +43,7 @@ __all__ = [
     "MAX_SEEN_CHARS",
     "BadMessage",
     "BadReference",
+    "ContentError",
     "InvalidDocument",
     "JobCancelled",
     "JobRefused",
@@ -80,9 +81,10 @@ MAX_SEEN_CHARS = 80
 
 
 def seen(value: Any) -> str:
-    """``value`` as shown in an error message: its repr, cut to 80 characters.
+    """Return ``value`` as error messages show it: its repr, cut to 80 characters.
 
-    No more of it is written than is shown."""
+    No more of it is written than is shown.
+    """
     text = ""
     for piece in _repr_of(value):
         text += piece
@@ -168,7 +170,7 @@ class Problem:
 
 
 def listed(problems: Iterable[str]) -> str:
-    """One problem as it is; several below one another, with their number before them."""
+    """Return one problem as it is, several below one another, with their number before them."""
     told = list(problems)
     return told[0] if len(told) == 1 else "\n  ".join([f"{len(told)} mistakes:", *told])
 
@@ -213,13 +215,13 @@ class ContentError(ProducerError):
 
     def __init__(self, code: str, message: str, *, public: str | None = None) -> None:
         """``public`` is the message without content of documents, where ``message`` shows some."""
-        self.code = code
-        self._public = message if public is None else public
+        self.code, self.message = code, message
+        self.public = message if public is None else public
         super().__init__(f"{code}: {message}")
 
     @property
     def public_message(self) -> str:
-        return f"{self.code}: {self._public}"
+        return f"{self.code}: {self.public}"
 
 
 class SourceError(ContentError):
@@ -304,7 +306,7 @@ class TooManyBadRows(SourceError):
 
 
 def _alike(rows: Sequence[BadRow]) -> Iterable[str]:
-    """Rows with the same fault at the same field once, with their number and the first lines."""
+    """Yield rows with the same fault at the same field once, with their number and first lines."""
     groups: dict[tuple[str, str | None], list[BadRow]] = {}
     for row in rows:
         groups.setdefault((row.code, row.field), []).append(row)

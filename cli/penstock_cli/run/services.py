@@ -13,7 +13,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-from penstock_cli.disk import shortage
+from penstock_cli.disk import is_read_only, shortage
 from penstock_cli.errors import EmbeddedRedisFailed, RedisNotRunning
 from penstock_cli.processes.standby import Standby, worker_command
 from penstock_cli.processes.supervisor import MAX_LOG_BYTES, Policy, Process, Supervisor
@@ -31,8 +31,6 @@ if TYPE_CHECKING:
     from penstock_workers.settings import WorkerSettings
 
 
-# short, so that the screen, Ctrl-C and crashed workers need not wait for a server that is slow
-PING_TIMEOUT_S = 2.0
 # within RESTART_WINDOW_S: a server that ends again and again lacks memory, and starting it is no
 # help
 MAX_RESTARTS = 3
@@ -53,17 +51,19 @@ class RedisKeeper:
         self._restarts: deque[float] = deque()
 
     def look(self) -> Wait | None:
-        """None while the server works, else what is waited for.
+        """Return what is waited for; None while the server works.
 
-        Raises EmbeddedRedisFailed when it ended too often, and the errors of
-        ``EmbeddedRedis.start``.
+        Raises EmbeddedRedisFailed when it ended too often, what it says of a file system that has
+        become read-only, and the errors of ``EmbeddedRedis.start``.
         """
         import redis
 
         try:
-            self.server.ping(PING_TIMEOUT_S)
+            self.server.ping()
         # it lives, and says why it does not work
         except (redis.ResponseError, redis.BusyLoadingError) as error:
+            if is_read_only(error):
+                raise  # which does not pass by itself
             self._answered_at = self._clock()
             return Wait(f"the private Redis refuses to work for now: {error}")
         except redis.RedisError:
@@ -132,9 +132,11 @@ class Services:
         progress: Progress,
         standby: Standby,
     ) -> None:
-        """``of_lanes``: settings of each lane; ``lanes``: that of each worker.
+        """Prepare the services.
 
-        ``places`` are the folders that are written to."""
+        ``of_lanes`` are the settings of each lane, ``lanes`` that of each worker. ``places`` are
+        the folders that are written to.
+        """
         if of_lanes[0].broker_url is not None:
             progress.say(
                 "broker_url is for fleets: work on one machine goes through a Redis of its own"
@@ -219,9 +221,10 @@ class Services:
         }
 
         def forked(number: int, log: Path) -> Process | None:
-            """Of the lane whose modules are imported already.
+            """Fork a worker of the lane whose modules are imported already.
 
-            The others are started as they are."""
+            The others are started as they are.
+            """
             lane = self._lanes[number - 1]
             return (
                 self._standby.take(number, variables[lane], log)
@@ -280,7 +283,7 @@ class Services:
         )
 
     def _calls_held(self) -> int | None:
-        """None when Redis does not say."""
+        """Return how many calls are held; None when Redis does not say."""
         import redis
 
         with contextlib.suppress(redis.RedisError, RedisNotRunning):

@@ -133,6 +133,45 @@ def mend_replays(connection: Connection, job_id: str) -> None:
         )
 
 
+def mend_retries(connection: Connection, job_id: str) -> None:
+    """Take out what was noted of attempts whose outcomes the release before has stored.
+
+    Their messages told it that they were paid for, and it knows of no notes. Where an outcome says
+    fewer calls, its message had forgotten them."""
+    notes = (
+        select(
+            paid_beside.c.generation,
+            paid_beside.c.doc_id,
+            func.sum(paid_beside.c.calls).label("calls"),
+        )
+        .where(paid_beside.c.job_id == job_id, paid_beside.c.why == RETRIED)
+        .group_by(paid_beside.c.generation, paid_beside.c.doc_id)
+        .subquery()
+    )
+    said = (outcomes.c[name] for name in ("generation", "doc_id", *_PAID))
+    told = (
+        select(*said)
+        .join_from(
+            notes,
+            outcomes,
+            and_(
+                outcomes.c.job_id == job_id,
+                outcomes.c.generation == notes.c.generation,
+                outcomes.c.doc_id == notes.c.doc_id,
+            ),
+        )
+        # which that release does not write
+        .where(outcomes.c.unpriced.is_(None), outcomes.c.calls > notes.c.calls)
+    )
+    take_out_earlier(
+        connection,
+        {
+            ItemKey(job_id, generation, doc_id): Paid(*(int(figure or 0) for figure in paid))
+            for generation, doc_id, *paid in connection.execute(told)
+        },
+    )
+
+
 def superseded_by(connection: Connection, job_id: str, generation: int) -> dict[str, list[int]]:
     """Return what the dead letters cost that a generation replays, by lane.
 
@@ -265,9 +304,10 @@ def _gone(table: Table, job_id: str, *names: str) -> Any:
 
 
 def _asked_of(row: Row[Any]) -> list[int]:
-    """Documents, then as ``Paid``.
+    """Return the documents of a row, then figures as ``Paid`` has them.
 
-    Results that were reused show the tokens of another's call: they count without them."""
+    Results that were reused show the tokens of another's call: they count without them.
+    """
     figures = [int(getattr(row, name)) for name in ("number", *_PAID)]
     if row.kind != DEAD and row.reason:
         figures[2] = figures[3] = 0
@@ -279,9 +319,10 @@ def _asked_of(row: Row[Any]) -> list[int]:
 
 @cache
 def rest_of_job() -> Any:
-    """All of one ``job``'s account but its visible outcomes, by why.
+    """Return the query of one ``job``'s account but its visible outcomes, by why.
 
-    Built once: building it costs more than running it."""
+    Built once: building it costs more than running it.
+    """
     return _rest(lambda table: [table.c.job_id == bindparam("job")])
 
 
@@ -302,7 +343,10 @@ def rest_of_generation(job_id: str, generation: int) -> Any:
 
 
 def _rest(of: Callable[[Table], Conditions], *, by_job: bool = False) -> Any:
-    """Each row: why, whether it is known of which lane, documents, then as ``Paid``."""
+    """Return the query of an account.
+
+    Each row says why, whether the lane is known, documents, then figures as ``Paid`` has them.
+    """
 
     def part(table: Table, why: Any, documents: Any, is_of_lane: Any) -> Query:
         job = [table.c.job_id] if by_job else []

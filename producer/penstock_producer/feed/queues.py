@@ -13,7 +13,7 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import orjson
 
@@ -30,6 +30,7 @@ __all__ = [
     "NAMES_MAX",
     "PROVIDERS",
     "SERVES",
+    "MissingModel",
     "Served",
     "Serving",
     "missing_model",
@@ -131,7 +132,7 @@ class Served:
         return model_queues(lane, self.every_name)
 
     def to_text(self) -> str:
-        """For the heartbeat; of very many names as many as fit."""
+        """Return the text for the heartbeat; of very many names as many as fit."""
         said = {name: value for name, value in asdict(self).items() if value}
         while len(text := orjson.dumps(said)) > TEXT_BYTES:
             longest = max(("names", "adapters"), key=lambda field: len(said.get(field, ())))
@@ -140,7 +141,7 @@ class Served:
 
     @classmethod
     def read(cls, text: str | None) -> Served | None:
-        """None where nothing is said, or nothing that makes sense."""
+        """Read what a heartbeat says; None where it says nothing, or nothing that makes sense."""
         try:
             said: Any = orjson.loads(text or "")
         except orjson.JSONDecodeError:
@@ -174,7 +175,7 @@ class Serving:
         return any(model in served.every_name for served in self.loading)
 
     def models(self) -> list[Served]:
-        """Each model once: workers that share a name serve the same one."""
+        """Return each model once: workers that share a name serve the same one."""
         found: list[Served] = []
         for served in self.workers:
             if not any(set(served.names) & set(other.names) for other in found):
@@ -182,7 +183,7 @@ class Serving:
         return sorted(found, key=lambda served: served.shown)
 
     def in_words(self) -> str:
-        """As in "tiny1 (2 workers), tiny2 (1 worker: score, rerank, classify)"."""
+        """Return text such as "tiny1 (2 workers), tiny2 (1 worker: score, rerank, classify)"."""
         parts = []
         for model in self.models():
             number = sum(bool(set(model.names) & set(served.names)) for served in self.workers)
@@ -192,7 +193,7 @@ class Serving:
 
 
 def serving_of(workers: Iterable[WorkerSeen], lane: str) -> Serving:
-    """By their heartbeats."""
+    """Return what the workers of a lane serve, by their heartbeats."""
     infos: list[Mapping[str, str]] = [
         seen.info
         for seen in workers
@@ -202,7 +203,7 @@ def serving_of(workers: Iterable[WorkerSeen], lane: str) -> Serving:
 
 
 def providers_text(names: Iterable[str]) -> str:
-    """For the heartbeat."""
+    """Return the names of providers for the heartbeat."""
     return ",".join(names)[:TEXT_BYTES]
 
 
@@ -222,8 +223,19 @@ def missing_provider(workers: Iterable[WorkerSeen], lane: str, provider: str) ->
     return f"no worker of lane {lane} has the settings of provider {provider}"
 
 
-def missing_model(serving: Serving, model: str | None, bound: str | None = None) -> str | None:
-    """Return a warning that a job waits for a worker which serves its model.
+class MissingModel(NamedTuple):
+    """A model that a job waits for."""
+
+    name: str | None  # None: the one that began to answer the job
+    queue: str | None  # of that one
+    loads: bool  # a worker loads it
+    served: str  # what is served in its place, in words
+
+
+def missing_model(
+    serving: Serving, model: str | None, bound: str | None = None
+) -> MissingModel | None:
+    """Return the model that a job waits for.
 
     None where it need not wait, or no worker says what it serves. ``bound`` is the queue of the
     model that answers a job without one.
@@ -231,16 +243,14 @@ def missing_model(serving: Serving, model: str | None, bound: str | None = None)
     if not serving.workers:
         return None
     if model is not None:
-        is_served, name = serving.serves(model), model
+        is_served = serving.serves(model)
     else:
         is_served = bound is None or any(
             bound in served.queues(serving.lane) for served in serving.workers
         )
-        name = f"the model that began to answer this job (queue {bound})"
     if is_served:
         return None
-    yet = " yet, and a worker loads it" if serving.loads(model) else ""
-    return f"no worker serves {name}{yet}; served here: {serving.in_words()}"
+    return MissingModel(model, bound, serving.loads(model), serving.in_words())
 
 
 def unserved_queues(serving: Serving, waiting: Mapping[str, int]) -> list[str]:

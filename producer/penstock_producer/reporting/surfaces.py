@@ -65,9 +65,10 @@ _KEYWORDS: Final = {
 
 
 def over_http(text: str) -> str:
-    """``raise max_tokens (--param max_tokens=…)`` as ``raise max_tokens (params.max_tokens=…)``.
+    """Rewrite ``(--param max_tokens=…)`` as ``(params.max_tokens=…)``.
 
-    Flags that set no field of a request and no setting stay."""
+    Flags that set no field of a request and no setting stay.
+    """
     return _outside_quotes(text, _FIELDS)
 
 
