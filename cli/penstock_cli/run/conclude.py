@@ -17,13 +17,14 @@ from penstock_ledger.reasons import Code
 from penstock_producer.job.lanes import packs
 from penstock_producer.prices.spent_budget import next_budget
 from penstock_producer.reporting.money import MICRO
-from penstock_producer.reporting.pauses import Advice, advice_for, as_flag
+from penstock_producer.reporting.pauses import Advice, advice_for
 from penstock_producer.reporting.text import argument, count
 from penstock_producer.reporting.words import counted_batches
 
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from penstock_cli.show.terminal import Repetition
     from penstock_ledger.model import Job
     from penstock_producer.reporting.account import Report
 
@@ -125,7 +126,8 @@ def _why_stopped(plan: Plan, job: Job, report: Report) -> str:
             f"{again.changed(budget_usd=enough)}"
         )
     if found := advice_for(job.pause):
-        return "\n".join([message, *map(_advised, found), f"To go on:  {again.unchanged()}"])
+        advised = [_advised(one, again) for one in found]
+        return "\n".join([message, *advised, f"To go on:  {again.unchanged()}"])
     is_astray = (
         pause is not None
         and code == Code.ANSWERS_ALIKE
@@ -135,8 +137,9 @@ def _why_stopped(plan: Plan, job: Job, report: Report) -> str:
     return f"{message} Once that is put right, resume with{doubt}:  {again.unchanged()}"
 
 
-def _advised(one: Advice) -> str:
-    return f"What to do: {one.text}{'' if one.action is None else f' (add {as_flag(one.action)})'}"
+def _advised(one: Advice, again: Repetition) -> str:
+    action = "" if one.action is None else f" (add {again.option(one.action)})"
+    return f"What to do: {one.text}{action}"
 
 
 def still_spent(plan: Plan, ledger: Books, job: Job) -> bool:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from penstock_cli.state import StateFolder, write_private
+from penstock_producer.reporting.pauses import SetOption, as_flag
 from penstock_producer.reporting.text import safe
 
 if TYPE_CHECKING:
@@ -98,6 +99,10 @@ class Repetition:
     def changed(self, **values: str) -> str:
         """Return it with other values of some options, or with options added."""
         return this_command_with(**values)
+
+    def option(self, action: SetOption) -> str:
+        """Return one option as it is added."""
+        return as_flag(action)
 
     def later(self) -> str:
         """Return it for another day: with its folder."""
