@@ -16,7 +16,7 @@ from penstock_ledger import (
 from penstock_producer import ContentError
 from penstock_producer.job.options import OPTIONS
 from penstock_producer.reporting.fixes import FIXES
-from penstock_producer.reporting.surfaces import on_page, over_http
+from penstock_producer.reporting.surfaces import in_python, on_page, over_http
 
 
 @pytest.mark.parametrize(
@@ -84,3 +84,14 @@ def test_a_page_names_no_field_of_a_replays_request() -> None:
     """It has a form for that."""
     assert not [fix for fix in FIXES.values() if "overrides." in on_page(fix)]
     assert any("overrides." in over_http(fix) for fix in FIXES.values())
+
+
+def test_a_call_from_python_has_arguments_for_flags() -> None:
+    """Each option of a job and of `penstock run` by its keyword, and nothing of a command line."""
+    for option in OPTIONS.values():
+        assert in_python(f"see --{option.name}.") == f"see {option.field}."
+    assert in_python("give --base-url, or --state DIR") == "give base_url, or state DIR"
+    assert (
+        in_python("add --param max_tokens=5 to 'a --b c'") == "add params.max_tokens=5 to 'a --b c'"
+    )
+    assert [fix for fix in map(in_python, FIXES.values()) if re.search(r"--[a-z]|dlq", fix)] == []
