@@ -3,6 +3,7 @@ ended by its own pid."""
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager, suppress
@@ -13,8 +14,17 @@ import pytest
 from hypothesis import HealthCheck, settings
 from servers import MissingServer, Postgres, RedisServer, S3Server, redis_binary
 
-# No test fails by how long it takes, not by Hypothesis either.
-settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+from penstock_cli.entry import NEW_OBJECTS
+
+# Modules and collected tests are a million objects that stay, and a fifth of a start would be walks
+# of Python's collector over them.
+gc.set_threshold(NEW_OBJECTS)
+
+# No test fails by how long it takes, not by Hypothesis either. `make test-all` takes the larger one.
+settings.register_profile(
+    "untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow], max_examples=50
+)
+settings.register_profile("whole", settings.get_profile("untimed"), max_examples=300)
 settings.load_profile("untimed")
 
 RUNS_IN_CI = os.environ.get("CI") == "true"
