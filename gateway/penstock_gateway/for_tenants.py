@@ -8,7 +8,8 @@ from typing import Any
 from penstock_gateway.ids import is_id
 from penstock_ledger.model import DeadLetter, Job
 from penstock_ledger.pause import explain
-from penstock_producer.reporting.pauses import advice_for, as_field
+from penstock_producer.reporting.advice import as_field
+from penstock_producer.reporting.pauses import advice_for
 from penstock_producer.reporting.surfaces import over_http
 
 __all__ = ["pause_shown", "shown_source", "told_letter", "told_of", "without_places"]

@@ -92,6 +92,7 @@ INTERNAL_SURFACE = {
         "prices.token_prices",
         "refusals",
         "reporting.account",
+        "reporting.advice",
         "reporting.batches",
         "reporting.engines",
         "reporting.changes",

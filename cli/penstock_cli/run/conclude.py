@@ -23,8 +23,9 @@ from penstock_producer.prices.spent_budget import (
     proposed_budget,
     without_command,
 )
+from penstock_producer.reporting.advice import Advice, as_flag
 from penstock_producer.reporting.money import MICRO
-from penstock_producer.reporting.pauses import Advice, advice_for, as_flag
+from penstock_producer.reporting.pauses import advice_for
 from penstock_producer.reporting.text import argument, count
 from penstock_producer.reporting.words import counted_batches
 

@@ -1,32 +1,19 @@
 """A pause as people need it: when it ends by itself, how to end it now, and what else to do about
-it.
-
-What to do is a sentence and, where an option of the job does it, its field and value. Each surface
-writes the action in its own way: a terminal as a flag, HTTP as a field, a page in words.
-"""
+it."""
 
 from __future__ import annotations
 
 import shlex
 import time
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from penstock_ledger.pause import Pause, StopCode
-from penstock_producer.job.options import OPTIONS
 from penstock_producer.prices.spent_budget import tenant_fix
+from penstock_producer.reporting.advice import Advice, SetOption, as_flag
 from penstock_producer.reporting.fixes import FIXES
 from penstock_producer.reporting.text import duration
 
-__all__ = [
-    "Advice",
-    "SetOption",
-    "advice_for",
-    "as_field",
-    "as_flag",
-    "ends_by_itself",
-    "pause_lines",
-]
+__all__ = ["advice_for", "ends_by_itself", "pause_lines"]
 
 if TYPE_CHECKING:
     from penstock_ledger.model import Job
@@ -34,22 +21,6 @@ if TYPE_CHECKING:
 _RESUMED: Final = "let it go on as it is: it stops for this again only where it gets clearly worse"
 _OFF: Final = "let it go on, and never stop for this"
 COST_STEP: Final = 2.0  # times what a document costs now: a bound that is not met again at once
-
-
-@dataclass(frozen=True, slots=True)
-class SetOption:
-    """Give the job another value of one of its options."""
-
-    field: str
-    value: Any
-
-
-@dataclass(frozen=True, slots=True)
-class Advice:
-    """One thing to do. ``action`` is None where words are all there is."""
-
-    text: str
-    action: SetOption | None = None
 
 
 def advice_for(pause: Pause | None) -> tuple[Advice, ...]:
@@ -69,16 +40,6 @@ def advice_for(pause: Pause | None) -> tuple[Advice, ...]:
             ),
         )
     return (*found, Advice(_OFF, SetOption("stop_at_dead", "off")))
-
-
-def as_flag(action: SetOption) -> str:
-    """Return the action as it is typed behind the command that made the job."""
-    return f"--{OPTIONS[action.field].name} {action.value}"
-
-
-def as_field(action: SetOption) -> dict[str, Any]:
-    """Return the action as the body of a request that changes the job."""
-    return {action.field: action.value}
 
 
 def _fix_of(pause: Pause) -> str | None:
