@@ -79,9 +79,7 @@ class QuotaAccount(BaseModel):
     failures: int = Field(
         description=f"Calls that {COUNTED['failures']}: 5xx, overload, timeouts, lost connections."
     )
-    hold: str | None = Field(
-        description="Why the account is held: `penstock limits --lift` ends that."
-    )
+    hold: str | None = Field(description="Why the account is held, until an operator ends that.")
     last_failures: list[FailureShown]
 
 

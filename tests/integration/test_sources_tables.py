@@ -273,7 +273,7 @@ def test_two_rows_with_one_key_refuse_the_source(
     home.fill([("a", "1"), ("b", "2"), ("b", "3")], "id text, text text")
     asking = spec(table="docs") if table else spec(query="SELECT * FROM docs")
     with pytest.raises(
-        SourceError, match=r"duplicate_key: .* two rows whose 'id' is 'b'; .*--id-field"
+        SourceError, match=r"duplicate_key: .* two rows whose 'id' is 'b'; .*id_field"
     ):
         survey(home.open(asking), asking)
 

@@ -96,7 +96,7 @@ def test_a_provider_that_takes_no_schemas_pauses_the_job_with_the_fix() -> None:
         assert all(weighed is not None and weighed.pauses for weighed in weigheds)
         why = weigheds[0].why if weigheds[0] is not None else ""
         assert (
-            "with --response-format json_object or none, and say in the prompt which JSON is wanted"
+            "with response_format=json_object or none, and say in the prompt which JSON is wanted"
             in why
         )
 

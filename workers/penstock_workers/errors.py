@@ -32,6 +32,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 
 from penstock_ledger.errors import EXIT_USAGE, PenstockError
+from penstock_ledger.texts import SetOption, Text
 
 __all__ = ["MissingApiKey", "PlainHttp"]
 
@@ -221,8 +222,11 @@ class ModelMissing(WorkerError):
             else f"= {name!r} names neither a model's folder nor a package that carries one"
         )
         super().__init__(
-            f"setting {setting} {seen}; give the folder that holds its config.json (--model, or "
-            f"{setting} in penstock.toml). Penstock downloads no models"
+            Text(
+                f"setting {setting} {seen}; give the folder that holds its config.json (",
+                SetOption("model"),
+                f", or {setting} in penstock.toml). Penstock downloads no models",
+            )
         )
 
 

@@ -8,8 +8,9 @@ import time
 from typing import TYPE_CHECKING, Final
 
 from penstock_ledger.pause import Pause, StopCode
+from penstock_ledger.texts import SetOption
 from penstock_producer.prices.spent_budget import tenant_fix
-from penstock_producer.reporting.advice import Advice, SetOption, as_flag
+from penstock_producer.reporting.advice import Advice, as_flag, on_terminal
 from penstock_producer.reporting.fixes import FIXES
 from penstock_producer.reporting.text import duration
 
@@ -63,7 +64,8 @@ def pause_lines(job: Job, option: str, now: float | None = None) -> list[str]:
         return [f"it goes on by itself once its tenant has a larger budget:  {fix}{option}"]
     command = f"penstock resume {shlex.quote(job.job_key)}{option}"
     if (found := advice_for(job.pause)) and job.resume_at is None:
-        return [*(f"what to do: {one.text}{_flag(one)}" for one in found), f"to go on:  {command}"]
+        advised = (f"what to do: {on_terminal(one.text)}{_flag(one)}" for one in found)
+        return [*advised, f"to go on:  {command}"]
     if job.resume_at is None:
         return [f"it waits for a person: remove the reason, then:  {command}"]
     left = max(0.0, job.resume_at - (time.time() if now is None else now))

@@ -9,13 +9,13 @@ quota.
 from __future__ import annotations
 
 import math
-import shlex
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from penstock_ledger import RETRIED
+from penstock_ledger.texts import Command, Run, SetOption, Text
 from penstock_producer.feed.queues import (
     ALIVE_S,
     missing_model,
@@ -212,12 +212,12 @@ WORDS_CHARS: Final = 300
 UNLED_AFTER_S: Final = 20.0
 
 SENTENCES: Final[Mapping[str, str]] = {
-    "no_worker": "no worker serves lane {lane}: start one with  penstock worker --lane {lane}",
+    "no_worker": "no worker serves lane {lane}: start one with ",
     "no_model": "{missing}",
     "no_model_of_queue": "no worker serves the models of queue {queues}; served here: {served}",
     "no_leader": (
         "no control process leads this job: nothing of it is fed, tried again or completed; start "
-        "one with  penstock control"
+        "one with "
     ),
     "redis_full": (
         "Redis holds {used} of {most} MB: nothing more is fed until finished documents make room, "
@@ -254,7 +254,11 @@ class Wait(NamedTuple):
 
     @property
     def said(self) -> str:
-        return SENTENCES[self.code].format_map(self.params)
+        sentence = SENTENCES[self.code].format_map(self.params)
+        if self.code == "no_worker":
+            worker = Run(Command.WORKER, (SetOption("lane", self.params["lane"]),))
+            return Text(sentence, worker)
+        return Text(sentence, Run(Command.CONTROL)) if self.code == "no_leader" else sentence
 
 
 @dataclass(frozen=True, slots=True)
@@ -329,7 +333,7 @@ def _not_served(standing: Standing, *, served: bool) -> Iterator[Wait]:
 
 def no_worker(workers: Iterable[WorkerSeen], lane: str) -> Wait | None:
     """None where a worker of the lane lives."""
-    return None if _living(workers, lane) else Wait("no_worker", {"lane": shlex.quote(lane)})
+    return None if _living(workers, lane) else Wait("no_worker", {"lane": lane})
 
 
 def unserved_models(standing: Standing) -> Iterator[Wait]:
