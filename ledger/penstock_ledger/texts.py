@@ -86,7 +86,8 @@ class SetSetting:
 class Run:
     """Run a command of ours, or do what it does by another door.
 
-    ``arguments`` are typed behind it, options among them by their flags."""
+    ``arguments`` are typed behind it, options among them by their flags.
+    """
 
     command: Command
     arguments: tuple[str | SetOption, ...] = ()
@@ -106,7 +107,7 @@ class Text(str):
     parts: tuple[str | Action, ...]
 
     def __new__(cls, *parts: str | Action) -> Self:
-        """A part that is a text itself gives its own parts."""
+        """Put parts together; one that is a text itself gives its own parts."""
         flat: list[str | Action] = []
         for part in parts:
             flat += part.parts if isinstance(part, Text) else (part,)

@@ -49,7 +49,10 @@ class PushedLines:
         self._max_line_bytes = max_line_bytes
 
     def push(self, lines: bytes) -> list[PushedLine]:
-        """Raises InvalidDocument for too many lines, JobNotFound and JobClosed."""
+        """Store the lines and return what became of each.
+
+        Raises InvalidDocument for too many lines, JobNotFound and JobClosed.
+        """
         numbered = list(enumerate(lines.split(b"\n", LINES_MAX), 1))
         if len(numbered) > LINES_MAX and numbered[-1][1].strip():
             raise InvalidDocument(
@@ -66,8 +69,10 @@ class PushedLines:
     def _groups(
         self, lines: list[tuple[int, bytes]], fates: list[PushedLine]
     ) -> Iterator[list[tuple[int, str, bytes]]]:
-        """Documents that can be stored, one transaction's at a time; what cannot goes to
-        ``fates``."""
+        """Yield documents that can be stored, one transaction's at a time.
+
+        What cannot be stored goes to ``fates``.
+        """
         group, size = list[tuple[int, str, bytes]](), 0
         for number, line in lines:
             checked = self._checked(number, line)

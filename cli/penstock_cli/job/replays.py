@@ -1,5 +1,7 @@
-"""What earlier replays of a job have changed: their changes travel on with the requests until they
-are unset."""
+"""What earlier replays of a job have changed.
+
+Their changes travel on with the requests until they are unset.
+"""
 
 from __future__ import annotations
 

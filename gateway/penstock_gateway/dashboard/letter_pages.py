@@ -55,7 +55,7 @@ async def letter_page(
 
 
 def letter_of(viewer: Viewer, job: Job, doc_id: str) -> DeadLetter:
-    """The visible one. Raises Refused."""
+    """Return the visible dead letter of a document. Raises Refused where there is none."""
     outcome = viewer.desk.outcomes.get(job.job_id, doc_id)
     if not isinstance(outcome, DeadLetter):
         raise not_found("dead letter", doc_id)

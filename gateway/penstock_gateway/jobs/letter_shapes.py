@@ -1,5 +1,4 @@
-"""What requests and answers about dead letters look like, each with an example for the OpenAPI
-document."""
+"""Schemas of requests and answers about dead letters, each with an example for OpenAPI."""
 
 from __future__ import annotations
 

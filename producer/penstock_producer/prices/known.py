@@ -1,5 +1,4 @@
-"""The prices that penstock knows by itself: ``prices.toml``, looked up by a provider's address and
-a model's name."""
+"""The prices in ``prices.toml``, looked up by a provider's address and a model's name."""
 
 from __future__ import annotations
 
@@ -46,8 +45,10 @@ class _Known(NamedTuple):
 
 @lru_cache(maxsize=LOOKED_UP)
 def known_prices(base_url: str, model: str) -> ModelPrices | None:
-    """None where the table has no such model at that address: a server of your own never costs what
-    a provider does."""
+    """Return the prices of a model; None where the table has no such model at that address.
+
+    A server of your own never costs what a provider does.
+    """
     provider = _at(base_url)
     if provider is None:
         return None
@@ -67,7 +68,7 @@ def known_card(name: str) -> CardPrice | None:
 
 
 def known_cards() -> list[str]:
-    """The names, as the table writes them."""
+    """Return the names of GPUs, as the table writes them."""
     return [
         f"{cloud}/{row['card']}"
         for cloud, of_cloud in _raw()["gpus"].items()
@@ -76,7 +77,7 @@ def known_cards() -> list[str]:
 
 
 def without_date(model: str) -> str:
-    """The name under which the releases of a model have one price."""
+    """Return the name under which the releases of a model have one price."""
     return _DATE.sub("", model)
 
 

@@ -32,8 +32,10 @@ class TokensUsed(NamedTuple):
 
 
 class LongPrices(BaseModel):
-    """Of requests with more than ``above`` tokens of prompt; what is left out costs as in short
-    ones."""
+    """Prices of requests with more than ``above`` tokens of prompt.
+
+    What is left out costs as in short ones.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -65,11 +67,10 @@ class ModelPrices(BaseModel):
     source: str = "settings"
 
     def microusd(self, used: TokensUsed, *, in_batch: bool = False) -> int:
-        """Millionths of a dollar for one answer: dollars per million tokens times tokens is just
-        that.
+        """Return the cost of one answer in millionths of a dollar.
 
-        ``in_batch``: it came from a provider's batch. Where no discount is known for those, it
-        costs the full price.
+        Dollars per million tokens times tokens is just that. ``in_batch``: it came from a
+        provider's batch. Where no discount is known for those, it costs the full price.
         """
         prices = (
             self

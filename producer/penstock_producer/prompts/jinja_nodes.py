@@ -1,5 +1,4 @@
-"""Which parts of Jinja a prompt may use, and the counters that are put into it before it is
-compiled.
+"""Which parts of Jinja a prompt may use, and the counters that it gets before it is compiled.
 
 A list of what may be there, not of what may not: whatever a later Jinja adds is refused until it is
 added here.
@@ -67,7 +66,7 @@ class NodeRefused(Exception):
 
 
 def checked(tree: nodes.Template) -> nodes.Template:
-    """The same tree with its counters. Raises NodeRefused."""
+    """Return the same tree with its counters. Raises NodeRefused."""
     count = 0
     waiting: list[nodes.Node] = [tree]
     while waiting:
@@ -156,7 +155,7 @@ def _through(node: nodes.Node, name: str, *args: nodes.Expr) -> nodes.Filter:
 
 
 def _named(node: nodes.Node) -> str:
-    """What an error calls a value that is shown: its column, as far as it is one."""
+    """Return what an error calls a value that is shown: its column, as far as it is one."""
     match node:
         case nodes.Name():
             return str(node.name)

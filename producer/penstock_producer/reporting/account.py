@@ -1,5 +1,4 @@
-"""The account of a job: the figures of `report.json`, which all forms of the report are written
-from."""
+"""The account of a job: the figures of `report.json`, which all forms of the report show."""
 
 from __future__ import annotations
 
@@ -123,11 +122,12 @@ def build(
     sizes: PromptSizes | None = None,
     unread: tuple[int, int | None] = (0, 0),
 ) -> Report:
-    """SQL decides what happened to documents; ``stats`` (Redis) adds what only the queue saw;
-    ``created`` is how many batches providers took, with how many requests, ``unread`` how many of
-    their answers were paid for in vain, and what these cost.
+    """Build the report of a job.
 
-    ``seconds`` of work where the caller measured them, else the time from submit to the end.
+    SQL decides what happened to documents; ``stats`` (Redis) adds what only the queue saw;
+    ``created`` is how many batches providers took, with how many requests, ``unread`` how many of
+    their answers were paid for in vain, and what these cost. ``seconds`` of work are what the
+    caller measured, else the time from submit to the end.
     """
     spent = seconds if seconds is not None else (job.finished_at or time.time()) - job.created_at
     finished = counts.succeeded + counts.dead

@@ -1,8 +1,8 @@
-"""What to do, written for each surface: a terminal has flags and commands, HTTP fields and
-requests, a page words and its own forms.
+"""What to do, as each surface writes it.
 
-Here is the one table of each surface. Whatever is no action stays as it came: it may be of a user,
-a provider or a model.
+A terminal has flags and commands, HTTP fields and requests, a page words and its own forms. Here is
+the one table of each. Whatever is no action stays as it came: it may be of a user, a provider or a
+model.
 """
 
 from __future__ import annotations
@@ -29,8 +29,10 @@ __all__ = ["Advice", "as_field", "as_flag", "command_line", "on_page", "on_termi
 
 @dataclass(frozen=True, slots=True)
 class Advice:
-    """One thing to do. ``action`` is what a reader, or a form, can do at once; None where there are
-    several ways or words are all there is."""
+    """One thing to do.
+
+    ``action`` is what a reader, or a form, can do at once; None where words are all there is.
+    """
 
     text: str
     action: SetOption | None = None

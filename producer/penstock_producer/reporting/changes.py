@@ -1,5 +1,7 @@
-"""What a job's options changed in its rows: said wherever the job is shown, so that nothing is cut
-in silence."""
+"""What a job's options changed in its rows.
+
+It is said wherever the job is shown, so that nothing is cut in silence.
+"""
 
 from __future__ import annotations
 
@@ -17,12 +19,12 @@ if TYPE_CHECKING:
 
 
 def saved_tokens(tally: Tally) -> int:
-    """What the blanks that compression took out would have come to, estimated."""
+    """Estimate the tokens of the blanks that compression took out."""
     return round(tally.saved_chars / CHARS_PER_TOKEN)
 
 
 def changes(rows_cut: Mapping[str, int], tokens_saved: int) -> Iterator[str]:
-    """A line for each kind; none where nothing was changed."""
+    """Yield a line for each kind of change; none where nothing was changed."""
     if rows_cut:
         cut = ", ".join(
             f"{safe(name)} in {counted(rows, 'row')}" for name, rows in rows_cut.items()

@@ -1,5 +1,4 @@
-"""What a person can do where documents fail for one reason: one advice for each reason of a dead
-letter."""
+"""What a person can do where documents fail: one text for each reason of a dead letter."""
 
 from __future__ import annotations
 

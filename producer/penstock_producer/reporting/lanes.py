@@ -17,8 +17,10 @@ WHY_CHARS = 300
 
 
 def lane_line(moves: Sequence[LaneMove]) -> str | None:
-    """Of a job whose lane was chosen or has changed; None for one that is where it was submitted
-    to."""
+    """Return a line on a job whose lane was chosen or has changed.
+
+    None for one that is where it was submitted to.
+    """
     if not moves:
         return None
     last = moves[-1]

@@ -60,7 +60,7 @@ def passing_fate(document: str, number: int, fates: Fates) -> Fate:
 
 
 def refusal_of(fate: Fate, call: Call) -> Refusal | None:
-    """Why the model refused the request; None where it answered, or did not get to it."""
+    """Return why the model refused the request; None where it answered, or did not get to it."""
     match fate:
         case Fate.REFUSED:
             return misshapen(call, call.body)

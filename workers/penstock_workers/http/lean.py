@@ -68,7 +68,7 @@ class LeanClient:
         return await self._send(target.server, head.encode(), b"", timeout_s, None)
 
     async def put(self, target: Target, *, timeout_s: float) -> HttpAnswer:
-        """Without a body, and never through a proxy: what AWS's metadata service wants.
+        """Send a PUT without a body, and never through a proxy: what AWS's metadata service wants.
 
         Raises HttpError."""
         assert target.proxy is None, "asked of the machine's own metadata service only"

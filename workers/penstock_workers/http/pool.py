@@ -44,7 +44,7 @@ class ResumingContext(ssl.SSLContext):
 
 
 def client_context() -> ResumingContext:
-    """As ``ssl.create_default_context`` makes one.
+    """Make a context as ``ssl.create_default_context`` does.
 
     For one server: sessions are not valid for others."""
     context = ResumingContext(ssl.PROTOCOL_TLS_CLIENT)  # verifies certificates and names
@@ -186,7 +186,9 @@ class Pool:
         return connection
 
     async def _resolve(self) -> list[AddrInfoType]:
-        """One lookup at a time, however many connections wait for it."""
+        """Look up the server's addresses.
+
+        One lookup at a time, however many connections wait for it."""
         if self._loop.time() < self._addresses_until:
             return self._addresses
         if self._lookup is None:

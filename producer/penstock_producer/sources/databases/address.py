@@ -41,7 +41,7 @@ class Address:
 
     @property
     def backend(self) -> str:
-        """`sqlite`, `postgresql`, `duckdb`, `mysql`, …"""
+        """Return the kind of database: `sqlite`, `postgresql`, `duckdb`, `mysql`, …."""
         return self.url.get_backend_name()
 
     @property
@@ -55,15 +55,19 @@ class Address:
 
 
 def whole(where: str) -> str:
-    """The name of a database that means the same in every working folder.
+    """Return the name of a database that means the same in every working folder.
 
-    Raises SourceError, as ``address_of``."""
+    Raises SourceError, as ``address_of``.
+    """
     return where if where.startswith(BY_VARIABLE) else address_of(where).name
 
 
 def address_of(where: str) -> Address:
-    """Raises SourceError for a name that cannot be used, and SourceUnavailable for a variable that
-    is not set here."""
+    """Return the address that a name stands for.
+
+    Raises SourceError for a name that cannot be used, and SourceUnavailable for a variable that is
+    not set here.
+    """
     if not where.startswith(BY_VARIABLE):
         return _addressed(None, where)
     name = variable_in(where)

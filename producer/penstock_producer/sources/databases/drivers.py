@@ -50,9 +50,10 @@ _WATCH: Final = "watch"  # of the statement under way, in what SQLAlchemy keeps 
 
 
 def check_driver(url: URL, shown: str) -> URL:
-    """The URL with the driver that is used.
+    """Return the URL with the driver that is used.
 
-    Connects to nothing. Raises SourceUnavailable where a package is not installed."""
+    Connects to nothing. Raises SourceUnavailable where a package is not installed.
+    """
     chosen = url
     # the driver that SQLAlchemy takes by itself
     if url.drivername in MYSQL and util.find_spec("MySQLdb") is None:
@@ -126,8 +127,10 @@ def _bound_mysql(connection: Any, timeout_s: float) -> None:
 
 
 def _duckdb(url: URL, timeout_s: float) -> Engine:
-    """Opened for each transaction and closed behind it: while it is open no other process can write
-    the file."""
+    """Return an engine that opens the file for each transaction and closes it behind it.
+
+    While the file is open no other process can write it.
+    """
     engine = create_engine(
         url, poolclass=NullPool, hide_parameters=True, connect_args={"read_only": True}
     )
@@ -151,7 +154,7 @@ def _end(watch: threading.Timer | None) -> None:
 
 
 def _interrupt(connection: Any) -> None:
-    """The statement under way ends with an error; where there is none, nothing happens."""
+    """End the statement under way with an error; where there is none, do nothing."""
     import duckdb
 
     with contextlib.suppress(duckdb.Error):  # it was closed at this moment

@@ -16,7 +16,9 @@ _PACKAGE_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_.-]*")
 
 
 def find_model(name: str) -> Path | None:
-    """The folder of the model that ``name`` names; None when it names none. Imports nothing."""
+    """Return the folder of the model that ``name`` names; None when it names none.
+
+    Imports nothing."""
     folder = Path(name).expanduser()
     if _is_model(folder):
         return folder.resolve()
@@ -28,7 +30,9 @@ def find_model(name: str) -> Path | None:
 
 
 def model_folder(name: str | None) -> Path:
-    """Raises ModelMissing, which says what to give."""
+    """Return the folder of the model that the settings name.
+
+    Raises ModelMissing, which says what to give."""
     folder = None if name is None else find_model(name)
     if folder is None:
         raise ModelMissing("embed.model", name)

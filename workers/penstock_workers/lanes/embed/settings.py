@@ -48,7 +48,9 @@ class EmbedSettings(LaneSettings):
         return self
 
     def served(self) -> Served:
-        """As far as the settings say; a server upstream says the rest when it is up."""
+        """Return what the settings say of the model.
+
+        A server upstream says the rest when it is up."""
         own = () if self.model is None else (self.model, Path(self.model).name)
         return Served(
             tuple(dict.fromkeys((*own, *self.names))), context=self.max_tokens, dtype=self.dtype

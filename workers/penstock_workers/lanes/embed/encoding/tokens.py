@@ -1,8 +1,8 @@
-"""Tokenising beside the encoder: one thread, and whatever has gathered while it was busy goes in
-one call.
+"""Tokenises beside the encoder, in one thread.
 
-One thread, because tokenizers keep their settings for truncation in themselves; one call for many,
-because the fast ones spread a list over all cores.
+Whatever has gathered while the thread was busy goes in one call. One thread, because tokenizers
+keep their settings for truncation in themselves; one call for many, because the fast ones spread a
+list over all cores.
 """
 
 from __future__ import annotations
@@ -29,7 +29,9 @@ class Tokenising:
         self._working: asyncio.Task[None] | None = None
 
     async def ids(self, texts: Sequence[Text]) -> list[TokenIds]:
-        """Raises whatever the tokenizer raises at these texts."""
+        """Return the token ids of texts.
+
+        Raises whatever the tokenizer raises at them."""
         loop = asyncio.get_running_loop()
         future: asyncio.Future[list[TokenIds]] = loop.create_future()
         self._wanted.append((texts, future))
@@ -38,7 +40,7 @@ class Tokenising:
         return await future
 
     async def trimmed(self, text: Text) -> TokenIds:
-        """The text's beginning, as much as the encoder takes."""
+        """Return the tokens of the text's beginning, as many as the encoder takes."""
         return await asyncio.get_running_loop().run_in_executor(
             self._thread, self._encoder.trim, text
         )
@@ -89,7 +91,7 @@ class Tokenising:
                 future.set_result(mine)
 
     async def _one_by_one(self, few: list[Wanted], error: Exception) -> None:
-        """A text that the tokenizer refuses fails alone, and not those beside it."""
+        """Tokenise texts one by one, so that one that the tokenizer refuses fails alone."""
         if len(few) > 1:
             for one in few:
                 await self._tokenise([one])
