@@ -18,7 +18,7 @@ __all__ = ["Action", "Command", "Replay", "Run", "SetOption", "SetParam", "SetSe
 
 
 class Command(StrEnum):
-    """The commands of ours that texts name."""
+    """The commands of Penstock that texts name."""
 
     CONTROL = "control"
     DEAD_LETTERS = "dlq list"
@@ -84,7 +84,7 @@ class SetSetting:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """Run a command of ours, or do what it does by another door.
+    """Run a command of Penstock, or do what it does by another door.
 
     ``arguments`` are typed behind it, options among them by their flags.
     """

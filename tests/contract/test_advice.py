@@ -154,7 +154,7 @@ ACTIONS: Final = (
 )
 
 
-@pytest.mark.parametrize("text", [*map(Text, ACTIONS), *FIXES.values()], ids=str)
+@pytest.mark.parametrize("text", [*(Text(action) for action in ACTIONS), *FIXES.values()], ids=str)
 def test_no_surface_but_the_terminal_shows_a_flag_or_a_command(text: str) -> None:
     """HTTP and pages have other words for each action, and none is empty."""
     assert on_terminal(text)

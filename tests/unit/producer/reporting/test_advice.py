@@ -1,4 +1,4 @@
-"""What to do, as a terminal, HTTP and a page write it; and words that are no action of ours stay."""
+"""What to do, as a terminal, HTTP and a page write it; foreign words stay as they came."""
 
 from __future__ import annotations
 
@@ -50,7 +50,12 @@ WRITTEN: list[tuple[Action, str, str, str]] = [
         "the setting providers.NAME.base_url",
         "the setting providers.NAME.base_url",
     ),
-    (SetSetting("max_answer_bytes"), *["the setting max_answer_bytes"] * 3),
+    (
+        SetSetting("max_answer_bytes"),
+        "the setting max_answer_bytes",
+        "the setting max_answer_bytes",
+        "the setting max_answer_bytes",
+    ),
     (Run(Command.JOBS), "`penstock jobs`", "GET /v1/jobs", "the list of jobs"),
     (
         Run(Command.WORKER, (SetOption("lane", "a b"),)),
