@@ -197,7 +197,7 @@ def _problem(spec: JobSpec, field: str | None) -> Problem | None:
                 Text("give it, such as ", SetParam("max_tokens", 1024)),
             )
     if spec.model is None and spec.asks_a_provider:
-        fix = Text("name one: ", SetOption("model"))
+        fix = Text("name one (", SetOption("model"), ")")
         return Problem("missing_field", "/model", "a prompt needs a model", fix)
     if is_gemini(spec.endpoint) and generate_path(spec.model) is None:
         fix = "write its name, such as gemini-2.5-flash or models/gemini-2.5-flash"

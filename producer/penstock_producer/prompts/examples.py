@@ -152,5 +152,5 @@ def _problems_of_messages(given: Any, at: str) -> Iterator[Problem]:
             "invalid_value",
             at,
             "an example has no system message",
-            Text("give the job's one: ", SetOption("system")),
+            Text("give the job's one (", SetOption("system"), ")"),
         )

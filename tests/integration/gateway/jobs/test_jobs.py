@@ -407,7 +407,7 @@ def test_an_answer_of_the_doors_names_fields(api: Client) -> None:
     assert row["fix"] == "name the id column (id_field); columns here: 'name', 'text'"
     unnamed = {name: value for name, value in wrong.items() if name != "model"}
     refused = api.post("/v1/jobs", unnamed)
-    assert (refused.status, refused.json["errors"][0]["fix"]) == (400, "name one: model")
+    assert (refused.status, refused.json["errors"][0]["fix"]) == (400, "name one (model)")
 
 
 def test_where_an_uploaded_file_lies_is_told_to_no_one(
