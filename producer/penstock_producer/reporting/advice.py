@@ -78,7 +78,11 @@ def as_flag(action: SetOption) -> str:
     """Return the option as it is typed behind the command that makes a job."""
     name = OPTIONS[action.field].name if action.field in OPTIONS else action.field.replace("_", "-")
     flag = f"--{name}"
-    return flag if action.value is None else f"{flag} {argument(str(action.value))}"
+    if action.value is None:
+        return flag
+    if isinstance(action.value, float):  # a sum as a person would type it
+        return f"{flag} {f'{action.value:.10f}'.rstrip('0').rstrip('.')}"
+    return f"{flag} {argument(str(action.value))}"
 
 
 def as_field(action: SetOption) -> dict[str, Any]:

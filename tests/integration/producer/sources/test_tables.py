@@ -815,7 +815,7 @@ def test_keys_that_find_no_rows_are_refused_with_the_query_that_makes_one(
 ) -> None:
     """Before any row is read."""
     duckdb.run("SELECT 1")
-    with pytest.raises(SourceError, match=rf"invalid_key: .*'id' {words}.*--query 'SELECT CAST"):
+    with pytest.raises(SourceError, match=rf"invalid_key: .*'id' {words}.*query=SELECT CAST"):
         duckdb.rows(spec(query=f"SELECT {key} AS id, 'a' AS text"))
 
 
