@@ -13,6 +13,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from penstock_cli.show.progress import Wait
+from penstock_ledger.model import Job
+from penstock_ledger.reasons import By, Code, Reason
 
 LOW_BYTES = 32 * 1024 * 1024  # room for what is in flight, the log of SQLite and the AOF of Redis
 ENOUGH_BYTES = 2 * LOW_BYTES  # before a held job goes on, so that it is not held again at once
@@ -30,7 +32,7 @@ def free_bytes(path: Path) -> int | None:
 
 
 def shortage(path: Path) -> str | None:
-    """One line on a disk that is nearly full: the place and what is free."""
+    """Return one line on a disk that is nearly full: the place and what is free."""
     free = free_bytes(path)
     return None if free is None or free >= LOW_BYTES else f"{path} has {megabytes(free)} left"
 
@@ -54,8 +56,13 @@ def is_read_only(error: BaseException) -> bool:
     return "readonly database" in str(error).lower()
 
 
+def is_held(job: Job) -> bool:
+    """Return whether the job waits for room on a disk, and for nothing else."""
+    return job.pause is not None and job.pause.code == Code.DISK_FULL
+
+
 def megabytes(number: int) -> str:
-    """Bytes in megabytes."""
+    """Write bytes as megabytes."""
     return f"{max(0, number) / 1_000_000:,.1f} MB"
 
 
@@ -66,11 +73,14 @@ class DiskGuard:
         self,
         places: Sequence[Path],
         *,
-        hold: Callable[[str], bool],
+        hold: Callable[[Reason], bool],
         go_on: Callable[[], bool],
         free: Callable[[Path], int | None] = free_bytes,
     ) -> None:
-        """``hold`` (given the reason) and ``go_on`` answer whether they changed the job's state."""
+        """Watch some places.
+
+        ``hold`` (given the reason) and ``go_on`` answer whether they changed the job's state.
+        """
         self._places = list(places)
         self._hold = hold
         self._go_on = go_on
@@ -78,9 +88,10 @@ class DiskGuard:
         self.holds = False
 
     def look(self) -> Wait | None:
-        """None while there is room, else what is waited for.
+        """Return what is waited for; None while there is room.
 
-        Raises what ``hold`` and ``go_on`` raise."""
+        Raises what ``hold`` and ``go_on`` raise.
+        """
         least = ENOUGH_BYTES if self.holds else LOW_BYTES
         short = [
             (free, place)
@@ -92,7 +103,8 @@ class DiskGuard:
             return None
         free, place = min(short)
         if not self.holds:
-            self.holds = self._hold(f"disk_full: the disk of {place} has {megabytes(free)} left")
+            room = {"place": str(place), "free_bytes": free}
+            self.holds = self._hold(Reason(Code.DISK_FULL, By.CONTROL, room))
         return Wait(
             f"the disk of {place} is nearly full: no new calls until {megabytes(ENOUGH_BYTES)} are "
             "free; what is paid for is kept. Free some space and the job goes on by itself.",

@@ -7,7 +7,7 @@ from typing import Any
 
 from penstock_gateway.ids import is_id
 from penstock_ledger.model import DeadLetter, Job
-from penstock_ledger.pause import explain
+from penstock_ledger.reasons import By, explain
 from penstock_producer.reporting.advice import as_field, over_http
 from penstock_producer.reporting.pauses import advice_for
 
@@ -15,7 +15,10 @@ __all__ = ["pause_shown", "shown_source", "told_letter", "told_of", "without_pla
 
 
 def shown_source(job: Job) -> str:
-    """Where its documents are; of a file of these doors the id, not where this machine keeps it."""
+    """Return where the job's documents are.
+
+    Of an uploaded file that is the id, not where this machine keeps it.
+    """
     uri = str(job.source.get("uri", ""))
     name = uri.rpartition("/")[2].partition(".")[0]
     return name if is_id("file", name) else uri
@@ -45,10 +48,18 @@ def pause_shown(job: Job) -> dict[str, Any] | None:
         }
         for one in advice_for(job.pause)
     ]
-    params = dict(job.pause.params)
-    if examples := params.get("examples"):
+    # what a provider or a person has said stays as it is
+    ours = job.pause.by not in (By.PROVIDER, By.PERSON, By.STOP_LOSS)
+    params = {
+        name: (told_of if ours or name == "fix" else without_places)(job, value)
+        if isinstance(value, str)
+        else value
+        for name, value in job.pause.params.items()
+    }
+    if params.get("examples"):
         params["examples"] = [
-            {name: without_places(job, str(text)) for name, text in one.items()} for one in examples
+            {name: without_places(job, str(text)) for name, text in one.items()}
+            for one in job.pause.params["examples"]
         ]
     pause = replace(job.pause, params=params)
     return pause.to_json() | {"message": explain(pause), "advice": advice}

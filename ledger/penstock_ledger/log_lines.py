@@ -62,7 +62,7 @@ class LineFormatter(logging.Formatter):
 
 
 def log_to_stderr(level: int = logging.INFO) -> None:
-    """Where this process has no log yet, it goes to stderr; where it has one, it is made safe."""
+    """Log to stderr where this process has no log yet; a log that is there is made safe."""
     if not logging.getLogger().handlers:
         logging.getLogger().addHandler(logging.StreamHandler(sys.stderr))
         logging.getLogger().setLevel(level)

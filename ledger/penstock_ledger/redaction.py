@@ -195,7 +195,10 @@ def _without_beginning(text: str) -> str:
 
 
 def _is_path(value: str) -> bool:
-    """GOOGLE_APPLICATION_CREDENTIALS and variables like it name a file."""
+    """Return whether a value is a path.
+
+    GOOGLE_APPLICATION_CREDENTIALS and variables like it name a file.
+    """
     try:
         return value.startswith(("/", "~", ".")) and Path(value).expanduser().exists()
     except (OSError, ValueError, RuntimeError):

@@ -29,6 +29,7 @@ class Command(StrEnum):
     MIGRATE = "migrate"
     REPORT = "report"
     RESULTS = "results"
+    RESUME = "resume"
     SCHEDULES = "schedule list"
     SERVE = "serve"
     STATUS = "status"

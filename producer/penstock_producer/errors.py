@@ -44,6 +44,7 @@ __all__ = [
     "MAX_SEEN_CHARS",
     "BadMessage",
     "BadReference",
+    "ContentError",
     "InvalidDocument",
     "JobCancelled",
     "JobRefused",
@@ -81,9 +82,10 @@ MAX_SEEN_CHARS = 80
 
 
 def seen(value: Any) -> str:
-    """``value`` as shown in an error message: its repr, cut to 80 characters.
+    """Return ``value`` as error messages show it: its repr, cut to 80 characters.
 
-    No more of it is written than is shown."""
+    No more of it is written than is shown.
+    """
     text = ""
     for piece in _repr_of(value):
         text += piece
@@ -176,7 +178,7 @@ class Problem:
 
 
 def listed(problems: Iterable[str]) -> Text:
-    """One problem as it is; several below one another, with their number before them."""
+    """Return one problem as it is, several below one another, with their number before them."""
     told = list(problems)
     return Text("\n  ").join(told if len(told) == 1 else [f"{len(told)} mistakes:", *told])
 
@@ -222,13 +224,13 @@ class ContentError(ProducerError):
 
     def __init__(self, code: str, message: str, *, public: str | None = None) -> None:
         """``public`` is the message without content of documents, where ``message`` shows some."""
-        self.code = code
-        self._public = message if public is None else public
+        self.code, self.message = code, message
+        self.public = message if public is None else public
         super().__init__(Text(f"{code}: ", message))
 
     @property
     def public_message(self) -> str:
-        return Text(f"{self.code}: ", self._public)
+        return Text(f"{self.code}: ", self.public)
 
 
 class SourceError(ContentError):
@@ -317,7 +319,7 @@ class TooManyBadRows(SourceError):
 
 
 def _alike(rows: Sequence[BadRow]) -> Iterable[str]:
-    """Rows with the same fault at the same field once, with their number and the first lines."""
+    """Yield rows with the same fault at the same field once, with their number and first lines."""
     groups: dict[tuple[str, str | None], list[BadRow]] = {}
     for row in rows:
         groups.setdefault((row.code, row.field), []).append(row)

@@ -44,7 +44,7 @@ INTERNAL_SURFACE = {
         "log_lines",
         "lone_surrogates",
         "model",
-        "pause",
+        "reasons",
         "redaction",
         "schedule",
         "sql.postgres",

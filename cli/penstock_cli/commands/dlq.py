@@ -264,14 +264,17 @@ def _overrides(set_fields: list[str], unset: list[str], edit_prompt: str | None)
 
 
 def _as_flag(problem: Problem) -> Text:
-    """``/set/max_tokens`` was typed as ``--set max_tokens``."""
+    """Write a problem of a replay in the words of the flags.
+
+    ``/set/max_tokens`` was typed as ``--set max_tokens``.
+    """
     name, _, rest = problem.pointer.lstrip("/").partition("/")
     flag = "--edit-prompt" if name == "prompt" else f"--{name}"
     return Text(f"{flag}{' ' + rest if rest else ''}: ", problem.message, "; ", problem.fix)
 
 
 def _earlier(ledger: Books, job: Job, letter: DeadLetter) -> dict[str, str]:
-    """Why the document was dead before it was replayed, generation by generation."""
+    """Return why the document was dead before it was replayed, generation by generation."""
     from penstock_ledger.model import DeadLetter
     from penstock_producer.reporting.text import one_line
 
@@ -320,7 +323,7 @@ def _as_json(letter: DeadLetter) -> dict[str, Any]:
 
 
 def _decoded(body: bytes) -> Any:
-    """JSON as JSON, anything else as text, nothing as null."""
+    """Return JSON as JSON, anything else as text, nothing as null."""
     text = body.decode("utf-8", "replace")
     try:
         return json.loads(text) if text else None

@@ -118,7 +118,7 @@ class GivenJob:
         )
 
     def for_api(self, api: str | None) -> GivenJob:
-        """With the endpoint that this API has, where none is named. Raises UsageProblem."""
+        """Return the job with this API's endpoint, where none is named. Raises UsageProblem."""
         if api is None:
             return self
         if api not in _ENDPOINTS:

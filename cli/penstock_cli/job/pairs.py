@@ -10,9 +10,10 @@ from penstock_cli.errors import UsageProblem
 
 
 def parse_pairs(flag: str, pairs: Sequence[str]) -> dict[str, Any]:
-    """``name=value`` pairs; a value that is JSON is taken as JSON, anything else as text.
+    """Read ``name=value`` pairs; a value that is JSON is taken as JSON, anything else as text.
 
-    Raises UsageProblem."""
+    Raises UsageProblem.
+    """
     values: dict[str, Any] = {}
     for pair in pairs:
         name, equals, text = pair.partition("=")

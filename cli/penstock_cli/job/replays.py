@@ -16,7 +16,7 @@ PROMPT = "prompt"
 
 
 def changes_in_force(feeds: Iterable[Feed]) -> dict[str, tuple[str, int]]:
-    """By field: what the replays have set it to, as text, and in which generation."""
+    """Return by field what the replays have set it to, as text, and in which generation."""
     force: dict[str, tuple[str, int]] = {}
     for feed in feeds:
         for name in feed.overrides.get("unset") or ():
@@ -29,7 +29,7 @@ def changes_in_force(feeds: Iterable[Feed]) -> dict[str, tuple[str, int]]:
 
 
 def say_in_force(force: Mapping[str, tuple[str, int]]) -> str:
-    """One sentence about them; empty where there are none."""
+    """Return one sentence about the changes; empty where there are none."""
     if not force:
         return ""
     listed = ", ".join(

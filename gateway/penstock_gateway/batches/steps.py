@@ -35,6 +35,7 @@ from penstock_ledger import (
     PenstockError,
 )
 from penstock_ledger.model import Job, JobState
+from penstock_ledger.reasons import By, Reason
 from penstock_producer import JobRefused, SourceError, SourceUnavailable, SpecError, TooManyBadRows
 from penstock_producer.reporting.advice import over_http
 
@@ -118,9 +119,11 @@ class Steps:
             return None  # which the submit says
 
     def _submitted(self, leased: LeasedBatch, path: str, model: str | None) -> Job | None:
-        """``model``: the one that all lines name; budget and prices are those of it.
+        """Submit the batch's file as a job; None for a file that is refused.
 
-        None for a file that is refused, which the batch says then."""
+        The batch says then what was refused. ``model`` is the one that all lines name; budget and
+        prices are those of it.
+        """
         batch, checks = leased.batch, LineChecks(self._settings, leased.batch.endpoint)
         left_s = max(LEAST_S, batch.expires_at - time.time())
         check = None if batch.of_anthropic else checks.check
@@ -160,8 +163,8 @@ class Steps:
             with contextlib.suppress(JobRefused):  # it has ended meanwhile
                 self._backend.operations.cancel(job, "cancelled by its caller")
         elif batch.expires_at <= time.time():
-            reason = f"{DEADLINE}: the batch is older than its window of {batch.window_s:g} s"
-            self._jobs.set_state(job.job_id, JobState.CANCELLING, reason=reason, expect=LIVE)
+            why = Reason(DEADLINE, By.CONTROL, {"window_s": batch.window_s})
+            self._jobs.set_state(job.job_id, JobState.CANCELLING, why=why, expect=LIVE)
 
     def _finish(self, leased: LeasedBatch, job: Job | None) -> None:
         if job is None:  # cancelled before it was one

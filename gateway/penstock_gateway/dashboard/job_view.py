@@ -16,14 +16,14 @@ from penstock_gateway.dashboard.workers_view import serve_again, start_of
 from penstock_gateway.for_tenants import shown_source, told_of, without_places
 from penstock_gateway.pages.chart import Chart, Part, parts, rate_chart
 from penstock_ledger import Job
-from penstock_ledger.pause import explain, in_words
+from penstock_ledger.reasons import explain, in_words
 from penstock_producer.job.lanes import has_own_model, packs
 from penstock_producer.reporting.advice import on_page
 from penstock_producer.reporting.engines import engines_line, engines_of
 from penstock_producer.reporting.feeders import feeders_line
 from penstock_producer.reporting.fixes import FIXES
 from penstock_producer.reporting.origin import from_job_line, started_by_line
-from penstock_producer.reporting.pauses import advice_for, pause_lines
+from penstock_producer.reporting.pauses import advice_for, pause_steps
 from penstock_producer.reporting.reasons import (
     Wait,
     cause_line,
@@ -234,8 +234,9 @@ def _paused(seen: JobSeenNow, now: float) -> Iterator[Note]:
     job = seen.job
     advice = advice_for(job.pause)
     if job.pause is None or not advice:
-        waits, _, command = " ".join(pause_lines(job, seen.in_state, now)).partition(":  ")
-        yield Note("warn", f"Paused: {_why(job)}", waits[:1].upper() + waits[1:], command)
+        (step,) = pause_steps(job, seen.in_state, now)
+        fix = f"{step.text[:1].upper()}{step.text[1:]}"
+        yield Note("warn", f"Paused: {_why(job)}", fix, step.command)
         return
     yield Note(
         "warn",
@@ -474,7 +475,7 @@ def _options(seen: JobSeenNow) -> list[tuple[str, str]]:
 
 
 def _option(value: object) -> str:
-    """As a job spec file has it."""
+    """Return a value as a job spec file has it."""
     if isinstance(value, float):
         return f"{value:.6g}"
     return (

@@ -28,7 +28,7 @@ class JobHead(NamedTuple):
 
 
 async def job_of(viewer: Viewer, name: str) -> Job:
-    """By its id, or by its key where that has no ``/``, as a batch's id is.
+    """Return a job by its id, or by its key where that has no ``/``, as a batch's id is.
 
     Raises Refused, with one text for a job that never was and for one of another tenant.
     """

@@ -24,7 +24,7 @@ _TENANTS_NAV: Final = (("jobs", "Jobs"), ("spending", "Spending"))
 def page(
     template: str, viewer: Viewer, request: Request, *, status: int = 200, **values: Any
 ) -> Response:
-    """``values`` are what the template shows."""
+    """Return a page; ``values`` are what the template shows."""
     text = rendered(
         template,
         theme=viewer.theme,

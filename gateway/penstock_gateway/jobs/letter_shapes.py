@@ -46,7 +46,7 @@ class Replayed(BaseModel):
     generation: int
     note: str | None = Field(
         None,
-        description="Of a batch: what becomes of its files, and where the new outcomes are read.",
+        description="What becomes of a batch's files, and where the new outcomes are read.",
     )
 
 
@@ -62,10 +62,12 @@ class LetterShown(BaseModel):
     calls: int
     status_code: int | None
     last_error: str
-    line: int | None = Field(description="Of the source, for a row that was refused at submit.")
+    line: int | None = Field(
+        description="The line in the source of a row that was refused at submit."
+    )
     created_at: float | None
     endpoint: str | None = Field(
-        default=None, description="Of its request, where that is not the job's."
+        default=None, description="The path of its request, where that is not the job's."
     )
 
 

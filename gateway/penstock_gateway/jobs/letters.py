@@ -47,12 +47,15 @@ async def list_letters(
     job: str,
     caller: Reader,
     reason: Annotated[
-        str | None, Query(min_length=1, max_length=200, description="Only those with this reason.")
+        str | None,
+        Query(min_length=1, max_length=200, description="Only dead letters with this reason."),
     ] = None,
     generation: Annotated[
         int | None,
         Query(
-            ge=1, le=2**31 - 1, description="Only those of this generation, replayed ones included."
+            ge=1,
+            le=2**31 - 1,
+            description="Only dead letters of this generation, replayed ones included.",
         ),
     ] = None,
     cursor: Annotated[
@@ -99,11 +102,12 @@ async def export_letters(
         ),
     ] = "errors",
     reason: Annotated[
-        str | None, Query(min_length=1, max_length=200, description="Only those with this reason.")
+        str | None,
+        Query(min_length=1, max_length=200, description="Only dead letters with this reason."),
     ] = None,
     after: Annotated[
         str | None,
-        Query(max_length=2_000, description="The cursor of the last line that you have."),
+        Query(max_length=2_000, description="The cursor of the last line that you have read."),
     ] = None,
     limit: Annotated[
         int | None, Query(ge=1, le=10**9, description="At most this many lines.")
@@ -178,9 +182,10 @@ def _fields(job: Job, letter: DeadLetter) -> dict[str, Any]:
 
 
 def _readable(body: bytes | None) -> Any:
-    """JSON as JSON, anything else as text, nothing as null.
+    """Return JSON as JSON, anything else as text, nothing as null.
 
-    JSON too deep to be written again is text as well."""
+    JSON too deep to be written again is text as well.
+    """
     if not body:
         return None
     try:

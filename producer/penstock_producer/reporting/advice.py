@@ -49,6 +49,7 @@ _ELSEWHERE: Final[Mapping[Command, tuple[str, str]]] = {
     Command.MIGRATE: ("an upgrade by the operator", "an upgrade by the operator"),
     Command.REPORT: ("GET /v1/jobs/JOB/report", "the report"),
     Command.RESULTS: ("GET /v1/jobs/JOB/results", "the results"),
+    Command.RESUME: ("POST /v1/jobs/JOB/resume", "resume"),
     Command.SCHEDULES: ("GET /v1/schedules", "the list of schedules"),
     Command.SERVE: ("another start of this server by the operator", "another start of this server"),
     Command.STATUS: ("GET /v1/jobs/JOB", "the page of the job"),

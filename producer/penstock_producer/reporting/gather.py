@@ -24,10 +24,13 @@ def gathered(
     counts: Counts | None = None,
     sizes: bool = False,
 ) -> Report:
-    """``sizes``: how long prompts were, for which every row of the job is read.
+    """Gather the report of a job from the ledger.
+
+    ``sizes``: how long prompts were, for which every row of the job is read.
 
     ``stats``: the counters of the job in Redis; empty where it does not run. ``seconds`` of work
-    where they were measured, ``counts`` where they were read just now."""
+    where they were measured, ``counts`` where they were read just now.
+    """
     outcomes = OutcomeStore(database)
     with database.one_read():
         return build(

@@ -32,7 +32,7 @@ def lane_line(moves: Sequence[LaneMove]) -> str | None:
 
 
 def lanes_of(moves: Iterable[LaneMove]) -> list[dict[str, Any]]:
-    """For JSON."""
+    """Return the moves for JSON."""
     return [
         {
             "at": move.at,

@@ -29,7 +29,7 @@ def from_job_line(job: Job) -> str:
 
 
 def started_by_line(job: Job) -> str:
-    """One sentence; empty for a job that was submitted by hand or by a service."""
+    """Return one sentence; empty for a job that was submitted by hand or by a service."""
     from penstock_producer.reporting.text import safe
     from penstock_producer.schedules.marks import started_by
 

@@ -2,30 +2,42 @@
 
 from __future__ import annotations
 
-import shlex
 import time
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
-from penstock_ledger.pause import Pause, StopCode
-from penstock_ledger.texts import SetOption
-from penstock_producer.prices.spent_budget import tenant_fix
-from penstock_producer.reporting.advice import Advice, as_flag, on_terminal
+from penstock_ledger.reasons import Code, Reason, StopCode
+from penstock_ledger.texts import Command, Run, SetOption
+from penstock_producer.prices.spent_budget import next_budget
+from penstock_producer.reporting.advice import Advice, as_flag, command_line, on_terminal
 from penstock_producer.reporting.fixes import FIXES
 from penstock_producer.reporting.text import duration
 
-__all__ = ["advice_for", "ends_by_itself", "pause_lines"]
+__all__ = ["Step", "advice_for", "ends_by_itself", "pause_lines", "pause_steps"]
 
 if TYPE_CHECKING:
     from penstock_ledger.model import Job
 
 _RESUMED: Final = "let it go on as it is: it stops for this again only where it gets clearly worse"
+_RAISE: Final = "raise the budget to what all documents are expected to cost, and some more"
 _OFF: Final = "let it go on, and never stop for this"
 COST_STEP: Final = 2.0  # times what a document costs now: a bound that is not met again at once
 
 
-def advice_for(pause: Pause | None) -> tuple[Advice, ...]:
-    """Return what to do about a pause, the cause first; nothing for pauses that are no data yet."""
-    if pause is None or pause.code not in set(StopCode):
+class Step(NamedTuple):
+    """One thing to do in a terminal; ``command`` is empty where words are all there is."""
+
+    text: str
+    command: str = ""
+
+
+def advice_for(pause: Reason | None) -> tuple[Advice, ...]:
+    """Return what to do about a pause, the cause first; nothing where its sentence says it all."""
+    if pause is None:
+        return ()
+    if pause.code == Code.BUDGET_EXHAUSTED and (enough := pause.number("enough_usd")) is not None:
+        budget_usd = int(enough) if enough.is_integer() else enough
+        return (Advice(_RAISE, SetOption("budget_usd", budget_usd)),)
+    if pause.code not in set(StopCode):
         return ()
     found = []
     if (fix := _fix_of(pause)) is not None:
@@ -42,7 +54,7 @@ def advice_for(pause: Pause | None) -> tuple[Advice, ...]:
     return (*found, Advice(_OFF, SetOption("stop_at_dead", "off")))
 
 
-def _fix_of(pause: Pause) -> str | None:
+def _fix_of(pause: Reason) -> str | None:
     """Return what to do about the commonest cause."""
     cause = pause.params.get("cause")
     return FIXES.get(cause.get("reason", "")) if isinstance(cause, dict) else None
@@ -58,19 +70,44 @@ def pause_lines(job: Job, option: str, now: float | None = None) -> list[str]:
 
     ``option`` is repeated in the command shown.
     """
+    return [
+        f"{one.text}:  {one.command}" if one.command else one.text
+        for one in pause_steps(job, option, now)
+    ]
+
+
+def pause_steps(job: Job, option: str, now: float | None = None) -> list[Step]:
+    """Return what to do about a paused job, each with its command; nothing of others."""
+    pause = job.pause
     if job.state != "paused":
         return []
-    if (fix := tenant_fix(job.reason)) is not None:  # resumed by hand it would find no room again
-        return [f"it goes on by itself once its tenant has a larger budget:  {fix}{option}"]
-    command = f"penstock resume {shlex.quote(job.job_key)}{option}"
-    if (found := advice_for(job.pause)) and job.resume_at is None:
+    if pause is not None and pause.code == Code.TENANT_BUDGET_EXHAUSTED:
+        # resumed by hand it would find no room again
+        waits = "it goes on by itself once its tenant has a larger budget"
+        return [Step(waits, f"{_larger(job, pause)}{option}")]
+    command = f"{command_line(Run(Command.RESUME, (job.job_key,)))}{option}"
+    if job.resume_at is not None:
+        left = max(0.0, job.resume_at - (time.time() if now is None else now))
+        at = time.strftime("%H:%M:%S", time.localtime(job.resume_at))
+        return [Step(f"it goes on by itself at {at} (in {duration(left)}); to go on now", command)]
+    found = advice_for(pause)
+    if pause is not None and pause.code == Code.BUDGET_EXHAUSTED and found:
+        (raised,) = found
+        raises = () if raised.action is None else (raised.action,)
+        resume = Run(Command.RESUME, (job.job_key, *raises))
+        return [Step(raised.text, f"{command_line(resume)}{option}")]
+    if found:
         advised = (f"what to do: {on_terminal(one.text)}{_flag(one)}" for one in found)
-        return [*advised, f"to go on:  {command}"]
-    if job.resume_at is None:
-        return [f"it waits for a person: remove the reason, then:  {command}"]
-    left = max(0.0, job.resume_at - (time.time() if now is None else now))
-    at = time.strftime("%H:%M:%S", time.localtime(job.resume_at))
-    return [f"it goes on by itself at {at} (in {duration(left)}); to go on now:  {command}"]
+        return [*map(Step, advised), Step("to go on", command)]
+    return [Step("it waits for a person: remove the reason, then", command)]
+
+
+def _larger(job: Job, pause: Reason) -> str:
+    """Return the command that gives the tenant of a job a larger budget."""
+    enough, tenant = pause.number("enough_usd"), str(job.spec.get("tenant", "TENANT"))
+    usd = "USD" if enough is None else next_budget(enough)
+    given = (SetOption("tenant", tenant), SetOption("budget_usd", usd))
+    return command_line(Run(Command.MAKE_KEY, ("NAME", *given)))
 
 
 def _flag(one: Advice) -> str:

@@ -28,7 +28,7 @@ from penstock_ledger import (
     open_database,
 )
 from penstock_ledger.model import DeadLetter, ItemKey, JobState
-from penstock_ledger.pause import Accepted, Pause, PausedBy, StopCode, explain
+from penstock_ledger.reasons import Accepted, By, Reason, StopCode, explain
 from penstock_ledger.sql.tables import jobs
 from penstock_ledger.stores.outcomes import OutcomeStore
 from penstock_producer import JobSpec, Producer, ProducerSettings
@@ -80,7 +80,9 @@ class House:
             made = make_attempt(f"doc-{number}", job_id=job_id, generation=generation)
             made.begun, made.calls = True, 1
             made.job = replace(made.job, awaited=awaited)
-            outcome: Retry | Dead = Retry(60.0, "schema_mismatch: the answer is\nno \ud83d \0 JSON")
+            outcome: Retry | Dead = Retry(
+                60.0, "schema_mismatch", "the answer is\nno \ud83d \0 JSON"
+            )
             if not refused:
                 outcome = Dead(
                     DeadLetter(made.key, "bad_request", 1, 1, "it is bad", 400, b"{}", None)
@@ -123,7 +125,7 @@ def test_a_job_is_paused_with_the_group_that_shows_it(house: House) -> None:
     assert job.pause is not None
     assert (job.pause.code, job.pause.by, job.reason) == (
         StopCode.MISSED,
-        PausedBy.STOP_LOSS,
+        By.STOP_LOSS,
         explain(job.pause),
     )
     params = job.pause.params
@@ -185,10 +187,9 @@ def test_a_release_without_the_column_pauses_and_resumes(house: House) -> None:
     house.database.write(
         lambda connection: connection.execute(old.values(state="paused", reason="out_of_credit: x"))
     )
-    assert (house.jobs.get(job_id).pause, house.jobs.get(job_id).reason) == (
-        None,
-        "out_of_credit: x",
-    )
+    job = house.jobs.get(job_id)
+    assert job.pause is not None
+    assert (job.pause.code, job.reason) == ("out_of_credit", "out_of_credit: x")
 
 
 def test_settling_a_group_again_counts_nothing_twice(house: House) -> None:
@@ -264,10 +265,8 @@ def test_http_and_the_page_show_the_pause_and_what_to_do(tmp_path: Path) -> None
             "examples": [example],
             "cause": {"reason": "schema_mismatch", "count": 80},
         }
-        pause = Pause(StopCode.MISSED, PausedBy.STOP_LOSS, params)
-        JobStore(database).set_state(
-            job_id, JobState.PAUSED, pause=pause, expect={JobState.RUNNING}
-        )
+        pause = Reason(StopCode.MISSED, By.STOP_LOSS, params)
+        JobStore(database).set_state(job_id, JobState.PAUSED, why=pause, expect={JobState.RUNNING})
         shown = api.get(f"/v1/jobs/{job_id}").json["pause"]
         assert {name: shown[name] for name in ("code", "by", "params")} == pause.to_json()
         assert shown["message"] == explain(pause)

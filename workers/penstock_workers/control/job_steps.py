@@ -53,8 +53,8 @@ from penstock_workers.control.lanes.facts import LaneFacts
 from penstock_workers.control.lanes.step import LaneChoices
 from penstock_workers.control.moves.known_moves import KnownMoves
 from penstock_workers.control.moves.leaving import Leaving
+from penstock_workers.errors import stop_reason
 from penstock_workers.failpoints import Failpoints
-from penstock_workers.lane_changes import is_lane_at_fault
 from penstock_workers.settings import WorkerSettings
 from penstock_workers.tracing import Tracing
 
@@ -207,9 +207,7 @@ class JobSteps:
         """Return whether a job that its lane has paused goes on in another one.
 
         Redis learns it now: a job that it still calls paused counts as resumed by a person."""
-        if not is_lane_at_fault(job.reason) or not self._lanes.leave(
-            job, self._specs.of(job), sum(seen.outstanding)
-        ):
+        if not self._lanes.leave(job, self._specs.of(job), sum(seen.outstanding)):
             return False
         self._hot.set_job_state(job.job_id, JobState.RUNNING)
         return True
@@ -268,7 +266,7 @@ class JobSteps:
             self._sinks.look(job, self._specs.of(job))
         except SinkGivenUp as error:
             log.error("job %s: %s", job.job_id, error)
-            self._states.move(job, JobState.PAUSED, str(error))
+            self._states.move(job, JobState.PAUSED, error.reason)
             return False
         return True
 
@@ -324,9 +322,9 @@ class JobSteps:
         try:
             yield
         except SourceUnavailable as error:
-            self._states.move(job, JobState.PAUSED, str(error))
+            self._states.move(job, JobState.PAUSED, stop_reason(error))
         except SourceError as error:
-            self._states.move(job, JobState.FAILED, str(error))
+            self._states.move(job, JobState.FAILED, stop_reason(error))
 
     def _reconcile(self, job: Job, led: LedFeed, outstanding: int) -> None:
         """Publish lost documents again.

@@ -6,7 +6,7 @@ import contextlib
 import logging
 import threading
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 
 from penstock_ledger import (
@@ -168,7 +168,9 @@ class Control:
         for job, of_job in sorted(in_turns, key=lambda of_round: self._steps.place(of_round[0])):
             self._step(job, of_job)
         self._rounds += 1
-        for lane in _lanes(live):
+        # all lanes while a job has moved: retries may wait where it was
+        lanes = LANES if any(job.moves for job, _ in live) else {job.lane for job, _ in live}
+        for lane in lanes:
             promoted = self._hot.promote(queue_name(lane), PROMOTE_MAX, longest_s=self._longest_s)
             self._counters.add("promoted", lane, promoted)
         self._counters.windows = self._steps.windows
@@ -256,13 +258,6 @@ class Control:
             self._failure_log.tell(
                 "control: the fleet's figures are missing", error, "they come back by themselves"
             )
-
-
-def _lanes(live: Sequence[LiveJob]) -> Collection[str]:
-    """Return the lanes that jobs are in.
-
-    They are all lanes while a job has moved: retries may wait where it was."""
-    return LANES if any(job.moves for job, _ in live) else {job.lane for job, _ in live}
 
 
 def _shovel_beside(settings: WorkerSettings) -> contextlib.AbstractContextManager[None]:

@@ -85,9 +85,10 @@ def address_of(where: str) -> Address:
 
 
 def _addressed(name: str | None, given: str) -> Address:
-    """``name``: of the variable that ``given`` was read from.
+    """Return the address in ``given``; ``name`` is the variable that it was read from.
 
-    Nothing of ``given`` is shown before it is taken apart."""
+    Nothing of ``given`` is shown before it is taken apart.
+    """
     from sqlalchemy import make_url
     from sqlalchemy.exc import ArgumentError
 
@@ -122,7 +123,7 @@ def _addressed(name: str | None, given: str) -> Address:
 
 
 def _chosen(name: str | None, url: URL, shown: str) -> Address:
-    """As the kind of database wants it."""
+    """Return the address as the kind of database wants it."""
     from penstock_producer.sources.databases.drivers import check_driver  # with SQLAlchemy
 
     backend = url.drivername.partition("+")[0]

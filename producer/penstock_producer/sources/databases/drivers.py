@@ -90,7 +90,10 @@ def check_driver(url: URL, shown: str) -> URL:
 
 
 def open_other(url: URL, timeout_s: float) -> Engine:
-    """Nothing is connected yet. ``timeout_s``: of one statement; 0 is without end."""
+    """Return an engine; nothing is connected yet.
+
+    ``timeout_s`` is that of one statement; 0 is without end.
+    """
     if url.get_backend_name() == DUCKDB:
         return _duckdb(url, timeout_s)
     waits: dict[str, Any] = {}
@@ -113,7 +116,7 @@ def open_other(url: URL, timeout_s: float) -> Engine:
 
 
 def _bound_mysql(connection: Any, timeout_s: float) -> None:
-    """Of MySQL and MariaDB, whose words for a time limit differ."""
+    """Set the time limit of MySQL and MariaDB, whose words for it differ."""
     with contextlib.closing(connection.cursor()) as cursor:
         cursor.execute("SELECT VERSION()")
         is_mariadb = "mariadb" in str(cursor.fetchone()[0]).lower()

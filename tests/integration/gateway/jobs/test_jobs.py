@@ -28,6 +28,7 @@ from penstock_gateway.jobs.watches import LISTENERS_MAX, Watches
 from penstock_gateway.refused import Refused
 from penstock_gateway.settings import GatewaySettings
 from penstock_ledger import (
+    BatchFailure,
     BatchTrouble,
     Database,
     DeadLetter,
@@ -135,7 +136,7 @@ def test_what_the_batches_of_a_job_wait_for_is_shown(
         "upload", "server_error", "HTTP 500: <b>out</b> of order", 500, 1_000.0, 7, 2_000.0
     )
     assert batches.step(led["waits"], "me", trouble=trouble.to_text())
-    assert batches.collected(led["lost"], "me", "batch_lost: gone", 2, 400)
+    assert batches.collected(led["lost"], "me", BatchFailure("batch_lost", "gone"), 2, 400)
     shown = api.get(f"/v1/jobs/{job_id}").json
     assert shown["batch_troubles"] == [{"provider": "default", "batches": 1, **trouble._asdict()}]
     assert shown["unread"] == {"answers": 2, "cost_usd": 0.0004}

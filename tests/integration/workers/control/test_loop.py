@@ -32,6 +32,7 @@ from penstock_ledger import (
 )
 from penstock_ledger import open_database as open_ledger
 from penstock_ledger.model import ItemKey, Job, JobState, Result
+from penstock_ledger.reasons import by_hand
 from penstock_ledger.sql.tables import feeds
 from penstock_producer import Producer, ProducerSettings
 from penstock_producer.settings import ProviderFacts
@@ -419,13 +420,17 @@ def test_a_pause_with_a_stated_end_is_over_by_itself(house: House) -> None:
     """A job that paused until a time goes on when it has come, whichever process ticks then, and
     lifts no hold (A2)."""
     job = house.submit(3)
-    paused: dict[str, Any] = {"reason": "the provider asks to wait", "expect": {JobState.RUNNING}}
+    paused: dict[str, Any] = {"why": by_hand("x"), "expect": {JobState.RUNNING}}
     house.jobs.set_state(job.job_id, JobState.PAUSED, **paused, resume_at=time.time() + 1000)
     hold_quota(house, "another job's account")
     house.control.tick()
     assert house.state(job) is JobState.PAUSED
     house.jobs.set_state(
-        job.job_id, JobState.PAUSED, reason="", expect={JobState.PAUSED}, resume_at=time.time() - 1
+        job.job_id,
+        JobState.PAUSED,
+        why=by_hand(""),
+        expect={JobState.PAUSED},
+        resume_at=time.time() - 1,
     )
     newly_started = Control(house.settings, house.database, house.hot, owner="after a restart")
     newly_started.tick()
@@ -443,7 +448,7 @@ def test_resuming_by_hand_ends_the_providers_pause(house: House, ends_in_s: floa
     job = house.submit(3)
     resume_at = None if ends_in_s is None else time.time() + ends_in_s
     house.jobs.set_state(
-        job.job_id, JobState.PAUSED, reason="", expect={JobState.RUNNING}, resume_at=resume_at
+        job.job_id, JobState.PAUSED, why=by_hand(""), expect={JobState.RUNNING}, resume_at=resume_at
     )
     hold_quota(house, "an empty wallet", pause_s=1000)
     house.control.tick()
@@ -457,7 +462,7 @@ def test_a_control_process_that_started_during_a_pause_lifts_the_hold(house: Hou
     old hold, though the dead one still has the lease of its feed (A2)."""
     job = house.submit(3)
     house.control.tick()
-    house.jobs.set_state(job.job_id, JobState.PAUSED, reason="", expect={JobState.RUNNING})
+    house.jobs.set_state(job.job_id, JobState.PAUSED, why=by_hand(""), expect={JobState.RUNNING})
     hold_quota(house, "an empty wallet")
     house.control.tick()
     house.jobs.set_state(job.job_id, JobState.RUNNING, expect={JobState.PAUSED})
@@ -476,7 +481,7 @@ def test_documents_of_a_resumed_job_come_back_after_the_hold_is_lifted(house: Ho
     parked = f"penstock:{job.job_id}:parked"
     while house.redis.rpoplpush(QUEUE, parked):
         pass
-    house.jobs.set_state(job.job_id, JobState.PAUSED, reason="", expect={JobState.RUNNING})
+    house.jobs.set_state(job.job_id, JobState.PAUSED, why=by_hand(""), expect={JobState.RUNNING})
     hold_quota(house, "an empty wallet")
     house.control.tick()
     other.tick()

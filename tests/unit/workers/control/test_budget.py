@@ -17,9 +17,11 @@ def stats(cost_usd: float, succeeded: int, dead: int = 0) -> dict[str, int]:
     ("spent", "under_way", "may"),
     [
         (stats(0, 0), 0, FIRST_DOCUMENTS),
+        ({}, 1, FIRST_DOCUMENTS - 1),
         (stats(0, 0), FIRST_DOCUMENTS, 0),
         (stats(0, 10), 15, 5),
         (stats(0.2, 100), 0, 200),
+        (stats(0.2, 100, dead=20), 0, 240),
         (stats(0.8, 100), 0, 25),
         (stats(0.8, 100), 15, 10),
         (stats(0.8, 100), 60, 0),
@@ -34,7 +36,7 @@ def test_no_more_is_fed_than_the_rest_of_the_budget_pays_for(
 ) -> None:
     """Of a budget of 1 USD: a few until a cost is known, then the rest at the mean; some more where
     all were refused (D15)."""
-    assert affordable(1.0 - spent["cost_microusd"] / MICROUSD, spent, under_way) == may
+    assert affordable(1.0 - spent.get("cost_microusd", 0) / MICROUSD, spent, under_way) == may
 
 
 def test_a_budget_is_overshot_by_the_scatter_of_costs_only() -> None:

@@ -26,8 +26,6 @@ def affordable(left_usd: float, stats: Mapping[str, int], under_way: int) -> int
 
     ``left_usd`` is the budget without what is spent."""
     mean = mean_cost(stats)
-    if mean is None:
-        return max(0, FIRST_DOCUMENTS - under_way)
     known = max(FIRST_DOCUMENTS, GROWTH * (stats.get("succeeded", 0) + stats.get("dead", 0)))
     # requests that are refused cost nothing, and say nothing
     paid_for = int(left_usd / mean + 1e-9) if mean else known

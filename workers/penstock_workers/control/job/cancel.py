@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 
 from penstock_ledger import (
     CANCEL_WAIT_S,
@@ -14,6 +15,7 @@ from penstock_ledger import (
     RedisLedger,
 )
 from penstock_ledger.model import Job, JobState
+from penstock_ledger.reasons import Reason, by_hand, explain
 from penstock_producer.errors import SourceError
 from penstock_producer.feed.leased_feed import write_off
 from penstock_producer.feed.wire import item_tag
@@ -66,11 +68,8 @@ class Cancelling:
             if any(not write_off(led.feeder, WRITE_OFF_MAX).exhausted for led in (*whole, *shards)):
                 return
         except SourceError as error:
-            reason = (
-                f"{job.reason}; documents that were not started have no dead letter, because "
-                f"{error}"
-            )
-            self._states.move(job, JobState.CANCELLED, reason)
+            also = f"documents that were not started have no dead letter, because {error}"
+            self._states.move(job, JobState.CANCELLED, _with_also(job, also))
             return
         except FeedLost:
             return  # another process leads now, or the feed was rewound; the next round shows which
@@ -101,7 +100,15 @@ class Cancelling:
         closed = self._balance.close(job)
         if closed is None:
             return  # read once more; the missing documents are written off then
-        reason = f"{job.reason}; {closed.reason}" if isinstance(closed, Unbalanced) else job.reason
+        why = job.why
+        if isinstance(closed, Unbalanced):
+            why = _with_also(job, explain(closed.reason))
         known = stats_from(self._outcomes.counts(job.job_id), self._hot.stats(job.job_id))
         self._hot.reset_stats(job.job_id, known)
-        self._states.move(job, JobState.CANCELLED, reason)
+        self._states.move(job, JobState.CANCELLED, why)
+
+
+def _with_also(job: Job, also: str) -> Reason:
+    """Return why the job is cancelled, and what came on top."""
+    why = job.why or by_hand("cancelled")
+    return replace(why, params={**why.params, "also": also})

@@ -8,6 +8,7 @@ from collections.abc import Collection
 from typing import Final
 
 from penstock_ledger import BatchesOpen, WorkerSeen
+from penstock_ledger.reasons import Reason, explain
 from penstock_ledger.redaction import redact
 from penstock_producer.feed.queues import missing_model, serving_of
 from penstock_producer.job.lanes import has_own_model, packs
@@ -81,9 +82,9 @@ def of_batches(batches: BatchesOpen, now: float) -> Trouble | None:
     )
 
 
-def of_pause(reason: str) -> Trouble:
-    """Return what is wrong with a lane that has paused the job with this reason."""
-    return Trouble("stuck", f"stands still ({_shown(reason)})")
+def of_pause(pause: Reason) -> Trouble:
+    """Return the trouble of the lane that has paused the job for this."""
+    return Trouble("stuck", f"stands still ({_shown(explain(pause))})")
 
 
 def _shown(text: str) -> str:

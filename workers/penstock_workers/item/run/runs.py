@@ -29,6 +29,7 @@ from typing import Final
 
 from penstock_ledger import Cause
 from penstock_ledger.log_lines import one_line
+from penstock_ledger.reasons import By, Code, Reason
 from penstock_ledger.texts import SetOption, SetSetting, Text
 from penstock_workers.item.attempt import Attempt
 from penstock_workers.item.failures import Failure, Reply, TurnedAway, refuses_format
@@ -98,7 +99,9 @@ class Causes:
             )
             for kind, cause in causes.items():
                 newer = self._fresh.get(kind)
-                self._fresh[kind] = cause if newer is None else _sum(cause, newer)
+                if newer is not None:
+                    cause = replace(newer, count=cause.count + newer.count, since=cause.since)
+                self._fresh[kind] = cause
 
     async def _run(self) -> None:
         while True:
@@ -124,10 +127,6 @@ class Causes:
             one_line(failure.detail[:LOGGED_CHARS]),
             more,
         )
-
-
-def _sum(earlier: Cause, newer: Cause) -> Cause:
-    return replace(newer, count=earlier.count + newer.count, since=earlier.since)
 
 
 PROVEN_WAIT_S: Final = 2.0
@@ -247,13 +246,13 @@ class Runs:
         """Raise TurnedAway, which pauses the job, unless the failure is the document's own."""
         assert isinstance(happened, Failure), "a reply is never in doubt"
         run = self._run(attempt)
-        run.fail(attempt.sent_at, _what(happened))
+        page = ", an HTML page" if happened.page else ""
+        run.fail(attempt.sent_at, f"{happened.status or 'none'} ({happened.name}{page})")
         if not run.is_long and attempt.sent_at > run.proven_at:
             await self._wait(run, attempt.sent_at)
         if not run.is_long or attempt.sent_at <= run.proven_at:
             return
-        why = f"{run.in_words()}; the last said: {happened.detail}; {_fix(attempt, happened)}"
-        raise TurnedAway(Parked(why, pauses=True))
+        raise TurnedAway(Parked(pauses=_alike(run, attempt, happened)))
 
     def close(self) -> None:
         """Release the documents that still wait here: the worker drains.
@@ -295,11 +294,6 @@ class Runs:
             del self._runs[oldest]
 
 
-def _what(failure: Failure) -> str:
-    page = ", an HTML page" if failure.page else ""
-    return f"{failure.status or 'none'} ({failure.name}{page})"
-
-
 def _is_format_refused(attempt: Attempt, failure: Failure) -> bool:
     """Return whether the job's own form is refused, so that no request is answered."""
     return (
@@ -308,13 +302,18 @@ def _is_format_refused(attempt: Attempt, failure: Failure) -> bool:
     )
 
 
-def _fix(attempt: Attempt, failure: Failure) -> str:
+def _alike(run: Run, attempt: Attempt, failure: Failure) -> Reason:
+    provider, url = attempt.job.spec.provider, attempt.job.provider.base_url
+    said = {
+        "detail": f"{run.in_words()}; the last said: {failure.detail}",
+        "failure": failure.name,
+        "provider": provider,
+    }
     if _is_format_refused(attempt, failure):
-        return other_format(attempt.job.spec.provider)
-    return (
-        f"{to_check(failure.name, attempt.job.spec.provider, attempt.job.provider.base_url)}, then "
-        "resume"
-    )
+        fix = {"fix": other_format(provider)}
+        return Reason(Code.FORMAT_REFUSED, By.PROVIDER, said | fix)
+    fix = {"fix": f"{to_check(failure.name, provider, url)}, then resume"}
+    return Reason(Code.ANSWERS_ALIKE, By.PROVIDER, said | fix)
 
 
 def other_format(provider: str) -> str:

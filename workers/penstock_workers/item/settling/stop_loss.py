@@ -16,12 +16,12 @@ from typing import Any, Final, NamedTuple
 from penstock_ledger import JobStore, Lately, RedisLedger, storable
 from penstock_ledger.log_lines import one_line
 from penstock_ledger.model import JobState
-from penstock_ledger.pause import (
+from penstock_ledger.reasons import (
     ACCEPTED_NOTHING,
     EXAMPLE_CHARS,
     Accepted,
-    Pause,
-    PausedBy,
+    By,
+    Reason,
     StopCode,
     explain,
 )
@@ -29,7 +29,6 @@ from penstock_ledger.redaction import redact
 from penstock_producer.job.spec import JobSpec
 from penstock_workers.item.attempt import Attempt, Settled
 from penstock_workers.item.outcome import Dead, Outcome, Retry
-from penstock_workers.item.settling.rows import reason_of
 
 log = logging.getLogger(__name__)
 
@@ -159,12 +158,12 @@ class StopLoss:
         stop = decide(lately, Bounds.of(spec), accepted or ACCEPTED_NOTHING)
         if stop is None:
             return
-        pause = Pause(
+        pause = Reason(
             stop.code,
-            PausedBy.STOP_LOSS,
+            By.STOP_LOSS,
             self._params(job_id, generation, stop, lately, Bounds.of(spec)),
         )
-        if self._jobs.set_state(job_id, JobState.PAUSED, pause=pause, expect={JobState.RUNNING}):
+        if self._jobs.set_state(job_id, JobState.PAUSED, why=pause, expect={JobState.RUNNING}):
             self._hot.set_job_state(job_id, JobState.PAUSED)
             log.error("job %s is paused: %s", job_id, explain(pause))
 
@@ -230,8 +229,8 @@ def _failure_of(outcome: Outcome) -> tuple[str, str] | None:
     """Return the name of a failure that counts here, and what was said of it."""
     if isinstance(outcome, Dead):
         return outcome.letter.reason, outcome.letter.last_error
-    if isinstance(outcome, Retry) and reason_of(outcome) in REFUSED:
-        return reason_of(outcome), outcome.error.partition(": ")[2]
+    if isinstance(outcome, Retry) and outcome.name in REFUSED:
+        return outcome.name, outcome.detail
     return None
 
 

@@ -10,12 +10,13 @@ import orjson
 import pytest
 from attempts import BODY, make_attempt
 
+from penstock_ledger.reasons import explain
 from penstock_producer.feed.wire import SPENT_HEADER
 from penstock_ratelimit import Signal
 from penstock_workers.item.attempt import Attempt, Settled
 from penstock_workers.item.deliveries import Delivery
 from penstock_workers.item.failures import Failure, Reply
-from penstock_workers.item.outcome import Dead, Done, Parked, Retry
+from penstock_workers.item.outcome import Dead, Done, Parked, Released, Retry
 from penstock_workers.item.run.fates import RetryPolicy, decide
 from penstock_workers.item.settling.records import _batch
 from penstock_workers.item.spent import Spent
@@ -135,7 +136,7 @@ def test_waiting_for_capacity_never_costs_an_attempt() -> None:
     jitter more."""
     outcome = decide(attempt(retries=3), throttled(7.0), POLICY)
     assert outcome == Retry(
-        7.0 + 8.0, "rate_limited: says the provider", counted=False, rate_limited=True
+        7.0 + 8.0, "rate_limited", "says the provider", counted=False, rate_limited=True
     )
 
 
@@ -143,8 +144,8 @@ def test_a_very_long_retry_after_pauses_the_job() -> None:
     """A provider that asks for an hour is shown to the operator, not waited for in silence."""
     outcome = decide(attempt(), throttled(3600.0), POLICY)
     assert isinstance(outcome, Parked)
-    assert outcome.pauses
-    assert "3600 s" in outcome.why
+    assert outcome.pauses is not None
+    assert "3600 s" in explain(outcome.pauses)
 
 
 def test_a_pause_for_the_provider_knows_its_end() -> None:
@@ -170,8 +171,8 @@ def test_account_trouble_pauses_the_job_and_keeps_the_item(name: str) -> None:
     """No item would fare better with a wrong key, so none is killed; the reason says what to do."""
     outcome = decide(attempt(), failed(name, 401), POLICY)
     assert isinstance(outcome, Parked)
-    assert outcome.pauses
-    assert "resume" in outcome.why
+    assert outcome.pauses is not None
+    assert "resume" in explain(outcome.pauses)
 
 
 @pytest.mark.parametrize("name", ["forbidden", "foreign_page"])
@@ -224,3 +225,19 @@ def test_what_the_provider_calls_hopeless_is_not_sent_again() -> None:
     """`x-should-retry: false` on a failure that would be retried makes it the last."""
     hopeless = replace(failed("server_error"), final=True)
     assert isinstance(decide(attempt(), hopeless, POLICY), Dead)
+
+
+def test_an_item_whose_engine_died_goes_back_and_counts_as_a_crash() -> None:
+    """Another worker takes it, and what kills engines again and again is found out by that count."""
+    outcome = decide(attempt(), failed("engine_died", None), POLICY)
+    assert isinstance(outcome, Released)
+    assert outcome.crashed
+
+
+def test_the_waits_that_the_docs_argue_for_are_the_defaults() -> None:
+    """A second, then twice as long each time, at most a minute; a provider may ask for a quarter
+    of an hour before the job pauses (docs/decisions.md, "Backoff")."""
+    usual = RetryPolicy(rng=Highest())
+    assert [usual.wait_s(tries, None) for tries in (0, 1, 20)] == [1.0, 2.0, 60.0]
+    assert isinstance(decide(attempt(), throttled(900.0), usual), Retry)
+    assert isinstance(decide(attempt(), throttled(901.0), usual), Parked)
