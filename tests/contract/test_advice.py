@@ -14,7 +14,16 @@ import pytest
 from typer.main import get_command
 
 from penstock_cli.main import command_line
-from penstock_ledger.texts import Command, Replay, Run, SetOption, SetParam, SetSetting, Text
+from penstock_ledger.texts import (
+    Action,
+    Command,
+    Replay,
+    Run,
+    SetOption,
+    SetParam,
+    SetSetting,
+    Text,
+)
 from penstock_producer.job.options import OPTIONS
 from penstock_producer.reporting.advice import on_page, on_terminal, over_http
 from penstock_producer.reporting.fixes import FIXES
@@ -136,7 +145,7 @@ def test_what_texts_name_exists(penstock: Any) -> None:
                 found = found.commands[word]
 
 
-ACTIONS: Final = (
+ACTIONS: Final[tuple[Action, ...]] = (
     *(SetOption(field) for field in OPTIONS),
     *(SetOption(field, "value") for field in OPTIONS),
     SetParam("max_tokens"),
