@@ -48,6 +48,7 @@ INTERNAL_SURFACE = {
         "redaction",
         "schedule",
         "sql.postgres",
+        "texts",
         "vectors",
     },
     "penstock_producer": {
@@ -92,6 +93,7 @@ INTERNAL_SURFACE = {
         "prices.token_prices",
         "refusals",
         "reporting.account",
+        "reporting.advice",
         "reporting.batches",
         "reporting.engines",
         "reporting.changes",
@@ -109,7 +111,6 @@ INTERNAL_SURFACE = {
         "reporting.pauses",
         "reporting.prices",
         "reporting.reasons",
-        "reporting.surfaces",
         "reporting.text",
         "reporting.words",
         "rows",

@@ -37,6 +37,7 @@ from penstock_ledger import (
 from penstock_ledger.model import Job, JobState
 from penstock_ledger.reasons import By, Reason
 from penstock_producer import JobRefused, SourceError, SourceUnavailable, SpecError, TooManyBadRows
+from penstock_producer.reporting.advice import over_http
 
 __all__ = ["BatchStates", "Steps", "Stopped"]
 
@@ -147,7 +148,7 @@ class Steps:
                 {
                     "code": error.problems[0].code,
                     "line": None,
-                    "message": error.public_message,
+                    "message": over_http(error.public_message),
                     "param": None,
                 }
             ]

@@ -20,12 +20,13 @@ from penstock_ledger.reasons import (
     stored_reason,
     without_secrets,
 )
+from penstock_ledger.texts import SetOption
 from penstock_producer.prices.spent_budget import (
     is_budget_spent,
     spent_budget,
     spent_tenant_budget,
 )
-from penstock_producer.reporting.pauses import SetOption, advice_for, pause_steps
+from penstock_producer.reporting.pauses import advice_for, pause_steps
 
 SHARE = {"generation": 1, "bad": 97, "of": 100, "failing": 0.97, "usd_per_doc": 0.002}
 SAID = {"detail": "what was reported"}
