@@ -136,7 +136,7 @@ def mend_replays(connection: Connection, job_id: str) -> None:
 def mend_retries(connection: Connection, job_id: str) -> None:
     """Take out what was noted of attempts whose outcomes the release before has stored.
 
-    Their messages told it that they were paid for, and it knows of no notes. Where an outcome says
+    Their messages say that they were paid for, and it knows of no notes. Where an outcome says
     fewer calls, its message had forgotten them."""
     notes = (
         select(
