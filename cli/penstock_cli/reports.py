@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING, Final
 from penstock_cli.errors import EXIT_DEAD_LETTERS, EXIT_FAILED, EXIT_OK, UsageProblem
 from penstock_cli.files import STDOUT, write_lines
 from penstock_ledger.lone_surrogates import replace_surrogates
-from penstock_producer.reporting.account import Report
+from penstock_producer.reporting.account import Report, gathered
 from penstock_producer.reporting.course import course_of
 from penstock_producer.reporting.forms.plain import effort, headline, plain_text
-from penstock_producer.reporting.gather import gathered
 from penstock_producer.reporting.text import argument, count, safe
 
 if TYPE_CHECKING:

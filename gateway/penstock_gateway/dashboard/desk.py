@@ -46,10 +46,9 @@ from penstock_ledger import (
 )
 from penstock_producer.feed.queues import queue_name
 from penstock_producer.job.lanes import packs
-from penstock_producer.reporting.account import Report
+from penstock_producer.reporting.account import Report, gathered
 from penstock_producer.reporting.batches import batch_troubles, batches_line
 from penstock_producer.reporting.course import Course
-from penstock_producer.reporting.gather import gathered
 from penstock_producer.reporting.reasons import Wait, standing_of, waits
 
 __all__ = ["Desk", "JobSeenNow", "desk_of", "in_state_of"]

@@ -19,9 +19,8 @@ from penstock_ledger import Job
 from penstock_ledger.pause import explain, in_words
 from penstock_producer.job.lanes import has_own_model, packs
 from penstock_producer.reporting.engines import engines_line, engines_of
-from penstock_producer.reporting.feeders import feeders_line
 from penstock_producer.reporting.fixes import FIXES
-from penstock_producer.reporting.origin import from_job_line, started_by_line
+from penstock_producer.reporting.origin import feeders_line, from_job_line, started_by_line
 from penstock_producer.reporting.pauses import advice_for, pause_lines
 from penstock_producer.reporting.reasons import (
     Wait,

@@ -28,7 +28,7 @@ from dataclasses import replace
 from typing import Final
 
 from penstock_ledger import Cause
-from penstock_ledger.log_lines import one_line
+from penstock_ledger.redaction import one_line
 from penstock_workers.item.attempt import Attempt
 from penstock_workers.item.failures import Failure, Reply, TurnedAway, refuses_format
 from penstock_workers.item.outcome import Parked

@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final, NamedTuple
 
 from penstock_ledger import JobStore, Lately, RedisLedger, storable
-from penstock_ledger.log_lines import one_line
 from penstock_ledger.model import JobState
 from penstock_ledger.pause import (
     ACCEPTED_NOTHING,
@@ -25,7 +24,7 @@ from penstock_ledger.pause import (
     StopCode,
     explain,
 )
-from penstock_ledger.redaction import redact
+from penstock_ledger.redaction import one_line, redact
 from penstock_producer.job.spec import JobSpec
 from penstock_workers.item.attempt import Attempt, Settled
 from penstock_workers.item.outcome import Dead, Outcome, Retry

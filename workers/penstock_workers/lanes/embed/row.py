@@ -16,8 +16,7 @@ from penstock_producer.feed.queues import Served
 from penstock_workers.errors import ModelMissing, PackageMissing
 from penstock_workers.failpoints import Failpoints
 from penstock_workers.lanes import machine
-from penstock_workers.lanes.embed.models import model_folder
-from penstock_workers.lanes.embed.settings import EmbedSettings
+from penstock_workers.lanes.embed.settings import EmbedSettings, model_folder
 from penstock_workers.lanes.gpu.inspection import status_of
 from penstock_workers.lanes.row import Gauge, LaneFinding, LaneRow
 from penstock_workers.metrics import catalogue
