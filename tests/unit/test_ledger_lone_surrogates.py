@@ -10,17 +10,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from penstock_ledger.log_lines import one_line
 from penstock_ledger.lone_surrogates import (
     REPLACED_MAX,
     dump_json,
-    json_text,
     parse_json,
     replace_escaped_surrogates,
     replace_surrogates,
-    storable,
 )
 from penstock_ledger.model import ItemKey, Result
-from penstock_ledger.redaction import one_line
+from penstock_ledger.stored_values import json_text, storable
 
 PIECES = st.sampled_from(
     [

@@ -284,7 +284,7 @@ def run_again(ledger: Books, job: Job) -> str:
 
 def _overrides(set_fields: list[str], unset: list[str], edit_prompt: str | None) -> dict[str, Any]:
     """Return what a replay changes. Raises UsageProblem."""
-    from penstock_cli.job.flags import parse_pairs
+    from penstock_cli.job.given import parse_pairs
 
     given = {
         "set": parse_pairs("--set", set_fields) if set_fields else None,
