@@ -51,19 +51,13 @@ def show(
     files: Mapping[str, str] | None = None,
 ) -> None:
     """Print the report: shares, reasons of the dead letters, what it took, where the files are."""
-    from rich.table import Table
     from rich.text import Text
 
     console.print(Text.assemble(*headline(report)))
     if report.dead:
-        table = Table(
-            "dead letters",
-            "reason",
-            box=None,
-            pad_edge=False,
-            padding=(0, 3, 0, 0),
-            header_style="dim",
-        )
+        from penstock_cli.show.terminal import plain_table
+
+        table = plain_table("dead letters", "reason")
         for reason, number in report.dead_by_reason.items():
             table.add_row(Text(count(number), justify="right"), Text(safe(reason)))
         console.print(table)

@@ -19,6 +19,13 @@ if TYPE_CHECKING:
     from penstock_ledger import Spending
     from penstock_producer.reporting.prices import Money
 
+Output = Annotated[
+    str | None,
+    typer.Option(
+        "--output", "-o", metavar="FILE", help="A file, s3://bucket/key, or - for standard output."
+    ),
+]
+
 
 def report(
     job: options.JobName,
@@ -29,15 +36,7 @@ def report(
             "--format", metavar="F", help="text, json, markdown or html; by default as FILE ends."
         ),
     ] = "",
-    output: Annotated[
-        str | None,
-        typer.Option(
-            "--output",
-            "-o",
-            metavar="FILE",
-            help="A file, s3://bucket/key, or - for standard output.",
-        ),
-    ] = None,
+    output: Output = None,
     state: options.StateOption = None,
 ) -> None:
     """Show what became of a job.
@@ -64,15 +63,7 @@ def report(
 
 def results(
     job: options.JobName,
-    output: Annotated[
-        str | None,
-        typer.Option(
-            "--output",
-            "-o",
-            metavar="FILE",
-            help="A file, s3://bucket/key, or - for standard output.",
-        ),
-    ] = None,
+    output: Output = None,
     output_format: options.OutputFormat = None,
     partial: Annotated[
         bool,
